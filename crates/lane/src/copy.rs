@@ -18,7 +18,7 @@ use chronicle::{BlockSize, LayeredBitmap};
 use futures_channel::mpsc;
 use futures_util::future::{Either, select};
 use migration::VolumeIndex;
-use migration::strategy::{Route, SourceFault, Strategy, TargetFault, VolumeAction, VolumeEvent, WriteId};
+use migration::strategy::{Copying, Route, SourceFault, TargetFault, VolumeAction, VolumeEvent, WriteId};
 
 use crate::driver::{Event, Replica, TargetContent};
 use crate::mover;
@@ -36,7 +36,7 @@ pub struct VolumeCopy {
     source: Rc<dyn BlockDevice>,
     target: Replica,
     buffers: BufferPool,
-    strategy: RefCell<Box<dyn Strategy>>,
+    machine: RefCell<Copying>,
     next_write: Cell<u64>,
     /// Writes that wait for the strategy's word.
     tickets: RefCell<BTreeMap<WriteId, Rc<TicketState>>>,
@@ -85,7 +85,7 @@ impl VolumeCopy {
         source: Rc<dyn BlockDevice>,
         target: Replica,
         buffers: BufferPool,
-        strategy: Box<dyn Strategy>,
+        machine: Copying,
         notices: mpsc::UnboundedSender<Event>,
     ) -> Rc<Self> {
         let copy = Rc::new_cyclic(|me| Self {
@@ -95,7 +95,7 @@ impl VolumeCopy {
             source,
             target,
             buffers,
-            strategy: RefCell::new(strategy),
+            machine: RefCell::new(machine),
             next_write: Cell::new(0),
             tickets: RefCell::default(),
             notices,
@@ -178,8 +178,8 @@ impl VolumeCopy {
     }
 
     /// Looks at the strategy, for progress.
-    pub(crate) fn with_strategy<T>(&self, look: impl FnOnce(&mut dyn Strategy) -> T) -> T {
-        look(&mut **self.strategy.borrow_mut())
+    pub(crate) fn with_machine<T>(&self, look: impl FnOnce(&mut Copying) -> T) -> T {
+        look(&mut self.machine.borrow_mut())
     }
 
     /// Announces a guest write to the strategy.
@@ -199,7 +199,7 @@ impl VolumeCopy {
 
     /// Tells the strategy what happened and does what it says.
     pub(crate) fn event(&self, event: VolumeEvent) {
-        self.strategy.borrow_mut().handle_event(self.handle.now(), event);
+        self.machine.borrow_mut().handle_event(self.handle.now(), event);
         self.drain();
     }
 
@@ -242,7 +242,7 @@ impl VolumeCopy {
 
     /// Changes the mover's rate limit.
     pub(crate) fn set_bandwidth(&self, bytes_per_second: Option<u64>) {
-        self.strategy.borrow_mut().set_bandwidth(self.handle.now(), bytes_per_second);
+        self.machine.borrow_mut().set_bandwidth(self.handle.now(), bytes_per_second);
         self.drain();
     }
 }
@@ -252,7 +252,7 @@ impl VolumeCopy {
     fn drain(&self) {
         loop {
             // Borrowed for the poll only: what is done may bring the next event.
-            let action = self.strategy.borrow_mut().poll_action();
+            let action = self.machine.borrow_mut().poll_action();
             let Some(action) = action else { break };
             self.carry_out(action);
         }
@@ -301,7 +301,7 @@ impl VolumeCopy {
     /// Makes sure that the timer task wakes up in time. Waking up too early is harmless, so a deadline that has moved
     /// away costs nothing here.
     fn arm_timer(&self) {
-        let Some((deadline, _)) = self.strategy.borrow().poll_timeout() else { return };
+        let Some((deadline, _)) = self.machine.borrow().poll_timeout() else { return };
         if self.timer.armed.get().is_none_or(|armed| deadline < armed) {
             self.timer.armed.set(Some(deadline));
             self.timer.changed.notify();
@@ -321,7 +321,7 @@ impl VolumeCopy {
                     let sleep = std::pin::pin!(self.handle.sleep_until(deadline));
                     if let Either::Left(_) = select(sleep, std::pin::pin!(changed)).await {
                         self.timer.armed.set(None);
-                        self.strategy.borrow_mut().handle_timeout(self.handle.now());
+                        self.machine.borrow_mut().handle_timeout(self.handle.now());
                         self.drain();
                     }
                 }

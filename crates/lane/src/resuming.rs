@@ -63,7 +63,7 @@ pub async fn remember(
             copy.event(VolumeEvent::FlushWanted);
         }
         handle.sleep(interval / FLUSH_PART).await;
-        let lacking = || volume.copy()?.with_strategy(|strategy| strategy.lacking());
+        let lacking = || volume.copy()?.with_machine(|machine| machine.lacking());
         let (generation, store) = (volume.generation(), volume.store_for_us());
         if let Err(error) = volume.chronicler().refer_to(of, generation, Some(&*store), lacking).await {
             warn!(%migration, %error, "how far the copying is cannot be kept; a restart would begin again");

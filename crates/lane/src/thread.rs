@@ -23,7 +23,7 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, join_all, select};
 use migration::journal::Outcome;
 use migration::stay::Beginning;
-use migration::strategy::Acknowledgement;
+use migration::strategy::Strategy;
 use migration::{MigrationId, PacingSettings, VolumeId};
 use tracing::{info, warn};
 
@@ -336,7 +336,7 @@ impl Lane {
                 ..PacingSettings::default()
             },
             limits: TimeLimits { mirror_wait_max: self.settings.mirror_wait_max, ..TimeLimits::default() },
-            acknowledgement: Acknowledgement::BothStores,
+            strategy: Strategy::Mirror,
             moves: order.moves,
         };
         let control = self.begin_recording(order.migration);

@@ -17,7 +17,7 @@ use lane::{
 };
 use migration::journal::{ImageLocation, Outcome, Record};
 use migration::recovery::Retirement;
-use migration::strategy::Acknowledgement;
+use migration::strategy::Strategy;
 use migration::{CommitFault, MigrationId, PacingSettings, VolumeId};
 
 const SIZE: u64 = 64 << 20;
@@ -84,7 +84,7 @@ impl Bench {
             keep_source: false,
             pacing: PacingSettings::default(),
             limits: TimeLimits::default(),
-            acknowledgement: Acknowledgement::BothStores,
+            strategy: Strategy::Mirror,
             moves: migration::source::Moves::Volumes,
         };
         let control = Rc::clone(&self.control) as Rc<dyn Control>;

@@ -4,8 +4,8 @@
 //!                     guest writes                          target's answers
 //!                         │                                       │
 //!    ┌────────────────────▼─────────────┐        ┌────────────────▼──────┐
-//!    │ Strategy (Mirror), one a volume  │        │ Target                │
-//!    │   block states, pacing           │        │   prepared, owner     │
+//!    │ Copying, one a volume: an engine │        │ Target                │
+//!    │   and the strategy's policy      │        │   prepared, owner     │
 //!    └────────────┬─────────────────────┘        └────────────▲──────────┘
 //!         synchronised│  ▲ gate                               │ PREPARE, COMMIT, …
 //!    ┌────────────────▼──┴──────────────────────────────────────────────┐

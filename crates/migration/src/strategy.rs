@@ -1,59 +1,44 @@
 //! How a volume's replica at the target is brought up to date: one machine a volume, one file a strategy.
 //!
-//! A strategy is told of every guest write and says where it goes; it says which chunks to copy and is told how that
+//! ```text
+//!                    ┌───────────── Copying ─────────────┐
+//!   VolumeEvent ────►│  Engine ◄── decisions ── Policy   │────► VolumeAction
+//!                    │  the same for all        mirror.rs, asynchronous.rs
+//!                    └───────────────────────────────────┘
+//! ```
+//! A [`Copying`] is told of every guest write and says where it goes; it says which chunks to copy and is told how that
 //! went. It reports when the replica could be handed over to ([`VolumeAction::Synchronised`]); the handover itself
 //! is [`crate::source`]'s.
 
-mod chunks;
-mod drain;
-mod meter;
+mod asynchronous;
+mod copying;
+mod engine;
 mod mirror;
-mod replica;
-mod tally;
-mod values;
-mod writes;
+mod policy;
 
 use std::time::Duration;
 
-use chronicle::{ByteRange, LayeredBitmap};
+use chronicle::ByteRange;
 
-pub use mirror::{Acknowledgement, Mirror, MirrorSettings};
-pub use tally::Tally;
+pub use copying::{Copying, CopyingSettings};
+pub use engine::Tally;
 
-use crate::handover::source::Costs;
 use crate::journal::FailureCode;
-use crate::progress::VolumeProgress;
 
-/// Brings one volume's replica up to date.
-///
-/// It is driven as every machine of the core is: an event or the time goes in, then all actions are taken before anything
-/// else is told.
-pub trait Strategy {
-    /// Takes what happened. An event that does not fit (an answer to something unknown) changes nothing.
-    fn handle_event(&mut self, now: Duration, event: VolumeEvent);
-
-    /// Does what is due.
-    fn handle_timeout(&mut self, now: Duration);
-
-    /// The next thing to be done.
-    fn poll_action(&mut self) -> Option<VolumeAction>;
-
-    /// When `handle_timeout` is to be called, at the latest, and what is waited for.
-    fn poll_timeout(&self) -> Option<(Duration, &'static str)>;
-
-    /// Changes the rate limit of what is copied.
-    fn set_bandwidth(&mut self, now: Duration, bytes_per_second: Option<u64>);
-
-    /// Everything that the target lacks if both hosts lose at this instant what is not durable: what is missing, in
-    /// flight, not confirmed to be durable there, or being written. `None` while it is not known, and during a try at
-    /// the handover: nothing more is asked of the source's store then.
-    fn lacking(&self) -> Option<LayeredBitmap>;
-
-    /// What it has cost so far.
-    fn costs(&self) -> Costs;
-
-    /// How far it is.
-    fn progress(&mut self, now: Duration) -> VolumeProgress;
+/// By which policy a replica is brought up to date, and what that alone is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Strategy {
+    /// One pass, and writes behind it go to both stores, which both acknowledge them: as on one host.
+    Mirror,
+    /// The same, but the source alone acknowledges writes: a target at another host, as far away as it may be.
+    AsynchronousMirror {
+        /// Bytes of guest writes that may be on their way to the target; beyond it their blocks become missing.
+        buffer_bytes_max: u64,
+        /// How long what is left may take to arrive behind closed gates: with a busy guest not less than a round trip
+        /// and some, for so much is always on its way. A try at the handover has to be allowed that, and one and a half
+        /// round trips, a flush and two commits besides (hard case 27).
+        drain_max: Duration,
+    },
 }
 
 /// A guest write (or discard, or zeroing), named by the lane while it is in flight.

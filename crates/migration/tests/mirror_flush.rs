@@ -7,8 +7,7 @@ use std::time::Duration;
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::strategy::{
-    Acknowledgement, Copied, FlushId, Mirror, MirrorSettings, Strategy, TargetFault, VolumeAction,
-    VolumeEvent,
+    Copied, Copying, CopyingSettings, FlushId, Strategy, TargetFault, VolumeAction, VolumeEvent,
 };
 
 const BYTES: u64 = 1 << 20;
@@ -18,21 +17,23 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 /// A mirror, and the time that it is told.
 struct Scene {
-    mirror: Mirror,
+    mirror: Copying,
     now: Duration,
 }
 
 impl Scene {
     /// A mirror that has copied everything and waits for the flush that is returned.
-    fn copied(acknowledgement: Acknowledgement) -> (Self, FlushId) {
-        let mirror = Mirror::new(MirrorSettings {
-            block_size: BlockSize::new(4096).unwrap(),
-            size_bytes: BYTES,
-            pacing: PacingSettings::default(),
-            wait_max: Duration::from_secs(1),
-            no_progress_max: Duration::from_secs(300),
-            acknowledgement,
-        });
+    fn copied(strategy: Strategy) -> (Self, FlushId) {
+        let mirror = Copying::new(
+            CopyingSettings {
+                block_size: BlockSize::new(4096).unwrap(),
+                size_bytes: BYTES,
+                pacing: PacingSettings::default(),
+                wait_max: Duration::from_secs(1),
+                no_progress_max: Duration::from_secs(300),
+            },
+            strategy,
+        );
         let mut scene = Self { mirror, now: PAUSE };
         scene.tell(VolumeEvent::Allocated(ByteRange::new(0, BYTES)));
         scene.tell(VolumeEvent::AllocationKnown);
@@ -75,14 +76,14 @@ impl Scene {
     }
 }
 
-fn source_alone() -> Acknowledgement {
-    Acknowledgement::Source { buffer_bytes_max: 64 << 20, drain_max: Duration::from_millis(250) }
+fn source_alone() -> Strategy {
+    Strategy::AsynchronousMirror { buffer_bytes_max: 64 << 20, drain_max: Duration::from_millis(250) }
 }
 
 #[test]
 fn what_a_failed_flush_may_have_lost_is_copied_again() {
-    for acknowledgement in [Acknowledgement::BothStores, source_alone()] {
-        let (mut scene, flush) = Scene::copied(acknowledgement);
+    for strategy in [Strategy::Mirror, source_alone()] {
+        let (mut scene, flush) = Scene::copied(strategy);
         scene.flushed(flush, Err(TargetFault::Error));
         assert_eq!(scene.mirror.blocks_remaining(), BLOCKS);
         scene.pause();
@@ -97,7 +98,7 @@ fn what_a_failed_flush_may_have_lost_is_copied_again() {
 
 #[test]
 fn what_was_on_its_way_when_a_flush_failed_is_copied_again_although_it_is_answered() {
-    let (mut scene, flush) = Scene::copied(Acknowledgement::BothStores);
+    let (mut scene, flush) = Scene::copied(Strategy::Mirror);
     scene.tell(VolumeEvent::Allocated(ByteRange::new(0, 4096)));
     let Some(VolumeAction::Copy { chunk, range }) = scene.mirror.poll_action() else {
         panic!("nothing is copied")
@@ -110,8 +111,8 @@ fn what_was_on_its_way_when_a_flush_failed_is_copied_again_although_it_is_answer
 
 #[test]
 fn after_a_try_that_was_given_up_the_target_is_asked_whether_a_flush_of_its_own_has_failed() {
-    for acknowledgement in [Acknowledgement::BothStores, source_alone()] {
-        let (mut scene, flush) = Scene::copied(acknowledgement);
+    for strategy in [Strategy::Mirror, source_alone()] {
+        let (mut scene, flush) = Scene::copied(strategy);
         scene.flushed(flush, Ok(()));
         scene.tell(VolumeEvent::GateCloses);
         scene.tell(VolumeEvent::Freeze);

@@ -6,26 +6,23 @@ use std::time::Duration;
 
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
-use migration::strategy::{
-    Acknowledgement, Copied, Mirror, MirrorSettings, Strategy, VolumeAction, VolumeEvent,
-};
+use migration::strategy::{Copied, Copying, CopyingSettings, Strategy, VolumeAction, VolumeEvent};
 
 const NOW: Duration = Duration::from_secs(1);
 const BYTES: u64 = 4 << 20;
 
 /// A mirror behind a closed gate, all of whose blocks have been copied; few of them durably.
-fn copied() -> Mirror {
-    let mut mirror = Mirror::new(MirrorSettings {
-        block_size: BlockSize::new(4096).unwrap(),
-        size_bytes: BYTES,
-        pacing: PacingSettings::default(),
-        wait_max: Duration::from_secs(1),
-        no_progress_max: Duration::from_secs(300),
-        acknowledgement: Acknowledgement::Source {
-            buffer_bytes_max: 64 << 20,
-            drain_max: Duration::from_millis(250),
+fn copied() -> Copying {
+    let mut mirror = Copying::new(
+        CopyingSettings {
+            block_size: BlockSize::new(4096).unwrap(),
+            size_bytes: BYTES,
+            pacing: PacingSettings::default(),
+            wait_max: Duration::from_secs(1),
+            no_progress_max: Duration::from_secs(300),
         },
-    });
+        Strategy::AsynchronousMirror { buffer_bytes_max: 64 << 20, drain_max: Duration::from_millis(250) },
+    );
     mirror.handle_event(NOW, VolumeEvent::GateCloses);
     mirror.handle_event(NOW, VolumeEvent::Allocated(ByteRange::new(0, BYTES)));
     mirror.handle_event(NOW, VolumeEvent::AllocationKnown);
@@ -39,7 +36,7 @@ fn copied() -> Mirror {
     mirror
 }
 
-fn actions(mirror: &mut Mirror) -> Vec<VolumeAction> {
+fn actions(mirror: &mut Copying) -> Vec<VolumeAction> {
     std::iter::from_fn(|| mirror.poll_action()).collect()
 }
 

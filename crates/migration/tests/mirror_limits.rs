@@ -8,38 +8,40 @@ use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::journal::FailureCode;
 use migration::strategy::{
-    Acknowledgement, ChunkId, Copied, CopyFault, Mirror, MirrorSettings, Route, Strategy, TargetFault,
-    VolumeAction, VolumeEvent, WriteId,
+    ChunkId, Copied, CopyFault, Copying, CopyingSettings, Route, Strategy, TargetFault, VolumeAction,
+    VolumeEvent, WriteId,
 };
 
 const BLOCK: u64 = 4096;
 const NO_PROGRESS_MAX: Duration = Duration::from_secs(300);
 
-fn mirror_of(blocks: u64) -> Mirror {
-    mirror_with(blocks, Acknowledgement::BothStores)
+fn mirror_of(blocks: u64) -> Copying {
+    mirror_with(blocks, Strategy::Mirror)
 }
 
 /// A mirror whose guests do not wait for the target.
-fn asynchronous_mirror_of(blocks: u64) -> Mirror {
+fn asynchronous_mirror_of(blocks: u64) -> Copying {
     let (buffer_bytes_max, drain_max) = (2 * BLOCK, Duration::from_millis(100));
-    mirror_with(blocks, Acknowledgement::Source { buffer_bytes_max, drain_max })
+    mirror_with(blocks, Strategy::AsynchronousMirror { buffer_bytes_max, drain_max })
 }
 
-fn mirror_with(blocks: u64, acknowledgement: Acknowledgement) -> Mirror {
-    let mut mirror = Mirror::new(MirrorSettings {
-        block_size: BlockSize::new(4096).unwrap(),
-        size_bytes: blocks * BLOCK,
-        pacing: PacingSettings { depth: 8, chunk_bytes: BLOCK, bytes_per_second: None },
-        wait_max: Duration::from_secs(1),
-        no_progress_max: NO_PROGRESS_MAX,
-        acknowledgement,
-    });
+fn mirror_with(blocks: u64, strategy: Strategy) -> Copying {
+    let mut mirror = Copying::new(
+        CopyingSettings {
+            block_size: BlockSize::new(4096).unwrap(),
+            size_bytes: blocks * BLOCK,
+            pacing: PacingSettings { depth: 8, chunk_bytes: BLOCK, bytes_per_second: None },
+            wait_max: Duration::from_secs(1),
+            no_progress_max: NO_PROGRESS_MAX,
+        },
+        strategy,
+    );
     mirror.handle_event(Duration::ZERO, VolumeEvent::Allocated(ByteRange::new(0, blocks * BLOCK)));
     mirror.handle_event(Duration::ZERO, VolumeEvent::AllocationKnown);
     mirror
 }
 
-fn actions(mirror: &mut Mirror) -> Vec<VolumeAction> {
+fn actions(mirror: &mut Copying) -> Vec<VolumeAction> {
     std::iter::from_fn(|| mirror.poll_action()).collect()
 }
 
@@ -80,7 +82,7 @@ fn a_large_write_does_not_undo_what_has_been_copied() {
         write: WriteId(number),
         range: ByteRange::new(first * BLOCK, count * BLOCK),
     };
-    let landed = |mirror: &mut Mirror| {
+    let landed = |mirror: &mut Copying| {
         let copies = actions(mirror).into_iter().filter_map(|action| match action {
             VolumeAction::Copy { chunk, .. } => Some(chunk),
             _ => None,
@@ -127,7 +129,7 @@ fn a_mirror_that_waits_for_the_guests_own_disk_says_so() {
 }
 
 /// Answers every copy that is asked for, until there are no more.
-fn copy_all(mirror: &mut Mirror, now: Duration) -> Vec<VolumeAction> {
+fn copy_all(mirror: &mut Copying, now: Duration) -> Vec<VolumeAction> {
     let mut said = Vec::new();
     loop {
         let asked = actions(mirror);
@@ -149,7 +151,7 @@ fn copy_all(mirror: &mut Mirror, now: Duration) -> Vec<VolumeAction> {
     }
 }
 
-fn arrive(mirror: &mut Mirror, now: Duration, number: u64, block: u64) -> Option<Route> {
+fn arrive(mirror: &mut Copying, now: Duration, number: u64, block: u64) -> Option<Route> {
     let range = ByteRange::new(block * BLOCK, BLOCK);
     mirror.handle_event(now, VolumeEvent::WriteArrived { write: WriteId(number), range });
     actions(mirror).into_iter().find_map(|action| match action {

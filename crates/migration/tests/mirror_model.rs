@@ -8,8 +8,8 @@ use std::time::Duration;
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::strategy::{
-    Acknowledgement, ChunkId, Copied, CopyFault, FlushId, Mirror, MirrorSettings, Route, SourceFault,
-    Strategy, TargetFault, VolumeAction, VolumeEvent, WriteId,
+    ChunkId, Copied, CopyFault, Copying, CopyingSettings, FlushId, Route, SourceFault, Strategy, TargetFault,
+    VolumeAction, VolumeEvent, WriteId,
 };
 use proptest::prelude::*;
 
@@ -42,7 +42,7 @@ struct Write {
 }
 
 struct Model {
-    mirror: Mirror,
+    mirror: Copying,
     now: Duration,
     random: Random,
     source: Vec<u32>,
@@ -80,14 +80,14 @@ enum Link {
 impl Model {
     fn new(seed: u64, fault_percent: u64, mode: Mode) -> Self {
         let mut random = Random(seed);
-        let acknowledgement = match mode {
-            Mode::Both => Acknowledgement::BothStores,
-            Mode::Source => Acknowledgement::Source {
+        let strategy = match mode {
+            Mode::Both => Strategy::Mirror,
+            Mode::Source => Strategy::AsynchronousMirror {
                 buffer_bytes_max: BLOCK * (1 + random.below(16)),
                 drain_max: Duration::from_millis(100),
             },
         };
-        let settings = MirrorSettings {
+        let settings = CopyingSettings {
             block_size: BlockSize::new(u32::try_from(BLOCK).unwrap()).unwrap(),
             size_bytes: BLOCKS * BLOCK,
             pacing: PacingSettings {
@@ -97,10 +97,9 @@ impl Model {
             },
             wait_max: WAIT_MAX,
             no_progress_max: Duration::from_secs(300),
-            acknowledgement,
         };
         let mut model = Self {
-            mirror: Mirror::new(settings),
+            mirror: Copying::new(settings, strategy),
             now: Duration::ZERO,
             random,
             source: vec![0; SECTORS],

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use chronicle::BlockSize;
 use lane::TimeLimits;
-use migration::strategy::Acknowledgement;
+use migration::strategy::Strategy;
 use migration::{PacingSettings, Phase};
 
 use crate::coverage::{Table, impossible};
@@ -61,7 +61,7 @@ pub(crate) struct MigrationPlan {
     /// How long it waits before it takes any place.
     pub(crate) pause: Duration,
     pub(crate) pacing: PacingSettings,
-    pub(crate) acknowledgement: Acknowledgement,
+    pub(crate) strategy: Strategy,
     pub(crate) keep_source: bool,
     /// How long its target's disk takes for a request at least.
     pub(crate) target_latency: Duration,
@@ -151,7 +151,7 @@ impl MigrationPlan {
                 chunk_bytes: random.pick(&[4 << 10, 8 << 10, 32 << 10, 128 << 10, 256 << 10]),
                 bytes_per_second,
             },
-            acknowledgement: draw_acknowledgement(random),
+            strategy: draw_strategy(random),
             keep_source: random.percent(20),
             target_latency: random.duration(Duration::from_micros(20), Duration::from_millis(2)),
             bandwidth_change: random
@@ -162,11 +162,11 @@ impl MigrationPlan {
 }
 
 /// Also on one host the guests need not wait for the target.
-fn draw_acknowledgement(random: &mut Random) -> Acknowledgement {
+fn draw_strategy(random: &mut Random) -> Strategy {
     if random.percent(60) {
-        return Acknowledgement::BothStores;
+        return Strategy::Mirror;
     }
-    Acknowledgement::Source {
+    Strategy::AsynchronousMirror {
         buffer_bytes_max: random.pick(&[4 << 10, 32 << 10, 128 << 10, 1 << 20]),
         drain_max: random.duration(Duration::from_millis(2), Duration::from_millis(100)),
     }

@@ -8,7 +8,7 @@ use block::{BlockDevice, ZeroMode};
 use chronicle::{Generation, ReplicaOf};
 use migration::journal::ImageLocation;
 use migration::source::{Moves, Peer};
-use migration::strategy::Acknowledgement;
+use migration::strategy::Strategy;
 use migration::{MigrationId, PacingSettings};
 
 use super::participant::{IncomingGroup, OutgoingGroup};
@@ -28,8 +28,8 @@ pub struct Plan {
     pub pacing: PacingSettings,
     /// Time limits.
     pub limits: TimeLimits,
-    /// Who has a guest's write before the guest is answered.
-    pub acknowledgement: Acknowledgement,
+    /// How each replica is brought up to date.
+    pub strategy: Strategy,
     /// Whether something is to be done before the volumes change hands.
     pub moves: Moves,
 }
@@ -77,8 +77,8 @@ pub struct CopySettings {
     pub pacing: PacingSettings,
     /// Time limits.
     pub limits: TimeLimits,
-    /// Who has a guest's write before the guest is answered.
-    pub acknowledgement: Acknowledgement,
+    /// How each replica is brought up to date.
+    pub strategy: Strategy,
 }
 
 /// One volume of a source's half.
@@ -153,11 +153,7 @@ impl Plan {
             group: OutgoingGroup::default(),
             keep_source: self.keep_source,
             switch_over_max: self.limits.switch_over_max,
-            copying: CopySettings {
-                pacing: self.pacing,
-                limits: self.limits,
-                acknowledgement: self.acknowledgement,
-            },
+            copying: CopySettings { pacing: self.pacing, limits: self.limits, strategy: self.strategy },
             peer: Peer::SameHost,
             moves: self.moves,
         };

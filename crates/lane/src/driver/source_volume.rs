@@ -17,7 +17,7 @@ use futures_channel::mpsc;
 use futures_util::StreamExt;
 use futures_util::future::{Either, join, select};
 use migration::source::{Costs, SourceEvent};
-use migration::strategy::{Mirror, MirrorSettings, VolumeEvent};
+use migration::strategy::{Copying, CopyingSettings, VolumeEvent};
 use migration::target::FlushResult;
 use migration::{Attempt, VolumeIndex, VolumeProgress};
 use tracing::warn;
@@ -206,13 +206,13 @@ impl SourceVolume {
             return VolumeProgress { costs: self.costs(), ..VolumeProgress::default() };
         };
         let now = self.handle.now();
-        copy.with_strategy(|strategy| strategy.progress(now))
+        copy.with_machine(|machine| machine.progress(now))
     }
 
     /// What its copying has cost.
     pub(crate) fn costs(&self) -> Costs {
         match &*self.copy.borrow() {
-            Some(copy) => copy.with_strategy(|strategy| strategy.costs()),
+            Some(copy) => copy.with_machine(|machine| machine.costs()),
             None => *self.costs.borrow(),
         }
     }
@@ -345,17 +345,16 @@ fn start_copy(
 ) -> Rc<VolumeCopy> {
     let source = leaving.volume.store();
     let block_size = leaving.volume.block_size();
-    let settings = MirrorSettings {
+    let copying = CopyingSettings {
         block_size,
         size_bytes: source.geometry().size,
         pacing: settings.pacing.clone(),
         wait_max: settings.limits.mirror_wait_max,
         no_progress_max: settings.limits.no_progress_max,
-        acknowledgement: settings.acknowledgement,
     };
-    let strategy = Box::new(Mirror::new(settings));
+    let machine = Copying::new(copying, settings.strategy);
     let replica = leaving.replica.clone();
-    let copy = VolumeCopy::new(index, handle.clone(), source, replica, buffers.clone(), strategy, notices);
+    let copy = VolumeCopy::new(index, handle.clone(), source, replica, buffers.clone(), machine, notices);
     let in_place = leaving.volume.insert_mirror(Rc::clone(&copy));
     let begins = Rc::clone(&copy);
     let (chronicler, known) = (Rc::clone(leaving.volume.chronicler()), leaving.replica.known);

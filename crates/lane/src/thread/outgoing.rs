@@ -9,7 +9,7 @@ use chronicle::ReplicaOf;
 use migration::journal::Stage;
 use migration::message::ToTarget;
 use migration::source::{Moves, Peer};
-use migration::strategy::Acknowledgement;
+use migration::strategy::Strategy;
 use migration::wire::{self, Message};
 use migration::{MigrationId, PacingSettings, VolumeId, VolumeIndex};
 use tracing::warn;
@@ -205,7 +205,7 @@ impl Lane {
                 switch_over_max: order.switch_over_max,
                 ..TimeLimits::default()
             },
-            acknowledgement: Acknowledgement::Source {
+            strategy: Strategy::AsynchronousMirror {
                 buffer_bytes_max: BUFFER_BYTES_MAX,
                 drain_max: order.switch_over_max / 2,
             },

@@ -23,7 +23,7 @@ use lane::{
 };
 use migration::journal::{ImageLocation, Outcome, Record};
 use migration::recovery::Retirement;
-use migration::strategy::Acknowledgement;
+use migration::strategy::Strategy;
 use migration::{CommitFault, MigrationId, PacingSettings, Phase, Progress, VolumeId};
 
 /// Size of the volume in bytes.
@@ -132,7 +132,7 @@ impl Scene {
             keep_source: false,
             pacing,
             limits: LIMITS,
-            acknowledgement: Acknowledgement::BothStores,
+            strategy: Strategy::Mirror,
             moves: migration::source::Moves::Volumes,
         };
         let control = Rc::clone(&self.control) as Rc<dyn Control>;

@@ -18,7 +18,7 @@ use lane::{
 use migration::journal::Record;
 use migration::message::{ToSource, ToTarget};
 use migration::source::{Moves, Peer};
-use migration::strategy::Acknowledgement;
+use migration::strategy::Strategy;
 use migration::{Attempt, MigrationId, PacingSettings, VolumeId};
 use rustix::io::Errno;
 
@@ -74,11 +74,8 @@ impl Together {
             channel: None,
             lease: None,
         };
-        let copying = CopySettings {
-            pacing: PacingSettings::default(),
-            limits: LIMITS,
-            acknowledgement: Acknowledgement::BothStores,
-        };
+        let copying =
+            CopySettings { pacing: PacingSettings::default(), limits: LIMITS, strategy: Strategy::Mirror };
         let mut group = OutgoingGroup::default();
         let participation = group.add(other.id(), GENERATION, location("other"));
         let buffers = BufferPool::new();

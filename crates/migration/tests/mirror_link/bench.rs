@@ -8,8 +8,7 @@ use std::time::Duration;
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::strategy::{
-    Acknowledgement, ChunkId, Copied, FlushId, Mirror, MirrorSettings, Route, Strategy, VolumeAction,
-    VolumeEvent, WriteId,
+    ChunkId, Copied, Copying, CopyingSettings, FlushId, Route, Strategy, VolumeAction, VolumeEvent, WriteId,
 };
 
 /// Time after which a run has failed.
@@ -74,7 +73,7 @@ enum Frame {
 
 pub(crate) struct Bench<'a> {
     setting: &'a Setting,
-    mirror: Mirror,
+    mirror: Copying,
     now: Duration,
     events: BinaryHeap<Reverse<(Duration, u64, Happening)>>,
     sequence: u64,
@@ -101,17 +100,19 @@ struct Open {
 impl<'a> Bench<'a> {
     /// Runs until the replica is equal behind a closed gate.
     pub(crate) fn run(setting: &'a Setting) -> Seen {
-        let mut mirror = Mirror::new(MirrorSettings {
-            block_size: BlockSize::DEFAULT,
-            size_bytes: setting.volume_bytes,
-            pacing: PacingSettings { bytes_per_second: setting.bandwidth, ..PacingSettings::default() },
-            wait_max: Duration::from_secs(1),
-            no_progress_max: Duration::from_secs(300),
-            acknowledgement: Acknowledgement::Source {
+        let mut mirror = Copying::new(
+            CopyingSettings {
+                block_size: BlockSize::DEFAULT,
+                size_bytes: setting.volume_bytes,
+                pacing: PacingSettings { bytes_per_second: setting.bandwidth, ..PacingSettings::default() },
+                wait_max: Duration::from_secs(1),
+                no_progress_max: Duration::from_secs(300),
+            },
+            Strategy::AsynchronousMirror {
                 buffer_bytes_max: 16 << 20,
                 drain_max: Duration::from_millis(250),
             },
-        });
+        );
         let all = ByteRange::new(0, setting.volume_bytes);
         mirror.handle_event(Duration::ZERO, VolumeEvent::Allocated(all));
         mirror.handle_event(Duration::ZERO, VolumeEvent::AllocationKnown);

@@ -12,7 +12,7 @@ use lane::{Control as _, TimeLimits};
 use migration::journal::{ImageLocation, MigrationState, Promotion, Record, Side, Stage, State};
 use migration::planted::{Bug, broken};
 use migration::recovery::{self, Step};
-use migration::strategy::Acknowledgement;
+use migration::strategy::Strategy;
 use migration::{Attempt, MigrationId, PacingSettings, Phase, VolumeId};
 
 use super::Fleet;
@@ -48,7 +48,7 @@ const RESTART_AFTER: Duration = Duration::from_secs(2);
 pub(crate) struct Manner {
     pub(crate) pacing: PacingSettings,
     pub(crate) limits: TimeLimits,
-    pub(crate) acknowledgement: Acknowledgement,
+    pub(crate) strategy: Strategy,
     pub(crate) target_disk: DiskSettings,
     pub(crate) block_sizes: Vec<BlockSize>,
     pub(crate) geometries: Vec<Geometry>,
@@ -173,14 +173,14 @@ struct Environment {
 impl Manner {
     fn draw(random: &mut Random, scenario: &Scenario, geometries: Vec<Geometry>) -> Self {
         let plan = &scenario.migrations[0];
-        let acknowledgement = Acknowledgement::Source {
+        let strategy = Strategy::AsynchronousMirror {
             buffer_bytes_max: random.pick(&[4 << 10, 32 << 10, 128 << 10, 1 << 20]),
             drain_max: random.duration(Duration::from_millis(100), Duration::from_millis(400)),
         };
         Self {
             pacing: plan.pacing.clone(),
             limits: TimeLimits { switch_over_max: SWITCH_OVER_MAX, ..scenario.limits },
-            acknowledgement,
+            strategy,
             target_disk: DiskSettings { latency: plan.target_latency, ..scenario.volumes[0].disk.clone() },
             block_sizes: scenario.volumes.iter().map(|volume| volume.block_size).collect(),
             geometries,

@@ -308,7 +308,7 @@ impl SimHost {
         let copying = CopySettings {
             pacing: self.manner.pacing.clone(),
             limits: self.manner.limits,
-            acknowledgement: self.manner.acknowledgement,
+            strategy: self.manner.strategy,
         };
         let copies = recorded.is_none_or(|recorded| recorded.stage == Stage::Copying);
         let (mut group, mut followers) = (OutgoingGroup::default(), Vec::new());

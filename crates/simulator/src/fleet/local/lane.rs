@@ -58,7 +58,7 @@ impl SimHost {
             keep_source: plan.keep_source,
             pacing: plan.pacing.clone(),
             limits: self.manner.limits,
-            acknowledgement: plan.acknowledgement,
+            strategy: plan.strategy,
             moves: Moves::Volumes,
         };
         let control = LocalControl::new(self);

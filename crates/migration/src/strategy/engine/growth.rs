@@ -1,12 +1,12 @@
-//! A volume that becomes larger while it is mirrored.
+//! A volume that becomes larger while it is copied.
 
-use super::Mirror;
+use super::Engine;
 
-impl Mirror {
+impl Engine {
     /// Goes on with a volume of `size_bytes`. What is new reads as zeroes on both sides: it is neither missing nor to be
     /// copied, and a pass that was over is still over.
     pub(super) fn grown(&mut self, size_bytes: u64) {
-        let first_pass_is_over = self.cursor == self.end();
+        let first_pass_is_over = self.is_pass_over();
         self.settings.size_bytes = self.settings.size_bytes.max(size_bytes);
         self.replica.grow(self.settings.block_size.blocks_of(self.settings.size_bytes));
         if first_pass_is_over {

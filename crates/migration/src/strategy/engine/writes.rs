@@ -14,18 +14,18 @@ use std::time::Duration;
 use crate::planted::{Bug, broken};
 use chronicle::{BlockRange, ByteRange};
 
-use super::WriteId;
+use crate::strategy::WriteId;
 
 /// A guest write that has arrived and is not gone.
-#[derive(Debug)]
-pub(super) struct Write {
+#[derive(Clone, Copy, Debug)]
+pub(in crate::strategy) struct Write {
     pub(super) id: WriteId,
-    pub(super) range: ByteRange,
+    pub(in crate::strategy) range: ByteRange,
     /// The blocks that it touches.
-    pub(super) blocks: BlockRange,
+    pub(in crate::strategy) blocks: BlockRange,
     pub(super) arrived: Duration,
     /// Until when the guest may be kept waiting for the migration.
-    pub(super) patience_ends: Duration,
+    pub(in crate::strategy) patience_ends: Duration,
     /// Bytes that go to the target by value; 0 while it is held.
     pub(super) mirrored_bytes: u64,
     pub(super) state: WriteState,

@@ -1,87 +1,107 @@
-//! Guest writes: where each goes, which wait, and when the guest has its answer.
+//! Guest writes: how each is submitted, and when the guest has its answer.
 
 use std::time::Duration;
 
 use chronicle::{BlockRange, ByteRange};
 
-use super::{GateTimes, Link, Mirror, Stage};
+use super::by_value::Toll;
+use super::writes::{SourceSide, TargetSide, Write, WriteState};
+use super::{Engine, Link, Queue, Stage};
 use crate::planted::{Bug, broken};
-use crate::strategy::writes::{SourceSide, TargetSide, WriteState};
 use crate::strategy::{Route, SourceFault, TargetFault, VolumeAction, WriteId};
 
-/// How long the requests that waited at a gate take to arrive here once it is open.
-const GATE_EMPTIES_WITHIN: Duration = Duration::from_millis(5);
-
-impl Mirror {
-    /// How much longer the guest of a write that arrives now may be kept waiting: one that may have waited at a gate has
-    /// waited for the migration already.
-    pub(super) fn patience_left(&self, now: Duration) -> Duration {
-        let GateTimes { closed, opened } = self.gate_times;
-        let was_held = opened.is_some_and(|opened| now <= opened + GATE_EMPTIES_WITHIN);
-        let waited = if was_held { now.saturating_sub(closed) } else { Duration::ZERO };
-        self.settings.wait_max.saturating_sub(waited)
+impl Engine {
+    /// A write has arrived: it is held until it is submitted, and its guest is kept waiting no longer than it may be, what
+    /// it may have waited at the gate included.
+    pub(super) fn arrive(&mut self, now: Duration, id: WriteId, range: ByteRange) {
+        let patience_left = self.settings.wait_max.saturating_sub(self.gate.held_for(now));
+        self.writes.arrive(id, range, self.covering(range), now, now + patience_left);
     }
 
-    /// Submits a held write if it need not wait.
-    pub(super) fn admit(&mut self, now: Duration, id: WriteId) {
-        if self.is_asynchronous() {
-            self.admit_asynchronously(now, id);
-            return;
-        }
-        let Some(write) = self.writes.get(id) else { return };
-        let route = self.route(write.range, write.blocks);
-        let patient = now < write.patience_ends;
-        let follows = || self.writes.must_follow(id, write.range);
-        let second_pass = || self.stage == Stage::Copying && self.chunks.second_pass_touches(write.blocks);
-        let waits = match route {
-            Route::Both => follows(),
-            Route::BothInPart(_) => follows() || second_pass(),
-            Route::SourceOnly => second_pass(),
+    /// The writes that are held, in the order they arrived; each is to be decided about once more.
+    pub(in crate::strategy) fn take_held(&mut self) -> Vec<WriteId> {
+        self.queue = Queue::Empty;
+        if self.writes.has_held() { self.writes.held() } else { Vec::new() }
+    }
+
+    /// Tells whether the target holds up a write: one that arrives takes its turn behind it.
+    pub(in crate::strategy) fn is_queueing(&self) -> bool {
+        self.queue != Queue::Empty
+    }
+
+    /// The target holds up a write; `until`: when it may go, at the earliest.
+    pub(in crate::strategy) fn queue(&mut self, now: Duration, until: Option<Duration>) {
+        self.admission.note_waits(now);
+        self.queue = until.map_or(Queue::UntilTaken, Queue::Until);
+    }
+
+    /// Submits a held write. Its guest waits for every store that it goes to.
+    pub(in crate::strategy) fn mirror(&mut self, now: Duration, write: &Write, route: Route) {
+        let state = match route {
+            Route::SourceOnly => WriteState::SourceOnly,
+            Route::Both | Route::BothInPart(_) => {
+                let patience = write.patience_ends.saturating_sub(now);
+                let source = SourceSide::UnderWay { target_answered: TargetSide::UnderWay, patience };
+                WriteState::Mirrored { source, restarts: self.restarts }
+            }
         };
-        if !patient {
-            // It has waited enough, and waits for no target. Its blocks are copied again after everything that is
-            // under way there.
-            self.submit(now, id, Route::SourceOnly);
-        } else if !waits {
-            self.submit(now, id, route);
-        }
+        self.submit(now, write, route, state);
     }
 
-    pub(super) fn submit(&mut self, now: Duration, id: WriteId, route: Route) {
-        let Some(write) = self.writes.get(id) else { return };
-        let (blocks, range, patience) = (write.blocks, write.range, write.patience_ends.saturating_sub(now));
-        self.tally.note_held(now.saturating_sub(write.arrived));
+    /// Submits a held write. Its guest waits for the source only.
+    pub(in crate::strategy) fn send(
+        &mut self,
+        now: Duration,
+        write: &Write,
+        route: Route,
+        toll: Option<Toll>,
+    ) {
+        if let Some(toll) = toll {
+            self.admission.spend(now, toll.bytes(), self.settings.wait_max);
+            self.admission.note_undone(toll.undone);
+        }
+        if self.admission.is_throttled() && now > write.arrived {
+            self.costs.tally.writes_throttled += 1;
+            self.costs.tally.throttled += now.saturating_sub(write.arrived);
+        }
+        match &route {
+            Route::SourceOnly => {}
+            Route::Both => self.send_values(now, write.id, &[write.range]),
+            Route::BothInPart(parts) => self.send_values(now, write.id, parts),
+        }
+        self.submit(now, write, route, WriteState::SourceOnly);
+    }
+
+    /// Submits a held write to the source only, because as much is on its way to the target as may be.
+    pub(in crate::strategy) fn overflow(&mut self, now: Duration, write: &Write, toll: Option<Toll>) {
+        self.costs.tally.writes_as_bits += 1;
+        self.send(now, write, Route::SourceOnly, toll);
+    }
+
+    fn submit(&mut self, now: Duration, write: &Write, route: Route, state: WriteState) {
+        let tally = &mut self.costs.tally;
+        tally.note_held(now.saturating_sub(write.arrived));
         let (parts, count) = match &route {
-            Route::SourceOnly => (&[][..], &mut self.tally.writes_source_only),
-            Route::Both => (std::slice::from_ref(&range), &mut self.tally.writes_mirrored),
-            Route::BothInPart(parts) => (parts.as_slice(), &mut self.tally.writes_in_part),
+            Route::SourceOnly => (&[][..], &mut tally.writes_source_only),
+            Route::Both => (std::slice::from_ref(&write.range), &mut tally.writes_mirrored),
+            Route::BothInPart(parts) => (parts.as_slice(), &mut tally.writes_in_part),
         };
         *count += 1;
-        let mut rest = blocks;
+        let mut rest = write.blocks;
         for part in parts {
             let mirrored = self.covering(*part);
             self.becomes_missing(BlockRange { end: mirrored.start, ..rest });
             rest.start = mirrored.end;
         }
         self.becomes_missing(rest);
-        let by_value = self.is_asynchronous() && !parts.is_empty();
-        if by_value {
-            self.send_values(now, id, parts);
-        }
-        let state = if parts.is_empty() || by_value {
-            WriteState::SourceOnly
-        } else {
-            let source = SourceSide::UnderWay { target_answered: TargetSide::UnderWay, patience };
-            WriteState::Mirrored { source, restarts: self.restarts }
-        };
-        self.writes.submit(id, state, parts.iter().map(|part| part.length).sum());
-        self.actions.push_back(VolumeAction::Admit { write: id, route });
+        self.writes.submit(write.id, state, parts.iter().map(|part| part.length).sum());
+        self.actions.push_back(VolumeAction::Admit { write: write.id, route });
     }
 
     /// Only synchronised blocks are mirrored by value (design §5.2): each by itself, because a write that carried its
     /// synchronised blocks back to missing would let large writes undo what the mover does, for ever (design §5.18).
-    pub(super) fn route(&self, range: ByteRange, blocks: BlockRange) -> Route {
-        if self.stage != Stage::Copying || self.suspension.is_some() {
+    pub(in crate::strategy) fn route(&self, range: ByteRange, blocks: BlockRange) -> Route {
+        if !self.is_mirroring() {
             return Route::SourceOnly;
         }
         if self.takes_values(range, blocks) {
@@ -172,8 +192,8 @@ impl Mirror {
         match result {
             Ok(()) => {
                 self.replica.applied(blocks);
-                self.bytes_mirrored += mirrored_bytes;
-                self.target_faults = 0;
+                self.costs.bytes_mirrored += mirrored_bytes;
+                self.faults.target_works();
             }
             Err(_) => self.replica.mark_missing(blocks),
         }
@@ -197,7 +217,7 @@ impl Mirror {
     pub(super) fn answer_late(&mut self, id: WriteId) {
         let Some(write) = self.writes.get(id) else { return };
         let WriteState::Mirrored { restarts, .. } = write.state else { return };
-        self.tally.writes_answered_late += 1;
+        self.costs.tally.writes_answered_late += 1;
         self.replica.mark_missing(write.blocks);
         self.writes.set_state(id, WriteState::Late { restarts });
         self.actions.push_back(VolumeAction::Complete { write: id });
@@ -209,7 +229,7 @@ impl Mirror {
     }
 
     /// Ends the patience of writes whose time has come.
-    pub(super) fn give_up_waiting(&mut self, now: Duration) {
+    pub(in crate::strategy) fn give_up_waiting(&mut self, now: Duration) {
         let impatient = |state| matches!(state, WriteState::Mirrored { source: SourceSide::Answered { patience_ends }, .. } if patience_ends <= now);
         let late: Vec<_> =
             self.writes.iter().filter(|write| impatient(write.state)).map(|write| write.id).collect();

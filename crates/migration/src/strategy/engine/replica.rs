@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use chronicle::{BlockCount, BlockIndex, BlockRange, LayeredBitmap};
 
-use super::FlushId;
+use crate::strategy::FlushId;
 
 /// A replica's live missing set, and its unconfirmed blocks.
 pub(super) struct ReplicaBlocks {

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use chronicle::{BlockRange, ByteRange};
 
-use super::{Bulk, Link, Mirror, Stage, Standing, Suspension};
+use super::writes::{SourceSide, WriteState};
+use super::{Engine, Link, Stage, Standing};
 use crate::journal::FailureCode;
 use crate::planted::{Bug, broken};
-use crate::strategy::writes::{SourceSide, WriteState};
 use crate::strategy::{TargetFault, VolumeAction};
 
 /// Faults of the target in a row, with growing pauses between them, before the migration fails.
@@ -17,7 +17,34 @@ const SOURCE_FAULTS_MAX: u32 = 3;
 /// Pause after the first fault in a row; each further one doubles it.
 const FAULT_PAUSE: Duration = Duration::from_millis(100);
 
-impl Mirror {
+/// Mirroring rests: guest writes only become bits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Suspension {
+    pub(super) reason: &'static str,
+    /// When to try again; `None`: when the target has answered everything that it was sent.
+    pub(super) until: Option<Duration>,
+}
+
+/// Faults in a row.
+#[derive(Debug, Default)]
+pub(super) struct FaultCounts {
+    /// Of the target, since it last did something.
+    target: u32,
+    /// Of the source, since a chunk was copied.
+    source: u32,
+}
+
+impl FaultCounts {
+    pub(super) fn target_works(&mut self) {
+        self.target = 0;
+    }
+
+    pub(super) fn both_work(&mut self) {
+        *self = Self::default();
+    }
+}
+
+impl Engine {
     /// What was submitted before the target restarted has failed, whatever the answer says.
     pub(super) fn under_present_incarnation<T>(
         &self,
@@ -27,9 +54,25 @@ impl Mirror {
         if restarts == self.restarts || broken(Bug::TargetRestart) { result } else { Err(TargetFault::Error) }
     }
 
+    /// When the migration fails because the target has left a request unanswered for too long, and what is waited for until
+    /// then.
+    pub(in crate::strategy) fn gives_up_at(&self) -> Option<(Duration, &'static str)> {
+        let since = self.oldest_unanswered()?;
+        Some((since + self.settings.no_progress_max, "the target to answer a request"))
+    }
+
+    /// Fails if that has come.
+    pub(in crate::strategy) fn give_up_if_stuck(&mut self, now: Duration) {
+        if self.gives_up_at().is_some_and(|(at, _)| now >= at) {
+            let seconds = self.settings.no_progress_max.as_secs();
+            let detail = format!("the target has not answered a request for {seconds} s");
+            self.fail(FailureCode::TargetHung, detail);
+        }
+    }
+
     /// Since when the target has owed an answer. What it answers meanwhile does not count: a migration can neither
     /// end without that answer nor take it for a failure (design §5.20).
-    pub(super) fn oldest_unanswered(&self) -> Option<Duration> {
+    fn oldest_unanswered(&self) -> Option<Duration> {
         match self.link {
             _ if self.stage != Stage::Copying => return None,
             Link::Up => {}
@@ -47,46 +90,43 @@ impl Mirror {
     /// too, also if it is answered.
     pub(super) fn target_lost_the_volatile(&mut self) {
         self.restarts += 1;
-        self.bulk = Bulk::Applied;
+        self.flushes.bulk_is_applied();
         if !broken(Bug::TargetRestart) {
             self.replica.target_restarted();
         }
         // Also if it lacks nothing: what it was about to promise it has forgotten.
-        if self.said != Standing::Behind {
-            self.said = Standing::Behind;
-            self.actions.push_back(VolumeAction::Behind);
-        }
+        self.say(Standing::Behind);
     }
 
     pub(super) fn target_failed(&mut self, now: Duration, fault: TargetFault) {
-        self.tally.target_faults += 1;
+        self.costs.tally.target_faults += 1;
         if self.stage != Stage::Copying {
             return;
         }
         if fault == TargetFault::NoSpace {
-            self.fail(now, FailureCode::TargetFull, "the target's store is full".to_owned());
+            self.fail(FailureCode::TargetFull, "the target's store is full".to_owned());
         } else if self.suspension.is_none() {
-            self.target_faults += 1;
-            if self.target_faults > TARGET_FAULTS_MAX {
-                let detail = format!("the target's store failed {} times in a row", self.target_faults);
-                self.fail(now, FailureCode::TargetFaulty, detail);
+            self.faults.target += 1;
+            if self.faults.target > TARGET_FAULTS_MAX {
+                let detail = format!("the target's store failed {} times in a row", self.faults.target);
+                self.fail(FailureCode::TargetFaulty, detail);
             } else {
-                let pause = FAULT_PAUSE * (1 << (self.target_faults - 1));
+                let pause = FAULT_PAUSE * (1 << (self.faults.target - 1));
                 self.suspend("the target's store answered with an error", Some(now + pause));
             }
         }
     }
 
     pub(super) fn source_failed(&mut self, now: Duration, blocks: BlockRange) {
-        self.tally.source_faults += 1;
+        self.costs.tally.source_faults += 1;
         if self.stage != Stage::Copying || self.suspension.is_some() {
             return;
         }
-        self.source_faults += 1;
-        if self.source_faults >= SOURCE_FAULTS_MAX {
+        self.faults.source += 1;
+        if self.faults.source >= SOURCE_FAULTS_MAX {
             let ByteRange { offset, length } = self.byte_range(blocks);
             let detail = format!("{length} bytes at {offset} of the source cannot be read");
-            self.fail(now, FailureCode::SourceUnreadable, detail);
+            self.fail(FailureCode::SourceUnreadable, detail);
         } else {
             self.suspend("the source could not be read", Some(now + FAULT_PAUSE));
         }
@@ -94,7 +134,7 @@ impl Mirror {
 
     pub(super) fn suspend(&mut self, reason: &'static str, until: Option<Duration>) {
         if self.suspension.is_none() && self.stage == Stage::Copying {
-            self.tally.suspensions += 1;
+            self.costs.tally.suspensions += 1;
             self.actions.push_back(VolumeAction::Suspended { reason });
         }
         self.suspension = Some(Suspension { reason, until });
@@ -103,7 +143,8 @@ impl Mirror {
         }
     }
 
-    pub(super) fn resume(&mut self, now: Duration) {
+    /// Goes on if mirroring was suspended and the reason is gone.
+    pub(in crate::strategy) fn resume(&mut self, now: Duration) {
         let owed = self.chunks.copying_since().is_some()
             || self.replica.is_flushing()
             || self.writes.has_late()
@@ -139,12 +180,13 @@ impl Mirror {
         self.answer_waiting();
     }
 
-    pub(super) fn fail(&mut self, now: Duration, code: FailureCode, detail: String) {
+    fn fail(&mut self, code: FailureCode, detail: String) {
         self.actions.push_back(VolumeAction::Failed { code, detail });
-        self.stop(now);
+        self.stop();
     }
 
-    pub(super) fn stop(&mut self, now: Duration) {
+    /// Nothing is sent any more. Whatever is held is to be submitted next.
+    pub(super) fn stop(&mut self) {
         self.stage = Stage::Stopped;
         self.suspension = None;
         self.tokens_at = None;
@@ -152,7 +194,6 @@ impl Mirror {
             self.replica.mark_missing(blocks);
         }
         self.answer_waiting();
-        self.release_held(now);
     }
 
     /// Answers all writes that only the target is waited for.

@@ -5,7 +5,7 @@
 //!   admitted ──┤                       ├──► over: its blocks are synchronised, or missing
 //!              └── the target has it ──┘
 //! ```
-//! Only of an asynchronous mirror. No two values in flight have a byte in common: whatever is written over one meanwhile
+//! No two values in flight have a byte in common: whatever is written over one meanwhile
 //! makes its block missing, so it does not matter in which order frames of several connections arrive (hard case 4).
 //! There may be as many as fit into the buffer, tens of thousands, so they are found by block.
 
@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use chronicle::{BlockIndex, BlockRange, ByteRange};
 
-use super::WriteId;
+use crate::strategy::WriteId;
 
 /// A write that is on its way by value.
 #[derive(Debug)]

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chronicle::BlockRange;
 
-use super::{ChunkId, WriteId};
+use crate::strategy::{ChunkId, WriteId};
 
 /// A run of blocks that has been claimed for copying.
 #[derive(Debug)]
@@ -39,6 +39,7 @@ pub(super) enum ChunkState {
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
     chunks: Vec<Chunk>,
+    next: u64,
 }
 
 impl Chunks {
@@ -59,8 +60,11 @@ impl Chunks {
         self.chunks.iter().map(|chunk| chunk.blocks)
     }
 
-    pub(super) fn push(&mut self, chunk: Chunk) {
-        self.chunks.push(chunk);
+    /// Claims a run of blocks: it waits for these writes.
+    pub(super) fn push(&mut self, blocks: BlockRange, pass: Pass, waits_for: Vec<WriteId>, restarts: u32) {
+        let id = ChunkId(self.next);
+        self.next += 1;
+        self.chunks.push(Chunk { id, blocks, pass, waits_for, state: ChunkState::Waiting, restarts });
     }
 
     pub(super) fn remove(&mut self, id: ChunkId) -> Option<Chunk> {

@@ -1,0 +1,161 @@
+//! Mirroring that guests do not wait for (\[VM51\]): towards another host.
+//!
+//! ```text
+//!   a write to synchronised blocks ──► by value, while the buffer has room ──► answered when the source has it
+//!                                  └─► otherwise a bit: its blocks are missing ──► answered likewise
+//!   either, when the copying does not converge: at the rate at which the target takes, held for `wait_max` at most
+//! ```
+//! Bytes with something in flight, a value or a chunk, take no value: a write only makes their block missing. With a busy
+//! guest something is always in flight, so the replica is never equal while the gate is open. It is *near enough* when
+//! what is left will have arrived within [`Strategy::AsynchronousMirror`](super::Strategy::AsynchronousMirror)'s
+//! `drain_max`; then the gates close, and it is *synchronised* once everything has.
+
+use std::time::Duration;
+
+use chronicle::{BlockRange, ByteRange};
+
+use super::Route;
+use super::engine::{Engine, InFlight, Rewritten, Standing, Terms, Toll, Verdict, Write};
+use super::policy::{Course, Policy};
+
+/// Bytes at the target that no flush has confirmed, up to which a replica is near enough: the flush behind the closed
+/// gates has no more to do.
+const UNCONFIRMED_MAX: u64 = 32 << 20;
+/// A replica that was said to be near enough is so until it is this many times further off: a busy guest makes it
+/// nearer and further all the time.
+const SLACK: u64 = 2;
+
+/// Parts of what may be left that are aimed at, one after the other.
+const AIMS: [u64; 4] = [8, 4, 2, 1];
+/// How long each of them is aimed at.
+const AIM_LASTS: Duration = Duration::from_secs(1);
+
+/// The policy of a mirror whose guests wait for the source only.
+pub(super) struct AsynchronousMirror {
+    buffer_bytes_max: u64,
+    drain_max: Duration,
+    /// How near is near enough.
+    aim: Aim,
+}
+
+impl AsynchronousMirror {
+    pub(super) fn new(buffer_bytes_max: u64, drain_max: Duration) -> Self {
+        Self { buffer_bytes_max, drain_max, aim: Aim::default() }
+    }
+
+    /// Bytes that the target takes while gates are closed: one block at least.
+    fn bytes_within_drain(&self, engine: &Engine) -> u64 {
+        let bytes = engine.drain_rate().unwrap_or_default() * self.drain_max.as_secs_f64();
+        // A rate is finite and not negative.
+        (bytes as u64).max(engine.block_bytes())
+    }
+}
+
+impl Policy for AsynchronousMirror {
+    fn terms(&self) -> Terms {
+        // Guests do not wait for a link: what is written while it is copied is come back to later.
+        Terms {
+            in_flight: InFlight::Bytes { values_max: self.buffer_bytes_max },
+            rewritten: Rewritten::Later,
+        }
+    }
+
+    fn course(&mut self, engine: &Engine, now: Duration, write: &Write) -> Course {
+        let hurries = !engine.is_gate_open() || now >= write.patience_ends;
+        let route = engine.route(write.range, write.blocks);
+        let by_value = bytes_by_value(&route, write.range);
+        let is_full = by_value > 0 && !engine.has_room_for(by_value);
+        let overflows = is_full && (hurries || !engine.is_throttled());
+        let (route, by_value) = if overflows { (Route::SourceOnly, 0) } else { (route, by_value) };
+        let toll = Toll { by_value, undone: engine.bytes_undone(&route, write.range, write.blocks) };
+        let is_free = toll.bytes() == 0 || !engine.is_mirroring();
+        let opens_at = engine.throttle_opens_at().filter(|at| *at > now);
+        // A throttled write waits for room rather than become a bit: it costs the link less so.
+        let waits = opens_at.is_some() || by_value > 0 && is_full;
+        if !is_free && !hurries && waits {
+            return Course::Queue { until: opens_at };
+        }
+        let toll = (!is_free).then_some(toll);
+        if overflows { Course::Overflow { toll } } else { Course::Send { route, toll } }
+    }
+
+    /// Throttles guests while the mover gets too little of what the target takes: they do not wait for it themselves.
+    fn judge_convergence(&mut self, engine: &mut Engine, now: Duration) {
+        engine.judge_throttle(now);
+    }
+
+    fn next_run(&mut self, engine: &mut Engine) -> Option<BlockRange> {
+        engine.next_of_pass().or_else(|| engine.next_missing())
+    }
+
+    /// Confirms when nearly everything is there.
+    fn judge_pass(&self, engine: &Engine) -> Verdict {
+        let is_nearly_over = engine.is_pass_over()
+            && engine.bytes_unconfirmed() > UNCONFIRMED_MAX / 2
+            && engine.bytes_remaining() <= SLACK * self.bytes_within_drain(engine);
+        if is_nearly_over { Verdict::Confirm } else { Verdict::GoOn }
+    }
+
+    fn standing(&mut self, engine: &Engine, now: Duration) -> Standing {
+        if !engine.may_hand_over() {
+            self.aim = Aim::default();
+            return Standing::Behind;
+        }
+        if engine.is_equal() && !engine.has_writes() && !engine.is_gate_open() {
+            return Standing::Synchronised;
+        }
+        let said = engine.said();
+        let slack = if said == Standing::Behind { 1 } else { SLACK };
+        let left = engine.bytes_remaining() + engine.value_bytes();
+        let loosest = self.bytes_within_drain(engine);
+        let divisor = self.aim.divisor(now, said, left <= SLACK * loosest);
+        // Guests that are slowed down for it are not made to wait for more than is needed.
+        let divisor = if engine.is_throttled() { 1 } else { divisor };
+        let limit = (loosest / divisor).max(engine.block_bytes());
+        // Writes that are held are let go when the gate closes.
+        let is_near = left <= slack * limit && left + engine.bytes_held() <= SLACK * limit;
+        let is_confirmed = engine.bytes_unconfirmed() <= slack * UNCONFIRMED_MAX;
+        if is_near && is_confirmed { Standing::Converged } else { Standing::Behind }
+    }
+
+    /// When it will be near enough with more left than now, if it is not yet.
+    fn deadline(&self, engine: &Engine) -> Option<(Duration, &'static str)> {
+        let is_last = self.aim.step + 1 == AIMS.len();
+        let missed_since = self.aim.missed_since.filter(|_| engine.said() == Standing::Behind && !is_last);
+        missed_since.map(|since| (since + AIM_LASTS, "guests to write less for a moment, or for that long"))
+    }
+}
+
+/// How near is near enough: at first much nearer than it must be, because what is left arrives while guests wait. A guest that
+/// never lets it come so near is waited for only so long; once it is near enough it has to stay so.
+#[derive(Debug, Default)]
+struct Aim {
+    step: usize,
+    /// Since when this step has not been near enough; `None`: not even the last one would be.
+    missed_since: Option<Duration>,
+}
+
+impl Aim {
+    /// What the time within which what is left must arrive is divided by.
+    fn divisor(&mut self, now: Duration, said: Standing, is_as_near_as_it_must_be: bool) -> u64 {
+        match self.missed_since {
+            _ if !is_as_near_as_it_must_be => *self = Self::default(),
+            Some(since) if said == Standing::Behind => {
+                if now.saturating_sub(since) >= AIM_LASTS {
+                    self.step = (self.step + 1).min(AIMS.len() - 1);
+                    self.missed_since = Some(now);
+                }
+            }
+            _ => self.missed_since = Some(now),
+        }
+        AIMS[self.step]
+    }
+}
+
+fn bytes_by_value(route: &Route, range: ByteRange) -> u64 {
+    match route {
+        Route::SourceOnly => 0,
+        Route::Both => range.length,
+        Route::BothInPart(parts) => parts.iter().map(|part| part.length).sum(),
+    }
+}

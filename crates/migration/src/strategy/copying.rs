@@ -1,0 +1,164 @@
+//! The machine of one volume that is being copied: an [`Engine`], and a [`Policy`] that decides for it.
+
+use std::time::Duration;
+
+use chronicle::{BlockSize, LayeredBitmap};
+
+use super::engine::Engine;
+use super::policy::{Chosen, Course, Policy};
+use super::{Strategy, Tally, VolumeAction, VolumeEvent, WriteId};
+use crate::handover::source::Costs;
+use crate::pacing::PacingSettings;
+use crate::progress::{VolumeProgress, Waiting};
+
+/// What a copying is told at its beginning, whatever its strategy.
+#[derive(Clone, Debug)]
+pub struct CopyingSettings {
+    /// Bytes of a block.
+    pub block_size: BlockSize,
+    /// Size of the volume in bytes.
+    pub size_bytes: u64,
+    /// How much to copy at once.
+    pub pacing: PacingSettings,
+    /// How long a guest's write may be held, or wait for the target (design §5.7).
+    pub wait_max: Duration,
+    /// How long the target may leave a request unanswered before the migration fails, whatever else it answers.
+    /// Time that passes while it answers is never a reason.
+    pub no_progress_max: Duration,
+}
+
+/// Brings one volume's replica up to date.
+///
+/// It is driven as every machine of the core is: an event or the time goes in, then all actions are taken before anything
+/// else is told.
+pub struct Copying {
+    engine: Engine,
+    policy: Chosen,
+}
+
+impl Copying {
+    /// Makes a machine that waits to be told what is allocated.
+    pub fn new(settings: CopyingSettings, strategy: Strategy) -> Self {
+        let policy = Chosen::new(strategy);
+        Self { engine: Engine::new(settings, policy.terms()), policy }
+    }
+
+    /// Takes what happened. An event that does not fit (an answer to something unknown) changes nothing.
+    pub fn handle_event(&mut self, now: Duration, event: VolumeEvent) {
+        // One that would overtake others that the target holds up takes its turn.
+        let takes_turn = self.engine.is_queueing();
+        self.engine.handle_event(now, event);
+        if let VolumeEvent::WriteArrived { write, .. } = event
+            && !takes_turn
+        {
+            self.decide(now, write);
+        }
+        self.advance(now);
+    }
+
+    /// Does what is due.
+    pub fn handle_timeout(&mut self, now: Duration) {
+        self.engine.give_up_waiting(now);
+        self.advance(now);
+    }
+
+    /// The next thing to be done.
+    pub fn poll_action(&mut self) -> Option<VolumeAction> {
+        self.engine.poll_action()
+    }
+
+    /// When `handle_timeout` is to be called, at the latest, and what is waited for.
+    pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
+        let deadlines = self.engine.deadlines().chain(self.policy.deadline(&self.engine));
+        deadlines.chain(self.engine.gives_up_at()).min_by_key(|(at, _)| *at)
+    }
+
+    /// Changes the rate limit of what is copied.
+    pub fn set_bandwidth(&mut self, now: Duration, bytes_per_second: Option<u64>) {
+        self.engine.set_bandwidth(bytes_per_second);
+        self.advance(now);
+    }
+
+    /// Everything that the target lacks if both hosts lose at this instant what is not durable: what is missing, in
+    /// flight, not confirmed to be durable there, or being written. `None` while it is not known, and during a try at
+    /// the handover: nothing more is asked of the source's store then.
+    pub fn lacking(&self) -> Option<LayeredBitmap> {
+        self.engine.lacking()
+    }
+
+    /// What it has cost so far.
+    pub fn costs(&self) -> Costs {
+        self.engine.costs()
+    }
+
+    /// How far it is.
+    pub fn progress(&mut self, now: Duration) -> VolumeProgress {
+        let waiting = self
+            .poll_timeout()
+            .map(|(at, reason)| Waiting { reason, remaining: Some(at.saturating_sub(now)) });
+        self.engine.progress(waiting)
+    }
+
+    /// Blocks missing or in flight, those that late writes touch included.
+    pub fn blocks_remaining(&self) -> u64 {
+        self.engine.blocks_remaining()
+    }
+
+    /// What it has decided so far.
+    pub fn tally(&self) -> Tally {
+        self.costs().tally
+    }
+
+    /// What is waited for as long as it takes: the guest's own disk, which no deadline of a migration binds.
+    pub fn waits_for(&self) -> Option<&'static str> {
+        self.engine.waits_for()
+    }
+
+    /// Tells whether guest writes are admitted no faster than the target takes them.
+    pub fn is_throttled(&self) -> bool {
+        self.engine.is_throttled()
+    }
+
+    /// Tells whether somebody has paused it.
+    pub fn is_paused(&self) -> bool {
+        self.engine.is_paused()
+    }
+
+    /// Goes on with everything that can go on.
+    fn advance(&mut self, now: Duration) {
+        if !self.engine.is_stopped() {
+            self.engine.resume(now);
+            self.engine.give_up_if_stuck(now);
+        }
+        for write in self.engine.take_held() {
+            self.decide(now, write);
+        }
+        if self.engine.is_stopped() {
+            return;
+        }
+        self.policy.judge_convergence(&mut self.engine, now);
+        while self.engine.may_begin_chunk(now) {
+            let Some(run) = self.policy.next_run(&mut self.engine) else { break };
+            self.engine.begin_chunk(now, run);
+        }
+        self.engine.start_chunks(now);
+        if self.engine.may_flush() {
+            let verdict = self.policy.judge_pass(&self.engine);
+            self.engine.flush_if_due(now, verdict);
+        }
+        let standing = self.policy.standing(&self.engine, now);
+        self.engine.say(standing);
+    }
+
+    /// Does with a held write what the policy says.
+    fn decide(&mut self, now: Duration, id: WriteId) {
+        let Some(write) = self.engine.write(id) else { return };
+        match self.policy.course(&self.engine, now, &write) {
+            Course::Hold => {}
+            Course::Queue { until } => self.engine.queue(now, until),
+            Course::Mirror(route) => self.engine.mirror(now, &write, route),
+            Course::Send { route, toll } => self.engine.send(now, &write, route, toll),
+            Course::Overflow { toll } => self.engine.overflow(now, &write, toll),
+        }
+    }
+}

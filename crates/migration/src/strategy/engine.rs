@@ -1,0 +1,348 @@
+//! The mechanism of copying a volume: what is missing, in flight, and not confirmed; what has become of each guest write,
+//! chunk and flush; what faults lead to.
+//!
+//! ```text
+//!   guest writes ───► guest_write ─► writes (guests that wait for both stores), by_value ─► values (that do not)
+//!   chunks ─────────► mover ───────► chunks ──┐
+//!   faults, links ──► fault                   ├──► replica: missing ─► in flight ─► applied ─► durable
+//!   flushes ────────► flush ──────────────────┘
+//! ```
+//! It knows no strategy: where a write goes, which run is next and when the replica is near enough are decided by a
+//! [policy](super::policy), which asks it what it has to know (`questions.rs`); [`Copying`](super::Copying) asks the one and
+//! tells the other.
+
+mod by_value;
+mod chunks;
+mod drain;
+mod fault;
+mod flush;
+mod gate;
+mod growth;
+mod guest_write;
+mod meter;
+mod mover;
+mod questions;
+mod replica;
+mod tally;
+mod values;
+mod writes;
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use chronicle::{BlockIndex, BlockRange, ByteRange, LayeredBitmap};
+
+use self::chunks::Chunks;
+use self::drain::{Admission, Drain};
+use self::fault::{FaultCounts, Suspension};
+use self::flush::Flushes;
+use self::gate::Gate;
+use self::meter::Meter;
+use self::replica::ReplicaBlocks;
+use self::values::Values;
+use self::writes::{SourceSide, WriteState, Writes};
+use super::{CopyingSettings, VolumeAction, VolumeEvent};
+use crate::handover::source::Costs;
+use crate::pacing::Pacing;
+use crate::progress::{VolumeProgress, Waiting};
+
+pub(super) use by_value::Toll;
+pub use tally::Tally;
+pub(super) use writes::Write;
+
+/// The books of one volume that is being copied.
+pub(super) struct Engine {
+    settings: CopyingSettings,
+    terms: Terms,
+    stage: Stage,
+    replica: ReplicaBlocks,
+    writes: Writes,
+    /// What is on its way by value while its guest waits no more.
+    values: Values,
+    chunks: Chunks,
+    flushes: Flushes,
+    drain: Drain,
+    admission: Admission,
+    queue: Queue,
+    gate: Gate,
+    mover: Mover,
+    link: Link,
+    pacing: Pacing,
+    /// Everything before it has been claimed once; everything behind it has not. At the end of the volume: the first
+    /// pass is over.
+    cursor: BlockIndex,
+    /// Where missing blocks are looked for next, once the first pass is over.
+    scan: BlockIndex,
+    /// When the bandwidth limit lets the next chunk begin; `None` while it does not hold one up.
+    tokens_at: Option<Duration>,
+    suspension: Option<Suspension>,
+    faults: FaultCounts,
+    /// How often the target has restarted.
+    restarts: u32,
+    /// Whether the volume is about to become larger.
+    is_growing: bool,
+    /// The last thing said.
+    said: Standing,
+    meter: Meter,
+    costs: Costs,
+    actions: VecDeque<VolumeAction>,
+}
+
+/// What an engine has to know beforehand of the strategy that it works for.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Terms {
+    /// By what it is known whether as much is in flight as may be.
+    pub(super) in_flight: InFlight,
+    /// When blocks are copied again that were written while their chunk was being copied.
+    pub(super) rewritten: Rewritten,
+}
+
+/// By what it is known whether as much is in flight as may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum InFlight {
+    /// By the number of chunks.
+    Chunks,
+    /// By bytes: many small chunks, as are left late in a copying, would not fill a long link.
+    Bytes {
+        /// Bytes of guest writes that may be on their way by value.
+        values_max: u64,
+    },
+}
+
+/// When blocks are copied again that were written while their chunk was being copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Rewritten {
+    /// Right after the chunk has landed, in a second pass that holds writes to them.
+    AtOnce,
+    /// As whatever is missing.
+    Later,
+}
+
+/// What it means how far the copying has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// The copying goes on.
+    GoOn,
+    /// What it was for is applied at the target, and is to be made durable.
+    Confirm,
+}
+
+/// How near the replica is to the volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Standing {
+    Behind,
+    /// What it lacks will have arrived soon enough for the gate to be closed.
+    Converged,
+    /// They are equal.
+    Synchronised,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Being told what is allocated.
+    Surveying,
+    Copying,
+    /// Failed or cancelled: nothing is sent any more.
+    Stopped,
+}
+
+/// Whether the mover may begin chunks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mover {
+    Works,
+    /// Somebody has paused the migration.
+    Rests,
+}
+
+/// What is known of the link to the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Link {
+    Up,
+    Away,
+    /// Back, and requests of before have yet to be answered.
+    Returning {
+        since: Duration,
+    },
+}
+
+/// The writes that the target holds up, in the order in which they arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Queue {
+    Empty,
+    /// The last of them waits until the target has taken more.
+    UntilTaken,
+    /// The last of them may go then.
+    Until(Duration),
+}
+
+impl Engine {
+    pub(super) fn new(settings: CopyingSettings, terms: Terms) -> Self {
+        let blocks = settings.block_size.blocks_of(settings.size_bytes);
+        Self {
+            pacing: Pacing::new(settings.pacing.clone()),
+            settings,
+            terms,
+            stage: Stage::Surveying,
+            replica: ReplicaBlocks::new(blocks),
+            writes: Writes::default(),
+            values: Values::default(),
+            chunks: Chunks::default(),
+            flushes: Flushes::default(),
+            drain: Drain::default(),
+            admission: Admission::default(),
+            queue: Queue::Empty,
+            gate: Gate::default(),
+            mover: Mover::Works,
+            link: Link::Up,
+            cursor: BlockIndex(0),
+            scan: BlockIndex(0),
+            tokens_at: None,
+            suspension: None,
+            faults: FaultCounts::default(),
+            restarts: 0,
+            is_growing: false,
+            said: Standing::Behind,
+            meter: Meter::default(),
+            costs: Costs::default(),
+            actions: VecDeque::new(),
+        }
+    }
+
+    /// Takes note of what happened. A write that arrives is held until it is submitted.
+    pub(super) fn handle_event(&mut self, now: Duration, event: VolumeEvent) {
+        match event {
+            VolumeEvent::Allocated(range) => self.replica.mark_missing(self.covering(range)),
+            VolumeEvent::AllocationKnown => {
+                if self.stage == Stage::Surveying {
+                    self.stage = Stage::Copying;
+                }
+            }
+            VolumeEvent::WriteArrived { write, range } => self.arrive(now, write, range),
+            VolumeEvent::SourceWritten { write, result } => self.source_written(now, write, result),
+            VolumeEvent::TargetWritten { write, result } => self.target_written(now, write, result),
+            VolumeEvent::ChunkCopied { chunk, result } => self.chunk_copied(now, chunk, result),
+            VolumeEvent::TargetFlushed { flush, result } => self.target_flushed(now, flush, result),
+            VolumeEvent::TargetRestarted => self.target_lost_the_volatile(),
+            VolumeEvent::FlushWanted => self.flushes.want(),
+            VolumeEvent::GateCloses => self.gate.close(now),
+            VolumeEvent::Freeze => self.gate.freeze(),
+            VolumeEvent::GateOpens => {
+                if self.gate.is_frozen() && self.stage == Stage::Copying {
+                    // What the target flushed for its promise may have failed: it says so to the next flush.
+                    self.flushes.owe_answer();
+                }
+                self.gate.open(now);
+            }
+            VolumeEvent::LinkLost => self.link_lost(),
+            VolumeEvent::LinkBack => {
+                if self.link == Link::Away {
+                    self.link = Link::Returning { since: now };
+                }
+            }
+            VolumeEvent::Pause => self.mover = Mover::Rests,
+            VolumeEvent::Resume => self.mover = Mover::Works,
+            VolumeEvent::GrowthBegins => self.is_growing = true,
+            VolumeEvent::GrowthEnds { size_bytes } => self.grown(size_bytes),
+            VolumeEvent::Stop => self.stop(),
+        }
+    }
+
+    pub(super) fn poll_action(&mut self) -> Option<VolumeAction> {
+        self.actions.pop_front()
+    }
+
+    pub(super) fn set_bandwidth(&mut self, bytes_per_second: Option<u64>) {
+        self.pacing.set_rate(bytes_per_second);
+    }
+
+    /// Until when it does nothing by itself, and what is waited for; [`Engine::gives_up_at`] apart.
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = (Duration, &'static str)> {
+        let patience = self.writes.iter().filter_map(|write| match write.state {
+            WriteState::Mirrored { source: SourceSide::Answered { patience_ends }, .. } => {
+                Some((patience_ends, "the target to take a mirrored write"))
+            }
+            WriteState::Held => Some((write.patience_ends, "a chunk that a held write touches")),
+            _ => None,
+        });
+        let retry = self.suspension.and_then(|suspension| Some((suspension.until?, suspension.reason)));
+        let tokens = self.tokens_at.map(|at| (at, "the bandwidth limit"));
+        let admits = match self.queue {
+            Queue::Until(at) => Some((at, "the target to take what guests have written")),
+            Queue::Empty | Queue::UntilTaken => None,
+        };
+        patience.chain(retry).chain(tokens).chain(admits)
+    }
+
+    /// What is waited for as long as it takes: the guest's own disk, which no deadline of a migration binds.
+    pub(super) fn waits_for(&self) -> Option<&'static str> {
+        match self.stage {
+            Stage::Surveying => Some("what the source was asked for before the migration to end"),
+            Stage::Copying if self.link == Link::Away => Some("the other host to be reachable again"),
+            Stage::Copying if self.mover == Mover::Rests => Some("somebody to resume it"),
+            Stage::Copying if self.chunks.is_any_waiting() => {
+                Some("guest writes to blocks that are to be copied")
+            }
+            Stage::Copying if self.is_growing => Some("the volume to become larger"),
+            Stage::Copying | Stage::Stopped => None,
+        }
+    }
+
+    /// Says how near the replica is, if that has changed.
+    pub(super) fn say(&mut self, standing: Standing) {
+        if standing != self.said {
+            self.said = standing;
+            self.actions.push_back(match standing {
+                Standing::Behind => VolumeAction::Behind,
+                Standing::Converged => VolumeAction::Converged,
+                Standing::Synchronised => VolumeAction::Synchronised,
+            });
+        }
+    }
+
+    /// Everything that the target lacks if both hosts lose at this instant what is not durable.
+    pub(super) fn lacking(&self) -> Option<LayeredBitmap> {
+        if self.stage != Stage::Copying || !self.gate.is_open() {
+            return None;
+        }
+        let mut lacking = self.replica.lacking();
+        let chunks = self.chunks.ranges();
+        let writes = self.writes.iter().map(|write| write.blocks);
+        chunks.chain(writes).chain(self.values.ranges()).for_each(|blocks| {
+            lacking.insert(blocks);
+        });
+        Some(lacking)
+    }
+
+    pub(super) fn costs(&self) -> Costs {
+        self.costs
+    }
+
+    /// How far it is; `waiting`: what for, unless it is waited for as long as it takes.
+    pub(super) fn progress(&mut self, waiting: Option<Waiting>) -> VolumeProgress {
+        let waiting = waiting.or(self.waits_for().map(|reason| Waiting { reason, remaining: None }));
+        let (block_bytes, remaining) = (self.block_bytes(), self.blocks_remaining());
+        VolumeProgress {
+            bytes_synchronised: self.meter.blocks() * block_bytes,
+            bytes_missing: remaining * block_bytes,
+            fraction: self.meter.fraction(remaining),
+            waiting,
+            remaining: self.meter.remaining(remaining),
+            copy_bytes_per_second: self.meter.rate() * block_bytes as f64,
+            suspended: self.suspension.map(|suspension| suspension.reason),
+            costs: self.costs,
+        }
+    }
+
+    fn covering(&self, range: ByteRange) -> BlockRange {
+        self.settings.block_size.covering(range.offset, range.length)
+    }
+
+    fn byte_range(&self, blocks: BlockRange) -> ByteRange {
+        let (offset, length) = self.settings.block_size.byte_range(blocks);
+        ByteRange::new(offset, length.min(self.settings.size_bytes.saturating_sub(offset)))
+    }
+
+    fn end(&self) -> BlockIndex {
+        BlockIndex(self.settings.block_size.blocks_of(self.settings.size_bytes).0)
+    }
+}

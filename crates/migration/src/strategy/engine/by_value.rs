@@ -1,0 +1,135 @@
+//! Guest writes that go to the target by value while their guests wait for the source only, and what they cost.
+
+use std::time::Duration;
+
+use chronicle::{BlockRange, ByteRange};
+
+use super::drain::{Judged, Load, Situation};
+use super::values::{Part, Value};
+use super::{Engine, InFlight, Mover, Standing};
+use crate::strategy::{Route, TargetFault, VolumeAction, WriteId};
+
+/// What a guest's write costs the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::strategy) struct Toll {
+    /// Bytes that go to it by value.
+    pub(in crate::strategy) by_value: u64,
+    /// Bytes of blocks that the mover has brought, or is bringing, and will have to bring again.
+    pub(in crate::strategy) undone: u64,
+}
+
+impl Toll {
+    /// Bytes that the target has to take for it.
+    pub(in crate::strategy) fn bytes(self) -> u64 {
+        self.by_value + self.undone
+    }
+}
+
+impl Engine {
+    /// Tells whether so many bytes more may be on their way by value.
+    pub(in crate::strategy) fn has_room_for(&self, bytes: u64) -> bool {
+        // A write that is larger than the buffer goes alone.
+        self.values.is_empty() || self.values.bytes() + bytes <= self.values_max()
+    }
+
+    /// Bytes of blocks that the mover has brought, or is bringing, and will have to bring again after a write that goes so.
+    pub(in crate::strategy) fn bytes_undone(
+        &self,
+        route: &Route,
+        range: ByteRange,
+        blocks: BlockRange,
+    ) -> u64 {
+        let by_value = |block: BlockRange| match route {
+            Route::Both => true,
+            Route::SourceOnly => false,
+            Route::BothInPart(parts) => parts.iter().any(|part| self.covering(*part).overlaps(&block)),
+        };
+        if range.length == 0 || *route == Route::Both {
+            return 0;
+        }
+        let single = blocks.iter().map(|block| BlockRange::new(block.0, block.0 + 1));
+        let undone = single.filter(|block| !by_value(*block) && !self.replica.misses_any(*block));
+        undone.count() as u64 * self.block_bytes()
+    }
+
+    /// Keeps the books of a write of which `parts` go by value.
+    pub(super) fn send_values(&mut self, now: Duration, id: WriteId, parts: &[ByteRange]) {
+        let value = Value {
+            parts: parts.iter().map(|part| (*part, self.covering(*part))).collect(),
+            since: now,
+            restarts: self.restarts,
+            source: Part::UnderWay,
+            target: Part::UnderWay,
+        };
+        self.values.insert(id, value);
+        self.drain.note(now, 0, self.load());
+    }
+
+    /// The source has a write that also goes by value: its guest waits for nothing more.
+    pub(super) fn source_has_value(&mut self, id: WriteId) {
+        self.actions.push_back(VolumeAction::Complete { write: id });
+        self.writes.remove(id);
+        if self.values.source_ended(id) {
+            self.chunks.write_ended(id);
+        }
+    }
+
+    /// The target has answered for a value.
+    pub(super) fn target_has_value(&mut self, now: Duration, id: WriteId, result: Result<(), TargetFault>) {
+        let Some(value) = self.values.target_ended(id) else { return };
+        let (restarts, bytes) = (value.restarts, value.bytes());
+        let blocks: Vec<_> = value.parts.iter().map(|(_, blocks)| *blocks).collect();
+        let result = self.under_present_incarnation(restarts, result);
+        for blocks in blocks {
+            match result {
+                Ok(()) => self.replica.applied(blocks),
+                Err(_) => self.replica.mark_missing(blocks),
+            }
+        }
+        if self.values.remove_if_over(id) {
+            self.chunks.write_ended(id);
+        }
+        match result {
+            Ok(()) => {
+                self.costs.bytes_mirrored += bytes;
+                self.faults.target_works();
+                self.admission.note_by_value(bytes);
+                self.drain.note(now, bytes, self.load());
+            }
+            Err(fault) => self.target_failed(now, fault),
+        }
+    }
+
+    /// How much is in flight.
+    pub(super) fn load(&self) -> Load {
+        let enough = self.is_mover_full() || self.values.bytes() >= (self.values_max() / 4).max(1);
+        if enough {
+            Load::Enough
+        } else if self.chunks.is_empty() && self.values.is_empty() {
+            Load::Nothing
+        } else {
+            Load::Little
+        }
+    }
+
+    /// Throttles guest writes while the mover makes too little progress for the copying to converge.
+    pub(in crate::strategy) fn judge_throttle(&mut self, now: Duration) {
+        if !self.is_mirroring() || self.mover == Mover::Rests {
+            self.admission.free();
+            return;
+        }
+        let done = self.said != Standing::Behind || self.tokens_at.is_some();
+        let situation = if done { Situation::Other } else { Situation::Copying };
+        match self.admission.judge(now, self.drain.rate(), situation) {
+            Judged::Throttled => self.costs.tally.throttles += 1,
+            Judged::Nothing | Judged::Freed => {}
+        }
+    }
+
+    fn values_max(&self) -> u64 {
+        match self.terms.in_flight {
+            InFlight::Chunks => 0,
+            InFlight::Bytes { values_max } => values_max,
+        }
+    }
+}

@@ -1,0 +1,150 @@
+//! Chunks: which there could be next, and what has become of each.
+
+use std::time::Duration;
+
+use chronicle::{BlockIndex, BlockRange};
+
+use super::chunks::Pass;
+use super::{Engine, InFlight, Mover, Rewritten};
+use crate::pacing::PacingSettings;
+use crate::planted::{Bug, broken};
+use crate::strategy::{ChunkId, Copied, CopyFault, SourceFault, VolumeAction};
+
+/// Chunks in flight where bytes count, however small: each is looked at whenever a guest writes.
+const CHUNKS_MAX: usize = 256;
+
+impl Engine {
+    /// Tells whether another chunk may begin, if there is one.
+    pub(in crate::strategy) fn may_begin_chunk(&mut self, now: Duration) -> bool {
+        self.tokens_at = None;
+        if !self.wants_chunk() {
+            return false;
+        }
+        let start_at = self.pacing.next_start(now);
+        // Behind closed gates guests wait for what is left: it is counted, and kept to no rate.
+        if start_at > now && self.gate.is_open() {
+            self.tokens_at = Some(start_at);
+            return false;
+        }
+        true
+    }
+
+    /// The next run of the first pass, which looks at each block once; `None`: it is over.
+    pub(in crate::strategy) fn next_of_pass(&mut self) -> Option<BlockRange> {
+        if self.is_pass_over() {
+            return None;
+        }
+        let run = self.unclaimed_run(self.cursor);
+        self.cursor = run.map_or(self.end(), |run| run.end);
+        run
+    }
+
+    /// The next run of missing blocks, round and round.
+    pub(in crate::strategy) fn next_missing(&mut self) -> Option<BlockRange> {
+        let run = self.unclaimed_run(self.scan).or_else(|| self.unclaimed_run(BlockIndex(0)))?;
+        self.scan = run.end;
+        Some(run)
+    }
+
+    /// Copies a run for the first time, as soon as the writes submitted to it have ended.
+    pub(in crate::strategy) fn begin_chunk(&mut self, now: Duration, blocks: BlockRange) {
+        self.claim(blocks, Pass::First);
+        self.pacing.spend(now, self.byte_range(blocks).length);
+    }
+
+    /// The first run of blocks at or behind `from` that are missing and not in flight: what is in flight is not sent
+    /// again before it has landed (hard case 4).
+    fn unclaimed_run(&self, from: BlockIndex) -> Option<BlockRange> {
+        let blocks_max = (self.settings.pacing.chunk_bytes / self.settings.block_size.bytes()).max(1);
+        let mut from = from;
+        loop {
+            let run = self.replica.next_missing(from, blocks_max)?;
+            match self.chunks.first_touching(run) {
+                None => return Some(run),
+                Some(busy) if run.start < busy.start => {
+                    return Some(BlockRange { start: run.start, end: busy.start });
+                }
+                Some(busy) => from = busy.end,
+            }
+        }
+    }
+
+    fn wants_chunk(&self) -> bool {
+        self.is_mirroring()
+            && self.mover == Mover::Works
+            && !self.gate.is_frozen()
+            && !self.is_mover_full()
+            && (!self.replica.is_complete() || !self.is_pass_over())
+    }
+
+    /// Tells whether as much is in flight as may be.
+    pub(super) fn is_mover_full(&self) -> bool {
+        let PacingSettings { depth, chunk_bytes, .. } = self.settings.pacing;
+        let count = self.chunks.len();
+        match self.terms.in_flight {
+            InFlight::Chunks => count >= depth,
+            InFlight::Bytes { .. } => {
+                let bytes = self.chunks.blocks() * self.block_bytes();
+                count >= CHUNKS_MAX || bytes > chunk_bytes.saturating_mul((depth as u64).saturating_sub(1))
+            }
+        }
+    }
+
+    fn claim(&mut self, blocks: BlockRange, pass: Pass) {
+        let mut waits_for =
+            if broken(Bug::WritesInFlight) { Vec::new() } else { self.writes.submitted_to(blocks) };
+        if !broken(Bug::ChunkOvertakesValue) {
+            waits_for.extend(self.values.in_blocks(blocks));
+        }
+        self.replica.claim(blocks);
+        self.chunks.push(blocks, pass, waits_for, self.restarts);
+    }
+
+    /// Copies the claimed runs that wait for no write any more.
+    pub(in crate::strategy) fn start_chunks(&mut self, now: Duration) {
+        let ready = self.chunks.start_ready(now);
+        if !ready.is_empty() {
+            self.drain.note(now, 0, self.load());
+        }
+        for (chunk, blocks) in ready {
+            self.actions.push_back(VolumeAction::Copy { chunk, range: self.byte_range(blocks) });
+        }
+    }
+
+    pub(super) fn chunk_copied(&mut self, now: Duration, id: ChunkId, result: Result<Copied, CopyFault>) {
+        let Some(chunk) = self.chunks.remove(id) else { return };
+        let result = match result {
+            Ok(copied) => {
+                self.under_present_incarnation(chunk.restarts, Ok(copied)).map_err(CopyFault::Target)
+            }
+            Err(fault) => Err(fault),
+        };
+        match result {
+            Ok(copied) => {
+                self.costs.bytes_copied += copied.bytes_written;
+                self.costs.bytes_zero += copied.bytes_zero;
+                self.costs.tally.chunks_copied += 1;
+                self.costs.tally.chunks_copied_again += u64::from(chunk.pass == Pass::Second);
+                self.faults.both_work();
+                self.flushes.bulk_is_applied();
+                self.replica.applied(chunk.blocks);
+                self.meter.add(now, chunk.blocks.len());
+                self.admission.note_moved(chunk.blocks.len() * self.block_bytes());
+                self.drain.note(now, copied.bytes_written, self.load());
+                let again = chunk.pass == Pass::First && self.terms.rewritten == Rewritten::AtOnce;
+                if again && self.is_mirroring() {
+                    while let Some(blocks) = self.replica.missing_within(chunk.blocks) {
+                        self.claim(blocks, Pass::Second);
+                    }
+                }
+            }
+            Err(fault) => {
+                self.replica.mark_missing(chunk.blocks);
+                match fault {
+                    CopyFault::Target(fault) => self.target_failed(now, fault),
+                    CopyFault::Source(SourceFault) => self.source_failed(now, chunk.blocks),
+                }
+            }
+        }
+    }
+}
