@@ -10,18 +10,28 @@ use super::Host;
 use crate::migrations::ends;
 
 impl Host {
-    /// Accounts for each migration that ends from now on, when everything that goes with it is settled.
+    /// Accounts for each migration that ends from now on, when everything that goes with it is settled, until the daemon stops.
     pub(crate) fn account_for_migrations(self: &Arc<Self>) {
         let (host, mut ends) = (Arc::clone(self), self.migrations.ends());
         tokio::spawn(async move {
-            while let Some(migration) = ends.recv().await {
-                tokio::spawn(Arc::clone(&host).account_for(migration));
+            loop {
+                tokio::select! {
+                    // The news come for as long as there is a host.
+                    Some(migration) = ends.recv() => {
+                        tokio::spawn(Arc::clone(&host).account_for(migration));
+                    }
+                    // N.B. whoever keeps the host keeps its data folder locked.
+                    () = host.stopping() => return,
+                }
             }
         });
     }
 
     async fn account_for(self: Arc<Self>, migration: MigrationId) {
-        self.migrations.over(migration).await;
+        tokio::select! {
+            () = self.migrations.over(migration) => {}
+            () = self.stopping() => return,
+        }
         let known = self.journal.read(|state: &State| state.migrations.get(&migration).cloned());
         let (Some(known), Ok(ended)) = (known, self.migrations.get(&self.journal, migration)) else { return };
         self.ends.add(ends::direction(&known.side), &ended);
