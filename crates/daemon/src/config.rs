@@ -42,10 +42,12 @@
 //!
 //! Every deviation is an error that names the key: a daemon that guesses serves the wrong disk.
 
+mod faults;
 pub mod folders;
 mod hooks;
 mod hosts;
 mod keys;
+mod limits;
 mod machines;
 mod nbd;
 mod sockets;
@@ -53,22 +55,24 @@ mod stores;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use api::{Address, AddressError};
-use migration::queue::QueueLimits;
 use serde::Deserialize;
 
+use self::faults::{all, both};
 use self::hooks::FileHooks;
 use self::hosts::FileHosts;
+use self::limits::FileLimits;
 use self::machines::FileMachines;
 use self::nbd::FileNbd;
 use self::sockets::FileSocket;
 use self::stores::FileStore;
+pub use faults::Faults;
 pub(crate) use hooks::TIMEOUT_S as HOOK_TIMEOUT_S;
 pub use hooks::{HookProblem, HooksConfig};
 pub use hosts::HostsConfig;
 pub use keys::UnknownKey;
+pub use limits::{KeptLimits, Limits};
 pub use machines::{MachinesConfig, QemuUser, RunsAs};
 pub use nbd::{NbdConfig, TlsConfig, TlsPolicy};
 pub use sockets::{SocketAccess, SocketFault, SocketMode, SocketOwner};
@@ -82,25 +86,6 @@ pub const DEFAULT_STORE: &str = "default";
 const VOLUME_SOCKETS_FOLDER: &str = "volumes";
 /// Largest configuration file in bytes: thousands of stores fit, a disk image given by mistake does not.
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Range of `mirror_wait_max_ms`. Below, a busy disk counts as hung; above, guests' file systems give up.
-const MIRROR_WAIT_MS: std::ops::RangeInclusive<u64> = 10..=30_000;
-/// Range of `stop_wait_max_ms`. Above, service managers kill.
-const STOP_WAIT_MS: std::ops::RangeInclusive<u64> = 100..=80_000;
-
-/// Migrations under way at a time, if nobody says: the two that fill a pair of stores, and two more, so that one that
-/// switches over or waits for a link leaves nothing idle. Each costs its guest a share of the disk for as long as it lasts:
-/// as many at once are not faster, and all of them last longer.
-const MIGRATIONS_PER_HOST_DEFAULT: u32 = 4;
-/// Of these, those that use one store, if nobody says: one keeps a disk busy, a second one fills the pauses of the first. More
-/// copyings make random requests of sequential ones.
-const MIGRATIONS_PER_STORE_DEFAULT: u32 = 2;
-/// Images of one volume that are kept, if nobody says: a volume that goes round between a few stores or hosts finds the latest of
-/// each; more of them are only older.
-const KEPT_IMAGES_PER_VOLUME_DEFAULT: u32 = 8;
-/// Hundredths of a store that kept images may take, if nobody says: as much again is there for what is in use.
-const KEPT_PERCENT_OF_STORE_DEFAULT: u32 = 50;
-/// Range of numbers of migrations, and of kept images. Without any nothing could ever be moved; each has a thread and buffers.
-const MIGRATIONS: std::ops::RangeInclusive<u64> = 1..=1000;
 
 /// What a daemon is told, checked and complete.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,28 +127,6 @@ pub enum EngineSetting {
     IoUring,
     /// Threads.
     Threads,
-}
-
-/// Limits that depend on the site.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Longest that a migration may hold a guest's write (design §5.7).
-    pub mirror_wait_max: Duration,
-    /// Longest that a stopping daemon waits for the requests of a volume.
-    pub stop_wait_max: Duration,
-    /// Migrations under way at a time; more wait for their turn.
-    pub queue: QueueLimits,
-    /// How much of what migrations left is kept.
-    pub kept: KeptLimits,
-}
-
-/// How many of the images that migrations left are kept; beyond that the oldest go that nothing relies on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KeptLimits {
-    /// Of one volume.
-    pub images_per_volume: u32,
-    /// In hundredths of a store's size: the space of all of them.
-    pub percent_of_store: u32,
 }
 
 /// What the command line says; `None`: nothing.
@@ -324,15 +287,23 @@ impl Config {
     /// Reads the configuration: the command line, then the file, then the defaults of this user.
     ///
     /// # Errors
-    /// [`ConfigError`]. Without an explicit file, a missing one is no error.
+    /// The first of [`Config::load_whole`].
     pub fn load(overrides: &Overrides, folders: &Folders) -> Result<Self, ConfigError> {
+        Self::load_whole(overrides, folders).map_err(Faults::into_first)
+    }
+
+    /// As [`Config::load`], to the end also when something is wrong.
+    ///
+    /// # Errors
+    /// Every [`ConfigError`] that there is. Without an explicit file, a missing one is none.
+    pub fn load_whole(overrides: &Overrides, folders: &Folders) -> Result<Self, Faults> {
         let explicit = overrides.config_file.as_deref();
-        let Some(path) = explicit.or(folders.config_file.as_deref()) else {
+        let Some(path) = overrides.file(folders) else {
             return Self::build(Path::new("(no file)"), File::default(), overrides, folders);
         };
         match read(path) {
             Ok(text) => {
-                let config = Self::parse(path, &text, overrides, folders)?;
+                let config = Self::parse_whole(path, &text, overrides, folders)?;
                 config.hooks.look(path)?;
                 Ok(config)
             }
@@ -341,7 +312,7 @@ impl Config {
             {
                 Self::build(path, File::default(), overrides, folders)
             }
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         }
     }
 
@@ -355,60 +326,49 @@ impl Config {
         overrides: &Overrides,
         folders: &Folders,
     ) -> Result<Self, ConfigError> {
-        Self::build(path, File::parse(path, text)?, overrides, folders)
+        Self::parse_whole(path, text, overrides, folders).map_err(Faults::into_first)
     }
 
-    fn build(path: &Path, file: File, overrides: &Overrides, folders: &Folders) -> Result<Self, ConfigError> {
-        let data_dir = match (&overrides.data_dir, file.data_dir, &folders.data_dir) {
-            (Some(given), _, _) => absolute(given),
-            (None, Some(configured), _) => require_absolute(path, "data_dir", configured)?,
-            (None, None, Some(default)) => default.clone(),
-            (None, None, None) => return Err(ConfigError::NoDataDir),
+    fn parse_whole(
+        path: &Path,
+        text: &str,
+        overrides: &Overrides,
+        folders: &Folders,
+    ) -> Result<Self, Faults> {
+        let syntax = |error: toml::de::Error| ConfigError::Syntax {
+            path: path.to_owned(),
+            detail: error.to_string().trim_end().to_owned(),
         };
-        let api = match (&overrides.api, file.api) {
-            (Some(given), _) => Address::unix(absolute(given.path()))?,
-            (None, Some(text)) => {
-                let address: Address = text.parse()?;
-                require_absolute(path, "api", address.path().to_owned())?;
-                address
-            }
-            (None, None) => Address::unix(folders.api_socket())?,
+        let table = toml::de::DeTable::parse(text).map_err(syntax)?;
+        let unknown = keys::unknown(text, table.get_ref());
+        let unknown = unknown.into_iter().map(|key| ConfigError::UnknownKey { path: path.to_owned(), key });
+        // Keys come first: of a misspelt key that was required, the misspelling is what is wrong.
+        let known = all(unknown.map(Err::<(), _>));
+        let built = match toml::from_str(text).map_err(syntax) {
+            Ok(file) => Self::build(path, file, overrides, folders),
+            Err(error) => Err(error.into()),
         };
+        both(known, built).map(|(_, built)| built)
+    }
+
+    fn build(path: &Path, file: File, overrides: &Overrides, folders: &Folders) -> Result<Self, Faults> {
+        let data_dir = data_dir(path, file.data_dir, overrides, folders);
+        let api = api(path, file.api, overrides, folders);
+        // Where it is matters only to the store that there is if none is written.
+        let default_in = data_dir.as_deref().unwrap_or(Path::new("/"));
+        let stores = stores::check(path, file.stores, default_in);
+        let storage = both(both(data_dir, stores), file.limits.check(path));
+        let sockets = both(
+            file.api_socket.check(path, "api_socket"),
+            file.volume_sockets.check(path, "volume_sockets"),
+        );
+        let network = both(file.nbd.check(path), file.hosts.check(path));
+        let vms = both(file.machines.check(path), file.hooks.check(path));
+        let (((data_dir, stores), limits), rest) =
+            both(storage, both(both(api, sockets), both(network, vms)))?;
+        let ((api, (api_socket, volume_sockets)), ((nbd, hosts), (machines, hooks))) = rest;
         let volume_sockets_dir =
             api.path().parent().unwrap_or_else(|| Path::new("/")).join(VOLUME_SOCKETS_FOLDER);
-        let stores = stores::check(path, file.stores, &data_dir)?;
-        let api_socket = file.api_socket.check(path, "api_socket")?;
-        let volume_sockets = file.volume_sockets.check(path, "volume_sockets")?;
-        let limits = Limits {
-            mirror_wait_max: milliseconds(
-                path,
-                "limits.mirror_wait_max_ms",
-                file.limits.mirror_wait_max_ms,
-                &MIRROR_WAIT_MS,
-            )?,
-            stop_wait_max: milliseconds(
-                path,
-                "limits.stop_wait_max_ms",
-                file.limits.stop_wait_max_ms,
-                &STOP_WAIT_MS,
-            )?,
-            queue: QueueLimits {
-                per_host: count(path, "limits.migrations_per_host", file.limits.migrations_per_host)?,
-                per_store: count(path, "limits.migrations_per_store", file.limits.migrations_per_store)?,
-            },
-            kept: KeptLimits {
-                images_per_volume: count(
-                    path,
-                    "limits.kept_images_per_volume",
-                    file.limits.kept_images_per_volume,
-                )?,
-                percent_of_store: percent(
-                    path,
-                    "limits.kept_percent_of_store",
-                    file.limits.kept_percent_of_store,
-                )?,
-            },
-        };
         Ok(Self {
             data_dir,
             api,
@@ -416,13 +376,20 @@ impl Config {
             engine: file.engine,
             api_socket,
             volume_sockets,
-            nbd: file.nbd.check(path)?,
-            hosts: file.hosts.check(path)?,
-            machines: file.machines.check(path)?,
-            hooks: file.hooks.check(path)?,
+            nbd,
+            hosts,
+            machines,
+            hooks,
             stores,
             limits,
         })
+    }
+}
+
+impl Overrides {
+    /// The file that is read: the one that was named, else the one where such a user has it.
+    pub fn file<'a>(&'a self, folders: &'a Folders) -> Option<&'a Path> {
+        self.config_file.as_deref().or(folders.config_file.as_deref())
     }
 }
 
@@ -454,41 +421,34 @@ struct File {
     limits: FileLimits,
 }
 
-#[derive(Debug, Deserialize)]
-#[serde(default)]
-struct FileLimits {
-    mirror_wait_max_ms: u64,
-    stop_wait_max_ms: u64,
-    migrations_per_host: u64,
-    migrations_per_store: u64,
-    kept_images_per_volume: u64,
-    kept_percent_of_store: u64,
-}
-
-impl Default for FileLimits {
-    fn default() -> Self {
-        Self {
-            mirror_wait_max_ms: 1000,
-            stop_wait_max_ms: 10_000,
-            migrations_per_host: MIGRATIONS_PER_HOST_DEFAULT.into(),
-            migrations_per_store: MIGRATIONS_PER_STORE_DEFAULT.into(),
-            kept_images_per_volume: KEPT_IMAGES_PER_VOLUME_DEFAULT.into(),
-            kept_percent_of_store: KEPT_PERCENT_OF_STORE_DEFAULT.into(),
-        }
+fn data_dir(
+    path: &Path,
+    written: Option<PathBuf>,
+    overrides: &Overrides,
+    folders: &Folders,
+) -> Result<PathBuf, ConfigError> {
+    match (&overrides.data_dir, written, &folders.data_dir) {
+        (Some(given), _, _) => Ok(absolute(given)),
+        (None, Some(configured), _) => require_absolute(path, "data_dir", configured),
+        (None, None, Some(default)) => Ok(default.clone()),
+        (None, None, None) => Err(ConfigError::NoDataDir),
     }
 }
 
-impl File {
-    fn parse(path: &Path, text: &str) -> Result<Self, ConfigError> {
-        let syntax = |error: toml::de::Error| ConfigError::Syntax {
-            path: path.to_owned(),
-            detail: error.to_string().trim_end().to_owned(),
-        };
-        // Keys are checked first: of a misspelt key that was required, the misspelling is what is wrong.
-        let table = toml::de::DeTable::parse(text).map_err(syntax)?;
-        keys::check(text, table.get_ref())
-            .map_err(|key| ConfigError::UnknownKey { path: path.to_owned(), key })?;
-        toml::from_str(text).map_err(syntax)
+fn api(
+    path: &Path,
+    written: Option<String>,
+    overrides: &Overrides,
+    folders: &Folders,
+) -> Result<Address, ConfigError> {
+    match (&overrides.api, written) {
+        (Some(given), _) => Ok(Address::unix(absolute(given.path()))?),
+        (None, Some(text)) => {
+            let address: Address = text.parse()?;
+            require_absolute(path, "api", address.path().to_owned())?;
+            Ok(address)
+        }
+        (None, None) => Ok(Address::unix(folders.api_socket())?),
     }
 }
 
@@ -511,25 +471,6 @@ fn require_absolute(path: &Path, key: &str, value: PathBuf) -> Result<PathBuf, C
 /// A path of the command line is relative to where the command was given.
 fn absolute(given: &Path) -> PathBuf {
     std::path::absolute(given).unwrap_or_else(|_| given.to_owned())
-}
-
-fn milliseconds(
-    path: &Path,
-    key: &'static str,
-    value: u64,
-    range: &std::ops::RangeInclusive<u64>,
-) -> Result<Duration, ConfigError> {
-    within(path, key, value, range).map(Duration::from_millis)
-}
-
-fn count(path: &Path, key: &'static str, value: u64) -> Result<u32, ConfigError> {
-    // What is in the range fits.
-    within(path, key, value, &MIGRATIONS).map(|value| u32::try_from(value).unwrap_or(u32::MAX))
-}
-
-fn percent(path: &Path, key: &'static str, value: u64) -> Result<u32, ConfigError> {
-    // What is in the range fits.
-    within(path, key, value, &(1..=100)).map(|value| u32::try_from(value).unwrap_or(u32::MAX))
 }
 
 fn within(

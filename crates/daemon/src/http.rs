@@ -20,6 +20,8 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use http_body_util::BodyExt as _;
+use hyper::service::Service as _;
+use hyper_util::service::TowerToHyperService;
 use lane::Rest;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -47,6 +49,14 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
         .with_state(host)
+}
+
+/// Tells whether a request is answered: by the routes themselves, so that clients who take all connections do not matter.
+pub(crate) async fn answers(router: Router) -> bool {
+    let request = Request::get("/v1/host").body(Body::empty());
+    let Ok(request) = request else { return false };
+    let answered = TowerToHyperService::new(router).call(request).await;
+    answered.is_ok_and(|answer| answer.status().is_success())
 }
 
 /// The operations, with what the document says of them.

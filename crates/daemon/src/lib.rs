@@ -19,6 +19,7 @@
 //! upon; what is here besides is forgotten at a restart, and found again from the journal.
 
 pub mod config;
+mod config_check;
 mod error;
 pub mod fail_point;
 mod files;
@@ -33,12 +34,14 @@ mod migrations;
 pub mod names;
 mod peers;
 mod serve;
+mod service_manager;
 mod stores;
 mod vms;
 mod volumes;
 
 pub use config::folders::Folders;
 pub use config::{Config, ConfigError, EngineSetting, StoreConfig};
+pub use config_check::{ConfigCheck, ConfigProblem};
 pub use files::lock::LockError;
 pub use files::sockets::SocketError;
 pub use http::openapi_document;

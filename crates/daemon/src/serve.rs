@@ -3,6 +3,7 @@
 //! ```text
 //!   lock the data folder ► journal ► stores ► end interrupted migrations ► settle left-over files
 //!        ► volumes get their lanes, waiting where somebody holds an image ► API
+//!        ► the service manager is told
 //!   SIGTERM, SIGINT ► API closed ► operations end ► lanes drain ► sockets removed; a second signal: at once
 //! ```
 //! Nothing is served before the journal says who owns it. What one volume lacks keeps no other from being served.
@@ -15,7 +16,7 @@ use std::sync::Arc;
 use migration::CommitFault;
 use migration::journal::State;
 use tokio::net::UnixListener;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
 use crate::config::{Config, DEFAULT_STORE, RunsAs, StoreConfig};
@@ -30,6 +31,7 @@ use crate::http;
 use crate::journal::{Journal, JournalError};
 use crate::migrations::recovery;
 use crate::peers::Peers;
+use crate::service_manager;
 use crate::stores::Stores;
 use crate::volumes::chronicles::Chronicles;
 
@@ -111,6 +113,8 @@ pub struct Daemon {
     host: Arc<Host>,
     listener: UnixListener,
     api: PathBuf,
+    /// Orders to read certificates again. Taken from the start on: who did not would be ended by one.
+    hang_ups: Signal,
 }
 
 impl Daemon {
@@ -120,6 +124,7 @@ impl Daemon {
     /// [`ServeError`]; nothing is served then.
     pub async fn start(config: Config) -> Result<Self, ServeError> {
         fail_point::arm_from_environment()?;
+        let hang_ups = signal(SignalKind::hangup()).map_err(ServeError::Api)?;
         let api = config.api.path().to_owned();
         make_folder(&config.data_dir)?;
         keep_to_owner(&config.data_dir)?;
@@ -164,7 +169,7 @@ impl Daemon {
         peers.begin();
         host.begin_retention();
         tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");
-        Ok(Self { host, listener, api })
+        Ok(Self { host, listener, api, hang_ups })
     }
 
     /// Serves the API until `stop` resolves, then stops in order.
@@ -172,17 +177,24 @@ impl Daemon {
     /// # Errors
     /// [`ServeError::Api`].
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), ServeError> {
-        let Self { host, listener, api } = self;
+        let Self { host, listener, api, hang_ups } = self;
         let (closing, closed) = oneshot::channel();
-        let server = tokio::spawn(http::serve(listener, http::router(Arc::clone(&host)), async move {
+        let router = http::router(Arc::clone(&host));
+        let watched = router.clone();
+        let server = tokio::spawn(http::serve(listener, router, async move {
             stop.await;
             // Nobody listens if the server has failed.
             let _ = closing.send(());
         }));
-        let hang_ups = tokio::spawn(Arc::clone(&host).read_certificates_at_hang_up());
+        let hang_ups = tokio::spawn(Arc::clone(&host).read_certificates_at_hang_up(hang_ups));
+        // Until the end: stopping may take its time, and is to be seen alive meanwhile.
+        let is_alive = move || http::answers(watched.clone());
+        let alive = tokio::spawn(service_manager::feed_watchdog(is_alive));
+        service_manager::tell_ready(host.volumes.list().len());
         // Resolves when it is to stop, or when the server has failed and dropped its side.
         let failed = closed.await.is_err();
         hang_ups.abort();
+        service_manager::tell_stopping();
         // Connections under way get their answers while the lanes drain.
         if let Err(error) = sockets::remove(&api) {
             tracing::warn!(path = %api.display(), %error, "the API's socket is left over");
@@ -191,6 +203,7 @@ impl Daemon {
         if tokio::time::timeout(host.config.limits.stop_wait_max, server).await.is_err() {
             tracing::warn!("a client of the API does not take its answer");
         }
+        alive.abort();
         if failed {
             return Err(ServeError::Api(std::io::ErrorKind::BrokenPipe.into()));
         }

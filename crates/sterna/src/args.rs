@@ -1,6 +1,7 @@
 //! The command line.
 
 mod bench;
+mod config;
 mod demo;
 mod host;
 mod replica;
@@ -12,6 +13,7 @@ use std::path::PathBuf;
 pub(crate) use self::bench::{
     BenchCommand, BenchLinkArguments, BenchMachineArguments, BenchMirrorArguments, BenchNbdArguments,
 };
+pub(crate) use self::config::{ConfigCommand, GenerateArguments};
 pub(crate) use self::demo::{DemoArguments, Scene};
 pub(crate) use self::host::HostCommand;
 pub(crate) use self::replica::ReplicaCommand;
@@ -61,6 +63,9 @@ pub(crate) enum Command {
     /// Run the daemon: serve volumes to guests, and the API to the other commands.
     #[command(after_help = SERVE_HELP)]
     Serve(ServeArguments),
+    /// The configuration: check it.
+    #[command(subcommand)]
+    Config(ConfigCommand),
     /// The stores that volumes can be in.
     #[command(subcommand)]
     Store(StoreCommand),
@@ -94,6 +99,9 @@ pub(crate) enum Command {
     /// Measure Sterna beside the raw disk, QEMU's storage daemon and off-line copies.
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Write manual pages and the shells' completions into a folder: what packages install.
+    #[command(hide = true, after_help = config::GENERATE_HELP)]
+    Generate(GenerateArguments),
 }
 
 #[derive(Debug, Args)]

@@ -1,7 +1,9 @@
 //! The commands, one file for each noun.
 
 mod bench;
+mod config;
 mod demo;
+mod generate;
 mod health;
 mod host;
 mod metrics;
@@ -81,6 +83,14 @@ pub(crate) enum CommandError {
         /// What the system answered.
         source: std::io::Error,
     },
+    /// Manual pages and completions could not be written.
+    #[error("manual pages and completions cannot be written to {path}")]
+    Generate {
+        /// To which folder.
+        path: PathBuf,
+        /// What the system answered.
+        source: std::io::Error,
+    },
     /// A file of the command line cannot be read.
     #[error("the file {path} cannot be read")]
     File {
@@ -117,7 +127,9 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
     };
     match arguments.command {
         Command::Bench(command) => bench::run(command, format).await,
+        Command::Config(command) => config::run(command, format),
         Command::Demo(order) => demo::run(order, format).await,
+        Command::Generate(order) => generate::run(&order),
         Command::Serve(order) => serve::run(order).await,
         Command::Store(command) => store::run(&client(arguments.host)?, &command, format).await,
         Command::Host(command) => host::run(&client(arguments.host)?, command, format).await,

@@ -11,7 +11,7 @@ use crate::commands::CommandError;
 pub(crate) enum Exit {
     /// It did what it was asked for; of `migrate` and `migration watch`: the volume is at the target.
     Success = 0,
-    /// Something happened that has no code of its own: an I/O error, a defect.
+    /// Something happened that has no code of its own: an I/O error, a defect. Of `config check`: something is wrong.
     Unexpected = 1,
     /// The command line or the configuration is wrong; nothing was done. (clap uses the same number.)
     Usage = 2,
@@ -39,7 +39,7 @@ pub(crate) enum Exit {
 pub(crate) const HELP: &str = "\
 Exit codes:
     0  success; of `migrate` and `migration watch`: the volume is at the target
-    1  something unexpected: an I/O error or a defect
+    1  something unexpected: an I/O error or a defect; of `config check`: something is wrong
     2  the command line or the configuration is wrong
     3  what was named does not exist
     4  the daemon refused; nothing has changed
@@ -62,6 +62,7 @@ impl Exit {
             CommandError::Demo(_)
             | CommandError::Bench(_)
             | CommandError::Page { .. }
+            | CommandError::Generate { .. }
             | CommandError::Program(_)
             | CommandError::Signals(_)
             | CommandError::Unwritten(_)

@@ -5,18 +5,18 @@
 mod args;
 mod commands;
 mod exit;
+mod log;
 mod output;
 mod progress;
 mod units;
 
-use std::io::IsTerminal as _;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser as _;
 use tracing_subscriber::EnvFilter;
 
-use crate::args::{Arguments, LogFormat};
+use crate::args::Arguments;
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
@@ -52,12 +52,7 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
             return Ok(Exit::Usage);
         }
     };
-    let is_terminal = std::io::stderr().is_terminal();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match arguments.log_format {
-        LogFormat::Text => log.with_ansi(is_terminal).init(),
-        LogFormat::Json => log.json().init(),
-    }
+    log::start(filter, arguments.log_format);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("the system gives this process no event loop")?;
     let format = arguments.format();

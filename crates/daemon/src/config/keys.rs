@@ -79,17 +79,12 @@ const ROOT: Table = Table::Keys(
     ],
 );
 
-/// Checks every key of `table`, which was parsed from `text`.
-///
-/// # Errors
-/// The first key that means nothing, in the order of the file's text.
-pub(super) fn check(text: &str, table: &DeTable<'_>) -> Result<(), UnknownKey> {
+/// The keys of `table`, which was parsed from `text`, that mean nothing, in the order of the text.
+pub(super) fn unknown(text: &str, table: &DeTable<'_>) -> Vec<UnknownKey> {
     let mut unknown = Vec::new();
     walk(text, &ROOT, "", table, &mut unknown);
-    match unknown.into_iter().min_by_key(|key| key.line) {
-        Some(key) => Err(key),
-        None => Ok(()),
-    }
+    unknown.sort_by_key(|key| key.line);
+    unknown
 }
 
 fn walk(text: &str, schema: &Table, prefix: &str, table: &DeTable<'_>, unknown: &mut Vec<UnknownKey>) {
@@ -118,4 +113,24 @@ fn nearest(name: &str, valid: &'static [&'static str]) -> Option<&'static str> {
     let similarity = |key: &str| strsim::jaro_winkler(name, key);
     let best = valid.iter().max_by(|a, b| similarity(a).total_cmp(&similarity(b)))?;
     (similarity(best) >= SIMILARITY_MIN).then_some(*best)
+}
+
+/// Every key that is valid and no table, with the tables that it is in; names that the user chooses are left out.
+#[cfg(test)]
+pub(super) fn all() -> Vec<String> {
+    fn walk(table: &Table, prefix: &str, found: &mut Vec<String>) {
+        match table {
+            Table::Named(inner) => walk(inner, prefix, found),
+            Table::Keys(keys, tables) => {
+                let is_value = |key: &&&str| !tables.iter().any(|(table, _)| table == *key);
+                found.extend(keys.iter().filter(is_value).map(|key| format!("{prefix}{key}")));
+                for (name, table) in *tables {
+                    walk(table, &format!("{prefix}{name}."), found);
+                }
+            }
+        }
+    }
+    let mut found = Vec::new();
+    walk(&ROOT, "", &mut found);
+    found
 }

@@ -7,6 +7,7 @@ use migration::journal::{ImageFormat, Place};
 use nbd_protocol::{NbdUri, UriError};
 use serde::Deserialize;
 
+use super::faults::{Faults, all};
 use super::{ConfigError, DEFAULT_STORE, require_absolute};
 
 /// Folder of [`DEFAULT_STORE`] in the data folder.
@@ -107,29 +108,41 @@ pub(super) fn check(
     path: &Path,
     configured: BTreeMap<String, FileStore>,
     data_dir: &Path,
-) -> Result<BTreeMap<String, StoreConfig>, ConfigError> {
+) -> Result<BTreeMap<String, StoreConfig>, Faults> {
     if configured.is_empty() {
         let default = StoreConfig::Folder { path: data_dir.join(DEFAULT_STORE_FOLDER), format: None };
         return Ok(BTreeMap::from([(DEFAULT_STORE.to_owned(), default)]));
     }
-    let mut stores = BTreeMap::<String, StoreConfig>::new();
-    for (name, written) in configured {
-        if let Err(reason) = crate::names::check(&name) {
-            return Err(ConfigError::StoreName { path: path.to_owned(), name, reason });
-        }
-        let refused = |fault| ConfigError::Store { path: path.to_owned(), name: name.clone(), fault };
-        let store = written.check(path, &name)?.map_err(refused)?;
-        // Two spellings of one folder are found when the stores are locked, those of a device when it is opened.
+    let stores = configured.into_iter().map(|(name, written)| written.named(path, name));
+    let stores: BTreeMap<_, _> = all(stores)?.into_iter().collect();
+    // Two spellings of one folder are found when the stores are locked, those of a device when it is opened.
+    let alone = stores.iter().map(|(name, store)| {
+        let is_other = |(other, _): &(&String, &StoreConfig)| *other < name;
+        let mut others = stores.iter().filter(is_other);
         let place = store.place();
-        if let Some((other, _)) = stores.iter().find(|(_, other)| other.place() == place) {
-            return Err(refused(StoreFault::SamePlace { other: other.clone(), place }));
+        match others.find(|(_, other)| other.place() == place) {
+            None => Ok(()),
+            Some((other, _)) => {
+                let fault = StoreFault::SamePlace { other: other.clone(), place };
+                Err(ConfigError::Store { path: path.to_owned(), name: name.clone(), fault })
+            }
         }
-        stores.insert(name, store);
-    }
+    });
+    all(alone)?;
     Ok(stores)
 }
 
 impl FileStore {
+    /// The store of this name.
+    fn named(self, path: &Path, name: String) -> Result<(String, StoreConfig), ConfigError> {
+        if let Err(reason) = crate::names::check(&name) {
+            return Err(ConfigError::StoreName { path: path.to_owned(), name, reason });
+        }
+        let refused = |fault| ConfigError::Store { path: path.to_owned(), name: name.clone(), fault };
+        let store = self.check(path, &name)?.map_err(refused)?;
+        Ok((name, store))
+    }
+
     fn check(self, path: &Path, name: &str) -> Result<Result<StoreConfig, StoreFault>, ConfigError> {
         let written =
             [("path", self.path.is_some()), ("device", self.device.is_some()), ("nbd", self.nbd.is_some())];

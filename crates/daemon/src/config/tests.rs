@@ -138,6 +138,24 @@ fn values_that_cannot_be_meant_are_refused_by_key() {
 }
 
 #[test]
+fn every_fault_is_found_at_once_and_in_the_order_of_the_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("sterna.toml");
+    std::fs::write(
+        &path,
+        "engin = 1\n[stores.a]\npath = 'a'\n[stores.b]\n[limits]\nmigrations_per_host = 0\n",
+    )
+    .unwrap();
+    let overrides = Overrides { config_file: Some(path), ..Overrides::default() };
+    let faults = Config::load_whole(&overrides, &folders()).unwrap_err();
+    let found: Vec<_> = faults.iter().map(ToString::to_string).collect();
+    let keys = ["\"engin\"", "stores.a.path", "stores.b:", "limits.migrations_per_host"];
+    assert_eq!(found.len(), keys.len(), "{found:?}");
+    assert!(found.iter().zip(keys).all(|(found, key)| found.contains(key)), "{found:?}");
+    assert!(faults.into_first().to_string().contains("\"engin\""));
+}
+
+#[test]
 fn explicit_file_must_exist_and_be_small() {
     let missing = Overrides { config_file: Some("/nonexistent/sterna.toml".into()), ..Overrides::default() };
     assert!(matches!(Config::load(&missing, &folders()), Err(ConfigError::Read { .. })));
@@ -162,4 +180,35 @@ fn example_of_the_documentation_is_valid_and_has_the_defaults() {
     assert_eq!(documented.stores.len(), 4);
     assert_eq!(documented.api_socket, default.api_socket);
     assert_eq!(documented.volume_sockets, default.volume_sockets);
+}
+
+#[test]
+fn the_file_that_packages_install_is_valid_and_so_is_each_key_that_it_explains() {
+    // Users and groups of the package are not on every host that tests.
+    let shipped = include_str!("../../../../packaging/sterna.toml");
+    let shipped = shipped.replace("root:sterna", "root:root").replace("sterna-qemu", "root");
+    let installed = load(&shipped).unwrap();
+    let default = load("").unwrap();
+    let without_access = Config { api_socket: default.api_socket.clone(), ..installed };
+    assert_eq!(format!("{without_access:?}"), format!("{default:?}"));
+
+    // A key is "#key = …", and a table "#[table]"; what explains them has a space there.
+    let is_key = |line: &&str| line.starts_with('#') && !line.starts_with("# ") && line.len() > 1;
+    let keys: String = shipped
+        .lines()
+        .map(|line| line.strip_prefix('#').filter(|_| is_key(&line)).unwrap_or(line).to_owned() + "\n")
+        .collect();
+    // Neither hooks nor the host's files are there.
+    let keys = keys.replace("/etc/sterna/before", "/bin/true").replace("/etc/sterna/after", "/bin/true");
+    let explained = load(&keys).unwrap();
+    assert_eq!((explained.limits, explained.engine), (default.limits, default.engine));
+    assert_eq!((explained.hosts, explained.data_dir), (default.hosts, "/var/lib/sterna".into()));
+    assert_eq!(explained.stores.len(), 3);
+
+    for key in super::keys::all() {
+        let name = key.rsplit('.').next().unwrap();
+        let is_it =
+            |line: &str| line.starts_with(&format!("{name} = ")) || line.ends_with(&format!("{name}]"));
+        assert!(keys.lines().any(is_it), "{key} is not explained");
+    }
 }

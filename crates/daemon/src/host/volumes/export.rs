@@ -7,12 +7,13 @@ use std::sync::Arc;
 
 use lane::{Credentials, Encryption, Listeners};
 use migration::journal::{ExportAccess, ExportSettings, VolumeRecord};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::Signal;
 
 use crate::config::{NbdConfig, SocketAccess, SocketMode, TlsPolicy};
 use crate::error::{RequestError, with_causes};
 use crate::files::sockets;
 use crate::host::{Host, blocking};
+use crate::service_manager;
 
 impl Host {
     /// What clients of other hosts connect to.
@@ -93,15 +94,9 @@ impl Host {
 impl Host {
     /// Reads the certificates of volumes' ports again whenever the process is told to hang up, for connections that begin
     /// from then on.
-    pub(crate) async fn read_certificates_at_hang_up(self: Arc<Self>) {
-        let mut hang_ups = match signal(SignalKind::hangup()) {
-            Ok(hang_ups) => hang_ups,
-            Err(error) => {
-                tracing::warn!(%error, "certificates are not read again");
-                return;
-            }
-        };
+    pub(crate) async fn read_certificates_at_hang_up(self: Arc<Self>, mut hang_ups: Signal) {
         while hang_ups.recv().await.is_some() {
+            service_manager::tell_reloading();
             let host = Arc::clone(&self);
             let read = blocking(move || {
                 host.read_certificates();
@@ -109,6 +104,7 @@ impl Host {
             });
             // It says itself what it could not read.
             let _ = read.await;
+            service_manager::tell_reloaded();
         }
     }
 
