@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::{Migration, Phase};
+use crate::{Migration, Phase, Round};
 
 /// A migration and what was recorded of it. All times are in milliseconds since it began, negative before that.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -19,8 +19,11 @@ pub struct MigrationHistory {
 pub struct Recording {
     /// Size of the volume in bytes.
     pub size_bytes: u64,
-    /// How it was copied: `mirror`.
+    /// How it was copied: `mirror`, `tracking`.
     pub strategy: String,
+    /// The rounds that it took, if it was copied in rounds.
+    #[serde(default)]
+    pub rounds: Vec<Round>,
     /// Bytes a second that might be copied; `None`: as fast as it went.
     pub bandwidth_bytes_per_second: Option<u64>,
     /// Longest that a guest's write might be held, or wait for the target.

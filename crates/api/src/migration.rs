@@ -34,7 +34,8 @@ pub struct MigrateVolume {
     /// Copies everything, also if the other host keeps an image of an earlier stay of the volume.
     #[serde(default)]
     pub full: bool,
-    /// How long a VM may stand still, in milliseconds; `None`: 300. Volumes alone have no use for it.
+    /// How long a VM may stand still, or, if a volume is tracked, its guests may be held at the handover, in milliseconds;
+    /// `None`: 300, of a volume 500.
     #[serde(default)]
     pub max_downtime_ms: Option<u64>,
     /// Whether blocks are written straight to the other host's store where this host can open it, too.
@@ -47,6 +48,13 @@ pub struct MigrateVolume {
     /// When a VM may run at the other host.
     #[serde(default)]
     pub memory: Memory,
+    /// How volumes are copied while their guests write.
+    #[serde(default)]
+    pub strategy: Strategy,
+    /// Of [`Strategy::Tracking`]: has the next round copy also what was written before this round has come to it, and will copy
+    /// it anyway; only for comparison.
+    #[serde(default)]
+    pub not_incremental: bool,
     /// Names of more volumes that move in the same migration, to another host: all of them, or none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub together_with: Vec<String>,
@@ -61,6 +69,43 @@ pub enum SharedTarget {
     Auto,
     /// Over the link.
     Never,
+}
+
+/// How a volume is copied while its guests write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Strategy {
+    /// In one pass; what guests write to what is copied already goes to both stores. It converges whatever they write.
+    #[default]
+    Mirror,
+    /// In rounds: what guests write in one is copied in the next, and guests wait for no target. It gives up, saying why, if
+    /// they write faster than can be copied.
+    Tracking,
+}
+
+impl Strategy {
+    /// The word of the JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Mirror => "mirror",
+            Self::Tracking => "tracking",
+        }
+    }
+}
+
+/// A round of a volume that is tracked.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Round {
+    /// Which volume of the migration, from 0.
+    pub volume: u32,
+    /// Blocks that were copied in it.
+    pub blocks: u64,
+    /// Bytes that were written to the target for them.
+    pub bytes: u64,
+    /// How long it took.
+    pub seconds: f64,
+    /// Bytes of blocks that guests wrote meanwhile, which are left to the next round.
+    pub dirtied: u64,
 }
 
 /// When a VM that moves may run at the other host.
@@ -122,6 +167,13 @@ pub struct Migration {
     pub target: ImageLocation,
     /// Whether the source's image is kept afterwards.
     pub keep_source: bool,
+    /// How it is copied; `None`: it was not ordered here.
+    #[serde(default)]
+    pub strategy: Option<Strategy>,
+    /// The rounds that have ended, if it is copied in rounds; those of a migration that ended before the daemon's start are in
+    /// its history.
+    #[serde(default)]
+    pub rounds: Vec<Round>,
     /// How it stands.
     pub state: MigrationState,
     /// What is being done.
@@ -177,7 +229,7 @@ pub struct Migration {
     pub switch_over: Option<SwitchOver>,
     /// Cause of a failure, for programs: `target-full`, `target-faulty`, `target-hung`, `source-unreadable`,
     /// `handover-refused`, `daemon-stopped`, `host-refused`, `promoted-elsewhere`, `given-up`, `machine-stayed`,
-    /// `not-begun`, `hook-failed` or `internal`.
+    /// `not-begun`, `hook-failed`, `not-converging` or `internal`.
     pub failure: Option<String>,
     /// How it ended, and why, for people.
     pub message: Option<String>,
@@ -387,6 +439,8 @@ impl MigrateVolume {
             shared_target: SharedTarget::Auto,
             memory_streams: None,
             memory: Memory::default(),
+            strategy: Strategy::default(),
+            not_incremental: false,
             together_with: Vec::new(),
         }
     }
@@ -433,13 +487,16 @@ impl Phase {
 
 #[cfg(test)]
 mod tests {
-    use super::{MigrationState, Phase};
+    use super::{MigrationState, Phase, Strategy};
 
     #[test]
     fn words_for_people_are_those_of_the_json() {
         use MigrationState::{Cancelled, Failed, HandedBack, Moved, Paused, Queued, Running};
         for state in [Queued, Running, Paused, Moved, Failed, Cancelled, HandedBack] {
             assert_eq!(serde_json::to_value(state).unwrap(), state.name());
+        }
+        for strategy in [Strategy::Mirror, Strategy::Tracking] {
+            assert_eq!(serde_json::to_value(strategy).unwrap(), strategy.name());
         }
         for phase in [Phase::Queued, Phase::Copying, Phase::TakingBack, Phase::Ended] {
             assert_eq!(serde_json::to_value(phase).unwrap(), phase.name());

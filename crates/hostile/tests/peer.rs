@@ -14,7 +14,9 @@ use lane::FencingToken;
 use lane::peer::head::{Address, Answered, Fault, Operation};
 use migration::journal::{Forwarding, Origin};
 use migration::message::{ToSource, ToTarget};
-use migration::wire::{Allocation, LeftBehind, Message, Offer, OfferedVm, OfferedVolume, Sharing, Survey};
+use migration::wire::{
+    Allocation, LeftBehind, Message, Offer, OfferedStrategy, OfferedVm, OfferedVolume, Sharing, Survey,
+};
 use migration::{Attempt, MigrationId, VolumeId};
 use transport::{HostId, Session};
 use victim::{SIZE, Victim, run};
@@ -127,6 +129,7 @@ fn offer(volume: VolumeId, name: &str, vm: Option<OfferedVm>) -> Offer {
         forwarding: Forwarding::WhileConnected,
         vm,
         sharing: Sharing::Refused,
+        strategy: OfferedStrategy::default(),
     }
 }
 

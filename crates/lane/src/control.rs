@@ -11,7 +11,7 @@ use chronicle::StayId;
 use futures_channel::oneshot;
 use migration::journal::{ImageLocation, Outcome, Record, Summary};
 use migration::recovery::Retirement;
-use migration::strategy::Tally;
+use migration::strategy::{Round, Tally};
 use migration::{CommitFault, MigrationId, Phase, Progress, VolumeIndex};
 
 use crate::chronicler::Keeper;
@@ -186,6 +186,8 @@ pub struct Recorded {
     pub phases: Vec<(i64, Phase)>,
     /// What the strategies have decided since it began.
     pub tally: Tally,
+    /// The rounds that have ended, of each volume; empty unless it is copied in rounds.
+    pub rounds: Vec<(VolumeIndex, Round)>,
 }
 
 /// One stretch of a migration's history.

@@ -11,6 +11,7 @@ use futures_util::future::Shared;
 use chronicle::{BlockSize, Generation, Kept, ReplicaOf, StayId};
 use migration::journal::{FailureCode, ImageLocation, MigrationState, Promotion};
 use migration::source::Moves;
+use migration::strategy::Choice;
 use migration::{Attempt, CommitFault, HostId, MigrationId, VolumeId};
 
 use crate::clients::ByHost;
@@ -113,6 +114,10 @@ pub struct MigrationOrder {
     pub keep_source: bool,
     /// Bytes a second that the mover may copy; `None`: as fast as it goes.
     pub bandwidth_bytes_per_second: Option<u64>,
+    /// How the volume is copied.
+    pub strategy: Choice,
+    /// How long guests may be held at the handover.
+    pub downtime_max: Duration,
     /// Whether something is to be done before the volume changes hands.
     pub moves: Moves,
 }
@@ -128,6 +133,10 @@ pub struct OutgoingOrder {
     pub keep_source: bool,
     /// Bytes a second that the mover may copy; `None`: as fast as it goes.
     pub bandwidth_bytes_per_second: Option<u64>,
+    /// How the volume is copied.
+    pub strategy: Choice,
+    /// How long guests may be held at the handover, but for what the way to the other host takes.
+    pub downtime_max: Duration,
     /// What the target's store holds now.
     pub content: TargetContent,
     /// The copy of the volume that it holds, of this generation; if the chronicle knows it, only what it lacks is copied.

@@ -128,8 +128,10 @@ impl Recorder {
     fn tell(&self, samples: Vec<Sample>) {
         let phases = self.phases.take();
         let phases = phases.into_iter().map(|(at, phase)| (self.since_began(at), phase)).collect();
-        let tally = self.progress.borrow().as_ref().map(|progress| progress.tally).unwrap_or_default();
-        let recorded = Recorded { samples, phases, tally };
+        let progress = self.progress.borrow();
+        let (tally, rounds) =
+            progress.as_ref().map(|progress| (progress.tally, progress.rounds.clone())).unwrap_or_default();
+        let recorded = Recorded { samples, phases, tally, rounds };
         self.below.report(Report::Recorded { migration: self.migration, recorded });
     }
 

@@ -23,7 +23,6 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, join_all, select};
 use migration::journal::Outcome;
 use migration::stay::Beginning;
-use migration::strategy::Strategy;
 use migration::{MigrationId, PacingSettings, VolumeId};
 use tracing::{info, warn};
 
@@ -335,8 +334,12 @@ impl Lane {
                 bytes_per_second: order.bandwidth_bytes_per_second,
                 ..PacingSettings::default()
             },
-            limits: TimeLimits { mirror_wait_max: self.settings.mirror_wait_max, ..TimeLimits::default() },
-            strategy: Strategy::Mirror,
+            limits: TimeLimits {
+                mirror_wait_max: self.settings.mirror_wait_max,
+                switch_over_max: TimeLimits::default().switch_over_max.max(order.downtime_max),
+                ..TimeLimits::default()
+            },
+            strategy: order.strategy.here(order.downtime_max / 2),
             moves: order.moves,
         };
         let control = self.begin_recording(order.migration);

@@ -36,6 +36,12 @@ pub enum Bug {
     HoleAhead,
     /// 6: a chunk is read although writes to it are still under way.
     WritesInFlight,
+    /// 6: a round copies what writes of the round before are still changing.
+    RoundOvertakesWrites,
+    /// 10: a write to what a round is copying is not recorded for the next one.
+    EpochNotRecorded,
+    /// 3: a strategy that copies in rounds hands over although blocks of the last one are missing.
+    LastRoundSkipped,
     /// 8: the source is not flushed before it is released.
     SourceCache,
     /// 9: an image that another branch of the history has left is taken for the copy that is known.
@@ -104,6 +110,9 @@ impl Bug {
         Self::ValuesInFlight,
         Self::HoleAhead,
         Self::WritesInFlight,
+        Self::RoundOvertakesWrites,
+        Self::EpochNotRecorded,
+        Self::LastRoundSkipped,
         Self::SourceCache,
         Self::BranchMistaken,
         Self::ChronicleIsMissingSet,
@@ -148,6 +157,9 @@ impl Bug {
             Self::ValuesInFlight => "values-in-flight",
             Self::HoleAhead => "hole-ahead",
             Self::WritesInFlight => "writes-in-flight",
+            Self::RoundOvertakesWrites => "round-overtakes-writes",
+            Self::EpochNotRecorded => "epoch-not-recorded",
+            Self::LastRoundSkipped => "last-round-skipped",
             Self::SourceCache => "source-cache",
             Self::BranchMistaken => "branch-mistaken",
             Self::ChronicleIsMissingSet => "chronicle-is-missing-set",

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use crate::handover::phase::Phase;
 use crate::handover::source::Costs;
-use crate::strategy::Tally;
+use crate::identity::VolumeIndex;
+use crate::strategy::{Round, Tally};
 
 /// How far a migration is, at one instant.
 #[derive(Clone, Debug, PartialEq)]
@@ -36,6 +37,8 @@ pub struct Progress {
     pub attempt: u32,
     /// What the strategies have decided so far.
     pub tally: Tally,
+    /// The rounds that have ended, of each volume; empty unless the strategy copies in rounds.
+    pub rounds: Vec<(VolumeIndex, Round)>,
 }
 
 /// How far the copying of one volume is, at one instant.
@@ -57,6 +60,8 @@ pub struct VolumeProgress {
     pub suspended: Option<&'static str>,
     /// What it has cost.
     pub costs: Costs,
+    /// The rounds that have ended; empty unless the strategy copies in rounds.
+    pub rounds: Vec<Round>,
 }
 
 /// Something that is waited for.

@@ -3,7 +3,8 @@
 //! ```text
 //!                    ┌───────────── Copying ─────────────┐
 //!   VolumeEvent ────►│  Engine ◄── decisions ── Policy   │────► VolumeAction
-//!                    │  the same for all        mirror.rs, asynchronous.rs
+//!                    │  the same for all        mirror.rs, asynchronous.rs,
+//!                    │                               tracking.rs
 //!                    └───────────────────────────────────┘
 //! ```
 //! A [`Copying`] is told of every guest write and says where it goes; it says which chunks to copy and is told how that
@@ -11,17 +12,22 @@
 //! is [`crate::source`]'s.
 
 mod asynchronous;
+mod choice;
 mod copying;
 mod engine;
 mod mirror;
 mod policy;
+mod round;
+mod tracking;
 
 use std::time::Duration;
 
 use chronicle::ByteRange;
 
+pub use choice::Choice;
 pub use copying::{Copying, CopyingSettings};
 pub use engine::Tally;
+pub use round::Round;
 
 use crate::journal::FailureCode;
 
@@ -39,6 +45,24 @@ pub enum Strategy {
         /// round trips, a flush and two commits besides (hard case 27).
         drain_max: Duration,
     },
+    /// Rounds: writes go to the source only, and what they changed in one round is copied in the next; what is left in the
+    /// end arrives behind closed gates (\[ESX\] §2.3).
+    Tracking {
+        /// What is recorded of writes to blocks that the round under way has still to copy.
+        recording: Recording,
+        /// How long what is left may take to arrive behind closed gates.
+        drain_max: Duration,
+    },
+}
+
+/// What a strategy that copies in rounds records of writes to blocks that the round under way has still to copy.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Recording {
+    /// Nothing: they are copied in this round with what was written (\[ESX\] §2.3, incremental).
+    #[default]
+    Incremental,
+    /// That they were written: they are copied in the next one, too.
+    Full,
 }
 
 /// A guest write (or discard, or zeroing), named by the lane while it is in flight.

@@ -18,8 +18,8 @@ mod survey;
 mod survey_forms;
 
 pub use opening::{
-    Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVm,
-    OfferedVolume, Refusal, RefusalCode, Sharing,
+    Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedStrategy,
+    OfferedVm, OfferedVolume, Refusal, RefusalCode, Sharing,
 };
 pub use survey::{ProbeSeen, Survey, Surveyed, SurveyedPlace};
 

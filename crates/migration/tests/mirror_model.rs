@@ -1,4 +1,4 @@
-//! The mirror strategy against two arrays of sectors: whatever the order in which stores carry things out, fail or
+//! The strategies against two arrays of sectors: whatever the order in which stores carry things out, fail or
 //! stall, the replica equals the volume whenever the strategy says so.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
@@ -8,8 +8,8 @@ use std::time::Duration;
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::strategy::{
-    ChunkId, Copied, CopyFault, Copying, CopyingSettings, FlushId, Route, SourceFault, Strategy, TargetFault,
-    VolumeAction, VolumeEvent, WriteId,
+    ChunkId, Copied, CopyFault, Copying, CopyingSettings, FlushId, Recording, Route, SourceFault, Strategy,
+    TargetFault, VolumeAction, VolumeEvent, WriteId,
 };
 use proptest::prelude::*;
 
@@ -63,6 +63,8 @@ struct Model {
 enum Mode {
     Both,
     Source,
+    /// The source, and nothing goes to the target by value.
+    Rounds,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -84,6 +86,10 @@ impl Model {
             Mode::Both => Strategy::Mirror,
             Mode::Source => Strategy::AsynchronousMirror {
                 buffer_bytes_max: BLOCK * (1 + random.below(16)),
+                drain_max: Duration::from_millis(100),
+            },
+            Mode::Rounds => Strategy::Tracking {
+                recording: if random.below(2) == 0 { Recording::Incremental } else { Recording::Full },
                 drain_max: Duration::from_millis(100),
             },
         };
@@ -135,6 +141,7 @@ impl Model {
                 VolumeAction::Admit { write, route } => {
                     let index = write.0 as usize;
                     self.writes[index].admitted = Some((self.now, route.clone()));
+                    assert!(self.mode != Mode::Rounds || route == Route::SourceOnly, "a write is mirrored");
                     self.pending.push(Pending::SourceWrite(index));
                     let parts = match route {
                         Route::SourceOnly => Vec::new(),
@@ -156,7 +163,7 @@ impl Model {
                     (self.said_synchronised, self.said_near_enough) = (true, true);
                 }
                 VolumeAction::Converged => {
-                    assert!(self.mode == Mode::Source);
+                    assert!(self.mode != Mode::Both);
                     (self.said_synchronised, self.said_near_enough) = (false, true);
                 }
                 VolumeAction::Behind => {
@@ -339,7 +346,7 @@ impl Model {
         for write in &self.writes {
             let admitted = write.admitted.as_ref().map_or(self.now, |(at, _)| *at);
             let held = admitted - write.arrived;
-            if self.mode == Mode::Source {
+            if self.mode != Mode::Both {
                 assert_eq!(write.source_answered, write.answered, "a guest waits for the target");
             }
             let waited = match (write.source_answered, write.answered) {
@@ -352,7 +359,7 @@ impl Model {
                 "held {held:?}, waited {waited:?}"
             );
         }
-        if self.said_synchronised && self.mode == Mode::Source {
+        if self.said_synchronised && self.mode != Mode::Both {
             // With nothing in flight, not even a flush need be waited for.
             assert_eq!(self.source, self.target, "the replica differs from the volume");
         }
@@ -465,5 +472,15 @@ proptest! {
     #[test]
     fn the_replica_equals_the_volume_when_guests_do_not_wait_and_links_break(seed in any::<u64>(), fault_percent in 1u64..20) {
         run(seed, 600, fault_percent, Mode::Source);
+    }
+
+    #[test]
+    fn the_replica_equals_the_volume_when_it_is_copied_in_rounds_and_stores_reorder(seed in any::<u64>()) {
+        run(seed, 600, 0, Mode::Rounds);
+    }
+
+    #[test]
+    fn the_replica_equals_the_volume_when_it_is_copied_in_rounds_and_links_break(seed in any::<u64>(), fault_percent in 1u64..20) {
+        run(seed, 600, fault_percent, Mode::Rounds);
     }
 }

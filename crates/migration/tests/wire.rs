@@ -7,9 +7,9 @@ use migration::journal::{Forwarding, ImageFormat, Origin};
 use migration::message::ToSource;
 use migration::wire::{
     Acceptance, AcceptedVolume, Allocation, Beside, DETAIL_BYTES_MAX, FormerContent, Held, LeftBehind,
-    MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedVm, OfferedVolume, PROBES_MAX, ProbeSeen,
-    REMARKS_MAX, Refusal, RefusalCode, Sharing, Survey, Surveyed, SurveyedPlace, VERSION, VOLUMES_MAX,
-    WireError, decode, encode,
+    MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedStrategy, OfferedVm, OfferedVolume, PROBES_MAX,
+    ProbeSeen, REMARKS_MAX, Refusal, RefusalCode, Sharing, Survey, Surveyed, SurveyedPlace, VERSION,
+    VOLUMES_MAX, WireError, decode, encode,
 };
 use migration::{Attempt, MigrationId, VolumeId};
 use proptest::prelude::*;
@@ -33,6 +33,14 @@ fn an_offer_that_knows_no_origins_is_said_as_the_first_hosts_said_it() {
     };
     assert_eq!(tag(Origin::Unknown), 0);
     assert_ne!(tag(Origin::Made), 0);
+}
+
+#[test]
+fn an_offer_by_a_strategy_that_the_first_hosts_did_not_know_is_none_that_they_take_for_another() {
+    let Message::Open { migration, offer } = offer("disk") else { unreachable!() };
+    let tracked = Message::Open { migration, offer: Offer { strategy: OfferedStrategy::Tracking, ..offer } };
+    check(&tracked);
+    assert!(encode(&tracked).unwrap()[1] > encode(&self::offer("disk")).unwrap()[1]);
 }
 
 #[test]
@@ -155,6 +163,7 @@ fn offer_of(name: &str, origin: Origin) -> Message {
         forwarding: Forwarding::Always,
         vm: Some(OfferedVm { name: name.to_owned() }),
         sharing: Sharing::Wanted,
+        strategy: OfferedStrategy::default(),
     };
     Message::Open { migration: MIGRATION, offer }
 }

@@ -185,6 +185,9 @@ fn strategy(name: &str) -> String {
         "mirror" => "IO mirroring: one pass over the allocated blocks, while guest writes to what is copied already go to \
                      both stores"
             .to_owned(),
+        "tracking" => "dirty block tracking: rounds, each of which copies what guests wrote in the one before; what is left in the \
+                       end is copied while they are held"
+            .to_owned(),
         other => escape(other),
     }
 }

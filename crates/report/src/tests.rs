@@ -20,6 +20,8 @@ fn migration() -> Migration {
         source: image("fast"),
         target: image("large"),
         keep_source: false,
+        strategy: None,
+        rounds: Vec::new(),
         state: MigrationState::Moved,
         phase: Phase::Ended,
         fraction: 1.0,
@@ -97,6 +99,7 @@ fn recording() -> Recording {
     Recording {
         size_bytes: 512 << 20,
         strategy: "mirror".to_owned(),
+        rounds: Vec::new(),
         bandwidth_bytes_per_second: Some(200 << 20),
         mirror_wait_max_ms: 1000.0,
         ended_ms: Some(2000.0),

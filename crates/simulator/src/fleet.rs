@@ -103,7 +103,8 @@ pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Find
     let hosts = options.hosts;
     let mut random = Random::new(seed ^ 0x5EED_0F70_B057_5000);
     let world = World::new(&mut random, Trace::new(audience));
-    let scenario = Scenario::draw(&mut random, options);
+    let mut scenario = Scenario::draw(&mut random, options);
+    scenario.draw_rounds(seed);
     let clocks: Vec<_> =
         Place::all(usize::from(hosts)).map(|_| HostClock::draw(&world.clock, &mut random)).collect();
     let mut executors: Vec<_> = clocks.iter().map(|clock| Executor::new(HostDriver::new(clock))).collect();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use chronicle::BlockSize;
 use lane::TimeLimits;
-use migration::strategy::Strategy;
+use migration::strategy::{Recording, Strategy};
 use migration::{PacingSettings, Phase};
 
 use crate::coverage::{Table, impossible};
@@ -43,7 +43,14 @@ pub(crate) struct Scenario {
     pub(crate) migrations: Vec<MigrationPlan>,
     pub(crate) limits: TimeLimits,
     pub(crate) faults: Vec<Planned>,
+    /// How volumes are copied to other hosts, if it is in rounds.
+    pub(crate) rounds_away: Option<Strategy>,
 }
+
+/// The stream of numbers that draws which migrations copy in rounds.
+const ROUNDS_STREAM: u64 = 0x2077_D500_57E9_5000;
+/// In how many of a hundred cases they do.
+const ROUNDS_PERCENT: u64 = 35;
 
 /// One volume and its guest.
 #[derive(Clone, Debug)]
@@ -89,7 +96,21 @@ impl Scenario {
             switch_over_max: Duration::from_millis(500),
             no_progress_max: random.pick(&[Duration::from_secs(5), Duration::from_secs(20)]),
         };
-        Self { volumes, migrations, limits, faults }
+        Self { volumes, migrations, limits, faults, rounds_away: None }
+    }
+
+    /// Has some migrations copy in rounds. From a stream of its own: whatever else is drawn stays as it is.
+    pub(crate) fn draw_rounds(&mut self, seed: u64) {
+        let mut random = Random::new(seed ^ ROUNDS_STREAM);
+        for migration in &mut self.migrations {
+            if random.percent(ROUNDS_PERCENT) {
+                let (shortest, longest) = (Duration::from_millis(2), Duration::from_millis(100));
+                migration.strategy = draw_rounds(&mut random, shortest, longest);
+            }
+        }
+        self.rounds_away = random
+            .percent(ROUNDS_PERCENT)
+            .then(|| draw_rounds(&mut random, Duration::from_millis(100), Duration::from_millis(400)));
     }
 }
 
@@ -159,6 +180,11 @@ impl MigrationPlan {
                 .then(|| (random.duration(Duration::from_micros(100), Duration::from_millis(100)), changed)),
         }
     }
+}
+
+fn draw_rounds(random: &mut Random, shortest: Duration, longest: Duration) -> Strategy {
+    let recording = random.pick(&[Recording::Incremental, Recording::Incremental, Recording::Full]);
+    Strategy::Tracking { recording, drain_max: random.duration(shortest, longest) }
 }
 
 /// Also on one host the guests need not wait for the target.

@@ -5,6 +5,7 @@ mod config;
 mod demo;
 mod host;
 mod replica;
+mod strategy;
 mod vm;
 mod volume;
 
@@ -17,6 +18,7 @@ pub(crate) use self::config::{ConfigCommand, GenerateArguments};
 pub(crate) use self::demo::{DemoArguments, Scene};
 pub(crate) use self::host::HostCommand;
 pub(crate) use self::replica::ReplicaCommand;
+use self::strategy::StrategyArguments;
 pub(crate) use self::vm::VmCommand;
 pub(crate) use self::volume::{PlaceArguments, RemoveArguments, ResizeArguments};
 
@@ -271,7 +273,9 @@ pub(crate) struct MigrateArguments {
     /// Whether blocks are written straight to the other host's store where this host can open it, too.
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
     pub(crate) shared_target: SharedTarget,
-    /// How long a VM may stand still, in milliseconds: it is stopped when what is left takes no longer.
+    #[command(flatten)]
+    pub(crate) strategy: StrategyArguments,
+    /// How long a VM may stand still, or guests of a tracked volume be held, in milliseconds.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) max_downtime: u64,
     /// How many streams carry a VM's memory; by default several if it is large or there are several links.

@@ -299,8 +299,15 @@ pub(crate) fn migration(migration: &Migration) -> String {
         ));
     }
     rows.extend(migration.suspended.clone().map(|reason| ("suspended", reason)));
+    rows.extend(migration.strategy.map(|strategy| ("strategy", copied_by(strategy, &migration.rounds))));
     rows.extend(cost(migration));
     properties(&rows)
+}
+
+/// A strategy, and what the rounds of one that has some have left so far.
+fn copied_by(strategy: api::Strategy, rounds: &[api::Round]) -> String {
+    let Some(last) = rounds.last() else { return strategy.name().to_owned() };
+    format!("{}, {} rounds; {} was written in the last", strategy.name(), rounds.len(), bytes(last.dirtied))
 }
 
 /// What is printed when a migration that was waited for has ended.

@@ -24,5 +24,6 @@ pub(in crate::host) mod run_hooks;
 pub(in crate::host) mod session;
 pub(in crate::host) mod settled;
 pub(in crate::host) mod shared;
+pub(in crate::host) mod strategies;
 pub(in crate::host) mod survey;
 pub(in crate::host) mod together;

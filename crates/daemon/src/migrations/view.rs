@@ -7,7 +7,8 @@ use api::{
     SwitchOver, WaitingFor,
 };
 use migration::journal::{self, FailureCode, Outcome, Place, Side, Stage, Summary};
-use migration::{MigrationId, Phase, Progress};
+use migration::strategy::Round;
+use migration::{MigrationId, Phase, Progress, VolumeIndex};
 
 use crate::journal::now_unix_ms;
 use crate::migrations::metadata::Metadata;
@@ -69,6 +70,7 @@ pub(crate) fn queued(
         target: ImageLocation { store: Some(target_store.to_owned()), format, ..nowhere() },
         source,
         keep_source: order.keep_source,
+        strategy: Some(order.strategy),
         state: MigrationState::Queued,
         phase: api::Phase::Queued,
         started_unix_ms: ordered_unix_ms,
@@ -83,6 +85,7 @@ pub(super) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
         // It never began, and its volumes are not here any more.
         shown.volume.clone_from(&metadata.name);
     }
+    shown.strategy = metadata.order.as_ref().map(|order| order.strategy);
     shown.retry_of = metadata.retry_of.map(id);
     shown.retried_as = metadata.retried_as.map(id);
     shown.replica = metadata.held_bytes.map(|bytes_held| ReplicaUsed {
@@ -121,7 +124,14 @@ fn add_progress(shown: &mut Migration, progress: &Progress) {
             .map(|remaining| u64::try_from(remaining.as_millis()).unwrap_or(u64::MAX)),
     });
     shown.suspended = progress.suspended.map(str::to_owned);
+    shown.rounds = progress.rounds.iter().map(|(volume, told)| round(*volume, told)).collect();
     add_bytes(shown, progress.bytes_copied, progress.bytes_mirrored, progress.bytes_zero);
+}
+
+/// How the API shows a round.
+pub(crate) fn round(volume: VolumeIndex, round: &Round) -> api::Round {
+    let Round { blocks, bytes, took, dirtied } = *round;
+    api::Round { volume: volume.0, blocks, bytes, seconds: took.as_secs_f64(), dirtied }
 }
 
 fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Outcome, summary: &Summary) {
@@ -277,6 +287,8 @@ fn begun() -> Migration {
         source: nowhere(),
         target: nowhere(),
         keep_source: false,
+        strategy: None,
+        rounds: Vec::new(),
         state: MigrationState::Running,
         phase: api::Phase::Copying,
         fraction: 0.0,
@@ -348,5 +360,6 @@ fn failure_name(code: FailureCode) -> &'static str {
         FailureCode::VmStayed => "machine-stayed",
         FailureCode::NotBegun => "not-begun",
         FailureCode::HookFailed => "hook-failed",
+        FailureCode::NotConverging => "not-converging",
     }
 }

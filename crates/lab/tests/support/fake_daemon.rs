@@ -230,6 +230,8 @@ fn migration(state: MigrationState) -> Migration {
         source: location("first"),
         target: location("second"),
         keep_source: false,
+        strategy: None,
+        rounds: Vec::new(),
         state,
         phase: Phase::Copying,
         fraction: 0.5,

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use migration::source::Costs;
 use migration::strategy::Tally;
-use migration::{Progress, Waiting};
+use migration::{Progress, VolumeIndex, Waiting};
 
 use super::SourceDriver;
 use super::participant::SourceParticipant;
@@ -47,10 +47,13 @@ impl SourceDriver {
             suspended: None,
             attempt: self.source.tries(),
             tally: Tally::default(),
+            rounds: Vec::new(),
         };
         let volumes = self.participants.len().max(1) as f64;
-        for participant in &self.participants {
+        let indices = VolumeIndex::all(self.participants.len());
+        for (index, participant) in indices.zip(&self.participants) {
             let volume = participant.progress();
+            progress.rounds.extend(volume.rounds.iter().map(|round| (index, *round)));
             progress.bytes_synchronised += volume.bytes_synchronised;
             progress.bytes_missing += volume.bytes_missing;
             if !self.is_released {

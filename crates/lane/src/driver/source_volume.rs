@@ -17,7 +17,7 @@ use futures_channel::mpsc;
 use futures_util::StreamExt;
 use futures_util::future::{Either, join, select};
 use migration::source::{Costs, SourceEvent};
-use migration::strategy::{Copying, CopyingSettings, VolumeEvent};
+use migration::strategy::{Copying, CopyingSettings, Round, VolumeEvent};
 use migration::target::FlushResult;
 use migration::{Attempt, VolumeIndex, VolumeProgress};
 use tracing::warn;
@@ -74,6 +74,7 @@ pub(crate) struct SourceVolume {
     copy: RefCell<Option<Rc<VolumeCopy>>>,
     /// What the copying cost that is over.
     costs: RefCell<Costs>,
+    rounds: RefCell<Vec<Round>>,
     events: mpsc::UnboundedSender<Event>,
 }
 
@@ -96,6 +97,7 @@ impl SourceVolume {
             leaving,
             copy: RefCell::new(copy),
             costs: RefCell::default(),
+            rounds: RefCell::default(),
             events,
         });
         if let Some(lease) = &part.leaving.lease {
@@ -191,8 +193,9 @@ impl SourceVolume {
                 }
             }
             SourceOrder::LetGo => {
-                let costs = self.costs();
+                let (costs, rounds) = (self.costs(), self.progress().rounds);
                 self.costs.replace(costs);
+                self.rounds.replace(rounds);
                 self.copy.replace(None);
                 self.source.replace(None);
             }
@@ -203,7 +206,8 @@ impl SourceVolume {
     pub(crate) fn progress(&self) -> VolumeProgress {
         let copy = self.copy.borrow();
         let Some(copy) = &*copy else {
-            return VolumeProgress { costs: self.costs(), ..VolumeProgress::default() };
+            let rounds = self.rounds.borrow().clone();
+            return VolumeProgress { costs: self.costs(), rounds, ..VolumeProgress::default() };
         };
         let now = self.handle.now();
         copy.with_machine(|machine| machine.progress(now))

@@ -152,6 +152,7 @@ fn progress(phase: Phase, bytes_copied: u64) -> Report {
         suspended: None,
         attempt: 0,
         tally: Tally::default(),
+        rounds: Vec::new(),
     };
     Report::Progress { migration: MIGRATION, progress }
 }

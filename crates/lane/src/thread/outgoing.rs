@@ -9,7 +9,6 @@ use chronicle::ReplicaOf;
 use migration::journal::Stage;
 use migration::message::ToTarget;
 use migration::source::{Moves, Peer};
-use migration::strategy::Strategy;
 use migration::wire::{self, Message};
 use migration::{MigrationId, PacingSettings, VolumeId, VolumeIndex};
 use tracing::warn;
@@ -205,10 +204,12 @@ impl Lane {
                 switch_over_max: order.switch_over_max,
                 ..TimeLimits::default()
             },
-            strategy: Strategy::AsynchronousMirror {
-                buffer_bytes_max: BUFFER_BYTES_MAX,
-                drain_max: order.switch_over_max / 2,
-            },
+            strategy: order.strategy.away(
+                BUFFER_BYTES_MAX,
+                order.downtime_max / 2,
+                order.round_trip,
+                order.switch_over_max,
+            ),
         }
     }
 

@@ -270,6 +270,8 @@ pub enum FailureCode {
     NotBegun,
     /// What was to be done before the volumes change hands failed.
     HookFailed,
+    /// Guests wrote faster than could be copied in rounds.
+    NotConverging,
 }
 
 /// What a migration cost; durations in microseconds.

@@ -15,7 +15,7 @@ use std::time::Duration;
 use chronicle::{BlockRange, ByteRange};
 
 use super::Route;
-use super::engine::{Engine, InFlight, Rewritten, Standing, Terms, Toll, Verdict, Write};
+use super::engine::{Engine, InFlight, Rewritten, Standing, Terms, Toll, Verdict, Write, Written};
 use super::policy::{Course, Policy};
 
 /// Bytes at the target that no flush has confirmed, up to which a replica is near enough: the flush behind the closed
@@ -57,6 +57,7 @@ impl Policy for AsynchronousMirror {
         Terms {
             in_flight: InFlight::Bytes { values_max: self.buffer_bytes_max },
             rewritten: Rewritten::Later,
+            written: Written::AnyTime,
         }
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use chronicle::{BlockSize, LayeredBitmap};
 
 use super::engine::Engine;
-use super::policy::{Chosen, Course, Policy};
+use super::policy::{Chosen, Course, Policy, RoundVerdict};
 use super::{Strategy, Tally, VolumeAction, VolumeEvent, WriteId};
 use crate::handover::source::Costs;
 use crate::pacing::PacingSettings;
@@ -96,7 +96,7 @@ impl Copying {
         let waiting = self
             .poll_timeout()
             .map(|(at, reason)| Waiting { reason, remaining: Some(at.saturating_sub(now)) });
-        self.engine.progress(waiting)
+        VolumeProgress { rounds: self.policy.rounds().to_vec(), ..self.engine.progress(waiting) }
     }
 
     /// Blocks missing or in flight, those that late writes touch included.
@@ -137,9 +137,13 @@ impl Copying {
             return;
         }
         self.policy.judge_convergence(&mut self.engine, now);
-        while self.engine.may_begin_chunk(now) {
-            let Some(run) = self.policy.next_run(&mut self.engine) else { break };
-            self.engine.begin_chunk(now, run);
+        loop {
+            self.begin_chunks(now);
+            match self.policy.judge_round(&self.engine, now) {
+                RoundVerdict::GoOn => break,
+                RoundVerdict::Next => self.engine.advance_epoch(),
+                RoundVerdict::GiveUp(detail) => return self.engine.give_up(detail),
+            }
         }
         self.engine.start_chunks(now);
         if self.engine.may_flush() {
@@ -148,6 +152,13 @@ impl Copying {
         }
         let standing = self.policy.standing(&self.engine, now);
         self.engine.say(standing);
+    }
+
+    fn begin_chunks(&mut self, now: Duration) {
+        while self.engine.may_begin_chunk(now) {
+            let Some(run) = self.policy.next_run(&mut self.engine) else { break };
+            self.engine.begin_chunk(now, run);
+        }
     }
 
     /// Does with a held write what the policy says.

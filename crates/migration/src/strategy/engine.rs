@@ -23,6 +23,7 @@ mod meter;
 mod mover;
 mod questions;
 mod replica;
+mod rounds;
 mod tally;
 mod values;
 mod writes;
@@ -95,6 +96,19 @@ pub(super) struct Terms {
     pub(super) in_flight: InFlight,
     /// When blocks are copied again that were written while their chunk was being copied.
     pub(super) rewritten: Rewritten,
+    /// When blocks are copied that guests have written, and that no chunk is copying.
+    pub(super) written: Written,
+}
+
+/// When blocks are copied that guests have written, and that did not go to the target at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Written {
+    /// As whatever is missing.
+    AnyTime,
+    /// In the next round; what this one has still to copy is copied in this one, with what was written.
+    NextRound,
+    /// In the next round, whether or not this one has still to copy them.
+    NextRoundToo,
 }
 
 /// By what it is known whether as much is in flight as may be.
@@ -330,6 +344,7 @@ impl Engine {
             copy_bytes_per_second: self.meter.rate() * block_bytes as f64,
             suspended: self.suspension.map(|suspension| suspension.reason),
             costs: self.costs,
+            rounds: Vec::new(),
         }
     }
 

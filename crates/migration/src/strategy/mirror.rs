@@ -18,7 +18,7 @@ use std::time::Duration;
 use chronicle::BlockRange;
 
 use super::Route;
-use super::engine::{Engine, InFlight, Rewritten, Standing, Terms, Verdict, Write};
+use super::engine::{Engine, InFlight, Rewritten, Standing, Terms, Verdict, Write, Written};
 use super::policy::{Course, Policy};
 
 /// The policy of a mirror whose guests wait for both stores.
@@ -26,7 +26,7 @@ pub(super) struct Mirror;
 
 impl Policy for Mirror {
     fn terms(&self) -> Terms {
-        Terms { in_flight: InFlight::Chunks, rewritten: Rewritten::AtOnce }
+        Terms { in_flight: InFlight::Chunks, rewritten: Rewritten::AtOnce, written: Written::AnyTime }
     }
 
     fn course(&mut self, engine: &Engine, now: Duration, write: &Write) -> Course {

@@ -4,6 +4,7 @@
 //!   a guest's write ──────────────► course ───────────────► held, to the source, to both stores, in part
 //!   after whatever happened ──────► judge_convergence ────► guests are throttled, or not
 //!          │                        next_run ─────────────► a run is copied, or there is none
+//!          │                        judge_round ──────────► the next round begins, or there is no use in going on
 //!          │                        judge_pass ───────────► the copying goes on, or what is there is confirmed
 //!          └──────────────────────► standing ─────────────► behind, converged, synchronised
 //! ```
@@ -17,7 +18,8 @@ use chronicle::BlockRange;
 use super::asynchronous::AsynchronousMirror;
 use super::engine::{Engine, Standing, Terms, Toll, Verdict, Write};
 use super::mirror::Mirror;
-use super::{Route, Strategy};
+use super::tracking::Tracking;
+use super::{Round, Route, Strategy};
 
 /// Decides for one volume that is being copied.
 ///
@@ -34,6 +36,17 @@ pub(super) trait Policy {
 
     /// Judges whether the copying converges, and holds guests back if not.
     fn judge_convergence(&mut self, engine: &mut Engine, now: Duration);
+
+    /// What it means how far the round has come. Only of strategies that copy in rounds.
+    fn judge_round(&mut self, engine: &Engine, now: Duration) -> RoundVerdict {
+        let _ = (engine, now);
+        RoundVerdict::GoOn
+    }
+
+    /// The rounds that have ended. Only of strategies that copy in rounds.
+    fn rounds(&self) -> &[Round] {
+        &[]
+    }
 
     /// The run that is copied next: missing, and not in flight. `None`: there is none for the time being. Asked only
     /// while the mover may begin another chunk.
@@ -76,10 +89,22 @@ pub(super) enum Course {
     },
 }
 
+/// What it means how far a round has come.
+#[derive(Debug)]
+pub(super) enum RoundVerdict {
+    /// Nothing yet.
+    GoOn,
+    /// What guests have written meanwhile is copied now.
+    Next,
+    /// The copying will not converge; for people, by which numbers, and what would.
+    GiveUp(String),
+}
+
 /// The policy of the strategy that was chosen.
 pub(super) enum Chosen {
     Mirror(Mirror),
     AsynchronousMirror(AsynchronousMirror),
+    Tracking(Box<Tracking>),
 }
 
 impl Chosen {
@@ -88,6 +113,9 @@ impl Chosen {
             Strategy::Mirror => Self::Mirror(Mirror),
             Strategy::AsynchronousMirror { buffer_bytes_max, drain_max } => {
                 Self::AsynchronousMirror(AsynchronousMirror::new(buffer_bytes_max, drain_max))
+            }
+            Strategy::Tracking { recording, drain_max } => {
+                Self::Tracking(Box::new(Tracking::new(recording, drain_max)))
             }
         }
     }
@@ -99,6 +127,7 @@ macro_rules! ask {
         match $chosen {
             Chosen::Mirror($policy) => $answer,
             Chosen::AsynchronousMirror($policy) => $answer,
+            Chosen::Tracking($policy) => $answer,
         }
     };
 }
@@ -114,6 +143,14 @@ impl Policy for Chosen {
 
     fn judge_convergence(&mut self, engine: &mut Engine, now: Duration) {
         ask!(self, policy => policy.judge_convergence(engine, now));
+    }
+
+    fn judge_round(&mut self, engine: &Engine, now: Duration) -> RoundVerdict {
+        ask!(self, policy => policy.judge_round(engine, now))
+    }
+
+    fn rounds(&self) -> &[Round] {
+        ask!(self, policy => policy.rounds())
     }
 
     fn next_run(&mut self, engine: &mut Engine) -> Option<BlockRange> {

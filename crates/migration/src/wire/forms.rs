@@ -7,8 +7,8 @@ use chronicle::Generation;
 use serde::{Deserialize, Serialize};
 
 use super::opening::{
-    Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVm,
-    OfferedVolume, Refusal, RefusalCode, Sharing,
+    Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedStrategy,
+    OfferedVm, OfferedVolume, Refusal, RefusalCode, Sharing,
 };
 use super::survey::ProbeSeen;
 use super::survey_forms::{SurveyForm, SurveyedForm};
@@ -107,6 +107,13 @@ pub(super) enum Form {
         offer: OfferForm,
         origins: Vec<OriginForm>,
     },
+    /// Another `OpenWithOrigins`, with how its volumes are copied.
+    OpenWithStrategy {
+        migration: u64,
+        offer: OfferForm,
+        origins: Vec<OriginForm>,
+        strategy: StrategyForm,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -175,6 +182,7 @@ twin!(FormerForm = FormerContent { Zero, Unknown });
 twin!(ProbeSeenForm = ProbeSeen { Nothing, Unlocked, Locked });
 twin!(SharingForm = Sharing { Wanted, Refused });
 twin!(OriginForm = Origin { Unknown, Made, Given });
+twin!(StrategyForm = OfferedStrategy { Mirror, Tracking });
 twin!(LeftForm = LeftBehind { Nothing, Replica });
 twin!(
     CodeForm = RefusalCode {
@@ -195,7 +203,7 @@ impl Form {
     pub(super) fn check(&self) -> Result<(), WireError> {
         match self {
             Self::Open { offer, .. } => offer.check(),
-            Self::OpenWithOrigins { offer, origins, .. } => {
+            Self::OpenWithOrigins { offer, origins, .. } | Self::OpenWithStrategy { offer, origins, .. } => {
                 offer.check()?;
                 if origins.len() == offer.volumes.len() { Ok(()) } else { Err(WireError::Malformed) }
             }
@@ -315,10 +323,10 @@ impl From<Form> for Message {
                 Self::Open { migration: MigrationId(migration), offer: offer.into() }
             }
             Form::OpenWithOrigins { migration, offer, origins } => {
-                let mut offer = Offer::from(offer);
-                for (volume, origin) in offer.volumes.iter_mut().zip(origins) {
-                    volume.origin = origin.into();
-                }
+                Self::Open { migration: MigrationId(migration), offer: with_origins(offer, origins) }
+            }
+            Form::OpenWithStrategy { migration, offer, origins, strategy } => {
+                let offer = Offer { strategy: strategy.into(), ..with_origins(offer, origins) };
                 Self::Open { migration: MigrationId(migration), offer }
             }
             Form::Accepted { migration, volumes, incarnation } => {
@@ -409,6 +417,7 @@ impl From<OfferForm> for Offer {
             forwarding: form.forwarding.into(),
             vm: form.vm.map(|name| OfferedVm { name }),
             sharing: form.sharing.into(),
+            strategy: OfferedStrategy::default(),
         }
     }
 }
@@ -439,14 +448,26 @@ impl From<AcceptedForm> for AcceptedVolume {
     }
 }
 
-/// An offer that knows nothing of origins is said as hosts of all versions understand it.
+/// An offer that knows nothing of origins, and of no strategy but the first, is said as hosts of all versions understand it.
 fn open(migration: u64, offer: Offer) -> Form {
     let origins: Vec<Origin> = offer.volumes.iter().map(|volume| volume.origin).collect();
+    let strategy = offer.strategy;
     let offer = OfferForm::from(offer);
-    if origins.iter().all(|origin| *origin == Origin::Unknown) {
-        return Form::Open { migration, offer };
+    let known = origins.iter().any(|origin| *origin != Origin::Unknown);
+    let origins = origins.into_iter().map(Into::into).collect();
+    match strategy {
+        OfferedStrategy::Mirror if known => Form::OpenWithOrigins { migration, offer, origins },
+        OfferedStrategy::Mirror => Form::Open { migration, offer },
+        strategy => Form::OpenWithStrategy { migration, offer, origins, strategy: strategy.into() },
     }
-    Form::OpenWithOrigins { migration, offer, origins: origins.into_iter().map(Into::into).collect() }
+}
+
+fn with_origins(offer: OfferForm, origins: Vec<OriginForm>) -> Offer {
+    let mut offer = Offer::from(offer);
+    for (volume, origin) in offer.volumes.iter_mut().zip(origins) {
+        volume.origin = origin.into();
+    }
+    offer
 }
 
 pub(super) fn at_most(count: usize, count_max: usize, what: &'static str) -> Result<(), WireError> {

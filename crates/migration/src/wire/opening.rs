@@ -22,6 +22,18 @@ pub struct Offer {
     pub vm: Option<OfferedVm>,
     /// Whether the source would write to the images itself.
     pub sharing: Sharing,
+    /// How the volumes are copied.
+    pub strategy: OfferedStrategy,
+}
+
+/// How volumes of an offer are copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OfferedStrategy {
+    /// In one pass, while guest writes go to both hosts.
+    #[default]
+    Mirror,
+    /// In rounds, while guest writes go to the source only.
+    Tracking,
 }
 
 /// Whether a source writes to images of the target's store itself if it can open them.

@@ -68,6 +68,7 @@ mod tests {
             suspended: None,
             attempt: 0,
             tally: migration::strategy::Tally::default(),
+            rounds: Vec::new(),
         }
     }
 

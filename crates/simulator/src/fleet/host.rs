@@ -180,7 +180,7 @@ impl Manner {
         Self {
             pacing: plan.pacing.clone(),
             limits: TimeLimits { switch_over_max: SWITCH_OVER_MAX, ..scenario.limits },
-            strategy,
+            strategy: scenario.rounds_away.unwrap_or(strategy),
             target_disk: DiskSettings { latency: plan.target_latency, ..scenario.volumes[0].disk.clone() },
             block_sizes: scenario.volumes.iter().map(|volume| volume.block_size).collect(),
             geometries,

@@ -30,6 +30,8 @@ pub(super) async fn run(
         max_downtime_ms: Some(order.max_downtime),
         memory_streams: order.memory_streams.0,
         memory: order.memory.into(),
+        strategy: order.strategy.strategy.into(),
+        not_incremental: order.strategy.no_incremental,
         together_with: names.collect(),
     };
     if order.dry_run {

@@ -21,6 +21,7 @@ use crate::host::Host;
 use crate::host::migrations::ahead::{AheadVm, Thoroughness};
 use crate::host::migrations::outgoing::Hooks;
 use crate::host::migrations::plan::check_order_elsewhere;
+use crate::host::migrations::strategies::{check_peer_knows, held_max, offered};
 use crate::host::vms::move_vm::{Company, HANDOVER_TIMEOUT};
 use crate::images::replicas::is_replica;
 use crate::migrations::view::image_format;
@@ -34,7 +35,7 @@ const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// How often it is looked whether there is one.
 const CONNECT_POLL: Duration = Duration::from_millis(20);
 /// How long the gates may be closed before the commit point, beside the round trips: as on one host.
-const SWITCH_OVER_MAX: Duration = Duration::from_millis(500);
+pub(super) const SWITCH_OVER_MAX: Duration = Duration::from_millis(500);
 /// Round trips that lie between the closing of the gates and the commit point: what is still in flight, and *prepare*.
 /// One more, because a round trip is not always the same.
 const SWITCH_OVER_ROUND_TRIPS: u32 = 3;
@@ -94,6 +95,7 @@ impl Host {
         check_order_elsewhere(&order)?;
         let session = self.hosts.session(&elsewhere.peer)?;
         self.reach(&session, &elsewhere.peer).await?;
+        check_peer_knows(&order, &session, &elsewhere.peer.name)?;
         let looked = self.look_before(&session, &departing, &elsewhere, &order, company.as_ref()).await?;
         self.begin_outgoing((elsewhere, session), order, departing, company, looked).await
     }
@@ -196,11 +198,12 @@ impl Host {
 }
 
 /// How long the gates may be closed, given how far away the other host is.
-pub(in crate::host) fn switch_over_max(session: &Session, moves: Moves) -> Duration {
-    let near = match moves {
+pub(in crate::host) fn switch_over_max(session: &Session, moves: Moves, order: &MigrateVolume) -> Duration {
+    let usual = match moves {
         Moves::Volumes | Moves::VolumesAfterHooks => SWITCH_OVER_MAX,
         Moves::Vm => HANDOVER_TIMEOUT,
     };
+    let near = usual.max(held_max(order, moves));
     near + round_trip(session) * SWITCH_OVER_ROUND_TRIPS
 }
 
@@ -248,6 +251,7 @@ pub(in crate::host) fn offer(
             SharedTarget::Auto => Sharing::Wanted,
             SharedTarget::Never => Sharing::Refused,
         },
+        strategy: offered(order.strategy),
     }
 }
 

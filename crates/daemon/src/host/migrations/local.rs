@@ -16,12 +16,14 @@ use api::{MigrateVolume, Migration};
 use lane::{LaneHandle, MigrationOrder, MigrationTarget, Refused};
 use migration::journal::{FailureCode, MigratingVolume, Record, Side, VolumeRecord};
 use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
+use migration::source::Moves;
 use migration::{CommitFault, MigrationId};
 use tokio::sync::oneshot;
 
 use crate::error::RequestError;
 use crate::host::migrations::migrate::allocated_bytes;
 use crate::host::migrations::session::{PATIENCE, Task, Work, run};
+use crate::host::migrations::strategies::{choice, held_max};
 use crate::host::volumes::reserve::Reserved;
 use crate::host::{Host, blocking};
 use crate::images;
@@ -186,6 +188,8 @@ impl LocalMigration {
             target: reserved.location.clone(),
             keep_source: self.order.keep_source,
             bandwidth_bytes_per_second: self.order.bandwidth_bytes_per_second,
+            strategy: choice(&self.order),
+            downtime_max: held_max(&self.order, Moves::Volumes),
             moves: self.task.host.prepare_hooks_here(migration),
         };
         self.lane.migrate(order, target).await.map_err(|refused| match refused {

@@ -13,6 +13,7 @@ use migration::session::Event;
 use crate::error::RequestError;
 use crate::host::migrations::leave::Departing;
 use crate::host::migrations::orders::check_rate;
+use crate::host::migrations::strategies::check_strategy;
 use crate::host::vms::move_vm::not_to_a_store;
 use crate::host::volumes::chain;
 use crate::host::volumes::reserve::Wanted;
@@ -33,6 +34,7 @@ impl Host {
         order: MigrateVolume,
     ) -> Result<Migration, RequestError> {
         check_rate(&order)?;
+        check_strategy(&order)?;
         self.names_together(&name, &order)?;
         if self.means_vm(&name, &order)? {
             return self.migrate_vm(name, order).await;
@@ -143,6 +145,7 @@ impl Host {
             size_bytes,
             bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
             mirror_wait_max: self.config.limits.mirror_wait_max,
+            strategy: order.strategy,
         };
         self.histories.begin(migration, facts);
     }

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use api::{Decisions, GuestFigures, HistorySample, PhaseEntered, Suspension, Waited};
 use lane::{Latencies, Recorded, Sample, Window};
-use migration::Phase;
-use migration::strategy::Tally;
+use migration::strategy::{Round, Tally};
+use migration::{Phase, VolumeIndex};
 
 use crate::migrations::history::tallies::stood_still_for;
-use crate::migrations::view::phase as api_phase;
+use crate::migrations::view::{phase as api_phase, round};
 
 /// Samples of the time that a migration runs, at most: as many as a plot has points for. Those before and after it are
 /// bounded by the lane.
@@ -36,6 +36,8 @@ pub(crate) struct Facts {
     pub(crate) bandwidth_bytes_per_second: Option<u64>,
     /// Longest that a guest's write may be held.
     pub(crate) mirror_wait_max: Duration,
+    /// How it is copied.
+    pub(crate) strategy: api::Strategy,
 }
 
 /// The history of one migration.
@@ -51,6 +53,7 @@ pub(super) struct Recording {
     suspensions: Vec<Suspended>,
     waits: BTreeMap<&'static str, Duration>,
     tally: Tally,
+    rounds: Vec<(VolumeIndex, Round)>,
     ended_us: Option<i64>,
 }
 
@@ -73,6 +76,7 @@ impl Recording {
             suspensions: Vec::new(),
             waits: BTreeMap::new(),
             tally: Tally::default(),
+            rounds: Vec::new(),
             ended_us: None,
         }
     }
@@ -92,6 +96,7 @@ impl Recording {
         }
         if self.ended_us.is_none() {
             self.tally = recorded.tally;
+            self.rounds = recorded.rounds;
         }
         for sample in recorded.samples {
             if self.ended_us.is_some() {
@@ -159,7 +164,8 @@ impl Recording {
         let samples = self.before.iter().chain(&self.during).chain(&self.after);
         api::Recording {
             size_bytes: self.facts.size_bytes,
-            strategy: "mirror".to_owned(),
+            strategy: self.facts.strategy.name().to_owned(),
+            rounds: self.rounds.iter().map(|(volume, told)| round(*volume, told)).collect(),
             bandwidth_bytes_per_second: self.facts.bandwidth_bytes_per_second,
             mirror_wait_max_ms: milliseconds(self.facts.mirror_wait_max),
             ended_ms: self.ended_us.map(as_ms),

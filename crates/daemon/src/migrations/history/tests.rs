@@ -17,6 +17,7 @@ fn facts() -> Facts {
         size_bytes: 1 << 30,
         bandwidth_bytes_per_second: None,
         mirror_wait_max: Duration::from_secs(1),
+        strategy: api::Strategy::Tracking,
     }
 }
 
@@ -33,7 +34,7 @@ fn sample(began_ms: i64, length_ms: u64, suspended: Option<&'static str>) -> Sam
 }
 
 fn piece(samples: Vec<Sample>, phases: Vec<(i64, Phase)>) -> Recorded {
-    Recorded { samples, phases, tally: Tally { writes_held: 7, ..Tally::default() } }
+    Recorded { samples, phases, tally: Tally { writes_held: 7, ..Tally::default() }, rounds: Vec::new() }
 }
 
 /// A recording of `count` samples of 100 ms while the migration ran, with a second before and one after.

@@ -65,6 +65,7 @@ fn progress() -> Progress {
         suspended: None,
         attempt: 2,
         tally: Tally::default(),
+        rounds: Vec::new(),
     }
 }
 

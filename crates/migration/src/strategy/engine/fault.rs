@@ -180,7 +180,7 @@ impl Engine {
         self.answer_waiting();
     }
 
-    fn fail(&mut self, code: FailureCode, detail: String) {
+    pub(super) fn fail(&mut self, code: FailureCode, detail: String) {
         self.actions.push_back(VolumeAction::Failed { code, detail });
         self.stop();
     }

@@ -140,7 +140,7 @@ impl Engine {
         if hole_ahead && self.stage == Stage::Copying && broken(Bug::HoleAhead) {
             return;
         }
-        self.replica.mark_missing(blocks);
+        self.wrote(blocks);
     }
 
     pub(super) fn source_written(&mut self, now: Duration, id: WriteId, result: Result<(), SourceFault>) {

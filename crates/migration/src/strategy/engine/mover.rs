@@ -91,8 +91,9 @@ impl Engine {
     }
 
     fn claim(&mut self, blocks: BlockRange, pass: Pass) {
-        let mut waits_for =
-            if broken(Bug::WritesInFlight) { Vec::new() } else { self.writes.submitted_to(blocks) };
+        let overtakes =
+            broken(Bug::WritesInFlight) || self.copies_in_rounds() && broken(Bug::RoundOvertakesWrites);
+        let mut waits_for = if overtakes { Vec::new() } else { self.writes.submitted_to(blocks) };
         if !broken(Bug::ChunkOvertakesValue) {
             waits_for.extend(self.values.in_blocks(blocks));
         }

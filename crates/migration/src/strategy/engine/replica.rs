@@ -7,6 +7,9 @@
 //!      └─────────────────┴──────────────────────────────┴───────────────────────┘ (a write that is not mirrored)
 //! ```
 //! *In flight* is kept by the strategy, which knows what it is in flight for.
+//!
+//! A strategy that copies in rounds has two sets of missing blocks: those of the round under way, and those that guests have
+//! written in the epoch that is open, which are the next round's. [`ReplicaBlocks::advance_epoch`] makes the one the other.
 
 use std::time::Duration;
 
@@ -17,6 +20,9 @@ use crate::strategy::FlushId;
 /// A replica's live missing set, and its unconfirmed blocks.
 pub(super) struct ReplicaBlocks {
     missing: LayeredBitmap,
+    /// Missing as well, because guests have written them since the epoch began: not copied before it ends. Empty unless
+    /// the strategy copies in rounds.
+    dirty: LayeredBitmap,
     /// Applied at the target since the last flush that succeeded was asked for.
     unconfirmed: LayeredBitmap,
     flushing: Option<Flush>,
@@ -32,25 +38,32 @@ struct Flush {
 
 impl ReplicaBlocks {
     pub(super) fn new(blocks: BlockCount) -> Self {
-        Self { missing: LayeredBitmap::new(blocks), unconfirmed: LayeredBitmap::new(blocks), flushing: None }
+        let empty = || LayeredBitmap::new(blocks);
+        Self { missing: empty(), dirty: empty(), unconfirmed: empty(), flushing: None }
     }
 
     /// Makes it the replica of a larger volume; what is new is neither missing nor unconfirmed.
     pub(super) fn grow(&mut self, blocks: BlockCount) {
         let confirms = self.flushing.as_mut().map(|flush| &mut flush.confirms);
-        [&mut self.missing, &mut self.unconfirmed]
+        [&mut self.missing, &mut self.dirty, &mut self.unconfirmed]
             .into_iter()
             .chain(confirms)
             .for_each(|set| set.grow(blocks));
     }
 
     pub(super) fn is_complete(&self) -> bool {
+        self.missing.is_empty() && self.dirty.is_empty()
+    }
+
+    /// Tells whether nothing is left to be claimed before the epoch ends.
+    pub(super) fn is_epoch_copied(&self) -> bool {
         self.missing.is_empty()
     }
 
     /// What is missing, and what is not known to be durable.
     pub(super) fn lacking(&self) -> LayeredBitmap {
         let mut lacking = self.missing.clone();
+        lacking.union_with(&self.dirty);
         lacking.union_with(&self.unconfirmed);
         if let Some(flush) = &self.flushing {
             lacking.union_with(&flush.confirms);
@@ -59,11 +72,36 @@ impl ReplicaBlocks {
     }
 
     pub(super) fn blocks_missing(&self) -> u64 {
-        self.missing.count()
+        self.missing.count() + self.dirty.count()
+    }
+
+    pub(super) fn blocks_dirty(&self) -> u64 {
+        self.dirty.count()
     }
 
     pub(super) fn misses_any(&self, blocks: BlockRange) -> bool {
-        self.missing.contains_any(blocks)
+        self.missing.contains_any(blocks) || self.dirty.contains_any(blocks)
+    }
+
+    /// Guests have written these blocks in the epoch that is open.
+    pub(super) fn mark_dirty(&mut self, blocks: BlockRange) {
+        self.dirty.insert(blocks);
+    }
+
+    /// The same, but what is still to be copied in this round adds nothing: it is copied with what was written.
+    pub(super) fn mark_dirty_unless_missing(&mut self, blocks: BlockRange) {
+        let mut rest = blocks;
+        while !rest.is_empty() {
+            let missing = self.missing_within(rest).unwrap_or(BlockRange { start: rest.end, end: rest.end });
+            self.dirty.insert(BlockRange { end: missing.start, ..rest });
+            rest.start = missing.end;
+        }
+    }
+
+    /// Ends the epoch: what was written in it is to be copied.
+    pub(super) fn advance_epoch(&mut self) {
+        self.missing.union_with(&self.dirty);
+        self.dirty.clear();
     }
 
     pub(super) fn mark_missing(&mut self, blocks: BlockRange) {

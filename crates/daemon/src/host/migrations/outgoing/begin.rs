@@ -21,6 +21,7 @@ use crate::host::Host;
 use crate::host::migrations::forwarding::open_for_resuming;
 use crate::host::migrations::leave::{Departing, round_trip, switch_over_max};
 use crate::host::migrations::shared::Found;
+use crate::host::migrations::strategies::{choice, held_max};
 use crate::host::vms::move_vm::resumed_wishes;
 use crate::migrations::metadata::Metadata;
 use crate::peers::channel::{Kind, Subject};
@@ -64,11 +65,13 @@ impl OutgoingMigration {
                 source: record.image.clone(),
                 keep_source: order.keep_source,
                 bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
+                strategy: choice(order),
+                downtime_max: held_max(order, moves),
                 content: accepted.map_or(TargetContent::Unknown, content),
                 known: accepted.filter(|_| !order.full).and_then(|accepted| held(accepted, peer)),
                 zeroes: zeroes(order.allocation),
                 shared: shared_of(&found, record.volume),
-                switch_over_max: switch_over_max(session, moves),
+                switch_over_max: switch_over_max(session, moves, order),
                 round_trip: round_trip(session),
                 moves,
                 rest: Rest::Resume,
@@ -189,12 +192,14 @@ impl Host {
             source: moving.source.clone(),
             keep_source: recorded.keep_source,
             bandwidth_bytes_per_second: ordered.bandwidth_bytes_per_second,
+            strategy: choice(&ordered),
+            downtime_max: held_max(&ordered, moves),
             // If it is not known which parts of it are there, it may hold anything.
             content: TargetContent::Unknown,
             known: here.map(|generation| (ReplicaOf::Migration(migration.0), generation)),
             zeroes: zeroes(ordered.allocation),
             shared: self.find_shared_again(migration, volume).await,
-            switch_over_max: switch_over_max(session, moves),
+            switch_over_max: switch_over_max(session, moves, &ordered),
             round_trip: round_trip(session),
             moves,
             rest: if metadata.is_paused { Rest::Pause } else { Rest::Resume },

@@ -1,0 +1,289 @@
+//! Dirty block tracking (\[ESX\] §2.3): round after round copies what guests wrote in the one before.
+//!
+//! ```text
+//!   every write ──► source only ──► its blocks are the next round's
+//!                                   (unless this round has still to copy them: incremental)
+//!   a round ends ──► nearly nothing written ─────────────► hand over: the last round, behind closed gates
+//!              ├──► less written than a round or two ago ─► another round
+//!              └──► not less: short enough? ──────────────► hand over, or give up
+//! ```
+//! Guests wait for nothing, and a target that is away costs them nothing. But nothing holds them back either: it need not
+//! converge. That is judged by the last two rounds, since one alone may have met a burst of writes (\[ESX\] §2.5); the longer
+//! it all has taken, the less is hoped for (§3.2).
+
+use std::time::Duration;
+
+use chronicle::BlockRange;
+
+use super::engine::{Engine, InFlight, Rewritten, Standing, Terms, Verdict, Write, Written};
+use super::policy::{Course, Policy, RoundVerdict};
+use super::{Recording, Round, Route};
+use crate::planted::{Bug, broken};
+
+/// Part of what may be left that is aimed at while rounds become smaller.
+const AIM: u64 = 4;
+/// What is left may become so many times more than is near enough before it is not near enough any more.
+const SLACK: u64 = 2;
+/// Bytes at the target that no flush has confirmed, up to which a replica is near enough.
+const UNCONFIRMED_MAX: u64 = 32 << 20;
+/// A round leaves less than one before if it leaves at most so many percent of that.
+const SHRINKS_TO_PERCENT: u64 = 90;
+/// Rounds that are looked back upon: how two of them compare with those before them.
+const ROUNDS_JUDGED: usize = 3;
+/// How many times longer than the first round it may all take before a smaller last round is not hoped for any more.
+const PATIENCE: u32 = 3;
+/// Rounds after which it is given up, although one is smaller than another now and then.
+const ROUNDS_MAX: u64 = 50;
+/// Rounds that are reported one by one; later ones are added to the last.
+const ROUNDS_KEPT: usize = 100;
+
+/// The policy of a copying in rounds.
+pub(super) struct Tracking {
+    recording: Recording,
+    drain_max: Duration,
+    aim: Aim,
+    under_way: Option<UnderWay>,
+    rounds: Vec<Round>,
+    /// What the latest rounds left, the last one last; at most [`ROUNDS_JUDGED`].
+    left: Vec<u64>,
+    /// How many rounds have ended.
+    ended: u64,
+    /// How long the first one took, and all of them.
+    first_took: Duration,
+    took: Duration,
+}
+
+/// What is being done.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Aim {
+    /// To have less left.
+    Less,
+    /// To be handed over.
+    HandOver,
+}
+
+/// A round that has not ended.
+struct UnderWay {
+    began: Duration,
+    /// What had been copied by then: blocks, and bytes.
+    copied: (u64, u64),
+    suspensions: u64,
+}
+
+/// What a round says of convergence.
+enum Ended {
+    Judged,
+    /// The target failed meanwhile, or was away.
+    Disturbed,
+}
+
+impl Tracking {
+    pub(super) fn new(recording: Recording, drain_max: Duration) -> Self {
+        Self {
+            recording,
+            drain_max,
+            aim: Aim::Less,
+            under_way: None,
+            rounds: Vec::new(),
+            left: Vec::new(),
+            ended: 0,
+            first_took: Duration::ZERO,
+            took: Duration::ZERO,
+        }
+    }
+
+    fn begin_round(&mut self, engine: &Engine, now: Duration) -> RoundVerdict {
+        self.under_way =
+            Some(UnderWay { began: now, copied: engine.copied_so_far(), suspensions: engine.suspensions() });
+        RoundVerdict::Next
+    }
+
+    /// Takes the round down that was under way, if one was.
+    fn end_round(&mut self, engine: &Engine, now: Duration) -> Option<Ended> {
+        let under_way = self.under_way.take()?;
+        let (blocks, bytes) = engine.copied_so_far();
+        let dirtied = engine.blocks_dirty() * engine.block_bytes();
+        let (blocks, bytes) = (blocks - under_way.copied.0, bytes - under_way.copied.1);
+        let round = Round { blocks, bytes, took: now.saturating_sub(under_way.began), dirtied };
+        if self.ended == 0 {
+            self.first_took = round.took;
+        }
+        self.ended += 1;
+        self.took += round.took;
+        match self.rounds.last_mut() {
+            Some(last) if self.ended > ROUNDS_KEPT as u64 => {
+                last.blocks += round.blocks;
+                last.bytes += round.bytes;
+                last.took += round.took;
+                last.dirtied = round.dirtied;
+            }
+            _ => self.rounds.push(round),
+        }
+        if self.left.len() == ROUNDS_JUDGED {
+            self.left.remove(0);
+        }
+        self.left.push(dirtied);
+        let disturbed = engine.suspensions() != under_way.suspensions;
+        Some(if disturbed { Ended::Disturbed } else { Ended::Judged })
+    }
+
+    /// Bytes a second that the target takes, by all that is known.
+    fn rate(&self, engine: &Engine) -> f64 {
+        let last = self.rounds.last().filter(|round| !round.took.is_zero());
+        // What was zero took no bytes, but was copied as well.
+        let by_round =
+            last.map(|round| (round.blocks * engine.block_bytes()) as f64 / round.took.as_secs_f64());
+        engine.drain_rate().unwrap_or_default().max(by_round.unwrap_or_default())
+    }
+
+    /// Bytes that arrive while gates are closed: one block at least.
+    fn bytes_within_drain(&self, engine: &Engine) -> u64 {
+        // A rate is finite and not negative.
+        ((self.rate(engine) * self.drain_max.as_secs_f64()) as u64).max(engine.block_bytes())
+    }
+
+    /// Tells whether one of the last two rounds left less than the one before it; while there are too few, they may.
+    fn shrinks(&self) -> bool {
+        let smaller =
+            |pair: &[u64]| matches!(pair, [before, after] if after * 100 <= before * SHRINKS_TO_PERCENT);
+        self.left.len() < ROUNDS_JUDGED || self.left.windows(2).any(smaller)
+    }
+
+    /// Judges a round that left too much for what is aimed at.
+    fn judge(&mut self, engine: &Engine, now: Duration, within: u64) -> RoundVerdict {
+        let dirty = engine.blocks_dirty() * engine.block_bytes();
+        let is_late = self.took > self.first_took * PATIENCE;
+        if self.shrinks() && (!is_late || dirty > within) && self.ended < ROUNDS_MAX {
+            self.begin_round(engine, now)
+        } else if dirty <= within {
+            self.aim = Aim::HandOver;
+            RoundVerdict::GoOn
+        } else {
+            RoundVerdict::GiveUp(self.explain(engine, dirty))
+        }
+    }
+
+    /// Says why it is given up, and what would work.
+    fn explain(&self, engine: &Engine, dirty: u64) -> String {
+        let rate = self.rate(engine).max(1.0);
+        let needed = Duration::try_from_secs_f64(dirty as f64 / rate).unwrap_or(Duration::MAX);
+        let left: Vec<_> = self.left.iter().map(|bytes| mebibytes(*bytes)).collect();
+        let written = self.rounds.last().filter(|round| !round.took.is_zero());
+        let written = written.map_or(0.0, |round| round.dirtied as f64 / round.took.as_secs_f64());
+        format!(
+            "it does not converge: after {} rounds guests still change {} a second, and the target takes {} a second; the last rounds \
+             left {} to be copied, which takes {} ms with the guests held, of the {} ms that are allowed for it. Use \
+             --strategy mirror, which converges whatever guests write, or --max-downtime {}, or move it when they write less",
+            self.ended,
+            mebibytes(written as u64),
+            mebibytes(rate as u64),
+            left.join(", "),
+            needed.as_millis(),
+            self.drain_max.as_millis(),
+            // Half of it is for what is left, and it may be a little more the next time.
+            needed.as_millis().saturating_mul(5) / 2 + 1,
+        )
+    }
+}
+
+impl Policy for Tracking {
+    fn terms(&self) -> Terms {
+        Terms {
+            in_flight: InFlight::Bytes { values_max: 0 },
+            rewritten: Rewritten::Later,
+            written: match self.recording {
+                Recording::Incremental => Written::NextRound,
+                Recording::Full => Written::NextRoundToo,
+            },
+        }
+    }
+
+    /// To the source, whatever happens.
+    fn course(&mut self, _: &Engine, _: Duration, _: &Write) -> Course {
+        Course::Send { route: Route::SourceOnly, toll: None }
+    }
+
+    /// Nothing: guests are not held back.
+    fn judge_convergence(&mut self, _: &mut Engine, _: Duration) {}
+
+    fn judge_round(&mut self, engine: &Engine, now: Duration) -> RoundVerdict {
+        let is_over = engine.is_round_over();
+        if !engine.is_gate_open() {
+            // Nobody writes any more: what is left is the last round.
+            return if engine.blocks_dirty() > 0 {
+                self.end_round(engine, now);
+                self.begin_round(engine, now)
+            } else {
+                is_over.then(|| self.end_round(engine, now));
+                RoundVerdict::GoOn
+            };
+        }
+        if !is_over {
+            if engine.is_mirroring() && self.under_way.is_none() {
+                self.begin_round(engine, now);
+            }
+            return RoundVerdict::GoOn;
+        }
+        let ended = self.end_round(engine, now);
+        let (dirty, within) = (engine.blocks_dirty() * engine.block_bytes(), self.bytes_within_drain(engine));
+        let enough = match self.aim {
+            Aim::Less => within / AIM,
+            Aim::HandOver => within * SLACK,
+        };
+        if dirty <= enough {
+            self.aim = Aim::HandOver;
+            // While the gate is waited for, what is left is kept small.
+            return if dirty > within / 2 { self.begin_round(engine, now) } else { RoundVerdict::GoOn };
+        }
+        self.aim = Aim::Less;
+        match ended {
+            Some(Ended::Judged) => self.judge(engine, now, within),
+            Some(Ended::Disturbed) | None => self.begin_round(engine, now),
+        }
+    }
+
+    fn rounds(&self) -> &[Round] {
+        &self.rounds
+    }
+
+    fn next_run(&mut self, engine: &mut Engine) -> Option<BlockRange> {
+        engine.next_of_pass().or_else(|| engine.next_missing())
+    }
+
+    /// Confirms when the gate is waited for: the flush behind it has little to do then.
+    fn judge_pass(&self, engine: &Engine) -> Verdict {
+        let is_due = engine.is_round_over() && engine.is_bulk_applied()
+            || engine.bytes_unconfirmed() > UNCONFIRMED_MAX / 2;
+        let waits = self.aim == Aim::HandOver && engine.is_gate_open();
+        if waits && is_due && engine.bytes_unconfirmed() > 0 { Verdict::Confirm } else { Verdict::GoOn }
+    }
+
+    fn standing(&mut self, engine: &Engine, _: Duration) -> Standing {
+        if !engine.may_hand_over() {
+            self.aim = Aim::Less;
+            return Standing::Behind;
+        }
+        let is_held = !engine.is_gate_open();
+        let is_copied = engine.is_equal() || broken(Bug::LastRoundSkipped);
+        if is_held && is_copied && !engine.has_writes() {
+            return Standing::Synchronised;
+        }
+        if engine.bytes_remaining() > SLACK * self.bytes_within_drain(engine) {
+            self.aim = Aim::Less;
+            return Standing::Behind;
+        }
+        let slack = if engine.said() == Standing::Behind { 1 } else { SLACK };
+        let is_confirmed = engine.bytes_unconfirmed() <= slack * UNCONFIRMED_MAX;
+        let is_near = (self.aim == Aim::HandOver || is_held) && is_confirmed;
+        if is_near { Standing::Converged } else { Standing::Behind }
+    }
+
+    /// Nothing: what changes it happens.
+    fn deadline(&self, _: &Engine) -> Option<(Duration, &'static str)> {
+        None
+    }
+}
+
+fn mebibytes(bytes: u64) -> String {
+    format!("{:.1} MiB", bytes as f64 / f64::from(1 << 20))
+}

@@ -1,0 +1,32 @@
+//! How a volume is copied, on the command line.
+
+use clap::{Args, ValueEnum};
+
+/// How volumes are copied while their guests write.
+#[derive(Debug, Args)]
+pub(crate) struct StrategyArguments {
+    /// How volumes are copied while their guests write.
+    #[arg(long, value_enum, default_value_t = Strategy::Mirror)]
+    pub(crate) strategy: Strategy,
+    /// Of tracking, for comparison: record also what is written before a round has come to it.
+    #[arg(long)]
+    pub(crate) no_incremental: bool,
+}
+
+/// How a volume is copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Strategy {
+    /// In one pass; writes to what is copied go to both stores. It converges whatever guests write.
+    Mirror,
+    /// In rounds; writes go to the source, and what they changed is copied in the next round. It may give up.
+    Tracking,
+}
+
+impl From<Strategy> for api::Strategy {
+    fn from(strategy: Strategy) -> Self {
+        match strategy {
+            Strategy::Mirror => Self::Mirror,
+            Strategy::Tracking => Self::Tracking,
+        }
+    }
+}
