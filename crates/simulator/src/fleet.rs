@@ -104,7 +104,7 @@ pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Find
     let mut random = Random::new(seed ^ 0x5EED_0F70_B057_5000);
     let world = World::new(&mut random, Trace::new(audience));
     let mut scenario = Scenario::draw(&mut random, options);
-    scenario.draw_rounds(seed);
+    scenario.draw_rounds(seed, options.rounds);
     let clocks: Vec<_> =
         Place::all(usize::from(hosts)).map(|_| HostClock::draw(&world.clock, &mut random)).collect();
     let mut executors: Vec<_> = clocks.iter().map(|clock| Executor::new(HostDriver::new(clock))).collect();
@@ -403,9 +403,10 @@ impl Fleet {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::scenario::Rounds;
 
     fn options(hosts: u8) -> Options {
-        Options { operations: 200, hosts }
+        Options { operations: 200, hosts, rounds: Rounds::Drawn }
     }
 
     #[test]

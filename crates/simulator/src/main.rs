@@ -35,7 +35,7 @@ use std::process::ExitCode;
 use clap::Parser;
 
 use crate::campaign::{Order, Summary, Until};
-use crate::scenario::Options;
+use crate::scenario::{Options, Rounds};
 use crate::trace::Audience;
 
 /// Seeds within which a rule that is broken on purpose has to be noticed.
@@ -61,6 +61,9 @@ struct Arguments {
     /// How many hosts there are, with a link between each two; on one alone volumes move between its stores.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
     hosts: u8,
+    /// Copies volumes by this strategy; by default each seed draws how.
+    #[arg(long, value_enum)]
+    strategy: Option<Strategy>,
     /// Runs this seed only.
     #[arg(long)]
     seed: Option<u64>,
@@ -75,6 +78,15 @@ struct Arguments {
     /// --seed, in that one. Needs a build with `--features planted-bugs`.
     #[arg(long)]
     planted: Option<String>,
+}
+
+/// How volumes are copied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Strategy {
+    /// In one pass, while writes go to both stores.
+    Mirror,
+    /// In rounds.
+    Tracking,
 }
 
 fn main() -> ExitCode {
@@ -93,7 +105,12 @@ impl Arguments {
     }
 
     fn options(&self) -> Options {
-        Options { operations: self.operations, hosts: self.hosts }
+        let rounds = match self.strategy {
+            None => Rounds::Drawn,
+            Some(Strategy::Tracking) => Rounds::Always,
+            Some(Strategy::Mirror) => Rounds::Never,
+        };
+        Options { operations: self.operations, hosts: self.hosts, rounds }
     }
 
     /// The same with as many hosts as it takes to notice a rule that is broken.
@@ -216,8 +233,15 @@ fn replay(arguments: &Arguments, seed: u64, more: &str) -> String {
         1 => String::new(),
         hosts => format!(" --hosts {hosts}"),
     };
+    let strategy = match arguments.strategy {
+        None => "",
+        Some(Strategy::Mirror) => " --strategy mirror",
+        Some(Strategy::Tracking) => " --strategy tracking",
+    };
     let features = if more.is_empty() { "" } else { " --features planted-bugs" };
-    format!("cargo run -p simulator --release{features} -- --seed {seed} --trace{hosts}{operations}{more}")
+    format!(
+        "cargo run -p simulator --release{features} -- --seed {seed} --trace{hosts}{operations}{strategy}{more}"
+    )
 }
 
 /// Breaks rules on purpose; returns whether each was noticed.

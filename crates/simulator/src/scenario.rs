@@ -22,6 +22,31 @@ pub(crate) struct Options {
     pub(crate) operations: u32,
     /// With a link between each two; volumes of one alone move between its stores.
     pub(crate) hosts: u8,
+    /// By which strategy volumes are copied.
+    pub(crate) rounds: Rounds,
+}
+
+/// Whether volumes are copied in rounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Rounds {
+    /// As it is drawn.
+    #[default]
+    Drawn,
+    /// Each of them.
+    Always,
+    /// None of them.
+    Never,
+}
+
+impl Rounds {
+    /// In how many of a hundred cases they are.
+    fn percent(self) -> u64 {
+        match self {
+            Self::Drawn => ROUNDS_PERCENT,
+            Self::Always => 100,
+            Self::Never => 0,
+        }
+    }
 }
 
 impl Options {
@@ -100,16 +125,16 @@ impl Scenario {
     }
 
     /// Has some migrations copy in rounds. From a stream of its own: whatever else is drawn stays as it is.
-    pub(crate) fn draw_rounds(&mut self, seed: u64) {
+    pub(crate) fn draw_rounds(&mut self, seed: u64, rounds: Rounds) {
         let mut random = Random::new(seed ^ ROUNDS_STREAM);
         for migration in &mut self.migrations {
-            if random.percent(ROUNDS_PERCENT) {
+            if random.percent(rounds.percent()) {
                 let (shortest, longest) = (Duration::from_millis(2), Duration::from_millis(100));
                 migration.strategy = draw_rounds(&mut random, shortest, longest);
             }
         }
         self.rounds_away = random
-            .percent(ROUNDS_PERCENT)
+            .percent(rounds.percent())
             .then(|| draw_rounds(&mut random, Duration::from_millis(100), Duration::from_millis(400)));
     }
 }

@@ -1,11 +1,11 @@
 //! The simulator as a whole: seeds without violations, and the same seed twice.
 
 use crate::campaign::{self, Order, Until};
-use crate::scenario::Options;
+use crate::scenario::{Options, Rounds};
 use crate::simulation::simulate;
 use crate::trace::Audience;
 
-const OPTIONS: Options = Options { operations: 200, hosts: 1 };
+const OPTIONS: Options = Options { operations: 200, hosts: 1, rounds: Rounds::Drawn };
 
 #[test]
 fn three_hundred_seeds_break_no_rule() {
