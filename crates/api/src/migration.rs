@@ -49,11 +49,11 @@ pub struct MigrateVolume {
     #[serde(default)]
     pub memory: Memory,
     /// How volumes are copied while their guests write.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Strategy::is_mirror")]
     pub strategy: Strategy,
     /// Of [`Strategy::Tracking`]: has the next round copy also what was written before this round has come to it, and will copy
     /// it anyway; only for comparison.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub not_incremental: bool,
     /// Names of more volumes that move in the same migration, to another host: all of them, or none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -84,6 +84,11 @@ pub enum Strategy {
 }
 
 impl Strategy {
+    /// Tells whether it is the one that daemons of all versions know.
+    fn is_mirror(&self) -> bool {
+        *self == Self::Mirror
+    }
+
     /// The word of the JSON.
     pub fn name(self) -> &'static str {
         match self {
@@ -487,7 +492,18 @@ impl Phase {
 
 #[cfg(test)]
 mod tests {
-    use super::{MigrationState, Phase, Strategy};
+    use super::{MigrateVolume, MigrationState, Phase, Strategy};
+
+    #[test]
+    fn an_order_without_a_strategy_of_its_own_is_said_as_daemons_of_before_understand_it() {
+        let said = |order| serde_json::to_string::<MigrateVolume>(&order).unwrap();
+        let order = MigrateVolume::to("b");
+        assert!(!said(order.clone()).contains("strategy") && !said(order.clone()).contains("incremental"));
+        let tracked = said(MigrateVolume { strategy: Strategy::Tracking, not_incremental: true, ..order });
+        assert!(
+            tracked.contains("\"strategy\":\"tracking\"") && tracked.contains("\"not_incremental\":true")
+        );
+    }
 
     #[test]
     fn words_for_people_are_those_of_the_json() {

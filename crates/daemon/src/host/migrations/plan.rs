@@ -25,6 +25,7 @@ use crate::host::migrations::ahead::{AheadVm, Thoroughness, milliseconds};
 use crate::host::migrations::leave::Elsewhere;
 use crate::host::migrations::migrate::{allocated_bytes, check_has_no_memory};
 use crate::host::migrations::orders::check_rate;
+use crate::host::migrations::strategies::{check_peer_knows, check_strategy};
 use crate::host::migrations::together::only_to_a_host;
 use crate::host::vms::adopted::derived;
 use crate::host::vms::move_vm::{
@@ -70,6 +71,7 @@ impl Host {
             names.iter().map(|name| self.record_named(name)).collect::<Result<_, _>>()?;
         let mut plan = sketch(&name, &records);
         check_rate(&order).unwrap_or_else(|error| plan.refuse(&error));
+        check_strategy(&order).unwrap_or_else(|error| plan.refuse(&error));
         if ours.is_none() && adopted.is_none() {
             check_has_no_memory(&name, &order).unwrap_or_else(|error| plan.refuse(&error));
         }
@@ -244,6 +246,7 @@ impl Host {
         if let Err(error) = self.reach(&session, &elsewhere.peer).await {
             return plan.refuse(&error);
         }
+        check_peer_knows(order, &session, &elsewhere.peer.name).unwrap_or_else(|error| plan.refuse(&error));
         let vm = match company {
             None => None,
             Some(company) => self.plan_company(company, order, plan).await,

@@ -65,12 +65,56 @@ pub(super) fn check_peer_knows(
     session: &Session,
     peer: &str,
 ) -> Result<(), RequestError> {
-    let knows = session.version().is_none_or(|version| version >= STRATEGIES_SINCE);
-    if knows || order.strategy == Strategy::Mirror {
+    if session.version().is_none_or(|version| knows(version, order.strategy)) {
         return Ok(());
     }
     Err(RequestError::Invalid(format!(
         "host \"{peer}\" runs an older version, which knows no strategy but mirror: update it, or leave --strategy {} out",
         order.strategy.name()
     )))
+}
+
+/// Tells whether hosts that speak this version know a strategy.
+fn knows(version: u16, strategy: Strategy) -> bool {
+    version >= STRATEGIES_SINCE || strategy == Strategy::Mirror
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn order(strategy: Strategy) -> MigrateVolume {
+        MigrateVolume { strategy, ..MigrateVolume::to("b") }
+    }
+
+    #[test]
+    fn an_option_of_one_strategy_is_refused_with_another() {
+        for strategy in [Strategy::Mirror, Strategy::Tracking] {
+            let contradicts = MigrateVolume { not_incremental: true, ..order(strategy) };
+            assert_eq!(check_strategy(&contradicts).is_err(), strategy == Strategy::Mirror);
+            check_strategy(&order(strategy)).unwrap();
+        }
+        let tracked = MigrateVolume { not_incremental: true, ..order(Strategy::Tracking) };
+        assert_eq!(choice(&tracked), Choice::Tracking(Recording::Full));
+        assert_eq!(choice(&order(Strategy::Tracking)), Choice::Tracking(Recording::Incremental));
+        assert_eq!(choice(&order(Strategy::Mirror)), Choice::Mirror);
+    }
+
+    #[test]
+    fn guests_are_held_for_as_long_as_is_ordered_and_half_a_second_otherwise() {
+        let ordered =
+            |milliseconds| MigrateVolume { max_downtime_ms: milliseconds, ..order(Strategy::Tracking) };
+        assert_eq!(held_max(&ordered(None), Moves::Volumes), Duration::from_millis(500));
+        for moves in [Moves::Volumes, Moves::VolumesAfterHooks, Moves::Vm] {
+            assert_eq!(held_max(&ordered(Some(7000)), moves), Duration::from_secs(7));
+        }
+        assert_eq!(held_max(&ordered(None), Moves::Vm), Duration::from_millis(300));
+    }
+
+    #[test]
+    fn a_host_of_an_older_version_knows_mirroring_only() {
+        assert!(knows(STRATEGIES_SINCE - 1, Strategy::Mirror));
+        assert!(!knows(STRATEGIES_SINCE - 1, Strategy::Tracking));
+        assert!(knows(STRATEGIES_SINCE, Strategy::Tracking));
+    }
 }
