@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-newer-qemu lint bench fuzz openapi
+.PHONY: help demo install deb test test-newer-qemu lint bench fuzz openapi
 
 # Cargo runs tests in the folder of their crate, so paths given to them are absolute.
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -26,6 +26,23 @@ demo: ## Move a busy virtual machine with its disk to another host and home, and
 	scripts/guest-image $(GUEST_IMAGE)
 	cargo build --release -p sterna
 	STERNA_GUEST_IMAGE=$(GUEST_IMAGE) $(TARGET)/release/sterna demo --hosts --vm
+
+# The program that is installed and packed; another one need not be built.
+BINARY ?= $(TARGET)/release/sterna
+PREFIX ?= /usr/local
+DESTDIR ?=
+
+$(TARGET)/release/sterna: FORCE
+	scripts/install-packages build
+	cargo build --release -p sterna
+FORCE:
+
+install: $(BINARY) ## Install program, unit, manual pages and completions below DESTDIR and PREFIX (/usr/local).
+	scripts/install "$(BINARY)" "$(DESTDIR)" "$(PREFIX)"
+
+deb: $(BINARY) ## Make a Debian package in target/.
+	scripts/install-packages deb
+	scripts/deb "$(BINARY)" "$(TARGET)"
 
 # Whatever runs here is built once, with the packages, features and profile of the tests; only the planted bugs need a few
 # crates again. `cargo test` comes last, so that its results are what is left on the screen, with what was left out.
@@ -69,7 +86,7 @@ lint: ## Check format, clippy's lints, documentation, scripts, licences.
 	cargo clippy --workspace --all-targets -- -D warnings
 	cargo clippy -p simulator --all-targets --features planted-bugs -- -D warnings
 	RUSTDOCFLAGS='-D warnings -A rustdoc::private-intra-doc-links' cargo doc --workspace --no-deps --document-private-items --quiet
-	shellcheck --external-sources .ci/run scripts/*
+	shellcheck --external-sources .ci/run scripts/* packaging/debian/p* contrib/nut/*
 	@if cargo deny --version >/dev/null 2>&1; then \
 	  cargo deny --all-features check licenses bans sources; \
 	else \

@@ -18,6 +18,7 @@ mod play;
 pub mod qemu_nbd;
 pub mod rounds;
 pub mod switch_over;
+pub mod throw_away_root;
 pub mod tour;
 pub mod vm;
 
