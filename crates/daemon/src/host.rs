@@ -30,6 +30,7 @@ use std::time::Duration;
 use lane::Encryption;
 use tokio::sync::{Mutex, Semaphore, watch};
 
+use crate::audit::Audit;
 use crate::config::Config;
 use crate::error::RequestError;
 use crate::files::sockets::SocketFolder;
@@ -56,6 +57,8 @@ const LOOKS_MAX: usize = 64;
 
 /// The control plane of one host.
 pub(crate) struct Host {
+    /// Who has ordered what.
+    pub(crate) audit: Audit,
     pub(crate) config: Config,
     pub(crate) journal: Journal,
     /// What volumes' chronicles say, across restarts.
@@ -97,6 +100,7 @@ pub(crate) struct Host {
 
 /// What a host remembers across restarts.
 pub(crate) struct Books {
+    pub(crate) audit: Audit,
     pub(crate) journal: Journal,
     pub(crate) chronicles: Chronicles,
 }
@@ -105,7 +109,7 @@ impl Host {
     /// Puts the parts together. Nothing is served yet.
     pub(crate) fn new(
         config: Config,
-        Books { journal, chronicles }: Books,
+        Books { audit, journal, chronicles }: Books,
         stores: Stores,
         sockets: SocketFolder,
         encryption: Encryption,
@@ -123,6 +127,7 @@ impl Host {
         let moving = VmMoves::new(tokio::runtime::Handle::current());
         migrations.ask_of_vms(&moving);
         Arc::new(Self {
+            audit,
             encryption,
             hosts,
             peers,

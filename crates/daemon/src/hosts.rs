@@ -25,6 +25,7 @@ use transport::{
 
 use self::known::Known;
 pub(crate) use self::known::{Acquaintance, Trust};
+use crate::audit::Audit;
 use crate::config::{Config, HostsConfig};
 use crate::files::listing::ListingError;
 
@@ -93,8 +94,8 @@ pub(crate) enum HostsError {
 
 impl Hosts {
     /// Begins: with an identity, others can be reached from now on; `receiver` is told what arrives from them.
-    pub(crate) fn start(config: &Config, receiver: Arc<dyn Receiver>) -> Arc<Self> {
-        let known = Known::open(&config.data_dir).map(Arc::new);
+    pub(crate) fn start(config: &Config, audit: Audit, receiver: Arc<dyn Receiver>) -> Arc<Self> {
+        let known = Known::open(&config.data_dir).map(|known| Arc::new(known.audited(audit)));
         let hosts = Self {
             identity_folder: config.data_dir.join(IDENTITY_FOLDER),
             config: config.hosts.clone(),

@@ -1,5 +1,6 @@
 //! The HTTP API: requests become operations of the host, their results JSON. Nothing is decided here.
 
+mod audited;
 mod hosts;
 mod observe;
 mod openapi;
@@ -44,11 +45,13 @@ const BODY_WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// All that the API answers.
 pub(crate) fn router(host: Arc<Host>) -> Router {
+    let audit = host.audit.clone();
     Router::from(routes())
         .route("/v1/openapi.json", get(openapi::show))
         .fallback(no_route)
         .method_not_allowed_fallback(no_route)
         .with_state(host)
+        .layer(axum::middleware::from_fn_with_state(audit, audited::audited))
 }
 
 /// Tells whether a request is answered: by the routes themselves, so that clients who take all connections do not matter.
@@ -291,9 +294,11 @@ impl<S: Send + Sync> FromRequestParts<S> for Segment {
 
 /// The body of a request. Its type is not asked for: there is only one.
 async fn body<T: DeserializeOwned>(request: Request) -> Result<T, RequestError> {
+    let details = request.extensions().get::<audited::Details>().cloned().unwrap_or_default();
     let bytes = tokio::time::timeout(BODY_WAIT_MAX, read(request.into_body())).await.map_err(|_| {
         RequestError::Invalid(format!("the request was not sent within {} s", BODY_WAIT_MAX.as_secs()))
     })??;
+    details.take(&bytes);
     serde_json::from_slice(&bytes).map_err(|error| {
         RequestError::Invalid(format!("the body of the request is not as expected: {error}"))
     })
@@ -336,7 +341,10 @@ impl IntoResponse for RequestError {
             tracing::debug!(?code, %message, "a request was refused");
         }
         let status = StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
-        json(status, &ErrorBody { error: ErrorDetail { code, message } })
+        let mut answer = json(status, &ErrorBody { error: ErrorDetail { code, message } });
+        // For the audit log.
+        answer.extensions_mut().insert(code);
+        answer
     }
 }
 

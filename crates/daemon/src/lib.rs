@@ -18,6 +18,7 @@
 //! Nothing here is on the path of a guest's request. What must be remembered is in the journal before it is acted
 //! upon; what is here besides is forgotten at a restart, and found again from the journal.
 
+mod audit;
 pub mod config;
 mod config_check;
 mod error;

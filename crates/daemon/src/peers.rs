@@ -10,6 +10,7 @@
 
 mod access;
 pub(crate) mod channel;
+mod noted;
 mod routes;
 mod surveys;
 mod turns;
@@ -31,6 +32,7 @@ use transport::{ChannelId, Delivery, Incarnation, Priority, Session};
 
 use self::access::Access;
 use self::channel::{Kind, OPENINGS, Subject};
+use self::noted::Noted;
 use self::routes::{Former, Routes, SessionChannel};
 use self::surveys::Questions;
 use self::turns::Turns;
@@ -352,19 +354,24 @@ impl Peers {
 
     fn opened(&self, session: &Session, peer: HostId, migration: MigrationId, offer: Offer) {
         let Some(host) = self.host() else { return };
+        let noted = Noted::begin(peer, migration, &offer);
+        let answer = move |session: &Session, host: &Host, answer: Result<Acceptance, Refusal>| {
+            host.audit.note(&noted.answered(&answer));
+            let answer = match answer {
+                Ok(acceptance) => Message::Accepted { migration, acceptance },
+                Err(refusal) => Message::Refused { migration, refusal },
+            };
+            send_opening(session, &answer);
+        };
         let Some(turn) = self.turns.take(peer) else {
-            let refusal = turns::refusal();
-            send_opening(session, &Message::Refused { migration, refusal });
+            answer(session, &host, Err(turns::refusal()));
             return;
         };
         let session = session.clone();
         self.runtime.spawn(async move {
             let _turn = turn;
-            let answer = match host.take_migration(&session, peer, migration, offer).await {
-                Ok(acceptance) => Message::Accepted { migration, acceptance },
-                Err(refusal) => Message::Refused { migration, refusal },
-            };
-            send_opening(&session, &answer);
+            let taken = host.take_migration(&session, peer, migration, offer).await;
+            answer(&session, &host, taken);
         });
     }
 

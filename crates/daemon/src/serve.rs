@@ -19,6 +19,7 @@ use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
 
+use crate::audit::Audit;
 use crate::config::{Config, DEFAULT_STORE, RunsAs, StoreConfig};
 use crate::fail_point::{self, UnknownFailPoint};
 use crate::files::descriptors;
@@ -148,10 +149,11 @@ impl Daemon {
         settle(&stores, &journal.read(State::clone));
         chronicles.sweep(&journal.read(State::clone));
         let peers = Peers::new(tokio::runtime::Handle::current());
-        let hosts = Hosts::start(&config, Arc::clone(&peers) as Arc<dyn transport::Receiver>);
+        let audit = Audit::begin(&config.data_dir);
+        let hosts = Hosts::start(&config, audit.clone(), Arc::clone(&peers) as Arc<dyn transport::Receiver>);
         let host = Host::new(
             config,
-            Books { journal, chronicles },
+            Books { audit, journal, chronicles },
             stores,
             sockets,
             encryption,
@@ -204,6 +206,10 @@ impl Daemon {
             tracing::warn!("a client of the API does not take its answer");
         }
         alive.abort();
+        // Nothing is ordered any more.
+        if tokio::task::spawn_blocking(move || host.audit.flush()).await.is_err() {
+            tracing::warn!("the audit log may lack its last entries");
+        }
         if failed {
             return Err(ServeError::Api(std::io::ErrorKind::BrokenPipe.into()));
         }

@@ -44,6 +44,7 @@ impl Host {
         migrations::add_sums(&mut told, &self.histories.tallies(), &self.ends.sums());
         links::add(&mut told, &self.hosts.describe_all().unwrap_or_default());
         self.add_journal(&mut told);
+        self.add_audit(&mut told);
         add_space(&mut told, &stores, data);
         told.text().map_err(|error| RequestError::Internal(error.to_string()))
     }
@@ -160,6 +161,16 @@ impl Host {
             "How long durable writes of the journal took.",
         )
         .times(&[], &figures.writes);
+    }
+}
+
+impl Host {
+    fn add_audit(&self, told: &mut Exposition) {
+        let (written, lost) = self.audit.counts();
+        told.counter("sterna_audit_entries_total", "Entries that the audit log has durably.")
+            .count(&[], written);
+        told.counter("sterna_audit_lost_total", "Entries that the audit log could not take.")
+            .count(&[], lost);
     }
 }
 

@@ -8,6 +8,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use serde::{Deserialize, Serialize};
 use transport::{HostId, InvitationId, Link, Peer, Peers};
 
+use crate::audit::{self, Audit, By};
 use crate::files::listing::{Listed, Listing, ListingError};
 
 /// Invitations whose terms are remembered: as many as can be open.
@@ -20,6 +21,8 @@ pub(crate) struct Known {
     terms: Mutex<BTreeMap<InvitationId, Trust>>,
     /// No other host is called as this one is.
     own_name: OnceLock<String>,
+    /// Where it is written down who has joined.
+    audit: Option<Audit>,
 }
 
 /// What another host is trusted with, besides the volumes that it is given or brings.
@@ -58,7 +61,12 @@ impl Known {
     /// Reads the file, if there is one.
     pub(crate) fn open(data_dir: &Path) -> Result<Self, ListingError> {
         let listing = Listing::open(data_dir)?;
-        Ok(Self { listing, terms: Mutex::default(), own_name: OnceLock::new() })
+        Ok(Self { listing, terms: Mutex::default(), own_name: OnceLock::new(), audit: None })
+    }
+
+    /// Has it written down who joins.
+    pub(crate) fn audited(self, audit: Audit) -> Self {
+        Self { audit: Some(audit), ..self }
     }
 
     /// Says what this host is called.
@@ -146,11 +154,28 @@ impl Peers for Known {
         // N.B. once: a host that redeems it again is trusted as it is by then.
         lock(&self.terms).remove(&by);
         let (Acquaintance { peer, trust, calls_itself }, calls) = (added, peer.name.as_str());
+        if let Some(audit) = &self.audit {
+            audit.note(&joined(&peer, trust));
+        }
         tracing::info!(host = %peer.name, id = %peer.id, machines = trust.machines, "a host has joined by an invitation");
         if calls_itself.is_some() {
             tracing::warn!(host = %peer.name, calls_itself = calls, "another host, or this one, is called as the host that has joined; it has another name here");
         }
         Ok(())
+    }
+}
+
+/// What is written down of a host that has joined.
+fn joined(peer: &Peer, trust: Trust) -> audit::Entry {
+    let details = serde_json::json!({ "name": peer.name, "allow_machines": trust.machines });
+    audit::Entry {
+        by: Some(By::Host { id: migration::HostId(peer.id.0) }),
+        order: "join".to_owned(),
+        path: None,
+        details: details.as_object().cloned().unwrap_or_default(),
+        status: None,
+        outcome: "done".to_owned(),
+        seconds: 0.0,
     }
 }
 

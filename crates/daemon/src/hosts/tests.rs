@@ -8,6 +8,7 @@ use bytes::Bytes;
 use transport::{ChannelId, Delivery, Incarnation, Message, Priority, Receiver, Session};
 
 use super::{Hosts, Trust};
+use crate::audit::Audit;
 use crate::config::Overrides;
 use crate::{Config, Folders};
 
@@ -50,7 +51,7 @@ fn start(folder: &Path, name: &str, receiver: Arc<dyn Receiver>) -> Arc<Hosts> {
     std::fs::create_dir(folder.join(name)).unwrap();
     let folders = Folders::of_this_user();
     let config = Config::parse(Path::new("test"), &text, &Overrides::default(), &folders).unwrap();
-    let hosts = Hosts::start(&config, receiver);
+    let hosts = Hosts::start(&config, Audit::begin(&config.data_dir), receiver);
     hosts.create_identity(name).unwrap();
     hosts
 }

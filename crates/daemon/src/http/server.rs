@@ -25,6 +25,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::time::{Sleep, sleep};
 
 use super::places::{Place, Places};
+use crate::audit::By;
 
 /// Longest that a client may take to send the head of a request, counted from the connection or the answer before: an
 /// idle client must not keep a place that another waits for.
@@ -51,11 +52,14 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, stop: impl Fut
             stream = accept(&listener, &places) => stream,
             () = &mut stop => break,
         };
-        let place = Arc::clone(&stream.place);
+        let (place, by) = (Arc::clone(&stream.place), stream.by());
         let routed = TowerToHyperService::new(router.clone());
         let service = {
             let place = Arc::clone(&place);
-            service_fn(move |request| {
+            service_fn(move |mut request: hyper::Request<_>| {
+                if let Some(by) = by {
+                    request.extensions_mut().insert(by);
+                }
                 let asked = place.is_asked();
                 let answer = routed.call(request);
                 async move {
@@ -102,6 +106,12 @@ struct BoundedStream {
 }
 
 impl BoundedStream {
+    /// Who has connected.
+    fn by(&self) -> Option<By> {
+        let peer = self.stream.peer_cred().ok()?;
+        Some(By::Process { uid: peer.uid(), gid: peer.gid(), pid: peer.pid() })
+    }
+
     /// Fails if a write has waited for too long.
     fn check(
         &mut self,

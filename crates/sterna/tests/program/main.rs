@@ -6,6 +6,7 @@
 
 mod adoption;
 mod adoption_faults;
+mod audit;
 mod bench;
 mod chains;
 mod crash;

@@ -1,0 +1,64 @@
+//! What the audit log keeps of a migration that another host offers.
+
+use std::time::Instant;
+
+use migration::wire::{Acceptance, Offer, Refusal};
+use migration::{HostId, MigrationId};
+use serde_json::{Map, Value};
+
+use crate::audit::details::text;
+use crate::audit::{By, Entry};
+
+/// Names of volumes that are kept of an offer: more than a migration may have.
+const NAMES_MAX: usize = 64;
+
+/// An offer, as long as it is not answered.
+pub(super) struct Noted {
+    entry: Entry,
+    begun: Instant,
+}
+
+impl Noted {
+    /// Begins with what is offered.
+    pub(super) fn begin(peer: HostId, migration: MigrationId, offer: &Offer) -> Self {
+        let names = offer.volumes.iter().take(NAMES_MAX).map(|offered| Value::String(text(&offered.name)));
+        let mut details = Map::new();
+        details.insert("migration".to_owned(), migration.to_string().into());
+        details.insert("volumes".to_owned(), names.collect());
+        details.insert("store".to_owned(), text(&offer.store).into());
+        if let Some(vm) = &offer.vm {
+            details.insert("vm".to_owned(), text(&vm.name).into());
+        }
+        let entry = Entry {
+            by: Some(By::Host { id: peer }),
+            order: "offer".to_owned(),
+            path: None,
+            details,
+            status: None,
+            outcome: String::new(),
+            seconds: 0.0,
+        };
+        Self { entry, begun: Instant::now() }
+    }
+
+    /// The entry, now that it is known what has become of it.
+    pub(super) fn answered(self, answer: &Result<Acceptance, Refusal>) -> Entry {
+        let outcome = match answer {
+            Ok(_) => "done".to_owned(),
+            Err(refusal) => snake_case(&format!("{:?}", refusal.code)),
+        };
+        Entry { outcome, seconds: self.begun.elapsed().as_secs_f64(), ..self.entry }
+    }
+}
+
+/// The name of a cause as the API writes such names.
+fn snake_case(name: &str) -> String {
+    let mut snake = String::with_capacity(name.len() + 4);
+    for (index, letter) in name.chars().enumerate() {
+        if letter.is_uppercase() && index > 0 {
+            snake.push('_');
+        }
+        snake.extend(letter.to_lowercase());
+    }
+    snake
+}
