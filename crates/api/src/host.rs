@@ -47,6 +47,9 @@ pub struct Store {
     pub occupied: Option<String>,
     /// Why the store cannot be used; `None` if it can.
     pub problem: Option<String>,
+    /// How the configuration slows the store down, or has it fail, on purpose, for people; `None`: it does not.
+    #[serde(default)]
+    pub impairment: Option<String>,
     /// Names of images in the folder that belong to no volume, migration or kept copy that the daemon knows: its data folder was
     /// lost, or somebody put or left them there.
     #[serde(default)]

@@ -5,12 +5,14 @@ pub mod check;
 pub mod delay;
 pub mod fault;
 pub mod flush_debt;
+pub mod impairment;
 
 pub use align::{Align, Aligner};
 pub use check::Check;
 pub use delay::{Delay, DelaySwitch};
 pub use fault::{Fault, FaultSwitch};
 pub use flush_debt::FlushDebt;
+pub use impairment::Impairment;
 
 use crate::change::Change;
 
@@ -32,6 +34,13 @@ pub enum Operation {
 }
 
 impl Operation {
+    /// How many there are.
+    pub(crate) const COUNT: usize = Self::EACH.len();
+
+    /// All of them, in the order of their numbers.
+    pub(crate) const EACH: [Self; 6] =
+        [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes, Self::Allocation];
+
     /// The one that makes such a change.
     pub const fn of(change: &Change) -> Self {
         match change {

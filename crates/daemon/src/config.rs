@@ -31,6 +31,13 @@
 //! path = "/srv/fast"                        # or device = "/dev/vg/lv", or nbd = "nbd://host/export"
 //! format = "raw"                            # of new images in a folder; or "qcow2"
 //!
+//! [stores.fast.delay]                       # for tests and demonstrations: a store that is slower than it is
+//! write_us = 5000
+//!
+//! [stores.fast.fault]                       # the same: one that fails
+//! operations = ["write"]
+//! after = 1000
+//!
 //! [limits]
 //! mirror_wait_max_ms = 1000                 # longest that a migration may hold a guest's write
 //! stop_wait_max_ms = 10000                  # longest that a stopping daemon waits for a volume's requests
@@ -46,6 +53,7 @@ mod faults;
 pub mod folders;
 mod hooks;
 mod hosts;
+mod impairments;
 mod keys;
 mod limits;
 mod machines;
@@ -71,6 +79,7 @@ pub use faults::Faults;
 pub(crate) use hooks::TIMEOUT_S as HOOK_TIMEOUT_S;
 pub use hooks::{HookProblem, HooksConfig};
 pub use hosts::HostsConfig;
+pub use impairments::{ImpairmentConfig, ImpairmentFault};
 pub use keys::UnknownKey;
 pub use limits::{KeptLimits, Limits};
 pub use machines::{MachinesConfig, QemuUser, RunsAs};
@@ -112,6 +121,8 @@ pub struct Config {
     pub hooks: HooksConfig,
     /// The stores by name. At least one.
     pub stores: BTreeMap<String, StoreConfig>,
+    /// What the requests to some of them suffer on purpose, by the store's name.
+    pub impairments: BTreeMap<String, ImpairmentConfig>,
     /// Limits.
     pub limits: Limits,
 }
@@ -364,7 +375,7 @@ impl Config {
         );
         let network = both(file.nbd.check(path), file.hosts.check(path));
         let vms = both(file.machines.check(path), file.hooks.check(path));
-        let (((data_dir, stores), limits), rest) =
+        let (((data_dir, (stores, impairments)), limits), rest) =
             both(storage, both(both(api, sockets), both(network, vms)))?;
         let ((api, (api_socket, volume_sockets)), ((nbd, hosts), (machines, hooks))) = rest;
         let volume_sockets_dir =
@@ -381,6 +392,7 @@ impl Config {
             machines,
             hooks,
             stores,
+            impairments,
             limits,
         })
     }

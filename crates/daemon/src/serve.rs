@@ -250,8 +250,11 @@ fn open_stores(config: &Config) -> Result<Stores, ServeError> {
     {
         make_folder(folder)?;
     }
-    let stores = Stores::new(&config.stores);
+    let stores = Stores::new(&config.stores).with_impairments(&config.impairments);
     for store in stores.iter() {
+        if let Some(impairment) = stores.impairment(store.name()) {
+            tracing::warn!(store = store.name(), %impairment, "the store is for tests and demonstrations only");
+        }
         if let Err(problem) = store.check() {
             tracing::warn!(store = store.name(), %problem, "the store cannot be used for the time being");
         }

@@ -11,9 +11,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use block::Opened;
+use block::filter::Impairment;
 use migration::journal::{ImageFormat, ImageLocation, Place, ReservedContent, State};
 
-use crate::config::StoreConfig;
+use crate::config::{ImpairmentConfig, StoreConfig};
 use crate::error::{RequestError, with_causes};
 use crate::files::lock::LockError;
 
@@ -23,6 +25,21 @@ pub(crate) use folder::{Folder, image_name, new_path, removed_path, space_at};
 #[derive(Debug)]
 pub(crate) struct Stores {
     by_name: BTreeMap<String, Store>,
+    impaired: BTreeMap<String, Impaired>,
+}
+
+/// A store that is slowed down or fails on purpose.
+struct Impaired {
+    /// How, for people.
+    words: String,
+    /// What does it; all devices of the store share it.
+    filters: Impairment,
+}
+
+impl std::fmt::Debug for Impaired {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.words)
+    }
 }
 
 /// One store.
@@ -128,7 +145,26 @@ impl Stores {
             };
             (name.clone(), Store { name: name.clone(), kind, is_claimed: Arc::default() })
         });
-        Self { by_name: stores.collect() }
+        Self { by_name: stores.collect(), impaired: BTreeMap::new() }
+    }
+
+    /// Lets some of them be slow, or fail, as the configuration says.
+    pub(crate) fn with_impairments(mut self, configured: &BTreeMap<String, ImpairmentConfig>) -> Self {
+        let impaired = configured.iter().map(|(name, config)| {
+            (name.clone(), Impaired { words: config.to_string(), filters: config.filters() })
+        });
+        self.impaired = impaired.collect();
+        self
+    }
+
+    /// How a store is slowed down or fails on purpose, for people; `None`: it is as it is.
+    pub(crate) fn impairment(&self, store: &str) -> Option<&str> {
+        self.impaired.get(store).map(|impaired| impaired.words.as_str())
+    }
+
+    /// What was opened at `location`, as slow and as faulty as its store is to be.
+    pub(crate) fn impair(&self, location: &ImageLocation, opened: Opened) -> Opened {
+        opened.impaired(self.impaired.get(&location.store).map(|impaired| impaired.filters.clone()))
     }
 
     /// The stores, by name.

@@ -144,7 +144,16 @@ pub(crate) fn stores(stores: &Vec<Store>) -> String {
         let kind = store.kind.name().to_owned();
         table.add_row([store.name.clone(), kind, free, total, store.volumes.to_string(), path]);
     }
-    lines(&table) + &unknown_images(stores)
+    lines(&table) + &impairments(stores) + &unknown_images(stores)
+}
+
+/// Which stores are slowed down or fail on purpose; nothing if none is.
+fn impairments(stores: &[Store]) -> String {
+    let impaired = stores.iter().filter_map(|store| Some((&store.name, store.impairment.as_ref()?)));
+    let lines = impaired.map(|(name, impairment)| {
+        format!("\n!! store {name} is {impairment}\n   for tests and demonstrations only: remove stores.{name}.delay and .fault from the configuration otherwise\n")
+    });
+    lines.collect()
 }
 
 /// What is to be done about images that the daemon does not know; nothing if there are none.

@@ -36,8 +36,12 @@ pub struct DelaySwitch {
 }
 
 struct State {
-    latency: (Operations, Duration),
+    /// By [`Operation`], as a number.
+    latency: [Duration; Operation::COUNT],
+    /// How fast bytes go through.
     rate: Option<Rate>,
+    /// How fast requests go through.
+    request_rate: Option<Rate>,
     hung: Operations,
     /// Requests that wait for release.
     hanging: usize,
@@ -47,7 +51,8 @@ struct State {
 
 struct Rate {
     operations: Operations,
-    bytes_per_second: NonZeroU64,
+    /// Bytes or requests.
+    per_second: NonZeroU64,
     /// When what was let through so far is through.
     busy_until: Duration,
 }
@@ -55,16 +60,13 @@ struct Rate {
 impl Delay {
     /// Puts the filter over `inner`, without any delay.
     pub fn new(inner: Rc<dyn BlockDevice>, handle: Handle) -> (Self, DelaySwitch) {
-        let none = Operations::of(&[]);
-        let state = State {
-            latency: (none, Duration::ZERO),
-            rate: None,
-            hung: none,
-            hanging: 0,
-            waiting: Vec::new(),
-        };
-        let switch = DelaySwitch { state: Arc::new(Mutex::new(state)) };
-        (Self { inner, handle, switch: switch.clone() }, switch)
+        let switch = DelaySwitch::new();
+        (Self::with(switch.clone(), inner, handle), switch)
+    }
+
+    /// Puts the filter over `inner`, with a switch that other devices may have as well: they share its rates.
+    pub fn with(switch: DelaySwitch, inner: Rc<dyn BlockDevice>, handle: Handle) -> Self {
+        Self { inner, handle, switch }
     }
 
     /// Holds a request up.
@@ -105,22 +107,45 @@ impl Drop for Hanging<'_> {
     }
 }
 
+impl Default for DelaySwitch {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl DelaySwitch {
-    /// Makes requests of these kinds take at least `latency` longer; replaces what was set before.
+    /// A switch that delays nothing.
+    pub fn new() -> Self {
+        Self { state: Arc::new(Mutex::new(State::new())) }
+    }
+
+    /// Makes requests of these kinds take at least `latency` longer, and no others; replaces what was set before.
     pub fn set_latency(&self, operations: Operations, latency: Duration) {
-        self.lock().latency = (operations, latency);
+        let mut state = self.lock();
+        state.latency = [Duration::ZERO; Operation::COUNT];
+        state.set_latency(operations, latency);
+    }
+
+    /// Makes requests of these kinds take at least `latency` longer; leaves those of other kinds as they are.
+    pub fn set_latency_of(&self, operations: Operations, latency: Duration) {
+        self.lock().set_latency(operations, latency);
     }
 
     /// Lets requests of these kinds through at this rate together; replaces what was set before.
     pub fn set_rate(&self, operations: Operations, bytes_per_second: NonZeroU64) {
-        self.lock().rate = Some(Rate { operations, bytes_per_second, busy_until: Duration::ZERO });
+        self.lock().rate = Some(Rate::new(operations, bytes_per_second));
     }
 
-    /// Removes latency and rate.
+    /// Lets so many requests of these kinds through in a second, together; replaces what was set before.
+    pub fn set_request_rate(&self, operations: Operations, requests_per_second: NonZeroU64) {
+        self.lock().request_rate = Some(Rate::new(operations, requests_per_second));
+    }
+
+    /// Removes latencies and rates.
     pub fn clear(&self) {
         let mut state = self.lock();
-        state.latency = (Operations::of(&[]), Duration::ZERO);
-        state.rate = None;
+        state.latency = [Duration::ZERO; Operation::COUNT];
+        (state.rate, state.request_rate) = (None, None);
     }
 
     /// Holds all requests of these kinds, and no others, until [`DelaySwitch::release`].
@@ -206,16 +231,47 @@ impl BlockDevice for Delay {
 }
 
 impl State {
+    fn new() -> Self {
+        Self {
+            latency: [Duration::ZERO; Operation::COUNT],
+            rate: None,
+            request_rate: None,
+            hung: Operations::of(&[]),
+            hanging: 0,
+            waiting: Vec::new(),
+        }
+    }
+
+    fn set_latency(&mut self, operations: Operations, latency: Duration) {
+        for (operation, set) in Operation::EACH.into_iter().zip(&mut self.latency) {
+            if operations.contains(operation) {
+                *set = latency;
+            }
+        }
+    }
+
     /// When a request of `length` bytes that came at `now` may go on.
     fn through_at(&mut self, now: Duration, operation: Operation, length: u64) -> Duration {
-        let (operations, latency) = self.latency;
-        let after_latency = if operations.contains(operation) { now.saturating_add(latency) } else { now };
-        let Some(rate) = self.rate.as_mut().filter(|rate| rate.operations.contains(operation)) else {
-            return after_latency;
-        };
-        let taken = Duration::from_secs_f64(length as f64 / rate.bytes_per_second.get() as f64);
-        rate.busy_until = rate.busy_until.max(now).saturating_add(taken);
-        after_latency.max(rate.busy_until)
+        let after_latency = now.saturating_add(self.latency[operation as usize]);
+        let rates = [(&mut self.rate, length), (&mut self.request_rate, 1)];
+        let after_rates = rates.into_iter().filter_map(|(rate, amount)| {
+            let rate = rate.as_mut().filter(|rate| rate.operations.contains(operation))?;
+            Some(rate.take(now, amount))
+        });
+        after_rates.fold(after_latency, Duration::max)
+    }
+}
+
+impl Rate {
+    fn new(operations: Operations, per_second: NonZeroU64) -> Self {
+        Self { operations, per_second, busy_until: Duration::ZERO }
+    }
+
+    /// When what came at `now` is through.
+    fn take(&mut self, now: Duration, amount: u64) -> Duration {
+        let taken = Duration::from_secs_f64(amount as f64 / self.per_second.get() as f64);
+        self.busy_until = self.busy_until.max(now).saturating_add(taken);
+        self.busy_until
     }
 }
 
@@ -228,11 +284,6 @@ mod tests {
     use crate::engine::{self, EngineChoice, EngineDriver};
     use crate::executor::Executor;
     use crate::store::MemoryStore;
-
-    fn state() -> State {
-        let none = Operations::of(&[]);
-        State { latency: (none, Duration::ZERO), rate: None, hung: none, hanging: 0, waiting: Vec::new() }
-    }
 
     #[test]
     fn what_hangs_is_counted_until_it_is_released_or_dropped() {
@@ -265,15 +316,15 @@ mod tests {
 
     #[test]
     fn requests_share_the_rate_and_latencies_overlap() {
-        let mut state = state();
-        state.latency = (Operations::ALL, Duration::from_millis(10));
+        let mut state = State::new();
+        state.set_latency(Operations::ALL, Duration::from_millis(10));
         let at = Duration::from_secs(5);
         let after = |milliseconds| at + Duration::from_millis(milliseconds);
         assert_eq!(state.through_at(at, Operation::Write, 1 << 20), after(10));
         assert_eq!(state.through_at(at, Operation::Write, 1 << 20), after(10));
         let bytes_per_second = NonZeroU64::new(1000).unwrap();
         let operations = Operations::of(&[Operation::Write]);
-        state.rate = Some(Rate { operations, bytes_per_second, busy_until: Duration::ZERO });
+        state.rate = Some(Rate::new(operations, bytes_per_second));
         assert_eq!(state.through_at(at, Operation::Write, 100), after(100));
         assert_eq!(state.through_at(at, Operation::Write, 100), after(200));
         assert_eq!(state.through_at(at, Operation::Read, 100), after(10), "not limited");
@@ -282,5 +333,22 @@ mod tests {
             after(1000),
             "idle time is not saved up"
         );
+    }
+
+    #[test]
+    fn requests_are_counted_whatever_their_length_and_each_kind_has_its_latency() {
+        let mut state = State::new();
+        state.set_latency(Operations::of(&[Operation::Flush]), Duration::from_millis(30));
+        state.set_latency(Operations::of(&[Operation::Read]), Duration::from_millis(2));
+        let requests_per_second = NonZeroU64::new(100).unwrap();
+        state.request_rate =
+            Some(Rate::new(Operations::of(&[Operation::Read, Operation::Write]), requests_per_second));
+        let at = Duration::from_secs(5);
+        let after = |milliseconds| at + Duration::from_millis(milliseconds);
+        assert_eq!(state.through_at(at, Operation::Write, 4096), after(10));
+        assert_eq!(state.through_at(at, Operation::Read, 1 << 30), after(20));
+        assert_eq!(state.through_at(at, Operation::Flush, 0), after(30), "it is in no rate");
+        assert_eq!(state.through_at(after(500), Operation::Read, 4096), after(510));
+        assert_eq!(state.through_at(at, Operation::Allocation, 0), at);
     }
 }

@@ -35,6 +35,8 @@ pub struct FaultRule {
     pub operations: Operations,
     /// Requests that touch this range; `None`: any, and flushes.
     pub range: Option<ByteRange>,
+    /// How many such requests pass before the first fails.
+    pub after: u64,
     /// How likely such a request fails, in millionths; [`CERTAIN`]: each.
     pub probability: u32,
     /// How many fail before the rule is spent; `None`: no limit.
@@ -65,16 +67,21 @@ struct State {
 impl FaultRule {
     /// A rule by which every request of these kinds fails with `error` and changes nothing.
     pub fn always(operations: Operations, error: IoError) -> Self {
-        Self { operations, range: None, probability: CERTAIN, count: None, error, effect: Effect::None }
+        let (probability, effect) = (CERTAIN, Effect::None);
+        Self { operations, range: None, after: 0, probability, count: None, error, effect }
     }
 }
 
 impl Fault {
     /// Puts the filter over `inner`, without rules; `seed` decides which requests are hit by those with a probability.
     pub fn new(inner: Rc<dyn BlockDevice>, seed: u64) -> (Self, FaultSwitch) {
-        let state = State { rules: Vec::new(), random: Random::new(seed), failed: 0 };
-        let switch = FaultSwitch { state: Arc::new(Mutex::new(state)) };
-        (Self { inner, switch: switch.clone() }, switch)
+        let switch = FaultSwitch::new(seed);
+        (Self::with(switch.clone(), inner), switch)
+    }
+
+    /// Puts the filter over `inner`, with a switch that other devices may have as well: they share its counts.
+    pub fn with(switch: FaultSwitch, inner: Rc<dyn BlockDevice>) -> Self {
+        Self { inner, switch }
     }
 
     fn verdict(&self, operation: Operation, range: Option<ByteRange>) -> Option<(IoError, Effect)> {
@@ -89,6 +96,12 @@ impl Fault {
 }
 
 impl FaultSwitch {
+    /// A switch without rules; `seed` decides which requests are hit by those with a probability.
+    pub fn new(seed: u64) -> Self {
+        let state = State { rules: Vec::new(), random: Random::new(seed), failed: 0 };
+        Self { state: Arc::new(Mutex::new(state)) }
+    }
+
     /// Adds a rule; of several that name a request, the first decides.
     pub fn add(&self, rule: FaultRule) {
         self.lock().rules.push(rule);
@@ -170,10 +183,12 @@ impl State {
     /// Tells whether a request fails, and with what.
     fn verdict(&mut self, operation: Operation, range: Option<ByteRange>) -> Option<(IoError, Effect)> {
         let random = &mut self.random;
-        let rule = self.rules.iter_mut().find(|rule| {
-            rule.names(operation, range)
+        let rule = self.rules.iter_mut().find_map(|rule| {
+            let is_due = rule.names(operation, range) && rule.is_due();
+            let hits = is_due
                 && (rule.probability >= CERTAIN
-                    || random.below(u64::from(CERTAIN)) < u64::from(rule.probability))
+                    || random.below(u64::from(CERTAIN)) < u64::from(rule.probability));
+            hits.then_some(rule)
         })?;
         rule.count = rule.count.map(|count| count - 1);
         self.failed += 1;
@@ -185,6 +200,13 @@ impl FaultRule {
     fn names(&self, operation: Operation, range: Option<ByteRange>) -> bool {
         let is_there = self.range.is_none_or(|ours| range.is_some_and(|theirs| ours.overlaps(&theirs)));
         self.count != Some(0) && self.operations.contains(operation) && is_there
+    }
+
+    /// Whether enough requests have passed; counts this one.
+    fn is_due(&mut self) -> bool {
+        let is_due = self.after == 0;
+        self.after = self.after.saturating_sub(1);
+        is_due
     }
 }
 
@@ -237,6 +259,16 @@ mod tests {
         assert_eq!(fault.flush().now_or_never(), Some(Err(BROKEN)));
         switch.clear();
         assert_eq!(fault.flush().now_or_never(), Some(Ok(())));
+    }
+
+    #[test]
+    fn a_rule_lets_so_many_requests_pass_first() {
+        let (fault, switch) = disk(1);
+        let rule = FaultRule::always(Operations::of(&[Operation::Write]), BROKEN);
+        switch.add(FaultRule { after: 2, count: Some(1), ..rule });
+        assert_eq!(fault.flush().now_or_never(), Some(Ok(())), "it is not counted");
+        let writes = [0; 4].map(|_| write(&fault, 0, 4096));
+        assert_eq!(writes, [Ok(()), Ok(()), Err(BROKEN), Ok(())]);
     }
 
     #[test]

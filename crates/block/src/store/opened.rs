@@ -19,6 +19,7 @@ use crate::device::BlockDevice;
 use crate::engine::Engine;
 use crate::error::IoError;
 use crate::executor::Handle;
+use crate::filter::Impairment;
 
 /// A store that is open and locked, whatever its kind.
 pub enum Opened {
@@ -28,6 +29,8 @@ pub enum Opened {
     Qcow2(Qcow2Image),
     /// An export of an NBD server.
     Remote(RemoteImage),
+    /// One that is slowed down, or fails, on purpose.
+    Impaired(Box<Opened>, Impairment),
 }
 
 impl Opened {
@@ -37,6 +40,16 @@ impl Opened {
             Self::File(image) => image.size(),
             Self::Qcow2(image) => image.size(),
             Self::Remote(image) => image.size(),
+            Self::Impaired(store, _) => store.size(),
+        }
+    }
+
+    /// Slows it down, or lets it fail, if it is to be.
+    #[must_use]
+    pub fn impaired(self, impairment: Option<Impairment>) -> Self {
+        match impairment {
+            None => self,
+            Some(impairment) => Self::Impaired(Box::new(self), impairment),
         }
     }
 
@@ -55,6 +68,10 @@ impl Opened {
             Self::File(image) => Ok(Rc::new(FileStore::new(image, Rc::clone(engine)))),
             Self::Qcow2(image) => Ok(Rc::new(Qcow2Store::open(image, handle, engine).await?)),
             Self::Remote(image) => Ok(Rc::new(RemoteStore::new(image, Rc::clone(engine), handle.clone()))),
+            Self::Impaired(store, impairment) => {
+                let device = Box::pin(store.into_device(handle, engine)).await?;
+                Ok(impairment.over(device, handle))
+            }
         }
     }
 }

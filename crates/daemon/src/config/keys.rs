@@ -74,7 +74,28 @@ const ROOT: Table = Table::Keys(
         ),
         ("machines", Table::Keys(&["allow", "folders", "user"], &[])),
         ("nbd", Table::Keys(&["connections_max", "tls"], &[("tls", TLS)])),
-        ("stores", Table::Named(&Table::Keys(&["device", "format", "nbd", "path"], &[]))),
+        (
+            "stores",
+            Table::Named(&Table::Keys(
+                &["delay", "device", "fault", "format", "nbd", "path"],
+                &[
+                    (
+                        "delay",
+                        Table::Keys(
+                            &["bytes_per_second", "flush_us", "operations_per_second", "read_us", "write_us"],
+                            &[],
+                        ),
+                    ),
+                    (
+                        "fault",
+                        Table::Keys(
+                            &["after", "count", "error", "length", "offset", "operations", "probability"],
+                            &[],
+                        ),
+                    ),
+                ],
+            )),
+        ),
         ("volume_sockets", SOCKET),
     ],
 );

@@ -7,7 +7,8 @@ use migration::journal::{ImageFormat, Place};
 use nbd_protocol::{NbdUri, UriError};
 use serde::Deserialize;
 
-use super::faults::{Faults, all};
+use super::faults::{Faults, all, both};
+use super::impairments::{self, FileDelay, FileFault, ImpairmentConfig, ImpairmentFault};
 use super::{ConfigError, DEFAULT_STORE, require_absolute};
 
 /// Folder of [`DEFAULT_STORE`] in the data folder.
@@ -57,6 +58,9 @@ pub enum StoreFault {
     /// The export's address means nothing.
     #[error(transparent)]
     Uri(#[from] UriError),
+    /// It cannot be slowed down, or fail, as it is to.
+    #[error(transparent)]
+    Impairment(#[from] ImpairmentFault),
     /// Another store is at the same place.
     #[error("it is at the same place as the store \"{other}\": {place}")]
     SamePlace {
@@ -94,7 +98,12 @@ pub(super) struct FileStore {
     device: Option<PathBuf>,
     nbd: Option<String>,
     format: Option<FileFormat>,
+    delay: Option<FileDelay>,
+    fault: Option<FileFault>,
 }
+
+/// The stores by name, and those of them that are slowed down or fail on purpose.
+pub(super) type CheckedStores = (BTreeMap<String, StoreConfig>, BTreeMap<String, ImpairmentConfig>);
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -108,13 +117,17 @@ pub(super) fn check(
     path: &Path,
     configured: BTreeMap<String, FileStore>,
     data_dir: &Path,
-) -> Result<BTreeMap<String, StoreConfig>, Faults> {
+) -> Result<CheckedStores, Faults> {
     if configured.is_empty() {
         let default = StoreConfig::Folder { path: data_dir.join(DEFAULT_STORE_FOLDER), format: None };
-        return Ok(BTreeMap::from([(DEFAULT_STORE.to_owned(), default)]));
+        return Ok((BTreeMap::from([(DEFAULT_STORE.to_owned(), default)]), BTreeMap::new()));
     }
-    let stores = configured.into_iter().map(|(name, written)| written.named(path, name));
-    let stores: BTreeMap<_, _> = all(stores)?.into_iter().collect();
+    let checked = configured.into_iter().map(|(name, written)| written.named(path, name));
+    let (mut stores, mut impairments) = (BTreeMap::new(), BTreeMap::new());
+    for (name, store, impairment) in all(checked)? {
+        impairments.extend(impairment.map(|impairment| (name.clone(), impairment)));
+        stores.insert(name, store);
+    }
     // Two spellings of one folder are found when the stores are locked, those of a device when it is opened.
     let alone = stores.iter().map(|(name, store)| {
         let is_other = |(other, _): &(&String, &StoreConfig)| *other < name;
@@ -129,18 +142,25 @@ pub(super) fn check(
         }
     });
     all(alone)?;
-    Ok(stores)
+    Ok((stores, impairments))
 }
 
 impl FileStore {
     /// The store of this name.
-    fn named(self, path: &Path, name: String) -> Result<(String, StoreConfig), ConfigError> {
+    fn named(
+        mut self,
+        path: &Path,
+        name: String,
+    ) -> Result<(String, StoreConfig, Option<ImpairmentConfig>), Faults> {
         if let Err(reason) = crate::names::check(&name) {
-            return Err(ConfigError::StoreName { path: path.to_owned(), name, reason });
+            return Err(ConfigError::StoreName { path: path.to_owned(), name, reason }.into());
         }
         let refused = |fault| ConfigError::Store { path: path.to_owned(), name: name.clone(), fault };
-        let store = self.check(path, &name)?.map_err(refused)?;
-        Ok((name, store))
+        let impairment = impairments::check(self.delay.take(), self.fault.take());
+        let impairment = impairment.map_err(|fault| refused(fault.into()));
+        let store = self.check(path, &name).and_then(|store| store.map_err(refused));
+        let (store, impairment) = both(store, impairment)?;
+        Ok((name, store, impairment))
     }
 
     fn check(self, path: &Path, name: &str) -> Result<Result<StoreConfig, StoreFault>, ConfigError> {

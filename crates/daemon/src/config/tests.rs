@@ -73,7 +73,8 @@ fn unknown_key_is_named_with_its_line_and_the_nearest_valid_one() {
         ),
         (
             "[stores.a]\npath='/a'\ncolour = 1",
-            "sterna.toml: line 3: unknown key \"stores.a.colour\"; valid here: device, format, nbd, path",
+            "sterna.toml: line 3: unknown key \"stores.a.colour\"; valid here: delay, device, fault, format, nbd, \
+             path",
         ),
         (
             "zzz = 1\n[stores.a]\npth = '/a'",
@@ -116,6 +117,31 @@ fn values_that_cannot_be_meant_are_refused_by_key() {
         ("[stores.a]\ndevice = '/dev/a'\nformat = 'qcow2'", "stores.a: format is for folders"),
         ("[stores.a]\npath = '/a'\nformat = 'vmdk'", "unknown variant `vmdk`"),
         ("[stores.a]\nnbd = 'http://a/b'", "stores.a: \"http://a/b\" is no address of an NBD export"),
+        ("[stores.a]\npath = '/a'\n[stores.a.delay]", "stores.a: delay is empty; say one of read_us"),
+        ("[stores.a]\npath = '/a'\ndelay.read_us = 10000001", "stores.a: delay.read_us = 10000001 must be"),
+        (
+            "[stores.a]\npath = '/a'\ndelay.bytes_per_second = 0",
+            "delay.bytes_per_second = 0 would let nothing",
+        ),
+        ("[stores.a]\npath = '/a'\ndelay.write_us = -1", "invalid value: integer `-1`"),
+        ("[stores.a]\npath = '/a'\n[stores.a.fault]", "stores.a: fault.operations is empty; name what fails"),
+        ("[stores.a]\npath = '/a'\nfault.operations = ['trim']", "unknown variant `trim`"),
+        (
+            "[stores.a]\npath = '/a'\nfault = { operations = ['read'], error = 'no-space' }",
+            "stores.a: fault.error = \"no-space\" is for writes",
+        ),
+        (
+            "[stores.a]\npath = '/a'\nfault = { operations = ['read'], probability = 1.5 }",
+            "stores.a: fault.probability = 1.5 must be above 0 and at most 1",
+        ),
+        (
+            "[stores.a]\npath = '/a'\nfault = { operations = ['read'], offset = 4096 }",
+            "stores.a: fault.offset and fault.length belong together",
+        ),
+        (
+            "[stores.a]\npath = '/a'\nfault = { operations = ['read'], offset = 1, length = 4096 }",
+            "stores.a: fault.offset and fault.length belong together, and are multiples of 4096",
+        ),
         ("[nbd]\nconnections_max = 0", "nbd.connections_max = 0 must be between 1 and 1024"),
         (
             "[nbd]\ntls = { certificate = 'c', key = '/k' }",
@@ -161,6 +187,25 @@ fn explicit_file_must_exist_and_be_small() {
     assert!(matches!(Config::load(&missing, &folders()), Err(ConfigError::Read { .. })));
     let text = "# ".to_owned() + &"x".repeat(1 << 20);
     assert!(matches!(load(&text), Err(ConfigError::TooLarge { .. })));
+}
+
+#[test]
+fn stores_that_are_slowed_down_or_fail_say_so() {
+    let delay = "read_us = 500\nwrite_us = 20000\nbytes_per_second = 1000\noperations_per_second = 7";
+    let fault = "operations = ['write', 'flush']\nprobability = 0.25\nafter = 3\ncount = 2\noffset = 4096\nlength = 8192";
+    let text = format!(
+        "[stores.a]\npath = '/a'\n[stores.a.delay]\n{delay}\n[stores.a.fault]\n{fault}\n[stores.b]\npath = '/b'\n"
+    );
+    let config = load(&text).unwrap();
+    let said: Vec<_> =
+        config.impairments.iter().map(|(name, said)| (name.as_str(), said.to_string())).collect();
+    let expected = "SLOWED on purpose: 500µs more for each read, 20ms more for each write, at most 1000 bytes a second, \
+                    at most 7 requests a second; FAULTY on purpose: writes, flushes fail with a probability of 0.25 in the \
+                    8192 bytes from 4096 on after the first 3, 2 times";
+    assert_eq!(said, [("a", expected.to_owned())]);
+    let full =
+        load("[stores.a]\npath = '/a'\nfault = { operations = ['write'], error = 'no-space' }").unwrap();
+    assert_eq!(full.impairments["a"].to_string(), "FAULTY on purpose: writes find no space");
 }
 
 #[test]

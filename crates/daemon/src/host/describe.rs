@@ -113,6 +113,7 @@ impl Host {
         let told = space.as_ref().ok().copied().flatten();
         let (bytes_total, bytes_free) = told.map_or((0, 0), |space| (space.total, space.free));
         api::Store {
+            impairment: self.stores.impairment(&name).map(str::to_owned),
             name,
             kind,
             path,

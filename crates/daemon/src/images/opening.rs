@@ -173,6 +173,7 @@ pub(crate) fn narrow(opened: Opened, place: &Place, size: u64) -> Result<Opened,
         Opened::File(image) => Ok(image.narrowed_to(size)?.into()),
         Opened::Remote(image) => Ok(image.narrowed_to(size)?.into()),
         Opened::Qcow2(image) => Ok(image.narrowed_to(size)?.into()),
+        Opened::Impaired(store, impairment) => Ok(narrow(*store, place, size)?.impaired(Some(impairment))),
     }
 }
 

@@ -286,6 +286,7 @@ impl Host {
         reserved: &Reserved,
     ) -> Result<(Opened, TargetContent, Option<LeftImage>), RequestError> {
         if let Some((store, left)) = self.take_replica(record, reserved).await? {
+            let store = self.stores.impair(&reserved.location, store);
             return Ok((store, TargetContent::Unknown, Some(left)));
         }
         let file = match &reserved.file {
@@ -297,7 +298,7 @@ impl Host {
         let (image, size, allocation) = (reserved.location.clone(), record.size_bytes, reserved.allocation);
         let target =
             blocking(move || opening::make_target(&image, file.as_ref(), size, allocation, None)).await?;
-        Ok((target.store, target.content, None))
+        Ok((self.stores.impair(&reserved.location, target.store), target.content, None))
     }
 
     /// Makes the replica that an earlier stay of the volume left the target, if there is one that nobody has touched;

@@ -246,6 +246,19 @@ impl Host {
         Ok(LaneStore::Elsewhere { channel: line, size_bytes: moved.volume.record.size_bytes })
     }
 
+    /// Opens the image of a volume whose migration goes on; a killed daemon's last writes are waited for.
+    pub(in crate::host) async fn open_for_resuming(
+        &self,
+        record: &VolumeRecord,
+    ) -> Result<Opened, RequestError> {
+        let (record, deadline) = (record.clone(), Instant::now() + GHOST_WAIT_MAX);
+        let image = record.image.clone();
+        let patience =
+            move |_: &Holder| if Instant::now() < deadline { Patience::Wait } else { Patience::GiveUp };
+        let opened = blocking(move || opening::open(&record, None, patience)).await?;
+        Ok(self.stores.impair(&image, opened))
+    }
+
     /// Forgets where a volume went; clients that are forwarded are cut off.
     ///
     /// # Errors
@@ -253,14 +266,6 @@ impl Host {
     pub(in crate::host) async fn forget_moved(&self, volume: VolumeId) -> Result<(), RequestError> {
         Ok(self.journal.commit(vec![Record::MovedForgotten { volume }]).await?)
     }
-}
-
-/// Opens the image of a volume whose migration goes on; a killed daemon's last writes are waited for.
-pub(in crate::host) async fn open_for_resuming(record: &VolumeRecord) -> Result<Opened, RequestError> {
-    let (record, deadline) = (record.clone(), Instant::now() + GHOST_WAIT_MAX);
-    let patience =
-        move |_: &Holder| if Instant::now() < deadline { Patience::Wait } else { Patience::GiveUp };
-    blocking(move || opening::open(&record, None, patience)).await
 }
 
 /// Does what a start has to do, and lets the start go on without it if that takes long.

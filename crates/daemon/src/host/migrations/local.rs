@@ -166,7 +166,9 @@ impl LocalMigration {
         let (image, allocation) = (reserved.location.clone(), reserved.allocation);
         let (size, chain) = (self.record.size_bytes, reserved.chain.clone());
         let make = move || opening::make_target(&image, file.as_ref(), size, allocation, chain.as_ref());
-        self.target = Some(blocking(make).await?);
+        let mut target = blocking(make).await?;
+        target.store = self.task.host.stores.impair(&reserved.location, target.store);
+        self.target = Some(target);
         // It may be in either when the daemon is killed.
         let moved = VolumeRecord { image: reserved.location.clone(), ..self.record.clone() };
         let host = &self.task.host;

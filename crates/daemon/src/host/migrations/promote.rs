@@ -22,7 +22,6 @@ use migration::ticket::Ticket;
 
 use crate::error::RequestError;
 use crate::host::Host;
-use crate::host::migrations::forwarding::open_for_resuming;
 use crate::host::volumes::create::random_bytes;
 use crate::vms::Standing;
 use crate::volumes::registry::{Claim, Service};
@@ -143,7 +142,7 @@ impl Host {
     ) -> Result<(), RequestError> {
         for record in volumes {
             // Locked until it has been looked at, and no longer: whoever serves it opens it anew.
-            drop(open_for_resuming(record).await?);
+            drop(self.open_for_resuming(record).await?);
         }
         // The lanes that could have changed that are gone; what they had asked for is in the journal before this.
         let unchanged = self.find_promotable(&first_name(volumes));

@@ -20,7 +20,6 @@ use migration::{MigrationId, VolumeId};
 
 use crate::error::RequestError;
 use crate::host::describe::answer;
-use crate::host::migrations::forwarding::open_for_resuming;
 use crate::host::{Host, blocking};
 use crate::migrations::metadata::SharedNote;
 use crate::stores::{StoreKind, image_name};
@@ -82,13 +81,13 @@ impl Host {
             Ok(SharedImage::find(&path).ok().flatten().filter(|_| is_there))
         });
         let Some(shared) = shared.await? else {
-            return Ok(ArrivingStore::Own(open_for_resuming(record).await?));
+            return Ok(ArrivingStore::Own(self.open_for_resuming(record).await?));
         };
         let (image, promise) = match recorded.stage {
             // Its source has it open, or will ask for it.
             Stage::Copying => (None, Promise::None),
             // N.B. nothing is taken over that is not locked here.
-            _ => match open_for_resuming(record).await? {
+            _ => match self.open_for_resuming(record).await? {
                 Opened::File(image) => (Some(image), Promise::Given),
                 other => return Ok(ArrivingStore::Own(other)),
             },

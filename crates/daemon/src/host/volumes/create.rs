@@ -118,6 +118,7 @@ impl Host {
             // What is there says nothing of who needs it: the configuration does.
             let target = opening::open_whole(&image, Access::ReadWrite, at_once)?;
             let target = opening::narrow(target, &image.place, size_bytes)?;
+            let target = self.stores.impair(&image, target);
             let source = given.map(|given| given.opened);
             copying::fill(source, target, TargetContent::Unknown, &creation.bytes_done)?;
             return Ok(staged(image));

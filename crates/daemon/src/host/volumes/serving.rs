@@ -300,7 +300,7 @@ impl Host {
         if said.is_some() && opened.is_ok() {
             tracing::info!(volume = %name, "the image is free");
         }
-        opened
+        opened.map(|opened| self.stores.impair(&record.image, opened))
     }
 
     async fn given_up(&self, attempt: &Arc<AtomicBool>) {

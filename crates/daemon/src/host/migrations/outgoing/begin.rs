@@ -18,7 +18,6 @@ use super::OutgoingMigration;
 use crate::error::RequestError;
 use crate::hooks::{Begun, HookSide};
 use crate::host::Host;
-use crate::host::migrations::forwarding::open_for_resuming;
 use crate::host::migrations::leave::{Departing, round_trip, switch_over_max};
 use crate::host::migrations::shared::Found;
 use crate::host::migrations::strategies::{choice, held_max};
@@ -214,7 +213,7 @@ impl Host {
         let missing = || RequestError::VolumeNotFound(volume.to_string());
         let moved = moved.ok_or_else(missing)?;
         let record = moved.volume.record.clone();
-        let store = match open_for_resuming(&record).await {
+        let store = match self.open_for_resuming(&record).await {
             Ok(opened) => LaneStore::Here(opened),
             // It has been dealt with, so the other host has the volume for good: only the end was not recorded.
             Err(error) if error.code() == api::ErrorCode::ImageNotFound => self.store_elsewhere(&moved)?,
