@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context as _, ensure};
-use testbed::{Outcome, Program};
+use testbed::{Outcome, Program, program};
 
 /// A system that is running.
 #[derive(Debug)]
@@ -80,6 +80,21 @@ impl Drop for ThrowAwayRoot {
         // It has told what keeps it.
         let _ = self.script.wait();
     }
+}
+
+/// Makes the package of a version, of the program under test.
+///
+/// # Errors
+/// If there is no program; the words of what failed.
+pub fn package(version: &str, folder: &Path) -> anyhow::Result<()> {
+    Program::at(&repository().join("scripts/deb"))
+        .arg(program::sterna()?)
+        .arg(folder)
+        .arg(version)
+        // Nobody sends it anywhere.
+        .env("DPKG_DEB_COMPRESSOR_TYPE", "none")
+        .succeed()?;
+    Ok(())
 }
 
 /// The folder of the sources that this was built from.

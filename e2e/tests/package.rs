@@ -4,7 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
-use e2e::throw_away_root::{ThrowAwayRoot, repository};
+use e2e::throw_away_root::{ThrowAwayRoot, package, repository};
 use e2e::{Outcome, Program, program, until};
 
 /// The version that is installed first, and the one that takes its place.
@@ -39,18 +39,6 @@ const WRITE: &str = "qemu-io -f raw -c 'write -P 0x5a 1M 1M' -c flush \
 const READ: &str =
     "qemu-io -f raw -c 'read -P 0x5a 1M 1M' 'nbd+unix:///web1?socket=/run/sterna/volumes/web1.sock' |
     grep -q '^read 1048576/1048576' && echo as it was";
-
-/// The package of a version, of the program under test.
-fn package(version: &str, folder: &Path) -> anyhow::Result<()> {
-    Program::at(&repository().join("scripts/deb"))
-        .arg(program::sterna()?)
-        .arg(folder)
-        .arg(version)
-        // Nobody sends it anywhere.
-        .env("DPKG_DEB_COMPRESSOR_TYPE", "none")
-        .succeed()?;
-    Ok(())
-}
 
 /// What systemd says of the unit.
 fn property(root: &ThrowAwayRoot, name: &str) -> anyhow::Result<String> {
