@@ -37,8 +37,10 @@ pub enum ErrorCode {
     ImageNotFound,
     /// No image of this volume was kept.
     ReplicaNotFound,
-    /// The API has no such path or method.
+    /// The API has no such path.
     RouteNotFound,
+    /// The API has the path, and not for this method; the header `Allow` says for which.
+    MethodNotAllowed,
     /// A volume of this name exists.
     VolumeExists,
     /// A VM of this name exists.
@@ -161,6 +163,7 @@ impl ErrorCode {
             | Self::CannotGrow
             | Self::InvitationRefused
             | Self::TicketRefused => 422,
+            Self::MethodNotAllowed => 405,
             Self::InvalidRequest => 400,
             Self::NotPermitted => 403,
             Self::RequestTooLarge => 413,

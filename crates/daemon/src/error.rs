@@ -2,6 +2,7 @@
 
 mod images;
 mod retry;
+mod routes;
 
 use std::path::PathBuf;
 
@@ -15,6 +16,7 @@ use migration::wire::Refusal;
 use migration::{CommitFault, MigrationId};
 
 pub(crate) use self::retry::RetryObstacle;
+pub(crate) use self::routes::RouteError;
 
 use self::images::{code_of_image, code_of_qcow2, code_of_remote};
 use crate::hosts::HostsError;
@@ -173,14 +175,9 @@ pub(crate) enum RequestError {
     /// No migration has the identity.
     #[error("there is no migration \"{0}\"; see: sterna migration list")]
     MigrationNotFound(String),
-    /// The API has no such path or method.
-    #[error("the API has no {method} {path}: is the client newer than the daemon?")]
-    RouteNotFound {
-        /// The method.
-        method: String,
-        /// The path.
-        path: String,
-    },
+    /// The API has no such path, or not for this method.
+    #[error(transparent)]
+    Route(#[from] RouteError),
     /// The name is taken.
     #[error("a volume \"{0}\" exists; choose another name, or remove it first")]
     VolumeExists(String),
@@ -499,7 +496,7 @@ impl RequestError {
             Self::HostRefused { .. } | Self::VmRefused { .. } => ErrorCode::HostRefused,
             Self::VmUnmovable { .. } | Self::DowntimeUnreachable { .. } => ErrorCode::InvalidRequest,
             Self::MigrationNotFound(_) => ErrorCode::MigrationNotFound,
-            Self::RouteNotFound { .. } => ErrorCode::RouteNotFound,
+            Self::Route(error) => error.code(),
             Self::VolumeExists(_) | Self::BranchPresent { .. } | Self::BranchLedTo { .. } => {
                 ErrorCode::VolumeExists
             }

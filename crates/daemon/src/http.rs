@@ -29,7 +29,7 @@ use serde::de::DeserializeOwned;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use crate::error::RequestError;
+use crate::error::{RequestError, RouteError};
 use crate::host::Host;
 use crate::migrations::registry::parse_id;
 
@@ -49,7 +49,7 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
     Router::from(routes())
         .route("/v1/openapi.json", get(openapi::show))
         .fallback(no_route)
-        .method_not_allowed_fallback(no_route)
+        .method_not_allowed_fallback(no_method)
         .with_state(host)
         .layer(axum::middleware::from_fn_with_state(audit, audited::audited))
 }
@@ -274,8 +274,12 @@ async fn show_history(State(host): State<Arc<Host>>, Segment(id): Segment) -> An
     Arc::clone(&host).migration_history(parse_id(&id)?).await.map(Json)
 }
 
-async fn no_route(method: Method, uri: Uri) -> RequestError {
-    RequestError::RouteNotFound { method: method.to_string(), path: uri.path().to_owned() }
+async fn no_route(uri: Uri) -> RequestError {
+    RouteError::NotFound { path: uri.path().to_owned() }.into()
+}
+
+async fn no_method(method: Method, uri: Uri) -> RequestError {
+    RouteError::Method { method: method.to_string(), path: uri.path().to_owned() }.into()
 }
 
 /// The name or identity in a path.

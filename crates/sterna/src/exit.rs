@@ -138,6 +138,7 @@ impl Exit {
             | ErrorCode::TicketRefused
             | ErrorCode::ShuttingDown => Self::Refused,
             ErrorCode::RouteNotFound
+            | ErrorCode::MethodNotAllowed
             | ErrorCode::VmFailed
             | ErrorCode::RequestTooLarge
             | ErrorCode::JournalFailed

@@ -1,7 +1,8 @@
 //! Sizes, rates and durations as people write and read them.
 
-/// Suffixes of sizes and what they multiply by. `K` to `T` mean powers of 1,024, as in qemu-img and fdisk.
-const UNITS: [(&str, u64); 15] = [
+/// Suffixes of sizes and what they multiply by. `K` to `T` mean powers of 1,024, as in qemu-img and fdisk; they, and those with an
+/// `i`, are read in small letters as well.
+const UNITS: [(&str, u64); 16] = [
     ("B", 1),
     ("KiB", 1 << 10),
     ("MiB", 1 << 20),
@@ -11,6 +12,7 @@ const UNITS: [(&str, u64); 15] = [
     ("M", 1 << 20),
     ("G", 1 << 30),
     ("T", 1 << 40),
+    ("P", 1 << 50),
     ("kB", 1_000),
     ("KB", 1_000),
     ("MB", 1_000_000),
@@ -18,6 +20,11 @@ const UNITS: [(&str, u64); 15] = [
     ("TB", 1_000_000_000_000),
     ("PiB", 1 << 50),
 ];
+/// Suffixes of rates that networks have, and their bits: powers of 1,000.
+const BIT_UNITS: [(&str, u64); 5] =
+    [("bit", 1), ("kbit", 1_000), ("Mbit", 1_000_000), ("Gbit", 1_000_000_000), ("Tbit", 1_000_000_000_000)];
+/// Bits of a byte.
+const BITS: u64 = 8;
 /// Digits behind the point: more than any sensible size has, and few enough for exact arithmetic.
 const FRACTION_DIGITS_MAX: usize = 9;
 
@@ -31,8 +38,16 @@ pub(crate) enum UnitError {
         example: &'static str,
     },
     /// The suffix is unknown.
-    #[error("\"{unit}\" is no unit: use B, KiB, MiB, GiB, TiB or kB, MB, GB, TB")]
+    #[error(
+        "\"{unit}\" is no unit: use B, KiB, MiB, GiB, TiB (or K, M, G, T) or kB, MB, GB, TB; for rates also Mbit, Gbit"
+    )]
     Unit {
+        /// What stands behind the number.
+        unit: String,
+    },
+    /// The suffix may mean bits, or bytes.
+    #[error("\"{unit}\" may mean bits or bytes: a byte is a B, bits are written as in Gbit")]
+    BitOrByte {
         /// What stands behind the number.
         unit: String,
     },
@@ -52,15 +67,15 @@ pub(crate) enum UnitError {
 
 /// Reads a size in bytes: a number and a unit, `4GiB` or `1.5 TiB`; without a unit: bytes.
 pub(crate) fn parse_size(text: &str) -> Result<u64, UnitError> {
-    parse(text.trim(), "4GiB")
+    parse(text.trim(), "4GiB", size_unit)
 }
 
-/// Reads a rate in bytes a second: `200MiB/s`.
+/// Reads a rate in bytes a second: `200MiB/s`, `1Gbit/s`.
 pub(crate) fn parse_rate(text: &str) -> Result<u64, UnitError> {
     let text = text.trim();
     match text.strip_suffix("/s") {
-        Some(size) => parse(size.trim_end(), "200MiB/s"),
-        None => parse(text, "200MiB/s").and(Err(UnitError::PerSecond)),
+        Some(size) => parse(size.trim_end(), "200MiB/s", rate_unit),
+        None => parse(text, "200MiB/s", rate_unit).and(Err(UnitError::PerSecond)),
     }
 }
 
@@ -87,15 +102,39 @@ pub(crate) fn percent(fraction: f64) -> String {
     format!("{:.1} %", (fraction.clamp(0.0, 1.0) * 1000.0).floor() / 10.0)
 }
 
-fn parse(text: &str, example: &'static str) -> Result<u64, UnitError> {
+/// What a unit of sizes multiplies by, and then divides by.
+fn size_unit(unit: &str) -> Result<(u64, u64), UnitError> {
+    let unknown = || UnitError::Unit { unit: unit.to_owned() };
+    let exact = UNITS.iter().find(|(name, _)| *name == unit);
+    let in_small = |name: &str| !name.ends_with("B") || name.contains('i');
+    let small = || UNITS.iter().find(|(name, _)| in_small(name) && name.to_lowercase() == unit);
+    match exact.or_else(small) {
+        Some((_, multiplier)) => Ok((*multiplier, 1)),
+        None if unit.is_empty() => Ok((1, 1)),
+        None if unit.strip_suffix('b').is_some_and(|prefix| "kKMmGgTtPp".contains(prefix)) => {
+            Err(UnitError::BitOrByte { unit: unit.to_owned() })
+        }
+        None => Err(unknown()),
+    }
+}
+
+/// As [`size_unit`], of rates.
+fn rate_unit(unit: &str) -> Result<(u64, u64), UnitError> {
+    let bits = BIT_UNITS.iter().find(|(name, _)| *name == unit || name.to_lowercase() == unit);
+    bits.map_or_else(|| size_unit(unit), |(_, bits)| Ok((*bits, BITS)))
+}
+
+fn parse(
+    text: &str,
+    example: &'static str,
+    unit_of: impl Fn(&str) -> Result<(u64, u64), UnitError>,
+) -> Result<u64, UnitError> {
     let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
     let unit = unit.trim_start();
-    let multiplier = match UNITS.iter().find(|(name, _)| *name == unit) {
-        Some((_, multiplier)) => *multiplier,
-        None if unit.is_empty() => 1,
-        None if number.is_empty() => return Err(UnitError::Number { example }),
-        None => return Err(UnitError::Unit { unit: unit.to_owned() }),
+    let (multiplier, divisor) = match unit_of(unit) {
+        Err(_) if number.is_empty() => return Err(UnitError::Number { example }),
+        known => known?,
     };
     let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
     if whole.is_empty() || fraction.contains('.') || number.ends_with('.') {
@@ -108,6 +147,7 @@ fn parse(text: &str, example: &'static str) -> Result<u64, UnitError> {
     let scale = 10_u128.pow(fraction.len() as u32);
     let fraction: u128 = if fraction.is_empty() { 0 } else { fraction.parse().unwrap_or(0) };
     let scaled = (u128::from(whole) * scale + fraction) * u128::from(multiplier);
+    let scale = scale * u128::from(divisor);
     if !scaled.is_multiple_of(scale) {
         return Err(UnitError::Fraction);
     }
@@ -130,6 +170,10 @@ mod tests {
             ("4GiB", 4 << 30),
             ("4 GiB", 4 << 30),
             ("4G", 4 << 30),
+            ("4g", 4 << 30),
+            ("4gib", 4 << 30),
+            ("512m", 512 << 20),
+            ("1P", 1 << 50),
             ("1.5TiB", 3 << 39),
             ("0.5KiB", 512),
             ("2GB", 2_000_000_000),
@@ -152,6 +196,10 @@ mod tests {
             ("1.GiB", number.clone()),
             ("1.2.3GiB", number),
             ("4Gib", UnitError::Unit { unit: "Gib".into() }),
+            ("4Gb", UnitError::BitOrByte { unit: "Gb".into() }),
+            ("4gb", UnitError::BitOrByte { unit: "gb".into() }),
+            ("4Gbit", UnitError::Unit { unit: "Gbit".into() }),
+            ("4b", UnitError::BitOrByte { unit: "b".into() }),
             ("4GiB/s", UnitError::Unit { unit: "GiB/s".into() }),
             ("1e9", UnitError::Unit { unit: "e9".into() }),
             ("0.3B", UnitError::Fraction),
@@ -169,6 +217,12 @@ mod tests {
     fn rates_are_per_second() {
         assert_eq!(parse_rate("200MiB/s"), Ok(200 << 20));
         assert_eq!(parse_rate("1.5 GB/s"), Ok(1_500_000_000));
+        assert_eq!(parse_rate("1Gbit/s"), Ok(125_000_000));
+        assert_eq!(parse_rate("2.5 gbit/s"), Ok(312_500_000));
+        assert_eq!(parse_rate("100m/s"), Ok(100 << 20));
+        assert_eq!(parse_rate("4bit/s"), Err(UnitError::Fraction));
+        assert_eq!(parse_rate("1Gb/s"), Err(UnitError::BitOrByte { unit: "Gb".into() }));
+        assert_eq!(parse_rate("1Gbit"), Err(UnitError::PerSecond));
         assert_eq!(parse_rate("200MiB"), Err(UnitError::PerSecond));
         assert_eq!(parse_rate("0MiB/s"), Err(UnitError::Zero));
         assert_eq!(parse_rate("fast"), Err(UnitError::Number { example: "200MiB/s" }));

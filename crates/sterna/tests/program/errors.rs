@@ -244,6 +244,18 @@ fn talk(scene: &Scene, request: &[u8]) -> (String, String) {
 }
 
 #[test]
+fn a_path_that_lacks_the_method_says_which_it_has() {
+    let scene = Scene::started();
+    let mut stream = UnixStream::connect(scene.path("run/api.sock")).unwrap();
+    stream.write_all(b"PUT /v1/volumes HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).unwrap();
+    let head = answer.to_lowercase();
+    assert!(head.starts_with("http/1.1 405 ") && head.contains("\r\nallow: get,head,post\r\n"), "{answer}");
+    assert!(answer.contains("method_not_allowed") && answer.contains("/v1/volumes"), "{answer}");
+}
+
+#[test]
 fn garbage_on_the_api_gets_an_error_and_harms_nobody() {
     let scene = Scene::started();
     let post = |path: &str, body: &str| {
@@ -257,7 +269,7 @@ fn garbage_on_the_api_gets_an_error_and_harms_nobody() {
         (post("/v1/volumes", r#"{"name":"v","source":{"kind":"steal"}}"#), "400", "invalid_request"),
         (post("/v1/volumes/v/migrate", r#"{"to":"b","fast":true}"#), "400", "invalid_request"),
         (post("/v1/volumes", &"x".repeat(70 << 10)), "413", "request_too_large"),
-        (post("/v1/host", ""), "404", "route_not_found"),
+        (post("/v1/host", ""), "405", "method_not_allowed"),
         (post("/v2/volumes", ""), "404", "route_not_found"),
         (
             "DELETE /v1/volumes/v?force=perhaps HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".into(),
