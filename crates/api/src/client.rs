@@ -15,7 +15,7 @@ use crate::{
     Address, AdoptVm, DropReplica, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost,
     MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewVm, NewVolume,
     Peer, PromoteVolume, RESPONSE_BYTES_MAX, Readiness, RemovePeer, RemoveVolume, RemovedPeer, RemovedVm,
-    RemovedVolume, Replica, ResizeVolume, SetPeer, StopVm, Store, Vm, Volume, Watch,
+    RemovedVolume, Replica, ResizeVolume, SetMigration, SetPeer, StopVm, Store, Vm, Volume, Watch,
 };
 
 /// Talks to one daemon.
@@ -175,6 +175,14 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::NotPrepared`], [`ErrorCode::TicketRefused`].
     pub async fn promote_volume(&self, name: &str, order: &PromoteVolume) -> Result<Volume, ClientError> {
         self.send(Method::POST, &format!("/v1/volumes/{}/promote", Segment(name)), Some(order)).await
+    }
+
+    /// Changes a migration that is under way.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::NotMigrating`].
+    pub async fn set_migration(&self, id: &str, order: &SetMigration) -> Result<Migration, ClientError> {
+        self.send(Method::PATCH, &format!("/v1/migrations/{}", Segment(id)), Some(order)).await
     }
 
     /// Lets a migration rest.

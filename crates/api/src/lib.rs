@@ -73,7 +73,7 @@ pub use host::{Host, Store, StoreKind};
 pub use migration::{
     Allocation, GuestLocation, ImageLocation, MEMORY_STREAMS_MAX, MachineDowntime, MachineMove, Memory,
     MemoryMove, MigrateVolume, Migration, MigrationState, Phase, QueuePlace, RemainingSeconds, ReplicaUsed,
-    Round, SharedTarget, Strategy, SwitchOver, WaitingFor, Watch,
+    Round, SetMigration, SharedTarget, Strategy, SwitchOver, WaitingFor, Watch,
 };
 pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovePeer,

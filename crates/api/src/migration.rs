@@ -147,6 +147,16 @@ pub enum Allocation {
     Thick,
 }
 
+/// Changes a migration that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetMigration {
+    /// How much may be copied, in bytes a second; `null`, which must be said: as fast as it goes.
+    #[serde(deserialize_with = "Option::deserialize")]
+    #[schema(required = true)]
+    pub bandwidth_bytes_per_second: Option<u64>,
+}
+
 /// Asks for a migration as soon as it has changed; sent as the query of a GET.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]

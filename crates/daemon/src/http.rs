@@ -74,7 +74,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(migrate))
         .routes(routes!(plan_migration))
         .routes(routes!(list_migrations))
-        .routes(routes!(show_migration))
+        .routes(routes!(show_migration, change_migration))
         .routes(routes!(cancel_migration))
         .routes(routes!(pause_migration))
         .routes(routes!(resume_migration))
@@ -215,6 +215,20 @@ async fn show_migration(
         // Who watches must not keep the daemon from stopping.
         () = host.stopping() => Err(RequestError::ShuttingDown),
     }
+}
+
+/// Changes a migration that is under way; answers when that holds.
+#[utoipa::path(patch, path = "/v1/migrations/{id}",
+    params(("id" = String, Path, description = "Identity of the migration, for example m7")),
+    request_body = api::SetMigration,
+    responses((status = 200, description = "The migration", body = api::Migration)))]
+async fn change_migration(
+    State(host): State<Arc<Host>>,
+    Segment(id): Segment,
+    request: Request,
+) -> Answer<api::Migration> {
+    let order = body(request).await?;
+    host.operate(Arc::clone(&host).set_migration(id, order)).await.map(Json)
 }
 
 /// Asks for a migration to be cancelled; answers when that is under way, not when it has ended.

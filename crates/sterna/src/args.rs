@@ -4,6 +4,7 @@ mod bench;
 mod config;
 mod demo;
 mod host;
+mod migration;
 mod replica;
 mod strategy;
 mod vm;
@@ -17,6 +18,7 @@ pub(crate) use self::bench::{
 pub(crate) use self::config::{ConfigCommand, GenerateArguments};
 pub(crate) use self::demo::{DemoArguments, Scene};
 pub(crate) use self::host::HostCommand;
+pub(crate) use self::migration::{Limit, MigrationCommand, ReportArguments, RetryArguments, SetArguments};
 pub(crate) use self::replica::ReplicaCommand;
 use self::strategy::StrategyArguments;
 pub(crate) use self::vm::VmCommand;
@@ -292,52 +294,6 @@ pub(crate) struct MigrateArguments {
     pub(crate) dry_run: bool,
 }
 
-#[derive(Debug, Subcommand)]
-pub(crate) enum MigrationCommand {
-    /// List the migrations under way and the latest that have ended, with what became of them and why.
-    #[command(visible_alias = "ls", after_help = "Example:\n  sterna migration list")]
-    List,
-    /// Show one migration: how far it is, what it waits for, where the guest runs.
-    #[command(after_help = "Example:\n  sterna migration show m7")]
-    Show(MigrationArguments),
-    /// Follow a migration to its end. The exit code says how it ended.
-    #[command(after_help = WATCH_HELP)]
-    Watch(MigrationArguments),
-    /// Write a migration's report: one HTML page with its course, its cost to the guest, and what was decided.
-    #[command(after_help = REPORT_HELP)]
-    Report(ReportArguments),
-    /// Let a migration rest: nothing is copied, the volume stays where it is.
-    #[command(after_help = "Example:\n  sterna migration pause m7")]
-    Pause(MigrationArguments),
-    /// Go on with a migration that rests.
-    #[command(after_help = "Example:\n  sterna migration resume m7")]
-    Resume(MigrationArguments),
-    /// Do once more what failed or was cancelled: same volume or VM, same target, same options, a new identity.
-    #[command(after_help = RETRY_HELP)]
-    Retry(RetryArguments),
-    /// Cancel a migration: the volume stays at the source, the half-made target is deleted.
-    #[command(after_help = "Example:\n  sterna migration cancel m7")]
-    Cancel(MigrationArguments),
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct ReportArguments {
-    /// Identity of the migration, for example m7.
-    pub(crate) id: String,
-    /// The file to write, - for standard output; by default the identity with the ending .html.
-    #[arg(long, value_name = "FILE")]
-    pub(crate) output: Option<PathBuf>,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct RetryArguments {
-    /// Identity of the migration that is to be done once more, for example m7.
-    pub(crate) id: String,
-    /// Return as soon as the new migration has begun.
-    #[arg(long)]
-    pub(crate) detach: bool,
-}
-
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("grounds").required(true).args(["ticket", "force"])))]
 pub(crate) struct PromoteArguments {
@@ -349,12 +305,6 @@ pub(crate) struct PromoteArguments {
     /// Without a ticket: if the other host goes on with the volume, there are two of it from then on.
     #[arg(long)]
     pub(crate) force: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct MigrationArguments {
-    /// Identity of the migration, for example m7.
-    pub(crate) id: String,
 }
 
 impl From<ImageFormat> for api::ImageFormat {
@@ -531,28 +481,6 @@ over, or with QEMU 7.2 just before the end. Its disks are whole: it is started a
 The command waits for the end and exits with 0 only if the volume is at the target. Ctrl-C cancels the migration and
 waits until that is done; a second Ctrl-C stops waiting. With --dry-run it exits with 0 if the migration could begin,
 and with 4 if something is in the way.";
-
-const REPORT_HELP: &str = "\
-Examples:
-  sterna migration report m7
-  sterna migration report m7 --output /tmp/web1.html
-
-The page needs nothing besides itself. It can be made while the migration is under way, and long after: the daemon keeps
-what it recorded of the latest 100 migrations.";
-
-const RETRY_HELP: &str = "\
-Examples:
-  sterna migration retry m7
-  sterna migration retry m7 --detach --json
-
-It is refused while m7 is under way, if m7 has ended well, and if its volume is not here any more. The command waits for
-the end of the new migration, as `sterna migrate` does.";
-
-const WATCH_HELP: &str = "\
-Example:
-  sterna migration watch m7
-
-With --json each change is one line. Ctrl-C stops watching; the migration goes on.";
 
 #[cfg(test)]
 mod tests {

@@ -1,8 +1,8 @@
 //! `sterna migration …`
 
-use api::{Client, MigrationState, Watch};
+use api::{Bytes, Client, MigrationState, SetMigration, Watch};
 
-use crate::args::MigrationCommand;
+use crate::args::{Limit, MigrationCommand, SetArguments};
 use crate::commands::{CommandError, migrate, report};
 use crate::exit::Exit;
 use crate::output::{self, Format};
@@ -30,6 +30,17 @@ pub(super) async fn run(
         MigrationCommand::Resume(migration) => {
             let shown = client.resume_migration(&migration.id).await?;
             output::print(format, &shown, |migration| format!("{} goes on\n", migration.id))?;
+        }
+        MigrationCommand::Set(SetArguments { id, bandwidth }) => {
+            let bandwidth_bytes_per_second = match bandwidth {
+                Limit::None => None,
+                Limit::Rate(rate) => Some(*rate),
+            };
+            let shown = client.set_migration(id, &SetMigration { bandwidth_bytes_per_second }).await?;
+            output::print(format, &shown, |migration| match bandwidth_bytes_per_second {
+                None => format!("{} copies as fast as it goes\n", migration.id),
+                Some(rate) => format!("{} copies at most {}/s\n", migration.id, Bytes(rate)),
+            })?;
         }
         MigrationCommand::Retry(order) => return migrate::retry(client, order, format).await,
         MigrationCommand::Cancel(migration) => {

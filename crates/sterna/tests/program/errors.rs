@@ -269,6 +269,12 @@ fn garbage_on_the_api_gets_an_error_and_harms_nobody() {
         (post("/v1/volumes", r#"{"name":"v","source":{"kind":"steal"}}"#), "400", "invalid_request"),
         (post("/v1/volumes/v/migrate", r#"{"to":"b","fast":true}"#), "400", "invalid_request"),
         (post("/v1/volumes", &"x".repeat(70 << 10)), "413", "request_too_large"),
+        (
+            "PATCH /v1/migrations/m0 HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}"
+                .into(),
+            "400",
+            "bandwidth_bytes_per_second",
+        ),
         (post("/v1/host", ""), "405", "method_not_allowed"),
         (post("/v2/volumes", ""), "404", "route_not_found"),
         (

@@ -123,6 +123,45 @@ fn a_limited_and_paused_move_to_another_host_is_so_after_a_restart_of_either() {
 }
 
 #[test]
+fn how_fast_a_migration_copies_is_changed_while_it_does_and_stays_so_after_a_restart() {
+    let (mut one, _two) = pair();
+    one.succeed(&["migrate", "v", "--to", "two:a", "--bandwidth", "16KiB/s", "--detach"]);
+    for (arguments, exit, code_of) in [
+        (["migration", "set", "m9", "--bandwidth", "1MiB/s"], 3, "migration_not_found"),
+        (["migration", "set", "m0", "--bandwidth", "fast"], 2, "invalid_command_line"),
+    ] {
+        let (code_found, error) = one.json(&arguments);
+        assert_eq!((code_found, code(&error)), (exit, code_of), "{error}");
+    }
+    // It rests meanwhile: what is changed is changed durably.
+    one.succeed(&["migration", "pause", "m0"]);
+    assert!(one.succeed(&["migration", "set", "m0", "--bandwidth", "24KiB/s"]).contains("24.0 KiB/s"));
+    one.succeed(&["migration", "set", "m0", "--bandwidth", "none"]);
+    one.kill();
+    one.start(None);
+    let show = || one.json(&["migration", "show", "m0"]).1;
+    wait_until(show, |shown| !shown["waiting_for"].is_null());
+    one.succeed(&["migration", "resume", "m0"]);
+    // It would take minutes as it was ordered.
+    assert_eq!(wait_until(show, |shown| shown["state"] != "running")["state"], "moved");
+    let (exit, error) = one.json(&["migration", "set", "m0", "--bandwidth", "none"]);
+    assert_eq!((exit, code(&error)), (4, "not_migrating"), "{error}");
+}
+
+#[test]
+fn a_migration_that_crawls_is_let_run_at_once() {
+    let scene = Scene::started();
+    std::fs::write(scene.path("image"), vec![7; SLOW_BYTES]).unwrap();
+    let image = scene.path("image").display().to_string();
+    scene.succeed(&["volume", "create", "v", "--store", "a", "--image", &image]);
+    scene.succeed(&["migrate", "v", "--to", "b", "--bandwidth", "16KiB/s", "--detach"]);
+    let show = || scene.json(&["migration", "show", "m0"]).1;
+    wait_until(show, |shown| shown["bytes_moved"].as_u64().is_some_and(|moved| moved > 0));
+    scene.succeed(&["migration", "set", "m0", "--bandwidth", "1Gbit/s"]);
+    assert_eq!(wait_until(show, |shown| shown["state"] != "running")["state"], "moved");
+}
+
+#[test]
 fn an_order_that_cannot_wait_on_after_a_restart_is_listed_with_its_reason() {
     let mut scene = Scene::new();
     std::fs::create_dir(scene.path("c")).unwrap();

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use api::{MigrateVolume, Migration, MigrationHistory};
+use api::{MigrateVolume, Migration, MigrationHistory, SetMigration};
 use lane::{Refused, Rest};
 use migration::MigrationId;
 use migration::journal::{ImageFormat, Stage, VolumeRecord};
@@ -20,6 +20,7 @@ use crate::host::volumes::reserve::Wanted;
 use crate::host::{Host, blocking};
 use crate::images;
 use crate::migrations::history::Facts;
+use crate::migrations::metadata::Metadata;
 use crate::migrations::registry::parse_id;
 use crate::migrations::view::image_format;
 
@@ -33,7 +34,7 @@ impl Host {
         name: String,
         order: MigrateVolume,
     ) -> Result<Migration, RequestError> {
-        check_rate(&order)?;
+        check_rate(order.bandwidth_bytes_per_second)?;
         check_strategy(&order)?;
         self.names_together(&name, &order)?;
         if self.means_vm(&name, &order)? {
@@ -171,6 +172,35 @@ impl Host {
                 self.migrations.get(&self.journal, migration)
             }
             // It is on its way here: its source is who lets it rest. Or it has just ended.
+            Err(_) => Err(RequestError::VolumeBusy(name)),
+        }
+    }
+
+    /// Changes how much a migration may copy.
+    ///
+    /// # Errors
+    /// [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`], [`RequestError::Invalid`].
+    pub(crate) async fn set_migration(
+        self: Arc<Self>,
+        id: String,
+        SetMigration { bandwidth_bytes_per_second: rate }: SetMigration,
+    ) -> Result<Migration, RequestError> {
+        check_rate(rate)?;
+        let (migration, name) = self.running_named(&id)?;
+        match self.volumes.lane(&name).await?.set_bandwidth(migration, rate).await {
+            Ok(()) => {
+                if let Some(begun) = self.begun_unix_ms(migration) {
+                    let change = |metadata: &mut Metadata| {
+                        if let Some(order) = &mut metadata.order {
+                            order.bandwidth_bytes_per_second = rate;
+                        }
+                    };
+                    self.metadata_folder.note(migration, begun, change).await;
+                }
+                tracing::info!(%migration, bytes_per_second = rate, "the bandwidth of a migration is changed");
+                self.migrations.get(&self.journal, migration)
+            }
+            // As when it is to rest.
             Err(_) => Err(RequestError::VolumeBusy(name)),
         }
     }

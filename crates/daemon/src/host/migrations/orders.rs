@@ -380,7 +380,7 @@ impl Host {
         if wish.shown.source.store.as_ref() == Some(&wish.order.to) {
             return Err(RequestError::SameStore { volume: wish.name.clone(), store: wish.order.to.clone() });
         }
-        check_rate(&wish.order)
+        check_rate(wish.order.bandwidth_bytes_per_second)
     }
 
     fn next_number(&self) -> u64 {
@@ -396,8 +396,8 @@ impl Host {
 ///
 /// # Errors
 /// [`RequestError::Invalid`].
-pub(in crate::host) fn check_rate(order: &MigrateVolume) -> Result<(), RequestError> {
-    match order.bandwidth_bytes_per_second {
+pub(in crate::host) fn check_rate(bytes_per_second: Option<u64>) -> Result<(), RequestError> {
+    match bytes_per_second {
         Some(0) => Err(RequestError::Invalid("the bandwidth must be more than zero".to_owned())),
         _ => Ok(()),
     }

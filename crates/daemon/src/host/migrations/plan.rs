@@ -70,7 +70,7 @@ impl Host {
         let records: Vec<VolumeRecord> =
             names.iter().map(|name| self.record_named(name)).collect::<Result<_, _>>()?;
         let mut plan = sketch(&name, &records);
-        check_rate(&order).unwrap_or_else(|error| plan.refuse(&error));
+        check_rate(order.bandwidth_bytes_per_second).unwrap_or_else(|error| plan.refuse(&error));
         check_strategy(&order).unwrap_or_else(|error| plan.refuse(&error));
         if ours.is_none() && adopted.is_none() {
             check_has_no_memory(&name, &order).unwrap_or_else(|error| plan.refuse(&error));
