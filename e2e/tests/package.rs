@@ -186,9 +186,18 @@ fn upgrade(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     ensure!(kept.stderr.contains("no_such_table"), "{}", kept.stderr);
     ensure!(daemon(root)? == before);
 
+    // A store whose disk is not there is no reason to go on with the old one.
     root.succeed(
-        "sed -i '/no_such_table/d' /etc/sterna/sterna.toml; echo '# ours' >>/etc/sterna/sterna.toml",
+        "sed -i '/no_such_table/d' /etc/sterna/sterna.toml
+        cat >>/etc/sterna/sterna.toml <<'END'
+[stores.default]
+path = \"/var/lib/sterna/images\"
+[stores.away]
+path = \"/srv/away\"
+# ours
+END",
     )?;
+    root.run("sterna config check")?.expect(1)?;
     install(root, VERSIONS[1])?.expect(0)?;
     ensure!(daemon(root)? != before, "the new one has not been started");
     ensure!(qemu(root)? == guest, "the guest's QEMU is another one");
