@@ -41,6 +41,8 @@
 //! [limits]
 //! mirror_wait_max_ms = 1000                 # longest that a migration may hold a guest's write
 //! stop_wait_max_ms = 10000                  # longest that a stopping daemon waits for a volume's requests
+//! chunks_in_flight = 8                      # how much a migration copies at once
+//! chunk_bytes = 524288
 //! migrations_per_host = 4                   # under way at a time; more wait for their turn
 //! migrations_per_store = 2                  # of these, that read from or write to one store
 //! kept_images_per_volume = 8                # images that --keep-source left; the oldest go
@@ -81,7 +83,7 @@ pub use hooks::{HookProblem, HooksConfig};
 pub use hosts::HostsConfig;
 pub use impairments::{ImpairmentConfig, ImpairmentFault};
 pub use keys::UnknownKey;
-pub use limits::{KeptLimits, Limits};
+pub use limits::{KeptLimits, Limits, MoverLimits};
 pub use machines::{MachinesConfig, QemuUser, RunsAs};
 pub use nbd::{NbdConfig, TlsConfig, TlsPolicy};
 pub use sockets::{SocketAccess, SocketFault, SocketMode, SocketOwner};

@@ -12,7 +12,7 @@ use chronicle::{BlockSize, Generation, Kept, ReplicaOf, StayId};
 use migration::journal::{FailureCode, ImageLocation, MigrationState, Promotion};
 use migration::source::Moves;
 use migration::strategy::Choice;
-use migration::{Attempt, CommitFault, HostId, MigrationId, VolumeId};
+use migration::{Attempt, CommitFault, HostId, MigrationId, PacingSettings, VolumeId};
 
 use crate::clients::ByHost;
 use crate::driver::{IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation};
@@ -38,6 +38,8 @@ pub struct LaneSettings {
     pub kept: Option<Box<Kept>>,
     /// How long a guest's write may be held because of a migration (design §5.7).
     pub mirror_wait_max: Duration,
+    /// How much its migrations copy at once, those without a rate.
+    pub pacing: PacingSettings,
     /// What clients may do.
     pub access: Access,
     /// Connections at a time; `None`: as many as suit a volume.

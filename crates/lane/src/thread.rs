@@ -332,7 +332,7 @@ impl Lane {
             keep_source: order.keep_source,
             pacing: PacingSettings {
                 bytes_per_second: order.bandwidth_bytes_per_second,
-                ..PacingSettings::default()
+                ..self.settings.pacing.clone()
             },
             limits: TimeLimits {
                 mirror_wait_max: self.settings.mirror_wait_max,

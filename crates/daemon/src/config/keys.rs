@@ -62,6 +62,8 @@ const ROOT: Table = Table::Keys(
             "limits",
             Table::Keys(
                 &[
+                    "chunk_bytes",
+                    "chunks_in_flight",
                     "kept_images_per_volume",
                     "kept_percent_of_store",
                     "migrations_per_host",

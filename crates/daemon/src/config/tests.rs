@@ -93,6 +93,8 @@ fn values_that_cannot_be_meant_are_refused_by_key() {
         ("data_dir = 'data'", "data_dir = \"data\" must be an absolute path"),
         ("[stores.a]\npath = 'a'", "stores.a.path = \"a\" must be an absolute path"),
         ("[limits]\nmirror_wait_max_ms = 5", "limits.mirror_wait_max_ms = 5 must be between 10 and 30000"),
+        ("[limits]\nchunks_in_flight = 65", "limits.chunks_in_flight = 65 must be between 1 and 64"),
+        ("[limits]\nchunk_bytes = 4096", "limits.chunk_bytes = 4096 must be between 65536 and 4194304"),
         ("[limits]\nmigrations_per_host = 0", "limits.migrations_per_host = 0 must be between 1 and 1000"),
         ("[limits]\nmigrations_per_store = 1001", "limits.migrations_per_store = 1001 must be between"),
         ("[hooks]\nbefore = 'run'", "hooks.before = \"run\" must be an absolute path"),

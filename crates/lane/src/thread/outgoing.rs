@@ -195,7 +195,7 @@ impl Lane {
 
     fn copy_settings(&self, order: &OutgoingOrder) -> CopySettings {
         CopySettings {
-            pacing: pacing(order),
+            pacing: pacing(&self.settings.pacing, order),
             limits: TimeLimits {
                 mirror_wait_max: match order.moves {
                     Moves::Volumes | Moves::VolumesAfterHooks => self.settings.mirror_wait_max,
@@ -235,15 +235,14 @@ pub(super) fn owner_elsewhere(
 }
 
 /// How much is copied at once: as on one host, and what is on the way of a long link besides.
-fn pacing(order: &OutgoingOrder) -> PacingSettings {
-    let near = PacingSettings::default();
+fn pacing(near: &PacingSettings, order: &OutgoingOrder) -> PacingSettings {
     let on_the_way = order.round_trip.as_secs_f64() * LINK_BYTES_PER_SECOND;
     // Rounded up; a round trip of hours is none.
     let further = (on_the_way / near.chunk_bytes as f64).ceil().min(DEPTH_MAX) as usize;
     PacingSettings {
         depth: near.depth.saturating_add(further),
         bytes_per_second: order.bandwidth_bytes_per_second,
-        ..near
+        ..near.clone()
     }
 }
 

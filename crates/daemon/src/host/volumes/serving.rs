@@ -200,6 +200,7 @@ impl Host {
             stay,
             kept: kept.map(Box::new),
             mirror_wait_max: self.config.limits.mirror_wait_max,
+            pacing: self.config.limits.mover.pacing(),
             access: match record.export.access {
                 ExportAccess::ReadWrite => lane::Access::ReadWrite,
                 ExportAccess::ReadOnly => lane::Access::ReadOnly,
