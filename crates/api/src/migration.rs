@@ -84,6 +84,9 @@ pub enum Strategy {
 }
 
 impl Strategy {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Mirror, Self::Tracking];
+
     /// Tells whether it is the one that daemons of all versions know.
     fn is_mirror(&self) -> bool {
         *self == Self::Mirror

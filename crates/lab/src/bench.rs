@@ -4,6 +4,7 @@
 //!   nbd ─────► round ──► workload ──► raw file │ Sterna │ qemu-storage-daemon ──► fio ──► statistics
 //!   link ────► link, round ──► TCP │ Sterna │ qemu-storage-daemon ──► compare ──► statistics
 //!   VM ─► load, round ──► Sterna │ QEMU's own migration ──► statistics
+//!   strategies ► experiment, x, round ──► a column for each strategy ──► compare ──► figures
 //!   mirror ──► round ──► idle, load ──► Sterna │ cp │ qemu-img │ qemu-storage-daemon ──► compare ──► statistics
 //!
 //!   environment   what was measured on        tools     the programs, their versions and packages
@@ -33,6 +34,7 @@ mod qmp;
 mod server;
 mod show;
 mod statistics;
+pub mod strategies;
 mod tools;
 
 pub use self::environment::{Environment, Versions};

@@ -14,6 +14,7 @@ use std::path::PathBuf;
 
 pub(crate) use self::bench::{
     BenchCommand, BenchLinkArguments, BenchMachineArguments, BenchMirrorArguments, BenchNbdArguments,
+    BenchStrategiesArguments,
 };
 pub(crate) use self::config::{ConfigCommand, GenerateArguments};
 pub(crate) use self::demo::{DemoArguments, Scene};

@@ -31,6 +31,13 @@ pub enum Pattern {
         /// How many of a hundred requests are reads.
         reads_percent: u32,
     },
+    /// The same, with some blocks much more often than others.
+    ZipfMixed {
+        /// How many of a hundred requests are reads.
+        reads_percent: u32,
+        /// The exponent of the distribution, in hundredths.
+        theta_percent: u32,
+    },
     /// Reads of random blocks.
     RandomReads,
     /// Writes of random blocks.
@@ -92,6 +99,11 @@ impl Job {
             Pattern::RandomMixed { reads_percent } => {
                 command.args(["--rw=randrw", &format!("--rwmixread={reads_percent}")])
             }
+            Pattern::ZipfMixed { reads_percent, theta_percent } => command.args([
+                "--rw=randrw",
+                &format!("--rwmixread={reads_percent}"),
+                &format!("--random_distribution=zipf:{}", f64::from(theta_percent) / 100.0),
+            ]),
             Pattern::RandomReads => command.arg("--rw=randread"),
             Pattern::RandomWrites => command.arg("--rw=randwrite"),
             Pattern::SequentialReads => command.arg("--rw=read"),

@@ -61,15 +61,28 @@ pub(super) enum Limit {
 impl Load {
     /// A busy database.
     pub(super) fn database(iops: Option<u32>) -> Self {
-        let job =
-            Job { pattern: Pattern::RandomMixed { reads_percent: 70 }, block_bytes: 8 << 10, depth: 16 };
-        Self { job, limit: iops.map(Limit::Requests) }
+        Self { limit: iops.map(Limit::Requests), ..Self::database_in_flight(16) }
+    }
+
+    /// The same, with so many requests in flight.
+    pub(super) fn database_in_flight(depth: u32) -> Self {
+        let pattern = Pattern::RandomMixed { reads_percent: 70 };
+        Self { job: Job { pattern, block_bytes: 8 << 10, depth }, limit: None }
+    }
+
+    /// A database that asks for some blocks much more often than for others.
+    pub(super) fn zipf(iops: Option<u32>) -> Self {
+        let pattern = Pattern::ZipfMixed { reads_percent: 70, theta_percent: 110 };
+        Self { job: Job { pattern, block_bytes: 8 << 10, depth: 16 }, limit: iops.map(Limit::Requests) }
     }
 
     /// How fio is told of the limit.
     fn limit_argument(self) -> Option<String> {
         match (self.limit?, self.job.pattern) {
-            (Limit::Requests(iops), Pattern::RandomMixed { reads_percent }) => {
+            (
+                Limit::Requests(iops),
+                Pattern::RandomMixed { reads_percent } | Pattern::ZipfMixed { reads_percent, .. },
+            ) => {
                 let reads = (u64::from(iops) * u64::from(reads_percent) / 100).max(1);
                 Some(format!("--rate_iops={reads},{}", u64::from(iops).saturating_sub(reads).max(1)))
             }
@@ -98,7 +111,7 @@ struct Request {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Direction {
+pub(super) enum Direction {
     Read,
     Write,
 }
@@ -116,6 +129,17 @@ pub(super) struct Felt {
     pub(super) worst_latency_ms: f64,
     /// Time within which 99 % of these requests completed, in milliseconds.
     pub(super) p99_latency_ms: f64,
+}
+
+/// What a guest got of one kind of request in a span of time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Spent {
+    /// Requests completed per second.
+    pub iops: f64,
+    /// Mean of their latencies, in milliseconds; 0 if there was none.
+    pub mean_ms: f64,
+    /// Variance of their latencies, in square milliseconds.
+    pub variance_ms2: f64,
 }
 
 /// A tenth of a second of the guest's life.
@@ -225,6 +249,23 @@ impl Requests {
             .collect()
     }
 
+    /// What the guest got of one kind of request that completed in a span.
+    pub(super) fn spent(&self, direction: Direction, span: Range<u64>) -> Spent {
+        let seconds = span.end.saturating_sub(span.start).max(1) as f64 / 1e3;
+        let completed = self.completed_in(span).iter().filter(|request| request.direction == direction);
+        let latencies: Vec<f64> = completed.map(|request| request.latency_ns as f64 / 1e6).collect();
+        let count = latencies.len().max(1) as f64;
+        let mean_ms = latencies.iter().sum::<f64>() / count;
+        let squares = latencies.iter().map(|latency| (latency - mean_ms).powi(2));
+        Spent { iops: latencies.len() as f64 / seconds, mean_ms, variance_ms2: squares.sum::<f64>() / count }
+    }
+
+    /// Where the writes went that completed in a span, in bytes.
+    pub(super) fn offsets_written(&self, span: Range<u64>) -> impl Iterator<Item = u64> {
+        let completed = self.completed_in(span).iter();
+        completed.filter(|request| request.direction == Direction::Write).map(|request| request.offset)
+    }
+
     /// Blocks that were written by requests that ended at `since_ms` or later.
     pub(super) fn written_since(&self, since_ms: u64) -> Blocks {
         let mut blocks = Blocks::default();
@@ -302,6 +343,18 @@ mod tests {
         assert_eq!((felt.iops, felt.worst_latency_ms, felt.p99_latency_ms), (15.0, 750.0, 2.0));
         assert_eq!(requests.felt(1950..2000).unwrap().worst_latency_ms, 0.1);
         assert!(requests.felt(3000..4000).is_err());
+    }
+
+    #[test]
+    fn reads_and_writes_are_told_apart() {
+        let requests = Requests::parse(LOG).unwrap();
+        // Reads of 2, 0.5 and 0.1 ms, writes of 1 and 750 ms.
+        let reads = requests.spent(Direction::Read, 1000..2000);
+        assert_eq!((reads.iops, (reads.mean_ms * 1e6).round()), (3.0, 866_667.0));
+        let writes = requests.spent(Direction::Write, 1000..2000);
+        assert_eq!((writes.iops, writes.mean_ms, writes.variance_ms2), (2.0, 375.5, 374.5 * 374.5));
+        assert_eq!(requests.offsets_written(1000..2000).collect::<Vec<_>>(), [8192, 16384]);
+        assert_eq!(requests.spent(Direction::Read, 5000..6000), Spent::default());
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(super) fn section(heading: &str, table: &Table, charts: &str) -> String {
     let row = |tag: &str, cells: &mut dyn Iterator<Item = &str>| {
         format!("<tr>{}</tr>\n", cells.map(|text| cell(tag, text)).collect::<String>())
     };
-    let header = row("th", &mut table.header.iter().copied());
+    let header = row("th", &mut table.header.iter().map(String::as_str));
     let rows: String =
         table.rows.iter().map(|cells| row("td", &mut cells.iter().map(String::as_str))).collect();
     let conclusion = escape(&table.conclusion);
@@ -89,7 +89,7 @@ mod tests {
             versions: [("fio".to_owned(), "\"3\"".to_owned())].into(),
         };
         let table = Table {
-            header: vec!["", "A & B"],
+            header: ["", "A & B"].map(str::to_owned).to_vec(),
             rows: vec![vec!["<script>".to_owned(), "1".to_owned()]],
             conclusion: "1 < 2".to_owned(),
         };

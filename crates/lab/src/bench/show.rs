@@ -6,7 +6,7 @@ use super::statistics::Summary;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     /// Names of the columns. The first column holds names, the others figures.
-    pub header: Vec<&'static str>,
+    pub header: Vec<String>,
     /// The rows, as long as the header.
     pub rows: Vec<Vec<String>>,
     /// What the figures come to, in a sentence.

@@ -1,5 +1,7 @@
 //! The command line of the benchmarks.
 
+mod strategies;
+
 use std::path::PathBuf;
 
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
@@ -8,6 +10,7 @@ use lab::bench::link::Part as LinkPart;
 use lab::bench::mirror::Part;
 use lab::bench::nbd::Workload;
 
+pub(crate) use self::strategies::BenchStrategiesArguments;
 use super::parse_size_of_at_least;
 
 /// The smallest image: below that, less would be measured than a disk and its cache.
@@ -24,6 +27,9 @@ pub(crate) enum BenchCommand {
     /// Measure for how long VMs stand still when they move: beside QEMU's own migration.
     #[command(after_help = MACHINE_HELP)]
     Machine(BenchMachineArguments),
+    /// Measure the strategies beside each other, after the figures of a paper.
+    #[command(after_help = strategies::HELP)]
+    Strategies(BenchStrategiesArguments),
     /// Measure what migrations make of a link between two hosts: beside plain TCP and QEMU's mirror.
     #[command(after_help = LINK_HELP)]
     Link(BenchLinkArguments),

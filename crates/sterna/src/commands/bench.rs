@@ -7,12 +7,14 @@ use lab::bench::link::{self, LinkOptions, LinkReport};
 use lab::bench::machine::{self, MachineBenchOptions, MachineReport};
 use lab::bench::mirror::{self, MirrorOptions, MirrorReport};
 use lab::bench::nbd::{self, NbdOptions, NbdReport};
+use lab::bench::strategies::{self, StrategiesOptions, StrategiesReport};
 use lab::bench::{BenchOptions, Environment, Table};
 use lab::demo::{Interrupted, Progress};
 use lab::vm::GuestImage;
 
 use crate::args::{
     BenchCommand, BenchLinkArguments, BenchMachineArguments, BenchMirrorArguments, BenchNbdArguments,
+    BenchStrategiesArguments,
 };
 use crate::commands::CommandError;
 use crate::exit::Exit;
@@ -25,6 +27,7 @@ pub(super) async fn run(command: BenchCommand, format: Format) -> Result<Exit, C
         BenchCommand::Mirror(order) => run_mirror(order, format).await,
         BenchCommand::Machine(order) => run_vm(order, format).await,
         BenchCommand::Link(order) => run_link(order, format).await,
+        BenchCommand::Strategies(order) => run_strategies(order, format).await,
     };
     match result {
         Err(CommandError::Bench(error)) => match error.downcast::<Interrupted>() {
@@ -75,6 +78,17 @@ async fn run_vm(order: BenchMachineArguments, format: Format) -> Result<(), Comm
     let report = machine::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
     output::print(format, &report, machine_text)?;
     Ok(())
+}
+
+async fn run_strategies(order: BenchStrategiesArguments, format: Format) -> Result<(), CommandError> {
+    check_page(order.html.as_deref())?;
+    let (experiments, scale, mover) = (order.experiments(), order.scale(), order.mover());
+    let (size, rounds, max_downtime_ms) = (order.size(), order.rounds(), order.max_downtime);
+    let bench = options(order.folder, size, rounds)?;
+    let options = StrategiesOptions { bench, experiments, scale, mover, max_downtime_ms };
+    let report = strategies::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
+    output::print(format, &report, strategies_text)?;
+    write_page(order.html.as_deref(), || report.page())
 }
 
 fn progress(format: Format) -> Progress {
@@ -148,6 +162,17 @@ fn link_text(report: &LinkReport) -> String {
     text + "every copy was compared with its source\n"
 }
 
+fn strategies_text(report: &StrategiesReport) -> String {
+    let [machine, programs] = report.environment.lines();
+    let mut text = format!("{machine}\n{programs}\n{}\n", report.lead());
+    for figure in &report.figures {
+        let Some(table) = figure.table() else { continue };
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\n{}\n{}", figure.heading(), lines(&table));
+    }
+    text
+}
+
 fn heading(environment: &Environment, size_bytes: u64, rounds: &str) -> String {
     let [machine, programs] = environment.lines();
     let size = bytes(size_bytes);
@@ -157,7 +182,8 @@ fn heading(environment: &Environment, size_bytes: u64, rounds: &str) -> String {
 /// A table of figures as text.
 fn lines(table: &Table) -> String {
     let figures: Vec<usize> = (1..table.header.len()).collect();
-    let mut text = output::table(&table.header, &figures);
+    let header: Vec<&str> = table.header.iter().map(String::as_str).collect();
+    let mut text = output::table(&header, &figures);
     for row in &table.rows {
         text.add_row(row);
     }

@@ -172,6 +172,51 @@ fn bench_link_measures_everybody_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn bench_strategies_makes_every_figure_of_migrations_that_were_compared() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pages, page) = page();
+    let mut command = Command::new(PROGRAM);
+    command.args(["bench", "strategies", "--scale", "tiny", "--json", "--html", &page, "--folder"]);
+    command.arg(folder.path()).env_remove("STERNA_LOG").env_remove("STERNA_HOST").stdin(Stdio::null());
+    let outcome = Outcome::of(command);
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    expect_empty(folder.path());
+    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let figures = report["figures"].as_array().unwrap();
+    let names: Vec<_> = figures.iter().map(|figure| figure["name"].as_str().unwrap()).collect();
+    let expected = "figure-4 figure-6 figure-8-reads figure-8-writes figure-9 figure-5 figure-7 table-1-time \
+                    table-1-downtime table-2-latency table-2-variance figure-2 rewrites figure-3-uniform figure-3-zipf \
+                    figure-10 slow-target figure-11 figure-11-phases";
+    assert_eq!(names, expected.split(' ').collect::<Vec<_>>());
+    assert_eq!(std::fs::read_to_string(&page).unwrap().matches("<svg ").count(), figures.len());
+    drop(pages);
+    for figure in figures {
+        let points =
+            figure["series"].as_array().unwrap().iter().flat_map(|line| line["points"].as_array().unwrap());
+        assert!(points.into_iter().any(|point| point["y"]["median"].is_number()), "nothing is in {figure}");
+    }
+    let samples = report["samples"].as_array().unwrap();
+    for column in ["mirror", "tracking", "not incremental"] {
+        assert!(
+            samples.iter().any(|sample| sample["column"] == column && sample["moved"] == true),
+            "{column}"
+        );
+    }
+    for sample in samples {
+        let (moved, compared) = (sample["moved"] == true, sample["compared_bytes"].as_u64().unwrap());
+        assert_eq!(moved, compared > 0, "{sample}");
+        let is_mirror = sample["column"] == "mirror";
+        assert!(moved || !is_mirror, "mirroring converges: {sample}");
+        assert_eq!(is_mirror, sample["bytes_mirrored"].as_u64() > Some(0), "{sample}");
+        assert_eq!(is_mirror, sample["rounds"].as_array().unwrap().is_empty(), "{sample}");
+        assert!(
+            sample["bytes_copied"].as_u64() > Some(0) && sample["offline_seconds"].as_f64() > Some(0.0),
+            "{sample}"
+        );
+    }
+}
+
+#[test]
 fn an_interrupted_benchmark_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = bench(folder.path(), &["nbd", "--seconds", "3600", "--only", "mixed-1"]);

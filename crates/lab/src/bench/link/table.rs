@@ -23,7 +23,9 @@ impl CopyReport {
             Some(format!("{}: {} × what TCP carries", contender.name, ratio(contender.to_tcp.as_ref()?)))
         });
         Table {
-            header: vec!["", "SECONDS", "", "MiB/s", "OF LINK", "OF TCP", "SECOND HALF"],
+            header: ["", "SECONDS", "", "MiB/s", "OF LINK", "OF TCP", "SECOND HALF"]
+                .map(str::to_owned)
+                .to_vec(),
             rows: self.contenders.iter().map(row).collect(),
             conclusion: beside.collect::<Vec<_>>().join("; "),
         }
@@ -54,17 +56,9 @@ impl GuestReport {
             ]
         };
         Table {
-            header: vec![
-                "",
-                "ENDED",
-                "SECONDS",
-                "",
-                "MiB/s BEFORE",
-                "DURING",
-                "OF LINK",
-                "WORST ms",
-                "99 % ms",
-            ],
+            header: ["", "ENDED", "SECONDS", "", "MiB/s BEFORE", "DURING", "OF LINK", "WORST ms", "99 % ms"]
+                .map(str::to_owned)
+                .to_vec(),
             rows: self.contenders.iter().map(row).collect(),
             conclusion: format!(
                 "the link carries {} MiB/s; a migration that has not ended when the image could have been brought \

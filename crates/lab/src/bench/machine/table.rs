@@ -7,7 +7,9 @@ use crate::bench::show::{figure_and_spread, median, milliseconds};
 impl MachineReport {
     /// The downtimes, a row for each load.
     pub fn table(&self) -> Table {
-        let header = vec!["", "STERNA ms", "", "OF WHICH MEMORY", "QEMU ms", "", "ADDED ms", ""];
+        let header = ["", "STERNA ms", "", "OF WHICH MEMORY", "QEMU ms", "", "ADDED ms", ""]
+            .map(str::to_owned)
+            .to_vec();
         let conclusions: Vec<String> = self.loads.iter().map(conclusion).collect();
         Table { header, rows: self.loads.iter().map(cells).collect(), conclusion: conclusions.join(" ") }
     }

@@ -22,7 +22,7 @@ impl IdleReport {
             ]
         };
         Table {
-            header: vec!["", "SECONDS", "", "MiB/s", "CPU s", "TAKES"],
+            header: ["", "SECONDS", "", "MiB/s", "CPU s", "TAKES"].map(str::to_owned).to_vec(),
             rows: self.contenders.iter().map(row).collect(),
             conclusion: format!(
                 "sterna: {} × the time of the best off-line copy, {} × that of the best mirror of QEMU",
@@ -55,7 +55,7 @@ impl LoadReport {
             format!("{:+.2} s ({:+.2} to {:+.2})", summary.median, summary.min, summary.max)
         };
         Table {
-            header: vec![
+            header: [
                 "",
                 "SECONDS",
                 "",
@@ -66,7 +66,9 @@ impl LoadReport {
                 "WORST ms",
                 "99 % ms",
                 "CPU s",
-            ],
+            ]
+            .map(str::to_owned)
+            .to_vec(),
             rows: self.contenders.iter().map(row).collect(),
             conclusion: format!(
                 "sterna beside the better mode of QEMU, each: {} × its time, {} × its worst latency, time × loss {}",

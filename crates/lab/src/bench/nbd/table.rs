@@ -8,7 +8,9 @@ impl WorkloadFigures {
     pub fn table(&self) -> Table {
         let throughput = if self.is_sequential() { "MiB/s" } else { "IOPS" };
         Table {
-            header: vec!["", throughput, "", "OF RAW", "ADDED us", "LATENCY us", "99 % us", "CPU us"],
+            header: ["", throughput, "", "OF RAW", "ADDED us", "LATENCY us", "99 % us", "CPU us"]
+                .map(str::to_owned)
+                .to_vec(),
             rows: self.contenders.iter().map(|contender| self.row(contender)).collect(),
             conclusion: self.conclusion(),
         }

@@ -1,0 +1,326 @@
+//! `bench strategies`: what \[ESX\] §3 measured, on this machine: every strategy beside the others, and beside a copying of
+//! the same image that nobody uses.
+//!
+//! ```text
+//!   experiment ─► x (requests in flight, size, load) ─► round ─► column (strategy) ─► one migration under fio ─► sample
+//!                      └──► off-line: the same stores and mover, no guest                                          │
+//!   report ◄── figures: a table and a plot each, with what the paper says ◄────────────────────────────────────────┘
+//! ```
+//!
+//! Source and target are stores with delays of their own ([`Device`]): two devices, though there is one disk below. Every image
+//! that has moved is compared with what it was copied from.
+
+mod course;
+mod database;
+mod figure;
+mod outstanding;
+mod page;
+mod plot;
+mod rounds;
+mod run;
+
+use std::time::Duration;
+
+use api::{MigrateVolume, Strategy};
+use serde::Serialize;
+
+pub use self::figure::{Figure, Point, Series};
+use self::run::Stage;
+pub use self::run::{Progressed, Sample};
+use super::folder::BenchFolder;
+pub use super::guest::{Moment, Spent};
+use super::image::{Holes, fill};
+use super::tools::{FIO, check_fio_engines};
+use super::{BenchOptions, Environment, Versions, in_folder};
+use crate::demo::Progress;
+
+/// How `bench strategies` is run.
+#[derive(Clone, Debug)]
+pub struct StrategiesOptions {
+    /// What all benchmarks are told.
+    pub bench: BenchOptions,
+    /// What is measured.
+    pub experiments: Vec<Experiment>,
+    /// How much of it.
+    pub scale: Scale,
+    /// How the mover copies.
+    pub mover: Mover,
+    /// Seeks a longer hold at the handover: `--max-downtime` of every migration, in milliseconds.
+    pub max_downtime_ms: u64,
+}
+
+/// How much is copied at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Mover {
+    /// Chunks in flight.
+    pub depth: u32,
+    /// Bytes of a chunk.
+    pub chunk_bytes: u64,
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scale {
+    /// Enough to judge by.
+    Full,
+    /// In ten minutes.
+    Quick,
+    /// In half a minute: no figure means anything, each is made.
+    Tiny,
+}
+
+impl Scale {
+    /// Size of the image, unless another is asked for, in bytes.
+    pub fn size_bytes(self) -> u64 {
+        match self {
+            Self::Full => 512 << 20,
+            Self::Quick => 128 << 20,
+            Self::Tiny => 32 << 20,
+        }
+    }
+
+    /// How often everything is measured, unless something else is asked for.
+    pub fn rounds(self) -> u32 {
+        match self {
+            Self::Full => 3,
+            Self::Quick | Self::Tiny => 1,
+        }
+    }
+
+    /// How long the guest works before and after each migration.
+    fn margin(self) -> Duration {
+        match self {
+            Self::Full => Duration::from_secs(5),
+            Self::Quick => Duration::from_secs(2),
+            Self::Tiny => Duration::from_millis(200),
+        }
+    }
+
+    /// The guest's requests in flight (\[ESX\] Figure 4: 2 to 32).
+    fn depths(self) -> &'static [u32] {
+        match self {
+            Self::Full | Self::Quick => &[2, 4, 8, 16, 32],
+            Self::Tiny => &[16],
+        }
+    }
+
+    /// Sizes of disks, in quarters of the usual one.
+    fn quarters(self) -> &'static [u64] {
+        match self {
+            Self::Full => &[2, 4, 8],
+            Self::Quick => &[2, 4],
+            Self::Tiny => &[4],
+        }
+    }
+
+    /// The device that source and target are each.
+    fn device(self) -> Device {
+        let factor = if self == Self::Tiny { 4 } else { 1 };
+        Device {
+            latency_us: 2000 / factor,
+            bytes_per_second: factor * (64 << 20),
+            operations_per_second: factor * 3500,
+        }
+    }
+}
+
+/// What a store is like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct Device {
+    /// What each read and each write takes longer, in microseconds.
+    pub latency_us: u64,
+    /// Bytes that it carries in a second.
+    pub bytes_per_second: u64,
+    /// Requests that it takes in a second.
+    pub operations_per_second: u64,
+}
+
+impl Device {
+    /// One that is so many times as slow.
+    fn slower(self, times: u64) -> Self {
+        Self {
+            latency_us: self.latency_us * times,
+            bytes_per_second: self.bytes_per_second / times,
+            operations_per_second: self.operations_per_second / times,
+        }
+    }
+}
+
+/// A group of figures that is measured together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Experiment {
+    /// Figures 4, 6, 8 and 9.
+    Outstanding,
+    /// Figures 5 and 7.
+    Size,
+    /// Tables 1 and 2.
+    Database,
+    /// Figure 2, and the shares of rewrites of \[TPM\].
+    Rewrites,
+    /// Figure 3.
+    Rounds,
+    /// Figure 10.
+    SlowTarget,
+    /// Figure 11.
+    OverTime,
+}
+
+impl Experiment {
+    /// All of them, in the order in which they are measured.
+    pub const ALL: [Self; 7] = [
+        Self::Outstanding,
+        Self::Size,
+        Self::Database,
+        Self::Rewrites,
+        Self::Rounds,
+        Self::SlowTarget,
+        Self::OverTime,
+    ];
+
+    /// A short name for command lines.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Outstanding => "outstanding",
+            Self::Size => "size",
+            Self::Database => "database",
+            Self::Rewrites => "rewrites",
+            Self::Rounds => "rounds",
+            Self::SlowTarget => "slow-target",
+            Self::OverTime => "over-time",
+        }
+    }
+
+    /// What is shown, in words.
+    pub fn title(self) -> &'static str {
+        match self {
+            Self::Outstanding => "Migration time, downtime and penalty against requests in flight",
+            Self::Size => "Migration time and downtime against disk size",
+            Self::Database => "A database at one and two times its intensity",
+            Self::Rewrites => "How often the same blocks are written",
+            Self::Rounds => "Blocks copied in each round",
+            Self::SlowTarget => "A target that is ten times as slow",
+            Self::OverTime => "A guest's requests over time",
+        }
+    }
+}
+
+/// A way to migrate: a column of every table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Column {
+    /// Its name.
+    pub name: &'static str,
+    strategy: Strategy,
+    not_incremental: bool,
+}
+
+impl Column {
+    /// All of them: each strategy that the API knows, in its variants.
+    pub fn all() -> Vec<Self> {
+        Strategy::ALL.into_iter().flat_map(|strategy| Self::of(strategy).iter().copied()).collect()
+    }
+
+    /// The variants of a strategy. A new one has none until somebody writes them here.
+    fn of(strategy: Strategy) -> &'static [Self] {
+        match strategy {
+            Strategy::Mirror => {
+                const { &[Self { name: "mirror", strategy: Strategy::Mirror, not_incremental: false }] }
+            }
+            Strategy::Tracking => {
+                const {
+                    &[
+                        Self { name: "tracking", strategy: Strategy::Tracking, not_incremental: false },
+                        Self { name: "not incremental", strategy: Strategy::Tracking, not_incremental: true },
+                    ]
+                }
+            }
+        }
+    }
+
+    /// Whether it copies in rounds.
+    fn has_rounds(&self) -> bool {
+        self.strategy == Strategy::Tracking
+    }
+
+    /// What is ordered.
+    fn order(&self, to: &str, max_downtime_ms: u64) -> MigrateVolume {
+        MigrateVolume {
+            strategy: self.strategy,
+            not_incremental: self.not_incremental,
+            // Only those that copy in rounds know it.
+            max_downtime_ms: self.has_rounds().then_some(max_downtime_ms),
+            keep_source: true,
+            ..MigrateVolume::to(to)
+        }
+    }
+}
+
+/// What was measured.
+#[derive(Clone, Debug, Serialize)]
+pub struct StrategiesReport {
+    /// What it was measured on.
+    pub environment: Environment,
+    /// Size of an image, unless a figure says another.
+    pub size_bytes: u64,
+    /// How often everything was measured.
+    pub rounds: u32,
+    /// How much was measured.
+    pub scale: Scale,
+    /// How the mover copied.
+    pub mover: Mover,
+    /// What each store was like.
+    pub device: Device,
+    /// How long guests might be held at the end of rounds.
+    pub max_downtime_ms: u64,
+    /// The figures, in the order of the experiments.
+    pub figures: Vec<Figure>,
+    /// Every migration.
+    pub samples: Vec<Sample>,
+}
+
+/// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
+///
+/// # Errors
+/// A program or room that is missing, with what to do; an image that differs from its source; what went wrong, with the
+/// daemon's log; [`crate::demo::Interrupted`] after a signal.
+pub async fn run(options: &StrategiesOptions, progress: &mut Progress) -> anyhow::Result<StrategiesReport> {
+    let mut versions = Versions::new();
+    versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
+    versions.insert(FIO.program.to_owned(), FIO.version().await?);
+    check_fio_engines().await?;
+    let bench = &options.bench;
+    let largest = options.scale.quarters().iter().max().copied().unwrap_or(4).max(4);
+    // The image, its copy in the source's store, and that in the target's.
+    let folder = BenchFolder::create(bench.parent.as_deref(), 3, bench.size_bytes / 4 * largest)?;
+    let environment = Environment::of(folder.root(), versions).await?;
+    let (figures, samples) = in_folder(folder, progress, async |folder, progress| {
+        let mut stage = Stage::new(options, folder);
+        let mut figures = Vec::new();
+        for experiment in &options.experiments {
+            progress.begin(experiment.name());
+            figures.extend(match experiment {
+                Experiment::Outstanding => outstanding::by_depth(&mut stage, progress).await?,
+                Experiment::Size => outstanding::by_size(&mut stage, progress).await?,
+                Experiment::Database => database::measure(&mut stage, progress).await?,
+                Experiment::Rewrites => rounds::rewrites(&mut stage, progress).await?,
+                Experiment::Rounds => rounds::blocks(&mut stage, progress).await?,
+                Experiment::SlowTarget => course::slow_target(&mut stage, progress).await?,
+                Experiment::OverTime => course::over_time(&mut stage, progress).await?,
+            });
+        }
+        Ok((figures, stage.samples))
+    })
+    .await?;
+    Ok(StrategiesReport {
+        environment,
+        size_bytes: bench.size_bytes,
+        rounds: bench.rounds,
+        scale: options.scale,
+        mover: options.mover,
+        device: options.scale.device(),
+        max_downtime_ms: options.max_downtime_ms,
+        figures,
+        samples,
+    })
+}

@@ -1,0 +1,150 @@
+//! A figure: what each column came to at each x, with what the paper says; and its table.
+
+use serde::Serialize;
+
+use crate::bench::show::Table;
+use crate::bench::statistics::Summary;
+
+/// One figure or table of the paper, as it is here.
+#[derive(Clone, Debug, Serialize)]
+pub struct Figure {
+    /// Which of the paper's, for example `figure-4`.
+    pub name: &'static str,
+    /// What it shows.
+    pub title: String,
+    /// What x is.
+    pub x: &'static str,
+    /// What y is, and in which unit.
+    pub y: &'static str,
+    /// The lines.
+    pub series: Vec<Series>,
+    /// What the paper gives: of which series, at which x, how much in the unit of y.
+    pub paper: Vec<(&'static str, f64, f64)>,
+    /// What the paper says besides, in our words, and what is to be thought of when reading ours.
+    pub note: &'static str,
+    /// How it is drawn.
+    #[serde(skip)]
+    pub(super) form: Form,
+}
+
+/// How a figure is drawn, and whether it has a table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Form {
+    /// Few values of x: a table, and lines with dots.
+    Table,
+    /// Time on x: lines, and a table of means is not made.
+    Course,
+    /// Both axes by powers of ten, no table.
+    Logarithmic,
+}
+
+/// A line of a figure.
+#[derive(Clone, Debug, Serialize)]
+pub struct Series {
+    /// Whose.
+    pub name: String,
+    /// Its points, by x.
+    pub points: Vec<Point>,
+}
+
+/// A point of a line.
+#[derive(Clone, Debug, Serialize)]
+pub struct Point {
+    /// Where.
+    pub x: f64,
+    /// What x is called, if it is no number.
+    pub label: Option<&'static str>,
+    /// The rounds' figures; `None`: there is none, for the migrations were given up or have nothing of the kind.
+    pub y: Option<Summary>,
+}
+
+impl Point {
+    /// One of samples.
+    pub(super) fn of(x: f64, samples: Vec<f64>) -> Self {
+        Self { x, label: None, y: Summary::of(samples) }
+    }
+
+    pub(super) fn called(self, label: &'static str) -> Self {
+        Self { label: Some(label), ..self }
+    }
+}
+
+impl Figure {
+    /// The figure for people: a row for each x, a column for each series; what the paper has is in parentheses.
+    pub fn table(&self) -> Option<Table> {
+        if self.form != Form::Table {
+            return None;
+        }
+        let mut xs: Vec<(f64, Option<&'static str>)> = Vec::new();
+        for point in self.series.iter().flat_map(|series| &series.points) {
+            if !xs.iter().any(|(x, _)| *x == point.x) {
+                xs.push((point.x, point.label));
+            }
+        }
+        xs.sort_by(|(one, _), (other, _)| one.total_cmp(other));
+        let rows = self.series.iter().map(|series| {
+            let cells = xs.iter().map(|(x, _)| {
+                let point = series.points.iter().find(|point| point.x == *x);
+                let ours = match point.map(|point| point.y.as_ref()) {
+                    None => "-".to_owned(),
+                    Some(None) => "none".to_owned(),
+                    Some(Some(summary)) => number(summary.median),
+                };
+                let theirs = self.paper.iter().find(|(name, at, _)| series.name == *name && at == x);
+                theirs.map_or(ours.clone(), |(_, _, value)| format!("{ours} ({})", number(*value)))
+            });
+            std::iter::once(series.name.clone()).chain(cells).collect()
+        });
+        let head = xs.iter().map(|(x, label)| label.map_or_else(|| place(*x), str::to_owned));
+        let head: Vec<String> = std::iter::once(format!("{} by {}", self.y, self.x)).chain(head).collect();
+        let conclusion = if self.paper.is_empty() {
+            self.note.to_owned()
+        } else {
+            format!("In parentheses: the paper's. {}", self.note)
+        };
+        Some(Table { header: head, rows: rows.collect(), conclusion })
+    }
+}
+
+/// A figure with three digits that matter.
+pub(super) fn number(value: f64) -> String {
+    match value.abs() {
+        size if size >= 100.0 || size == 0.0 => format!("{value:.0}"),
+        size if size >= 10.0 => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
+    }
+}
+
+/// A place on an axis: whole numbers without anything behind them.
+pub(super) fn place(value: f64) -> String {
+    if value == value.trunc() { format!("{value:.0}") } else { number(value) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_the_paper_beside_ours_and_says_where_there_is_nothing() {
+        let point = |x, samples: &[f64]| Point::of(x, samples.to_vec());
+        let series = |name: &str, points| Series { name: name.to_owned(), points };
+        let figure = Figure {
+            name: "figure-0",
+            title: "a title".to_owned(),
+            x: "x",
+            y: "y",
+            series: vec![
+                series("mirror", vec![point(2.0, &[1.0, 3.0, 1.5]), point(32.0, &[123.4])]),
+                series("tracking", vec![point(2.0, &[])]),
+            ],
+            paper: vec![("mirror", 2.0, 1.058)],
+            note: "A note.",
+            form: Form::Table,
+        };
+        let table = figure.table().unwrap();
+        assert_eq!(table.header, ["y by x", "2", "32"]);
+        assert_eq!(table.rows, [["mirror", "1.50 (1.06)", "123"], ["tracking", "none", "-"]]);
+        assert_eq!(table.conclusion, "In parentheses: the paper's. A note.");
+        assert!(Figure { form: Form::Course, ..figure }.table().is_none());
+    }
+}

@@ -1,0 +1,105 @@
+//! The command line of `bench strategies`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+use lab::bench::strategies::{Experiment, Mover, Scale};
+
+use super::{one_of, parse_image_size, wanted};
+use crate::units::parse_size;
+
+/// Range of chunks in flight, as the daemon's configuration has it.
+const DEPTH: std::ops::RangeInclusive<i64> = 1..=64;
+/// Range of their size, as the daemon's configuration has it.
+const CHUNK_BYTES: std::ops::RangeInclusive<u64> = 65_536..=4_194_304;
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchStrategiesArguments {
+    /// How much is measured.
+    #[arg(long, value_enum, default_value_t = BenchScale::Full)]
+    scale: BenchScale,
+    /// As --scale quick: all of it in ten minutes.
+    #[arg(long, conflicts_with = "scale")]
+    quick: bool,
+    /// How often everything is measured; medians are taken of that.
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: Option<u32>,
+    /// Size of the image, a multiple of 1 MiB.
+    #[arg(long, value_parser = parse_image_size)]
+    size: Option<u64>,
+    /// Chunks that the mover copies at once.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(DEPTH))]
+    depth: u32,
+    /// Bytes of each of them.
+    #[arg(long, default_value = "64KiB", value_parser = parse_chunk_size)]
+    chunk: u64,
+    /// For how long guests may be held at the end of rounds, in milliseconds.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    pub(crate) max_downtime: u64,
+    /// Where the temporary folder is made, on the disk to measure; by default where temporary files are.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) folder: Option<PathBuf>,
+    /// Also write a page with plots to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+    /// Measure this alone; may be given several times.
+    #[arg(long, value_name = "EXPERIMENT", value_parser = one_of(Experiment::ALL, Experiment::name, Experiment::title))]
+    only: Vec<Experiment>,
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum BenchScale {
+    /// Enough to judge by.
+    Full,
+    /// All of it in ten minutes.
+    Quick,
+    /// All of it in half a minute: no figure means anything, each is made.
+    Tiny,
+}
+
+impl BenchStrategiesArguments {
+    /// What is measured: what was asked for in the usual order, or everything.
+    pub(crate) fn experiments(&self) -> Vec<Experiment> {
+        wanted(Experiment::ALL, &self.only)
+    }
+
+    pub(crate) fn scale(&self) -> Scale {
+        match self.scale {
+            _ if self.quick => Scale::Quick,
+            BenchScale::Full => Scale::Full,
+            BenchScale::Quick => Scale::Quick,
+            BenchScale::Tiny => Scale::Tiny,
+        }
+    }
+
+    pub(crate) fn size(&self) -> u64 {
+        self.size.unwrap_or_else(|| self.scale().size_bytes())
+    }
+
+    pub(crate) fn rounds(&self) -> u32 {
+        self.rounds.unwrap_or_else(|| self.scale().rounds())
+    }
+
+    pub(crate) fn mover(&self) -> Mover {
+        Mover { depth: self.depth, chunk_bytes: self.chunk }
+    }
+}
+
+fn parse_chunk_size(text: &str) -> Result<u64, String> {
+    match parse_size(text).map_err(|error| error.to_string())? {
+        bytes if CHUNK_BYTES.contains(&bytes) && bytes.is_multiple_of(*CHUNK_BYTES.start()) => Ok(bytes),
+        _ => Err("it must be a multiple of 64KiB, and at most 4MiB".to_owned()),
+    }
+}
+
+pub(super) const HELP: &str = "\
+Examples:
+  sterna bench strategies --quick --html strategies.html
+  sterna bench strategies --only outstanding --rounds 5
+  sterna bench strategies --only rounds --depth 8 --chunk 512KiB --json > rounds.json
+
+An image is moved between two stores of this machine, by each strategy, while fio works on it; each store is slowed down, so that \
+they are two devices although there is one disk. Every migration is shown beside the time of an image that nobody used, and \
+beside the figures of the paper that compared such strategies first. It needs no root, leaves nothing behind, and needs fio \
+(Debian: fio). Let the machine be idle meanwhile. Without --quick it takes about two hours.";
