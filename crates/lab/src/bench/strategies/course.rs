@@ -2,7 +2,7 @@
 
 use super::figure::Form;
 use super::run::Case;
-use super::{Column, Device, Experiment, Figure, Point, Progressed, Sample, Series, Stage};
+use super::{Column, Device, Experiment, Figure, Mover, Point, Progressed, Sample, Series, Stage};
 use crate::demo::Progress;
 
 /// The guest's requests in flight (\[ESX\] Figure 10).
@@ -28,10 +28,11 @@ pub(super) async fn slow_target(
     let mut series = Vec::new();
     if let Some(mirrored) = samples.iter().find(|sample| sample.column == "mirror") {
         let margin = stage.options.scale.margin().as_secs_f64();
+        let latencies = Latencies::of(source, case.target, stage.options.mover);
         series.push(Series { name: "the guest".to_owned(), points: per_half_second(mirrored) });
         series.push(Series {
             name: "Equation 1".to_owned(),
-            points: equation(&mirrored.progress, mirrored.seconds, margin, source, case.target),
+            points: equation(&mirrored.progress, mirrored.seconds, margin, latencies),
         });
     }
     let outcome = |column: Column| Series {
@@ -50,9 +51,9 @@ pub(super) async fn slow_target(
             y: "requests a second",
             series,
             paper: Vec::new(),
-            note: "Equation 1 takes from each request what the delays say, and the part of the image that is at the target; it \
-                   knows neither the device's limits nor the mover. The paper: 2600 reads and 1100 writes a second become 200 and \
-                   95.",
+            note: "Equation 1 is of what the stores were set to, not of what was measured: at the source a request takes its delay, \
+                   or its turn; at the target its delay, behind what the mover has queued there. The paper: 2600 reads and 1100 \
+                   writes a second become 200 and 95.",
             form: Form::Course,
         },
         Figure {
@@ -129,20 +130,32 @@ fn per_half_second(sample: &Sample) -> Vec<Point> {
     halves.map(|half| Point::of(half[0].seconds, vec![mean(half)])).collect()
 }
 
+/// How long a request of the guest takes, in seconds.
+#[derive(Clone, Copy, Debug)]
+struct Latencies {
+    /// At the source, where it waits for its delay, or for its turn if that is later.
+    source: f64,
+    /// At the target, where it waits behind the chunks that the mover always has there.
+    target: f64,
+}
+
+impl Latencies {
+    fn of(source: Device, target: Device, mover: Mover) -> Self {
+        let delay = |device: Device| device.latency_us as f64 / 1e6;
+        let turn = f64::from(DEPTH) / source.operations_per_second as f64;
+        let queued = f64::from(mover.depth) * mover.chunk_bytes as f64 / target.bytes_per_second as f64;
+        Self { source: delay(source).max(turn), target: delay(target) + queued }
+    }
+}
+
 /// Equation 1: IOPS ≈ min(in flight / (part that goes to the target × its latency), in flight / latency of the source).
-fn equation(
-    progress: &[Progressed],
-    seconds: f64,
-    margin: f64,
-    source: Device,
-    target: Device,
-) -> Vec<Point> {
+fn equation(progress: &[Progressed], seconds: f64, margin: f64, latencies: Latencies) -> Vec<Point> {
     let in_flight = f64::from(DEPTH);
-    let [at_source, at_target] = [source, target].map(|device| device.latency_us as f64 / 1e6);
     let iops = |fraction: f64| {
         let to_target = WRITES * fraction;
-        let of_target = if to_target > 0.0 { in_flight / (to_target * at_target) } else { f64::INFINITY };
-        of_target.min(in_flight / at_source)
+        let of_target =
+            if to_target > 0.0 { in_flight / (to_target * latencies.target) } else { f64::INFINITY };
+        of_target.min(in_flight / latencies.source)
     };
     let before = std::iter::once(Point::of(-margin, vec![iops(0.0)]));
     let during = progress.iter().map(|seen| Point::of(seen.seconds, vec![iops(seen.fraction)]));
@@ -156,13 +169,21 @@ mod tests {
 
     #[test]
     fn equation_1_is_the_source_s_until_the_target_saturates() {
-        let source = Device { latency_us: 1000, bytes_per_second: 1, operations_per_second: 1 };
         let seen = |fraction| Progressed { seconds: fraction, fraction, bytes_copied: 0 };
         let progress = [seen(0.0), seen(0.1), seen(0.5)];
-        let target = Device { latency_us: 10_000, ..source };
-        let points = equation(&progress, 1.0, 2.0, source, target);
+        let points = equation(&progress, 1.0, 2.0, Latencies { source: 0.001, target: 0.01 });
         let iops: Vec<f64> = points.iter().map(|point| point.y.as_ref().unwrap().median.round()).collect();
         // 16 / 1 ms; then 16 / (0.15 × 10 ms), and 16 / (0.3 × 10 ms).
         assert_eq!(iops, [16_000.0, 16_000.0, 16_000.0, 10_667.0, 5333.0]);
+    }
+
+    #[test]
+    fn latencies_are_delays_turns_and_what_the_mover_has_queued() {
+        let source = Device { latency_us: 2000, bytes_per_second: 1 << 30, operations_per_second: 4000 };
+        let target = Device { latency_us: 20_000, bytes_per_second: 10 << 20, operations_per_second: 400 };
+        let latencies = Latencies::of(source, target, Mover { depth: 16, chunk_bytes: 64 << 10 });
+        assert_eq!((latencies.source, latencies.target), (0.004, 0.02 + 0.1));
+        let quick = Device { operations_per_second: 1 << 20, ..source };
+        assert_eq!(Latencies::of(quick, target, Mover { depth: 16, chunk_bytes: 64 << 10 }).source, 0.002);
     }
 }

@@ -16,8 +16,8 @@ use crate::bench::image::{Blocks, compare};
 use crate::bench::server::NAME;
 use crate::demo::{Progress, STORES, start_daemon};
 
-/// How much earlier than seen a switch may have begun: a change is told of a little later, and clocks are rounded.
-const SWITCH_SLACK_MS: u64 = 250;
+/// How much earlier than recorded gates may have closed by the guest's clock: both round, and the record is made a little later.
+const SWITCH_SLACK_MS: u64 = 100;
 
 /// The experiments' folder, its images, and all that was measured so far.
 #[derive(Debug)]
@@ -121,6 +121,19 @@ struct Course {
     ended_ms: u64,
     progress: Vec<Progressed>,
     ended: Migration,
+}
+
+impl Course {
+    /// What it was, for an error.
+    fn told(&self) -> String {
+        let Self { begun_ms, switched_ms, ended_ms, .. } = self;
+        let at = |ms: u64| ms.saturating_sub(*begun_ms);
+        format!(
+            "the gates closed {} ms after the order, it ended after {} ms",
+            at(*switched_ms),
+            at(*ended_ms)
+        )
+    }
 }
 
 impl<'a> Stage<'a> {
@@ -262,7 +275,9 @@ impl<'a> Stage<'a> {
         let folder = scene.end().await?;
         let moved = course.ended.state == MigrationState::Moved;
         let compared_bytes = if moved {
-            compare_copies(&folder, requests.written_since(course.switched_ms)).await?
+            let except = requests.written_since(course.switched_ms);
+            let compared = compare_copies(&folder, except).await;
+            compared.with_context(|| course.told())?
         } else {
             // It stays where it is, for reasons that it tells: that is a figure, too. Anything else is not.
             ensure!(
@@ -295,14 +310,11 @@ impl Scene {
     async fn migrate(&self, order: &MigrateVolume) -> anyhow::Result<Course> {
         let client = self.daemon.client();
         let begun_ms = now_ms();
-        let (mut copying_ms, mut progress) = (begun_ms, Vec::new());
+        let mut progress = Vec::new();
         let ordered = client.migrate(NAME, order).await.context("order the migration");
         let mut seen = ordered.map_err(|error| self.daemon.with_log(error))?;
         while !seen.state.has_ended() {
             let now = now_ms();
-            if seen.phase == Phase::Copying {
-                copying_ms = now;
-            }
             progress.push(Progressed {
                 seconds: now.saturating_sub(begun_ms) as f64 / 1e3,
                 fraction: seen.fraction,
@@ -312,7 +324,11 @@ impl Scene {
             seen = client.migration(&seen.id, watch).await.context("watch the migration")?;
         }
         let ended_ms = now_ms();
-        let switched_ms = copying_ms.saturating_sub(SWITCH_SLACK_MS);
+        let history = self.daemon.history(&seen.id).await.and_then(|history| history.recording);
+        let history = history.context("nothing was recorded of the migration")?;
+        let closing = history.phases.iter().rev().find(|entered| entered.phase == Phase::Closing);
+        let closed_ms = closing.map_or(0.0, |entered| entered.at_ms.max(0.0)) as u64;
+        let switched_ms = (seen.started_unix_ms + closed_ms).saturating_sub(SWITCH_SLACK_MS);
         Ok(Course { begun_ms, switched_ms, ended_ms, progress, ended: seen })
     }
 
