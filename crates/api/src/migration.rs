@@ -51,6 +51,9 @@ pub struct MigrateVolume {
     /// How volumes are copied while their guests write.
     #[serde(default, skip_serializing_if = "Strategy::is_mirror")]
     pub strategy: Strategy,
+    /// Of [`Strategy::ThreePhase`]: how many rounds at most; none: 4.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rounds: Option<u32>,
     /// Of [`Strategy::Tracking`]: has the next round copy also what was written before this round has come to it, and will copy
     /// it anyway; only for comparison.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -81,11 +84,28 @@ pub enum Strategy {
     /// In rounds: what guests write in one is copied in the next, and guests wait for no target. It gives up, saying why, if
     /// they write faster than can be copied.
     Tracking,
+    /// At most `rounds` rounds, then the guest goes on at the other host, and what is missing there follows it: what it reads at
+    /// once, the rest in the background. Only between hosts. It ends whatever guests write; until all of it is there, losing
+    /// either host means losing the volume.
+    ThreePhase,
+    /// The same without rounds: the guest goes on at the other host at once.
+    PostCopy,
 }
 
 impl Strategy {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Mirror, Self::Tracking];
+    pub const ALL: [Self; 4] = [Self::Mirror, Self::Tracking, Self::ThreePhase, Self::PostCopy];
+
+    /// Rounds of [`Strategy::ThreePhase`] at most, unless it is said.
+    pub const ROUNDS_USUAL: u32 = 4;
+
+    /// What handing over with blocks missing costs, for people who are about to order it.
+    pub const LEAVES_BLOCKS_PRICE: &'static str = "the guest goes on at the other host before all of its disk is there: until the         rest has followed, it waits for what it reads and is not there yet whenever the link is away, and losing either host for         good means losing the disk";
+
+    /// Tells whether volumes change hands with blocks missing.
+    pub fn leaves_blocks(self) -> bool {
+        matches!(self, Self::ThreePhase | Self::PostCopy)
+    }
 
     /// Tells whether it is the one that daemons of all versions know.
     fn is_mirror(&self) -> bool {
@@ -97,6 +117,8 @@ impl Strategy {
         match self {
             Self::Mirror => "mirror",
             Self::Tracking => "tracking",
+            Self::ThreePhase => "three-phase",
+            Self::PostCopy => "post-copy",
         }
     }
 }
@@ -384,6 +406,9 @@ pub enum Phase {
     Releasing,
     /// The target takes over; new requests wait.
     Committing,
+    /// The guest works at the target, which still fetches what was left behind here; not before it has all of it the source's
+    /// image is dealt with.
+    Filling,
     /// The guest works at the target; the source's image is dealt with.
     Retiring,
     /// The target could not start and gives the volume back.
@@ -458,6 +483,7 @@ impl MigrateVolume {
             memory_streams: None,
             memory: Memory::default(),
             strategy: Strategy::default(),
+            rounds: None,
             not_incremental: false,
             together_with: Vec::new(),
         }
@@ -495,6 +521,7 @@ impl Phase {
             Self::Preparing => "preparing",
             Self::Releasing => "releasing",
             Self::Committing => "committing",
+            Self::Filling => "filling",
             Self::Retiring => "retiring",
             Self::TakingBack => "taking-back",
             Self::Discarding => "discarding",

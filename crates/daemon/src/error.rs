@@ -312,6 +312,17 @@ pub(crate) enum RequestError {
         /// By which migration.
         migration: MigrationId,
     },
+    /// The volume lacks blocks that another host still has.
+    #[error(
+        "volume \"{volume}\" is still being filled from host \"{host}\": it can be moved, resized and removed when nothing is missing any \
+         more (sterna volume show {volume})"
+    )]
+    BeingFilled {
+        /// Which volume.
+        volume: String,
+        /// The host that has what is missing.
+        host: String,
+    },
     /// The migration is not under way.
     #[error("migration {0} has ended; see: sterna migration show {0}")]
     NotMigrating(MigrationId),
@@ -510,7 +521,7 @@ impl RequestError {
             Self::AlreadyMigrating { .. } => ErrorCode::AlreadyMigrating,
             Self::NotMigrating(_) | Self::CancelledBeforehand(_) => ErrorCode::NotMigrating,
             Self::TooLate(_) => ErrorCode::TooLate,
-            Self::MigrationWaits(_) => ErrorCode::VolumeBusy,
+            Self::MigrationWaits(_) | Self::BeingFilled { .. } => ErrorCode::VolumeBusy,
             Self::QueueFull { .. } => ErrorCode::QueueFull,
             Self::CannotRetry { .. } => ErrorCode::CannotRetry,
             Self::VolumeInUse { .. } | Self::ClientsUnknown(_) => ErrorCode::VolumeInUse,

@@ -300,7 +300,7 @@ impl Peers {
         let asked = match subject.kind {
             // Its words are known to whoever runs the VM.
             Kind::Vm => Asked::Message(Request::Vm),
-            Kind::Migration | Kind::Forwarding => Asked::by(head, payload),
+            Kind::Migration | Kind::Forwarding | Kind::Reservoir => Asked::by(head, payload),
         };
         let (call, request) = match asked {
             Asked::Nothing => return true,
@@ -410,6 +410,13 @@ impl Peers {
                 }
                 self.attach(session, channel, VolumeId(volume), line);
             }
+            (Some(subject @ Subject { kind: Kind::Reservoir, .. }), Ok(Head::Call { .. })) => {
+                let line = self.open_route(session, channel);
+                if let Some(route) = self.routes.get(peer, channel) {
+                    let _ = route.unbounded_send(ChannelEvent::Message { head, payload, credit });
+                }
+                self.attach_reservoir(session, channel, subject, line);
+            }
             (subject, Ok(Head::Call { call, .. } | Head::FencedCall { call, .. })) => {
                 refuse(session, channel, call);
                 if let Some(subject @ Subject { kind: Kind::Migration, .. }) = subject {
@@ -465,6 +472,35 @@ impl Peers {
         let asked = ToTarget::Prepare(Attempt::NONE);
         let answers = host.answers_as_target(peer, migration, &asked).into_iter();
         say_all(session, channel, answers.map(|message| Message::ToSource { migration, message }));
+    }
+
+    /// Lets the lane of a volume that left with blocks missing be read by its new owner.
+    fn attach_reservoir(
+        &self,
+        session: &Session,
+        channel: ChannelId,
+        subject: Subject,
+        mut line: PeerChannel,
+    ) {
+        let (Some(host), session, Some(me)) = (self.host(), session.clone(), self.me.upgrade()) else {
+            return;
+        };
+        let peer = host_id(session.peer());
+        self.runtime.spawn(async move {
+            let lane = host.lane_of_reservoir(subject.migration, subject.volume).await;
+            if let Some(lane) = lane {
+                lane.serve_reservoir(line, subject.migration, subject.volume);
+                return;
+            }
+            me.routes.close(peer, channel);
+            while let Some(arrival) = line.events.try_next() {
+                let ChannelEvent::Message { head, .. } = arrival else { continue };
+                // N.B. who stops says nothing: its next process is asked again.
+                if let (false, Ok(Head::Call { call, .. })) = (host.is_stopping(), Head::decode(&head)) {
+                    refuse(&session, channel, call);
+                }
+            }
+        });
     }
 
     /// Lets the lane of a volume that is here take what another host's clients ask for.

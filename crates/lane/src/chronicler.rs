@@ -24,6 +24,7 @@ use chronicle::{
     StayId,
 };
 use futures_util::future::{Either, select};
+use migration::filling::LogEntry;
 use migration::planted::{Bug, broken};
 use migration::stay::{Beginning, Doubt, Forgetting, GivenUp, Stay, ToDo};
 use migration::{StayKey, VolumeId};
@@ -53,6 +54,35 @@ pub trait Keeper {
     /// Remembers durably that a flush of the image has failed in this stay ([`migration::stay::ImageRecord::Failed`]), or nothing
     /// of the image at all. A full data folder is no hindrance.
     fn doubt(&self, key: StayKey) -> LaneFuture<Result<(), NotDurable>>;
+
+    /// Begins anew, durably, what is kept of the units that a volume of this size in bytes lacks in a stay
+    /// ([`migration::filling`]): with this entry, and nothing of before.
+    fn begin_presence(
+        &self,
+        key: StayKey,
+        size_bytes: u64,
+        entry: LogEntry,
+    ) -> LaneFuture<Result<(), NotDurable>>;
+
+    /// Adds an entry to that, durably.
+    fn add_presence(
+        &self,
+        key: StayKey,
+        size_bytes: u64,
+        entry: LogEntry,
+    ) -> LaneFuture<Result<(), NotDurable>>;
+
+    /// Notes besides that guests have written these units: for a daemon that begins after this one was killed, as long as the host
+    /// is not started again. It need not be durable.
+    fn note_presence(
+        &self,
+        key: StayKey,
+        size_bytes: u64,
+        units: Vec<BlockRange>,
+    ) -> LaneFuture<Result<(), NotDurable>>;
+
+    /// Forgets all of that: nothing is missing any more.
+    fn forget_presence(&self, key: StayKey) -> LaneFuture<Result<(), NotDurable>>;
 }
 
 /// The data folder did not take it.

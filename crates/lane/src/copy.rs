@@ -18,7 +18,9 @@ use chronicle::{BlockSize, LayeredBitmap};
 use futures_channel::mpsc;
 use futures_util::future::{Either, select};
 use migration::VolumeIndex;
-use migration::strategy::{Copying, Route, SourceFault, TargetFault, VolumeAction, VolumeEvent, WriteId};
+use migration::strategy::{
+    Copying, Route, SourceFault, TargetFault, TellingId, VolumeAction, VolumeEvent, WriteId,
+};
 
 use crate::driver::{Event, Replica, TargetContent};
 use crate::mover;
@@ -269,6 +271,11 @@ impl VolumeCopy {
                 let result = mover::copy_chunk(&copy, range).await;
                 copy.event(VolumeEvent::ChunkCopied { chunk, result });
             }),
+            VolumeAction::TellMissing { telling } => self.spawn(move |copy| async move {
+                let told = copy.tell_missing(telling).await;
+                let result = told.map_err(|error| target_fault(&error));
+                copy.event(VolumeEvent::MissingTold { telling, result });
+            }),
             VolumeAction::FlushTarget { flush } => self.spawn(move |copy| async move {
                 let result = copy.target().flush().await.map_err(|error| target_fault(&error));
                 copy.event(VolumeEvent::TargetFlushed { flush, result });
@@ -281,6 +288,14 @@ impl VolumeCopy {
                 let _ = self.notices.unbounded_send(Event::Noticed(self.volume, action));
             }
         }
+    }
+
+    async fn tell_missing(&self, telling: TellingId) -> Result<(), IoError> {
+        let said = self.machine.borrow().telling(telling);
+        let (Some((missing, is_base)), Some(manifest)) = (said, &self.target.manifest) else {
+            return Err(IoError::Unsupported);
+        };
+        manifest.tell_missing(&missing, is_base).await
     }
 
     fn answer(&self, write: WriteId, say: impl FnOnce(&TicketState)) {

@@ -9,10 +9,11 @@ use futures_util::FutureExt;
 use futures_util::future::Shared;
 
 use chronicle::{BlockSize, Generation, Kept, ReplicaOf, StayId};
+use migration::filling::{FillingProgress, UnitMap};
 use migration::journal::{FailureCode, ImageLocation, MigrationState, Promotion};
 use migration::source::Moves;
 use migration::strategy::Choice;
-use migration::{Attempt, CommitFault, HostId, MigrationId, PacingSettings, VolumeId};
+use migration::{Attempt, CommitFault, HostId, MigrationId, PacingSettings, VolumeId, VolumeIndex};
 
 use crate::clients::ByHost;
 use crate::driver::{IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation};
@@ -84,6 +85,8 @@ pub struct Promoted {
 pub enum LaneStore {
     /// A store of this host.
     Here(Opened),
+    /// A store of this host that lacks blocks.
+    Filling(Box<FillingStoreOrder>),
     /// A store that the volume is to come to.
     Arriving(ArrivingStore),
     /// The volume, of this size in bytes, at the host that owns it.
@@ -176,6 +179,28 @@ pub struct IncomingOrder {
     pub moves: Moves,
     /// How far it had come when a restart interrupted it; `None`: it begins.
     pub recorded: Option<Box<MigrationState>>,
+    /// What the volume lacks, by what was told before a restart; `None`: nothing was told, or nothing of that is left.
+    pub missing: Option<Box<UnitMap>>,
+}
+
+/// The ways to the other host for a volume that comes.
+pub struct IncomingChannels {
+    /// To the source's half.
+    pub source: PeerChannel,
+    /// To what the volume may lack when it is handed over; `None`: it comes as a whole.
+    pub reservoir: Option<PeerChannel>,
+}
+
+/// A volume of this host that lacks blocks.
+pub struct FillingStoreOrder {
+    /// Its store.
+    pub store: Opened,
+    /// What it lacks.
+    pub missing: UnitMap,
+    /// The way to what has that.
+    pub reservoir: PeerChannel,
+    /// Which volume of the migration it is, by which it came.
+    pub index: VolumeIndex,
 }
 
 /// The ways to the other host for a volume that leaves.
@@ -322,6 +347,8 @@ pub struct LaneStatus {
     pub latencies: Latencies,
     /// How often the volume has changed hands.
     pub generation: u64,
+    /// How far the volume is that came with blocks missing; `None`: it did not, or before this start.
+    pub filling: Option<FillingProgress>,
 }
 
 /// Talks to a lane from any thread. A clone is another handle to the same lane; the lane ends with the last one, in
@@ -349,7 +376,7 @@ pub(crate) enum Command {
     Come {
         order: Box<IncomingOrder>,
         store: Option<ArrivingStore>,
-        channel: PeerChannel,
+        channels: IncomingChannels,
         role: IncomingRole,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
@@ -357,6 +384,11 @@ pub(crate) enum Command {
         channel: PeerChannel,
         peer: HostId,
         own: HostId,
+    },
+    ServeReservoir {
+        channel: PeerChannel,
+        migration: MigrationId,
+        index: VolumeIndex,
     },
     Cancel {
         migration: MigrationId,
@@ -440,10 +472,17 @@ impl LaneHandle {
         &self,
         order: IncomingOrder,
         store: Option<ArrivingStore>,
-        channel: PeerChannel,
+        channels: IncomingChannels,
         role: IncomingRole,
     ) -> Result<(), Refused> {
-        self.ask(|answer| Command::Come { order: Box::new(order), store, channel, role, answer }).await?
+        self.ask(|answer| Command::Come { order: Box::new(order), store, channels, role, answer }).await?
+    }
+
+    /// Lets the target of a migration read, over `channel`, what it lacks of the volume, which has this position among those of the
+    /// migration.
+    pub fn serve_reservoir(&self, channel: PeerChannel, migration: MigrationId, index: VolumeIndex) {
+        // As with [`LaneHandle::attach`].
+        let _ = self.commands.unbounded_send(Command::ServeReservoir { channel, migration, index });
     }
 
     /// Lets another host, `peer` of this one, which is `own`, use the volume for clients that it leads here, over `channel`.

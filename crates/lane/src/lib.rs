@@ -20,6 +20,7 @@ pub mod copy;
 pub mod driver;
 mod fault_log;
 pub mod fencing;
+pub mod filling;
 mod front_end;
 pub mod growth;
 mod handle;
@@ -28,6 +29,7 @@ mod mover;
 pub mod peer;
 mod pulse;
 mod recorder;
+pub mod reservoir;
 pub mod resuming;
 pub mod shared_storage;
 pub mod stack;
@@ -47,9 +49,9 @@ pub use driver::{
 pub use fencing::{FencingToken, Presence};
 pub use front_end::{Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption};
 pub use handle::{
-    IncomingOrder, IncomingRole, LaneHandle, LaneSettings, LaneStatus, LaneStore, Listeners, MigrationOrder,
-    MigrationTarget, Opening, OutgoingChannels, OutgoingOrder, OutgoingRole, Promoted, Refused, Rest,
-    StoreRole,
+    FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle, LaneSettings, LaneStatus,
+    LaneStore, Listeners, MigrationOrder, MigrationTarget, Opening, OutgoingChannels, OutgoingOrder,
+    OutgoingRole, Promoted, Refused, Rest, StoreRole,
 };
 pub use latency::Latencies;
 pub use pulse::Window;

@@ -1,8 +1,8 @@
 //! Copies one chunk from the source store to the target store, below all filters.
 
-use block::{Buffer, ByteRange, Durability, IoError};
+use block::{BlockDevice, Buffer, ByteRange, Durability, IoError, ZeroMode};
 use futures_util::future::join_all;
-use migration::strategy::{Copied, CopyFault, SourceFault, TargetFault};
+use migration::strategy::{Copied, CopyFault, SourceFault};
 
 use crate::copy::{VolumeCopy, target_fault};
 
@@ -15,30 +15,45 @@ pub(crate) async fn copy_chunk(copy: &VolumeCopy, range: ByteRange) -> Result<Co
     let Ok(length) = usize::try_from(range.length) else { return Err(CopyFault::Source(SourceFault)) };
     let buffer = copy.buffers().take(length);
     let data = copy.source().read(range.offset, buffer).await.map_err(|_| CopyFault::Source(SourceFault))?;
-    let writes = runs(&data).into_iter().map(|run| write_run(copy, range.offset, &data, run));
+    write_data(&**copy.target(), range.offset, data, copy.zeroes())
+        .await
+        .map_err(|error| CopyFault::Target(target_fault(&error)))
+}
+
+/// Writes data to a store; runs of zeroes become holes there, unless its space is to stay allocated.
+pub(crate) async fn write_data(
+    store: &dyn BlockDevice,
+    offset: u64,
+    data: Buffer,
+    zeroes: ZeroMode,
+) -> Result<Copied, IoError> {
+    let writes = runs(&data).into_iter().map(|run| write_run(store, offset, &data, run, zeroes));
     // N.B. all of them to their end, also when one has failed: the chunk is copied again then, and a write of the
     // first time that was still under way could land on top of that (hard case 4).
     let mut copied = Copied::default();
     for run in join_all(writes).await {
-        let run = run.map_err(CopyFault::Target)?;
+        let run = run?;
         copied.bytes_written += run.bytes_written;
         copied.bytes_zero += run.bytes_zero;
     }
     Ok(copied)
 }
 
-async fn write_run(copy: &VolumeCopy, offset: u64, data: &Buffer, run: Run) -> Result<Copied, TargetFault> {
+async fn write_run(
+    store: &dyn BlockDevice,
+    offset: u64,
+    data: &Buffer,
+    run: Run,
+    zeroes: ZeroMode,
+) -> Result<Copied, IoError> {
     let range = ByteRange::new(offset + run.start as u64, run.length as u64);
-    let fault = |error: IoError| target_fault(&error);
     match run.content {
         Content::Zero => {
-            let zeroed = copy.target().write_zeroes(range, copy.zeroes(), Durability::Volatile);
-            zeroed.await.map_err(fault)?;
+            store.write_zeroes(range, zeroes, Durability::Volatile).await?;
             Ok(Copied { bytes_written: 0, bytes_zero: range.length })
         }
         Content::Data => {
-            let data = data.slice(run.start, run.length);
-            copy.target().write(range.offset, data, Durability::Volatile).await.map_err(fault)?;
+            store.write(range.offset, data.slice(run.start, run.length), Durability::Volatile).await?;
             Ok(Copied { bytes_written: range.length, bytes_zero: 0 })
         }
     }

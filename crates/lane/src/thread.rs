@@ -4,6 +4,7 @@
 //!   started ──► serving ──stop──► draining: no new requests, those in flight end ──► store flushed ──► ended
 //! ```
 
+mod filling;
 mod growing;
 mod incoming;
 mod outgoing;
@@ -23,7 +24,7 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, join_all, select};
 use migration::journal::Outcome;
 use migration::stay::Beginning;
-use migration::{MigrationId, PacingSettings, VolumeId};
+use migration::{MigrationId, PacingSettings};
 use tracing::{info, warn};
 
 use crate::chronicler::{Chronicler, Keeping};
@@ -31,6 +32,7 @@ use crate::control::Control;
 use crate::driver::{
     LocalDriver, Plan, PlannedVolume, SourceHandle, TargetContent, TargetHandle, TimeLimits,
 };
+use crate::filling::FillingStore;
 use crate::front_end::{self, FrontEnd};
 use crate::handle::{
     Command, LaneHandle, LaneSettings, LaneStatus, LaneStore, Listeners, MigrationOrder, MigrationTarget,
@@ -39,6 +41,7 @@ use crate::handle::{
 use crate::peer::{RpcChannel, Service};
 use crate::pulse::Pulse;
 use crate::recorder::Recorder;
+use crate::reservoir::Reservoir;
 use crate::shared_storage::LeasedImage;
 use crate::signal::Signal;
 use crate::stack::{ClientStacks, Counters, GateMode, Home, Volume};
@@ -99,7 +102,8 @@ pub fn start(
             let (handle, control) = (executor.handle(), control());
             let told = Rc::clone(&control);
             let closed = executor.run(async move {
-                let (home, leased) = match open_store(store, settings.volume, &handle, &engine).await {
+                let opened = open_store(store, &settings, &handle, &engine, &control).await;
+                let Opened { home, leased, filling } = match opened {
                     Ok(opened) => opened,
                     Err(error) => {
                         let _ = started.send(Err(LaneError::Store(error)));
@@ -108,6 +112,7 @@ pub fn start(
                 };
                 let lane = Rc::new(Lane::new(handle, engine, settings, home, control, listeners));
                 lane.leased.replace(leased);
+                lane.filling.replace(filling);
                 let _ = started.send(Ok(()));
                 lane.run(received).await
             });
@@ -123,23 +128,38 @@ pub fn start(
 
 async fn open_store(
     store: LaneStore,
-    volume: VolumeId,
+    settings: &LaneSettings,
     handle: &Handle,
     engine: &Rc<dyn Engine>,
-) -> Result<(Home, Option<Rc<LeasedImage>>), IoError> {
+    control: &Rc<dyn Control>,
+) -> Result<Opened, IoError> {
+    let of = |home| Opened { home, leased: None, filling: None };
     match store {
-        LaneStore::Here(opened) => Ok((Home::Here(opened.into_device(handle, engine).await?), None)),
+        LaneStore::Here(opened) => Ok(of(Home::Here(opened.into_device(handle, engine).await?))),
+        LaneStore::Filling(order) => {
+            let filling = filling::reopen(*order, settings, handle, engine, control).await?;
+            let home = Home::Here(Rc::clone(&filling) as Rc<dyn BlockDevice>);
+            Ok(Opened { home, leased: None, filling: Some(filling) })
+        }
         LaneStore::Arriving(store) => {
             let (store, leased) = store.into_device(handle, engine).await?;
-            Ok((Home::Here(store), leased))
+            Ok(Opened { home: Home::Here(store), leased, filling: None })
         }
         LaneStore::Elsewhere { channel, size_bytes } => {
             let geometry =
                 Geometry { size: size_bytes, alignment: ALIGNMENT, read_only: false, discards: true };
-            let owner = outgoing::owner_elsewhere(handle, engine.buffers(), volume, channel, geometry);
-            Ok((Home::Elsewhere(owner), None))
+            let owner =
+                outgoing::owner_elsewhere(handle, engine.buffers(), settings.volume, channel, geometry);
+            Ok(of(Home::Elsewhere(owner)))
         }
     }
+}
+
+/// What a lane begins with.
+struct Opened {
+    home: Home,
+    leased: Option<Rc<LeasedImage>>,
+    filling: Option<Rc<FillingStore>>,
 }
 
 /// What lives on the thread.
@@ -158,6 +178,10 @@ struct Lane {
     migration: Rc<CurrentMigration>,
     /// The store that it began with, if that may be leased to the host that the volume comes from.
     leased: RefCell<Option<Rc<LeasedImage>>>,
+    /// The store of a volume that came with blocks missing, or may.
+    filling: RefCell<Option<Rc<FillingStore>>>,
+    /// What the new owner of the volume reads here that it lacks.
+    reservoir: Rc<Reservoir>,
     /// Whether the volume is becoming larger.
     is_growing: Cell<bool>,
 }
@@ -226,6 +250,8 @@ impl Lane {
             attached: RefCell::default(),
             migration: Rc::default(),
             leased: RefCell::default(),
+            filling: RefCell::default(),
+            reservoir: Rc::default(),
             is_growing: Cell::new(false),
         }
     }
@@ -246,13 +272,16 @@ impl Lane {
                 Command::Leave { order, channels, role, answer } => {
                     let _ = answer.send(self.leave(&order, channels, role));
                 }
-                Command::Come { order, store, channel, role, answer } => {
+                Command::Come { order, store, channels, role, answer } => {
                     let lane = Rc::clone(&self);
                     self.handle.spawn(async move {
-                        let _ = answer.send(lane.come(&order, store, channel, role).await);
+                        let _ = answer.send(lane.come(&order, store, channels, role).await);
                     });
                 }
                 Command::Attach { channel, peer, own } => self.attach(channel, peer, own),
+                Command::ServeReservoir { channel, migration, index } => {
+                    self.serve_reservoir(channel, migration, index);
+                }
                 Command::Cancel { migration, answer } => {
                     let _ = answer.send(self.cancel(migration));
                 }
@@ -435,6 +464,7 @@ impl Lane {
             last_error: counters.last_error.borrow().as_ref().map(ToString::to_string),
             latencies: self.pulse.latencies(),
             generation: self.volume.generation().0,
+            filling: self.filling.borrow().as_ref().and_then(|filling| filling.progress()),
         }
     }
 

@@ -13,6 +13,7 @@
 //!                                                               went home to the peer; if the peer has brought it here
 //!                                                               again, by either migration
 //!   new owner      ask for nothing: it answers
+//!   filler         read what the source has of a volume         Copying, Released
 //! ```
 //! [`judge`] is a function of the journal alone, so what ends in the journal ends for lines that are open, too. Its answer
 //! holds until the journal changes.
@@ -46,6 +47,13 @@ pub enum Role {
         /// Its number here.
         migration: MigrationId,
     },
+    /// The host that a migration from here takes a volume to with blocks missing, and that reads these here.
+    Filler {
+        /// Its number here.
+        migration: MigrationId,
+        /// Which of its volumes the line is for.
+        volume: VolumeIndex,
+    },
 }
 
 /// What a peer asks for.
@@ -59,6 +67,8 @@ pub enum Request {
     ToTarget(MigrationId),
     /// That the source's half of the migration of this number here hears something.
     ToSource(MigrationId),
+    /// What a migration's volume of this position was when it left, or is while it is here.
+    Reservoir(VolumeIndex),
     /// That whoever runs the machine of the migration hears something.
     Vm,
 }
@@ -111,6 +121,16 @@ pub fn judge(state: &State, peer: HostId, role: Role, request: Request) -> Resul
         (Role::FormerOwner { migration }, Request::Volume(volume)) => {
             let (id, recorded) = state.incoming(peer, migration).ok_or(Denied::Unknown)?;
             judge_former_owner(state, peer, (id, recorded), volume)
+        }
+        (Role::Filler { migration, volume }, Request::Reservoir(index)) => {
+            let recorded = state.outgoing(peer, migration).ok_or(Denied::Unknown)?;
+            if index != volume || index.as_usize() >= recorded.volumes.len() {
+                return Err(Denied::NotGiven);
+            }
+            match recorded.stage {
+                Stage::Copying | Stage::Released(_) => Ok(()),
+                _ => over(),
+            }
         }
         _ => Err(Denied::NotGiven),
     }

@@ -11,6 +11,8 @@
 //! number of records is in it: all of them are there after a crash, or none.
 
 mod codec;
+mod filling;
+pub(crate) mod framing;
 mod image;
 mod moves;
 mod origin;
@@ -21,6 +23,7 @@ mod state;
 mod version_3;
 
 pub use codec::{CodecError, Ending, FRAME_BYTES_MAX, Frames, HEADER, HEADER_BYTES, VERSION, encode};
+pub use filling::{Hollow, VolumeFilling};
 pub use image::{ImageFormat, ImageLocation, Place, Reservation, ReservedContent};
 pub use origin::{ImageFate, ImageWish, Origin};
 pub use record::{

@@ -26,6 +26,7 @@
 
 pub mod authority;
 pub mod failure;
+pub mod filling;
 mod handover;
 pub mod identity;
 pub mod journal;

@@ -90,6 +90,22 @@ pub enum Bug {
     VmLeavesUnnoted,
     /// Volumes change hands although what is to be run before that has not been run.
     HooksNotAwaited,
+    /// 7: that a block is present is recorded before its bytes are durable.
+    PresentBeforeDurable,
+    /// 7: what was fetched is stored although the guest has written there meanwhile.
+    FillOverNewerWrite,
+    /// 7: a restart takes blocks for missing that were present, and fetches them again.
+    PresenceForgotten,
+    /// 7: a write over a missing block is answered before a restart would know of it.
+    WriteNotNoted,
+    /// 17: a read is let through to a missing block that a write has not reached yet.
+    ReadPassesOverwriting,
+    /// 5: a block that is missing is shown as a hole.
+    HoleShownForMissing,
+    /// 7: the source's image is dealt with before the target has everything.
+    RetiredBeforeWhole,
+    /// 6: what is told to be missing is what was missing before the gate closed.
+    ManifestOlderThanGate,
 }
 
 impl Bug {
@@ -137,6 +153,14 @@ impl Bug {
         Self::EndNotRepeated,
         Self::VmLeavesUnnoted,
         Self::HooksNotAwaited,
+        Self::PresentBeforeDurable,
+        Self::FillOverNewerWrite,
+        Self::PresenceForgotten,
+        Self::WriteNotNoted,
+        Self::ReadPassesOverwriting,
+        Self::HoleShownForMissing,
+        Self::RetiredBeforeWhole,
+        Self::ManifestOlderThanGate,
     ];
 
     /// The name by which the simulator's command line knows it.
@@ -184,6 +208,14 @@ impl Bug {
             Self::EndNotRepeated => "end-not-repeated",
             Self::VmLeavesUnnoted => "vm-leaves-unnoted",
             Self::HooksNotAwaited => "hooks-not-awaited",
+            Self::PresentBeforeDurable => "present-before-durable",
+            Self::FillOverNewerWrite => "fill-over-newer-write",
+            Self::PresenceForgotten => "presence-forgotten",
+            Self::WriteNotNoted => "write-not-noted",
+            Self::ReadPassesOverwriting => "read-passes-overwriting",
+            Self::HoleShownForMissing => "hole-shown-for-missing",
+            Self::RetiredBeforeWhole => "retired-before-whole",
+            Self::ManifestOlderThanGate => "manifest-older-than-gate",
         }
     }
 }

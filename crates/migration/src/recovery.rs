@@ -113,12 +113,18 @@ pub fn answer_as_target(
         (Some(Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. })), ToTarget::Commit { attempt, .. }) => {
             Some(ToSource::Active { attempt: *attempt, own: Duration::ZERO })
         }
+        // N.B. never before *owned*: until then nothing says what is missing.
+        (Some(Stage::Ended(Outcome::Moved { .. })) | None, ToTarget::IsWhole(attempt)) => {
+            state.fillings_from(peer, remote).next().is_none().then_some(ToSource::Whole(*attempt))
+        }
         (Some(Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. })), _) => {
             let recorded = recorded.filter(|recorded| forced(recorded))?;
             Some(ToSource::TakenByForce { generations: next_of_incoming(recorded) })
         }
         (Some(Stage::Ended(_)), ToTarget::Discard) => Some(ToSource::Discarded { left_over: String::new() }),
-        (Some(Stage::Ended(_)) | None, ToTarget::Prepare(_)) => Some(ToSource::Unknown),
+        (Some(Stage::Ended(_)) | None, ToTarget::Prepare(_) | ToTarget::PrepareHollow { .. }) => {
+            Some(ToSource::Unknown)
+        }
         (Some(_), _) => None,
         // Forgotten long ago, or never begun: nothing of it is here, unless the very volumes are.
         (None, ToTarget::Discard) => Some(ToSource::Discarded { left_over: String::new() }),

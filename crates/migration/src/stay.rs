@@ -38,6 +38,19 @@ pub struct StayKey {
     pub stay: StayId,
 }
 
+impl StayKey {
+    /// What files begin with that belong to this stay of the volume, and to no other.
+    pub fn bytes(&self) -> [u8; 32] {
+        let mut bytes = [0; 32];
+        bytes[..16].copy_from_slice(&self.volume.0);
+        if let StayId::Arrived(migration) = self.stay {
+            bytes[16] = 1;
+            bytes[24..].copy_from_slice(&migration.to_le_bytes());
+        }
+        bytes
+    }
+}
+
 impl fmt::Display for StayKey {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}.{}", self.volume, self.stay)

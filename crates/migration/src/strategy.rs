@@ -4,7 +4,7 @@
 //!                    ┌───────────── Copying ─────────────┐
 //!   VolumeEvent ────►│  Engine ◄── decisions ── Policy   │────► VolumeAction
 //!                    │  the same for all        mirror.rs, asynchronous.rs,
-//!                    │                               tracking.rs
+//!                    │                          tracking.rs, post_copy.rs
 //!                    └───────────────────────────────────┘
 //! ```
 //! A [`Copying`] is told of every guest write and says where it goes; it says which chunks to copy and is told how that
@@ -17,6 +17,7 @@ mod copying;
 mod engine;
 mod mirror;
 mod policy;
+mod post_copy;
 mod round;
 mod tracking;
 
@@ -29,6 +30,7 @@ pub use copying::{Copying, CopyingSettings};
 pub use engine::Tally;
 pub use round::Round;
 
+use crate::filling::Manifest;
 use crate::journal::FailureCode;
 
 /// By which policy a replica is brought up to date, and what that alone is told.
@@ -53,6 +55,12 @@ pub enum Strategy {
         /// How long what is left may take to arrive behind closed gates.
         drain_max: Duration,
     },
+    /// A bounded number of rounds, and the rest follows the volume when it has changed hands (\[TPM\] §IV; without rounds
+    /// \[XNBD\] §3.2). Only towards another host.
+    PostCopy {
+        /// Rounds at most; 0: nothing is copied beforehand.
+        rounds_max: u32,
+    },
 }
 
 /// What a strategy that copies in rounds records of writes to blocks that the round under way has still to copy.
@@ -76,6 +84,10 @@ pub struct ChunkId(pub u64);
 /// A flush of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FlushId(pub u64);
+
+/// Something that the target is told about what it lacks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct TellingId(pub u64);
 
 /// What happened to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -124,6 +136,13 @@ pub enum VolumeEvent {
     /// The target has lost what was not durable, and works again. Answers to what was submitted before may still
     /// come, and count as failures.
     TargetRestarted,
+    /// The target has taken note, durably, of what it was told to lack, or has not.
+    MissingTold {
+        /// Of which telling.
+        telling: TellingId,
+        /// Whether it has.
+        result: Result<(), TargetFault>,
+    },
     /// What the target has is to be made durable soon: a restart of either host is to cost little.
     FlushWanted,
     /// The volume's gate begins to close for a try at the handover: nothing is held from here on, and what is left goes
@@ -183,7 +202,17 @@ pub enum VolumeAction {
         /// A name for the answer.
         flush: FlushId,
     },
-    /// The replica equals the volume: it may be handed over to. If both stores acknowledge, everything copied in bulk is
+    /// Tell the target what it lacks: [`Copying::telling`] says what.
+    TellMissing {
+        /// A name for the answer.
+        telling: TellingId,
+    },
+    /// The target knows exactly what it lacks: said just before [`VolumeAction::Synchronised`].
+    Told {
+        /// What identifies that.
+        manifest: Manifest,
+    },
+    /// The replica equals the volume, or the target knows what it lacks and may: it may be handed over to. If both stores acknowledge, everything copied in bulk is
     /// durable, too; otherwise it is said only while the gate is closing, or closed.
     Synchronised,
     /// What the replica lacks will have arrived soon enough for the gate to be closed. Only if the source alone

@@ -223,6 +223,7 @@ fn bands(migration: &Migration, recording: &Recording, time: (f64, f64)) -> Vec<
     for (index, entered) in recording.phases.iter().enumerate() {
         let until = recording.phases.get(index + 1).map_or(ended, |next| next.at_ms);
         let (class, name) = match entered.phase {
+            Phase::Filling => ("filling", "filling"),
             Phase::Retiring => ("retiring", "clearing up"),
             Phase::Discarding => ("discarding", "giving up"),
             Phase::TakingBack => ("discarding", "handing back"),

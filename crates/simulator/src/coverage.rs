@@ -177,10 +177,10 @@ pub(crate) fn impossible(table: Table, fault: Fault, phase: Phase) -> Option<&'s
 }
 
 fn impossible_between_hosts(fault: Fault, phase: Phase) -> Option<&'static str> {
-    use Phase::{Committing, Discarding, Ended, Releasing, Retiring, TakingBack};
+    use Phase::{Committing, Discarding, Ended, Filling, Releasing, Retiring, TakingBack};
     match (fault, phase) {
         (_, Ended) => Some("it is over at the instant at which it begins"),
-        (Fault::Cancel, Releasing | Committing | Retiring | TakingBack | Discarding) => {
+        (Fault::Cancel, Releasing | Committing | Filling | Retiring | TakingBack | Discarding) => {
             Some("it is too late for that")
         }
         (Fault::HandBack, phase) if !matches!(phase, Committing | TakingBack | Discarding) => {
@@ -192,22 +192,29 @@ fn impossible_between_hosts(fault: Fault, phase: Phase) -> Option<&'static str> 
 
 /// Tells whether a fault strikes in a phase only if something else has gone wrong as well: that is not asked for.
 fn is_seldom(table: Table, fault: Fault, phase: Phase) -> bool {
-    use Phase::{Closing, Committing, Discarding, Memory, Preparing, Releasing, Retiring, TakingBack};
+    use Phase::{
+        Closing, Committing, Discarding, Filling, Memory, Preparing, Releasing, Retiring, TakingBack,
+    };
     if table == Table::OneHost {
         return false;
     }
     match fault {
         // Nothing is asked of the source's disk past the commit point, and before it only if the mirror is behind.
+        Fault::SourceSlow if phase == Filling => false,
         Fault::SourceError | Fault::SourceSlow => !matches!(phase, Phase::Copying | Discarding),
         // Nothing is asked of the target's between its promise and the commit, nor once it has given the volumes back.
         Fault::TargetError | Fault::TargetHang | Fault::TargetSlow => {
-            matches!(phase, Releasing | Retiring | TakingBack | Discarding)
+            matches!(phase, Releasing | Filling | Retiring | TakingBack | Discarding)
         }
-        Fault::TargetFull => matches!(phase, Preparing | Releasing | Committing | Retiring | TakingBack),
+        Fault::TargetFull => {
+            matches!(phase, Preparing | Releasing | Committing | Filling | Retiring | TakingBack)
+        }
         // Nothing is committed but what an earlier try has left.
         Fault::JournalError | Fault::JournalSlow => matches!(phase, Memory | Closing | TakingBack),
         // A target that has promised something cannot.
-        Fault::CancelThere => matches!(phase, Releasing | Committing | Retiring | TakingBack | Discarding),
+        Fault::CancelThere => {
+            matches!(phase, Releasing | Committing | Filling | Retiring | TakingBack | Discarding)
+        }
         Fault::HandBack => phase != Committing,
         // Of two hosts the one has the volume, and the other's image is in use while it moves.
         Fault::ImageTouched if table == Table::Pair => true,
@@ -220,8 +227,11 @@ fn is_seldom(table: Table, fault: Fault, phase: Phase) -> bool {
 }
 
 fn impossible_on_one_host(fault: Fault, phase: Phase) -> Option<&'static str> {
-    use Phase::{Closing, Committing, Discarding, Ended, Memory, Preparing, Releasing, Retiring, TakingBack};
+    use Phase::{
+        Closing, Committing, Discarding, Ended, Filling, Memory, Preparing, Releasing, Retiring, TakingBack,
+    };
     match (fault, phase) {
+        (_, Filling) => Some("nothing is left behind on one host"),
         (_, Memory) => Some("no VM goes along: the two hosts' model in `migration` has one"),
         (Fault::Kill | Fault::PowerCut | Fault::Cancel, _) => None,
         (_, Ended) => Some("it is over at the instant at which it begins"),

@@ -342,6 +342,8 @@ impl SimDisk {
     fn can_strike(&self, fault: Fault, what: &What, asked_by: Permission) -> bool {
         let is_target = self.role.get() == Role::Target;
         match fault {
+            // What only a reservoir has, and cannot be read, a guest hears of: that is not simulated.
+            Fault::SourceError if asked_by == Permission::Reservoir => false,
             Fault::SourceError | Fault::SourceSlow => self.role.get() == Role::Source,
             Fault::TargetError | Fault::TargetHang | Fault::TargetSlow => is_target,
             Fault::TargetFull => {

@@ -18,6 +18,7 @@ mod chronicles;
 mod clock;
 mod control;
 mod faults;
+mod filling;
 mod hooks;
 mod host;
 mod incoming;
@@ -323,7 +324,10 @@ impl Fleet {
     fn excuse(&self, branch: &Branch) {
         let now = self.world.now();
         let mut excuses = self.world.excuses.borrow_mut();
-        match self.host(branch.home()).owns(branch.number) {
+        // Nor is it up to the owner how long what is missing there takes.
+        let lacks = |host: &&Rc<SimHost>| host.journal().look(|state, _| !state.fillings.is_empty());
+        let is_whole = !self.hosts.iter().any(|host| lacks(&host));
+        match self.host(branch.home()).owns(branch.number) && is_whole {
             true => excuses.end(branch.number, now),
             false => excuses.begin(branch.number, now),
         }

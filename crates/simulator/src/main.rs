@@ -87,6 +87,8 @@ enum Strategy {
     Mirror,
     /// In rounds.
     Tracking,
+    /// In a few rounds or none, with the rest to follow: between hosts; on one host as by mirror.
+    PostCopy,
 }
 
 fn main() -> ExitCode {
@@ -109,6 +111,7 @@ impl Arguments {
             None => Rounds::Drawn,
             Some(Strategy::Tracking) => Rounds::Always,
             Some(Strategy::Mirror) => Rounds::Never,
+            Some(Strategy::PostCopy) => Rounds::LeavesBlocks,
         };
         Options { operations: self.operations, hosts: self.hosts, rounds }
     }
@@ -237,6 +240,7 @@ fn replay(arguments: &Arguments, seed: u64, more: &str) -> String {
         None => "",
         Some(Strategy::Mirror) => " --strategy mirror",
         Some(Strategy::Tracking) => " --strategy tracking",
+        Some(Strategy::PostCopy) => " --strategy post-copy",
     };
     let features = if more.is_empty() { "" } else { " --features planted-bugs" };
     format!(

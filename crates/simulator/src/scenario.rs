@@ -36,6 +36,8 @@ pub(crate) enum Rounds {
     Always,
     /// None of them.
     Never,
+    /// None of them: those that go to other hosts go with blocks missing.
+    LeavesBlocks,
 }
 
 impl Rounds {
@@ -44,7 +46,7 @@ impl Rounds {
         match self {
             Self::Drawn => ROUNDS_PERCENT,
             Self::Always => 100,
-            Self::Never => 0,
+            Self::Never | Self::LeavesBlocks => 0,
         }
     }
 }
@@ -74,6 +76,9 @@ pub(crate) struct Scenario {
 
 /// The stream of numbers that draws which migrations copy in rounds.
 const ROUNDS_STREAM: u64 = 0x2077_D500_57E9_5000;
+/// The same for how many of a hundred simulations let volumes go to other hosts with blocks missing.
+const POST_COPY_STREAM: u64 = 0x706f_7374_636f_7079;
+const POST_COPY_PERCENT: u64 = 30;
 /// In how many of a hundred cases they do.
 const ROUNDS_PERCENT: u64 = 35;
 
@@ -136,6 +141,15 @@ impl Scenario {
         self.rounds_away = random
             .percent(rounds.percent())
             .then(|| draw_rounds(&mut random, Duration::from_millis(100), Duration::from_millis(400)));
+        let leaves_blocks = match rounds {
+            Rounds::Drawn => Random::new(seed ^ POST_COPY_STREAM).percent(POST_COPY_PERCENT),
+            Rounds::LeavesBlocks => true,
+            Rounds::Always | Rounds::Never => false,
+        };
+        if leaves_blocks {
+            let mut random = Random::new(seed ^ POST_COPY_STREAM << 1);
+            self.rounds_away = Some(Strategy::PostCopy { rounds_max: random.pick(&[0, 0, 1, 2, 4]) });
+        }
     }
 }
 

@@ -243,6 +243,8 @@ fn excerpt(state: &State, records: &[Record]) -> State {
             | Record::ResizeBegun { volume, .. }
             | Record::Resized { volume, .. }
             | Record::MovedForgotten { volume }
+            | Record::FillingKnown { volume, .. }
+            | Record::Filled { volume }
             | Record::OriginKnown { volume, .. } => {
                 volumes.extend([*volume]);
             }
@@ -254,6 +256,7 @@ fn excerpt(state: &State, records: &[Record]) -> State {
             | Record::AttemptAborted { migration, .. }
             | Record::Discarding { migration, .. }
             | Record::Released { migration, .. }
+            | Record::Hollow { migration, .. }
             | Record::Owned { migration, .. }
             | Record::Promoted { migration, .. }
             | Record::HandedBack { migration, .. }
@@ -273,6 +276,7 @@ fn excerpt(state: &State, records: &[Record]) -> State {
         reservations: BTreeMap::new(),
         branches: BTreeMap::new(),
         origins: BTreeMap::new(),
+        fillings: BTreeMap::new(),
     }
 }
 
@@ -294,6 +298,9 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         Record::Snapshot(_)
         | Record::ReservationLifted { .. }
         | Record::MovedForgotten { .. }
+        | Record::Hollow { .. }
+        | Record::FillingKnown { .. }
+        | Record::Filled { .. }
         | Record::OriginKnown { .. } => return None,
     })
 }

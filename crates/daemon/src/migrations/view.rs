@@ -338,6 +338,7 @@ pub(crate) fn phase(phase: Phase) -> api::Phase {
         Phase::Preparing => api::Phase::Preparing,
         Phase::Releasing => api::Phase::Releasing,
         Phase::Committing => api::Phase::Committing,
+        Phase::Filling => api::Phase::Filling,
         Phase::Retiring => api::Phase::Retiring,
         Phase::TakingBack => api::Phase::TakingBack,
         Phase::Discarding => api::Phase::Discarding,

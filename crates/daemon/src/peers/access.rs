@@ -92,6 +92,9 @@ impl Subject {
         match (kind, source == peer) {
             (Kind::Migration | Kind::Vm, true) => Role::Source { migration, volume },
             (Kind::Migration | Kind::Vm, false) => Role::Target { migration },
+            // Its source asks for nothing there: it answers.
+            (Kind::Reservoir, true) => Role::Source { migration, volume },
+            (Kind::Reservoir, false) => Role::Filler { migration, volume },
             (Kind::Forwarding, true) => Role::FormerOwner { migration },
             (Kind::Forwarding, false) => Role::NewOwner { migration },
         }

@@ -5,6 +5,7 @@
 //!   number × 8 + direction × 4 + 1      one migration: its handover, and calls on the target's stores
 //!   number × 8 + direction × 4 + 2      the volume that it moved, for clients that stayed at the source
 //!   number × 8 + direction × 4 + 3      the VM that goes along
+//!   + 64 × 2⁵⁶ to the first of these    what its target lacks, at its source
 //!   + position × 2⁵⁶                    the same of a volume that is not the migration's first; a VM's other streams
 //! ```
 //! The number is the migration's at its source; the direction says which of the two hosts that is; the position is that of
@@ -34,6 +35,8 @@ pub(crate) enum Kind {
     Forwarding,
     /// A VM that goes along with its volumes.
     Vm,
+    /// What the target of a migration lacks, at its source.
+    Reservoir,
 }
 
 /// A channel that is about one migration.
@@ -53,12 +56,14 @@ impl Subject {
     /// The channel of this subject between its source and the other host.
     pub(super) fn channel(self, target: HostId) -> ChannelId {
         let kind = match self.kind {
-            Kind::Migration => 1,
+            Kind::Migration | Kind::Reservoir => 1,
             Kind::Forwarding => 2,
             Kind::Vm => 3,
         };
         let direction = if self.source > target { FROM_GREATER } else { 0 };
-        let position = u64::from(self.volume.0) << POSITION_SHIFT;
+        // No migration has as many volumes.
+        let offset = if self.kind == Kind::Reservoir { VOLUMES_MAX as u64 } else { 0 };
+        let position = (u64::from(self.volume.0) + offset) << POSITION_SHIFT;
         ChannelId(position | (self.migration.0 << NUMBER_SHIFT) | direction | kind)
     }
 
@@ -71,7 +76,13 @@ impl Subject {
             _ => return None,
         };
         let source = if channel.0 & FROM_GREATER == 0 { one.min(other) } else { one.max(other) };
-        let volume = VolumeIndex(u32::try_from(channel.0 >> POSITION_SHIFT).unwrap_or(u32::MAX));
+        let position = u32::try_from(channel.0 >> POSITION_SHIFT).unwrap_or(u32::MAX);
+        let (kind, volume) = match (kind, position.checked_sub(VOLUMES_MAX as u32)) {
+            (Kind::Migration, Some(index)) if index < VOLUMES_MAX as u32 => {
+                (Kind::Reservoir, VolumeIndex(index))
+            }
+            _ => (kind, VolumeIndex(position)),
+        };
         let number = channel.0 & ((1 << POSITION_SHIFT) - 1);
         Some(Self { kind, source, migration: MigrationId(number >> NUMBER_SHIFT), volume })
     }
@@ -111,7 +122,7 @@ mod tests {
     fn both_hosts_know_what_a_channel_is_about() {
         let (low, high) = (HostId([1; 32]), HostId([2; 32]));
         for (source, target) in [(low, high), (high, low)] {
-            for kind in [Kind::Migration, Kind::Forwarding, Kind::Vm] {
+            for kind in [Kind::Migration, Kind::Forwarding, Kind::Vm, Kind::Reservoir] {
                 for volume in VolumeIndex::all(VOLUMES_MAX) {
                     let subject = Subject { kind, source, migration: MigrationId(77), volume };
                     let channel = subject.channel(target);

@@ -186,7 +186,7 @@ impl VmMoves {
                 }
                 return;
             }
-            Phase::Retiring => {
+            Phase::Filling | Phase::Retiring => {
                 if let Some(departure) = lock(&self.leaving).get(&migration) {
                     departure.leaving.runs_there();
                 }

@@ -7,6 +7,7 @@
 //!   chronicles/VOLUME.STAY.kept          a chronicle and its replicas, whole (`chronicle::kept`)
 //!   chronicles/VOLUME.STAY.EPOCH.marks   one bit a block: may be written in that epoch (`marks`)
 //!   chronicles/VOLUME.STAY.image         how the image looked (`migration::stay::image`)
+//!   chronicles/VOLUME.STAY.presence      which units are missing (`presence`), of a volume that is being filled
 //! ```
 //! They are no part of the journal: marks would fill it, a set of blocks may have megabytes, and a handover must wait for
 //! neither. A file that is missing or damaged costs a whole copy and nothing else; one that says too little would cost
@@ -16,6 +17,7 @@
 mod files;
 mod look;
 mod marks;
+mod presence;
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -25,6 +27,7 @@ use std::sync::mpsc;
 
 use chronicle::{BlockRange, Epoch, Kept, StayId};
 use lane::{Keeper, LaneFuture, NotDurable};
+use migration::filling::{LogEntry, UnitMap};
 use migration::journal::{ImageLocation, Side, State};
 use migration::stay::opening::{self, Found, OpeningStep};
 use migration::stay::{ImageRecord, OpenMarks, vouches};
@@ -33,9 +36,11 @@ use tokio::sync::oneshot;
 
 use self::files::Files;
 use self::marks::MarksFile;
+use self::presence::{PresenceWork, PresenceWriter};
 use crate::files::folder_entries::sync_folder_of;
 
 pub(crate) use self::look::look;
+pub(crate) use self::presence::PresenceError;
 
 /// Name of the folder in the data folder.
 const FOLDER: &str = "chronicles";
@@ -50,6 +55,7 @@ pub(crate) struct Chronicles {
     files: Files,
     marks: mpsc::Sender<Mark>,
     work: mpsc::Sender<Work>,
+    presence: mpsc::Sender<PresenceWork>,
 }
 
 #[derive(Debug)]
@@ -86,7 +92,10 @@ impl Chronicles {
         let kept_in = files.clone();
         let keep = move || keep_all(&kept_in, &work_queue);
         std::thread::Builder::new().name("chronicles".into()).spawn(keep)?;
-        Ok(Self { files, marks, work })
+        let (presence, presence_queue) = mpsc::channel();
+        let writer = PresenceWriter::new(files.clone());
+        std::thread::Builder::new().name("presence".into()).spawn(move || writer.run(&presence_queue))?;
+        Ok(Self { files, marks, work, presence })
     }
 
     /// What a lane goes on with that begins to use the image of a volume, which nobody else holds; sleeps. The files of
@@ -121,6 +130,15 @@ impl Chronicles {
             }
         }
         Ok(opening.believed)
+    }
+
+    /// What a volume of this size in bytes lacks in a stay; sleeps.
+    ///
+    /// # Errors
+    /// [`PresenceError`]: it is not known. **N.B.** A volume that is this host's must not be served then: what is fetched again
+    /// would come over what was written since.
+    pub(crate) fn missing(&self, key: StayKey, size_bytes: u64) -> Result<UnitMap, PresenceError> {
+        presence::read(&self.files, key, size_bytes)
     }
 
     /// Remembers that a volume may be in this image, too, from now on; sleeps.
@@ -210,6 +228,37 @@ impl Keeper for Chronicles {
 
     fn doubt(&self, key: StayKey) -> LaneFuture<Result<(), NotDurable>> {
         Self::ask(&self.work, |reply| Work::Doubt { key, reply })
+    }
+
+    fn begin_presence(
+        &self,
+        key: StayKey,
+        size_bytes: u64,
+        entry: LogEntry,
+    ) -> LaneFuture<Result<(), NotDurable>> {
+        Self::ask(&self.presence, |reply| PresenceWork::Begin { key, size_bytes, entry, reply })
+    }
+
+    fn add_presence(
+        &self,
+        key: StayKey,
+        size_bytes: u64,
+        entry: LogEntry,
+    ) -> LaneFuture<Result<(), NotDurable>> {
+        Self::ask(&self.presence, |reply| PresenceWork::Add { key, size_bytes, entry, reply })
+    }
+
+    fn note_presence(
+        &self,
+        key: StayKey,
+        size_bytes: u64,
+        units: Vec<BlockRange>,
+    ) -> LaneFuture<Result<(), NotDurable>> {
+        Self::ask(&self.presence, |reply| PresenceWork::Note { key, size_bytes, units, reply })
+    }
+
+    fn forget_presence(&self, key: StayKey) -> LaneFuture<Result<(), NotDurable>> {
+        Self::ask(&self.presence, |reply| PresenceWork::Forget { key, reply })
     }
 }
 

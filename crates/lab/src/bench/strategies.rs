@@ -227,6 +227,8 @@ impl Column {
             Strategy::Mirror => {
                 const { &[Self { name: "mirror", strategy: Strategy::Mirror, not_incremental: false }] }
             }
+            // Between hosts only, and these tables are of stores of one.
+            Strategy::ThreePhase | Strategy::PostCopy => &[],
             Strategy::Tracking => {
                 const {
                     &[

@@ -62,6 +62,7 @@ pub(crate) struct JoinedSource {
 
 /// A volume of another lane that takes part with a target's driver.
 pub(crate) struct JoinedTarget {
+    pub(super) volume: VolumeId,
     pub(super) image: ImageLocation,
     pub(super) orders: mpsc::UnboundedSender<TargetOrder>,
 }
@@ -95,9 +96,9 @@ impl Default for IncomingGroup {
 
 impl IncomingGroup {
     /// Adds a volume that comes to `image`; as [`OutgoingGroup::add`].
-    pub fn add(&mut self, image: ImageLocation) -> TargetParticipation {
+    pub fn add(&mut self, volume: VolumeId, image: ImageLocation) -> TargetParticipation {
         let (sender, orders) = mpsc::unbounded();
-        self.joined.push(JoinedTarget { image, orders: sender });
+        self.joined.push(JoinedTarget { volume, image, orders: sender });
         TargetParticipation { index: last_of(1 + self.joined.len()), events: self.events.0.clone(), orders }
     }
 }

@@ -12,7 +12,9 @@ use migration::strategy::Strategy;
 use migration::{MigrationId, PacingSettings};
 
 use super::participant::{IncomingGroup, OutgoingGroup};
-use crate::peer::{PeerVolume, RpcChannel, Service};
+use crate::filling::FillingStore;
+use crate::peer::{PeerStore, PeerVolume, RpcChannel, Service};
+use crate::reservoir::Reservoir;
 use crate::shared_storage::{HeldLease, LeasedImage};
 use crate::stack::Volume;
 
@@ -96,6 +98,8 @@ pub struct OutgoingVolume {
     pub channel: Option<Rc<RpcChannel>>,
     /// What the replica is written through if this host can open the target's image itself; `None`: it cannot.
     pub lease: Option<Rc<HeldLease>>,
+    /// What the target reads that it lacks; `None`: it is to lack nothing.
+    pub reservoir: Option<Rc<Reservoir>>,
 }
 
 /// The store that a volume goes to, as the source's half sees it.
@@ -112,6 +116,8 @@ pub struct Replica {
     pub known: Option<(ReplicaOf, Generation)>,
     /// How zeroes are written to it.
     pub zeroes: ZeroMode,
+    /// What tells the target's half which blocks it will lack; `None`: it is to lack none.
+    pub manifest: Option<Rc<PeerStore>>,
 }
 
 /// The target's half of a migration.
@@ -138,6 +144,8 @@ pub struct IncomingVolume {
     pub store: Rc<FlushDebt>,
     /// The same store, if the source's host may have its image to write to; `None`: it may not.
     pub leased: Option<Rc<LeasedImage>>,
+    /// The same store, if the volume may come with blocks missing; `None`: it comes as a whole.
+    pub filling: Option<Rc<FillingStore>>,
     /// Where its bytes will be.
     pub image: ImageLocation,
 }
@@ -176,6 +184,7 @@ impl PlannedVolume {
             volume: Rc::clone(&self.volume),
             store: Rc::clone(&target),
             leased: None,
+            filling: None,
             image: self.target_image,
         };
         let replica = Replica {
@@ -184,6 +193,7 @@ impl PlannedVolume {
             content: self.target_content,
             known: None,
             zeroes: self.zeroes,
+            manifest: None,
         };
         let leaving = OutgoingVolume {
             volume: self.volume,
@@ -192,6 +202,7 @@ impl PlannedVolume {
             successor: None,
             channel: None,
             lease: None,
+            reservoir: None,
         };
         (leaving, coming)
     }

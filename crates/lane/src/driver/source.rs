@@ -317,10 +317,15 @@ impl SourceDriver {
                 warn!(%migration, volume = volume.0, reason, "mirroring is suspended");
             }
             VolumeAction::Resumed => info!(%migration, volume = volume.0, "mirroring goes on"),
+            VolumeAction::Told { .. } if self.unaware.contains(&volume) => {}
+            VolumeAction::Told { manifest } => {
+                self.source.handle_event(now, SourceEvent::Told { volume, manifest });
+            }
             // The copying carries these out itself.
             VolumeAction::Admit { .. }
             | VolumeAction::Complete { .. }
             | VolumeAction::Copy { .. }
+            | VolumeAction::TellMissing { .. }
             | VolumeAction::FlushTarget { .. } => {}
         }
     }

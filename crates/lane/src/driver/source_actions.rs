@@ -64,7 +64,8 @@ impl SourceDriver {
         match phase {
             // Nothing is sent to a store any more that may be the owner.
             Phase::Committing => self.order_all(SourceOrder::Release),
-            Phase::Retiring => self.order_all(SourceOrder::ServeFromSuccessor),
+            Phase::Filling => self.order_all(SourceOrder::ServeFromSuccessor),
+            Phase::Retiring if before != Phase::Filling => self.order_all(SourceOrder::ServeFromSuccessor),
             _ => {}
         }
         self.control.entered(migration, phase);

@@ -198,6 +198,10 @@ impl SourceVolume {
                 self.rounds.replace(rounds);
                 self.copy.replace(None);
                 self.source.replace(None);
+                if let Some(reservoir) = &self.leaving.reservoir {
+                    // N.B. nothing is missing at the target: what is asked for late finds nothing.
+                    reservoir.close();
+                }
             }
         }
     }
@@ -210,7 +214,14 @@ impl SourceVolume {
             return VolumeProgress { costs: self.costs(), rounds, ..VolumeProgress::default() };
         };
         let now = self.handle.now();
-        copy.with_machine(|machine| machine.progress(now))
+        let mut progress = copy.with_machine(|machine| machine.progress(now));
+        if let Some(reservoir) = &self.leaving.reservoir {
+            // What was left behind is on its way, too, once the target asks for it.
+            let served = reservoir.bytes_served().min(progress.bytes_missing);
+            progress.bytes_missing -= served;
+            progress.bytes_synchronised += served;
+        }
+        progress
     }
 
     /// What its copying has cost.

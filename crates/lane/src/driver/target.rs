@@ -101,7 +101,11 @@ impl TargetDriver {
         let volumes = plan.volumes.len() + plan.group.joined.len();
         let target = match plan.service {
             None => Target::new(plan.migration, volumes),
-            Some(_) => Target::between_hosts(plan.migration, volumes),
+            Some(_) => {
+                let here = plan.volumes.iter().map(|coming| coming.volume.id());
+                let joined = plan.group.joined.iter().map(|joined| joined.volume);
+                Target::between_hosts(plan.migration, volumes).of_volumes(here.chain(joined).collect())
+            }
         };
         let target = accompanied(target, &plan);
         Self::with_vm(handle, control, buffers, plan, to_source, target)
@@ -223,6 +227,10 @@ impl TargetDriver {
                 self.is_trying = true;
                 self.order(volume, TargetOrder::Flush(attempt));
             }
+            TargetAction::FlushHollow { volume, attempt, manifest } => {
+                self.is_trying = true;
+                self.order(volume, TargetOrder::FlushHollow(attempt, manifest));
+            }
             TargetAction::Commit { commit, records } => {
                 let committed = self.control.commit(records);
                 self.spawn(async move {
@@ -230,12 +238,8 @@ impl TargetDriver {
                 });
             }
             TargetAction::Send(message) => (self.to_source)(message),
-            TargetAction::Start(volume) => {
-                if self.participants.get(volume.as_usize()).is_some_and(TargetParticipant::is_gone) {
-                    let _ = self.sender.unbounded_send(gone(volume));
-                }
-                self.order(volume, TargetOrder::Start);
-            }
+            TargetAction::Start(volume) => self.start(volume, TargetOrder::Start),
+            TargetAction::StartHollow(volume) => self.start(volume, TargetOrder::StartHollow),
             // The loop ends with it.
             TargetAction::End { .. } => {}
             TargetAction::RunVm => self.run_vm(),
@@ -250,6 +254,13 @@ impl TargetDriver {
                 });
             }
         }
+    }
+
+    fn start(&self, volume: VolumeIndex, order: TargetOrder) {
+        if self.participants.get(volume.as_usize()).is_some_and(TargetParticipant::is_gone) {
+            let _ = self.sender.unbounded_send(gone(volume));
+        }
+        self.order(volume, order);
     }
 
     /// Lets the VM run; if it does not, it matters whether it has written anything.

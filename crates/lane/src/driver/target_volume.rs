@@ -12,12 +12,14 @@ use chronicle::Generation;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
+use migration::filling::Manifest;
 use migration::planted::{Bug, broken};
 use migration::target::{FlushResult, TargetEvent};
 use migration::{Attempt, VolumeIndex};
 use tracing::warn;
 
 use super::{IncomingVolume, flush};
+use crate::filling::FillingStore;
 use crate::peer::Service;
 use crate::peer::head::Address;
 use crate::shared_storage::LeasedImage;
@@ -31,10 +33,14 @@ const TRIAL_BYTES: u64 = 4096;
 pub(crate) enum TargetOrder {
     /// Flush its store, which is to be promised: if its image was leased, that is taken back first.
     Flush(Attempt),
+    /// The same, and see that exactly this is known to be missing.
+    FlushHollow(Attempt, Manifest),
     /// Nothing is promised any more: the source may have its image again.
     PromiseNothing,
     /// Serve it from its store, its gate still closed, and see whether that answers.
     Start,
+    /// The same, and fetch what it lacks from its source.
+    StartHollow,
     /// Let its requests through.
     Open,
     /// Hold them.
@@ -111,6 +117,18 @@ impl TargetVolume {
                     TargetEvent::Flushed { volume: index, attempt, result }
                 });
             }
+            TargetOrder::FlushHollow(attempt, manifest) => {
+                self.hold_changes();
+                let knows = self.coming.filling.as_ref().is_some_and(|filling| filling.knows(manifest));
+                if !knows {
+                    warn!("what a source leaves behind is not what it told, so nothing is promised");
+                }
+                let store = self.coming.store.ours();
+                self.answer_after(async move {
+                    let result = if knows { flush(&store).await } else { FlushResult::Failed };
+                    TargetEvent::Flushed { volume: index, attempt, result }
+                });
+            }
             TargetOrder::PromiseNothing => {
                 if let Some(service) = &self.service {
                     service.let_change(Address::Replica(index.0));
@@ -119,12 +137,17 @@ impl TargetVolume {
                     leased.promise_nothing();
                 }
             }
-            TargetOrder::Start => self.start(),
+            TargetOrder::Start => self.start(None),
+            TargetOrder::StartHollow => self.start(self.coming.filling.clone()),
             TargetOrder::Open => {
                 self.changes_before.set(volume.gate().changes_admitted());
                 volume.open();
             }
-            TargetOrder::Close => drop(volume.close()),
+            TargetOrder::Close => {
+                // It is handed back.
+                drop(volume.close());
+                self.leave_filling();
+            }
             TargetOrder::CloseAndCount => {
                 // N.B. closed first: what has not passed yet will not.
                 drop(volume.close());
@@ -133,11 +156,18 @@ impl TargetVolume {
                 let _ = self.events.unbounded_send(Heard::Changes(index, changes));
             }
             TargetOrder::LeaveStore => {
+                self.leave_filling();
                 if let Some((home, generation)) = self.led_to.take() {
                     volume.change_hands(home, generation);
                     volume.open();
                 }
             }
+        }
+    }
+
+    fn leave_filling(&self) {
+        if let Some(filling) = &self.coming.filling {
+            filling.leave();
         }
     }
 
@@ -151,7 +181,7 @@ impl TargetVolume {
     }
 
     /// Puts the volume onto its target store, its gate still closed, and sees whether that answers in time.
-    fn start(&self) {
+    fn start(&self, filling: Option<Rc<FillingStore>>) {
         let (index, volume) = (self.index, Rc::clone(&self.coming.volume));
         if let Some(service) = &self.service {
             // N.B. whatever the source still sends, late: the store is a volume's from here on (design §5.10).
@@ -167,17 +197,24 @@ impl TargetVolume {
         }
         // N.B. what was promised is open here, and locked.
         let promised = self.coming.leased.as_ref().and_then(|leased| leased.here());
-        let store = promised.unwrap_or_else(|| Rc::clone(&self.coming.store) as Rc<dyn BlockDevice>);
+        let own = promised.unwrap_or_else(|| Rc::clone(&self.coming.store) as Rc<dyn BlockDevice>);
+        let store = match filling {
+            Some(filling) => {
+                filling.begin();
+                filling as Rc<dyn BlockDevice>
+            }
+            None => Rc::clone(&own),
+        };
         volume.change_hands(Home::Here(store), volume.generation().next());
         if let Some(leased) = self.coming.leased.clone() {
             self.handle.spawn(async move { leased.forget_token().await });
         }
-        let bytes = TRIAL_BYTES.min(volume.store().geometry().size);
+        let bytes = TRIAL_BYTES.min(own.geometry().size);
         let buffer = self.buffers.take(usize::try_from(bytes).unwrap_or(0));
         let deadline = self.handle.sleep(self.trial_max);
         self.answer_after(async move {
-            let detail = match select(Box::pin(volume.try_reading(buffer)), deadline).await {
-                Either::Left((Ok(()), _)) => return TargetEvent::Started(index),
+            let detail = match select(own.read(0, buffer), deadline).await {
+                Either::Left((Ok(_), _)) => return TargetEvent::Started(index),
                 Either::Left((Err(error), _)) => format!("the target's store does not answer: {error}"),
                 Either::Right(_) => "the target's store does not answer in time".to_owned(),
             };

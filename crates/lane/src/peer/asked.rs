@@ -41,6 +41,9 @@ impl Asked {
 fn request(address: Address) -> Request {
     match address {
         Address::Replica(index) => Request::Store(VolumeIndex(index)),
+        Address::Reservoir(index) | Address::ReservoirInBackground(index) => {
+            Request::Reservoir(VolumeIndex(index))
+        }
         Address::Owner(id) => Request::Volume(VolumeId(id)),
     }
 }

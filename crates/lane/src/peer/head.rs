@@ -53,6 +53,10 @@ pub enum Address {
     Replica(u32),
     /// The volume of this identity, which the peer owns, as its clients see it.
     Owner([u8; 16]),
+    /// What the peer has of a volume that it has handed over with blocks missing, for a guest that waits for it.
+    Reservoir(u32),
+    /// The same, when nobody waits for it.
+    ReservoirInBackground(u32),
 }
 
 /// What is to be done; offsets and lengths in bytes.
@@ -113,6 +117,13 @@ pub enum Operation {
     Clients {
         /// Grows with each of these.
         number: u64,
+    },
+    /// The payload says which units of the replica will be missing ([`migration::filling::encode_runs`]).
+    Missing {
+        /// Whether it begins with everything that is missing: nothing that was told before counts.
+        is_base: bool,
+        /// Whether all is said with it: when it is answered, it is durable.
+        is_last: bool,
     },
 }
 

@@ -18,6 +18,7 @@ use super::window::WINDOW_BYTES;
 use super::{Capabilities, PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel};
 use crate::clients::{ByHost, Way};
 use crate::fencing::{Changed, FencingToken};
+use crate::filling::FillingStore;
 use crate::shared_storage::{LeasedImage, Secret};
 use crate::signal::Signal;
 use crate::stack::{Origin, Route, Volume};
@@ -51,6 +52,8 @@ pub struct Service {
     ways: RefCell<BTreeMap<Address, Way>>,
     /// Those of them that may be leased.
     leased: RefCell<BTreeMap<Address, Rc<LeasedImage>>>,
+    /// Those of them that may be handed over with blocks missing.
+    filling: RefCell<BTreeMap<Address, Rc<FillingStore>>>,
     /// Replicas that are not to be changed, and whom to tell that somebody wants it.
     held: RefCell<BTreeMap<Address, Rc<dyn Fn()>>>,
     /// Calls of the peer's present process that are under way.
@@ -74,6 +77,7 @@ impl Service {
             devices: RefCell::default(),
             ways: RefCell::default(),
             leased: RefCell::default(),
+            filling: RefCell::default(),
             held: RefCell::default(),
             under_way: RefCell::default(),
             set_aside: Rc::default(),
@@ -101,10 +105,16 @@ impl Service {
         self.leased.borrow_mut().insert(address, image);
     }
 
+    /// Has the peer tell what will be missing of the replica of an address.
+    pub fn offer_filling(&self, address: Address, store: Rc<FillingStore>) {
+        self.filling.borrow_mut().insert(address, store);
+    }
+
     /// Offers it no longer: calls that come from now on fail. Those under way go on.
     pub fn withdraw(&self, address: Address) {
         self.devices.borrow_mut().remove(&address);
         self.leased.borrow_mut().remove(&address);
+        self.filling.borrow_mut().remove(&address);
         self.let_change(address);
     }
 
@@ -184,8 +194,9 @@ impl Service {
             channel.answer(RequestPriority::Control, call, result, Bytes::new());
             return;
         }
-        let is_held =
-            keeps_promises() && (matches!(operation, Operation::Lease { .. }) || operation.is_change());
+        let is_held = keeps_promises()
+            && (matches!(operation, Operation::Lease { .. } | Operation::Missing { .. })
+                || operation.is_change());
         let wanted = self.held.borrow().get(&address).filter(|_| is_held).cloned();
         if let Some(wanted) = wanted {
             wanted();
@@ -212,7 +223,9 @@ impl Service {
         under_way.set(under_way.get() + 1);
         let credit = match address {
             Address::Owner(_) => self.set_aside(payload.len(), credit),
-            Address::Replica(_) => Held::Credit { _credit: credit },
+            Address::Replica(_) | Address::Reservoir(_) | Address::ReservoirInBackground(_) => {
+                Held::Credit { _credit: credit }
+            }
         };
         let left_behind = self.left_behind();
         let service = Rc::clone(self);
@@ -230,6 +243,9 @@ impl Service {
                 (Operation::Lease { .. } | Operation::LeaseIsHeld, _) => {
                     service.grant_lease(address, operation).await
                 }
+                (Operation::Missing { is_base, is_last }, _) => {
+                    service.missing(address, is_base, is_last, &payload).await
+                }
                 (_, Some(Offered { volume: Some((volume, _)), .. })) if operation.is_change() => {
                     service
                         .change(&volume, origin(question, channel.capabilities()), operation, payload)
@@ -245,8 +261,8 @@ impl Service {
             };
             let priority = match (payload.is_empty(), address) {
                 (true, _) => RequestPriority::Control,
-                (false, Address::Owner(_)) => RequestPriority::Awaited,
-                (false, Address::Replica(_)) => RequestPriority::Bulk,
+                (false, Address::Owner(_) | Address::Reservoir(_)) => RequestPriority::Awaited,
+                (false, Address::Replica(_) | Address::ReservoirInBackground(_)) => RequestPriority::Bulk,
             };
             // N.B. a former process is not answered: its successor may have given a call of its own that number.
             if Rc::ptr_eq(&under_way, &*service.under_way.borrow()) {
@@ -282,6 +298,19 @@ impl Service {
             Operation::Lease { answer } => image.grant_lease(Secret(answer)).await?,
             _ => image.is_locked().await?,
         }
+        Ok((Answered::Done, Bytes::new()))
+    }
+
+    /// The peer says what will be missing.
+    async fn missing(
+        &self,
+        address: Address,
+        is_base: bool,
+        is_last: bool,
+        runs: &[u8],
+    ) -> Result<(Answered, Bytes), IoError> {
+        let store = self.filling.borrow().get(&address).cloned();
+        store.ok_or(IoError::Unsupported)?.tell(is_base, is_last, runs).await?;
         Ok((Answered::Done, Bytes::new()))
     }
 

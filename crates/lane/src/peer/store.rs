@@ -14,7 +14,9 @@ use block::{
     ZeroMode,
 };
 use bytes::Bytes;
+use chronicle::LayeredBitmap;
 use futures_util::future::{join_all, try_join_all};
+use migration::filling::encode_runs;
 
 use super::head::{Address, Answered, Kind, Operation};
 use super::{Answer, PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel};
@@ -87,6 +89,18 @@ impl PeerStore {
         // All of them to their end: what is still under way must not be taken for over.
         let made = join_all(questions.into_iter().map(call)).await;
         made.into_iter().try_for_each(|made| made.map(drop))
+    }
+
+    /// Says which units of the replica will be missing; when it resolves the peer knows that durably.
+    pub(crate) async fn tell_missing(&self, missing: &LayeredBitmap, is_base: bool) -> Result<(), IoError> {
+        let pieces = encode_runs(missing.runs(), PAYLOAD_BYTES_MAX);
+        let last = pieces.len().saturating_sub(1);
+        for (index, piece) in pieces.into_iter().enumerate() {
+            // N.B. one after the other: what is said last says that it is all.
+            let operation = Operation::Missing { is_base: is_base && index == 0, is_last: index == last };
+            self.call(RequestPriority::Mirrored, operation, piece.into()).await?;
+        }
+        Ok(())
     }
 
     async fn done(&self, operation: Operation) -> Result<(), IoError> {

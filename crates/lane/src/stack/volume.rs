@@ -12,8 +12,8 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 
+use block::BlockDevice;
 use block::filter::{Aligner, FlushDebt};
-use block::{BlockDevice, Buffer, IoError};
 use chronicle::{BlockSize, Chronicle, Epoch, Generation, LayeredBitmap, ReplicaOf, StayId};
 use migration::VolumeId;
 use migration::planted::{Bug, broken};
@@ -262,11 +262,10 @@ impl Volume {
         self.lead_home();
     }
 
-    /// Sees whether the store answers, while the gate holds what guests ask for: a store that fails here is given
-    /// back, and no guest may have noticed it (design §5.7, §5.14).
-    pub(crate) async fn try_reading(&self, buffer: Buffer) -> Result<(), IoError> {
-        let store = self.store();
-        store.read(0, buffer).await.map(drop)
+    /// Has who waits read `store` until the volume changes hands: it is not this host's yet, and the gate lets no change through.
+    pub fn wait_at(&self, store: Rc<dyn BlockDevice>) {
+        self.home.replace(Home::Here(store));
+        self.lead_home();
     }
 
     fn lead_home(&self) {

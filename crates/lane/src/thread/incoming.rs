@@ -18,7 +18,7 @@ use crate::control::Report;
 use crate::driver::{
     IncomingGroup, IncomingVolume, SendMessage, TargetDriver, TargetHandle, TargetParticipation, TargetPlan,
 };
-use crate::handle::{IncomingOrder, IncomingRole, Promoted, Refused};
+use crate::handle::{IncomingChannels, IncomingOrder, IncomingRole, Promoted, Refused};
 use crate::peer::head::Address;
 use crate::peer::{CallsOnly, Capabilities, Listener, PeerChannel, RpcChannel, Service};
 use crate::shared_storage::{ArrivingStore, LeasedImage};
@@ -31,7 +31,7 @@ impl Lane {
         self: &Rc<Self>,
         order: &IncomingOrder,
         store: Option<ArrivingStore>,
-        channel: PeerChannel,
+        channels: IncomingChannels,
         role: IncomingRole,
     ) -> Result<(), Refused> {
         self.check_idle()?;
@@ -47,14 +47,14 @@ impl Lane {
             warn!(migration = %order.migration, %error, "what a former daemon kept of this stay of the volume does not go");
             return Err(Refused::NotRecorded(CommitFault::NotWritten));
         }
-        self.begin_incoming(order, store.map_err(Refused::Target)?, channel, role)
+        self.begin_incoming(order, store.map_err(Refused::Target)?, channels, role)
     }
 
     fn begin_incoming(
         self: &Rc<Self>,
         order: &IncomingOrder,
         (store, leased): (Rc<dyn BlockDevice>, Option<Rc<LeasedImage>>),
-        channel: PeerChannel,
+        IncomingChannels { source: channel, reservoir }: IncomingChannels,
         role: IncomingRole,
     ) -> Result<(), Refused> {
         let rpc = RpcChannel::new(channel.channel);
@@ -71,8 +71,19 @@ impl Lane {
         if let Some(leased) = &leased {
             service.offer_lease(Address::Replica(index.0), Rc::clone(leased));
         }
-        let coming =
-            IncomingVolume { volume: Rc::clone(&self.volume), store, leased, image: order.image.clone() };
+        let filling = reservoir.map(|reservoir| {
+            let missing = order.missing.clone().map(|missing| *missing);
+            self.may_be_filled(order.migration, Rc::clone(&store), (reservoir, index), missing)
+        });
+        if let Some(filling) = &filling {
+            service.offer_filling(Address::Replica(index.0), Rc::clone(filling));
+            if self.volume.gate().mode() == GateMode::Hold {
+                // N.B. a VM that waits reads what its source has: not all of it is here when it begins.
+                self.volume.wait_at(Rc::clone(filling) as Rc<dyn BlockDevice>);
+            }
+        }
+        let volume = Rc::clone(&self.volume);
+        let coming = IncomingVolume { volume, store, leased, filling, image: order.image.clone() };
         let listener: Rc<dyn Listener> = match role {
             IncomingRole::Drives(group) => {
                 let driver = self.drive_incoming(order, coming, group, &service, &rpc)?;

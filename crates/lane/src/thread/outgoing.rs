@@ -162,14 +162,20 @@ impl Lane {
             None => Rc::new(link(priority)) as Rc<dyn BlockDevice>,
             Some(lease) => Rc::new(ReplicaStore::new(Rc::clone(lease), link(priority))),
         };
+        let leaves_blocks = order.strategy.leaves_blocks();
+        if leaves_blocks {
+            self.reservoir.open(order.migration, self.volume.store());
+        }
         OutgoingVolume {
             volume: Rc::clone(&self.volume),
+            reservoir: leaves_blocks.then(|| Rc::clone(&self.reservoir)),
             replica: Replica {
                 bulk: store(RequestPriority::Bulk),
                 mirrored: store(RequestPriority::Mirrored),
                 content: order.content,
                 known: order.known,
                 zeroes: order.zeroes,
+                manifest: leaves_blocks.then(|| Rc::new(link(RequestPriority::Mirrored))),
             },
             source_image: order.source.clone(),
             successor: Some(successor),

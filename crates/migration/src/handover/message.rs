@@ -8,6 +8,11 @@
 //!     │ ── Commit(n) ───────────────────────────────────────────► │ Owned(n) durable, opens
 //!     │ ◄──────────────────────────────────────────── Active(n) ─ │
 //!     │ retires its images                                        │
+//!   with blocks missing (`crate::filling`): what is missing was told before
+//!     │ ── PrepareHollow(n, manifests) ─────────────────────────► │ compares, flushes, promises durably
+//!     │    … Prepared, Commit, Active as above …                  │ fetches what it lacks
+//!     │ ── IsWhole(n) ──────────────────────────────────────────► │
+//!     │ ◄───────────────────────────────────────────── Whole(n) ─ │ nothing is missing any more, durably
 //!
 //!     │ ── Abort(n) ────────────────────────────────────────────► │ waits for the next try
 //!     │ ◄───────────────────────────────────────────── Query(n) ─ │ prepared, and has heard nothing for long
@@ -27,6 +32,7 @@ use std::time::Duration;
 
 use chronicle::Generation;
 
+use crate::filling::Manifest;
 use crate::identity::{Attempt, VolumeId};
 
 /// From the source to the target.
@@ -45,6 +51,15 @@ pub enum ToTarget {
     },
     /// The migration is over, and the target's images are of no use.
     Discard,
+    /// As *prepare*, but blocks are missing: those that were told of each volume, which these identify.
+    PrepareHollow {
+        /// In this try.
+        attempt: Attempt,
+        /// One for each volume, in their order.
+        manifests: Vec<Manifest>,
+    },
+    /// The volumes that were handed over with blocks missing: do you have all of them?
+    IsWhole(Attempt),
 }
 
 /// From the target to the source.
@@ -85,4 +100,6 @@ pub enum ToSource {
         /// The generations that the volumes have there.
         generations: Vec<(VolumeId, Generation)>,
     },
+    /// Nothing is missing any more of volumes that were handed over in this try: the source's images are needed no longer.
+    Whole(Attempt),
 }

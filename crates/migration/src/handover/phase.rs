@@ -3,7 +3,7 @@
 //! ```text
 //!            ┌───────────── a try is given up ◄──────────────┐
 //!            ▼                                               │
-//!  ──► Copying ──► Closing ──► Preparing ──► Releasing ──►╫ Committing ──► Retiring ──► Ended
+//!  ──► Copying ──► Closing ──► Preparing ──► Releasing ──►╫ Committing ──► [Filling] ──► Retiring ──► Ended
 //!       │   │       ▲ │            │      (undecided until ╫     │                        ▲
 //!       │   ▼       │ │            │                       ╫     │                        │
 //!       │  Memory ──┘ │            │                       ╫     │                        │
@@ -32,6 +32,9 @@ pub enum Phase {
     Releasing,
     /// Past the commit point: the target takes over.
     Committing,
+    /// The guest works at the target, which fetches what it still lacks from here. Only if volumes were handed over with
+    /// blocks missing.
+    Filling,
     /// The guest works at the target; the source images are dealt with.
     Retiring,
     /// The target could not start and gives the volumes back.
@@ -44,13 +47,14 @@ pub enum Phase {
 
 impl Phase {
     /// All phases, in order.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Copying,
         Self::Memory,
         Self::Closing,
         Self::Preparing,
         Self::Releasing,
         Self::Committing,
+        Self::Filling,
         Self::Retiring,
         Self::TakingBack,
         Self::Discarding,
@@ -66,6 +70,7 @@ impl Phase {
             Self::Preparing => "preparing",
             Self::Releasing => "releasing",
             Self::Committing => "committing",
+            Self::Filling => "filling",
             Self::Retiring => "retiring",
             Self::TakingBack => "taking-back",
             Self::Discarding => "discarding",
@@ -76,7 +81,7 @@ impl Phase {
     /// The transition table.
     pub fn may_become(self, next: Self) -> bool {
         use Phase::{
-            Closing, Committing, Copying, Discarding, Ended, Memory, Preparing, Releasing, Retiring,
+            Closing, Committing, Copying, Discarding, Ended, Filling, Memory, Preparing, Releasing, Retiring,
             TakingBack,
         };
         matches!(
@@ -87,7 +92,8 @@ impl Phase {
                 | (Preparing, Copying | Releasing | Discarding)
                 // A release that was certainly not written leaves the try as if it had not been begun.
                 | (Releasing, Copying | Committing)
-                | (Committing, Retiring | TakingBack)
+                | (Committing, Filling | Retiring | TakingBack)
+                | (Filling, Retiring)
                 | (TakingBack, Discarding)
                 | (Retiring | Discarding, Ended)
         )
@@ -125,7 +131,8 @@ mod tests {
         closing -> copying | preparing | discarding
         preparing -> copying | releasing | discarding
         releasing -> copying | committing
-        committing -> retiring | taking-back
+        committing -> filling | retiring | taking-back
+        filling -> retiring
         retiring -> ended
         taking-back -> discarding
         discarding -> ended

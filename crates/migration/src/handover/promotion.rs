@@ -5,6 +5,7 @@
 //!   prepared      ──force───► owned      the source may go on with it: a branch of the history begins
 //!   handed back   ──force───► owned      the source has it again, or never heard so: a branch begins as well
 //!   copying       ──────────► refused    parts of it are missing
+//!   hollow        ──force───► refused    parts of it are missing, and were to be fetched from the source
 //! ```
 //! It takes the journal of this host and nothing else: whether the source can be reached, is paired with this host or has a
 //! lane here makes no difference.
@@ -46,6 +47,11 @@ pub enum NotPromotable {
     /// Parts of it are missing.
     #[error("it is not complete: its source has not finished copying")]
     Incomplete,
+    /// It was to be handed over with blocks missing.
+    #[error(
+        "it lacks blocks that only its source has: it can be taken over with the ticket that the source prints (sterna volume promote --ticket), and with nothing else"
+    )]
+    Hollow,
     /// It is this host's already.
     #[error("it is this host's already")]
     Owned,
@@ -61,6 +67,8 @@ pub enum NotPromotable {
 pub fn promotable(migration: MigrationId, recorded: &MigrationState) -> Result<Promotable, NotPromotable> {
     let Side::Incoming { volumes, .. } = &recorded.side else { return Err(NotPromotable::NotIncoming) };
     let (waits, growth) = match &recorded.stage {
+        // N.B. its source may go on, and what would be fetched from there is of another branch.
+        Stage::Prepared(_) | Stage::HandedBack if recorded.is_hollow() => return Err(NotPromotable::Hollow),
         Stage::Prepared(_) => (Waits::ForRelease, 1),
         // N.B. one when the volumes came, one when they went back, and one more than their source has them with.
         Stage::HandedBack => (Waits::ForDiscard, 3),

@@ -1,13 +1,16 @@
 //! The source's side of a migration past its commit point.
 //!
 //! ```text
-//!   Committing ──Active──► Retiring ──────────────────────────────────► Ended(Moved)
+//!   Committing ──Active──► [Filling ──Whole──►] Retiring ─────────────► Ended(Moved)
 //!       │
 //!       └──HandedBack──► TakingBack ──► Discarding ──────────────────► Ended(HandedBack)
 //! ```
 //! A [`Handover`] is made only by a durable *released*, and has no way to abort: what would abort a migration does not
 //! compile here. What each side may assume when a message is lost: the source repeats COMMIT until it hears that the
 //! target is active, or that it gives the volumes back; until then nobody serves them, and nobody else ever will.
+//!
+//! *Filling* is gone through if the volumes were handed over with blocks missing: the source's images are all that has these,
+//! and stay as they are until the target says that it has everything, however long it takes.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -19,14 +22,35 @@ use crate::handover::message::{ToSource, ToTarget};
 use crate::handover::phase::Phase;
 use crate::handover::source::SourceAction;
 use crate::identity::{Attempt, MigrationId, VolumeId};
-use crate::journal::{Outcome, Record};
+use crate::journal::{MigrationState, Outcome, Record};
+use crate::planted::{Bug, broken};
 
 /// Pause before a message that has not been answered, or a commit that was not taken, is repeated.
 const REPEAT: Duration = Duration::from_millis(200);
 
+/// Pause before a target is asked again whether it has everything.
+const ASK_WHOLE: Duration = Duration::from_millis(500);
+
+/// Whether the target has everything when it takes the volumes over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Completeness {
+    /// It has.
+    Whole,
+    /// Blocks are missing there.
+    Hollow,
+}
+
+impl Completeness {
+    /// That of a try that is released.
+    pub(crate) fn of(recorded: &MigrationState) -> Self {
+        if recorded.hollow_now().is_some() { Self::Hollow } else { Self::Whole }
+    }
+}
+
 /// The machine of a source that has released its volumes.
 #[derive(Debug)]
 pub(crate) struct Handover {
+    left: Completeness,
     migration: MigrationId,
     attempt: Attempt,
     generations: Vec<(VolumeId, Generation)>,
@@ -35,10 +59,23 @@ pub(crate) struct Handover {
 
 #[derive(Debug)]
 enum State {
-    Committing { repeat_at: Duration },
+    Committing {
+        repeat_at: Duration,
+    },
+    /// The target works, and reads here what it lacks.
+    Filling {
+        ask_at: Duration,
+    },
     Retiring,
-    TakingBack { generations: Vec<(VolumeId, Generation)>, detail: String, retry_at: Option<Duration> },
-    Discarding { detail: String, repeat_at: Duration },
+    TakingBack {
+        generations: Vec<(VolumeId, Generation)>,
+        detail: String,
+        retry_at: Option<Duration>,
+    },
+    Discarding {
+        detail: String,
+        repeat_at: Duration,
+    },
     Over,
 }
 
@@ -46,6 +83,8 @@ enum State {
 #[derive(Debug)]
 pub(crate) enum Step {
     Stay,
+    /// It is in another phase.
+    Entered,
     /// The guest works at the target.
     Active {
         own: Duration,
@@ -62,10 +101,11 @@ impl Handover {
         migration: MigrationId,
         attempt: Attempt,
         generations: Vec<(VolumeId, Generation)>,
+        left: Completeness,
         actions: &mut VecDeque<SourceAction>,
     ) -> Self {
-        let handover =
-            Self { migration, attempt, generations, state: State::Committing { repeat_at: now + REPEAT } };
+        let state = State::Committing { repeat_at: now + REPEAT };
+        let handover = Self { left, migration, attempt, generations, state };
         actions.push_back(handover.commit_message());
         handover
     }
@@ -73,6 +113,7 @@ impl Handover {
     pub(crate) fn phase(&self) -> Phase {
         match self.state {
             State::Committing { .. } => Phase::Committing,
+            State::Filling { .. } => Phase::Filling,
             State::Retiring => Phase::Retiring,
             State::TakingBack { .. } => Phase::TakingBack,
             State::Discarding { .. } => Phase::Discarding,
@@ -88,9 +129,12 @@ impl Handover {
     ) -> Step {
         match (&self.state, message) {
             (State::Committing { .. }, ToSource::Active { attempt, own }) if attempt == self.attempt => {
-                self.state = State::Retiring;
-                actions.push_back(SourceAction::Retire);
+                self.target_works(now, actions);
                 Step::Active { own }
+            }
+            (State::Filling { .. }, ToSource::Whole(attempt)) if attempt == self.attempt => {
+                self.retire(actions);
+                Step::Entered
             }
             (State::Committing { .. }, ToSource::HandedBack { attempt, generations, detail })
                 if attempt == self.attempt =>
@@ -100,8 +144,7 @@ impl Handover {
             }
             // It owned them without hearing from us; as far as we are concerned that is the same.
             (State::Committing { .. }, ToSource::TakenByForce { .. }) => {
-                self.state = State::Retiring;
-                actions.push_back(SourceAction::Retire);
+                self.target_works(now, actions);
                 Step::Active { own: Duration::ZERO }
             }
             // A target that has restarted asks again what it has been told.
@@ -129,6 +172,21 @@ impl Handover {
             }
             _ => Step::Stay,
         }
+    }
+
+    /// The volumes are in use at the target.
+    fn target_works(&mut self, now: Duration, actions: &mut VecDeque<SourceAction>) {
+        match self.left {
+            Completeness::Hollow if !broken(Bug::RetiredBeforeWhole) => {
+                self.state = State::Filling { ask_at: now + ASK_WHOLE };
+            }
+            Completeness::Whole | Completeness::Hollow => self.retire(actions),
+        }
+    }
+
+    fn retire(&mut self, actions: &mut VecDeque<SourceAction>) {
+        self.state = State::Retiring;
+        actions.push_back(SourceAction::Retire);
     }
 
     pub(crate) fn retired(&mut self, left_over: String) -> Step {
@@ -166,6 +224,11 @@ impl Handover {
                 actions.push_back(commit);
                 Step::Stay
             }
+            State::Filling { ask_at } if *ask_at <= now => {
+                *ask_at = now + ASK_WHOLE;
+                actions.push_back(SourceAction::Send(ToTarget::IsWhole(self.attempt)));
+                Step::Stay
+            }
             State::Discarding { repeat_at, .. } if *repeat_at <= now => {
                 *repeat_at = now + REPEAT;
                 actions.push_back(SourceAction::Send(ToTarget::Discard));
@@ -182,6 +245,7 @@ impl Handover {
     pub(crate) fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         match &self.state {
             State::Committing { repeat_at } => Some((*repeat_at, "the target to take the volumes over")),
+            State::Filling { ask_at } => Some((*ask_at, "the target to fetch what it lacks")),
             State::Discarding { repeat_at, .. } => Some((*repeat_at, "the target to delete its images")),
             State::TakingBack { retry_at, .. } => Some(((*retry_at)?, "the journal")),
             State::Retiring | State::Over => None,

@@ -15,9 +15,10 @@ use std::time::Duration;
 use attempt::SyncState;
 use early::Early;
 
+use crate::filling::Manifest;
 use crate::handover::message::ToTarget;
 use crate::handover::phase::Phase;
-use crate::handover::released::Handover;
+use crate::handover::released::{Completeness, Handover};
 use crate::identity::{Attempt, CommitId, VolumeIndex};
 use crate::journal::{MigrationState, Outcome, Side, Stage, Summary};
 
@@ -49,6 +50,8 @@ pub struct Source {
     /// Tries below or at this will not be released; durable in the journal.
     aborted: Attempt,
     replicas: Vec<SyncState>,
+    /// What each volume's target lacks; `None`: it is to lack nothing.
+    manifests: Vec<Option<Manifest>>,
     early: Early,
     /// A failure, or a wish to end, that came while the release was undecided.
     pending_end: Option<Outcome>,
@@ -133,6 +136,7 @@ impl Source {
     pub fn new(now: Duration, settings: SourceSettings) -> Self {
         Self {
             replicas: vec![SyncState::Behind; settings.volumes.len()],
+            manifests: vec![None; settings.volumes.len()],
             early: Early::default(),
             settings,
             began: now,
@@ -165,7 +169,7 @@ impl Source {
         source.attempt = recorded.aborted.max(recorded.attempt());
         match &recorded.stage {
             Stage::Copying => {}
-            Stage::Released(_) => source.hand_over(now, now),
+            Stage::Released(_) => source.hand_over(now, now, Completeness::of(recorded)),
             Stage::HandedBack => {
                 let detail = "the volume could not be started at the target".to_owned();
                 source.tell(now, Outcome::HandedBack { detail });
@@ -181,6 +185,7 @@ impl Source {
             SourceEvent::Synchronised(volume) => self.stands(now, volume, SyncState::Synchronised),
             SourceEvent::Converged(volume) => self.stands(now, volume, SyncState::Converged),
             SourceEvent::Behind(volume) => self.stands(now, volume, SyncState::Behind),
+            SourceEvent::Told { volume, manifest } => self.told(volume, manifest),
             SourceEvent::VolumeFailed { code, detail } => {
                 self.end_before_release(Outcome::Failed { code, detail });
             }

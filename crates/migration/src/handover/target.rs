@@ -25,10 +25,11 @@ use std::time::Duration;
 
 use chronicle::Generation;
 
+use crate::filling::Manifest;
 use crate::handover::message::ToSource;
 use crate::handover::source::Moves;
 use crate::identity::{Attempt, CommitId, MigrationId, VolumeId, VolumeIndex};
-use crate::journal::{FailureCode, MigrationState, Outcome, Promotion, Record, Side, Stage, Summary};
+use crate::journal::{FailureCode, Hollow, MigrationState, Outcome, Promotion, Record, Side, Stage, Summary};
 use crate::planted::{Bug, broken};
 
 pub use event::{FlushResult, TargetAction, TargetEvent, Wrote};
@@ -47,11 +48,15 @@ const PLANTED_PATIENCE: Duration = Duration::from_millis(50);
 pub struct Target {
     migration: MigrationId,
     volumes: usize,
+    /// Which those are; told only where it may matter: between hosts.
+    identities: Vec<VolumeId>,
     moves: Moves,
     journal: Journal,
     state: State,
     /// The latest try known to be aborted.
     aborted: Attempt,
+    /// The latest try in which blocks are left behind, and what each volume lacks then.
+    hollow: Option<(Attempt, Vec<Manifest>)>,
     /// When the source is asked next, with a journal of its own.
     ask_at: Duration,
     /// The commit that the state waits for is the last one asked for; answers to others are of states gone by.
@@ -163,6 +168,12 @@ impl Target {
         Self::with_journal(migration, volumes, Journal::Own)
     }
 
+    /// Says which volumes they are, in their order: without that none is taken over with blocks missing.
+    #[must_use]
+    pub fn of_volumes(self, identities: Vec<VolumeId>) -> Self {
+        Self { identities, ..self }
+    }
+
     /// Says that a VM comes along with the volumes.
     #[must_use]
     pub fn with_vm(self) -> Self {
@@ -173,8 +184,13 @@ impl Target {
     /// machine to do ([`crate::recovery`] says what is left then).
     pub fn resume(now: Duration, migration: MigrationId, recorded: &MigrationState) -> Option<Self> {
         let Side::Incoming { volumes, .. } = &recorded.side else { return None };
-        let mut target = Self::between_hosts(migration, recorded.volumes.len());
+        let identities = recorded.volumes.iter().map(|moving| moving.volume).collect();
+        let mut target = Self::between_hosts(migration, recorded.volumes.len()).of_volumes(identities);
         target.aborted = recorded.aborted;
+        target.hollow = recorded
+            .hollow
+            .as_ref()
+            .map(|hollow| (hollow.attempt, hollow.manifests.iter().map(|(_, manifest)| *manifest).collect()));
         target.state = match &recorded.stage {
             Stage::Copying => State::Receiving,
             Stage::Prepared(_) if broken(Bug::PromiseForgotten) => State::Receiving,
@@ -196,10 +212,12 @@ impl Target {
         Self {
             migration,
             volumes,
+            identities: Vec::new(),
             moves: Moves::Volumes,
             journal,
             state: State::Receiving,
             aborted: Attempt::NONE,
+            hollow: None,
             ask_at: Duration::ZERO,
             last_commit: CommitId(0),
             actions: VecDeque::new(),
@@ -322,7 +340,10 @@ impl Target {
             State::Withdrawing { attempt, .. } => {
                 vec![Record::AttemptAborted { migration, attempt: *attempt }]
             }
-            State::Promising { attempt, .. } => vec![Record::TargetPrepared { migration, attempt: *attempt }],
+            State::Promising { attempt, .. } => {
+                let prepared = Record::TargetPrepared { migration, attempt: *attempt };
+                self.hollow_record(*attempt).into_iter().chain([prepared]).collect()
+            }
             State::Owning { own, .. } => vec![own.record(migration)],
             State::HandingBack { own, .. } => {
                 vec![Record::HandedBack { migration, generations: own.generations.clone() }]
@@ -338,6 +359,13 @@ impl Target {
         };
         self.last_commit = CommitId(self.last_commit.0 + 1);
         self.actions.push_back(TargetAction::Commit { commit: self.last_commit, records });
+    }
+
+    /// That blocks are left behind in this try, if they are.
+    fn hollow_record(&self, attempt: Attempt) -> Option<Record> {
+        let (_, manifests) = self.hollow.as_ref().filter(|(of, _)| *of == attempt)?;
+        let manifests = self.identities.iter().copied().zip(manifests.iter().copied()).collect();
+        Some(Record::Hollow { migration: self.migration, hollow: Hollow { attempt, manifests } })
     }
 
     fn say(&mut self, message: ToSource) {

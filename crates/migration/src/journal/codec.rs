@@ -2,14 +2,15 @@
 //!
 //! ```text
 //!   header   8 bytes   "STERNAJ" and the version
-//!   frame    u32 length of the payload │ u32 CRC-32C of sequence and payload │ u64 sequence │ payload (postcard)
+//!   frame    an entry (postcard), as `framing.rs` has it
 //!   …
 //! ```
-//! All integers are little-endian. A length of zero, a checksum that does not fit, or a sequence that is not the next
-//! one ends the journal: what lies behind was never acknowledged, or belongs to an earlier use of the space.
 
+use super::framing;
 use super::record::Entry;
 use super::version_3;
+
+pub use super::framing::{Ending, FRAME_BYTES_MAX};
 
 /// Version of the encoding that this program writes.
 pub const VERSION: u8 = 4;
@@ -19,12 +20,6 @@ const OLDEST_VERSION: u8 = 3;
 pub const HEADER: [u8; 8] = [b'S', b'T', b'E', b'R', b'N', b'A', b'J', VERSION];
 /// Length of [`HEADER`].
 pub const HEADER_BYTES: usize = HEADER.len();
-/// Largest payload of a frame: a snapshot of thousands of volumes fits, a hostile length does not.
-pub const FRAME_BYTES_MAX: usize = 16 << 20;
-
-const FRAME_HEADER_BYTES: usize = 16;
-/// Bytes of which [`Frames::ending`] computes checksums at most: many times what an honest journal asks for.
-const SEARCH_BYTES_MAX: usize = 256 << 20;
 
 /// Why bytes are no journal, or an entry cannot be one frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -55,21 +50,16 @@ pub enum CodecError {
 /// [`CodecError::TooLarge`], [`CodecError::Encode`]; `bytes` is unchanged then.
 pub fn encode(sequence: u64, entry: &Entry, bytes: &mut Vec<u8>) -> Result<(), CodecError> {
     let payload = postcard::to_stdvec(entry).map_err(CodecError::Encode)?;
-    let length = u32::try_from(payload.len()).ok().filter(|length| *length as usize <= FRAME_BYTES_MAX);
-    let Some(length) = length else { return Err(CodecError::TooLarge { bytes: payload.len() }) };
-    bytes.extend_from_slice(&length.to_le_bytes());
-    bytes.extend_from_slice(&checksum(sequence, &payload).to_le_bytes());
-    bytes.extend_from_slice(&sequence.to_le_bytes());
-    bytes.extend_from_slice(&payload);
+    if !framing::append(sequence, &payload, bytes) {
+        return Err(CodecError::TooLarge { bytes: payload.len() });
+    }
     Ok(())
 }
 
 /// The whole entries of a journal, in order; ends at the first frame that is not whole.
 pub struct Frames<'a> {
     version: u8,
-    rest: &'a [u8],
-    position: usize,
-    sequence: u64,
+    frames: framing::Frames<'a>,
 }
 
 impl<'a> Frames<'a> {
@@ -88,7 +78,7 @@ impl<'a> Frames<'a> {
         if !(OLDEST_VERSION..=VERSION).contains(version) {
             return Err(CodecError::Version { found: *version });
         }
-        Ok(Self { version: *version, rest, position: HEADER_BYTES, sequence: 0 })
+        Ok(Self { version: *version, frames: framing::Frames::new(rest, HEADER_BYTES) })
     }
 
     /// The version of the encoding. Frames may be appended only if it is [`VERSION`].
@@ -98,12 +88,17 @@ impl<'a> Frames<'a> {
 
     /// Where the next frame is to be written: behind the last whole one.
     pub fn position(&self) -> usize {
-        self.position
+        self.frames.position()
     }
 
     /// The sequence number of the next frame.
     pub fn sequence(&self) -> u64 {
-        self.sequence
+        self.frames.sequence()
+    }
+
+    /// Tells what lies behind the last frame that was returned; to be asked once there are no more.
+    pub fn ending(&self) -> Ending {
+        self.frames.ending(|_| true)
     }
 }
 
@@ -111,51 +106,10 @@ impl Iterator for Frames<'_> {
     type Item = Entry;
 
     fn next(&mut self) -> Option<Entry> {
-        let payload = frame(self.rest, |sequence| sequence == self.sequence)?;
+        let payload = self.frames.peek()?;
         let entry = decode(self.version, payload)?;
-        let length = FRAME_HEADER_BYTES + payload.len();
-        self.rest = &self.rest[length..];
-        self.position += length;
-        self.sequence += 1;
+        self.frames.accept(payload);
         Some(entry)
-    }
-}
-
-/// How a journal goes on behind the last frame that [`Frames`] returned.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// With nothing, or with a commit that was cut off: it was never acknowledged, and its space is free.
-    Torn,
-    /// With a whole frame whose records mean nothing to this program: a newer one wrote it.
-    Foreign,
-    /// With damage: whole frames that were acknowledged lie behind it.
-    Damaged,
-}
-
-impl Frames<'_> {
-    /// Tells what lies behind the last frame that was returned; to be asked once there are no more.
-    ///
-    /// It relies on one frame being written at a time, so that nothing was ever written behind a torn one.
-    pub fn ending(&self) -> Ending {
-        if frame(self.rest, |sequence| sequence == self.sequence).is_some() {
-            return Ending::Foreign;
-        }
-        // Every frame has a payload, so this is more frames than can follow.
-        let last = self.sequence.saturating_add((self.rest.len() / FRAME_HEADER_BYTES) as u64);
-        let mut budget = SEARCH_BYTES_MAX;
-        for start in 1..self.rest.len().saturating_sub(FRAME_HEADER_BYTES) {
-            let follows = |sequence| sequence > self.sequence && sequence <= last;
-            let Some((length, _, sequence)) = header(&self.rest[start..]) else { continue };
-            if !follows(sequence) {
-                continue;
-            }
-            // Bytes that look like frames again and again were made to; they are not trusted.
-            budget = budget.saturating_sub(length);
-            if budget == 0 || frame(&self.rest[start..], follows).is_some() {
-                return Ending::Damaged;
-            }
-        }
-        Ending::Torn
     }
 }
 
@@ -164,27 +118,4 @@ fn decode(version: u8, payload: &[u8]) -> Option<Entry> {
         3 => postcard::from_bytes::<version_3::Entry>(payload).ok().map(Into::into),
         _ => postcard::from_bytes(payload).ok(),
     }
-}
-
-/// The payload of the frame that `bytes` begin with, if it is whole and has a sequence number that is wanted.
-fn frame(bytes: &[u8], wanted: impl FnOnce(u64) -> bool) -> Option<&[u8]> {
-    let (length, expected, sequence) = header(bytes)?;
-    if !wanted(sequence) {
-        return None;
-    }
-    let payload = bytes[FRAME_HEADER_BYTES..].get(..length)?;
-    (checksum(sequence, payload) == expected).then_some(payload)
-}
-
-/// Length, checksum and sequence number, if `bytes` could begin with a frame.
-fn header(bytes: &[u8]) -> Option<(usize, u32, u64)> {
-    let header = bytes.get(..FRAME_HEADER_BYTES)?;
-    let length = u32::from_le_bytes(*header.first_chunk()?) as usize;
-    let expected = u32::from_le_bytes(*header[4..].first_chunk()?);
-    let sequence = u64::from_le_bytes(*header[8..].first_chunk()?);
-    (length > 0 && length <= FRAME_BYTES_MAX).then_some((length, expected, sequence))
-}
-
-fn checksum(sequence: u64, payload: &[u8]) -> u32 {
-    crc32c::crc32c_append(crc32c::crc32c(&sequence.to_le_bytes()), payload)
 }

@@ -87,7 +87,8 @@ impl State {
             .origins
             .iter()
             .map(|(volume, origin)| Record::OriginKnown { volume: *volume, origin: *origin });
-        std::iter::once(Record::Snapshot(Box::new(self.clone()))).chain(origins).collect()
+        let snapshot = std::iter::once(Record::Snapshot(Box::new(self.clone())));
+        snapshot.chain(origins).chain(self.filling_records()).collect()
     }
 
     /// Takes what is said of a volume's origin. What was somebody's stays so, whoever says otherwise.

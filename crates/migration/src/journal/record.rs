@@ -4,6 +4,7 @@
 use chronicle::Generation;
 use serde::{Deserialize, Serialize};
 
+use super::filling::{Hollow, VolumeFilling};
 use super::image::{ImageLocation, Place};
 use super::origin::Origin;
 use super::side::{Promotion, Side};
@@ -140,6 +141,25 @@ pub enum Record {
         migration: MigrationId,
         /// How it ends once they are gone.
         outcome: Outcome,
+    },
+    /// Blocks are left behind in a try at the handover. Together with *prepared*, or *released*, of that try.
+    Hollow {
+        /// Of which migration.
+        migration: MigrationId,
+        /// The try, and what is left behind.
+        hollow: Hollow,
+    },
+    /// A volume is being filled: behind a snapshot.
+    FillingKnown {
+        /// Which.
+        volume: VolumeId,
+        /// From where.
+        filling: Box<VolumeFilling>,
+    },
+    /// Nothing is missing any more of a volume that was being filled, durably.
+    Filled {
+        /// Which.
+        volume: VolumeId,
     },
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use chronicle::StayId;
 use serde::{Deserialize, Serialize};
 
+use super::filling::{Hollow, VolumeFilling};
 use super::image::{Place, Reservation, ReservedContent};
 use super::origin::Origin;
 use super::record::{Entry, MigratingVolume, Outcome, Record, Summary, VolumeRecord};
@@ -35,6 +36,9 @@ pub struct State {
     /// a snapshot cannot grow.
     #[serde(skip)]
     pub origins: BTreeMap<VolumeId, Origin>,
+    /// Volumes of this host that were handed over with blocks missing, and lack some. As above.
+    #[serde(skip)]
+    pub fillings: BTreeMap<VolumeId, VolumeFilling>,
 }
 
 /// A volume that this host serves.
@@ -75,6 +79,9 @@ pub struct MigrationState {
     pub promotion: Option<Promotion>,
     /// What was known of volumes that have come home by it, in case they are handed back; empty once it has ended.
     pub returning: Vec<Moved>,
+    /// The latest try in which blocks are left behind, if there was one. Not in the snapshot, but in a record behind it.
+    #[serde(skip)]
+    pub hollow: Option<Hollow>,
 }
 
 /// A record that does not follow from those before it: the journal is damaged, or there is a defect.
@@ -154,6 +161,7 @@ impl State {
             }
             Record::VolumeRemoved { volume } => {
                 self.volumes.remove(volume).ok_or(Inconsistent::UnknownVolume(*volume))?;
+                self.fillings.remove(volume);
                 self.forget_origins();
             }
             Record::MigrationStarted { migration, volumes, keep_source, side } => {
@@ -170,17 +178,33 @@ impl State {
                 self.advance(*migration, "released", record)?;
                 self.volumes_leave(at_unix_ms, *migration, generations)?;
             }
-            Record::Owned { migration, generations, .. } => {
+            Record::Owned { migration, attempt, generations } => {
+                let is_first = !self.migration(*migration)?.has_arrived();
                 self.advance(*migration, "owned", record)?;
                 self.volumes_arrive(at_unix_ms, *migration, generations)?;
+                if is_first {
+                    self.begin_fillings(*migration, *attempt);
+                }
             }
-            Record::Promoted { migration, generations, promotion, .. } => {
+            Record::Promoted { migration, attempt, generations, promotion } => {
+                let is_first = !self.migration(*migration)?.has_arrived();
                 self.advance(*migration, "promoted", record)?;
                 self.open_branches(*migration, promotion)?;
                 self.volumes_arrive(at_unix_ms, *migration, generations)?;
+                if is_first {
+                    self.begin_fillings(*migration, *attempt);
+                }
             }
+            Record::Hollow { migration, hollow } => {
+                self.migration(*migration)?.hollow = Some(hollow.clone());
+            }
+            Record::FillingKnown { volume, filling } => {
+                self.fillings.insert(*volume, (**filling).clone());
+            }
+            Record::Filled { volume } => drop(self.fillings.remove(volume)),
             Record::HandedBack { migration, generations } => {
                 self.advance(*migration, "handed back", record)?;
+                self.end_fillings(*migration);
                 self.volumes_return(*migration, generations)?;
             }
             Record::MigrationEnded { migration, summary, .. } => {
@@ -189,6 +213,7 @@ impl State {
                 state.ended_unix_ms = Some(at_unix_ms);
                 state.summary = *summary;
                 state.returning.clear();
+                state.hollow = None;
                 self.forget_origins();
             }
             Record::MovedForgotten { volume } => {
@@ -239,6 +264,7 @@ impl State {
             side: side.clone(),
             promotion: None,
             returning: Vec::new(),
+            hollow: None,
         };
         // From here on a half-made copy may be there; what was there before is gone.
         self.reserve_targets(migration, &state, ReservedContent::HalfMade);

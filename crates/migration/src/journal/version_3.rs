@@ -186,6 +186,7 @@ impl From<State> for state::State {
             moved: old.moved.into_iter().map(|(id, moved)| (id, moved.into())).collect(),
             branches: old.branches,
             origins: BTreeMap::new(),
+            fillings: BTreeMap::new(),
         }
     }
 }
@@ -229,6 +230,7 @@ impl From<MigrationState> for state::MigrationState {
             side: old.side,
             promotion: old.promotion,
             returning: old.returning.into_iter().map(Into::into).collect(),
+            hollow: None,
         }
     }
 }

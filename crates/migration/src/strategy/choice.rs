@@ -12,6 +12,11 @@ pub enum Choice {
     Mirror,
     /// Rounds, while guest writes go to the source only.
     Tracking(Recording),
+    /// Rounds, at most so many, and the rest follows the volume. Only towards another host.
+    PostCopy {
+        /// Rounds at most; 0: nothing is copied beforehand.
+        rounds_max: u32,
+    },
 }
 
 impl Choice {
@@ -20,7 +25,14 @@ impl Choice {
         match self {
             Self::Mirror => "mirror",
             Self::Tracking(_) => "tracking",
+            Self::PostCopy { rounds_max: 0 } => "post-copy",
+            Self::PostCopy { .. } => "three-phase",
         }
+    }
+
+    /// Tells whether volumes are handed over with blocks missing.
+    pub fn leaves_blocks(self) -> bool {
+        matches!(self, Self::PostCopy { .. })
     }
 
     /// What that is between two stores of one host; what is left may take `drain_max` to arrive behind closed gates.
@@ -28,6 +40,8 @@ impl Choice {
         match self {
             Self::Mirror => Strategy::Mirror,
             Self::Tracking(recording) => Strategy::Tracking { recording, drain_max },
+            // Nobody offers it: on one host nothing is gained by leaving first.
+            Self::PostCopy { .. } => Strategy::Mirror,
         }
     }
 
@@ -44,6 +58,7 @@ impl Choice {
             Self::Mirror => Strategy::AsynchronousMirror { buffer_bytes_max, drain_max: switch_over_max / 2 },
             // What is sent behind the gate is on its way for as long as that.
             Self::Tracking(recording) => Strategy::Tracking { recording, drain_max: drain_max + round_trip },
+            Self::PostCopy { rounds_max } => Strategy::PostCopy { rounds_max },
         }
     }
 }

@@ -6,7 +6,7 @@ use chronicle::{BlockSize, LayeredBitmap};
 
 use super::engine::Engine;
 use super::policy::{Chosen, Course, Policy, RoundVerdict};
-use super::{Strategy, Tally, VolumeAction, VolumeEvent, WriteId};
+use super::{Strategy, Tally, TellingId, VolumeAction, VolumeEvent, WriteId};
 use crate::handover::source::Costs;
 use crate::pacing::PacingSettings;
 use crate::progress::{VolumeProgress, Waiting};
@@ -86,6 +86,14 @@ impl Copying {
         self.engine.lacking()
     }
 
+    /// What a telling under way says that the target lacks, in units, and whether that is all of it; `None`: it is not under
+    /// way any more.
+    pub fn telling(&self, telling: TellingId) -> Option<(LayeredBitmap, bool)> {
+        let (blocks, is_base) = self.engine.telling(telling)?;
+        let (block_bytes, size_bytes) = (self.engine.block_bytes(), self.engine.size_bytes());
+        Some((crate::filling::to_units(blocks, block_bytes, size_bytes), is_base))
+    }
+
     /// What it has cost so far.
     pub fn costs(&self) -> Costs {
         self.engine.costs()
@@ -149,6 +157,9 @@ impl Copying {
         if self.engine.may_flush() {
             let verdict = self.policy.judge_pass(&self.engine);
             self.engine.flush_if_due(now, verdict);
+        }
+        if self.policy.may_tell(&self.engine) {
+            self.engine.tell_if_due(now);
         }
         let standing = self.policy.standing(&self.engine, now);
         self.engine.say(standing);

@@ -25,6 +25,7 @@ mod questions;
 mod replica;
 mod rounds;
 mod tally;
+mod telling;
 mod values;
 mod writes;
 
@@ -40,6 +41,7 @@ use self::flush::Flushes;
 use self::gate::Gate;
 use self::meter::Meter;
 use self::replica::ReplicaBlocks;
+use self::telling::Tellings;
 use self::values::Values;
 use self::writes::{SourceSide, WriteState, Writes};
 use super::{CopyingSettings, VolumeAction, VolumeEvent};
@@ -57,6 +59,8 @@ pub(super) struct Engine {
     terms: Terms,
     stage: Stage,
     replica: ReplicaBlocks,
+    /// What the target knows that it lacks. Only of strategies that hand over with blocks missing.
+    tellings: Tellings,
     writes: Writes,
     /// What is on its way by value while its guest waits no more.
     values: Values,
@@ -198,6 +202,7 @@ impl Engine {
             terms,
             stage: Stage::Surveying,
             replica: ReplicaBlocks::new(blocks),
+            tellings: Tellings::new(blocks),
             writes: Writes::default(),
             values: Values::default(),
             chunks: Chunks::default(),
@@ -225,7 +230,10 @@ impl Engine {
     /// Takes note of what happened. A write that arrives is held until it is submitted.
     pub(super) fn handle_event(&mut self, now: Duration, event: VolumeEvent) {
         match event {
-            VolumeEvent::Allocated(range) => self.replica.mark_missing(self.covering(range)),
+            VolumeEvent::Allocated(range) => {
+                self.tellings.missing(self.covering(range));
+                self.replica.mark_missing(self.covering(range));
+            }
             VolumeEvent::AllocationKnown => {
                 if self.stage == Stage::Surveying {
                     self.stage = Stage::Copying;
@@ -237,6 +245,7 @@ impl Engine {
             VolumeEvent::ChunkCopied { chunk, result } => self.chunk_copied(now, chunk, result),
             VolumeEvent::TargetFlushed { flush, result } => self.target_flushed(now, flush, result),
             VolumeEvent::TargetRestarted => self.target_lost_the_volatile(),
+            VolumeEvent::MissingTold { telling, result } => self.missing_told(now, telling, result),
             VolumeEvent::FlushWanted => self.flushes.want(),
             VolumeEvent::GateCloses => self.gate.close(now),
             VolumeEvent::Freeze => self.gate.freeze(),
@@ -310,6 +319,11 @@ impl Engine {
                 Standing::Converged => VolumeAction::Converged,
                 Standing::Synchronised => VolumeAction::Synchronised,
             });
+            if standing == Standing::Synchronised && self.is_told() {
+                // N.B. before the word that it may be handed over.
+                let told = VolumeAction::Told { manifest: self.manifest() };
+                self.actions.insert(self.actions.len() - 1, told);
+            }
         }
     }
 

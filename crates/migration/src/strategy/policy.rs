@@ -18,6 +18,7 @@ use chronicle::BlockRange;
 use super::asynchronous::AsynchronousMirror;
 use super::engine::{Engine, Standing, Terms, Toll, Verdict, Write};
 use super::mirror::Mirror;
+use super::post_copy::PostCopy;
 use super::tracking::Tracking;
 use super::{Round, Route, Strategy};
 
@@ -55,8 +56,14 @@ pub(super) trait Policy {
     /// What it means how far the copying has come. Asked only while the target could be flushed.
     fn judge_pass(&self, engine: &Engine) -> Verdict;
 
-    /// How near the replica is to the volume: [`Standing::Synchronised`] only if they are equal, and stay so until the
-    /// engine hears of the next write.
+    /// Tells whether the target is to be told what it lacks. Only of strategies that hand over with blocks missing.
+    fn may_tell(&self, engine: &Engine) -> bool {
+        let _ = engine;
+        false
+    }
+
+    /// How near the replica is to the volume: [`Standing::Synchronised`] only if they are equal, or the target knows exactly
+    /// what it lacks and may lack it, and that stays so until the engine hears of the next write.
     fn standing(&mut self, engine: &Engine, now: Duration) -> Standing;
 
     /// When the standing changes though nothing happens, and what is waited for until then.
@@ -105,6 +112,7 @@ pub(super) enum Chosen {
     Mirror(Mirror),
     AsynchronousMirror(AsynchronousMirror),
     Tracking(Box<Tracking>),
+    PostCopy(PostCopy),
 }
 
 impl Chosen {
@@ -117,6 +125,7 @@ impl Chosen {
             Strategy::Tracking { recording, drain_max } => {
                 Self::Tracking(Box::new(Tracking::new(recording, drain_max)))
             }
+            Strategy::PostCopy { rounds_max } => Self::PostCopy(PostCopy::new(rounds_max)),
         }
     }
 }
@@ -128,6 +137,7 @@ macro_rules! ask {
             Chosen::Mirror($policy) => $answer,
             Chosen::AsynchronousMirror($policy) => $answer,
             Chosen::Tracking($policy) => $answer,
+            Chosen::PostCopy($policy) => $answer,
         }
     };
 }
@@ -159,6 +169,10 @@ impl Policy for Chosen {
 
     fn judge_pass(&self, engine: &Engine) -> Verdict {
         ask!(self, policy => policy.judge_pass(engine))
+    }
+
+    fn may_tell(&self, engine: &Engine) -> bool {
+        ask!(self, policy => policy.may_tell(engine))
     }
 
     fn standing(&mut self, engine: &Engine, now: Duration) -> Standing {

@@ -13,6 +13,7 @@ use super::opening::{
 use super::survey::ProbeSeen;
 use super::survey_forms::{SurveyForm, SurveyedForm};
 use super::{DETAIL_BYTES_MAX, Message, NAME_BYTES_MAX, PROBES_MAX, VOLUMES_MAX, WireError};
+use crate::filling::Manifest;
 use crate::handover::message::{ToSource, ToTarget};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 use crate::journal::{Forwarding, ImageFormat, Origin};
@@ -114,6 +115,20 @@ pub(super) enum Form {
         origins: Vec<OriginForm>,
         strategy: StrategyForm,
     },
+    PrepareHollow {
+        migration: u64,
+        attempt: u32,
+        /// Units and checksum of each volume.
+        manifests: Vec<(u64, u32)>,
+    },
+    IsWhole {
+        migration: u64,
+        attempt: u32,
+    },
+    Whole {
+        migration: u64,
+        attempt: u32,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -182,7 +197,7 @@ twin!(FormerForm = FormerContent { Zero, Unknown });
 twin!(ProbeSeenForm = ProbeSeen { Nothing, Unlocked, Locked });
 twin!(SharingForm = Sharing { Wanted, Refused });
 twin!(OriginForm = Origin { Unknown, Made, Given });
-twin!(StrategyForm = OfferedStrategy { Mirror, Tracking });
+twin!(StrategyForm = OfferedStrategy { Mirror, Tracking, PostCopy });
 twin!(LeftForm = LeftBehind { Nothing, Replica });
 twin!(
     CodeForm = RefusalCode {
@@ -221,6 +236,7 @@ impl Form {
                 at_most(generations.len(), VOLUMES_MAX, "volumes")?;
                 at_most(detail.len(), DETAIL_BYTES_MAX, "bytes of an explanation")
             }
+            Self::PrepareHollow { manifests, .. } => at_most(manifests.len(), VOLUMES_MAX, "volumes"),
             Self::Commit { generations, .. } | Self::TakenByForce { generations, .. } => {
                 at_most(generations.len(), VOLUMES_MAX, "volumes")
             }
@@ -291,6 +307,12 @@ impl From<Message> for Form {
                     Self::Commit { migration, attempt, generations: plain(generations) }
                 }
                 ToTarget::Discard => Self::Discard { migration },
+                ToTarget::PrepareHollow { attempt: Attempt(attempt), manifests } => {
+                    let plain = |manifest: Manifest| (manifest.units, manifest.checksum);
+                    let manifests = manifests.into_iter().map(plain).collect();
+                    Self::PrepareHollow { migration, attempt, manifests }
+                }
+                ToTarget::IsWhole(Attempt(attempt)) => Self::IsWhole { migration, attempt },
             },
             Message::ToSource { migration: MigrationId(migration), message } => match message {
                 ToSource::Prepared(Attempt(attempt)) => Self::Prepared { migration, attempt },
@@ -309,6 +331,7 @@ impl From<Message> for Form {
                 ToSource::TakenByForce { generations } => {
                     Self::TakenByForce { migration, generations: plain(generations) }
                 }
+                ToSource::Whole(Attempt(attempt)) => Self::Whole { migration, attempt },
             },
         }
     }
@@ -351,6 +374,13 @@ impl From<Form> for Message {
                 to_target(migration, ToTarget::Commit { attempt, generations })
             }
             Form::Discard { migration } => to_target(migration, ToTarget::Discard),
+            Form::PrepareHollow { migration, attempt, manifests } => {
+                let named = |(units, checksum)| Manifest { units, checksum };
+                let (attempt, manifests) = (Attempt(attempt), manifests.into_iter().map(named).collect());
+                to_target(migration, ToTarget::PrepareHollow { attempt, manifests })
+            }
+            Form::IsWhole { migration, attempt } => to_target(migration, ToTarget::IsWhole(Attempt(attempt))),
+            Form::Whole { migration, attempt } => to_source(migration, ToSource::Whole(Attempt(attempt))),
             Form::Prepared { migration, attempt } => {
                 to_source(migration, ToSource::Prepared(Attempt(attempt)))
             }

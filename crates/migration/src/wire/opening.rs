@@ -34,6 +34,8 @@ pub enum OfferedStrategy {
     Mirror,
     /// In rounds, while guest writes go to the source only.
     Tracking,
+    /// Handed over with blocks missing, which follow.
+    PostCopy,
 }
 
 /// Whether a source writes to images of the target's store itself if it can open them.

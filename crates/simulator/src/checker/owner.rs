@@ -10,6 +10,8 @@ use migration::journal::{ImageLocation, MigrationState, Side, Stage, State};
 pub(crate) enum Permission {
     /// Nothing: it was released, or does not own the volume yet, or nobody knows.
     Forbidden,
+    /// It was released with blocks missing at its target, which reads them here.
+    Reservoir,
     /// It is of no use to anybody; what is still being written there does no harm.
     Worthless,
     /// It is being copied to: it may be written and flushed, but serves nobody.
@@ -31,6 +33,7 @@ impl Permission {
     pub(crate) fn allows(self, access: Access) -> bool {
         match self {
             Self::Forbidden => false,
+            Self::Reservoir => access == Access::Read,
             Self::Worthless | Self::Target => access != Access::Read,
             Self::Owner => true,
         }
@@ -52,6 +55,7 @@ pub(crate) fn permission(state: &State, path: &str) -> Permission {
             Stage::HandedBack | Stage::Discarding(_) if target && !migration.side.has_source() => {
                 target_of_failed = true;
             }
+            Stage::Released(_) if source && migration.hollow_now().is_some() => return Permission::Reservoir,
             // Past the commit point, and nobody owns the volumes yet.
             Stage::Released(_) if source || target => return Permission::Forbidden,
             Stage::Ended(_) if target && !owns => target_of_failed = true,

@@ -23,7 +23,8 @@ impl ProgressWatch {
     pub(crate) fn report(&mut self, now: Duration, progress: &Progress) -> Option<String> {
         let Progress { phase, fraction, .. } = *progress;
         let before = std::mem::replace(&mut self.fraction, fraction);
-        self.past_commit_point |= matches!(phase, Phase::Committing | Phase::Retiring | Phase::TakingBack);
+        self.past_commit_point |=
+            matches!(phase, Phase::Committing | Phase::Filling | Phase::Retiring | Phase::TakingBack);
         if fraction < before {
             return Some(format!("progress fell from {before} to {fraction} in {phase}"));
         }

@@ -18,11 +18,12 @@ use chronicle::{BlockRange, Epoch, Kept, ReplicaOf};
 use futures_channel::oneshot;
 use lane::{Keeper, LaneFuture, NotDurable};
 use migration::StayKey;
+use migration::filling::{self, LogEntry, LogFault, UnitMap};
 use migration::stay::opening::{self, Found, OpeningStep};
 use migration::stay::{ImageRecord, Look, OpenMarks, vouches};
 
 use crate::random::Random;
-use crate::world::World;
+use crate::world::{Stop, World};
 
 /// How long a write takes at least.
 const LATENCY_MIN: Duration = Duration::from_micros(20);
@@ -39,6 +40,8 @@ pub(crate) struct SimChronicles {
     files: RefCell<BTreeMap<StayKey, Files>>,
     /// The daemon's open files of marks; they end with it.
     open: RefCell<OpenMarks<BTreeSet<u64>>>,
+    /// How often the host has lost power.
+    boot: Cell<u8>,
     under_way: RefCell<BTreeMap<u64, Work>>,
     next: Cell<u64>,
     /// When the last of what is done in order will be done.
@@ -57,9 +60,16 @@ struct Files {
     copies: BTreeSet<ReplicaOf>,
     marks: BTreeMap<Epoch, BTreeSet<u64>>,
     image: Option<Vec<u8>>,
+    /// Which units are missing, as the product writes it.
+    presence: Option<Vec<u8>>,
+    /// So much of it would survive a loss of power.
+    presence_synced: usize,
 }
 
 enum Work {
+    /// An entry, after whatever there is, or, with a size, in place of it.
+    Presence(StayKey, Option<u64>, Box<LogEntry>),
+    ForgetPresence(StayKey),
     Mark(StayKey, Epoch, Vec<BlockRange>),
     Keep(StayKey, Box<Kept>),
     Forget(StayKey, Epoch),
@@ -80,6 +90,7 @@ impl SimChronicles {
             random: RefCell::new(random),
             files: RefCell::default(),
             open: RefCell::default(),
+            boot: Cell::default(),
             under_way: RefCell::default(),
             next: Cell::default(),
             busy_until: Cell::default(),
@@ -162,8 +173,13 @@ impl SimChronicles {
         self.world.now() < self.full_until.get()
     }
 
+    /// The present start of the host.
+    fn boot(&self) -> [u8; 16] {
+        [self.boot.get(); 16]
+    }
+
     /// The daemon was killed, or power was cut.
-    pub(super) fn crash(&self) {
+    pub(super) fn crash(&self, how: Stop) {
         let mut in_order_goes_on = true;
         for work in self.under_way.take().into_values() {
             let is_done = self.random.borrow_mut().percent(50);
@@ -176,8 +192,15 @@ impl SimChronicles {
                 in_order_goes_on &= is_done;
                 if in_order_goes_on {
                     let _ = self.apply(work);
+                } else if let Work::Presence(key, None, entry) = work {
+                    self.tear_presence(key, &entry);
+                    in_order_goes_on = false;
                 }
             }
+        }
+        if how == Stop::PowerCut {
+            self.boot.set(self.boot.get().wrapping_add(1));
+            self.files.borrow_mut().values_mut().for_each(|files| self.lose_what_was_noted(files));
         }
         self.open.take();
         self.busy_until.set(Duration::ZERO);
@@ -219,7 +242,7 @@ impl SimChronicles {
     }
 
     fn apply(&self, work: Work) -> Result<(), NotDurable> {
-        if self.is_full() && !matches!(work, Work::Forget(..) | Work::Doubt(_)) {
+        if self.is_full() && !matches!(work, Work::Forget(..) | Work::Doubt(_) | Work::ForgetPresence(_)) {
             return Err(NotDurable { detail: "no space".to_owned() });
         }
         match work {
@@ -233,6 +256,10 @@ impl SimChronicles {
                 files.marks.retain(|epoch, _| *epoch > kept.through);
             }
             Work::Forget(key, through) => self.forget_through(key, through),
+            Work::Presence(key, size_bytes, entry) => self.add_to_presence(key, size_bytes, &entry)?,
+            Work::ForgetPresence(key) => {
+                self.files.borrow_mut().entry(key).or_default().presence = None;
+            }
             Work::Doubt(key) => {
                 // In a full folder what was remembered of the image is deleted instead.
                 let record = (!self.is_full()).then(|| ImageRecord::Failed.encode(key));
@@ -252,6 +279,66 @@ impl SimChronicles {
         files.kept = None;
         files.copies.clear();
         files.marks.retain(|epoch, _| *epoch > through);
+    }
+
+    fn add_to_presence(
+        &self,
+        key: StayKey,
+        size_bytes: Option<u64>,
+        entry: &LogEntry,
+    ) -> Result<(), NotDurable> {
+        let mut files = self.files.borrow_mut();
+        let files = files.entry(key).or_default();
+        if let Some(size_bytes) = size_bytes {
+            let mut bytes = filling::header(size_bytes, key.bytes());
+            filling::encode_entry(0, entry, &mut bytes);
+            files.presence_synced = bytes.len();
+            files.presence = Some(bytes);
+            return Ok(());
+        }
+        let gone = || NotDurable { detail: "nothing was begun".to_owned() };
+        let bytes = files.presence.as_mut().ok_or_else(gone)?;
+        let (_, position, sequence) =
+            replay(bytes, key, self.boot()).map_err(|error| NotDurable { detail: error.to_string() })?;
+        bytes.truncate(position);
+        filling::encode_entry(sequence, entry, bytes);
+        if !matches!(entry, LogEntry::Noted { .. }) {
+            files.presence_synced = bytes.len();
+        }
+        Ok(())
+    }
+
+    /// What was not synced may go with the power.
+    fn lose_what_was_noted(&self, files: &mut Files) {
+        if let Some(bytes) = files.presence.as_mut().filter(|bytes| bytes.len() > files.presence_synced) {
+            let lost = self.random.borrow_mut().below((bytes.len() - files.presence_synced) as u64 + 1);
+            bytes.truncate(bytes.len() - lost as usize);
+        }
+    }
+
+    /// A crash leaves a part of what was being added.
+    fn tear_presence(&self, key: StayKey, entry: &LogEntry) {
+        let mut files = self.files.borrow_mut();
+        let Some(bytes) = &mut files.entry(key).or_default().presence else { return };
+        let Ok((_, position, sequence)) = replay(bytes, key, self.boot()) else { return };
+        let mut torn = Vec::new();
+        filling::encode_entry(sequence, entry, &mut torn);
+        torn.truncate(self.random.borrow_mut().below(torn.len() as u64) as usize);
+        bytes.truncate(position);
+        bytes.extend_from_slice(&torn);
+    }
+
+    /// What a volume lacks, as a start finds it; `None`: nothing is known.
+    pub(super) fn missing(&self, key: StayKey) -> Option<UnitMap> {
+        let files = self.files.borrow();
+        let bytes = files.get(&key)?.presence.as_ref()?;
+        match replay(bytes, key, self.boot()) {
+            Ok((missing, ..)) => Some(missing),
+            Err(error) => {
+                self.world.violated("presence", || error.to_string());
+                None
+            }
+        }
     }
 
     /// The copies that a restart would know.
@@ -295,4 +382,37 @@ impl Keeper for SimChronicles {
     fn doubt(&self, key: StayKey) -> LaneFuture<Result<(), NotDurable>> {
         self.begin(Work::Doubt(key))
     }
+
+    fn begin_presence(
+        &self,
+        key: StayKey,
+        size_bytes: u64,
+        entry: LogEntry,
+    ) -> LaneFuture<Result<(), NotDurable>> {
+        self.begin(Work::Presence(key, Some(size_bytes), Box::new(entry)))
+    }
+
+    fn add_presence(&self, key: StayKey, _: u64, entry: LogEntry) -> LaneFuture<Result<(), NotDurable>> {
+        self.begin(Work::Presence(key, None, Box::new(entry)))
+    }
+
+    fn note_presence(
+        &self,
+        key: StayKey,
+        _: u64,
+        runs: Vec<BlockRange>,
+    ) -> LaneFuture<Result<(), NotDurable>> {
+        let entry = LogEntry::Noted { boot: self.boot(), runs };
+        self.begin(Work::Presence(key, None, Box::new(entry)))
+    }
+
+    fn forget_presence(&self, key: StayKey) -> LaneFuture<Result<(), NotDurable>> {
+        self.begin(Work::ForgetPresence(key))
+    }
+}
+
+/// Reads a file of presence.
+fn replay(bytes: &[u8], key: StayKey, boot: [u8; 16]) -> Result<(UnitMap, usize, u64), LogFault> {
+    let size = bytes.get(8..16).and_then(|size| Some(u64::from_le_bytes(size.try_into().ok()?)));
+    filling::replay(bytes, size.unwrap_or(0), key.bytes(), boot)
 }

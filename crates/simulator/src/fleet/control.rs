@@ -4,7 +4,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use futures_channel::oneshot;
-use lane::{Control, ControlFault, HooksFault, LaneFuture, Report, VmFault};
+use lane::{Control, ControlFault, HooksFault, Keeper, LaneFuture, Report, VmFault};
 use migration::journal::{ImageLocation, Record};
 use migration::recovery::Retirement;
 use migration::{CommitFault, MigrationId, Phase};
@@ -61,6 +61,11 @@ impl HostControl {
 }
 
 impl Control for HostControl {
+    fn keeper(&self) -> Option<Rc<dyn Keeper>> {
+        let host = self.host.upgrade()?;
+        Some(Rc::clone(&host.chronicles) as Rc<dyn Keeper>)
+    }
+
     fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
         match self.host.upgrade() {
             Some(host) => host.journal().commit(records),

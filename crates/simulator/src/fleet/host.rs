@@ -171,6 +171,11 @@ struct Environment {
 }
 
 impl Manner {
+    /// Tells whether volumes go to other hosts with blocks missing.
+    pub(crate) fn leaves_blocks(&self) -> bool {
+        matches!(self.strategy, Strategy::PostCopy { .. })
+    }
+
     fn draw(random: &mut Random, scenario: &Scenario, geometries: Vec<Geometry>) -> Self {
         let plan = &scenario.migrations[0];
         let strategy = Strategy::AsynchronousMirror {
@@ -343,7 +348,7 @@ impl SimHost {
             link.subjects().into_iter().for_each(|subject| link.line(subject).close(self.place));
         }
         self.journal.crash();
-        self.chronicles.crash();
+        self.chronicles.crash(how);
         for disk in self.images.borrow().values() {
             match how {
                 Stop::PowerCut => disk.power_cut(),

@@ -276,7 +276,7 @@ impl SimHost {
         moves: Moves,
     ) -> Option<oneshot::Receiver<Outcome>> {
         let stay = StayId::Arrived(id.0);
-        let coming = self.wait_for_volumes(stay, recorded, resumed);
+        let coming = self.wait_for_volumes(stay, recorded, resumed, (from, remote))?;
         let left_behind = keeps.then_some(ReplicaOf::Host { host: from.host().0, departure: remote.0 });
         for (coming, generation) in coming.iter().zip(generations_of(recorded)) {
             let begun = coming.volume.begin_stay(stay, generation, left_behind).await;
@@ -289,11 +289,12 @@ impl SimHost {
 
     /// Makes what waits for each volume; of one that has left clients here, it is what they use.
     fn wait_for_volumes(
-        &self,
+        self: &Rc<Self>,
         stay: StayId,
         recorded: &MigrationState,
         resumed: Resumed,
-    ) -> Vec<IncomingVolume> {
+        source: (Place, MigrationId),
+    ) -> Option<Vec<IncomingVolume>> {
         let mut waiting = Vec::new();
         for ((index, moving), generation) in recorded.volumes.iter().enumerate().zip(generations_of(recorded))
         {
@@ -323,9 +324,22 @@ impl SimHost {
             self.with_serving(|serving| serving.volumes[index] = Some(Rc::clone(&volume)));
             self.offer_to_clients(index);
             let store = FlushDebt::new(store);
-            waiting.push(IncomingVolume { volume, store, leased: None, image: moving.target.clone() });
+            let filling = match self.manner.leaves_blocks() {
+                false => None,
+                true => {
+                    let key = StayKey { volume: moving.volume, stay };
+                    let missing = (resumed == Resumed::Yes).then(|| self.chronicles.missing(key)).flatten();
+                    let filling = self.filling_store((index, key), Rc::clone(&store), source, missing)?;
+                    if volume.gate().mode() == GateMode::Hold {
+                        volume.wait_at(Rc::clone(&filling) as Rc<dyn BlockDevice>);
+                    }
+                    Some(filling)
+                }
+            };
+            let image = moving.target.clone();
+            waiting.push(IncomingVolume { volume, store, leased: None, filling, image });
         }
-        waiting
+        Some(waiting)
     }
 
     fn drive_incoming(
@@ -342,6 +356,9 @@ impl SimHost {
             channel
                 .service
                 .offer(Address::Replica(index as u32), Rc::clone(&coming.store) as Rc<dyn BlockDevice>);
+            if let Some(filling) = &coming.filling {
+                channel.service.offer_filling(Address::Replica(index as u32), Rc::clone(filling));
+            }
             // A VM that waits reads what it will find.
             if moves == Moves::Vm && coming.volume.gate().mode() == GateMode::Hold {
                 coming.volume.gate().set_mode(GateMode::ReadsOnly);
@@ -350,7 +367,7 @@ impl SimHost {
         let (trial_max, service) = (self.manner.limits.mirror_wait_max, &channel.service);
         let mut group = IncomingGroup::default();
         for coming in coming.split_off(1) {
-            let participation = group.add(coming.image.clone());
+            let participation = group.add(coming.volume.id(), coming.image.clone());
             let (handle, buffers) = (self.handle.clone(), self.buffers.clone());
             self.handle.spawn(participation.follow(handle, buffers, coming, trial_max, Rc::clone(service)));
         }

@@ -32,6 +32,8 @@ pub(crate) enum Subject {
     Clients(Place, MigrationId),
     /// A migration, by its source and its number there.
     Migration(Place, MigrationId),
+    /// What the target of a migration lacks, by its source and its number there.
+    Reservoir(Place, MigrationId),
 }
 
 /// How a link breaks.

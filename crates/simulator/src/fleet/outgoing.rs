@@ -7,7 +7,8 @@ use block::{BlockDevice, Geometry, ZeroMode};
 use chronicle::{Generation, ReplicaOf};
 use futures_channel::oneshot;
 use lane::peer::head::Address;
-use lane::peer::{PeerStore, RequestPriority};
+use lane::peer::{CallsOnly, PeerStore, RequestPriority, RpcChannel, Service};
+use lane::reservoir::Reservoir;
 use lane::resuming;
 use lane::{
     Control, CopySettings, OutgoingGroup, OutgoingVolume, Replica, SourceDriver, SourcePlan, TargetContent,
@@ -380,7 +381,7 @@ impl SimHost {
     ) -> Option<Vec<OutgoingVolume>> {
         let id = match channel.subject {
             Subject::Migration(_, id) => id,
-            Subject::Clients(..) => return None,
+            Subject::Clients(..) | Subject::Reservoir(..) => return None,
         };
         let mut leaving = Vec::new();
         for (index, moving) in known.volumes.iter().enumerate() {
@@ -416,20 +417,65 @@ impl SimHost {
                     self.tally(super::tally::Event::ReturnAfterWithin);
                 }
             }
+            let leaves_blocks = self.manner.leaves_blocks();
             let replica = Replica {
                 bulk: store(RequestPriority::Bulk),
                 mirrored: store(RequestPriority::Mirrored),
                 content,
                 known: replica,
                 zeroes: ZeroMode::MayUnmap,
+                manifest: leaves_blocks.then(|| {
+                    let address = Address::Replica(index as u32);
+                    let geometry =
+                        Geometry { read_only: false, discards: true, ..self.manner.geometries[index] };
+                    let channel = Rc::clone(&channel.channel);
+                    Rc::new(PeerStore::new(channel, address, geometry, RequestPriority::Mirrored))
+                }),
             };
+            let reservoir = leaves_blocks.then(|| {
+                let reservoir = Rc::<Reservoir>::default();
+                reservoir.open(id, volume.store());
+                reservoir
+            });
             let source_image = moving.source.clone();
             let successor = self.elsewhere(index, peer, id);
             let channel = Some(Rc::clone(&channel.channel));
             let lease = None;
-            leaving.push(OutgoingVolume { volume, replica, source_image, successor, channel, lease });
+            leaving.push(OutgoingVolume {
+                volume,
+                replica,
+                source_image,
+                successor,
+                channel,
+                lease,
+                reservoir,
+            });
         }
+        self.offer_reservoirs(peer, id, &leaving);
         Some(leaving)
+    }
+
+    /// Lets the target read what it lacks.
+    fn offer_reservoirs(&self, peer: Place, id: MigrationId, leaving: &[OutgoingVolume]) {
+        let subject = Subject::Reservoir(self.place, id);
+        if leaving.iter().all(|leaving| leaving.reservoir.is_none()) {
+            return;
+        }
+        let Some(link) = self.link_to(peer) else { return };
+        let line = link.line(subject);
+        // The other host hears of it, now or when it is there again.
+        line.is_known_to(peer);
+        let Some((line, arrivals)) = line.open(self.place, self.guard(subject, peer)) else { return };
+        let service = Service::new(self.handle.clone(), self.buffers.clone());
+        for (index, leaving) in leaving.iter().enumerate() {
+            let Some(reservoir) = &leaving.reservoir else { continue };
+            let store = reservoir.of(id, self.manner.geometries[index]);
+            service.offer(Address::Reservoir(index as u32), Rc::clone(&store));
+            service.offer(Address::ReservoirInBackground(index as u32), store);
+        }
+        let channel = RpcChannel::new(line);
+        self.handle.spawn(channel.run(arrivals, service, Rc::new(CallsOnly)));
+        self.with_serving(|serving| serving.reservoirs.insert(subject, channel));
     }
 
     /// Remembers how far the copying of a volume is.

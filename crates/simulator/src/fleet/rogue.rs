@@ -75,6 +75,10 @@ impl SimHost {
             // One line is for all volumes.
             (Subject::Migration(_, migration), Request::Store(volume)) => Role::Source { migration, volume },
             (Subject::Migration(_, migration), _) => Role::Source { migration, volume: VolumeIndex(0) },
+            (Subject::Reservoir(_, migration), Request::Reservoir(volume)) => {
+                Role::Filler { migration, volume }
+            }
+            (Subject::Reservoir(_, migration), _) => Role::Filler { migration, volume: VolumeIndex(0) },
             (Subject::Clients(source, migration), _) if source == self.place => Role::NewOwner { migration },
             (Subject::Clients(_, migration), _) => Role::FormerOwner { migration },
         };

@@ -34,6 +34,8 @@ pub(super) struct Serving {
     pub(super) volumes: Vec<Option<Rc<Volume>>>,
     /// What clients that stayed at other hosts ask for, and what is asked of other hosts for clients that stayed here.
     clients: BTreeMap<Subject, (Rc<RpcChannel>, Rc<Service>, Place)>,
+    /// What targets of migrations from here read.
+    pub(super) reservoirs: BTreeMap<Subject, Rc<RpcChannel>>,
     /// Of migrations, to and from other hosts.
     channels: BTreeMap<Subject, Rc<Channel>>,
     pub(super) source: RefCell<Option<SourceHalf>>,
@@ -88,6 +90,7 @@ impl SimHost {
         *self.serving.borrow_mut() = Some(Serving {
             volumes: Vec::new(),
             clients: BTreeMap::new(),
+            reservoirs: BTreeMap::new(),
             channels: BTreeMap::new(),
             source: RefCell::default(),
             target: RefCell::default(),
@@ -129,7 +132,7 @@ impl SimHost {
     }
 
     /// The volume as this host has it: its own; past the commit point, behind a closed gate; or at the host that has it.
-    fn volume(&self, state: &State, index: usize) -> Option<Rc<Volume>> {
+    fn volume(self: &Rc<Self>, state: &State, index: usize) -> Option<Rc<Volume>> {
         let id = volume_id(index);
         let disk_of = |path: &str| self.images.borrow().get(path).cloned();
         let (known, mode, disk) = match (state.volumes.get(&id), state.moved.get(&id)) {
@@ -145,6 +148,9 @@ impl SimHost {
             (None, None) => return None,
         };
         let home = match (&disk, state.moved.get(&id)) {
+            (Some(disk), _) if state.fillings.contains_key(&id) => {
+                Home::Here(self.reopen_filling(index, disk, &state.fillings[&id])?)
+            }
             (Some(disk), _) => Home::Here(disk.clone()),
             // A source image that was retired before the end was recorded is of no more use than one that went before.
             (None, Some(moved)) => {
@@ -346,12 +352,16 @@ impl SimHost {
         Some((Rc::new(ClientSession::new(volume, presence, Rc::new(requests))), caller))
     }
 
-    /// What the disk holds that a volume of this host is on.
+    /// What the disk holds that a volume of this host is on; what it lacks is at the host that it came from.
     pub(super) fn content_of(&self, index: usize) -> Option<Vec<u64>> {
         let state = self.journal().acknowledged();
         let image = &state.volumes.get(&volume_id(index))?.record.image;
         let disk = self.images.borrow().get(image.place.name()).cloned()?;
-        Some(disk.with_medium(|medium| medium.current().to_vec()))
+        let content = disk.with_medium(|medium| medium.current().to_vec());
+        match state.fillings.get(&volume_id(index)) {
+            None => Some(content),
+            Some(filling) => self.with_missing(index, filling, content),
+        }
     }
 
     /// What a volume was when it was released, while nobody owns it.
@@ -369,9 +379,9 @@ impl SimHost {
         is_idle
             && !self.is_stopping.get()
             && !self.has_unsettled_vm()
-            && self
-                .journal()
-                .look(|state, possible| possible.is_empty() && state.unfinished().next().is_none())
+            && self.journal().look(|state, possible| {
+                possible.is_empty() && state.unfinished().next().is_none() && state.fillings.is_empty()
+            })
     }
 
     /// Cancels the migration that goes out from here or moves within, if a driver has it.

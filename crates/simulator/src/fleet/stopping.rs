@@ -163,6 +163,10 @@ impl Fleet {
     /// Somebody writes to a sector of an image that nobody serves: its guest finds that there.
     fn change_an_image(&self, host: &SimHost) {
         let branches = self.branches.all();
+        // What is missing there would come over what was written.
+        if host.journal().look(|state, _| !state.fillings.is_empty()) {
+            return;
+        }
         // Of two branches it is not known here whose image it is.
         let [branch] = &branches[..] else { return };
         for (index, guest) in branch.guests.iter().enumerate() {

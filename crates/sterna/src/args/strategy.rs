@@ -8,6 +8,9 @@ pub(crate) struct StrategyArguments {
     /// How volumes are copied while their guests write.
     #[arg(long, value_enum, default_value_t = Strategy::Mirror)]
     pub(crate) strategy: Strategy,
+    /// Of three-phase: how many rounds are copied beforehand, at most [default: 4].
+    #[arg(long, value_name = "N")]
+    pub(crate) rounds: Option<u32>,
     /// Of tracking, for comparison: record also what is written before a round has come to it.
     #[arg(long)]
     pub(crate) no_incremental: bool,
@@ -20,6 +23,10 @@ pub(crate) enum Strategy {
     Mirror,
     /// In rounds; writes go to the source, and what they changed is copied in the next round. It may give up.
     Tracking,
+    /// To another host: a few rounds, then the guest goes on there and what is missing follows it. It ends whatever guests write.
+    ThreePhase,
+    /// To another host: the guest goes on there at once, and its disk follows it.
+    PostCopy,
 }
 
 impl From<Strategy> for api::Strategy {
@@ -27,6 +34,8 @@ impl From<Strategy> for api::Strategy {
         match strategy {
             Strategy::Mirror => Self::Mirror,
             Strategy::Tracking => Self::Tracking,
+            Strategy::ThreePhase => Self::ThreePhase,
+            Strategy::PostCopy => Self::PostCopy,
         }
     }
 }

@@ -32,6 +32,7 @@ pub(super) async fn run(
         memory: order.memory.into(),
         strategy: order.strategy.strategy.into(),
         not_incremental: order.strategy.no_incremental,
+        rounds: order.strategy.rounds,
         together_with: names.collect(),
     };
     if order.dry_run {

@@ -11,7 +11,7 @@ use crate::migrations::ends::{EndSums, Outcomes};
 use crate::migrations::history::Tallies;
 
 /// All phases that something can be in that has not ended.
-const PHASES: [Phase; 10] = [
+const PHASES: [Phase; 11] = [
     Phase::Queued,
     Phase::Copying,
     Phase::Memory,
@@ -19,6 +19,7 @@ const PHASES: [Phase; 10] = [
     Phase::Preparing,
     Phase::Releasing,
     Phase::Committing,
+    Phase::Filling,
     Phase::Retiring,
     Phase::TakingBack,
     Phase::Discarding,

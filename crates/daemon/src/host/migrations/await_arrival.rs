@@ -9,7 +9,11 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use chronicle::{ReplicaOf, StayId};
-use lane::{ArrivingStore, IncomingGroup, IncomingOrder, IncomingRole, LaneHandle, LaneStore, Opening};
+use lane::{
+    ArrivingStore, IncomingChannels, IncomingGroup, IncomingOrder, IncomingRole, LaneHandle, LaneStore,
+    Opening,
+};
+use migration::filling::UnitMap;
 use migration::journal::{MigrationState, Outcome, Side, VolumeRecord};
 use migration::source::Moves;
 use migration::wire::LeftBehind;
@@ -20,6 +24,7 @@ use crate::error::RequestError;
 use crate::host::Host;
 use crate::host::migrations::arrive::Arriving;
 use crate::peers::channel::{Kind, Subject};
+use crate::volumes::chronicles::PresenceError;
 use crate::volumes::registry::{Claim, Service};
 
 /// An arrival that is in the journal.
@@ -32,6 +37,8 @@ pub(in crate::host) struct Arrival {
     pub(in crate::host) recorded: Option<Box<MigrationState>>,
     /// Whether a VM comes along.
     pub(in crate::host) moves: Moves,
+    /// Whether volumes may come with blocks missing.
+    pub(in crate::host) may_lack: bool,
 }
 
 /// A volume whose lane waits for it.
@@ -98,7 +105,7 @@ impl Host {
         let mut together = IncomingGroup::default();
         let mut roles = Vec::new();
         for volume in awaited.iter().skip(1) {
-            let participation = together.add(volume.record.image.clone());
+            let participation = together.add(volume.record.volume, volume.record.image.clone());
             roles.push((participation.index(), IncomingRole::Joins(participation)));
         }
         roles.push((VolumeIndex(0), IncomingRole::Drives(together)));
@@ -119,10 +126,15 @@ impl Host {
                 image: record.image.clone(),
                 moves: arrival.moves,
                 recorded: arrival.recorded.clone(),
+                missing: self.missing_of(arrival, record).await,
             };
-            let (kind, migration) = (Kind::Migration, arrival.remote);
-            let channel = self.peers.line(session, Subject { kind, source: peer, migration, volume: index });
-            let come = volume.lane.come(order, volume.store.take(), channel, role).await;
+            let line = |kind| {
+                let subject = Subject { kind, source: peer, migration: arrival.remote, volume: index };
+                self.peers.line(session, subject)
+            };
+            let reservoir = arrival.may_lack.then(|| line(Kind::Reservoir));
+            let channels = IncomingChannels { source: line(Kind::Migration), reservoir };
+            let come = volume.lane.come(order, volume.store.take(), channels, role).await;
             come.map_err(|refused| {
                 let (volume, reason) = (record.name.clone(), refused.to_string());
                 RequestError::VolumeUnavailable { volume, reason }
@@ -134,6 +146,25 @@ impl Host {
             tracing::info!(volume = %volume.record.name, %migration, "a volume arrives");
         }
         Ok(())
+    }
+
+    /// What was told before a restart that a volume will lack; `None`: nothing, or nothing of that is left. Then its source tells it
+    /// again, unless it has released the volume.
+    async fn missing_of(&self, arrival: &Arrival, record: &VolumeRecord) -> Option<Box<UnitMap>> {
+        if !arrival.may_lack || arrival.recorded.is_none() {
+            return None;
+        }
+        let key = StayKey { volume: record.volume, stay: StayId::Arrived(arrival.migration.0) };
+        let (chronicles, size_bytes) = (self.chronicles.clone(), record.size_bytes);
+        let read = tokio::task::spawn_blocking(move || chronicles.missing(key, size_bytes)).await;
+        match read.ok()? {
+            Ok(missing) => Some(Box::new(missing)),
+            Err(PresenceError::Gone(_)) => None,
+            Err(error) => {
+                tracing::warn!(volume = %record.name, %error, "what the volume will lack has to be told again");
+                None
+            }
+        }
     }
 
     /// Ends lanes that were to wait for volumes that will not come.

@@ -119,6 +119,23 @@ impl Host {
         self.journal.read(|state| recovery::answers_as_target(state, peer, remote, message))
     }
 
+    /// The lane that has what the target of a migration lacks of its volume of this position; `None`: there is none now.
+    pub(crate) async fn lane_of_reservoir(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        index: VolumeIndex,
+    ) -> Option<LaneHandle> {
+        let name = self.journal.read(|state| {
+            let recorded = state.migrations.get(&migration).filter(|recorded| !recorded.has_ended())?;
+            recorded.names.get(index.as_usize()).cloned()
+        })?;
+        match self.volumes.service(&name) {
+            Some(Service::Serving(lane)) => Some(lane),
+            // It is asked for again soon: a start may have yet to come so far.
+            _ => None,
+        }
+    }
+
     /// The lane to which another host's clients of a volume lead: of a volume that is here, or will be, its own; of one
     /// that has gone on from here, one that forwards. `None`: this host knows nothing of it.
     ///

@@ -13,7 +13,7 @@ use chronicle::StayId;
 use migration::journal::{FailureCode, ImageLocation, MigrationState, Outcome, Side};
 use migration::session::{Action, Answer, Event, MigrationSession, Role, Step, Undo};
 use migration::source::Moves;
-use migration::wire::{AcceptedVolume, Offer};
+use migration::wire::{AcceptedVolume, Offer, OfferedStrategy};
 use migration::{HostId, MigrationId};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
@@ -24,6 +24,7 @@ use crate::host::Host;
 use crate::host::migrations::arrive::{Arriving, Expected, forget_room};
 use crate::host::migrations::await_arrival::{Arrival, Awaited};
 use crate::host::migrations::session::{PATIENCE, Task, Work, run};
+use crate::host::migrations::strategies::FILLINGS_SINCE;
 use crate::images;
 use crate::peers::host_id;
 use crate::vms::Standing;
@@ -232,8 +233,12 @@ impl IncomingMigration {
             }
         }
         let moves = if self.task.vm.is_some() { Moves::Vm } else { Moves::Volumes };
+        // After a restart it is not known how they are copied.
+        let leaves_blocks =
+            self.offered.as_ref().is_none_or(|(_, offer)| offer.strategy == OfferedStrategy::PostCopy);
+        let may_lack = leaves_blocks && session.version().is_none_or(|version| version >= FILLINGS_SINCE);
         let recorded = recorded.map(Box::new);
-        let arrival = Arrival { migration, remote: self.remote, recorded, moves };
+        let arrival = Arrival { migration, remote: self.remote, recorded, moves, may_lack };
         if let Err(error) = host.let_come(session, &arrival, &mut awaited).await {
             host.stop_waiting(awaited).await;
             return Err(error);

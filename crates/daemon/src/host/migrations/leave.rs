@@ -248,6 +248,8 @@ pub(in crate::host) fn offer(
         forwarding: forwarding(order),
         vm,
         sharing: match order.shared_target {
+            // What is missing is read over the link in any case.
+            _ if order.strategy.leaves_blocks() => Sharing::Refused,
             SharedTarget::Auto => Sharing::Wanted,
             SharedTarget::Never => Sharing::Refused,
         },

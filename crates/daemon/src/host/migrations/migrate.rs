@@ -13,7 +13,7 @@ use migration::session::Event;
 use crate::error::RequestError;
 use crate::host::migrations::leave::Departing;
 use crate::host::migrations::orders::check_rate;
-use crate::host::migrations::strategies::check_strategy;
+use crate::host::migrations::strategies::{check_strategy, check_strategy_here};
 use crate::host::vms::move_vm::not_to_a_store;
 use crate::host::volumes::chain;
 use crate::host::volumes::reserve::Wanted;
@@ -56,6 +56,7 @@ impl Host {
             let lane = self.volumes.lane(&name).await?;
             return self.migrate_away(vec![Departing { record, lane }], elsewhere, order, None).await;
         }
+        check_strategy_here(&order)?;
         self.check_move_here(&record, &order)?;
         let lane = self.volumes.lane(&name).await?;
         self.begin_local(record, lane, order).await

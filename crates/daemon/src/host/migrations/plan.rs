@@ -25,7 +25,7 @@ use crate::host::migrations::ahead::{AheadVm, Thoroughness, milliseconds};
 use crate::host::migrations::leave::Elsewhere;
 use crate::host::migrations::migrate::{allocated_bytes, check_has_no_memory};
 use crate::host::migrations::orders::check_rate;
-use crate::host::migrations::strategies::{check_peer_knows, check_strategy};
+use crate::host::migrations::strategies::{check_peer_knows, check_strategy, check_strategy_here};
 use crate::host::migrations::together::only_to_a_host;
 use crate::host::vms::adopted::derived;
 use crate::host::vms::move_vm::{
@@ -81,7 +81,10 @@ impl Host {
         match elsewhere {
             None if ours.is_some() => plan.refuse(&not_to_a_store(&names, &order)),
             None if names.len() > 1 => plan.refuse(&only_to_a_host(&order)),
-            None => self.plan_here(&records, &order, &mut plan).await,
+            None => {
+                check_strategy_here(&order).unwrap_or_else(|error| plan.refuse(&error));
+                self.plan_here(&records, &order, &mut plan).await;
+            }
             Some(elsewhere) => {
                 let company = match (ours.is_some(), adopted) {
                     (true, _) => self.plan_vm(&name, &mut plan).await,

@@ -30,9 +30,23 @@ impl Host {
     pub(in crate::host) async fn claim_at_rest(&self, name: &str) -> Result<(Claim, VolumeId), RequestError> {
         self.settled(name).await;
         let (claim, volume) = self.volumes.claim(name)?;
+        self.check_whole(volume, name)?;
         match self.migrations.running_of(volume) {
             None => Ok((claim, volume)),
             Some(migration) => Err(RequestError::AlreadyMigrating { volume: name.to_owned(), migration }),
+        }
+    }
+
+    /// Refuses what needs a volume that lacks nothing.
+    ///
+    /// # Errors
+    /// [`RequestError::BeingFilled`].
+    pub(in crate::host) fn check_whole(&self, volume: VolumeId, name: &str) -> Result<(), RequestError> {
+        let from =
+            self.journal.read(|state| state.fillings.get(&volume).map(|filling| filling.peer_name.clone()));
+        match from {
+            None => Ok(()),
+            Some(host) => Err(RequestError::BeingFilled { volume: name.to_owned(), host }),
         }
     }
 

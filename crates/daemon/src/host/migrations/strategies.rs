@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use api::{MigrateVolume, Strategy};
+use migration::journal::MigrationState;
 use migration::source::Moves;
 use migration::strategy::{Choice, Recording};
 use migration::wire::OfferedStrategy;
@@ -14,6 +15,10 @@ use crate::host::vms::move_vm::downtime_max;
 
 /// Hosts that speak this version, or a later one, know of strategies besides mirroring.
 const STRATEGIES_SINCE: u16 = 5;
+/// From this version on hosts take volumes with blocks missing.
+pub(super) const FILLINGS_SINCE: u16 = 6;
+/// More rounds than these are of no use: the last of them leaves what the one before did.
+const ROUNDS_MAX: u32 = 50;
 
 /// How an order wants volumes to be copied.
 pub(super) fn choice(order: &MigrateVolume) -> Choice {
@@ -21,6 +26,19 @@ pub(super) fn choice(order: &MigrateVolume) -> Choice {
         (Strategy::Mirror, _) => Choice::Mirror,
         (Strategy::Tracking, false) => Choice::Tracking(Recording::Incremental),
         (Strategy::Tracking, true) => Choice::Tracking(Recording::Full),
+        (Strategy::ThreePhase, _) => {
+            Choice::PostCopy { rounds_max: order.rounds.unwrap_or(Strategy::ROUNDS_USUAL) }
+        }
+        (Strategy::PostCopy, _) => Choice::PostCopy { rounds_max: 0 },
+    }
+}
+
+/// The same of a migration that a restart goes on with. **N.B.** If it was released with blocks missing, these are read here whatever
+/// is known of the order.
+pub(super) fn choice_again(order: &MigrateVolume, recorded: &MigrationState) -> Choice {
+    match choice(order) {
+        known if known.leaves_blocks() || recorded.hollow_now().is_none() => known,
+        _ => Choice::PostCopy { rounds_max: 0 },
     }
 }
 
@@ -29,6 +47,7 @@ pub(super) fn offered(strategy: Strategy) -> OfferedStrategy {
     match strategy {
         Strategy::Mirror => OfferedStrategy::Mirror,
         Strategy::Tracking => OfferedStrategy::Tracking,
+        Strategy::ThreePhase | Strategy::PostCopy => OfferedStrategy::PostCopy,
     }
 }
 
@@ -53,6 +72,29 @@ pub(super) fn check_strategy(order: &MigrateVolume) -> Result<(), RequestError> 
             "not_incremental is an option of the strategy tracking (--strategy tracking --no-incremental)";
         return Err(RequestError::Invalid(text.to_owned()));
     }
+    if order.rounds.is_some() && order.strategy != Strategy::ThreePhase {
+        let text = "rounds is an option of the strategy three-phase (--strategy three-phase --rounds 4)";
+        return Err(RequestError::Invalid(text.to_owned()));
+    }
+    if order.rounds.is_some_and(|rounds| !(1..=ROUNDS_MAX).contains(&rounds)) {
+        let text =
+            format!("{ROUNDS_MAX} rounds at most, and one at least; without any it is --strategy post-copy");
+        return Err(RequestError::Invalid(text));
+    }
+    Ok(())
+}
+
+/// Refuses, between stores of this host, what is of use between hosts only.
+///
+/// # Errors
+/// [`RequestError::Invalid`].
+pub(super) fn check_strategy_here(order: &MigrateVolume) -> Result<(), RequestError> {
+    if order.strategy.leaves_blocks() {
+        return Err(RequestError::Invalid(format!(
+            "--strategy {} is for moves to other hosts: between stores of one host nothing is gained by it; use mirror or tracking",
+            order.strategy.name()
+        )));
+    }
     Ok(())
 }
 
@@ -69,14 +111,18 @@ pub(super) fn check_peer_knows(
         return Ok(());
     }
     Err(RequestError::Invalid(format!(
-        "host \"{peer}\" runs an older version, which knows no strategy but mirror: update it, or leave --strategy {} out",
+        "host \"{peer}\" runs an older version, which does not know --strategy {}: update it, or leave that out",
         order.strategy.name()
     )))
 }
 
 /// Tells whether hosts that speak this version know a strategy.
 fn knows(version: u16, strategy: Strategy) -> bool {
-    version >= STRATEGIES_SINCE || strategy == Strategy::Mirror
+    match strategy {
+        Strategy::Mirror => true,
+        Strategy::Tracking => version >= STRATEGIES_SINCE,
+        Strategy::ThreePhase | Strategy::PostCopy => version >= FILLINGS_SINCE,
+    }
 }
 
 #[cfg(test)]
@@ -116,5 +162,8 @@ mod tests {
         assert!(knows(STRATEGIES_SINCE - 1, Strategy::Mirror));
         assert!(!knows(STRATEGIES_SINCE - 1, Strategy::Tracking));
         assert!(knows(STRATEGIES_SINCE, Strategy::Tracking));
+        for strategy in [Strategy::ThreePhase, Strategy::PostCopy] {
+            assert!(!knows(STRATEGIES_SINCE, strategy) && knows(FILLINGS_SINCE, strategy));
+        }
     }
 }

@@ -30,6 +30,7 @@ impl Host {
         let size = order.size_bytes;
         self.settled(&name).await;
         let (_claim, volume) = self.volumes.claim(&name)?;
+        self.check_whole(volume, &name)?;
         let record = self.record(volume, &name)?;
         check_new_size(&record, size)?;
         if size != record.size_bytes {

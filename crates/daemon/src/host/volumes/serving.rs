@@ -9,7 +9,7 @@ use block::engine::EngineChoice;
 use block::store::Opened;
 use block::store::image::Patience;
 use chronicle::{BlockSize, Kept, StayId};
-use lane::{LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Report};
+use lane::{FillingStoreOrder, LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Report};
 use migration::journal::{ExportAccess, MigrationState, Moved, Stage, VolumeRecord};
 use migration::{StayKey, VolumeId};
 
@@ -19,6 +19,7 @@ use crate::host::volumes::create::random_number;
 use crate::host::{Host, blocking};
 use crate::images::opening;
 use crate::migrations::recovery;
+use crate::peers::channel::{Kind, Subject};
 use crate::volumes::lane_control::LaneControl;
 use crate::volumes::registry::Service;
 
@@ -175,7 +176,48 @@ impl Host {
         };
         let listeners = Listeners { unix, tcp };
         let stay = self.stay_of(record.volume);
-        self.start_lane(&record, stay, LaneStore::Here(store), listeners, Opening::Serving).await
+        let store = self.with_what_is_missing(&record, store).await?;
+        self.start_lane(&record, stay, store, listeners, Opening::Serving).await
+    }
+
+    /// A volume's store, and, of one that is being filled, the way to what it lacks.
+    ///
+    /// # Errors
+    /// [`RequestError::VolumeUnavailable`]: what it lacks is not known, or the host that has it is not.
+    async fn with_what_is_missing(
+        &self,
+        record: &VolumeRecord,
+        store: Opened,
+    ) -> Result<LaneStore, RequestError> {
+        let filling = self.journal.read(|state| state.fillings.get(&record.volume).cloned());
+        let Some(filling) = filling else { return Ok(LaneStore::Here(store)) };
+        let key = StayKey { volume: record.volume, stay: filling.stay };
+        let (chronicles, size_bytes) = (self.chronicles.clone(), record.size_bytes);
+        let unknown = |why: String| RequestError::VolumeUnavailable {
+            volume: record.name.clone(),
+            reason: format!(
+                "which of its blocks are missing is not known any more ({why}), so it cannot be served: what is fetched again would \
+                 come over newer writes. Put that file back, or give the volume up here and promote what host \"{}\" has",
+                filling.peer_name
+            ),
+        };
+        let read = tokio::task::spawn_blocking(move || chronicles.missing(key, size_bytes)).await;
+        let missing = match read {
+            Ok(Ok(missing)) if missing.manifest == filling.manifest => missing,
+            Ok(Ok(_)) => return Err(unknown("its file is not that of the handover".to_owned())),
+            Ok(Err(error)) => return Err(unknown(with_causes(&error))),
+            Err(error) => return Err(RequestError::Internal(error.to_string())),
+        };
+        let session = self.hosts.session_with(filling.peer)?;
+        let subject = Subject {
+            kind: Kind::Reservoir,
+            source: filling.peer,
+            migration: filling.remote,
+            volume: filling.index,
+        };
+        let reservoir = self.peers.line(&session, subject);
+        let order = FillingStoreOrder { store, missing, reservoir, index: filling.index };
+        Ok(LaneStore::Filling(Box::new(order)))
     }
 
     /// Starts the lane of a volume.

@@ -119,6 +119,10 @@ impl Files {
         Ok(found)
     }
 
+    pub(super) fn presence_path(&self, key: StayKey) -> PathBuf {
+        self.folder.join(format!("{key}.presence"))
+    }
+
     fn kept_path(&self, key: StayKey) -> PathBuf {
         self.folder.join(format!("{key}.kept"))
     }

@@ -8,7 +8,7 @@ use super::{DiscardStep, REPEAT, ReleaseFate, Source, SourceAction, State};
 use crate::failure::CommitFault;
 use crate::handover::message::{ToSource, ToTarget};
 use crate::handover::phase::Phase;
-use crate::handover::released::{Handover, Step, handed_back_and_promoted};
+use crate::handover::released::{Completeness, Handover, Step, handed_back_and_promoted};
 use crate::identity::{CommitId, VolumeId};
 use crate::journal::{FailureCode, Outcome, Record};
 use crate::planted::{Bug, broken};
@@ -34,7 +34,9 @@ impl Source {
             (State::Releasing { gates_closing_at, began, .. }, Ok(())) => {
                 let (gates_closing_at, began) = (*gates_closing_at, *began);
                 self.summary.release_us = micros(now.saturating_sub(began));
-                self.hand_over(now, gates_closing_at);
+                let is_hollow = self.manifests.iter().any(Option::is_some);
+                let left = if is_hollow { Completeness::Hollow } else { Completeness::Whole };
+                self.hand_over(now, gates_closing_at, left);
             }
             (State::Releasing { fate: ReleaseFate::Open, .. }, Err(CommitFault::NotWritten)) => {
                 self.give_up_attempt(now);
@@ -127,11 +129,11 @@ impl Source {
     }
 
     /// Goes past the commit point.
-    pub(super) fn hand_over(&mut self, now: Duration, gates_closing_at: Duration) {
+    pub(super) fn hand_over(&mut self, now: Duration, gates_closing_at: Duration, left: Completeness) {
         self.actions.push_back(SourceAction::Enter(Phase::Committing));
         let generations = self.next_generations();
         let (migration, attempt) = (self.settings.migration, self.attempt);
-        let handover = Handover::new(now, migration, attempt, generations, &mut self.actions);
+        let handover = Handover::new(now, migration, attempt, generations, left, &mut self.actions);
         self.state = State::Released { handover, gates_closing_at, began: now };
     }
 
@@ -146,6 +148,7 @@ impl Source {
     pub(super) fn after(&mut self, now: Duration, step: Step) {
         match step {
             Step::Stay => {}
+            Step::Entered => self.enter_phase_of_handover(),
             Step::Active { own } => {
                 self.note_active(now, own);
                 self.enter_phase_of_handover();

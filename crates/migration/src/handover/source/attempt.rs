@@ -6,11 +6,12 @@ use chronicle::Generation;
 
 use super::early::Early;
 use super::{DiscardStep, Moves, ReleaseFate, Source, SourceAction, State};
+use crate::filling::Manifest;
 use crate::handover::message::ToTarget;
 use crate::handover::phase::Phase;
 use crate::handover::target::FlushResult;
 use crate::identity::{Attempt, VolumeId, VolumeIndex};
-use crate::journal::{FailureCode, Outcome, Record};
+use crate::journal::{FailureCode, Hollow, Outcome, Record};
 use crate::planted::{Bug, broken};
 
 /// Tries at the handover before the migration fails: each of them closes gates, so guests notice it.
@@ -40,6 +41,19 @@ impl Source {
             (State::Preparing { .. }, SyncState::Behind | SyncState::Converged) => self.give_up_attempt(now),
             _ => {}
         }
+    }
+
+    /// The target of a volume knows what it lacks, or lacks something else from here on.
+    pub(super) fn told(&mut self, volume: VolumeIndex, manifest: Manifest) {
+        if let Some(known) = self.manifests.get_mut(volume.as_usize()) {
+            *known = Some(manifest);
+        }
+    }
+
+    /// What each volume's target lacks at the handover, in their order; `None`: it lacks nothing.
+    fn manifests(&self) -> Option<Vec<Manifest>> {
+        let is_any = self.manifests.iter().any(Option::is_some);
+        is_any.then(|| self.manifests.iter().map(|known| known.unwrap_or(Manifest::NOTHING)).collect())
     }
 
     pub(super) fn all_at_least(&self, state: SyncState) -> bool {
@@ -187,7 +201,11 @@ impl Source {
             if broken(Bug::SourceCache) { Vec::new() } else { self.volumes().collect::<Vec<_>>() };
         let flush = unflushed.clone().into_iter().map(|volume| SourceAction::Flush { volume, attempt });
         self.enter_if_not_early(Phase::Preparing);
-        self.actions.push_back(SourceAction::Send(ToTarget::Prepare(attempt)));
+        let prepare = match self.manifests() {
+            None => ToTarget::Prepare(attempt),
+            Some(manifests) => ToTarget::PrepareHollow { attempt, manifests },
+        };
+        self.actions.push_back(SourceAction::Send(prepare));
         self.actions.extend(flush);
         self.state = State::Preparing { prepared: false, unflushed, gates_closing_at, began: now };
     }
@@ -235,7 +253,13 @@ impl Source {
             attempt: self.attempt,
             generations: self.next_generations(),
         };
-        self.commit(vec![released]);
+        // N.B. in one commit: a restart knows whether the target still reads what is here.
+        let (migration, attempt) = (self.settings.migration, self.attempt);
+        let hollow = self.manifests().map(|manifests| {
+            let manifests = self.settings.volumes.iter().map(|(volume, _)| *volume).zip(manifests).collect();
+            Record::Hollow { migration, hollow: Hollow { attempt, manifests } }
+        });
+        self.commit(hollow.into_iter().chain([released]).collect());
     }
 
     pub(super) fn next_generations(&self) -> Vec<(VolumeId, Generation)> {

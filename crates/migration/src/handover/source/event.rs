@@ -5,6 +5,7 @@ use std::time::Duration;
 use chronicle::Generation;
 
 use crate::failure::CommitFault;
+use crate::filling::Manifest;
 use crate::handover::message::{ToSource, ToTarget};
 use crate::handover::phase::Phase;
 use crate::handover::target::FlushResult;
@@ -59,6 +60,13 @@ pub enum SourceEvent {
     Converged(VolumeIndex),
     /// A volume's replica is neither equal to the volume nor near enough.
     Behind(VolumeIndex),
+    /// The target knows durably what it lacks of a volume, and may be handed that without: said before *synchronised*.
+    Told {
+        /// Which volume.
+        volume: VolumeIndex,
+        /// What it lacks.
+        manifest: Manifest,
+    },
     /// A volume cannot be copied.
     VolumeFailed {
         /// The cause, for programs.

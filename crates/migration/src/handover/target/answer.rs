@@ -8,6 +8,7 @@ use super::{
     COMMIT_RETRY, End, FlushResult, Journal, Ownership, QUERY_INTERVAL, State, Target, TargetAction, given_up,
 };
 use crate::failure::CommitFault;
+use crate::filling::Manifest;
 use crate::handover::message::{ToSource, ToTarget};
 use crate::handover::source::Moves;
 use crate::handover::target::Wrote;
@@ -24,7 +25,15 @@ impl Target {
             return;
         }
         match message {
-            ToTarget::Prepare(attempt) => self.prepare(attempt),
+            ToTarget::Prepare(attempt) => self.prepare(attempt, None),
+            ToTarget::PrepareHollow { attempt, manifests } => {
+                // Whoever names other volumes than there are, is not understood.
+                if manifests.len() == self.identities.len() {
+                    self.prepare(attempt, Some(manifests));
+                }
+            }
+            // The journal says so, once nothing is left to do here.
+            ToTarget::IsWhole(_) => {}
             ToTarget::Abort(attempt) => self.abort(attempt),
             ToTarget::Commit { attempt, generations } => self.take_over(now, attempt, generations),
             ToTarget::Discard => match &self.state {
@@ -101,7 +110,7 @@ impl Target {
         }
     }
 
-    fn prepare(&mut self, attempt: Attempt) {
+    fn prepare(&mut self, attempt: Attempt, hollow: Option<Vec<Manifest>>) {
         match self.state {
             State::Prepared { attempt: prepared, .. }
                 if prepared == attempt || self.outlives_its_run(attempt) =>
@@ -130,8 +139,14 @@ impl Target {
         // A source that asks for this try has done with the earlier ones, also with one that was promised here.
         self.aborted = Attempt(attempt.0.saturating_sub(1));
         self.state = State::Flushing { attempt, left: VolumeIndex::all(self.volumes).collect() };
-        let flushes = VolumeIndex::all(self.volumes).map(|volume| TargetAction::Flush { volume, attempt });
-        self.actions.extend(flushes);
+        let missing =
+            |volume: VolumeIndex| hollow.as_ref().and_then(|all| all.get(volume.as_usize()).copied());
+        let flush = |volume| match missing(volume) {
+            None => TargetAction::Flush { volume, attempt },
+            Some(manifest) => TargetAction::FlushHollow { volume, attempt, manifest },
+        };
+        self.actions.extend(VolumeIndex::all(self.volumes).map(flush));
+        self.hollow = hollow.map(|manifests| (attempt, manifests));
     }
 
     /// Tells whether the planted bug keeps a promise that another run of the source than that of `attempt` was given.
@@ -148,6 +163,11 @@ impl Target {
         generations: Vec<(VolumeId, Generation)>,
         promotion: Promotion,
     ) {
+        // N.B. by force its source may go on: what would be fetched from there is of another branch.
+        let is_hollow = self.hollow.as_ref().is_some_and(|(of, _)| *of == attempt);
+        if is_hollow && matches!(promotion, Promotion::Force { .. }) {
+            return;
+        }
         let fits = self.journal == Journal::Own
             && matches!(self.state, State::Prepared { attempt: prepared, .. } if prepared == attempt);
         if fits {
@@ -189,9 +209,12 @@ impl Target {
                 self.say(ToSource::Prepared(attempt));
             }
             State::Owning { own, began, .. } => {
+                let own_attempt = own.attempt;
                 let left = VolumeIndex::all(self.volumes).collect();
                 self.state = State::Starting { own, took: now.saturating_sub(began), left };
-                self.actions.extend(VolumeIndex::all(self.volumes).map(TargetAction::Start));
+                let is_hollow = self.hollow.as_ref().is_some_and(|(attempt, _)| *attempt == own_attempt);
+                let start = if is_hollow { TargetAction::StartHollow } else { TargetAction::Start };
+                self.actions.extend(VolumeIndex::all(self.volumes).map(start));
             }
             State::HandingBack { own, detail, .. } => {
                 let message = handed_back(own.attempt, &own, &detail);

@@ -3,6 +3,7 @@
 use chronicle::Generation;
 
 use crate::failure::CommitFault;
+use crate::filling::Manifest;
 use crate::handover::message::{ToSource, ToTarget};
 use crate::identity::{Attempt, CommitId, VolumeId, VolumeIndex};
 use crate::journal::{Outcome, Promotion, Record};
@@ -97,6 +98,15 @@ pub enum TargetAction {
         /// For the answer.
         attempt: Attempt,
     },
+    /// The same, and see that what is known durably of what is missing is exactly this; otherwise the flush counts as failed.
+    FlushHollow {
+        /// Which volume.
+        volume: VolumeIndex,
+        /// For the answer.
+        attempt: Attempt,
+        /// What is missing.
+        manifest: Manifest,
+    },
     /// Make records durable, all or none.
     Commit {
         /// For the answer.
@@ -108,6 +118,8 @@ pub enum TargetAction {
     Send(ToSource),
     /// Put a volume onto the target's store and see whether that answers, before any guest is let through.
     Start(VolumeIndex),
+    /// The same of a volume of which blocks are missing: they are fetched from its source from here on.
+    StartHollow(VolumeIndex),
     /// Let a volume's writes through.
     Open(VolumeIndex),
     /// Let the VM that came along run; its volumes are open.

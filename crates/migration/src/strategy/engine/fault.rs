@@ -83,13 +83,16 @@ impl Engine {
         let late = self.writes.iter().filter(|write| matches!(write.state, WriteState::Late { .. }));
         let late = late.map(|write| write.arrived).min();
         let values = self.values.oldest();
-        [self.chunks.copying_since(), self.replica.flushing_since(), late, values].into_iter().flatten().min()
+        let telling = self.tellings.telling_since();
+        let answers = [self.chunks.copying_since(), self.replica.flushing_since(), late, values, telling];
+        answers.into_iter().flatten().min()
     }
 
     /// The target has lost what was not durable there, by a restart or by a flush that failed; what is under way may be lost,
     /// too, also if it is answered.
     pub(super) fn target_lost_the_volatile(&mut self) {
         self.restarts += 1;
+        self.tellings.forget();
         self.flushes.bulk_is_applied();
         if !broken(Bug::TargetRestart) {
             self.replica.target_restarted();
@@ -146,6 +149,7 @@ impl Engine {
     /// Goes on if mirroring was suspended and the reason is gone.
     pub(in crate::strategy) fn resume(&mut self, now: Duration) {
         let owed = self.chunks.copying_since().is_some()
+            || self.tellings.telling_since().is_some()
             || self.replica.is_flushing()
             || self.writes.has_late()
             || self.values.await_target();

@@ -8,6 +8,7 @@ impl Engine {
     pub(super) fn grown(&mut self, size_bytes: u64) {
         let first_pass_is_over = self.is_pass_over();
         self.settings.size_bytes = self.settings.size_bytes.max(size_bytes);
+        self.tellings.grow(self.settings.block_size.blocks_of(self.settings.size_bytes));
         self.replica.grow(self.settings.block_size.blocks_of(self.settings.size_bytes));
         if first_pass_is_over {
             self.cursor = self.end();

@@ -97,6 +97,7 @@ impl Engine {
         if !broken(Bug::ChunkOvertakesValue) {
             waits_for.extend(self.values.in_blocks(blocks));
         }
+        self.tellings.forget();
         self.replica.claim(blocks);
         self.chunks.push(blocks, pass, waits_for, self.restarts);
     }

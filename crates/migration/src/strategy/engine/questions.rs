@@ -15,6 +15,11 @@ impl Engine {
         self.settings.block_size.bytes()
     }
 
+    /// Size of the volume in bytes.
+    pub(in crate::strategy) fn size_bytes(&self) -> u64 {
+        self.settings.size_bytes
+    }
+
     /// Tells whether each block has been looked at once.
     pub(in crate::strategy) fn is_pass_over(&self) -> bool {
         self.cursor == self.end()
@@ -54,6 +59,11 @@ impl Engine {
     /// Tells whether nothing but what is missing stands in the way of a handover.
     pub(in crate::strategy) fn may_hand_over(&self) -> bool {
         !self.is_growing && self.is_mirroring() && self.mover == Mover::Works && self.is_pass_over()
+    }
+
+    /// Tells whether nothing stands in the way of a handover that leaves blocks behind.
+    pub(in crate::strategy) fn may_be_left(&self) -> bool {
+        !self.is_growing && self.is_mirroring() && self.mover == Mover::Works
     }
 
     /// What was said last of how near the replica is.

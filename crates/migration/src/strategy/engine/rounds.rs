@@ -56,6 +56,7 @@ impl Engine {
 
     /// A guest's write to these blocks has been submitted to the source only.
     pub(super) fn wrote(&mut self, blocks: BlockRange) {
+        self.tellings.missing(blocks);
         match self.terms.written {
             Written::AnyTime => self.replica.mark_missing(blocks),
             // What is being copied is taken for what is still to be copied.

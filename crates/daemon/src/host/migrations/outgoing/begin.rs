@@ -20,7 +20,7 @@ use crate::hooks::{Begun, HookSide};
 use crate::host::Host;
 use crate::host::migrations::leave::{Departing, round_trip, switch_over_max};
 use crate::host::migrations::shared::Found;
-use crate::host::migrations::strategies::{choice, held_max};
+use crate::host::migrations::strategies::{choice, choice_again, held_max};
 use crate::host::vms::move_vm::resumed_wishes;
 use crate::migrations::metadata::Metadata;
 use crate::peers::channel::{Kind, Subject};
@@ -191,7 +191,7 @@ impl Host {
             source: moving.source.clone(),
             keep_source: recorded.keep_source,
             bandwidth_bytes_per_second: ordered.bandwidth_bytes_per_second,
-            strategy: choice(&ordered),
+            strategy: choice_again(&ordered, recorded),
             downtime_max: held_max(&ordered, moves),
             // If it is not known which parts of it are there, it may hold anything.
             content: TargetContent::Unknown,

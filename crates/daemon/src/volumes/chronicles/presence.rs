@@ -1,0 +1,205 @@
+//! Which units of a volume are missing here: a file for each stay that began with some, and the thread that writes it.
+//!
+//! What is in the file, and what may be believed of it, is decided by [`migration::filling`]. Entries that a guest's flush waits for are
+//! synced; what only has to outlast the daemon is not.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+
+use chronicle::BlockRange;
+use lane::NotDurable;
+use migration::StayKey;
+use migration::filling::{LogEntry, LogFault, UnitMap, encode_entry, header, replay};
+
+use super::files::Files;
+use super::{Reply, answer, not_durable};
+use crate::files::folder_entries::sync_folder_of;
+use crate::files::whole_file;
+
+/// Longest file that is read: every unit of the largest volume by itself would take less.
+const FILE_BYTES_MAX: u64 = 4 << 30;
+/// Where the kernel says which start of the host this is.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Something to be written.
+#[derive(Debug)]
+pub(super) enum PresenceWork {
+    /// An entry in a new file.
+    Begin {
+        key: StayKey,
+        size_bytes: u64,
+        entry: LogEntry,
+        reply: Reply,
+    },
+    /// An entry more.
+    Add {
+        key: StayKey,
+        size_bytes: u64,
+        entry: LogEntry,
+        reply: Reply,
+    },
+    /// What guests have written.
+    Note {
+        key: StayKey,
+        size_bytes: u64,
+        units: Vec<BlockRange>,
+        reply: Reply,
+    },
+    Forget {
+        key: StayKey,
+        reply: Reply,
+    },
+}
+
+/// Why a volume's missing units are not known.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum PresenceError {
+    /// There is no file.
+    #[error("there is no {0}")]
+    Gone(PathBuf),
+    /// The file cannot be read.
+    #[error("{path} cannot be read: {error}")]
+    Unreadable {
+        /// Which.
+        path: PathBuf,
+        /// The system's.
+        #[source]
+        error: io::Error,
+    },
+    /// What is in it cannot be relied on.
+    #[error("{path} cannot be relied on: {fault}")]
+    Untrue {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        fault: LogFault,
+    },
+}
+
+/// The thread that writes.
+pub(super) struct PresenceWriter {
+    files: Files,
+    boot: [u8; 16],
+    open: BTreeMap<StayKey, OpenFile>,
+}
+
+struct OpenFile {
+    file: File,
+    /// Where the next frame goes, and its number.
+    position: u64,
+    sequence: u64,
+}
+
+/// Reads what a stay's volume lacks.
+pub(super) fn read(files: &Files, key: StayKey, size_bytes: u64) -> Result<UnitMap, PresenceError> {
+    let path = files.presence_path(key);
+    let bytes = match whole_file::read(&path, FILE_BYTES_MAX) {
+        Ok(Some(bytes)) => bytes,
+        Ok(None) => return Err(PresenceError::Gone(path)),
+        Err(error) => return Err(PresenceError::Unreadable { path, error }),
+    };
+    match replay(&bytes, size_bytes, key.bytes(), boot()) {
+        Ok((missing, ..)) => Ok(missing),
+        Err(fault) => Err(PresenceError::Untrue { path, fault }),
+    }
+}
+
+/// The present start of the host; of one that does not say, none that was noted.
+fn boot() -> [u8; 16] {
+    let text = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
+    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
+    let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
+    let bytes: Option<Vec<u8>> = digits.chunks(2).map(pair).collect();
+    bytes.and_then(|bytes| bytes.try_into().ok()).unwrap_or_default()
+}
+
+impl PresenceWriter {
+    pub(super) fn new(files: Files) -> Self {
+        Self { files, boot: boot(), open: BTreeMap::new() }
+    }
+
+    pub(super) fn run(mut self, queue: &mpsc::Receiver<PresenceWork>) {
+        while let Ok(work) = queue.recv() {
+            let (key, result, reply) = match work {
+                PresenceWork::Begin { key, size_bytes, entry, reply } => {
+                    (key, self.begin(key, size_bytes, &entry), reply)
+                }
+                PresenceWork::Add { key, size_bytes, entry, reply } => {
+                    (key, self.add(key, size_bytes, &entry).and_then(|file| file.sync_data()), reply)
+                }
+                PresenceWork::Note { key, size_bytes, units, reply } => {
+                    let entry = LogEntry::Noted { boot: self.boot, runs: units };
+                    (key, self.add(key, size_bytes, &entry).map(drop), reply)
+                }
+                PresenceWork::Forget { key, reply } => (key, self.forget(key), reply),
+            };
+            if result.is_err() {
+                // What the file holds is not known any more; it is read again.
+                self.open.remove(&key);
+            }
+            answer(reply, result.map_err(|error: io::Error| -> NotDurable { not_durable(&error) }));
+        }
+    }
+
+    fn begin(&mut self, key: StayKey, size_bytes: u64, entry: &LogEntry) -> io::Result<()> {
+        let path = self.files.presence_path(key);
+        let mut bytes = header(size_bytes, key.bytes());
+        encode(0, entry, &mut bytes)?;
+        self.open.remove(&key);
+        whole_file::replace(&path, &bytes)?;
+        let open = OpenFile { file: open(&path)?, position: bytes.len() as u64, sequence: 1 };
+        self.open.insert(key, open);
+        Ok(())
+    }
+
+    fn add(&mut self, key: StayKey, size_bytes: u64, entry: &LogEntry) -> io::Result<&File> {
+        if !self.open.contains_key(&key) {
+            let known = self.reopen(key, size_bytes)?;
+            self.open.insert(key, known);
+        }
+        let Some(known) = self.open.get_mut(&key) else { return Err(io::ErrorKind::NotFound.into()) };
+        let mut bytes = Vec::new();
+        encode(known.sequence, entry, &mut bytes)?;
+        known.file.write_all_at(&bytes, known.position)?;
+        known.position += bytes.len() as u64;
+        known.sequence += 1;
+        Ok(&known.file)
+    }
+
+    fn reopen(&self, key: StayKey, size_bytes: u64) -> io::Result<OpenFile> {
+        let path = self.files.presence_path(key);
+        let bytes = whole_file::read(&path, FILE_BYTES_MAX)?.ok_or(io::ErrorKind::NotFound)?;
+        let replayed = replay(&bytes, size_bytes, key.bytes(), self.boot).map_err(io::Error::other)?;
+        let (_, position, sequence) = replayed;
+        let file = open(&path)?;
+        // N.B. what was cut off goes: nothing that comes later may be taken for it.
+        file.set_len(position as u64)?;
+        file.sync_data()?;
+        Ok(OpenFile { file, position: position as u64, sequence })
+    }
+
+    fn forget(&mut self, key: StayKey) -> io::Result<()> {
+        self.open.remove(&key);
+        let path = self.files.presence_path(key);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => sync_folder_of(&path),
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<File> {
+    File::options().write(true).mode(0o600).open(path)
+}
+
+fn encode(sequence: u64, entry: &LogEntry, bytes: &mut Vec<u8>) -> io::Result<()> {
+    if encode_entry(sequence, entry, bytes) {
+        return Ok(());
+    }
+    Err(io::Error::other("an entry of what is missing is too large"))
+}

@@ -1,0 +1,623 @@
+//! A store that lacks blocks: what is missing is read from the volume's former host, and stays here from then on.
+//!
+//! ```text
+//!   before the handover   guest's reads ───────────────────────────────► reservoir (nothing is stored)
+//!                         what is missing is told (told.rs) ──► kept durably
+//!   after it              guest's requests ──► Filling (the core) ──► store
+//!                                                 │   ▲
+//!                                    fetch, store ▼   │ answers          … until nothing is missing
+//!                                             reservoir, keeper
+//! ```
+//! It decides nothing. What may be fetched, stored, recorded and answered, and in which order, is
+//! [`migration::filling::Filling`]'s. It lies below the tracker: what is fetched is no guest's write, and the chronicle need not
+//! know of it.
+
+mod told;
+
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::future::{Future, poll_fn};
+use std::rc::{Rc, Weak};
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+use block::device::push_extent;
+use block::filter::FlushDebt;
+use block::{
+    BlockDevice, Buffer, BufferPool, ByteRange, Change, Durability, Extent, ExtentKind, Geometry, Growth,
+    Handle, IoError, IoFuture, ZeroMode,
+};
+use chronicle::BlockSize;
+use futures_util::future::{Either, join_all, select};
+use migration::StayKey;
+use migration::filling::{
+    FetchFault, FetchId, Filling, FillingAction, FillingEvent, FillingProgress, FillingSettings, LogEntry,
+    Manifest, OnBehalf, RecordingId, RequestId, StoreFault, UnitMap, Urgency,
+};
+use migration::journal::Record;
+use migration::planted::{Bug, broken};
+use rustix::io::Errno;
+use tracing::{error, info, warn};
+
+use self::told::Told;
+use crate::chronicler::NotDurable;
+use crate::control::Control;
+use crate::mover;
+use crate::peer::head::Address;
+use crate::peer::{PeerStore, RequestPriority, RpcChannel};
+use crate::signal::Signal;
+
+/// Pause before the journal is asked again to take that nothing is missing.
+const COMMIT_RETRY: Duration = Duration::from_millis(500);
+
+/// The store of a volume that comes, or has come, with blocks missing.
+pub struct FillingStore {
+    /// For the tasks that it spawns.
+    me: Weak<Self>,
+    handle: Handle,
+    buffers: BufferPool,
+    control: Rc<dyn Control>,
+    key: StayKey,
+    store: Rc<FlushDebt>,
+    reservoir: Missing,
+    state: RefCell<State>,
+    settings: FillingSettings,
+    next_request: Cell<u64>,
+    /// Guests' requests that wait for the core's word.
+    tickets: RefCell<BTreeMap<RequestId, Rc<TicketState>>>,
+    /// What has arrived and is not stored yet, and where it begins.
+    fetched: RefCell<BTreeMap<FetchId, (u64, Buffer)>>,
+    timer: Rc<Timer>,
+}
+
+/// What is missing, where it is: the ways to the volume's former host.
+pub struct Missing {
+    /// For what guests wait for.
+    urgent: PeerStore,
+    /// For the rest.
+    background: PeerStore,
+}
+
+/// How far it is.
+enum State {
+    /// The volume is not this host's yet.
+    Waiting(Told),
+    /// Also once nothing is missing any more: requests may be under way.
+    Filling(Box<Filling>),
+    /// The volume has gone back, or does not come.
+    Left,
+}
+
+#[derive(Default)]
+struct TicketState {
+    answer: Cell<Option<Word>>,
+    waiter: Cell<Option<Waker>>,
+}
+
+/// What the core says of a request.
+#[derive(Clone, Copy)]
+enum Word {
+    Admitted,
+    Written,
+    Refused,
+    Flushed(Result<(), StoreFault>),
+}
+
+/// A guest's request, from its arrival until the core has said what becomes of it.
+struct Ticket<'a> {
+    filling: &'a FillingStore,
+    id: RequestId,
+    state: Rc<TicketState>,
+}
+
+/// When the core wants to be called, and what its timer task sleeps on.
+#[derive(Default)]
+struct Timer {
+    armed: Cell<Option<Duration>>,
+    changed: Signal,
+    stopped: Cell<bool>,
+}
+
+impl Missing {
+    /// The reservoir of the volume of this position, at the other end of a channel.
+    pub fn new(rpc: &Rc<RpcChannel>, index: u32, geometry: Geometry) -> Self {
+        let store = |address, priority| PeerStore::new(Rc::clone(rpc), address, geometry, priority);
+        Self {
+            urgent: store(Address::Reservoir(index), RequestPriority::Awaited),
+            background: store(Address::ReservoirInBackground(index), RequestPriority::Bulk),
+        }
+    }
+
+    fn store(&self, urgency: Urgency) -> &PeerStore {
+        match urgency {
+            Urgency::Urgent => &self.urgent,
+            Urgency::Background => &self.background,
+        }
+    }
+}
+
+/// What a filling store needs of its lane.
+pub struct Surroundings {
+    /// Its executor.
+    pub handle: Handle,
+    /// Where its buffers come from.
+    pub buffers: BufferPool,
+    /// Its control plane.
+    pub control: Rc<dyn Control>,
+}
+
+impl FillingStore {
+    /// Makes the store of a volume that is to come; `known`: what is missing, after a restart.
+    pub fn new(
+        surroundings: Surroundings,
+        key: StayKey,
+        store: Rc<FlushDebt>,
+        reservoir: Missing,
+        settings: FillingSettings,
+        known: Option<UnitMap>,
+    ) -> Rc<Self> {
+        let Surroundings { handle, buffers, control } = surroundings;
+        let told = Told::new(settings.size_bytes, known);
+        let filling = Rc::new_cyclic(|me| Self {
+            me: Weak::clone(me),
+            handle,
+            buffers,
+            control,
+            key,
+            store,
+            reservoir,
+            state: RefCell::new(State::Waiting(told)),
+            settings,
+            next_request: Cell::new(0),
+            tickets: RefCell::default(),
+            fetched: RefCell::default(),
+            timer: Rc::default(),
+        });
+        filling.handle.spawn(Self::run_timer(
+            Rc::downgrade(&filling),
+            Rc::clone(&filling.timer),
+            filling.handle.clone(),
+        ));
+        filling
+    }
+
+    /// Takes note of missing units, durably when a telling is complete.
+    ///
+    /// # Errors
+    /// [`IoError`]: what was told does not count.
+    pub async fn tell(&self, is_base: bool, is_last: bool, runs: &[u8]) -> Result<(), IoError> {
+        let entries = match &mut *self.state.borrow_mut() {
+            State::Waiting(told) => told.take(is_base, is_last, runs).ok_or(IoError::Unsupported)?,
+            State::Filling(_) | State::Left => return Err(IoError::Closed),
+        };
+        for (entry, is_first) in entries {
+            let kept = self.keep(entry, is_first);
+            if let Err(error) = kept.await {
+                warn!(volume = %self.key.volume, %error, "what is missing of a volume that comes is not recorded");
+                return Err(IoError::os("record what is missing", Errno::NOSPC));
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells whether what is known durably to be missing is exactly this.
+    pub fn knows(&self, manifest: Manifest) -> bool {
+        matches!(&*self.state.borrow(), State::Waiting(told) if told.manifest() == Some(manifest))
+    }
+
+    /// Begins to fill: the volume is this host's.
+    pub fn begin(&self) {
+        let mut state = self.state.borrow_mut();
+        let State::Waiting(told) = &mut *state else { return };
+        let known = told.units();
+        info!(volume = %self.key.volume, units = known.missing.count(), "what is missing is fetched");
+        *state = State::Filling(Box::new(Filling::new(self.settings.clone(), known)));
+        drop(state);
+        self.with_machine(|machine, now| machine.handle_timeout(now));
+    }
+
+    /// Fetches nothing any more: the volume is not this host's, and its image is deleted.
+    pub fn leave(&self) {
+        self.state.replace(State::Left);
+    }
+
+    /// How far it is; `None` before the volume is this host's.
+    pub fn progress(&self) -> Option<FillingProgress> {
+        match &*self.state.borrow() {
+            State::Waiting(_) | State::Left => None,
+            State::Filling(machine) => Some(machine.progress()),
+        }
+    }
+
+    fn is_whole(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Filling(machine) if machine.is_whole())
+    }
+
+    fn keep(&self, entry: LogEntry, is_first: bool) -> impl Future<Output = Result<(), NotDurable>> + use<> {
+        let size_bytes = self.settings.size_bytes;
+        let kept = self.control.keeper().map(|keeper| match is_first {
+            true => keeper.begin_presence(self.key, size_bytes, entry),
+            false => keeper.add_presence(self.key, size_bytes, entry),
+        });
+        async move {
+            match kept {
+                Some(kept) => kept.await,
+                None => Err(NotDurable { detail: "nobody keeps anything here".to_owned() }),
+            }
+        }
+    }
+}
+
+// What the core says is done.
+impl FillingStore {
+    fn event(&self, event: FillingEvent) {
+        self.with_machine(|machine, now| machine.handle_event(now, event));
+    }
+
+    fn with_machine(&self, act: impl FnOnce(&mut Filling, Duration)) {
+        if let State::Filling(machine) = &mut *self.state.borrow_mut() {
+            act(machine, self.handle.now());
+        }
+        loop {
+            // Borrowed for the poll only: what is done may bring the next event.
+            let action = match &mut *self.state.borrow_mut() {
+                State::Filling(machine) => machine.poll_action(),
+                _ => None,
+            };
+            let Some(action) = action else { break };
+            self.carry_out(action);
+        }
+        self.arm_timer();
+    }
+
+    fn carry_out(&self, action: FillingAction) {
+        match action {
+            FillingAction::Admit { request } => self.answer(request, Word::Admitted),
+            FillingAction::Written { request } => self.answer(request, Word::Written),
+            FillingAction::Note { note, units } => {
+                let size_bytes = self.settings.size_bytes;
+                let noted =
+                    self.control.keeper().map(|keeper| keeper.note_presence(self.key, size_bytes, units));
+                self.spawn(move |filling| async move {
+                    let result = match noted {
+                        Some(noted) => noted.await.map_err(|error| {
+                            warn!(volume = %filling.key.volume, %error, "what guests have written is not noted; it is tried again");
+                            StoreFault
+                        }),
+                        None => Err(StoreFault),
+                    };
+                    filling.event(FillingEvent::Noted { note, result });
+                });
+            }
+            FillingAction::Refuse { request } => self.answer(request, Word::Refused),
+            FillingAction::Flushed { request, result } => self.answer(request, Word::Flushed(result)),
+            FillingAction::Fetch { fetch, range, urgency } => {
+                self.spawn(move |filling| async move { filling.fetch(fetch, range, urgency).await });
+            }
+            FillingAction::Store { fetch, parts } => {
+                let Some(fetched) = self.fetched.borrow_mut().remove(&fetch) else { return };
+                self.spawn(move |filling| async move { filling.store(fetch, fetched, parts).await });
+            }
+            FillingAction::FlushStore { recording, on_behalf } => {
+                self.spawn(move |filling| async move { filling.flush_store(recording, on_behalf).await });
+            }
+            FillingAction::Record { recording, units } => {
+                let kept = self.keep(LogEntry::Present { runs: units }, false);
+                self.spawn(move |filling| async move {
+                    let result = kept.await.map_err(|error| {
+                        warn!(volume = %filling.key.volume, %error, "what is present is not recorded; it is tried again");
+                        StoreFault
+                    });
+                    filling.event(FillingEvent::Recorded { recording, result });
+                });
+            }
+            FillingAction::Whole => self.spawn(|filling| async move { filling.end().await }),
+        }
+    }
+
+    async fn fetch(&self, fetch: FetchId, range: ByteRange, urgency: Urgency) {
+        let length = usize::try_from(range.length).unwrap_or(0);
+        let read = self.reservoir.store(urgency).read(range.offset, self.buffers.take(length)).await;
+        let result = match read {
+            Ok(buffer) => {
+                self.fetched.borrow_mut().insert(fetch, (range.offset, buffer));
+                Ok(())
+            }
+            Err(fault) => Err(fetch_fault(&fault)),
+        };
+        if result == Err(FetchFault::Unreadable) {
+            let (offset, length) = (range.offset, range.length);
+            error!(volume = %self.key.volume, offset, length, "the former host cannot read what is missing here");
+        }
+        self.event(FillingEvent::Fetched { fetch, result });
+        // What nobody wants any more.
+        self.fetched.borrow_mut().remove(&fetch);
+    }
+
+    async fn store(&self, fetch: FetchId, (origin, fetched): (u64, Buffer), parts: Vec<ByteRange>) {
+        let writes = parts.into_iter().map(|part| {
+            let start = usize::try_from(part.offset.saturating_sub(origin)).unwrap_or(usize::MAX);
+            let length = usize::try_from(part.length).unwrap_or(usize::MAX);
+            mover::write_data(&*self.store, part.offset, fetched.slice(start, length), ZeroMode::MayUnmap)
+        });
+        // N.B. all of them to their end: what is still under way must not be taken for over.
+        let written: Result<(), IoError> =
+            join_all(writes).await.into_iter().map(|run| run.map(drop)).collect();
+        let result = written.map_err(|error| {
+            warn!(volume = %self.key.volume, %error, "what was fetched cannot be stored; it is tried again");
+            StoreFault
+        });
+        self.event(FillingEvent::Stored { fetch, result });
+    }
+
+    async fn flush_store(&self, recording: RecordingId, on_behalf: OnBehalf) {
+        let flushed = match on_behalf {
+            OnBehalf::Guests => self.store.flush().await,
+            OnBehalf::Filling => self.store.ours().flush().await,
+        };
+        let result = flushed.map_err(|_| StoreFault);
+        self.event(FillingEvent::StoreFlushed { recording, result });
+    }
+
+    /// Nothing is missing any more: that is recorded, and the former host needed no longer.
+    async fn end(&self) {
+        let volume = self.key.volume;
+        while let Err(fault) = self.control.commit(vec![Record::Filled { volume }]).await {
+            warn!(%volume, %fault, "that nothing is missing any more is not recorded; it is tried again");
+            self.handle.sleep(COMMIT_RETRY).await;
+        }
+        let progress = self.progress().unwrap_or_default();
+        info!(%volume, pulled = progress.units_pulled, pushed = progress.units_pushed, "nothing is missing any more");
+        if let Some(keeper) = self.control.keeper() {
+            // Nothing reads it again, whether or not it goes.
+            drop(keeper.forget_presence(self.key));
+        }
+    }
+
+    fn answer(&self, request: RequestId, word: Word) {
+        if let Some(ticket) = self.tickets.borrow().get(&request) {
+            ticket.answer.set(Some(word));
+            if let Some(waiter) = ticket.waiter.take() {
+                waiter.wake();
+            }
+        }
+    }
+
+    fn spawn<F: Future<Output = ()> + 'static>(&self, task: impl FnOnce(Rc<Self>) -> F) {
+        if let Some(filling) = self.me.upgrade() {
+            self.handle.spawn(task(filling));
+        }
+    }
+
+    fn arm_timer(&self) {
+        let deadline = match &*self.state.borrow() {
+            State::Filling(machine) => machine.poll_timeout(),
+            _ => None,
+        };
+        let Some((deadline, _)) = deadline else { return };
+        if self.timer.armed.get().is_none_or(|armed| deadline < armed) {
+            self.timer.armed.set(Some(deadline));
+            self.timer.changed.notify();
+        }
+    }
+
+    /// Calls the core when it wants to be called, as long as somebody has the store.
+    async fn run_timer(me: Weak<Self>, timer: Rc<Timer>, handle: Handle) {
+        while !timer.stopped.get() {
+            let armed = timer.armed.get();
+            let is_news = || (timer.stopped.get() || timer.armed.get() != armed).then_some(());
+            let changed = timer.changed.wait_for(is_news);
+            match armed {
+                None => changed.await,
+                Some(deadline) => {
+                    let sleep = std::pin::pin!(handle.sleep_until(deadline));
+                    if let Either::Left(_) = select(sleep, std::pin::pin!(changed)).await {
+                        timer.armed.set(None);
+                        let Some(filling) = me.upgrade() else { return };
+                        filling.with_machine(|machine, now| machine.handle_timeout(now));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Drop for FillingStore {
+    fn drop(&mut self) {
+        self.timer.stopped.set(true);
+        self.timer.changed.notify();
+    }
+}
+
+// Guests' requests.
+impl FillingStore {
+    /// Announces a request; `None`: there is no machine, before the handover or after the end.
+    fn announce(&self, event: impl FnOnce(RequestId) -> FillingEvent) -> Option<Ticket<'_>> {
+        if !matches!(&*self.state.borrow(), State::Filling(_)) {
+            return None;
+        }
+        let id = RequestId(self.next_request.get());
+        self.next_request.set(id.0 + 1);
+        let state = Rc::<TicketState>::default();
+        self.tickets.borrow_mut().insert(id, Rc::clone(&state));
+        let ticket = Ticket { filling: self, id, state };
+        self.event(event(id));
+        Some(ticket)
+    }
+
+    fn is_waiting(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Waiting(_))
+    }
+
+    async fn read_here(&self, offset: u64, buffer: Buffer) -> Result<Buffer, IoError> {
+        let range = ByteRange::new(offset, buffer.len() as u64);
+        if self.is_waiting() {
+            // A VM that waits reads its disks when it begins; the volume is its source's still (design §5.10).
+            return self.reservoir.urgent.read(offset, buffer).await;
+        }
+        if range.length > 0
+            && let Some(ticket) = self.announce(|request| FillingEvent::ReadArrived { request, range })
+            && let Word::Refused = ticket.word().await
+        {
+            return Err(IoError::os("read what only the former host has", Errno::IO));
+        }
+        self.store.read(offset, buffer).await
+    }
+
+    async fn change_here(&self, change: Change) -> Result<(), IoError> {
+        let (range, durability) = (change.range(), change.durability());
+        if self.is_waiting() {
+            return Err(IoError::ReadOnly);
+        }
+        let Some(ticket) = self.announce_change(range) else { return self.store.change(change).await };
+        ticket.word().await;
+        let result = self.store.change(change).await;
+        let ended = result.map_err(|_| StoreFault);
+        self.event(FillingEvent::WriteEnded { request: ticket.id, result: ended });
+        // N.B. not before a restart would know of it.
+        ticket.word().await;
+        result?;
+        let unrecorded = match &*self.state.borrow() {
+            State::Filling(machine) => machine.is_unrecorded(range),
+            _ => false,
+        };
+        if durability == Durability::Durable && unrecorded {
+            // N.B. the bytes are durable; that they are here is not.
+            return self.flush_here().await;
+        }
+        Ok(())
+    }
+
+    fn announce_change(&self, range: ByteRange) -> Option<Ticket<'_>> {
+        if range.length == 0 {
+            return None;
+        }
+        self.announce(|request| FillingEvent::WriteArrived { request, range })
+    }
+
+    async fn flush_here(&self) -> Result<(), IoError> {
+        match self.announce(|request| FillingEvent::FlushArrived { request }) {
+            None => self.store.flush().await,
+            Some(ticket) => match ticket.word().await {
+                Word::Flushed(Err(StoreFault)) => {
+                    Err(IoError::os("flush a volume that is being filled", Errno::IO))
+                }
+                _ => Ok(()),
+            },
+        }
+    }
+
+    async fn describe(&self, range: ByteRange) -> Result<Vec<Extent>, IoError> {
+        if self.is_waiting() {
+            return self.reservoir.background.allocation(range).await;
+        }
+        // N.B. before the store is asked: what arrives meanwhile is data both ways.
+        let missing = match &*self.state.borrow() {
+            State::Filling(machine) if !broken(Bug::HoleShownForMissing) => machine.missing_in(range),
+            _ => Vec::new(),
+        };
+        let here = self.store.allocation(range).await?;
+        Ok(with_data(&here, &missing))
+    }
+}
+
+impl BlockDevice for FillingStore {
+    /// As the store, but whole units are asked for: what is missing of one is not put together here.
+    fn geometry(&self) -> Geometry {
+        let geometry = self.store.geometry();
+        Geometry { alignment: geometry.alignment.max(BlockSize::MIN_BYTES), ..geometry }
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(self.read_here(offset, buffer))
+    }
+
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        Box::pin(self.change_here(change))
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(self.flush_here())
+    }
+
+    /// Passthrough.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.store.zeroes_fast(mode)
+    }
+
+    /// What is missing is data: a backup, or whoever copies the volume, must not take it for a hole.
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        Box::pin(self.describe(range))
+    }
+
+    /// None before nothing is missing: what is new would have to be told apart from that.
+    fn growth(&self) -> Option<&dyn Growth> {
+        if self.is_whole() { self.store.growth() } else { None }
+    }
+}
+
+impl Ticket<'_> {
+    /// What the core says.
+    fn word(&self) -> impl Future<Output = Word> + '_ {
+        poll_fn(|context| match self.state.answer.take() {
+            Some(word) => Poll::Ready(word),
+            None => {
+                self.state.waiter.set(Some(context.waker().clone()));
+                Poll::Pending
+            }
+        })
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        if self.filling.tickets.borrow_mut().remove(&self.id).is_some() {
+            // Its guest has gone, or it has been admitted: then this changes nothing.
+            self.filling.event(FillingEvent::Withdrawn { request: self.id });
+        }
+    }
+}
+
+/// Extents in which what is missing is data.
+fn with_data(extents: &[Extent], missing: &[ByteRange]) -> Vec<Extent> {
+    let mut described = Vec::new();
+    for extent in extents {
+        let mut offset = extent.range.offset;
+        for part in missing.iter().filter(|part| part.overlaps(&extent.range)) {
+            let (start, end) = (part.offset.max(offset), part.end().min(extent.range.end()));
+            push_extent(&mut described, ByteRange::new(offset, start - offset), extent.kind);
+            push_extent(&mut described, ByteRange::new(start, end - start), ExtentKind::Data);
+            offset = end;
+        }
+        push_extent(&mut described, ByteRange::new(offset, extent.range.end() - offset), extent.kind);
+    }
+    described
+}
+
+/// What the core is told of an error of the reservoir's.
+fn fetch_fault(error: &IoError) -> FetchFault {
+    match error {
+        IoError::Os { errno, .. } if *errno != Errno::CONNRESET => FetchFault::Unreadable,
+        // It has not been opened again, or is another process now.
+        _ => FetchFault::Away,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_described_as_data() {
+        let range = ByteRange::new;
+        let extents = [
+            Extent { range: range(0, 10), kind: ExtentKind::Hole },
+            Extent { range: range(10, 10), kind: ExtentKind::Data },
+        ];
+        let described = with_data(&extents, &[range(2, 2), range(6, 8)]);
+        let described: Vec<_> =
+            described.iter().map(|extent| (extent.range.offset, extent.range.length, extent.kind)).collect();
+        let (hole, data) = (ExtentKind::Hole, ExtentKind::Data);
+        assert_eq!(described, [(0, 2, hole), (2, 2, data), (4, 2, hole), (6, 14, data)]);
+    }
+}

@@ -1,0 +1,190 @@
+//! What is fetched although nobody waits for it: most recently written first, as much at once as the link is long, and no
+//! faster than it may be.
+
+use std::time::Duration;
+
+use chronicle::{BlockIndex, BlockRange, LayeredBitmap};
+
+use super::units::UNIT_BYTES;
+use super::{Filling, Urgency};
+use crate::pacing::Pacing;
+
+/// Pause before the reservoir is asked again that could not be reached.
+const AWAY_PAUSE: Duration = Duration::from_millis(200);
+/// Pause before the store is tried again that took nothing; it doubles up to the second.
+const STORE_PAUSE: Duration = Duration::from_millis(100);
+const STORE_PAUSE_MAX: Duration = Duration::from_secs(5);
+/// Pause before the reservoir is asked again for what it could not read: a disk may be well again.
+const REREAD_PAUSE: Duration = Duration::from_secs(30);
+
+/// The order and the pace of what nobody waits for.
+#[derive(Debug)]
+pub(super) struct Background {
+    /// Wanted first: it was written last.
+    late: LayeredBitmap,
+    cursor: BlockIndex,
+    pacing: Pacing,
+    /// When the pacer lets the next piece begin; `None` while it holds none up.
+    tokens_at: Option<Duration>,
+    rests: bool,
+    /// Until when nothing is asked for, and why.
+    pause: Option<(Duration, Pause)>,
+    store_pause: Duration,
+    /// When what could not be read is tried again.
+    reread_at: Option<Duration>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pause {
+    ReservoirAway,
+    StoreFails,
+}
+
+impl Background {
+    pub(super) fn new(late: LayeredBitmap, pacing: Pacing) -> Self {
+        Self {
+            late,
+            cursor: BlockIndex(0),
+            pacing,
+            tokens_at: None,
+            rests: false,
+            pause: None,
+            store_pause: STORE_PAUSE,
+            reread_at: None,
+        }
+    }
+
+    pub(super) fn rest(&mut self) {
+        self.rests = true;
+    }
+
+    pub(super) fn work(&mut self) {
+        self.rests = false;
+    }
+
+    pub(super) fn set_bandwidth(&mut self, bytes_per_second: Option<u64>) {
+        self.pacing.set_rate(bytes_per_second);
+    }
+
+    /// These units are asked for, or present.
+    pub(super) fn taken(&mut self, units: BlockRange) {
+        self.late.remove(units);
+    }
+
+    pub(super) fn reservoir_is_away(&mut self, now: Duration) {
+        self.pause = Some((now + AWAY_PAUSE, Pause::ReservoirAway));
+    }
+
+    pub(super) fn reservoir_answers(&mut self) {
+        if matches!(self.pause, Some((_, Pause::ReservoirAway))) {
+            self.pause = None;
+        }
+    }
+
+    /// Tells whether it is of no use to ask the reservoir now.
+    pub(super) fn is_pausing(&self) -> bool {
+        self.pause.is_some()
+    }
+
+    pub(super) fn store_fails(&mut self, now: Duration) {
+        self.pause = Some((now + self.store_pause, Pause::StoreFails));
+        self.store_pause = (self.store_pause * 2).min(STORE_PAUSE_MAX);
+    }
+
+    pub(super) fn store_takes(&mut self) {
+        self.store_pause = STORE_PAUSE;
+    }
+
+    pub(super) fn end_pause(&mut self, now: Duration) {
+        self.pause = self.pause.filter(|(until, _)| now < *until);
+    }
+
+    pub(super) fn is_unreadable(&mut self, now: Duration) {
+        self.reread_at.get_or_insert(now + REREAD_PAUSE);
+    }
+
+    pub(super) fn reread_at(&self) -> Option<Duration> {
+        self.reread_at
+    }
+
+    /// When there is something to be done, if nothing happens before.
+    pub(super) fn deadline(&self) -> Option<(Duration, &'static str)> {
+        match (self.pause, self.tokens_at) {
+            (Some((until, pause)), _) => Some((until, pause.reason())),
+            (None, Some(at)) => Some((at, "the bandwidth limit")),
+            (None, None) => None,
+        }
+    }
+
+    pub(super) fn waits_for(&self) -> Option<&'static str> {
+        match self.pause {
+            Some((_, pause)) => Some(pause.reason()),
+            None if self.rests => Some("somebody to resume it"),
+            None => None,
+        }
+    }
+}
+
+impl Pause {
+    fn reason(self) -> &'static str {
+        match self {
+            Self::ReservoirAway => "the host that has what is missing",
+            Self::StoreFails => "the store to take what was fetched",
+        }
+    }
+}
+
+impl Filling {
+    /// Has what could not be read be asked for once more.
+    pub(super) fn reread(&mut self, now: Duration) {
+        if self.background.reread_at.is_none_or(|at| now < at) {
+            return;
+        }
+        self.background.reread_at = None;
+        let runs: Vec<_> = self.unreadable.runs().collect();
+        self.unreadable.clear();
+        runs.into_iter().for_each(|run| self.want(run));
+    }
+
+    /// Asks for what is next, as far as there is room for it.
+    pub(super) fn fetch_rest(&mut self, now: Duration) {
+        self.background.tokens_at = None;
+        if self.background.rests || self.background.pause.is_some() {
+            return;
+        }
+        let pacing = self.settings.pacing.clone();
+        let units_max = (pacing.chunk_bytes / UNIT_BYTES).max(1);
+        while self.fetches.len() < pacing.depth && !self.wanted.is_empty() {
+            let start = self.background.pacing.next_start(now);
+            if start > now {
+                self.background.tokens_at = Some(start);
+                return;
+            }
+            let Some(run) = self.next_run(units_max) else { return };
+            let Some(piece) = self.pieces(run, units_max).first().copied() else { return };
+            self.background.pacing.spend(now, piece.len() * UNIT_BYTES);
+            self.ask(piece, Urgency::Background);
+        }
+    }
+
+    /// What was written last, then the rest, round and round.
+    fn next_run(&mut self, units_max: u64) -> Option<BlockRange> {
+        if let Some(late) = self.background.late.next_run(BlockIndex(0), units_max) {
+            let wanted = self.wanted.next_run(late.start, late.len());
+            match wanted.map(|run| run.intersect(&late)).filter(|run| !run.is_empty()) {
+                Some(run) => return Some(run),
+                // Somebody else brings it.
+                None => {
+                    self.background.late.remove(late);
+                    return self.next_run(units_max);
+                }
+            }
+        }
+        let run = self
+            .wanted
+            .next_run(self.background.cursor, units_max)
+            .or_else(|| self.wanted.next_run(BlockIndex(0), units_max))?;
+        self.background.cursor = run.end;
+        Some(run)
+    }
+}

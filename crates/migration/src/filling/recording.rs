@@ -1,0 +1,210 @@
+//! What is made durable of a filling, and in which order: first the bytes, then that they are there, then a guest hears that
+//! its flush is done.
+//!
+//! ```text
+//!   flushes that have arrived ─┐
+//!   enough has become present ─┴─► flush of the store ──► record ──► flushes are answered
+//!        meanwhile: the next round gathers
+//! ```
+//! One round at a time: what becomes present during one is of the next.
+
+use std::time::Duration;
+
+use chronicle::{BlockRange, LayeredBitmap};
+
+use super::units::UNIT_BYTES;
+use super::{Filling, FillingAction, OnBehalf, RecordingId, RequestId, StoreFault};
+use crate::planted::{Bug, broken};
+
+/// How long what has become present may be unknown to a restart, which would fetch it again.
+const RECORD_EVERY: Duration = Duration::from_secs(1);
+/// Units after which it is recorded earlier.
+const RECORD_UNITS: u64 = (64 << 20) / UNIT_BYTES;
+/// Pause before a recording that failed is tried again for the filling's own sake.
+const RETRY: Duration = Duration::from_millis(500);
+
+/// What is present, and not known to be durable.
+#[derive(Debug)]
+pub(super) struct Recording {
+    unrecorded: LayeredBitmap,
+    /// Of these, the ones that were filled, and that no guest has written since: they can be fetched again.
+    filled: LayeredBitmap,
+    /// Flushes that wait for the next round.
+    flushes: Vec<RequestId>,
+    round: Option<Round>,
+    next: u64,
+    /// When a round begins without a flush.
+    due_at: Option<Duration>,
+}
+
+#[derive(Debug)]
+struct Round {
+    id: RecordingId,
+    units: LayeredBitmap,
+    filled: LayeredBitmap,
+    flushes: Vec<RequestId>,
+    is_flushed: bool,
+}
+
+impl Recording {
+    /// `volatile`: what guests wrote before the daemon that knew of it was killed.
+    pub(super) fn new(volatile: LayeredBitmap) -> Self {
+        Self {
+            filled: LayeredBitmap::new(volatile.blocks()),
+            unrecorded: volatile,
+            flushes: Vec::new(),
+            round: None,
+            next: 0,
+            due_at: None,
+        }
+    }
+
+    pub(super) fn present(&mut self, units: BlockRange) {
+        self.unrecorded.insert(units);
+    }
+
+    pub(super) fn filled(&mut self, units: BlockRange) {
+        self.filled.insert(units);
+    }
+
+    /// The guest has written these units, or is about to.
+    pub(super) fn overwritten(&mut self, units: BlockRange) {
+        self.filled.remove(units);
+        if let Some(round) = &mut self.round {
+            round.filled.remove(units);
+        }
+    }
+
+    /// Something has become present.
+    pub(super) fn note(&mut self, now: Duration) {
+        if !self.unrecorded.is_empty() {
+            self.due_at.get_or_insert(now + RECORD_EVERY);
+        }
+    }
+
+    pub(super) fn flush_arrived(&mut self, request: RequestId) {
+        self.flushes.push(request);
+    }
+
+    pub(super) fn withdrawn(&mut self, request: RequestId) {
+        self.flushes.retain(|flush| *flush != request);
+        if let Some(round) = &mut self.round {
+            round.flushes.retain(|flush| *flush != request);
+        }
+    }
+
+    pub(super) fn touches(&self, units: BlockRange) -> bool {
+        let in_round = self.round.as_ref().is_some_and(|round| round.units.contains_any(units));
+        in_round || self.unrecorded.contains_any(units)
+    }
+
+    pub(super) fn deadline(&self) -> Option<(Duration, &'static str)> {
+        let due = self.due_at.filter(|_| self.round.is_none());
+        due.map(|at| (at, "what has arrived to be recorded"))
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        self.round.is_none() && self.unrecorded.is_empty() && self.flushes.is_empty()
+    }
+
+    /// Begins a round if something waits for one.
+    pub(super) fn begin_if_due(&mut self, now: Duration, is_filled: bool) -> Option<FillingAction> {
+        if self.round.is_some() {
+            return None;
+        }
+        let is_retried = self.due_at.is_none_or(|at| now >= at);
+        let is_due = self.due_at.is_some_and(|at| now >= at)
+            || self.unrecorded.count() >= RECORD_UNITS
+            || is_filled && is_retried && !self.unrecorded.is_empty();
+        if self.flushes.is_empty() && (!is_due || self.unrecorded.is_empty()) {
+            self.due_at = self.due_at.filter(|_| !self.unrecorded.is_empty());
+            return None;
+        }
+        self.next += 1;
+        let (recording, blocks) = (RecordingId(self.next), self.unrecorded.blocks());
+        let empty = || LayeredBitmap::new(blocks);
+        let flushes = std::mem::take(&mut self.flushes);
+        let units = std::mem::replace(&mut self.unrecorded, empty());
+        let filled = std::mem::replace(&mut self.filled, empty());
+        self.due_at = None;
+        // The planted bug turns the order round.
+        let is_flushed = broken(Bug::PresentBeforeDurable) && !units.is_empty();
+        let action = match is_flushed {
+            false => FillingAction::FlushStore { recording, on_behalf: on_behalf(&flushes) },
+            true => FillingAction::Record { recording, units: units.runs().collect() },
+        };
+        self.round = Some(Round { id: recording, units, filled, flushes, is_flushed });
+        Some(action)
+    }
+
+    fn round(&mut self, id: RecordingId, is_flushed: bool) -> Option<Round> {
+        self.round.take_if(|round| round.id == id && round.is_flushed == is_flushed)
+    }
+}
+
+impl Filling {
+    pub(super) fn store_flushed(&mut self, now: Duration, id: RecordingId, result: Result<(), StoreFault>) {
+        let Some(mut round) = self.recording.round(id, false) else { return };
+        if result.is_err() {
+            self.lost(now, round);
+            return;
+        }
+        if round.units.is_empty() {
+            self.answer(round.flushes, Ok(()));
+            return;
+        }
+        round.is_flushed = true;
+        let units = round.units.runs().collect();
+        self.recording.round = Some(round);
+        self.actions.push_back(FillingAction::Record { recording: id, units });
+    }
+
+    /// The store may have lost what it had not made durable. What was filled is missing again; what guests wrote, they
+    /// hear of by their flush.
+    fn lost(&mut self, now: Duration, round: Round) {
+        let mut lost = round.filled;
+        lost.union_with(&self.recording.filled);
+        self.recording.filled.clear();
+        self.recording.unrecorded.union_with(&round.units);
+        let runs: Vec<_> = lost.runs().collect();
+        for run in runs {
+            self.recording.unrecorded.remove(run);
+            self.noting.settled(run);
+            self.missing.insert(run);
+            self.want(run);
+        }
+        self.recording.due_at = Some(now + RETRY);
+        self.answer(round.flushes, Err(StoreFault));
+    }
+
+    pub(super) fn recorded(&mut self, now: Duration, id: RecordingId, result: Result<(), StoreFault>) {
+        let Some(mut round) = self.recording.round(id, true) else { return };
+        if result.is_ok() && broken(Bug::PresentBeforeDurable) {
+            round.units.clear();
+            round.is_flushed = false;
+            let on_behalf = on_behalf(&round.flushes);
+            self.recording.round = Some(round);
+            self.actions.push_back(FillingAction::FlushStore { recording: id, on_behalf });
+            return;
+        }
+        if result.is_err() {
+            // The bytes are durable; that they are there is not.
+            self.recording.unrecorded.union_with(&round.units);
+            self.recording.filled.union_with(&round.filled);
+            self.recording.due_at = Some(now + RETRY);
+        } else {
+            let runs: Vec<_> = round.units.runs().collect();
+            runs.into_iter().for_each(|run| self.noting.settled(run));
+        }
+        self.answer(round.flushes, result);
+    }
+
+    fn answer(&mut self, flushes: Vec<RequestId>, result: Result<(), StoreFault>) {
+        let answers = flushes.into_iter().map(|request| FillingAction::Flushed { request, result });
+        self.actions.extend(answers);
+    }
+}
+
+fn on_behalf(flushes: &[RequestId]) -> OnBehalf {
+    if flushes.is_empty() { OnBehalf::Filling } else { OnBehalf::Guests }
+}

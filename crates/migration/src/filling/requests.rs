@@ -1,0 +1,277 @@
+//! Guests' requests on a volume that is being filled, and what has become of what was fetched for them.
+
+use std::time::Duration;
+
+use chronicle::BlockRange;
+
+use super::units::{UNIT_BYTES, within};
+use super::{FetchFault, FetchId, Filling, FillingAction, RequestId, StoreFault, Urgency};
+use crate::planted::{Bug, broken};
+
+/// Bytes that are fetched ahead of a guest that reads in sequence, at most.
+const AHEAD_BYTES_MAX: u64 = 1 << 20;
+/// Units that are fetched for one guest at once: one read of the largest size that clients send.
+const URGENT_UNITS_MAX: u64 = (4 << 20) / UNIT_BYTES;
+/// Guests' sequences that are followed at a time.
+const STREAMS_MAX: usize = 8;
+
+/// A request that is not admitted yet.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Waiting {
+    /// It waits for its units to be present.
+    Read { request: RequestId, units: BlockRange },
+    /// It waits for what is being stored where it goes.
+    Write { request: RequestId, units: BlockRange },
+}
+
+/// Reads in sequence.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Stream {
+    /// Where the next one would begin.
+    end: u64,
+    /// Units that are fetched ahead of it.
+    ahead: u64,
+}
+
+impl Waiting {
+    pub(super) fn request(&self) -> RequestId {
+        match self {
+            Self::Read { request, .. } | Self::Write { request, .. } => *request,
+        }
+    }
+
+    /// The request, if it reads some of these units.
+    pub(super) fn read_of(&self, touched: BlockRange) -> Option<RequestId> {
+        match self {
+            Self::Read { request, units } if units.overlaps(&touched) => Some(*request),
+            _ => None,
+        }
+    }
+}
+
+impl Filling {
+    pub(super) fn read_arrived(&mut self, request: RequestId, units: BlockRange) {
+        if !self.is_read_held(units) {
+            self.follow(units);
+            self.actions.push_back(FillingAction::Admit { request });
+        } else if self.unreadable.contains_any(units) {
+            self.actions.push_back(FillingAction::Refuse { request });
+        } else {
+            let ahead = self.follow(units);
+            self.waiting.push_back(Waiting::Read { request, units });
+            self.pull(units, ahead);
+        }
+    }
+
+    /// A read waits for what is missing, and for a write to that which has not completed: until then the store has
+    /// neither what was there before nor what comes.
+    fn is_read_held(&self, units: BlockRange) -> bool {
+        if !self.missing.contains_any(units) {
+            return false;
+        }
+        let overwritten = || self.overwrites.values().any(|busy| busy.overlaps(&units));
+        !(broken(Bug::ReadPassesOverwriting) && overwritten())
+    }
+
+    /// Takes note of where a guest reads; returns how many units behind that are worth fetching with it.
+    fn follow(&mut self, units: BlockRange) -> u64 {
+        let known = self.streams.iter().position(|stream| stream.end == units.start.0);
+        let ahead = known.and_then(|at| self.streams.remove(at)).map_or(0, |stream| {
+            stream.ahead.max(units.len()).saturating_mul(2).min(AHEAD_BYTES_MAX / UNIT_BYTES)
+        });
+        if self.streams.len() >= STREAMS_MAX {
+            self.streams.pop_front();
+        }
+        self.streams.push_back(Stream { end: units.end.0, ahead });
+        ahead
+    }
+
+    /// Asks for what a guest waits for, and for some of what lies behind it.
+    fn pull(&mut self, units: BlockRange, ahead: u64) {
+        if self.background.is_pausing() {
+            return;
+        }
+        let end = units.end.0.saturating_add(ahead);
+        let wished = BlockRange::new(units.start.0, end);
+        for run in within(&self.wanted, wished) {
+            for piece in self.pieces(run, URGENT_UNITS_MAX) {
+                // What lies ahead is fetched only as one with what is waited for.
+                if piece.start < units.end || ahead > 0 {
+                    self.ask(piece, Urgency::Urgent);
+                }
+            }
+        }
+    }
+
+    /// A run in pieces of at most so many units; what may be unreadable is a piece by itself.
+    pub(super) fn pieces(&self, run: BlockRange, units_max: u64) -> Vec<BlockRange> {
+        let mut pieces = Vec::new();
+        let mut start = run.start.0;
+        while start < run.end.0 {
+            let suspect = self.suspect.next_run(chronicle::BlockIndex(start), 1);
+            let end = match suspect {
+                Some(alone) if alone.start.0 == start => start + 1,
+                Some(alone) => run.end.0.min(start + units_max).min(alone.start.0),
+                None => run.end.0.min(start + units_max),
+            };
+            pieces.push(BlockRange::new(start, end));
+            start = end;
+        }
+        pieces
+    }
+
+    pub(super) fn write_arrived(&mut self, request: RequestId, units: BlockRange) {
+        if self.is_write_held(units) {
+            self.waiting.push_back(Waiting::Write { request, units });
+        } else {
+            self.admit_write(request, units);
+        }
+    }
+
+    /// A write waits for a fill's write to the same units: which lands last must not be left to the store.
+    fn is_write_held(&self, units: BlockRange) -> bool {
+        self.missing.contains_any(units)
+            && self
+                .fetches
+                .values()
+                .any(|fetch| fetch.storing.iter().flatten().any(|stored| stored.overlaps(&units)))
+    }
+
+    fn admit_write(&mut self, request: RequestId, units: BlockRange) {
+        if self.missing.contains_any(units) || self.noting.would_be_forgotten(units) {
+            self.wanted.remove(units);
+            self.overwrites.insert(request, units);
+        }
+        // What was filled is the guest's from here on: it cannot be fetched again.
+        self.recording.overwritten(units);
+        self.actions.push_back(FillingAction::Admit { request });
+    }
+
+    pub(super) fn write_ended(&mut self, now: Duration, request: RequestId, result: Result<(), StoreFault>) {
+        let Some(units) = self.overwrites.remove(&request) else {
+            self.actions.push_back(FillingAction::Written { request });
+            return;
+        };
+        match result {
+            Ok(()) => {
+                let count = self.become_present(units);
+                self.progress.units_overwritten += count;
+                self.recording.overwritten(units);
+                self.recording.note(now);
+                self.answer_when_noted(request, units);
+            }
+            // They are as missing as before. N.B. what the reservoir has is what they had.
+            Err(StoreFault) => {
+                self.want(units);
+                self.actions.push_back(FillingAction::Written { request });
+            }
+        }
+    }
+
+    pub(super) fn withdrawn(&mut self, request: RequestId) {
+        self.waiting.retain(|waiting| waiting.request() != request);
+        self.noting.withdrawn(request);
+        self.recording.withdrawn(request);
+    }
+
+    /// Lets go on what need not wait any more, and asks for what nobody is about to bring.
+    pub(super) fn serve_waiting(&mut self) {
+        if self.waiting.is_empty() {
+            return;
+        }
+        for waiting in std::mem::take(&mut self.waiting) {
+            match waiting {
+                Waiting::Read { request, units } if !self.is_read_held(units) => {
+                    self.actions.push_back(FillingAction::Admit { request });
+                }
+                Waiting::Read { units, .. } => {
+                    self.waiting.push_back(waiting);
+                    if self.wanted.contains_any(units) {
+                        self.pull(units, 0);
+                    }
+                }
+                Waiting::Write { request, units } if !self.is_write_held(units) => {
+                    self.admit_write(request, units);
+                }
+                Waiting::Write { .. } => self.waiting.push_back(waiting),
+            }
+        }
+    }
+
+    pub(super) fn fetched(&mut self, now: Duration, id: FetchId, result: Result<(), FetchFault>) {
+        let Some(fetch) = self.fetches.get(&id).filter(|fetch| fetch.storing.is_none()) else { return };
+        let units = fetch.units;
+        match result {
+            Ok(()) => {
+                self.background.reservoir_answers();
+                let parts = self.still_wanted(units);
+                let count: u64 = parts.iter().map(BlockRange::len).sum();
+                self.progress.units_dropped += units.len() - count;
+                if parts.is_empty() {
+                    self.fetches.remove(&id);
+                    return;
+                }
+                let bytes = parts.iter().map(|part| self.bytes(*part)).collect();
+                if let Some(fetch) = self.fetches.get_mut(&id) {
+                    fetch.storing = Some(parts);
+                }
+                self.actions.push_back(FillingAction::Store { fetch: id, parts: bytes });
+            }
+            Err(fault) => {
+                self.fetches.remove(&id);
+                match fault {
+                    FetchFault::Away => self.background.reservoir_is_away(now),
+                    FetchFault::Unreadable if units.len() == 1 => self.unreadable_now(now, units),
+                    // Which of them it is shows when they are asked for one by one.
+                    FetchFault::Unreadable => drop(self.suspect.insert(units)),
+                }
+                self.want(units);
+            }
+        }
+    }
+
+    /// What of a fetch is to be stored: what is missing, and no guest is about to write.
+    fn still_wanted(&self, units: BlockRange) -> Vec<BlockRange> {
+        if broken(Bug::FillOverNewerWrite) {
+            return vec![units];
+        }
+        let mut parts = within(&self.missing, units);
+        for busy in self.overwrites.values() {
+            parts = parts.into_iter().flat_map(|part| super::units::without(part, *busy)).collect();
+        }
+        parts
+    }
+
+    pub(super) fn stored(&mut self, now: Duration, id: FetchId, result: Result<(), StoreFault>) {
+        let Some(Fetched { parts, urgency, units }) = self.take_stored(id) else { return };
+        match result {
+            Ok(()) => {
+                for part in parts {
+                    let count = self.become_present(part);
+                    self.recording.filled(part);
+                    match urgency {
+                        Urgency::Urgent => self.progress.units_pulled += count,
+                        Urgency::Background => self.progress.units_pushed += count,
+                    }
+                }
+                self.background.store_takes();
+                self.recording.note(now);
+            }
+            Err(StoreFault) => self.background.store_fails(now),
+        }
+        self.want(units);
+    }
+
+    fn take_stored(&mut self, id: FetchId) -> Option<Fetched> {
+        self.fetches.get(&id)?.storing.as_ref()?;
+        let fetch = self.fetches.remove(&id)?;
+        Some(Fetched { parts: fetch.storing?, urgency: fetch.urgency, units: fetch.units })
+    }
+}
+
+/// A fetch that has been written to the store, or not.
+struct Fetched {
+    parts: Vec<BlockRange>,
+    urgency: Urgency,
+    units: BlockRange,
+}

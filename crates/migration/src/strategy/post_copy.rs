@@ -1,0 +1,128 @@
+//! Handing over before everything has arrived: a few rounds, or none, and the rest follows the volume (\[TPM\] §IV
+//! *three-phase*, \[XNBD\] §3.2 *post-copy*).
+//!
+//! ```text
+//!   rounds, as in tracking, bounded ──► at rest: nothing is sent any more, what is there is durable
+//!     └ ended early when little is      ──► the target is told what it lacks ──► converged
+//!       left, or guests write faster    ──► gate closed: and what was written since ──► synchronised
+//! ```
+//! It converges whatever guests write, and holds none of them back: how long they are held at the handover depends on what
+//! was written while the target was told, not on what is missing. *Synchronised* means here that the target knows exactly
+//! what it lacks.
+
+use std::time::Duration;
+
+use chronicle::BlockRange;
+
+use super::engine::{Engine, InFlight, Rewritten, Standing, Terms, Verdict, Write, Written};
+use super::policy::{Course, Policy, RoundVerdict};
+use super::{Round, Route};
+
+/// A round wins over the guests if it leaves at most so many percent of what it copied; otherwise more of them are of no use.
+const WINS_PERCENT: u64 = 90;
+/// What is left is little if it is at most so much: it follows in no time.
+const LITTLE_BYTES: u64 = 1 << 20;
+
+/// The policy of a copying that ends with blocks missing.
+pub(super) struct PostCopy {
+    rounds_max: u32,
+    rounds: Vec<Round>,
+    /// When the round under way began, and what had been copied by then: blocks, and bytes.
+    under_way: Option<(Duration, (u64, u64))>,
+    /// Whether no more is copied.
+    rests: bool,
+}
+
+impl PostCopy {
+    pub(super) fn new(rounds_max: u32) -> Self {
+        Self { rounds_max, rounds: Vec::new(), under_way: None, rests: rounds_max == 0 }
+    }
+
+    fn end_round(&mut self, engine: &Engine, now: Duration) -> Option<&Round> {
+        let (began, (blocks_before, bytes_before)) = self.under_way.take()?;
+        let (blocks, bytes) = engine.copied_so_far();
+        let dirtied = engine.blocks_dirty() * engine.block_bytes();
+        self.rounds.push(Round {
+            blocks: blocks - blocks_before,
+            bytes: bytes - bytes_before,
+            took: now.saturating_sub(began),
+            dirtied,
+        });
+        self.rounds.last()
+    }
+}
+
+impl Policy for PostCopy {
+    fn terms(&self) -> Terms {
+        Terms {
+            in_flight: InFlight::Bytes { values_max: 0 },
+            rewritten: Rewritten::Later,
+            written: if self.rounds_max == 0 { Written::AnyTime } else { Written::NextRound },
+        }
+    }
+
+    /// To the source, whatever happens.
+    fn course(&mut self, _: &Engine, _: Duration, _: &Write) -> Course {
+        Course::Send { route: Route::SourceOnly, toll: None }
+    }
+
+    /// Nothing: guests are not held back.
+    fn judge_convergence(&mut self, _: &mut Engine, _: Duration) {}
+
+    fn judge_round(&mut self, engine: &Engine, now: Duration) -> RoundVerdict {
+        if self.rests || !engine.is_mirroring() {
+            return RoundVerdict::GoOn;
+        }
+        if !engine.is_round_over() {
+            self.under_way.get_or_insert((now, engine.copied_so_far()));
+            return RoundVerdict::GoOn;
+        }
+        let block_bytes = engine.block_bytes();
+        let wins = self
+            .end_round(engine, now)
+            .is_none_or(|round| round.dirtied * 100 <= round.blocks * block_bytes * WINS_PERCENT);
+        let is_little = engine.blocks_dirty() * block_bytes <= LITTLE_BYTES;
+        if !wins || is_little || self.rounds.len() >= self.rounds_max as usize {
+            self.rests = true;
+            return RoundVerdict::GoOn;
+        }
+        self.under_way = Some((now, engine.copied_so_far()));
+        RoundVerdict::Next
+    }
+
+    fn rounds(&self) -> &[Round] {
+        &self.rounds
+    }
+
+    fn next_run(&mut self, engine: &mut Engine) -> Option<BlockRange> {
+        if self.rests {
+            return None;
+        }
+        engine.next_of_pass().or_else(|| engine.next_missing())
+    }
+
+    /// What has been copied is to be durable when the rest is told.
+    fn judge_pass(&self, engine: &Engine) -> Verdict {
+        if self.rests && engine.bytes_unconfirmed() > 0 { Verdict::Confirm } else { Verdict::GoOn }
+    }
+
+    fn may_tell(&self, engine: &Engine) -> bool {
+        self.rests && engine.may_be_left() && engine.is_at_rest()
+    }
+
+    fn standing(&mut self, engine: &Engine, _: Duration) -> Standing {
+        if !self.may_tell(engine) || !engine.is_told() && engine.said() == Standing::Behind {
+            return Standing::Behind;
+        }
+        let is_held = !engine.is_gate_open();
+        if is_held && engine.is_all_told() && !engine.has_writes() {
+            return Standing::Synchronised;
+        }
+        Standing::Converged
+    }
+
+    /// Nothing: what changes it happens.
+    fn deadline(&self, _: &Engine) -> Option<(Duration, &'static str)> {
+        None
+    }
+}

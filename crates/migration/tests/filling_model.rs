@@ -1,0 +1,479 @@
+//! Random guests, faults and power cuts on a volume that is being filled, against a model that knows only what was promised:
+//! a read sees the last write that was answered or one that is under way, and after a power cut what was flushed, or later.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use chronicle::{BlockRange, ByteRange, LayeredBitmap};
+use migration::PacingSettings;
+use migration::filling::{
+    FetchFault, FetchId, Filling, FillingAction, FillingEvent, FillingSettings, LogEntry, Manifest, NoteId,
+    OnBehalf, RecordingId, RequestId, StoreFault, Telling, UNIT_BYTES, UnitMap, encode_entry, header, replay,
+    units_of,
+};
+
+const UNITS: u64 = 48;
+const SIZE: u64 = UNITS * UNIT_BYTES;
+const WHOSE: [u8; 32] = [7; 32];
+
+fn boot(number: u8) -> [u8; 16] {
+    [number; 16]
+}
+
+/// A small generator: the seed is all that a failure needs.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+
+    fn percent(&mut self, share: u64) -> bool {
+        self.below(100) < share
+    }
+
+    fn range(&mut self) -> BlockRange {
+        let start = self.below(UNITS);
+        BlockRange::new(start, (start + 1 + self.below(6)).min(UNITS))
+    }
+}
+
+/// What the store has of a unit: versions are numbers, 0 is what was there before anything came.
+#[derive(Clone, Copy, Default)]
+struct Cell {
+    volatile: u64,
+    durable: u64,
+}
+
+/// What a guest may see of a unit.
+#[derive(Clone)]
+struct Promise {
+    /// What was answered last, or, after a power cut, any of these.
+    answered: BTreeSet<u64>,
+    /// What survives a power cut at least: one of these, or anything later.
+    flushed: BTreeSet<u64>,
+    /// Written since that flush was asked for.
+    since: BTreeSet<u64>,
+}
+
+struct World {
+    random: Random,
+    now: Duration,
+    filling: Filling,
+    store: Vec<Cell>,
+    /// Version in the reservoir.
+    reservoir: Vec<u64>,
+    log: Vec<u8>,
+    log_durable: usize,
+    sequence: u64,
+    promises: Vec<Promise>,
+    next_request: u64,
+    next_version: u64,
+    reads: BTreeMap<RequestId, BlockRange>,
+    writes: BTreeMap<RequestId, (BlockRange, u64)>,
+    admitted_reads: Vec<(RequestId, BlockRange)>,
+    admitted_writes: Vec<RequestId>,
+    flushes: BTreeMap<RequestId, Vec<(BTreeSet<u64>, BTreeSet<u64>)>>,
+    fetches: Vec<(FetchId, BlockRange)>,
+    stores: Vec<(FetchId, Vec<ByteRange>)>,
+    store_flushes: Vec<(RecordingId, OnBehalf)>,
+    recordings: Vec<(RecordingId, Vec<BlockRange>)>,
+    notes: Vec<(NoteId, Vec<BlockRange>)>,
+    /// Writes that are made, and not answered.
+    made: BTreeMap<RequestId, (BlockRange, u64)>,
+    boot: u8,
+    whole: bool,
+    reads_checked: u64,
+}
+
+fn units(range: ByteRange) -> BlockRange {
+    BlockRange::new(range.offset / UNIT_BYTES, range.end().div_ceil(UNIT_BYTES))
+}
+
+fn bytes(units: BlockRange) -> ByteRange {
+    ByteRange::new(units.start.0 * UNIT_BYTES, units.len() * UNIT_BYTES)
+}
+
+fn settings() -> FillingSettings {
+    let pacing = PacingSettings { depth: 3, chunk_bytes: 4 * UNIT_BYTES, bytes_per_second: None };
+    FillingSettings { size_bytes: SIZE, pacing }
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let mut missing = LayeredBitmap::new(units_of(SIZE));
+        for _ in 0..12 {
+            missing.insert(random.range());
+        }
+        let manifest = Manifest::of(&missing);
+        let mut log = header(SIZE, WHOSE);
+        let entry = LogEntry::Missing { telling: Telling::Everything, runs: missing.runs().collect() };
+        assert!(encode_entry(0, &entry, &mut log));
+        let version = |unit: u64| 1000 + unit;
+        // What is present was copied; of what is missing the store has something else.
+        let is_missing = |unit: u64| missing.contains(chronicle::BlockIndex(unit));
+        let cell = |unit| {
+            if is_missing(unit) {
+                Cell::default()
+            } else {
+                Cell { volatile: version(unit), durable: version(unit) }
+            }
+        };
+        let promise = |unit| Promise {
+            answered: [version(unit)].into(),
+            flushed: [version(unit)].into(),
+            since: BTreeSet::new(),
+        };
+        let empty = LayeredBitmap::new(units_of(SIZE));
+        let presence = UnitMap { missing: missing.clone(), late: empty.clone(), volatile: empty, manifest };
+        Self {
+            random,
+            now: Duration::ZERO,
+            filling: Filling::new(settings(), presence),
+            store: (0..UNITS).map(cell).collect(),
+            reservoir: (0..UNITS).map(version).collect(),
+            log_durable: log.len(),
+            log,
+            sequence: 1,
+            promises: (0..UNITS).map(promise).collect(),
+            next_request: 0,
+            next_version: 100_000,
+            reads: BTreeMap::new(),
+            writes: BTreeMap::new(),
+            admitted_reads: Vec::new(),
+            admitted_writes: Vec::new(),
+            flushes: BTreeMap::new(),
+            fetches: Vec::new(),
+            stores: Vec::new(),
+            store_flushes: Vec::new(),
+            recordings: Vec::new(),
+            notes: Vec::new(),
+            made: BTreeMap::new(),
+            boot: 0,
+            whole: false,
+            reads_checked: 0,
+        }
+    }
+
+    fn event(&mut self, event: FillingEvent) {
+        self.filling.handle_event(self.now, event);
+        self.drain();
+    }
+
+    fn drain(&mut self) {
+        while let Some(action) = self.filling.poll_action() {
+            match action {
+                FillingAction::Admit { request } => {
+                    if let Some(range) = self.reads.get(&request) {
+                        self.admitted_reads.push((request, *range));
+                    } else {
+                        self.admitted_writes.push(request);
+                    }
+                }
+                FillingAction::Written { request } => {
+                    if let Some((range, version)) = self.made.remove(&request) {
+                        for unit in range.iter() {
+                            self.promises[unit.0 as usize].answered = [version].into();
+                        }
+                    }
+                }
+                FillingAction::Note { note, units } => self.notes.push((note, units)),
+                FillingAction::Refuse { request } => drop(self.reads.remove(&request)),
+                FillingAction::Fetch { fetch, range, .. } => self.fetches.push((fetch, units(range))),
+                FillingAction::Store { fetch, parts } => self.stores.push((fetch, parts)),
+                FillingAction::FlushStore { recording, on_behalf } => {
+                    self.store_flushes.push((recording, on_behalf))
+                }
+                FillingAction::Record { recording, units } => self.recordings.push((recording, units)),
+                FillingAction::Flushed { request, result } => {
+                    let Some(asked) = self.flushes.remove(&request) else { continue };
+                    if result.is_ok() {
+                        for (promise, (answered, since)) in self.promises.iter_mut().zip(asked) {
+                            promise.flushed = answered;
+                            promise.since = promise.since.difference(&since).copied().collect();
+                        }
+                    }
+                }
+                FillingAction::Whole => self.whole = true,
+            }
+        }
+    }
+
+    fn request(&mut self) -> RequestId {
+        self.next_request += 1;
+        RequestId(self.next_request)
+    }
+
+    fn step(&mut self) {
+        self.now += Duration::from_millis(self.random.below(120));
+        match self.random.below(100) {
+            0..=17 => {
+                let (request, range) = (self.request(), self.random.range());
+                self.reads.insert(request, range);
+                self.event(FillingEvent::ReadArrived { request, range: bytes(range) });
+            }
+            18..=35 => self.write(),
+            36..=41 => {
+                let request = self.request();
+                let asked =
+                    self.promises.iter().map(|promise| (promise.answered.clone(), promise.since.clone()));
+                self.flushes.insert(request, asked.collect());
+                self.event(FillingEvent::FlushArrived { request });
+            }
+            42 => self.power_cut(),
+            43..=44 => self.kill(),
+            _ => self.complete(),
+        }
+        if self.filling.poll_timeout().is_some_and(|(at, _)| at <= self.now) {
+            self.filling.handle_timeout(self.now);
+            self.drain();
+        }
+    }
+
+    fn write(&mut self) {
+        let range = self.random.range();
+        // Claims above keep overlapping changes apart.
+        let busy = self.writes.values().chain(self.made.values());
+        if busy.into_iter().any(|(busy, _)| busy.overlaps(&range)) {
+            return;
+        }
+        let request = self.request();
+        self.next_version += 1;
+        let version = self.next_version;
+        for unit in range.iter() {
+            let promise = &mut self.promises[unit.0 as usize];
+            // It may be seen from here on, and survive.
+            promise.answered.insert(version);
+            promise.since.insert(version);
+        }
+        self.writes.insert(request, (range, version));
+        self.event(FillingEvent::WriteArrived { request, range: bytes(range) });
+    }
+
+    fn complete(&mut self) {
+        let faulty = self.random.percent(8);
+        match self.random.below(7) {
+            0 if !self.admitted_reads.is_empty() => {
+                let at = self.random.below(self.admitted_reads.len() as u64) as usize;
+                let (request, range) = self.admitted_reads.swap_remove(at);
+                self.reads.remove(&request);
+                for unit in range.iter() {
+                    let seen = self.store[unit.0 as usize].volatile;
+                    let promise = &self.promises[unit.0 as usize];
+                    assert!(
+                        promise.answered.contains(&seen),
+                        "unit {unit} read {seen}, promised {:?}",
+                        promise.answered
+                    );
+                    self.reads_checked += 1;
+                }
+            }
+            1 if !self.admitted_writes.is_empty() => {
+                let at = self.random.below(self.admitted_writes.len() as u64) as usize;
+                let request = self.admitted_writes.swap_remove(at);
+                let (range, version) = self.writes.remove(&request).unwrap();
+                for unit in range.iter() {
+                    if !faulty {
+                        self.store[unit.0 as usize].volatile = version;
+                    }
+                }
+                if !faulty {
+                    self.made.insert(request, (range, version));
+                }
+                let result = if faulty { Err(StoreFault) } else { Ok(()) };
+                self.event(FillingEvent::WriteEnded { request, result });
+            }
+            2 if !self.fetches.is_empty() => {
+                let at = self.random.below(self.fetches.len() as u64) as usize;
+                let (fetch, _) = self.fetches.swap_remove(at);
+                let result = if faulty { Err(FetchFault::Away) } else { Ok(()) };
+                self.event(FillingEvent::Fetched { fetch, result });
+            }
+            3 if !self.stores.is_empty() => {
+                let at = self.random.below(self.stores.len() as u64) as usize;
+                let (fetch, parts) = self.stores.swap_remove(at);
+                for unit in parts.into_iter().flat_map(|part| units(part).iter()) {
+                    // A write that fails may have been made.
+                    if !faulty || self.random.percent(50) {
+                        self.store[unit.0 as usize].volatile = self.reservoir[unit.0 as usize];
+                    }
+                }
+                let result = if faulty { Err(StoreFault) } else { Ok(()) };
+                self.event(FillingEvent::Stored { fetch, result });
+            }
+            4 if !self.store_flushes.is_empty() => {
+                let (recording, _) = self.store_flushes.remove(0);
+                if !faulty {
+                    self.store.iter_mut().for_each(|cell| cell.durable = cell.volatile);
+                }
+                let result = if faulty { Err(StoreFault) } else { Ok(()) };
+                self.event(FillingEvent::StoreFlushed { recording, result });
+            }
+            5 if !self.recordings.is_empty() => {
+                let (recording, runs) = self.recordings.remove(0);
+                if !faulty {
+                    assert!(encode_entry(self.sequence, &LogEntry::Present { runs }, &mut self.log));
+                    self.sequence += 1;
+                    self.log_durable = self.log.len();
+                }
+                let result = if faulty { Err(StoreFault) } else { Ok(()) };
+                self.event(FillingEvent::Recorded { recording, result });
+            }
+            6 if !self.notes.is_empty() => {
+                let (note, runs) = self.notes.remove(0);
+                if !faulty {
+                    self.note(runs);
+                }
+                let result = if faulty { Err(StoreFault) } else { Ok(()) };
+                self.event(FillingEvent::Noted { note, result });
+            }
+            _ => {}
+        }
+    }
+
+    fn note(&mut self, runs: Vec<BlockRange>) {
+        let entry = LogEntry::Noted { boot: boot(self.boot), runs };
+        assert!(encode_entry(self.sequence, &entry, &mut self.log));
+        self.sequence += 1;
+    }
+
+    /// The daemon goes: what was asked of the store lands or does not, what was answered stays.
+    fn kill(&mut self) {
+        for (range, version) in std::mem::take(&mut self.writes).into_values() {
+            for unit in range.iter().filter(|_| self.random.percent(50)).collect::<Vec<_>>() {
+                self.store[unit.0 as usize].volatile = version;
+            }
+        }
+        for (_, parts) in std::mem::take(&mut self.stores) {
+            for unit in parts.into_iter().flat_map(|part| units(part).iter()) {
+                if self.random.percent(50) {
+                    self.store[unit.0 as usize].volatile = self.reservoir[unit.0 as usize];
+                }
+            }
+        }
+        if let Some((_, runs)) = self.notes.pop().filter(|_| self.random.percent(50)) {
+            self.note(runs);
+        }
+        self.restart();
+    }
+
+    /// Everything volatile is lost, or not, unit by unit; the file of presence ends somewhere behind what is durable.
+    fn power_cut(&mut self) {
+        for cell in &mut self.store {
+            if self.random.percent(50) {
+                cell.volatile = cell.durable;
+            }
+            cell.durable = cell.volatile;
+        }
+        for promise in &mut self.promises {
+            let survives: BTreeSet<u64> =
+                promise.flushed.iter().chain(&promise.since).chain(&promise.answered).copied().collect();
+            *promise = Promise { answered: survives.clone(), flushed: survives, since: BTreeSet::new() };
+        }
+        self.boot += 1;
+        // What was only noted may be there or not.
+        if self.random.percent(70) {
+            self.log.truncate(self.log_durable);
+        }
+        self.restart();
+    }
+
+    fn restart(&mut self) {
+        if self.random.percent(50) {
+            self.log.extend_from_slice(&[0x5a; 11]);
+        }
+        let (presence, position, sequence) = replay(&self.log, SIZE, WHOSE, boot(self.boot)).unwrap();
+        self.log.truncate(position);
+        self.sequence = sequence;
+        self.filling = Filling::new(settings(), presence);
+        self.reads.clear();
+        self.writes.clear();
+        self.admitted_reads.clear();
+        self.admitted_writes.clear();
+        self.flushes.clear();
+        self.fetches.clear();
+        self.stores.clear();
+        self.store_flushes.clear();
+        self.recordings.clear();
+        self.notes.clear();
+        self.made.clear();
+    }
+
+    /// Lets everything that is under way come to its end.
+    fn finish(&mut self) {
+        for _ in 0..100_000 {
+            if self.whole && self.reads.is_empty() && self.writes.is_empty() && self.made.is_empty() {
+                return;
+            }
+            self.now += Duration::from_millis(50);
+            self.filling.handle_timeout(self.now);
+            self.drain();
+            self.complete();
+        }
+        panic!("it is not whole: {:?}", self.filling.progress());
+    }
+}
+
+#[test]
+fn guests_see_what_they_were_promised_whatever_is_fetched_overwritten_fails_or_is_lost() {
+    let mut reads = 0;
+    for seed in 1..=3000 {
+        let mut world = World::new(seed);
+        let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            for _ in 0..300 {
+                world.step();
+            }
+            world.finish();
+            for unit in 0..UNITS as usize {
+                let (seen, promise) = (world.store[unit].volatile, &world.promises[unit]);
+                assert!(promise.answered.contains(&seen), "unit {unit} has {seen} in the end");
+            }
+            let (presence, ..) = replay(&world.log, SIZE, WHOSE, boot(world.boot)).unwrap();
+            assert!(presence.missing.is_empty(), "a restart would fetch {:?}", presence.missing);
+        }));
+        assert!(run.is_ok(), "seed {seed}");
+        reads += world.reads_checked;
+    }
+    assert!(reads > 100_000, "{reads} units were read");
+}
+
+#[test]
+fn a_file_of_presence_that_is_damaged_or_of_another_is_not_believed_at_all() {
+    let mut log = header(SIZE, WHOSE);
+    let runs = |start, end| vec![BlockRange::new(start, end)];
+    for (sequence, entry) in [
+        LogEntry::Missing { telling: Telling::Everything, runs: runs(0, 20) },
+        LogEntry::Missing { telling: Telling::Since, runs: runs(30, 31) },
+        LogEntry::Present { runs: runs(3, 5) },
+        LogEntry::Present { runs: runs(6, 7) },
+    ]
+    .iter()
+    .enumerate()
+    {
+        assert!(encode_entry(sequence as u64, entry, &mut log));
+    }
+    let (presence, position, sequence) = replay(&log, SIZE, WHOSE, boot(0)).unwrap();
+    assert_eq!((presence.missing.count(), presence.late.count(), presence.manifest.units), (18, 1, 21));
+    assert_eq!((position, sequence), (log.len(), 4));
+    // What is cut off was never relied on; whatever else is changed is noticed.
+    for length in 0..log.len() {
+        let cut = replay(&log[..length], SIZE, WHOSE, boot(0));
+        assert_eq!(cut.is_ok(), length >= 48, "{length}");
+    }
+    let last = log.len() - 20;
+    for at in 0..last {
+        let mut damaged = log.clone();
+        damaged[at] ^= 0x10;
+        assert!(replay(&damaged, SIZE, WHOSE, boot(0)).is_err(), "byte {at}");
+    }
+    assert!(replay(&log, SIZE, [8; 32], boot(0)).is_err());
+    assert!(replay(&log, SIZE + UNIT_BYTES, WHOSE, boot(0)).is_err());
+}

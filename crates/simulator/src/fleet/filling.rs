@@ -1,0 +1,107 @@
+//! Volumes that came with blocks missing: how their stores are opened, and what they hold with what is elsewhere.
+
+use std::rc::Rc;
+
+use block::BlockDevice;
+use block::filter::FlushDebt;
+use lane::filling::{FillingStore, Missing, Surroundings};
+use lane::peer::{CallsOnly, RpcChannel, Service};
+use migration::filling::{FillingSettings, UNIT_BYTES, UnitMap};
+use migration::journal::VolumeFilling;
+use migration::{MigrationId, StayKey};
+
+use super::control::HostControl;
+use super::host::{SimHost, volume_id};
+use super::link::Subject;
+use super::place::Place;
+use crate::disk::SimDisk;
+
+impl SimHost {
+    /// The store of a volume that may come with blocks missing, or has.
+    pub(super) fn filling_store(
+        self: &Rc<Self>,
+        (index, key): (usize, StayKey),
+        store: Rc<FlushDebt>,
+        (from, remote): (Place, MigrationId),
+        missing: Option<UnitMap>,
+    ) -> Option<Rc<FillingStore>> {
+        let rpc = self.way_to_reservoir(from, remote)?;
+        let geometry = self.manner.geometries[index];
+        let there = Missing::new(&rpc, index as u32, geometry);
+        let settings =
+            FillingSettings { size_bytes: store.geometry().size, pacing: self.manner.pacing.clone() };
+        let surroundings = Surroundings {
+            handle: self.handle.clone(),
+            buffers: self.buffers.clone(),
+            control: HostControl::new(self, from),
+        };
+        Some(FillingStore::new(surroundings, key, store, there, settings, missing))
+    }
+
+    /// A start goes on with what it finds.
+    pub(super) fn reopen_filling(
+        self: &Rc<Self>,
+        index: usize,
+        disk: &Rc<SimDisk>,
+        filling: &VolumeFilling,
+    ) -> Option<Rc<dyn BlockDevice>> {
+        let key = StayKey { volume: volume_id(index), stay: filling.stay };
+        let Some(missing) = self.chronicles.missing(key) else {
+            self.world.violated("presence", || format!("what volume {index} lacks is not known any more"));
+            return None;
+        };
+        if missing.manifest != filling.manifest {
+            self.world.violated("presence", || format!("what volume {index} lacks is not what was promised"));
+        }
+        let store = FlushDebt::new(disk.clone());
+        let from = (Place::of(filling.peer), filling.remote);
+        let filling = self.filling_store((index, key), store, from, Some(missing))?;
+        filling.begin();
+        Some(filling)
+    }
+
+    /// This daemon's end of the line to a reservoir; opened when it is asked for first.
+    fn way_to_reservoir(&self, from: Place, remote: MigrationId) -> Option<Rc<RpcChannel>> {
+        let subject = Subject::Reservoir(from, remote);
+        let known = self.with_serving(|serving| serving.reservoirs.get(&subject).cloned())?;
+        if known.is_some() {
+            return known;
+        }
+        let line = self.link_to(from)?.line(subject);
+        line.is_known_to(from);
+        let (line, arrivals) = line.open(self.place, self.guard(subject, from))?;
+        let rpc = RpcChannel::new(line);
+        let nothing = Service::new(self.handle.clone(), self.buffers.clone());
+        self.handle.spawn(rpc.run(arrivals, nothing, Rc::new(CallsOnly)));
+        self.with_serving(|serving| serving.reservoirs.insert(subject, Rc::clone(&rpc)));
+        Some(rpc)
+    }
+
+    /// What a volume holds, given what its own disk does.
+    pub(super) fn with_missing(
+        &self,
+        index: usize,
+        filling: &VolumeFilling,
+        mut content: Vec<u64>,
+    ) -> Option<Vec<u64>> {
+        let key = StayKey { volume: volume_id(index), stay: filling.stay };
+        let missing = self.chronicles.missing(key)?.missing;
+        let fleet = self.fleet()?;
+        let there = fleet.host(Place::of(filling.peer));
+        let path = there.journal().look(|state, _| {
+            Some(state.moved.get(&volume_id(index))?.volume.record.image.place.name().to_owned())
+        })?;
+        let disk = there.images.borrow().get(&path).cloned()?;
+        let elsewhere = disk.with_medium(|medium| medium.current().to_vec());
+        let size_bytes = self.manner.geometries[index].size;
+        let sectors = (size_bytes.div_ceil(content.len() as u64)).next_power_of_two();
+        for run in missing.runs() {
+            let start = run.start.0 * UNIT_BYTES / sectors;
+            let end = (run.end.0 * UNIT_BYTES / sectors).min(content.len() as u64);
+            for sector in start as usize..end as usize {
+                content[sector] = elsewhere[sector];
+            }
+        }
+        Some(content)
+    }
+}
