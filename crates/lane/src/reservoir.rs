@@ -5,17 +5,29 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
-use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, IoError, IoFuture};
+use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Handle, IoError, IoFuture};
 use migration::MigrationId;
 
-/// What a lane has for the new owner of its volume: one store at a time.
+use crate::handle::Rest;
+use crate::signal::Signal;
+
+/// What a lane has for the new owner of its volume: one store at a time. It decides how fast what no guest waits for is read, as an
+/// order for the migration says.
 #[derive(Default)]
 pub struct Reservoir {
     /// The migration that the volume leaves by, and its store; `None`: there is nothing to be read.
     open: RefCell<Option<(MigrationId, Rc<dyn BlockDevice>)>>,
     /// Bytes that were read of it.
     served: Cell<u64>,
+    /// Bytes a second that are read although no guest waits for them; `None`: as fast as it goes.
+    rate: Cell<Option<u64>>,
+    /// When all that was read of these is carried at that rate.
+    carried_at: Cell<Duration>,
+    /// Nothing is read that no guest waits for.
+    rests: Cell<bool>,
+    changed: Signal,
 }
 
 /// What one migration's target reads.
@@ -23,6 +35,8 @@ struct ReservoirStore {
     reservoir: Rc<Reservoir>,
     migration: MigrationId,
     geometry: Geometry,
+    /// What tells the time of reads that no guest waits for; `None`: one does.
+    paced_by: Option<Handle>,
 }
 
 impl Reservoir {
@@ -42,10 +56,52 @@ impl Reservoir {
         self.served.get()
     }
 
-    /// What the target of a migration reads, as long as it may: a device that is there also before and after.
+    /// Limits how fast is read what no guest waits for.
+    pub(crate) fn set_rate(&self, bytes_per_second: Option<u64>) {
+        self.rate.set(bytes_per_second);
+        self.carried_at.set(Duration::ZERO);
+        self.changed.notify();
+    }
+
+    /// Has nothing read that no guest waits for, or goes on.
+    pub(crate) fn rest(&self, rests: Rest) {
+        self.rests.set(rests == Rest::Pause);
+        self.changed.notify();
+    }
+
+    /// What the target of a migration reads for its guests, as long as it may: a device that is there also before and after.
     pub fn of(self: &Rc<Self>, migration: MigrationId, geometry: Geometry) -> Rc<dyn BlockDevice> {
+        self.device(migration, geometry, None)
+    }
+
+    /// The same for what no guest waits for.
+    pub fn in_background(
+        self: &Rc<Self>,
+        migration: MigrationId,
+        geometry: Geometry,
+        handle: Handle,
+    ) -> Rc<dyn BlockDevice> {
+        self.device(migration, geometry, Some(handle))
+    }
+
+    fn device(
+        self: &Rc<Self>,
+        migration: MigrationId,
+        geometry: Geometry,
+        paced_by: Option<Handle>,
+    ) -> Rc<dyn BlockDevice> {
         let geometry = Geometry { read_only: true, ..geometry };
-        Rc::new(ReservoirStore { reservoir: Rc::clone(self), migration, geometry })
+        Rc::new(ReservoirStore { reservoir: Rc::clone(self), migration, geometry, paced_by })
+    }
+
+    /// Waits until so many bytes more may be read that no guest waits for.
+    async fn take_turn(&self, handle: &Handle, bytes: u64) {
+        self.changed.wait_for(|| (!self.rests.get()).then_some(())).await;
+        let Some(rate) = self.rate.get() else { return };
+        let start = self.carried_at.get().max(handle.now());
+        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
+        self.carried_at.set(start + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)));
+        handle.sleep_until(start).await;
     }
 }
 
@@ -65,6 +121,9 @@ impl BlockDevice for ReservoirStore {
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         Box::pin(async move {
+            if let Some(handle) = &self.paced_by {
+                self.reservoir.take_turn(handle, buffer.len() as u64).await;
+            }
             let read = self.store()?.read(offset, buffer).await?;
             let served = &self.reservoir.served;
             served.set(served.get() + read.len() as u64);

@@ -8,7 +8,7 @@
 //! The driver's own volume takes its orders by a call. Every other volume of the migration has a lane of its own: it is
 //! on a lane of its own, and orders and events are messages between two threads, in order both ways.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{BlockDevice, BufferPool, Handle};
@@ -25,6 +25,7 @@ use tracing::warn;
 use super::{CopySettings, Event, OutgoingVolume, flush};
 use crate::REPORT_INTERVAL;
 use crate::copy::VolumeCopy;
+use crate::handle::Rest;
 use crate::peer::PriorityBoost;
 use crate::shared_storage::HeldLease;
 use crate::stack::{GateMode, Home, Volume};
@@ -74,6 +75,8 @@ pub(crate) struct SourceVolume {
     copy: RefCell<Option<Rc<VolumeCopy>>>,
     /// What the copying cost that is over.
     costs: RefCell<Costs>,
+    /// Whether the volume is its target's.
+    has_left: Cell<bool>,
     rounds: RefCell<Vec<Round>>,
     events: mpsc::UnboundedSender<Event>,
 }
@@ -97,6 +100,7 @@ impl SourceVolume {
             leaving,
             copy: RefCell::new(copy),
             costs: RefCell::default(),
+            has_left: Cell::default(),
             rounds: RefCell::default(),
             events,
         });
@@ -156,13 +160,25 @@ impl SourceVolume {
                     SourceEvent::Flushed { volume: index, attempt, result }
                 });
             }
-            SourceOrder::Copying(event) => self.tell_copy(event),
+            SourceOrder::Copying(event) => {
+                if let Some(reservoir) = &self.leaving.reservoir {
+                    match event {
+                        VolumeEvent::Pause => reservoir.rest(Rest::Pause),
+                        VolumeEvent::Resume => reservoir.rest(Rest::Resume),
+                        _ => {}
+                    }
+                }
+                self.tell_copy(event);
+            }
             SourceOrder::PeerRestarted => {
                 // N.B. first: what the copying says from here on is said by one that knows.
                 self.send(Event::RestartHeard(self.index));
                 self.tell_copy(VolumeEvent::TargetRestarted);
             }
             SourceOrder::SetBandwidth(rate) => {
+                if let Some(reservoir) = &self.leaving.reservoir {
+                    reservoir.set_rate(rate);
+                }
                 if let Some(copy) = &*self.copy.borrow() {
                     copy.set_bandwidth(rate);
                 }
@@ -178,6 +194,7 @@ impl SourceVolume {
             }
             SourceOrder::Release => self.stop_copy(),
             SourceOrder::ServeFromSuccessor => {
+                self.has_left.set(true);
                 if let Some(successor) = &self.leaving.successor {
                     volume.change_hands(Home::Elsewhere(Rc::clone(successor)), volume.generation().next());
                     volume.open();
@@ -215,21 +232,28 @@ impl SourceVolume {
         };
         let now = self.handle.now();
         let mut progress = copy.with_machine(|machine| machine.progress(now));
-        if let Some(reservoir) = &self.leaving.reservoir {
+        if let Some(reservoir) = self.leaving.reservoir.as_ref().filter(|_| self.has_left.get()) {
             // What was left behind is on its way, too, once the target asks for it.
             let served = reservoir.bytes_served().min(progress.bytes_missing);
             progress.bytes_missing -= served;
             progress.bytes_synchronised += served;
+            progress.costs = self.costs();
+            let all = progress.bytes_missing + progress.bytes_synchronised;
+            progress.fraction = if all == 0 { 1.0 } else { progress.bytes_synchronised as f64 / all as f64 };
         }
         progress
     }
 
     /// What its copying has cost.
     pub(crate) fn costs(&self) -> Costs {
-        match &*self.copy.borrow() {
+        let mut costs = match &*self.copy.borrow() {
             Some(copy) => copy.with_machine(|machine| machine.costs()),
-            None => *self.costs.borrow(),
+            None => return *self.costs.borrow(),
+        };
+        if let Some(reservoir) = &self.leaving.reservoir {
+            costs.bytes_copied += reservoir.bytes_served();
         }
+        costs
     }
 
     /// The peer has restarted, as the volume's own line says: before anything that is submitted from here on has ended.

@@ -80,8 +80,10 @@ impl Lane {
         let rpc = RpcChannel::new(channel.channel);
         let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
         let store = self.reservoir.of(migration, self.volume.device().geometry());
-        service.offer(Address::Reservoir(index.0), Rc::clone(&store));
-        service.offer(Address::ReservoirInBackground(index.0), store);
+        let geometry = self.volume.device().geometry();
+        let background = self.reservoir.in_background(migration, geometry, self.handle.clone());
+        service.offer(Address::Reservoir(index.0), store);
+        service.offer(Address::ReservoirInBackground(index.0), background);
         self.handle.spawn(rpc.run(channel.events, Rc::clone(&service), Rc::new(CallsOnly)));
         self.attached.borrow_mut().push((rpc, service));
     }

@@ -165,6 +165,8 @@ impl Lane {
         let leaves_blocks = order.strategy.leaves_blocks();
         if leaves_blocks {
             self.reservoir.open(order.migration, self.volume.store());
+            self.reservoir.set_rate(order.bandwidth_bytes_per_second);
+            self.reservoir.rest(order.rest);
         }
         OutgoingVolume {
             volume: Rc::clone(&self.volume),

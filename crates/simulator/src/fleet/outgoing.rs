@@ -470,8 +470,10 @@ impl SimHost {
         for (index, leaving) in leaving.iter().enumerate() {
             let Some(reservoir) = &leaving.reservoir else { continue };
             let store = reservoir.of(id, self.manner.geometries[index]);
-            service.offer(Address::Reservoir(index as u32), Rc::clone(&store));
-            service.offer(Address::ReservoirInBackground(index as u32), store);
+            let (geometry, handle) = (self.manner.geometries[index], self.handle.clone());
+            let background = reservoir.in_background(id, geometry, handle);
+            service.offer(Address::Reservoir(index as u32), store);
+            service.offer(Address::ReservoirInBackground(index as u32), background);
         }
         let channel = RpcChannel::new(line);
         self.handle.spawn(channel.run(arrivals, service, Rc::new(CallsOnly)));

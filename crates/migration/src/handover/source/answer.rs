@@ -166,7 +166,9 @@ impl Source {
     }
 
     pub(super) fn end(&mut self, now: Duration, outcome: Outcome) {
-        if !matches!(outcome, Outcome::Moved { .. }) {
+        // With blocks left behind it takes until the last of them is there.
+        let is_hollow = self.manifests.iter().any(Option::is_some);
+        if is_hollow || !matches!(outcome, Outcome::Moved { .. }) {
             self.summary.total_us = micros(now.saturating_sub(self.began));
         }
         self.summary.attempts = self.tries;
