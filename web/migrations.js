@@ -100,6 +100,8 @@ const cards = new Map();
 
 export function show(overview, now) {
   const shown = overview.migrations.filter(({ migration }) => courses.has(keyOf(migration)));
+  // What guests felt in the last second is told of volumes; of several that move as one the first is taken.
+  for (const entry of shown) entry.activity = overview.volumes.find((volume) => volume.migration === entry.migration.id)?.activity;
   shown.sort((a, b) => hasEnded(a.migration) - hasEnded(b.migration) || rank(a.migration) - rank(b.migration));
   keyed(byId("running"), shown, ({ migration }) => keyOf(migration), ({ migration }) => {
     const card = makeCard(migration, cards.size < OPEN_MAX);
@@ -159,7 +161,7 @@ function makeCard(first, isOpen) {
   button.addEventListener("click", () => { card.open = !card.open; showFold(); });
   showFold();
 
-  function update({ migration }) {
+  function update({ migration, activity }) {
     const course = courses.get(keyOf(migration));
     const ended = hasEnded(migration), elsewhere = countedAt(migration);
     title.replaceChildren(...[el("b", {}, migration.volume), " ", place(migration.source), el("span", { class: "arrow" }, " → "),
@@ -181,7 +183,7 @@ function makeCard(first, isOpen) {
     set(why, "class", "why" + (migration.state === "failed" ? " bad" : ""));
     text(report, ended ? "Report" : "Report so far");
     report.hidden = migration.state === "queued";
-    showFigures(figures, migration, course);
+    showFigures(figures, migration, activity);
     if (!card.open) return;
     chart.node.hidden = course.samples.size < 2;
     const samples = [...course.samples.values()].sort((a, b) => a.at - b.at);
@@ -210,15 +212,14 @@ function showSteps(list, migration) {
   });
 }
 
-function showFigures(list, migration, course) {
-  const last = [...course.samples.values()].at(-1);
+function showFigures(list, migration, activity) {
   const memory = migration.machine?.memory;
   const rows = countedAt(migration) && !hasEnded(migration) ? [["time", units.duration(migration.seconds)]] : [
     ["rate", hasEnded(migration) ? units.rate(migration.bytes_moved / Math.max(migration.seconds, 0.001)) : units.rate(migration.bytes_per_second)],
     ["missing", units.bytes(migration.bytes_missing)],
     ["moved", units.bytes(migration.bytes_moved)],
-    ["guest’s median", last ? units.latency(last.median) : null],
-    ["99 of 100", last ? units.latency(last.p99) : null],
+    ["guest’s median", activity ? units.latency(activity.median_us) : null],
+    ["99 of 100", activity ? units.latency(activity.p99_us) : null],
     ["time", units.duration(migration.seconds)],
     ["memory left", memory && !hasEnded(migration) ? `${units.bytes(memory.remaining_bytes)}, round ${memory.rounds}` : null],
     ["guest held", migration.switch_over ? units.latency(migration.switch_over.gate_closed_ms * 1000) : null],

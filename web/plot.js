@@ -186,7 +186,7 @@ function logarithmic(values) {
 }
 
 function timeTicks([from, to], width) {
-  const wanted = (to - from) / Math.max(2, Math.floor((width - LEFT) / 80));
+  const wanted = (to - from) / Math.max(2, Math.floor((width - LEFT) / 64));
   const step = [0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21600, 86400].find((step) => step >= wanted) ?? 86400 * 7;
   const ticks = [];
   for (let tick = Math.ceil(from / step) * step; tick <= to; tick += step) ticks.push(tick === 0 ? 0 : tick);

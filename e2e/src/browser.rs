@@ -165,14 +165,14 @@ impl Browser {
         Ok(std::mem::take(&mut self.complaints))
     }
 
-    /// Writes a picture of the whole page, as PNG.
+    /// Writes a picture of the page as PNG: all of it, or what is above `height_max` pixels.
     ///
     /// # Errors
     /// If it cannot be taken or written.
-    pub fn take_picture(&mut self, path: &Path) -> anyhow::Result<()> {
+    pub fn take_picture(&mut self, path: &Path, height_max: u32) -> anyhow::Result<()> {
         let [width, height]: [u32; 2] =
             self.evaluate("[innerWidth, document.documentElement.scrollHeight]")?;
-        let clip = json!({ "x": 0, "y": 0, "width": width, "height": height, "scale": 1 });
+        let clip = json!({ "x": 0, "y": 0, "width": width, "height": height.min(height_max), "scale": 1 });
         let order = json!({ "format": "png", "captureBeyondViewport": true, "clip": clip });
         let answer = self.ask("Page.captureScreenshot", &order)?;
         let data = answer["data"].as_str().context("the browser has no picture")?;

@@ -15,6 +15,7 @@ pub mod by_hand;
 pub mod fio;
 pub mod guest;
 mod pair;
+pub mod pictures;
 mod play;
 pub mod qemu_nbd;
 pub mod rounds;

@@ -78,7 +78,8 @@ impl Terminal {
     }
 
     fn tmux<'a>(&self, arguments: impl IntoIterator<Item = &'a str>) -> Program {
-        let tmux = Program::of_package("tmux", "tmux").arg("-S").arg(self.folder.path().join("tmux"));
+        let tmux =
+            Program::of_package("tmux", "tmux").args(["-u", "-S"]).arg(self.folder.path().join("tmux"));
         tmux.args(arguments)
     }
 }

@@ -99,7 +99,7 @@ fn a_daemon_that_goes_away_is_told_once_and_a_restart_loses_nothing() {
     let mut restarted = host(9, &[], &[migration("m1", "failed", "ended")]);
     restarted.host.started_unix_ms += 5000;
     let events: Vec<Event> = seen.look(restarted).iter().map(|happening| happening.event).collect();
-    assert_eq!(events, [Event::Back, Event::Removed, Event::Ended]);
+    assert_eq!(events, [Event::Back, Event::Ended, Event::Removed]);
 }
 
 #[test]

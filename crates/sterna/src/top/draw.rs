@@ -10,7 +10,7 @@
 
 use std::time::Instant;
 
-use api::{Migration, Overview};
+use api::{Activity, Migration, Overview};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style};
@@ -32,6 +32,8 @@ const GAP: usize = 2;
 const WIDTH_MAX: usize = 28;
 /// The smallest screen that anything fits on.
 const LEAST: (u16, u16) = (30, 8);
+/// The shortest line of figures that says something.
+const LINE_WIDTH_MIN: usize = 8;
 /// Width of a bar of progress.
 const BAR_WIDTH: usize = 16;
 
@@ -69,7 +71,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, top: &mut Top, now: Instant) {
     frame.render_widget(head_line(&overview, away.as_deref(), head.width), head);
     frame.render_widget(totals_line(top, totals.width, away.is_some()), totals);
     if lines > 0 {
-        draw_migrations(frame, moving, top, &migrations, shown);
+        draw_migrations(frame, moving, top, &overview, shown);
     }
     draw_sheet(frame, rest, top, &overview);
     frame.render_widget(key_line(top), keys);
@@ -136,24 +138,28 @@ fn totals_line(top: &Top, width: u16, is_away: bool) -> Line<'static> {
     Line::from(spans)
 }
 
-fn draw_migrations(
-    frame: &mut Frame<'_>,
-    area: Rect,
-    top: &Top,
-    migrations: &[&api::MigrationAtWork],
-    shown: usize,
-) {
+fn draw_migrations(frame: &mut Frame<'_>, area: Rect, top: &Top, overview: &Overview, shown: usize) {
+    let migrations = sheet::under_way(overview);
     let hidden = migrations.len() - shown;
     let more = if hidden > 0 { format!(", {hidden} more") } else { String::new() };
     let mut lines =
         vec![rule(&format!("{} under way{more}", count(migrations.len(), "migration")), area.width)];
     for told in &migrations[..shown] {
-        lines.extend(migration_lines(top, told, usize::from(area.width)));
+        // What guests felt in the last second is told of volumes; of several that move as one the first is taken.
+        let volume =
+            overview.volumes.iter().find(|volume| volume.migration.as_ref() == Some(&told.migration.id));
+        let activity = volume.and_then(|volume| volume.activity.as_ref());
+        lines.extend(migration_lines(top, told, activity, usize::from(area.width)));
     }
     frame.render_widget(Paragraph::new(lines), area);
 }
 
-fn migration_lines(top: &Top, told: &api::MigrationAtWork, width: usize) -> [Line<'static>; 2] {
+fn migration_lines(
+    top: &Top,
+    told: &api::MigrationAtWork,
+    activity: Option<&Activity>,
+    width: usize,
+) -> [Line<'static>; 2] {
     let migration = &told.migration;
     let (word, tone) = state(migration);
     let what = format!("{} {} → {}", migration.volume, place(&migration.source), place(&migration.target));
@@ -179,11 +185,15 @@ fn migration_lines(top: &Top, told: &api::MigrationAtWork, width: usize) -> [Lin
             )));
         }
     }
-    [Line::from(spans), migration_figures(top, told, width)]
+    [Line::from(spans), migration_figures(top, migration, activity, width)]
 }
 
-fn migration_figures(top: &Top, told: &api::MigrationAtWork, width: usize) -> Line<'static> {
-    let migration = &told.migration;
+fn migration_figures(
+    top: &Top,
+    migration: &Migration,
+    activity: Option<&Activity>,
+    width: usize,
+) -> Line<'static> {
     let mut spans = vec![Span::raw("    ")];
     let mut add = |name: &str, figure: String| {
         spans.push(Span::styled(format!("{name} "), style(Tone::Quiet)));
@@ -193,27 +203,26 @@ fn migration_figures(top: &Top, told: &api::MigrationAtWork, width: usize) -> Li
         add("rate", rate(Some(migration.bytes_per_second)));
         add("missing", bytes(migration.bytes_missing));
     }
-    if let Some(latest) = told.samples.last() {
-        add("guest", format!("{} / {}", latency(latest.median_us), latency(latest.p99_us)));
+    if let Some(activity) = activity {
+        add("guest", format!("{} / {}", latency(activity.median_us), latency(activity.p99_us)));
     }
     if let Some(memory) = memory_left(migration) {
         add("memory left", memory);
     }
-    let used: usize = spans.iter().map(Span::width).sum();
+    let room = |spans: &[Span<'_>]| width.saturating_sub(spans.iter().map(Span::width).sum::<usize>() + 1);
     let waits = words::course(migration);
-    let room = width.saturating_sub(used + 1);
-    if waits.is_empty() || migration.waiting_for.as_ref().is_some_and(is_ordinary) {
-        let drawn = line(top.of_migration(&migration.id), room.min(40));
+    let is_worth_a_word =
+        migration.queue.is_some() || migration.suspended.is_some() || top.has_waited(&migration.id);
+    if !waits.is_empty() && is_worth_a_word {
+        let words = cut(&clean(&waits), room(&spans));
+        spans.push(Span::styled(format!("{words}  "), style(Tone::Warm)));
+    }
+    let left = room(&spans);
+    if left >= LINE_WIDTH_MIN {
+        let drawn = line(top.of_migration(&migration.id), left.min(40));
         spans.push(Span::styled(drawn, Style::new().fg(Color::Magenta)));
-    } else {
-        spans.push(Span::styled(cut(&clean(&waits), room), style(Tone::Warm)));
     }
     Line::from(spans)
-}
-
-/// What is waited for again and again, for moments.
-fn is_ordinary(waiting: &api::WaitingFor) -> bool {
-    waiting.remaining_ms.is_some_and(|left| left < 1000)
 }
 
 fn memory_left(migration: &Migration) -> Option<String> {
@@ -237,7 +246,7 @@ fn draw_sheet(frame: &mut Frame<'_>, area: Rect, top: &mut Top, overview: &Overv
     let used: usize = chosen.iter().map(|(_, width)| width + GAP).sum();
     // What is left over shows what volumes did.
     let drawn = if top.view == View::Volumes { width.saturating_sub(used + 1).min(60) } else { 0 };
-    let drawn = if drawn < 8 { 0 } else { drawn };
+    let drawn = if drawn < LINE_WIDTH_MIN { 0 } else { drawn };
     let titles = chosen.iter().map(|&(index, width)| {
         let Column { title, side, .. } = &shown.columns[index];
         Span::styled(aligned(title, *side, width), style(Tone::Quiet))

@@ -31,6 +31,8 @@ pub(crate) struct Top {
     volumes: BTreeMap<String, Figures>,
     /// How fast each migration under way copied.
     migrations: BTreeMap<String, Figures>,
+    /// What each of them waited for at the latest two looks.
+    waits: BTreeMap<String, [Option<String>; 2]>,
     /// What the lower part shows.
     pub(crate) view: View,
     /// What volumes are sorted by.
@@ -111,6 +113,7 @@ impl Top {
             totals: Totals::default(),
             volumes: BTreeMap::new(),
             migrations: BTreeMap::new(),
+            waits: BTreeMap::new(),
             view: View::Volumes,
             order: Order::Name,
             is_reversed: false,
@@ -145,7 +148,19 @@ impl Top {
             (migration.id.clone(), Some(migration.bytes_per_second))
         });
         remember(&mut self.migrations, migrations.collect());
+        let waits = sheet::under_way(&overview).into_iter().map(|told| {
+            let migration = &told.migration;
+            let before = self.waits.get(&migration.id).and_then(|[_, latest]| latest.clone());
+            let now = migration.waiting_for.as_ref().map(|waiting| waiting.reason.clone());
+            (migration.id.clone(), [before, now])
+        });
+        self.waits = waits.collect();
         self.latest = Some(overview);
+    }
+
+    /// Whether a migration has waited for the same at two looks: what takes less is the ordinary course.
+    pub(crate) fn has_waited(&self, id: &str) -> bool {
+        self.waits.get(id).is_some_and(|[before, now]| now.is_some() && before == now)
     }
 
     /// Notes that nobody has answered.

@@ -98,7 +98,9 @@ fn names(screen: &str) -> Vec<&str> {
 #[test]
 fn an_ordinary_terminal_has_room_for_what_matters() {
     let mut top = Top::new();
-    let volumes = [volume("db-data", 250.0), volume("web1", 840.0)];
+    let mut moving = volume("web1", 840.0);
+    moving["migration"] = "m6".into();
+    let volumes = [volume("db-data", 250.0), moving];
     for second in 1..=3 {
         top.see(host(
             second,
@@ -169,6 +171,18 @@ fn a_daemon_that_is_away_is_said_and_what_was_told_before_stays() {
     assert!(screen.contains("does not answer") && names(&screen) == ["a"], "{screen}");
     // Its figures are not those of now.
     assert!(screen.contains("requests -"), "{screen}");
+}
+
+#[test]
+fn what_is_waited_for_is_said_when_it_has_lasted_from_one_look_to_the_next() {
+    let mut waiting = migration("m6", "running", "copying");
+    waiting["migration"]["waiting_for"] =
+        json!({ "reason": "the target to answer", "remaining_ms": 299_000 });
+    let mut top = Top::new();
+    top.see(host(1, &[], &[waiting.clone()]));
+    assert!(!drawn(&mut top).contains("waits for"), "{}", drawn(&mut top));
+    top.see(host(2, &[], &[waiting]));
+    assert!(drawn(&mut top).contains("waits for the target to answer"), "{}", drawn(&mut top));
 }
 
 #[test]

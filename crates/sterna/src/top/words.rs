@@ -8,8 +8,8 @@ use crate::units::{bytes, percent};
 
 /// What stands where nothing is known.
 pub(crate) const DASH: &str = "-";
-/// Heights of a line of figures.
-const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+/// Heights of a line of figures; the highest leaves a gap to the row above.
+const LEVELS: [char; 7] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇'];
 
 /// Requests a second.
 pub(crate) fn requests(activity: Option<&Activity>) -> String {
@@ -105,7 +105,15 @@ pub(crate) fn course(migration: &Migration) -> String {
         return migration.message.clone().unwrap_or_default();
     }
     let turn = migration.queue.as_ref().map(output::turn);
-    let waits = output::waiting(migration).map(|waiting| format!("waits for {waiting}"));
+    // A limit that is near is always near.
+    let is_near = migration
+        .waiting_for
+        .as_ref()
+        .and_then(|waiting| waiting.remaining_ms)
+        .is_some_and(|left| left < 1000);
+    let reason = || migration.waiting_for.as_ref().map(|waiting| waiting.reason.clone());
+    let waits = if is_near { reason() } else { output::waiting(migration) };
+    let waits = waits.map(|waiting| format!("waits for {waiting}"));
     let suspended = migration.suspended.as_ref().map(|reason| format!("suspended: {reason}"));
     [turn, suspended, waits].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
@@ -163,8 +171,8 @@ mod tests {
     #[test]
     fn a_line_ends_with_the_latest_figure_and_has_gaps() {
         let figures = [Some(0.0), None, Some(50.0), Some(100.0)];
-        assert_eq!(line(figures.into_iter(), 6), "  ▁ ▅█");
-        assert_eq!(line(figures.into_iter(), 2), "▅█");
+        assert_eq!(line(figures.into_iter(), 6), "  ▁ ▄▇");
+        assert_eq!(line(figures.into_iter(), 2), "▄▇");
         assert_eq!(line([None].into_iter(), 3), "   ");
     }
 
