@@ -164,7 +164,8 @@ function thin(samples, most) {
 }
 
 function linear(values, isBinary) {
-  const most = Math.max(...values.filter(Number.isFinite), 0) || 1;
+  // Where there is nothing, there is still a scale: of bytes, a KiB.
+  const most = Math.max(...values.filter(Number.isFinite), isBinary ? 1024 : 1);
   const base = isBinary ? 1024 ** Math.floor(Math.log(most) / Math.log(1024)) : 1;
   const rough = most / base / 3;
   const power = 10 ** Math.floor(Math.log10(rough));

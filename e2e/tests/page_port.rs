@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use e2e::browser::Browser;
-use e2e::{Host, host, until};
+use e2e::{Host, LinkState, host, play_pair, until};
 
 /// A VM whose command has something that is nobody's business.
 const DEFINITION: &str = r#"
@@ -121,6 +121,37 @@ fn the_page_can_only_be_read_and_has_no_secrets() {
         ensure!(refused.status == 403 && refused.text.contains("not_permitted"), "{}", refused.text);
         ensure!(scene.volume().is_ok());
         ensure!(std::fs::read_to_string(scene.path("data/audit.log"))?.contains("not_permitted"));
+        Ok(())
+    });
+}
+
+#[test]
+fn a_ticket_is_told_to_whoever_may_use_the_api_and_not_on_the_page() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(1 << 20)?;
+        let page = testbed::own_address()?;
+        pair.alpha.stop()?;
+        pair.alpha.configure(&format!("[web]\nlisten = '{page}'\n"))?;
+        pair.alpha.start_with(&[("STERNA_FAIL_POINT", "after-released")])?;
+        let begun = pair.alpha.begin_to_migrate("beta:a", None)?;
+        ensure!(pair.alpha.wait_for_end()? == 137, "the daemon is to be killed at its commit point");
+        pair.link.set(LinkState::Cut);
+        pair.alpha.start()?;
+        let ticket = until("the source prints its ticket", || Ok(pair.alpha.migration(&begun.id)?.ticket))?;
+        until("the page's port answers", || Ok(TcpStream::connect(page).is_ok().then_some(())))?;
+        let id = &begun.id;
+        for path in [
+            "/web/overview",
+            &format!("/web/migrations/{id}/history"),
+            &format!("/web/migrations/{id}/report"),
+        ] {
+            let answer = ask(page, "GET", path)?;
+            ensure!(answer.status == 200 && answer.text.contains(id.as_str()), "{path}: {}", answer.text);
+            ensure!(!answer.text.contains(&ticket), "{path} tells the ticket");
+        }
+        // Nor do those who pass on what they are told, for example to a log.
+        let told = pair.alpha.sterna(["top", "--json"])?.success()?;
+        ensure!(told.contains(id.as_str()) && !told.contains(&ticket), "{told}");
         Ok(())
     });
 }

@@ -45,7 +45,7 @@ pub(super) async fn run(client: &Client, order: &TopArguments, format: Format) -
         Err(error) if is_for_good(&error) => return Err(error.into()),
         Err(error) => top.lose(with_causes(&error), Instant::now()),
     }
-    let mut terminal = ratatui::try_init()?;
+    let mut terminal = ratatui::try_init().inspect_err(|_| ratatui::restore())?;
     let shown = watch(&mut terminal, client, &mut top).await;
     // Some terminals keep lines of a screen that was resized; then these are empty.
     let _ = crossterm::execute!(std::io::stdout(), Clear(ClearType::All), MoveTo(0, 0));

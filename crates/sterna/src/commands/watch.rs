@@ -29,8 +29,10 @@ pub(super) async fn run(client: &Client, format: Format) -> Result<Exit, Command
     // A pipe that nobody reads any more is an error of a write, and Ctrl-C is waited for.
     let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::Signals)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(CommandError::Signals)?;
+    // That an answer is late is one of the things that happen.
+    let client = Client::new(client.address().clone());
     let watched = tokio::select! {
-        watched = watch(client, format) => watched,
+        watched = watch(&client, format) => watched,
         _ = interrupt.recv() => Ok(()),
         _ = terminate.recv() => Ok(()),
     };
