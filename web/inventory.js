@@ -63,7 +63,7 @@ function showTiles(overview) {
     { name: "Guests’ requests", value: units.count(totals.requests.at(-1)) + "/s", detail: `${units.count(clients)} connections`, line: totals.requests, hue: "iops" },
     { name: "Read", value: units.rate(totals.read.at(-1)), detail: "by guests", line: totals.read, hue: "median" },
     { name: "Written", value: units.rate(totals.written.at(-1)), detail: "by guests", line: totals.written, hue: "p99" },
-    { name: "Migrations", value: moving.length ? units.rate(bandwidth) : "none", detail: moving.length ? `${moving.length} under way` : "under way" },
+    { name: "Migrations", value: moving.length ? units.rate(bandwidth) : "none", detail: standings(overview.migrations) || "under way" },
     { name: "Volumes served", value: `${serving} of ${overview.volumes.length}`, detail: overview.vms.length ? `${running} of ${overview.vms.length} VMs run` : "no VMs" },
     { name: "Free", value: units.bytes(free), detail: overview.peers.length ? `${connected} of ${overview.peers.length} hosts connected` : `in ${overview.stores.length} stores` },
   ];
@@ -72,6 +72,13 @@ function showTiles(overview) {
     const node = el("div", { class: "tile " + (hue ?? "") }, el("p", {}, name), value, detail, drawn && drawn.node);
     return { node, update: (tile) => { text(value, tile.value); text(detail, tile.detail); drawn?.update(tile.line); } };
   });
+}
+
+// How many migrations stand how, in words.
+function standings(migrations) {
+  const words = { running: "under way", paused: "paused", queued: "queued" };
+  const counted = Object.entries(words).map(([state, word]) => [migrations.filter(({ migration }) => migration.state === state).length, word]);
+  return counted.filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(", ");
 }
 
 const where = (volume) => volume.host ? "at " + volume.host : volume.store ?? "in place";
@@ -100,7 +107,7 @@ function showVolumes(volumes) {
     { name: "Requests/s", falling: true, class: "number", value: requests, cell: (cell, volume) => text(cell, units.count(requests(volume))) },
     { name: "Read", falling: true, class: "number wide", value: (volume) => volume.activity?.bytes_read_per_second, cell: (cell, volume) => text(cell, units.rate(volume.activity?.bytes_read_per_second)) },
     { name: "Written", falling: true, class: "number wide", value: (volume) => volume.activity?.bytes_written_per_second, cell: (cell, volume) => text(cell, units.rate(volume.activity?.bytes_written_per_second)) },
-    { name: "Latency", falling: true, title: "What 99 of 100 requests did not exceed", class: "number", value: (volume) => volume.activity?.p99_us, cell: (cell, volume) => text(cell, units.latency(volume.activity?.p99_us)) },
+    { name: "Latency", falling: true, title: "What 99 of 100 requests did not exceed", class: "number roomy", value: (volume) => volume.activity?.p99_us, cell: (cell, volume) => text(cell, units.latency(volume.activity?.p99_us)) },
     { name: "Two minutes", class: "line wide", cell: (cell, volume) => within(cell, () => spark(POINTS, { width: 120, height: 22 })).update(courses.get(volume.name) ?? []) },
   ], (volume) => volume.name, { column: "Volume" }), "There are no volumes yet: sterna volume create NAME --size SIZE");
   const wanted = byId("filter").value.trim().toLowerCase();

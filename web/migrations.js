@@ -171,7 +171,8 @@ function makeCard(first, isOpen) {
     set(state, "class", "pill " + tone(migration));
     set(node, "class", "card migration " + tone(migration));
     const known = !elsewhere || ended;
-    text(outlook, ended ? ending(migration) : known ? `${units.percent(migration.fraction)}, ${remaining(migration)}` : `${elsewhere} knows how far it is`);
+    const queued = migration.state === "queued";
+    text(outlook, ended ? ending(migration) : queued ? "waits for its turn" : known ? `${units.percent(migration.fraction)}, ${remaining(migration)}` : `${elsewhere} knows how far it is`);
     fill.style.width = known ? Math.min(100, migration.fraction * 100) + "%" : "0";
     set(bar, "aria-valuenow", known ? Math.floor(migration.fraction * 100) : null);
     set(bar, "class", "progress" + (known ? "" : " unknown"));
@@ -182,7 +183,8 @@ function makeCard(first, isOpen) {
     if (reason) text(why, reason);
     set(why, "class", "why" + (migration.state === "failed" ? " bad" : ""));
     text(report, ended ? "Report" : "Report so far");
-    report.hidden = migration.state === "queued";
+    report.hidden = queued;
+    figures.hidden = queued;
     showFigures(figures, migration, activity);
     if (!card.open) return;
     chart.node.hidden = course.samples.size < 2;
@@ -272,10 +274,11 @@ function showHistory(items, all, now) {
       { name: "From", value: ({ migration }) => place(migration.source), class: "wide", cell: (cell, { migration }) => text(cell, place(migration.source)) },
       { name: "To", value: ({ migration }) => place(migration.target), cell: (cell, { migration }) => text(cell, place(migration.target)) },
       { name: "Outcome", value: ({ migration }) => migration.state, cell: (cell, { migration }) => {
-        const pill = within(cell, () => el("span"));
+        const { pill, why } = within(cell, () => { const pill = el("span"), why = el("small", { class: "reason" }); return { pill, why, node: [pill, why] }; });
         text(pill, migration.state);
         set(pill, "class", "pill small " + tone(migration));
         set(pill, "title", migration.message);
+        text(why, migration.state === "moved" ? "" : migration.message ?? "");
       } },
       { name: "Ended", falling: true, value: ({ migration }) => migration.ended_unix_ms ?? 0, class: "wide",
         cell: (cell, { migration }) => text(cell, migration.ended_unix_ms ? units.moment(migration.ended_unix_ms, now) : "–") },

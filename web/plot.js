@@ -9,6 +9,8 @@ import { duration } from "./units.js";
 const HEIGHT = 136, TOP = 8, BOTTOM = 20, LEFT = 70, RIGHT = 10;
 // Points of a line: about one for two pixels, so that it can be followed.
 const POINTS_MAX = 160;
+// The shortest stretch of time that is told apart, in seconds, once there are twenty of them: a slow copy is a chunk now and then.
+const STRETCH_S = 0.5;
 
 // Plots that show the same time share a cursor. Series: { name, class, value(sample), format }; of an area plot each is stacked on
 // the one before. Scale: "linear" or "log".
@@ -24,7 +26,7 @@ export function plots(definitions) {
     node,
     // `samples`: { at, length } in seconds and whatever the series ask for, by time; `bands`: { from, to, name }.
     update(samples, time, bands) {
-      const shown = thin(samples, POINTS_MAX);
+      const shown = thin(time[1] - time[0] > STRETCH_S * 20 ? stretch(samples, STRETCH_S) : samples, POINTS_MAX);
       for (const chart of group.charts) chart.update(shown, time, bands);
     },
   };
@@ -148,6 +150,18 @@ export function spark(points, { width, height }) {
       set(area, "d", filled);
     },
   };
+}
+
+// Joins neighbours until each is so long.
+function stretch(samples, least) {
+  const joined = [];
+  for (const sample of samples) {
+    const last = joined[joined.length - 1];
+    const follows = last && sample.at - (last.at + last.length) < least;
+    if (follows && last.length < least) joined[joined.length - 1] = last.join(sample);
+    else joined.push(sample);
+  }
+  return joined;
 }
 
 // Joins neighbours until there are few enough to be told apart.

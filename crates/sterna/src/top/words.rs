@@ -104,7 +104,9 @@ pub(crate) fn course(migration: &Migration) -> String {
     if migration.state.has_ended() {
         return migration.message.clone().unwrap_or_default();
     }
-    let turn = migration.queue.as_ref().map(output::turn);
+    if let Some(queue) = &migration.queue {
+        return output::turn(queue);
+    }
     // A limit that is near is always near.
     let is_near = migration
         .waiting_for
@@ -115,7 +117,7 @@ pub(crate) fn course(migration: &Migration) -> String {
     let waits = if is_near { reason() } else { output::waiting(migration) };
     let waits = waits.map(|waiting| format!("waits for {waiting}"));
     let suspended = migration.suspended.as_ref().map(|reason| format!("suspended: {reason}"));
-    [turn, suspended, waits].into_iter().flatten().collect::<Vec<_>>().join("; ")
+    [suspended, waits].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
 /// Figures as a line of so many characters, the latest at its end; nothing where nothing is known.
