@@ -6,7 +6,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help demo install deb test test-newer-qemu lint bench fuzz openapi
+.PHONY: help demo install deb test test-newer-qemu lint bench fuzz openapi pictures
 
 # Cargo runs tests in the folder of their crate, so paths given to them are absolute.
 TARGET := $(abspath $(or $(CARGO_TARGET_DIR),target))
@@ -97,6 +97,9 @@ lint: ## Check format, clippy's lints, documentation, scripts, licences.
 openapi: ## Write docs/openapi.json anew, after a change of the HTTP API.
 	cargo run --quiet -p daemon --example openapi >$(TARGET)/openapi.json
 	mv $(TARGET)/openapi.json docs/openapi.json
+
+pictures: ## Make the pictures of the documents anew: the page, a report, sterna top.
+	scripts/pictures
 
 # Seconds for each target. What reaches code that what is kept does not goes into fuzz/corpus; `cargo test` replays that.
 FUZZ_SECONDS ?= 600

@@ -10,14 +10,17 @@
 //! The tests know Sterna by what its users have: the program, its exit codes, its JSON, its sockets. They link nothing of
 //! the daemon. A program that a test needs and does not find fails the test, with the name of the package.
 
+pub mod browser;
 pub mod by_hand;
 pub mod fio;
 pub mod guest;
 mod pair;
+pub mod pictures;
 mod play;
 pub mod qemu_nbd;
 pub mod rounds;
 pub mod switch_over;
+pub mod terminal;
 pub mod throw_away_root;
 pub mod tour;
 pub mod vm;

@@ -14,8 +14,8 @@ use self::exchange::{Answer, Segment, exchange};
 use crate::{
     Address, AdoptVm, DropReplica, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost,
     MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewVm, NewVolume,
-    Peer, PromoteVolume, RESPONSE_BYTES_MAX, Readiness, RemovePeer, RemoveVolume, RemovedPeer, RemovedVm,
-    RemovedVolume, Replica, ResizeVolume, SetMigration, SetPeer, StopVm, Store, Vm, Volume, Watch,
+    Overview, Peer, PromoteVolume, RESPONSE_BYTES_MAX, Readiness, RemovePeer, RemoveVolume, RemovedPeer,
+    RemovedVm, RemovedVolume, Replica, ResizeVolume, SetMigration, SetPeer, StopVm, Store, Vm, Volume, Watch,
 };
 
 /// Talks to one daemon.
@@ -103,6 +103,14 @@ impl Client {
     /// As every method: [`ClientError`].
     pub async fn host(&self) -> Result<Host, ClientError> {
         self.get("/v1/host").await
+    }
+
+    /// The whole host at one glance.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn overview(&self) -> Result<Overview, ClientError> {
+        self.get("/v1/overview").await
     }
 
     /// Whether the daemon does all that it is to do.

@@ -79,6 +79,9 @@ pub struct HistorySample {
     pub bytes_mirrored: u64,
     /// Bytes that were found to be zero.
     pub bytes_zero: u64,
+    /// Bytes that the target still missed at its end; `None`: that was not recorded, or the migration was not under way.
+    #[serde(default)]
+    pub bytes_missing: Option<u64>,
 }
 
 /// What guests did in a longer time.

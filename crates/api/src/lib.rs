@@ -7,6 +7,7 @@
 //!   GET    /health                      Health
 //!   GET    /ready                       Readiness
 //!   GET    /v1/host                     Host
+//!   GET    /v1/overview                 Overview
 //!   GET    /v1/stores                   [Store]
 //!   POST   /v1/stores/{name}/release    Store
 //!   GET    /v1/volumes                  [Volume]
@@ -55,6 +56,7 @@ mod health;
 mod history;
 mod host;
 mod migration;
+mod overview;
 mod peer;
 mod plan;
 mod replica;
@@ -75,6 +77,7 @@ pub use migration::{
     MemoryMove, MigrateVolume, Migration, MigrationState, Phase, QueuePlace, RemainingSeconds, ReplicaUsed,
     Round, SetMigration, SharedTarget, Strategy, SwitchOver, WaitingFor, Watch,
 };
+pub use overview::{Activity, ConnectionAtWork, MigrationAtWork, Overview, PeerAtWork, VolumeAtWork};
 pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovePeer,
     RemovedPeer, SetPeer,

@@ -22,6 +22,9 @@
 //! folders = ["/srv/firmware"]               # files below these
 //! user = "sterna-qemu"                      # whom QEMU runs as
 //!
+//! [web]                                     # the page for browsers, besides on the API's socket; a loopback address
+//! listen = "127.0.0.1:7424"
+//!
 //! [hooks]                                   # run on both sides when a VM or a volume moves
 //! before = "/etc/sterna/before"             # if it fails, the VM stays
 //! after = "/etc/sterna/after"
@@ -62,6 +65,7 @@ mod machines;
 mod nbd;
 mod sockets;
 mod stores;
+mod web;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -77,6 +81,7 @@ use self::machines::FileMachines;
 use self::nbd::FileNbd;
 use self::sockets::FileSocket;
 use self::stores::FileStore;
+use self::web::FileWeb;
 pub use faults::Faults;
 pub(crate) use hooks::TIMEOUT_S as HOOK_TIMEOUT_S;
 pub use hooks::{HookProblem, HooksConfig};
@@ -88,6 +93,7 @@ pub use machines::{MachinesConfig, QemuUser, RunsAs};
 pub use nbd::{NbdConfig, TlsConfig, TlsPolicy};
 pub use sockets::{SocketAccess, SocketFault, SocketMode, SocketOwner};
 pub use stores::{StoreConfig, StoreFault};
+pub use web::{WebConfig, WebFault};
 
 use crate::config::folders::Folders;
 
@@ -121,6 +127,8 @@ pub struct Config {
     pub machines: MachinesConfig,
     /// What is run when a VM changes its host.
     pub hooks: HooksConfig,
+    /// Where people's browsers find the page.
+    pub web: WebConfig,
     /// The stores by name. At least one.
     pub stores: BTreeMap<String, StoreConfig>,
     /// What the requests to some of them suffer on purpose, by the store's name.
@@ -288,6 +296,16 @@ pub enum ConfigError {
         /// What is wrong with it.
         fault: SocketFault,
     },
+    /// The page cannot be served there.
+    #[error("{path}: web.listen = \"{listen}\": {fault}")]
+    Web {
+        /// Which file.
+        path: PathBuf,
+        /// What is written.
+        listen: String,
+        /// What is wrong with it.
+        fault: WebFault,
+    },
     /// The API's address cannot be used.
     #[error("the API cannot be served there")]
     Address(#[from] AddressError),
@@ -375,11 +393,11 @@ impl Config {
             file.api_socket.check(path, "api_socket"),
             file.volume_sockets.check(path, "volume_sockets"),
         );
-        let network = both(file.nbd.check(path), file.hosts.check(path));
+        let network = both(both(file.nbd.check(path), file.hosts.check(path)), file.web.check(path));
         let vms = both(file.machines.check(path), file.hooks.check(path));
         let (((data_dir, (stores, impairments)), limits), rest) =
             both(storage, both(both(api, sockets), both(network, vms)))?;
-        let ((api, (api_socket, volume_sockets)), ((nbd, hosts), (machines, hooks))) = rest;
+        let ((api, (api_socket, volume_sockets)), (((nbd, hosts), web), (machines, hooks))) = rest;
         let volume_sockets_dir =
             api.path().parent().unwrap_or_else(|| Path::new("/")).join(VOLUME_SOCKETS_FOLDER);
         Ok(Self {
@@ -393,6 +411,7 @@ impl Config {
             hosts,
             machines,
             hooks,
+            web,
             stores,
             impairments,
             limits,
@@ -431,6 +450,7 @@ struct File {
     hosts: FileHosts,
     machines: FileMachines,
     hooks: FileHooks,
+    web: FileWeb,
     stores: BTreeMap<String, FileStore>,
     limits: FileLimits,
 }

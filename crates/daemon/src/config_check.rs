@@ -76,6 +76,9 @@ fn advice(fault: &ConfigError) -> String {
             "make the user or the group, or name one that there is"
         }
         ConfigError::Link { .. } => "name an address of this host by which others reach it",
+        ConfigError::Web { .. } => {
+            "write \"127.0.0.1:7424\", or remove the key: the page is on the API's socket then"
+        }
         ConfigError::StoreName { .. } => "choose another name",
         ConfigError::Store { .. } => "correct the store, or remove it",
         ConfigError::Address(_) => "correct the key api; without it the API is where clients look for it",
@@ -104,7 +107,9 @@ fn look(config: &Config) -> Vec<ConfigProblem> {
             "correct the files that nbd.tls names; without nbd.tls volumes have ports without encryption";
         problems.push(ConfigProblem::new(format!("nbd.tls: {}", with_causes(&error)), advice));
     }
-    problems.extend(config.hosts.listen.iter().filter_map(listen_problem));
+    let listen = config.hosts.listen.iter().map(|address| ("hosts.listen", address));
+    let listen = listen.chain(config.web.listen.iter().map(|address| ("web.listen", address)));
+    problems.extend(listen.filter_map(|(key, address)| listen_problem(key, address)));
     // A shared folder may be mounted at any time; what a VM may name is to be there when it comes.
     problems.extend(config.machines.folders.iter().filter(|folder| !folder.is_dir()).map(|folder| {
         let problem = format!("machines.folders: there is no folder {}", folder.display());
@@ -182,10 +187,10 @@ fn store_problem(name: &str, store: &StoreConfig) -> Option<ConfigProblem> {
     Some(ConfigProblem::new(format!("{at} cannot be written by this user: {error}"), advice))
 }
 
-fn listen_problem(address: &SocketAddr) -> Option<ConfigProblem> {
+fn listen_problem(key: &str, address: &SocketAddr) -> Option<ConfigProblem> {
     // At any port: the daemon may run, and have the one that is written.
     let error = TcpListener::bind(SocketAddr::new(address.ip(), 0)).err()?;
-    let problem = format!("hosts.listen: {} cannot be listened on here: {error}", address.ip());
+    let problem = format!("{key}: {} cannot be listened on here: {error}", address.ip());
     Some(ConfigProblem::new(problem, "name an address of this host (ip address), or 0.0.0.0 or [::] for all"))
 }
 

@@ -4,7 +4,7 @@
 //!   http ──► Host ──┬─ migrations   ordered, looked ahead at, begun, taken in, gone on with, promoted
 //!                   ├─ volumes      made, served, offered, made larger, removed
 //!                   ├─ vms          adopted and given back, moved, settled
-//!                   ├─ describe, metrics, readiness, accounts, pairing, release
+//!                   ├─ describe, overview, metrics, readiness, accounts, pairing, release
 //!                   └─ the journal, the stores and whatever else it has: a file of the crate each
 //! ```
 //!
@@ -14,6 +14,7 @@ mod accounts;
 mod describe;
 mod metrics;
 mod migrations;
+mod overview;
 mod pairing;
 mod readiness;
 mod release;
@@ -22,6 +23,7 @@ pub(crate) mod volumes;
 
 pub(crate) use self::migrations::ahead::roomy;
 use self::migrations::session::Sessions;
+use self::overview::Overviews;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -88,6 +90,8 @@ pub(crate) struct Host {
     pub(crate) moving: Arc<VmMoves>,
     /// The VMs whose disks volumes are.
     pub(crate) vms: Arc<Vms>,
+    /// What it looked like a moment ago.
+    overviews: Arc<Overviews>,
     started_unix_ms: u64,
     operations: Arc<Semaphore>,
     /// Looks at stores for descriptions; those at a disk that hangs keep theirs.
@@ -146,6 +150,7 @@ impl Host {
             moving,
             volume_hooks: VolumeHooks::new(tokio::runtime::Handle::current()),
             sockets,
+            overviews: Arc::default(),
             started_unix_ms: now_unix_ms(),
             operations: Arc::new(Semaphore::new(OPERATIONS_MAX as usize)),
             looks: Arc::new(Semaphore::new(LOOKS_MAX)),

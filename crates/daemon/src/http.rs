@@ -8,6 +8,7 @@ mod places;
 mod replicas;
 mod server;
 mod vms;
+mod web;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +18,7 @@ use axum::body::Body;
 use axum::extract::{FromRequestParts, Path, Query, Request, State};
 use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri, header};
+use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
@@ -35,6 +37,7 @@ use crate::migrations::registry::parse_id;
 
 pub use openapi::document as openapi_document;
 pub(crate) use server::serve;
+pub(crate) use web::router as page_router;
 
 /// Bytes of a body that is too large that are read all the same: a client that still writes when the connection ends
 /// does not see the answer.
@@ -48,10 +51,12 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
     let audit = host.audit.clone();
     Router::from(routes())
         .route("/v1/openapi.json", get(openapi::show))
+        .merge(web::routes())
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         .with_state(host)
-        .layer(axum::middleware::from_fn_with_state(audit, audited::audited))
+        .layer(from_fn(refuse_pages))
+        .layer(from_fn_with_state(audit, audited::audited))
 }
 
 /// Tells whether a request is answered: by the routes themselves, so that clients who take all connections do not matter.
@@ -66,6 +71,7 @@ pub(crate) async fn answers(router: Router) -> bool {
 fn routes() -> OpenApiRouter<Arc<Host>> {
     OpenApiRouter::new()
         .routes(routes!(show_host))
+        .routes(routes!(web::show_overview))
         .routes(routes!(list_stores))
         .routes(routes!(release_store))
         .routes(routes!(list_volumes, create_volume))
@@ -286,6 +292,16 @@ async fn promote_volume(
     responses((status = 200, description = "The migration and its recording", body = api::MigrationHistory)))]
 async fn show_history(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::MigrationHistory> {
     Arc::clone(&host).migration_history(parse_id(&id)?).await.map(Json)
+}
+
+/// Refuses orders that a browser gives for some page: who leads a port to the socket does not mean every page that is looked at there.
+/// Browsers say for which page they work whenever they ask for anything but reading.
+async fn refuse_pages(request: Request, next: Next) -> Response {
+    let is_from_page = request.headers().contains_key(header::ORIGIN);
+    if is_from_page && !request.method().is_safe() {
+        return RequestError::from(RouteError::FromPage).into_response();
+    }
+    next.run(request).await
 }
 
 async fn no_route(uri: Uri) -> RequestError {

@@ -9,15 +9,18 @@
 //! Nothing is served before the journal says who owns it. What one volume lacks keeps no other from being served.
 
 use std::future::Future;
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use migration::CommitFault;
 use migration::journal::State;
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 
 use crate::audit::Audit;
 use crate::config::{Config, DEFAULT_STORE, RunsAs, StoreConfig};
@@ -35,6 +38,9 @@ use crate::peers::Peers;
 use crate::service_manager;
 use crate::stores::Stores;
 use crate::volumes::chronicles::Chronicles;
+
+/// Time between two tries to have the page's port: a daemon that is being replaced gives it up in less.
+const PAGE_RETRY: Duration = Duration::from_secs(1);
 
 /// Why a daemon could not start, or had to stop.
 #[derive(Debug, thiserror::Error)]
@@ -188,6 +194,7 @@ impl Daemon {
             // Nobody listens if the server has failed.
             let _ = closing.send(());
         }));
+        let page = host.config.web.listen.map(|address| tokio::spawn(serve_page(address, Arc::clone(&host))));
         let hang_ups = tokio::spawn(Arc::clone(&host).read_certificates_at_hang_up(hang_ups));
         // Until the end: stopping may take its time, and is to be seen alive meanwhile.
         let is_alive = move || http::answers(watched.clone());
@@ -196,6 +203,7 @@ impl Daemon {
         // Resolves when it is to stop, or when the server has failed and dropped its side.
         let failed = closed.await.is_err();
         hang_ups.abort();
+        page.iter().for_each(JoinHandle::abort);
         service_manager::tell_stopping();
         // Connections under way get their answers while the lanes drain.
         if let Err(error) = sockets::remove(&api) {
@@ -216,6 +224,24 @@ impl Daemon {
         tracing::info!("stopped");
         Ok(())
     }
+}
+
+/// Serves the page on a port, as soon as that can be had, until the daemon is to stop.
+async fn serve_page(address: SocketAddr, host: Arc<Host>) {
+    let mut was_refused = false;
+    let listener = loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => break listener,
+            Err(error) => {
+                if !std::mem::replace(&mut was_refused, true) {
+                    tracing::warn!(%address, %error, "the page is not served yet: the port is tried every second");
+                }
+                tokio::time::sleep(PAGE_RETRY).await;
+            }
+        }
+    };
+    tracing::info!(url = %format_args!("http://{address}/"), "the page is served");
+    http::serve(listener, http::page_router(Arc::clone(&host)), host.stopping()).await;
 }
 
 fn make_folder(path: &Path) -> Result<(), ServeError> {

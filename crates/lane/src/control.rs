@@ -203,6 +203,8 @@ pub struct Sample {
     pub bytes_mirrored: u64,
     /// Bytes that were found to be zero in it.
     pub bytes_zero: u64,
+    /// Bytes that the target still missed at its end; `None` before the migration began and after it.
+    pub bytes_missing: Option<u64>,
     /// What the migration was waiting for at its end.
     pub waits_for: Option<&'static str>,
     /// Why mirroring was suspended at its end; `None` if it was not.

@@ -71,6 +71,21 @@ impl Latencies {
         self.sum += other.sum;
     }
 
+    /// What was counted since `earlier`, which is a copy of this one from before. The longest is that of all.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let before = |bucket: u8| {
+            earlier.counts.iter().find(|(known, _)| *known == bucket).map_or(0, |(_, count)| *count)
+        };
+        let counts =
+            self.counts.iter().map(|(bucket, count)| (*bucket, count.saturating_sub(before(*bucket))));
+        Self {
+            counts: counts.filter(|(_, count)| *count > 0).collect(),
+            longest: self.longest,
+            sum: self.sum.saturating_sub(earlier.sum),
+        }
+    }
+
     fn add_to(&mut self, bucket: u8, count: u64) {
         match self.counts.binary_search_by_key(&bucket, |(bucket, _)| *bucket) {
             Ok(index) => self.counts[index].1 += count,
@@ -155,6 +170,18 @@ fn last_of(bucket: u8) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_was_counted_since_a_copy_is_the_difference() {
+        let mut all = Latencies::default();
+        all.add(Duration::from_millis(50));
+        let earlier = all.clone();
+        assert_eq!(all.since(&earlier).quantile(500), None);
+        (0..100).for_each(|_| all.add(Duration::from_micros(100)));
+        let since = all.since(&earlier);
+        assert_eq!((since.count(), since.sum()), (100, Duration::from_millis(10)));
+        assert!(since.quantile(990).unwrap() < Duration::from_micros(113));
+    }
 
     #[test]
     fn every_latency_falls_into_the_bucket_that_ends_at_or_after_it_and_at_most_an_eighth_later() {

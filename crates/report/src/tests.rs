@@ -76,6 +76,7 @@ fn sample(at_ms: f64, requests: u64, copied: u64) -> HistorySample {
         bytes_copied: copied,
         bytes_mirrored: copied / 20,
         bytes_zero: 0,
+        bytes_missing: None,
     }
 }
 

@@ -7,6 +7,7 @@ mod host;
 mod migration;
 mod replica;
 mod strategy;
+mod top;
 mod vm;
 mod volume;
 
@@ -22,6 +23,7 @@ pub(crate) use self::host::HostCommand;
 pub(crate) use self::migration::{Limit, MigrationCommand, ReportArguments, RetryArguments, SetArguments};
 pub(crate) use self::replica::ReplicaCommand;
 use self::strategy::StrategyArguments;
+pub(crate) use self::top::TopArguments;
 pub(crate) use self::vm::VmCommand;
 pub(crate) use self::volume::{PlaceArguments, RemoveArguments, ResizeArguments};
 
@@ -92,6 +94,12 @@ pub(crate) enum Command {
     /// Migrations: list, watch, cancel.
     #[command(subcommand)]
     Migration(MigrationCommand),
+    /// Watch the host on the screen: volumes, VMs, migrations, stores and other hosts, and what they do at present.
+    #[command(after_help = top::TOP_HELP)]
+    Top(TopArguments),
+    /// Print what happens on the host, a line each: migrations, volumes, VMs, other hosts.
+    #[command(after_help = top::WATCH_HELP)]
+    Watch,
     /// Say whether the daemon does all that it is to do, by the exit code as well.
     #[command(after_help = "Example:\n  sterna health --json")]
     Health,
@@ -401,6 +409,8 @@ Without --config: /etc/sterna/sterna.toml for root, ~/.config/sterna/sterna.toml
   owner = \"root:kvm\"
   [hosts]                          # where other hosts reach this one
   listen = [\"0.0.0.0:7423\"]
+  [web]                            # the page for browsers, besides on the API's socket
+  listen = \"127.0.0.1:7424\"
   [hooks]                          # run on both hosts when a machine changes its host
   before = \"/etc/sterna/before\"
   [stores.fast]                    # a folder; new images there are raw, or

@@ -13,8 +13,10 @@ mod replica;
 mod report;
 mod serve;
 mod store;
+mod top;
 mod vm;
 mod volume;
+mod watch;
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -67,6 +69,9 @@ pub(crate) enum CommandError {
     /// This program's own file cannot be found.
     #[error("the program cannot find itself")]
     Program(#[source] std::io::Error),
+    /// There is no terminal to draw on.
+    #[error("there is no terminal to draw on; print what it would show with: sterna top --once")]
+    NoTerminal,
     /// Ctrl-C cannot be waited for.
     #[error("signals cannot be waited for")]
     Signals(#[source] std::io::Error),
@@ -138,6 +143,8 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
         Command::Vm(command) => vm::run(&client(arguments.host)?, command, format).await,
         Command::Migrate(order) => migrate::run(&client(arguments.host)?, order, format).await,
         Command::Health => health::run(&client(arguments.host)?, format).await,
+        Command::Top(order) => top::run(&client(arguments.host)?, &order, format).await,
+        Command::Watch => watch::run(&client(arguments.host)?, format).await,
         Command::Metrics => metrics::run(&client(arguments.host)?, format).await,
         Command::Migration(command) => migration::run(&client(arguments.host)?, &command, format).await,
     }

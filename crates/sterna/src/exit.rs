@@ -57,7 +57,7 @@ impl Exit {
         match error {
             CommandError::Client(error) => Self::of_client(error),
             CommandError::Lost { .. } => Self::Unreachable,
-            CommandError::Config(_) | CommandError::File { .. } => Self::Usage,
+            CommandError::Config(_) | CommandError::File { .. } | CommandError::NoTerminal => Self::Usage,
             CommandError::Serve(_) => Self::ServeFailed,
             CommandError::Demo(_)
             | CommandError::Bench(_)

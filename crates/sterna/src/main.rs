@@ -5,9 +5,11 @@
 mod args;
 mod commands;
 mod exit;
+mod happenings;
 mod log;
 mod output;
 mod progress;
+mod top;
 mod units;
 
 use std::process::ExitCode;

@@ -54,6 +54,13 @@ pub(crate) fn print_line(value: &impl Serialize) -> io::Result<()> {
     out.flush()
 }
 
+/// Prints a line of text at once: whoever reads it is told when it happens.
+pub(crate) fn print_text_line(line: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    writeln!(out, "{line}")?;
+    out.flush()
+}
+
 /// Prints why a command failed: on standard error for people, on standard output in JSON.
 pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<()> {
     let message = message(error) + advice(error);
@@ -510,7 +517,8 @@ pub(crate) fn lines(table: &Table) -> String {
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-fn with_causes(error: &dyn std::error::Error) -> String {
+/// An error with what has caused it.
+pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {

@@ -53,6 +53,7 @@ const ROOT: Table = Table::Keys(
         "nbd",
         "stores",
         "volume_sockets",
+        "web",
     ],
     &[
         ("api_socket", SOCKET),
@@ -99,6 +100,7 @@ const ROOT: Table = Table::Keys(
             )),
         ),
         ("volume_sockets", SOCKET),
+        ("web", Table::Keys(&["listen"], &[])),
     ],
 );
 

@@ -19,6 +19,14 @@ pub(crate) enum RouteError {
         /// The path.
         path: String,
     },
+    /// The client calls this host by a name that may be anybody's.
+    #[error("this host is not called that here: write localhost or 127.0.0.1 in the address")]
+    Elsewhere,
+    /// A page of somebody's makes a browser give orders.
+    #[error(
+        "a web page asks for this, and pages may only read: use the sterna commands, or a client that is no browser"
+    )]
+    FromPage,
 }
 
 impl RouteError {
@@ -27,6 +35,7 @@ impl RouteError {
         match self {
             Self::NotFound { .. } => ErrorCode::RouteNotFound,
             Self::Method { .. } => ErrorCode::MethodNotAllowed,
+            Self::Elsewhere | Self::FromPage => ErrorCode::NotPermitted,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use api::{VolumeCreation, VolumeState, VolumeStatistics};
-use lane::{ByHost, LaneStatus};
+use lane::LaneStatus;
 use migration::VolumeId;
 use migration::journal::{ExportAccess, MigrationState, Place, Side, State, VolumeRecord};
 use migration::promotion;
@@ -135,6 +135,24 @@ impl Host {
     }
 
     async fn describe_one(&self, name: String, volume: Option<VolumeId>, service: Service) -> api::Volume {
+        let file = volume.and_then(|id| self.journal.read(|state| recorded(state, id, &service)));
+        let file = file.and_then(|(record, _)| record.image.place.file().map(PathBuf::from));
+        let (mut shown, _) = self.look_at(name, volume, service).await;
+        // Of a volume that another host has, the space here is of no interest.
+        if let Some(path) = file.filter(|_| shown.state != VolumeState::Forwarding) {
+            let allocated = answer(&self.looks, move || images::allocated_bytes(&path).ok());
+            shown.allocated_bytes = allocated.await.flatten();
+        }
+        shown
+    }
+
+    /// A volume without the space that it takes, which a disk would have to be asked for; and what its lane says of it.
+    pub(super) async fn look_at(
+        &self,
+        name: String,
+        volume: Option<VolumeId>,
+        service: Service,
+    ) -> (api::Volume, Option<LaneStatus>) {
         let recorded = volume.and_then(|id| self.journal.read(|state| recorded(state, id, &service)));
         let socket = self.sockets.volume_socket(&name);
         let mut shown = api::Volume {
@@ -166,13 +184,10 @@ impl Host {
             add_recorded(&mut shown, &record, added_unix_ms);
             shown.tcp_uri = self.tcp_uri(&record);
             missing = self.missing_address(&record);
-            if let Some(path) = record.image.place.file().map(PathBuf::from) {
-                let allocated = answer(&self.looks, move || images::allocated_bytes(&path).ok());
-                shown.allocated_bytes = allocated.await.flatten();
-            }
         }
-        let elsewhere = add_service(&mut shown, service).await;
-        let clients = self.hosts.clients_by_name(&elsewhere).into_iter();
+        let status = add_service(&mut shown, service).await;
+        let elsewhere = status.as_ref().map(|status| self.hosts.clients_by_name(&status.clients_elsewhere));
+        let clients = elsewhere.unwrap_or_default().into_iter();
         shown.clients_elsewhere =
             clients.map(|(host, clients)| api::ClientsElsewhere { host, clients }).collect();
         if let (VolumeState::Serving, None, Some(address)) = (shown.state, &shown.message, missing) {
@@ -191,11 +206,11 @@ impl Host {
             (shown.store, shown.image) = (None, String::new());
             shown.host = Some(moved.host_name.clone());
             shown.clients_elsewhere.retain(|led| led.host != moved.host_name);
-            (shown.allocated_bytes, shown.generation) = (None, moved.generation.0);
+            shown.generation = moved.generation.0;
             shown.state = VolumeState::Forwarding;
             shown.message = Some(format!("it is at host \"{}\" ({})", moved.host_name, moved.migration));
         }
-        shown
+        (shown, status)
     }
 }
 
@@ -232,9 +247,9 @@ fn add_recorded(shown: &mut api::Volume, record: &VolumeRecord, added_unix_ms: u
     shown.added_unix_ms = added_unix_ms;
 }
 
-/// Says how a volume is served; returns its clients at other hosts.
-async fn add_service(shown: &mut api::Volume, service: Service) -> ByHost {
-    let mut elsewhere = ByHost::default();
+/// Says how a volume is served; returns what its lane says of it.
+async fn add_service(shown: &mut api::Volume, service: Service) -> Option<LaneStatus> {
+    let mut told = None;
     (shown.state, shown.message) = match service {
         Service::Creating(creation) => {
             shown.creation = Some(VolumeCreation {
@@ -253,14 +268,14 @@ async fn add_service(shown: &mut api::Volume, service: Service) -> ByHost {
         Service::Serving(lane) => match tokio::time::timeout(ANSWER_MAX, lane.status()).await {
             Ok(Ok(status)) => {
                 shown.statistics = Some(statistics(&status));
-                elsewhere = status.clients_elsewhere;
+                told = Some(status);
                 (VolumeState::Serving, None)
             }
             Ok(Err(refused)) => (VolumeState::Failed, Some(refused.to_string())),
             Err(_) => (VolumeState::Serving, Some("its thread does not answer".to_owned())),
         },
     };
-    elsewhere
+    told
 }
 
 fn statistics(status: &LaneStatus) -> VolumeStatistics {

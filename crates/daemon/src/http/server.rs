@@ -1,4 +1,4 @@
-//! Serves the API's connections: a bounded number of them, none of which may dawdle.
+//! Serves the connections of the API and of the page: a bounded number of them, none of which may dawdle.
 //!
 //! ```text
 //!   accept ──► place (at most CONNECTIONS_MAX; for a newcomer one goes that asks for nothing, see `places`)
@@ -21,7 +21,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::GracefulShutdown;
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::time::{Sleep, sleep};
 
 use super::places::{Place, Places};
@@ -39,8 +39,37 @@ const ANSWER_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Pause after a failed accept: most often the process has no descriptors left.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
+/// Where connections come from.
+pub(crate) trait Listener {
+    /// One of them.
+    type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
+
+    /// The next one, and who has made it as far as the kernel knows.
+    fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, Option<By>)>>;
+}
+
+impl Listener for UnixListener {
+    type Stream = UnixStream;
+
+    async fn next(&self) -> io::Result<(UnixStream, Option<By>)> {
+        let (stream, _) = self.accept().await?;
+        let peer = stream.peer_cred().ok();
+        let by = peer.map(|peer| By::Process { uid: peer.uid(), gid: peer.gid(), pid: peer.pid() });
+        Ok((stream, by))
+    }
+}
+
+impl Listener for TcpListener {
+    type Stream = TcpStream;
+
+    async fn next(&self) -> io::Result<(TcpStream, Option<By>)> {
+        let (stream, _) = self.accept().await?;
+        Ok((stream, None))
+    }
+}
+
 /// Serves connections until `stop` resolves; returns when those that are left then have got their answers.
-pub(crate) async fn serve(listener: UnixListener, router: Router, stop: impl Future<Output = ()>) {
+pub(crate) async fn serve(listener: impl Listener, router: Router, stop: impl Future<Output = ()>) {
     let places = Places::new();
     let connections = GracefulShutdown::new();
     let mut http = http1::Builder::new();
@@ -48,11 +77,11 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, stop: impl Fut
     http.max_header_size(HEAD_BYTES_MAX).max_buf_size(BUFFER_BYTES_MAX);
     let mut stop = pin!(stop);
     loop {
-        let stream = tokio::select! {
-            stream = accept(&listener, &places) => stream,
+        let (stream, by) = tokio::select! {
+            accepted = accept(&listener, &places) => accepted,
             () = &mut stop => break,
         };
-        let (place, by) = (Arc::clone(&stream.place), stream.by());
+        let place = Arc::clone(&stream.place);
         let routed = TowerToHyperService::new(router.clone());
         let service = {
             let place = Arc::clone(&place);
@@ -85,10 +114,12 @@ pub(crate) async fn serve(listener: UnixListener, router: Router, stop: impl Fut
     connections.shutdown().await;
 }
 
-async fn accept(listener: &UnixListener, places: &Arc<Places>) -> BoundedStream {
+async fn accept<L: Listener>(listener: &L, places: &Arc<Places>) -> (BoundedStream<L::Stream>, Option<By>) {
     loop {
-        match listener.accept().await {
-            Ok((stream, _)) => return BoundedStream { stream, untaken: None, place: places.take().await },
+        match listener.next().await {
+            Ok((stream, by)) => {
+                return (BoundedStream { stream, untaken: None, place: places.take().await }, by);
+            }
             Err(error) => {
                 tracing::warn!(%error, "failed to accept a connection of the API");
                 sleep(ACCEPT_RETRY).await;
@@ -98,20 +129,14 @@ async fn accept(listener: &UnixListener, places: &Arc<Places>) -> BoundedStream 
 }
 
 /// A connection that fails when its client takes nothing for too long, and gives its place back when it is dropped.
-struct BoundedStream {
-    stream: UnixStream,
+struct BoundedStream<S> {
+    stream: S,
     /// When the client has to have taken something; `None` while nothing waits for it.
     untaken: Option<Pin<Box<Sleep>>>,
     place: Arc<Place>,
 }
 
-impl BoundedStream {
-    /// Who has connected.
-    fn by(&self) -> Option<By> {
-        let peer = self.stream.peer_cred().ok()?;
-        Some(By::Process { uid: peer.uid(), gid: peer.gid(), pid: peer.pid() })
-    }
-
+impl<S> BoundedStream<S> {
     /// Fails if a write has waited for too long.
     fn check(
         &mut self,
@@ -128,7 +153,7 @@ impl BoundedStream {
     }
 }
 
-impl AsyncRead for BoundedStream {
+impl<S: AsyncRead + Unpin> AsyncRead for BoundedStream<S> {
     /// Waiting for a request, with nothing left to send, is being idle.
     fn poll_read(
         mut self: Pin<&mut Self>,
@@ -143,7 +168,7 @@ impl AsyncRead for BoundedStream {
     }
 }
 
-impl AsyncWrite for BoundedStream {
+impl<S: AsyncWrite + Unpin> AsyncWrite for BoundedStream<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,

@@ -11,7 +11,7 @@ mod file;
 mod recording;
 mod tallies;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -115,6 +115,18 @@ impl Histories {
             Some(recording) => Some(recording.describe()),
             None => self.folder().read(migration, started_unix_ms),
         }
+    }
+
+    /// The latest samples of a migration that runs, `most` at most; empty if nothing is recorded at present.
+    pub(crate) fn latest(&self, migration: MigrationId, most: usize) -> Vec<api::HistorySample> {
+        self.lock().get(&migration).map(|live| live.recording.latest(most)).unwrap_or_default()
+    }
+
+    /// The migrations of which there are recordings; reads a folder, so it may sleep.
+    pub(crate) fn recorded(&self) -> BTreeSet<MigrationId> {
+        let mut recorded = self.folder().list();
+        recorded.extend(self.lock().keys().copied());
+        recorded
     }
 
     fn save(&self, migration: MigrationId, recording: Recording, helpers: &tokio::runtime::Handle) {

@@ -28,3 +28,4 @@ mod replicas;
 mod resize;
 mod scene;
 mod upgrade;
+mod watch;

@@ -2,6 +2,7 @@
 //!
 //! A file is replaced as a whole, so that a reader never sees half of one; it is not flushed, for its loss harms nobody.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
@@ -68,20 +69,29 @@ impl Folder {
         }
     }
 
+    /// The migrations that have files; none if the folder cannot be read.
+    pub(super) fn list(&self) -> BTreeSet<MigrationId> {
+        self.numbers().unwrap_or_default()
+    }
+
     fn file(&self, migration: MigrationId) -> PathBuf {
         self.path.join(format!("{migration}.json"))
     }
 
     fn prune(&self) -> io::Result<()> {
-        let mut kept = Vec::new();
+        let kept = self.numbers()?;
+        let too_many = kept.len().saturating_sub(FILES_MAX);
+        kept.iter().take(too_many).try_for_each(|migration| fs::remove_file(self.file(*migration)))
+    }
+
+    fn numbers(&self) -> io::Result<BTreeSet<MigrationId>> {
+        let mut kept = BTreeSet::new();
         for entry in fs::read_dir(&self.path)? {
             let name = entry?.file_name();
             let number = name.to_str().and_then(|name| name.strip_prefix('m')?.strip_suffix(".json"));
-            kept.extend(number.and_then(|number| number.parse::<u64>().ok()));
+            kept.extend(number.and_then(|number| number.parse().ok()).map(MigrationId));
         }
-        kept.sort_unstable();
-        let too_many = kept.len().saturating_sub(FILES_MAX);
-        kept.iter().take(too_many).try_for_each(|number| fs::remove_file(self.file(MigrationId(*number))))
+        Ok(kept)
     }
 }
 

@@ -159,6 +159,12 @@ impl Recording {
         self.during = thinned;
     }
 
+    /// The latest samples while it runs, `most` at most.
+    pub(super) fn latest(&self, most: usize) -> Vec<HistorySample> {
+        let first = self.during.len().saturating_sub(most);
+        self.during[first..].iter().map(describe_sample).collect()
+    }
+
     /// As the API shows it.
     pub(super) fn describe(&self) -> api::Recording {
         let samples = self.before.iter().chain(&self.during).chain(&self.after);
@@ -206,6 +212,7 @@ fn join(last: &mut Sample, next: Sample) {
     last.bytes_copied += next.bytes_copied;
     last.bytes_mirrored += next.bytes_mirrored;
     last.bytes_zero += next.bytes_zero;
+    last.bytes_missing = next.bytes_missing;
 }
 
 fn describe_sample(sample: &Sample) -> HistorySample {
@@ -226,6 +233,7 @@ fn describe_sample(sample: &Sample) -> HistorySample {
         bytes_copied: sample.bytes_copied,
         bytes_mirrored: sample.bytes_mirrored,
         bytes_zero: sample.bytes_zero,
+        bytes_missing: sample.bytes_missing,
     }
 }
 

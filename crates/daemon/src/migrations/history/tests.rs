@@ -28,6 +28,7 @@ fn sample(began_ms: i64, length_ms: u64, suspended: Option<&'static str>) -> Sam
         bytes_copied: if suspended.is_none() { 1000 } else { 0 },
         bytes_mirrored: 0,
         bytes_zero: 0,
+        bytes_missing: None,
         waits_for: Some("the target"),
         suspended,
     }

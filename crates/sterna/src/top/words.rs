@@ -1,0 +1,185 @@
+//! Figures and states as short words, for the screen and for lines.
+
+use api::{Activity, ImageLocation, Migration, MigrationState};
+
+use super::sheet::Tone;
+use crate::output;
+use crate::units::{bytes, percent};
+
+/// What stands where nothing is known.
+pub(crate) const DASH: &str = "-";
+/// Heights of a line of figures; the highest leaves a gap to the row above.
+const LEVELS: [char; 7] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇'];
+
+/// Requests a second.
+pub(crate) fn requests(activity: Option<&Activity>) -> String {
+    activity.map_or_else(|| DASH.to_owned(), |activity| whole(activity.requests_per_second()))
+}
+
+/// A number with its thousands apart: `1,760`. Below ten it has a digit behind the point, unless that is a zero.
+pub(crate) fn whole(number: f64) -> String {
+    if number < 9.95 {
+        let short = format!("{number:.1}");
+        return short.strip_suffix(".0").map(str::to_owned).unwrap_or(short);
+    }
+    let digits = format!("{number:.0}");
+    let mut grouped = String::new();
+    for (index, digit) in digits.chars().enumerate() {
+        if index > 0 && (digits.len() - index).is_multiple_of(3) {
+            grouped.push(',');
+        }
+        grouped.push(digit);
+    }
+    grouped
+}
+
+/// Bytes a second.
+pub(crate) fn rate(per_second: Option<f64>) -> String {
+    per_second.map_or_else(|| DASH.to_owned(), |rate| format!("{}/s", bytes(rate.max(0.0) as u64)))
+}
+
+/// A latency of some microseconds: `140 µs`, `1.63 ms`.
+pub(crate) fn latency(micros: Option<u64>) -> String {
+    let Some(micros) = micros else { return DASH.to_owned() };
+    let three = |value: f64| match value {
+        value if value < 10.0 => format!("{value:.2}"),
+        value if value < 100.0 => format!("{value:.1}"),
+        value => format!("{value:.0}"),
+    };
+    match micros {
+        0..1_000 => format!("{micros} µs"),
+        1_000..1_000_000 => format!("{} ms", three(micros as f64 / 1e3)),
+        _ => format!("{} s", three(micros as f64 / 1e6)),
+    }
+}
+
+/// An instant, in milliseconds since 1970, as the log has it: `2026-11-25T02:06:51Z`.
+pub(crate) fn moment(unix_ms: u64) -> String {
+    let seconds = unix_ms / 1000;
+    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    // Civil from days (Howard Hinnant): eras of 400 years that begin on the first of March.
+    let shifted = days + 719_468;
+    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
+    let month_index = (5 * day_of_year + 2) / 153;
+    let day = day_of_year - (153 * month_index + 2) / 5 + 1;
+    let month = if month_index < 10 { month_index + 3 } else { month_index - 9 };
+    let year = year_of_era + era * 400 + u64::from(month <= 2);
+    format!("{year}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
+}
+
+/// Where an image is.
+pub(crate) fn place(location: &ImageLocation) -> String {
+    location.store.clone().unwrap_or_else(|| "(in place)".to_owned())
+}
+
+/// The host that counts what is copied, if that is another one.
+pub(crate) fn counted_at(migration: &Migration) -> Option<&str> {
+    let source = &migration.source;
+    source.image.is_empty().then_some(source.store.as_deref()).flatten()
+}
+
+/// How far a migration is.
+pub(crate) fn done(migration: &Migration) -> String {
+    if counted_at(migration).is_some() && !migration.state.has_ended() {
+        return DASH.to_owned();
+    }
+    percent(migration.fraction)
+}
+
+/// What a migration does, in a word.
+pub(crate) fn state(migration: &Migration) -> (&'static str, Tone) {
+    match migration.state {
+        MigrationState::Running => (migration.phase.name(), Tone::Busy),
+        MigrationState::Queued | MigrationState::Paused => (migration.state.name(), Tone::Warm),
+        MigrationState::Moved => ("moved", Tone::Good),
+        MigrationState::Cancelled => ("cancelled", Tone::Warm),
+        MigrationState::Failed | MigrationState::HandedBack => (migration.state.name(), Tone::Bad),
+    }
+}
+
+/// What is to be said of a migration besides: why it ended so, or what it waits for.
+pub(crate) fn course(migration: &Migration) -> String {
+    if migration.state.has_ended() {
+        return migration.message.clone().unwrap_or_default();
+    }
+    if let Some(queue) = &migration.queue {
+        return output::turn(queue);
+    }
+    // A limit that is near is always near.
+    let is_near = migration
+        .waiting_for
+        .as_ref()
+        .and_then(|waiting| waiting.remaining_ms)
+        .is_some_and(|left| left < 1000);
+    let reason = || migration.waiting_for.as_ref().map(|waiting| waiting.reason.clone());
+    let waits = if is_near { reason() } else { output::waiting(migration) };
+    let waits = waits.map(|waiting| format!("waits for {waiting}"));
+    let suspended = migration.suspended.as_ref().map(|reason| format!("suspended: {reason}"));
+    [suspended, waits].into_iter().flatten().collect::<Vec<_>>().join("; ")
+}
+
+/// Figures as a line of so many characters, the latest at its end; nothing where nothing is known.
+pub(crate) fn line(figures: impl DoubleEndedIterator<Item = Option<f64>> + Clone, width: usize) -> String {
+    let most = figures.clone().flatten().fold(0.0, f64::max);
+    let level = |figure: f64| {
+        let height = if most > 0.0 { figure / most * (LEVELS.len() - 1) as f64 } else { 0.0 };
+        LEVELS[(height.round() as usize).min(LEVELS.len() - 1)]
+    };
+    let latest = figures.rev().take(width).map(|figure| figure.map_or(' ', level));
+    let drawn: String = latest.collect::<Vec<_>>().into_iter().rev().collect();
+    format!("{drawn:>width$}")
+}
+
+/// A text of somebody's without what a terminal would obey or not show.
+pub(crate) fn clean(text: &str) -> String {
+    let is_unseen = |character: char| {
+        character.is_control()
+            || matches!(character, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
+    };
+    text.chars().map(|character| if is_unseen(character) { '\u{fffd}' } else { character }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_short() {
+        assert_eq!(
+            [0.0, 0.04, 3.25, 9.0, 9.96, 999.6, 1_234_567.0].map(whole),
+            ["0", "0", "3.2", "9", "10", "1,000", "1,234,567"]
+        );
+        assert_eq!(
+            [Some(999), Some(1630), Some(21_000), Some(2_000_000), None].map(latency),
+            ["999 µs", "1.63 ms", "21.0 ms", "2.00 s", "-"]
+        );
+        assert_eq!(rate(Some(2048.0)), "2.0 KiB/s");
+    }
+
+    #[test]
+    fn instants_are_written_as_in_the_log() {
+        for (unix_ms, written) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_400_000, "2000-02-29T00:00:00Z"),
+            (1_795_573_341_075, "2026-11-25T02:22:21Z"),
+            (4_107_542_399_999, "2100-02-28T23:59:59Z"),
+        ] {
+            assert_eq!(moment(unix_ms), written);
+        }
+    }
+
+    #[test]
+    fn a_line_ends_with_the_latest_figure_and_has_gaps() {
+        let figures = [Some(0.0), None, Some(50.0), Some(100.0)];
+        assert_eq!(line(figures.into_iter(), 6), "  ▁ ▄▇");
+        assert_eq!(line(figures.into_iter(), 2), "▄▇");
+        assert_eq!(line([None].into_iter(), 3), "   ");
+    }
+
+    #[test]
+    fn nothing_of_a_text_moves_the_cursor() {
+        assert_eq!(clean("a\u{1b}[2Jb\nc\u{202e}d"), "a\u{fffd}[2Jb\u{fffd}c\u{fffd}d");
+    }
+}

@@ -1,0 +1,16 @@
+//! Makes the pictures of the documents: `scripts/pictures`.
+
+use std::path::PathBuf;
+
+use clap::Parser;
+
+/// Makes pictures of the page, of a report and of `sterna top`, with two hosts that work.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// The folder that they are written to.
+    folder: PathBuf,
+}
+
+fn main() -> anyhow::Result<()> {
+    e2e::pictures::make(&Arguments::parse().folder)
+}

@@ -1,0 +1,178 @@
+//! The page, in a browser: what it shows, that it outlives the daemon, and that no text becomes a part of it.
+
+use anyhow::ensure;
+use e2e::browser::{Browser, Colours};
+use e2e::{Host, guest, host, until};
+
+const DISK_BYTES: u64 = 128 << 20;
+
+/// Plays a test on a host whose daemon has a page, and more in its configuration; `url` is where that is.
+fn play_with_page(more: &str, test: impl FnOnce(&mut Host, &mut Browser, &str) -> anyhow::Result<()>) {
+    let played = host().and_then(|mut host| {
+        let address = testbed::own_address()?;
+        host.configure(&format!("{more}[web]\nlisten = '{address}'\n"))?;
+        host.start()?;
+        let mut browser = Browser::start()?;
+        let url = format!("http://{address}/");
+        until("the page's port answers", || Ok(browser.open(&url).is_ok().then_some(())))?;
+        browser.take_complaints()?;
+        let tested = test(&mut host, &mut browser, &url);
+        tested.and_then(|()| ensure_content(&mut browser)).map_err(|error| host.with_log(error))
+    });
+    #[expect(clippy::panic, reason = "this is how a test fails")]
+    if let Err(error) = played {
+        panic!("{error:#}");
+    }
+}
+
+/// Scripts have thrown nothing, and tried nothing that is forbidden to them.
+fn ensure_content(browser: &mut Browser) -> anyhow::Result<()> {
+    let complaints = browser.take_complaints()?;
+    ensure!(complaints.is_empty(), "the page complains: {complaints:#?}");
+    Ok(())
+}
+
+/// Whether a row of a table has these words in it, as JavaScript.
+fn row(table: &str, words: &[&str]) -> String {
+    let words = serde_json::json!(words);
+    format!(
+        "[...document.querySelectorAll('#{table} tbody tr')].some((row) => {words}.every((word) => row.innerText.includes(word)))"
+    )
+}
+
+#[test]
+fn a_migration_is_seen_from_its_beginning_to_its_report() {
+    play_with_page("", |scene, browser, url| {
+        scene.create_volume(DISK_BYTES)?;
+        let working = guest::start(&scene.export()?, DISK_BYTES / 2)?;
+        browser.until("the volume is there", &row("volume-table", &["v", "serving", "a"]))?;
+        // Of a guest that works there is a latency, and a rate that is drawn.
+        browser.until("the guest's latency is there", &row("volume-table", &["ms"]))?;
+        let moving = scene.begin_to_migrate("b", Some("4MiB/s"))?;
+        browser.until(
+            "its card is there",
+            "document.querySelector('.card.migration h3')?.innerText.includes('v a → b')",
+        )?;
+        let drawn = "[...document.querySelectorAll('.card .plot')].map((plot) => \
+             [...plot.querySelectorAll('.line')].some((line) => (line.getAttribute('d') ?? '').includes('L')))";
+        browser.until(
+            "all its plots are drawn",
+            &format!("({drawn}).length === 3 && ({drawn}).every((is) => is)"),
+        )?;
+        let seen: String = browser.evaluate("document.querySelector('.steps .now').innerText")?;
+        ensure!(seen == "copying", "{seen}");
+        let at: Option<String> =
+            browser.evaluate("document.querySelector('[role=progressbar]').getAttribute('aria-valuenow')")?;
+        ensure!(at.as_deref().is_some_and(|at| at.parse::<u8>().is_ok_and(|at| at < 100)), "{at:?}");
+        for (width, colours) in [(1280, Colours::Dark), (390, Colours::Light), (320, Colours::Dark)] {
+            browser.resize(width, 844)?;
+            browser.prefer(colours)?;
+            let wide: u32 = browser.evaluate("document.documentElement.scrollWidth")?;
+            ensure!(wide <= width, "the page is {wide} pixels wide in a window of {width}");
+        }
+        scene.sterna(["migration", "set", &moving.id, "--bandwidth", "none"])?.success()?;
+        scene.wait_for_migration(&moving.id)?;
+        browser.resize(1280, 900)?;
+        browser.until("it is history", &row("history-table", &[&moving.id, "moved", "report"]))?;
+        guest::stop_and_verify(working)?;
+        ensure_content(browser)?;
+        let report: String = browser.evaluate("document.querySelector('#history-table a').href")?;
+        browser.open(&report)?;
+        browser.until(
+            "its report is there",
+            "document.querySelector('h1')?.innerText === 'v moved from a to b'",
+        )?;
+        browser.until("the report's script works", "document.querySelector('#plots').dataset.samples > 0")?;
+        ensure!(report.starts_with(url), "{report}");
+        Ok(())
+    });
+}
+
+#[test]
+fn the_page_outlives_the_daemon_and_goes_on_when_it_is_back() {
+    play_with_page("", |scene, browser, _| {
+        scene.create_volume(DISK_BYTES)?;
+        browser.until("the volume is there", &row("volume-table", &["v", "serving"]))?;
+        scene.kill()?;
+        browser.until("the daemon is missed", "!document.getElementById('away').hidden")?;
+        let health: String = browser.evaluate("document.getElementById('health').innerText")?;
+        ensure!(health == "not reachable", "{health}");
+        let kept: bool = browser.evaluate(&row("volume-table", &["v", "serving"]))?;
+        ensure!(kept, "what was there before is gone");
+        // The browser itself tells of requests that nobody answers.
+        browser.take_complaints()?;
+        scene.start()?;
+        browser.until("the daemon is back", "document.getElementById('away').hidden && document.getElementById('health').innerText === 'ready'")?;
+        browser.take_complaints()?;
+        scene.sterna(["volume", "remove", "v"])?.success()?;
+        browser.until(
+            "the volume is gone",
+            "document.querySelector('#volume-table .empty').innerText.startsWith('There are no volumes')",
+        )
+    });
+}
+
+#[test]
+fn hostile_texts_are_texts_on_the_page() {
+    let hostile = "<img src=x onerror=document.title=1><script>document.title=2</script>";
+    let unseen = "\u{202e}gnp.live";
+    let stores = format!("[stores.h]\ndevice = '/dev/{hostile}'\n[stores.u]\ndevice = '/dev/{unseen}'\n");
+    play_with_page(&stores, |_, browser, _| {
+        let text = serde_json::json!(hostile);
+        // As the path of the store, and within the message that there is no such device.
+        let told = format!("document.getElementById('store-list').innerText.split({text}).length > 2");
+        browser.until("the hostile text is there to be read", &told)?;
+        let images: u32 = browser.evaluate("document.querySelectorAll('main img, main script').length")?;
+        let title: String = browser.evaluate("document.title")?;
+        ensure!(images == 0 && title.ends_with("Sterna"), "{images} {title}");
+        let is_shown: bool = browser.evaluate("!document.body.textContent.includes('\\u202e') && document.body.textContent.includes('/dev/\\ufffdgnp')")?;
+        ensure!(is_shown, "what turns the writing round is not made visible");
+        ensure_content(browser)?;
+        // Nor would a mistake of ours let it: no string becomes markup.
+        let refused: bool = browser.evaluate(
+            "(() => { try { document.body.innerHTML = '<b>x</b>'; return false } catch { return true } })()",
+        )?;
+        ensure!(refused, "the page's policy lets texts become markup");
+        browser.take_complaints().map(drop)
+    });
+}
+
+#[test]
+fn the_filter_the_order_and_the_colours_are_the_readers_choice() {
+    play_with_page("", |scene, browser, _| {
+        for name in ["alpha", "beta", "gamma"] {
+            scene.sterna(["volume", "create", name, "--size", "1MiB", "--store", "a"])?.success()?;
+        }
+        let names = "[...document.querySelectorAll('#volume-table tbody th')].map((cell) => cell.innerText).join(' ')";
+        browser.until("all volumes are there", &format!("{names} === 'alpha beta gamma'"))?;
+        browser.evaluate::<bool>("document.querySelector('#volume-table thead button').click(), true")?;
+        browser.until("they are sorted the other way", &format!("{names} === 'gamma beta alpha'"))?;
+        let sorted: String =
+            browser.evaluate("document.querySelector('#volume-table th').getAttribute('aria-sort')")?;
+        ensure!(sorted == "descending", "{sorted}");
+        browser.evaluate::<bool>("document.getElementById('filter').focus(), true")?;
+        browser.type_text("bet")?;
+        browser.until("one is left", &format!("{names} === 'beta'"))?;
+        let dark = "getComputedStyle(document.body).backgroundColor";
+        browser.prefer(Colours::Light)?;
+        let light: String = browser.evaluate(dark)?;
+        // From what the system has to light, and from there to dark.
+        browser.evaluate::<bool>(
+            "document.getElementById('theme').click(), document.getElementById('theme').click(), true",
+        )?;
+        let chosen: String = browser.evaluate(dark)?;
+        ensure!(light != chosen, "{light}");
+        browser.evaluate::<bool>("location.reload(), true")?;
+        browser.until(
+            "the choice is remembered",
+            "document.documentElement.dataset.theme === 'dark' && document.readyState === 'complete'",
+        )?;
+        // Whoever has no mouse, or does not see it, has words for each part.
+        let nameless: Vec<String> = browser.evaluate(
+            "[...document.querySelectorAll('button, a, input')].filter((part) => !(part.innerText.trim() || part.ariaLabel || \
+             part.labels?.length)).map((part) => part.outerHTML)",
+        )?;
+        ensure!(nameless.is_empty(), "{nameless:?}");
+        Ok(())
+    });
+}
