@@ -27,7 +27,9 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
-use lane::Encryption;
+use lane::{Encryption, LaneHandle};
+use migration::VolumeId;
+use migration::journal::VolumeState;
 use tokio::sync::{Mutex, Semaphore, watch};
 
 use crate::audit::Audit;
@@ -45,6 +47,7 @@ use crate::migrations::registry::Migrations;
 use crate::migrations::volume_hooks::VolumeHooks;
 use crate::peers::Peers;
 use crate::stores::Stores;
+use crate::take_over::{Clients, Estate, PassedClient};
 use crate::vms::moving::VmMoves;
 use crate::vms::{Adoptions, VmError, Vms};
 use crate::volumes::chronicles::Chronicles;
@@ -188,10 +191,11 @@ impl Host {
         *self.stopping.borrow()
     }
 
-    /// Stops serving, in order: operations under way end, lanes drain, interrupted migrations are ended.
+    /// Stops serving, in order: operations under way end, lanes drain, interrupted migrations are ended. Returns what is left
+    /// for the next daemon: nothing if clients are to be closed.
     ///
     /// Whatever does not end in time is left to the next start, which finds it in the journal.
-    pub(crate) async fn stop(self: &Arc<Self>) {
+    pub(crate) async fn stop(self: &Arc<Self>, clients: Clients) -> Estate {
         let deadline = self.config.limits.stop_wait_max;
         self.stopping.send_replace(true);
         self.volumes.give_up_all();
@@ -200,7 +204,11 @@ impl Host {
             tracing::warn!("an operation is still under way; it is left to the next start");
         }
         self.operations.close();
-        self.stop_lanes(deadline).await;
+        if clients == Clients::PassedOn {
+            self.settle_lanes(deadline).await;
+        }
+        let since_unix_ms = now_unix_ms();
+        let passed = self.stop_lanes(deadline, clients).await;
         let hosts = Arc::clone(&self.hosts);
         if tokio::task::spawn_blocking(move || hosts.stop()).await.is_err() {
             tracing::warn!("the connections to other hosts were not ended in order");
@@ -209,26 +217,83 @@ impl Host {
         if let Err(error) = recovery::run(&self.journal).await {
             tracing::warn!(%error, "an interrupted migration is left to the next start");
         }
+        if clients == Clients::PassedOn {
+            let mut left = self.sockets.listening().leave();
+            left.since_unix_ms = since_unix_ms;
+            left.clients.extend(passed);
+            return left;
+        }
         for (name, _, _) in self.volumes.list() {
             let path = self.sockets.volume_socket(&name);
             if let Err(error) = crate::files::sockets::remove(&path) {
                 tracing::warn!(path = %path.display(), %error, "a socket is left over");
             }
         }
+        Estate::default()
     }
 
-    async fn stop_lanes(&self, deadline: Duration) {
-        let lanes = self.volumes.list().into_iter().filter_map(|(name, _, service)| match service {
-            Service::Serving(lane) | Service::Arriving(lane, _) => Some((name, lane)),
-            _ => None,
-        });
-        let stops = lanes.map(|(name, lane)| async move {
-            // A store that hangs may keep the lane from answering: the lane gives its requests up by itself before.
-            if tokio::time::timeout(deadline * 2, lane.stop(deadline)).await.is_err() {
-                tracing::warn!(volume = %name, "the volume's requests do not end; they are abandoned");
+    /// Flushes what guests have written while they go on, so that they wait for less of it in the end.
+    async fn settle_lanes(&self, deadline: Duration) {
+        let settling = self.lanes().map(|(name, _, lane)| async move {
+            if tokio::time::timeout(deadline, lane.settle()).await.is_err() {
+                tracing::warn!(volume = %name, "the volume's store is slow: its clients will wait for it");
             }
         });
-        futures_util::future::join_all(stops).await;
+        futures_util::future::join_all(settling).await;
+    }
+
+    async fn stop_lanes(&self, deadline: Duration, clients: Clients) -> Vec<PassedClient> {
+        let stops = self.lanes().map(|(name, volume, lane)| async move {
+            let ended = async {
+                match (clients, volume) {
+                    (Clients::PassedOn, Some(volume)) => {
+                        let passed = lane.pass(deadline).await.into_iter();
+                        passed.map(|connection| PassedClient { volume, connection }).collect()
+                    }
+                    _ => {
+                        lane.stop(deadline).await;
+                        Vec::new()
+                    }
+                }
+            };
+            // A store that hangs may keep the lane from answering: the lane gives its requests up by itself before.
+            let ended = tokio::time::timeout(deadline * 2, ended).await;
+            ended.unwrap_or_else(|_| {
+                tracing::warn!(volume = %name, "the volume's requests do not end; they are abandoned");
+                Vec::new()
+            })
+        });
+        futures_util::future::join_all(stops).await.into_iter().flatten().collect()
+    }
+
+    /// The lanes that there are.
+    fn lanes(&self) -> impl Iterator<Item = (String, Option<VolumeId>, LaneHandle)> + use<> {
+        self.volumes.list().into_iter().filter_map(|(name, volume, service)| match service {
+            Service::Serving(lane) | Service::Arriving(lane, _) => Some((name, volume, lane)),
+            _ => None,
+        })
+    }
+
+    /// Closes what a daemon before has left for volumes that are not here any more.
+    pub(crate) fn close_unknown_clients(&self) {
+        self.journal.read(|state| {
+            let by_name = |name: &str| {
+                let is_called = |volume: &VolumeState| volume.record.name == name;
+                state.volumes.values().any(is_called)
+                    || state.moved.values().any(|moved| is_called(&moved.volume))
+                    || state
+                        .unfinished()
+                        .any(|(_, migration)| migration.names.iter().any(|known| known == name))
+            };
+            let by_id = |id: VolumeId| {
+                state.volumes.contains_key(&id)
+                    || state.moved.contains_key(&id)
+                    || state
+                        .unfinished()
+                        .any(|(_, migration)| migration.volumes.iter().any(|moving| moving.volume == id))
+            };
+            self.sockets.listening().close_unknown(by_name, by_id);
+        });
     }
 }
 

@@ -120,6 +120,10 @@ pub(crate) struct ServeArguments {
     /// Where the API is served; the volumes' sockets are in the folder `volumes` beside it.
     #[arg(long, value_name = "unix:PATH")]
     pub(crate) api: Option<Address>,
+    /// Go on with the clients of the daemon that runs now, which ends: guests wait for a moment, and no connection breaks.
+    /// For daemons that no service manager has started: systemctl restart does the same.
+    #[arg(long)]
+    pub(crate) take_over: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -27,4 +27,5 @@ mod remote;
 mod replicas;
 mod resize;
 mod scene;
+mod take_over;
 mod upgrade;

@@ -217,7 +217,7 @@ impl Host {
         }
         lane.stop(self.config.limits.stop_wait_max).await;
         let socket = self.sockets.volume_socket(&name);
-        if let Err(error) = crate::files::sockets::remove(&socket) {
+        if let Err(error) = self.sockets.forget_volume(&name) {
             tracing::warn!(path = %socket.display(), %error, "the socket of a volume that did not come is left over");
         }
         claim.removed();

@@ -221,7 +221,7 @@ impl Host {
             claim.removing();
             lane.stop(self.config.limits.stop_wait_max).await;
             let socket = self.sockets.volume_socket(&name);
-            if let Err(error) = crate::files::sockets::remove(&socket) {
+            if let Err(error) = self.sockets.forget_volume(&name) {
                 tracing::warn!(path = %socket.display(), %error, "the socket of a volume that has left is left over");
             }
             claim.removed();

@@ -1,8 +1,8 @@
 //! How volumes are offered: what a request says of it, the journal remembers, and the configuration otherwise says.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::OwnedFd;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use lane::{Credentials, Encryption, Listeners};
@@ -35,7 +35,7 @@ impl Host {
             let (volume, reason) = (record.name.clone(), with_causes(&error));
             RequestError::VolumeUnavailable { volume, reason }
         })?;
-        Ok(Listeners { unix, tcp: self.listen_on_port(record)? })
+        Ok(Listeners { unix, tcp: self.listen_on_port(record)?, passed: Vec::new() })
     }
 
     /// Listens on a volume's port, if it has one.
@@ -48,10 +48,16 @@ impl Host {
     ) -> Result<Option<(OwnedFd, Encryption)>, RequestError> {
         let Some(address) = &record.export.listen else { return Ok(None) };
         let volume = record.name.clone();
-        let listener = sockets::listen(address).map_err(|error| {
-            let reason = format!("its port {address} cannot be listened on: {error}");
-            RequestError::VolumeUnavailable { volume: volume.clone(), reason }
-        })?;
+        let listener = if let Some(left) = self.sockets.listening().claim_port(&volume, address) {
+            TcpListener::from(left)
+        } else {
+            let listener = sockets::listen(address).map_err(|error| {
+                let reason = format!("its port {address} cannot be listened on: {error}");
+                RequestError::VolumeUnavailable { volume: volume.clone(), reason }
+            })?;
+            self.sockets.listening().made_port(&volume, listener.as_fd());
+            listener
+        };
         if let Some(missing) = self.missing_address(record) {
             tracing::warn!(%volume, %missing, "the volume is served there as soon as the address is this host's");
         }

@@ -70,7 +70,7 @@ impl Host {
             return Err(error);
         }
         let socket = self.sockets.volume_socket(&name);
-        if let Err(error) = crate::files::sockets::remove(&socket) {
+        if let Err(error) = self.sockets.forget_volume(&name) {
             tracing::warn!(path = %socket.display(), %error, "the socket of a removed volume is left over");
         }
         let chronicles = self.chronicles.clone();
@@ -102,7 +102,7 @@ impl Host {
             lane.stop(self.config.limits.stop_wait_max).await;
         }
         let socket = self.sockets.volume_socket(&name);
-        if let Err(error) = crate::files::sockets::remove(&socket) {
+        if let Err(error) = self.sockets.forget_volume(&name) {
             tracing::warn!(path = %socket.display(), %error, "the socket of a removed volume is left over");
         }
         claim.removed();
