@@ -262,6 +262,10 @@ pub struct Migration {
     /// The latest migration that does it once more.
     #[serde(default)]
     pub retried_as: Option<String>,
+    /// Whether a daemon that ended in order has interrupted it: the next one does it once more, and `retried_as` says by
+    /// which number.
+    #[serde(default)]
+    pub goes_on: bool,
     /// The VM that goes along with the volume; `None` if none does, or this daemon knows no more of it.
     #[serde(default)]
     pub machine: Option<MachineMove>,

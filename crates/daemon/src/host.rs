@@ -213,6 +213,7 @@ impl Host {
         if tokio::task::spawn_blocking(move || hosts.stop()).await.is_err() {
             tracing::warn!("the connections to other hosts were not ended in order");
         }
+        self.note_interrupted().await;
         // The lanes of these migrations are gone: what a restart would do can be done at once.
         if let Err(error) = recovery::run(&self.journal).await {
             tracing::warn!(%error, "an interrupted migration is left to the next start");

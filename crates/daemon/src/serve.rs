@@ -220,6 +220,7 @@ impl Daemon {
         host.settle_holds();
         host.close_unknown_clients();
         host.run_queue().await;
+        host.go_on_with_interrupted().await;
         peers.begin();
         host.begin_retention();
         tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");
