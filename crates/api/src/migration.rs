@@ -61,6 +61,28 @@ pub struct MigrateVolume {
     /// Names of more volumes that move in the same migration, to another host: all of them, or none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub together_with: Vec<String>,
+    /// What the name is of, where a volume and a VM have the same.
+    #[serde(default, skip_serializing_if = "Named::is_any")]
+    pub named: Named,
+}
+
+/// What a name is of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Named {
+    /// Whatever has it; if both have, a VM goes to another host, and a volume to a store of this one.
+    #[default]
+    Any,
+    /// A volume.
+    Volume,
+    /// A VM.
+    Vm,
+}
+
+impl Named {
+    fn is_any(&self) -> bool {
+        *self == Self::Any
+    }
 }
 
 /// Whether a store of another host is written to over the link only.
@@ -490,6 +512,7 @@ impl MigrateVolume {
             rounds: None,
             not_incremental: false,
             together_with: Vec::new(),
+            named: Named::Any,
         }
     }
 }

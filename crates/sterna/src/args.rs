@@ -30,6 +30,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exit;
 use crate::output::Format;
+use crate::tunnel::HostAddress;
 use crate::units::{parse_rate, parse_size};
 
 /// Moves the disks of running VMs.
@@ -37,9 +38,10 @@ use crate::units::{parse_rate, parse_size};
 #[command(name = "sterna", version, after_help = exit::HELP, max_term_width = 110)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 pub(crate) struct Arguments {
-    /// The daemon to talk to; by default the one of the same user.
-    #[arg(long, global = true, env = "STERNA_HOST", value_name = "unix:PATH")]
-    pub(crate) host: Option<Address>,
+    /// The daemon to talk to, here or, by ssh, on another machine; by default the one of the same user. Paths that a command
+    /// names are of the daemon's machine.
+    #[arg(long, global = true, env = "STERNA_HOST", value_name = "unix:PATH|ssh://USER@HOST")]
+    pub(crate) host: Option<HostAddress>,
     /// Print JSON instead of text; errors too.
     #[arg(long, global = true)]
     json: bool,
@@ -107,6 +109,13 @@ pub(crate) enum Command {
     /// Write manual pages and the shells' completions into a folder: what packages install.
     #[command(hide = true, after_help = config::GENERATE_HELP)]
     Generate(GenerateArguments),
+}
+
+impl Command {
+    /// Whether it needs a daemon, and does not bring its own.
+    pub(crate) fn asks_a_daemon(&self) -> bool {
+        !matches!(self, Self::Serve(_) | Self::Config(_) | Self::Demo(_) | Self::Bench(_) | Self::Generate(_))
+    }
 }
 
 #[derive(Debug, Args)]
@@ -246,8 +255,9 @@ pub(crate) struct AddArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct MigrateArguments {
-    /// Name of the volume, or of the VM: that goes to another host with its memory and its volumes. Several volumes go to
-    /// another host as one: all of them, or none.
+    /// Name of the volume, or of the VM: that goes to another host with its memory and its volumes, and to a store of this one
+    /// with its volumes alone. Several volumes go to another host as one: all of them, or none. Where both have a name,
+    /// volume:NAME and vm:NAME tell them apart.
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
     /// The store to move it to, or another host: its only store, or one of them.
@@ -477,6 +487,8 @@ Examples:
   sterna migrate web1 --to rack3-b --memory post-copy
   sterna migrate web1 --to rack3-b --dry-run
   sterna migrate db-data db-log --to rack3-b:fast
+  sterna migrate vm:db --to fast               # all its disks, one after the other
+  sterna --host ssh://root@rack3-a migrate web1 --to rack3-b
 
 With --memory post-copy a machine that writes faster than its memory is sent runs at the other host before all of it is
 there; the rest follows. From the switch-over until the last of it has come, losing either host, or the link for good, is

@@ -8,6 +8,7 @@ mod exit;
 mod log;
 mod output;
 mod progress;
+mod tunnel;
 mod units;
 
 use std::process::ExitCode;

@@ -45,7 +45,10 @@ pub(crate) async fn follow(
         }
         if let Some(next) = next_of(&migration) {
             let next = next.to_owned();
-            shown.say(&format!("{}: a restart of the daemon has interrupted it; it begins anew as {next}", migration.id));
+            shown.say(&format!(
+                "{}: a restart of the daemon has interrupted it; it begins anew as {next}",
+                migration.id
+            ));
             (migration.id, migration.change) = (next, 0);
         } else if migration.state.has_ended() && !migration.goes_on {
             return Ok(migration);
@@ -78,8 +81,9 @@ pub(crate) async fn follow(
 
 /// The migration that does once more what a restart in order has interrupted.
 fn next_of(migration: &Migration) -> Option<&str> {
-    let is_interrupted =
-        migration.state.has_ended() && migration.failure.as_deref() == Some(INTERRUPTED) && !migration.goes_on;
+    let is_interrupted = migration.state.has_ended()
+        && migration.failure.as_deref() == Some(INTERRUPTED)
+        && !migration.goes_on;
     migration.retried_as.as_deref().filter(|_| is_interrupted)
 }
 

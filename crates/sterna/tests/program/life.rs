@@ -112,7 +112,9 @@ fn a_migration_between_stores_goes_on_after_a_restart_in_order_and_whoever_waits
     let output = waiting.wait_with_output().unwrap();
     let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{stdout}{stderr}");
-    for line in ["m0: a restart of the daemon has interrupted it; it begins anew as m1", "it begins anew as m2"] {
+    for line in
+        ["m0: a restart of the daemon has interrupted it; it begins anew as m1", "it begins anew as m2"]
+    {
         assert!(stderr.contains(line), "{stderr}");
     }
     assert_eq!(scene.store_of_volume(), "b");

@@ -27,5 +27,6 @@ mod remote;
 mod replicas;
 mod resize;
 mod scene;
+mod ssh;
 mod take_over;
 mod upgrade;

@@ -57,7 +57,8 @@ impl Host {
             ended.map(|(id, migration)| (*id, migration.started_unix_ms)).collect::<Vec<_>>()
         });
         for (id, begun) in ended {
-            let Some(metadata) = self.metadata_folder.of(id, begun).filter(|metadata| metadata.goes_on) else {
+            let Some(metadata) = self.metadata_folder.of(id, begun).filter(|metadata| metadata.goes_on)
+            else {
                 continue;
             };
             let next = Arc::clone(self).retry_migration(id.to_string()).await;
