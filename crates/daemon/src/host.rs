@@ -23,13 +23,13 @@ pub(crate) mod volumes;
 pub(crate) use self::migrations::ahead::roomy;
 use self::migrations::session::Sessions;
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use lane::{Encryption, LaneHandle};
 use migration::VolumeId;
-use migration::journal::VolumeState;
 use tokio::sync::{Mutex, Semaphore, watch};
 
 use crate::audit::Audit;
@@ -275,26 +275,39 @@ impl Host {
         })
     }
 
-    /// Closes what a daemon before has left for volumes that are not here any more.
+    /// Closes what a daemon before has left for volumes that are not served here any more, once it is known which are.
     pub(crate) fn close_unknown_clients(&self) {
-        self.journal.read(|state| {
-            let by_name = |name: &str| {
-                let is_called = |volume: &VolumeState| volume.record.name == name;
-                state.volumes.values().any(is_called)
-                    || state.moved.values().any(|moved| is_called(&moved.volume))
-                    || state
-                        .unfinished()
-                        .any(|(_, migration)| migration.names.iter().any(|known| known == name))
-            };
-            let by_id = |id: VolumeId| {
-                state.volumes.contains_key(&id)
-                    || state.moved.contains_key(&id)
-                    || state
-                        .unfinished()
-                        .any(|(_, migration)| migration.volumes.iter().any(|moving| moving.volume == id))
-            };
-            self.sockets.listening().close_unknown(by_name, by_id);
+        let (by_name, by_id) = self.journal.read(|state| {
+            let moved = state.moved.values().filter(|moved| self.is_forwarded_at_start(moved));
+            let records = state.volumes.values().map(|volume| &volume.record);
+            let records = records.chain(moved.map(|moved| &moved.volume.record));
+            let (mut by_name, mut by_id) = (BTreeSet::new(), BTreeSet::new());
+            for record in records {
+                by_name.insert(record.name.clone());
+                by_id.insert(record.volume);
+            }
+            // Those that are on their way here have lanes already, or will.
+            for (_, migration) in state.unfinished() {
+                by_name.extend(migration.names.iter().cloned());
+                by_id.extend(migration.volumes.iter().map(|moving| moving.volume));
+            }
+            (by_name, by_id)
         });
+        let listening = self.sockets.listening();
+        let closed = listening.close_clients(|volume| by_id.contains(&volume));
+        if closed > 0 {
+            tracing::warn!(
+                clients = closed,
+                "clients of the daemon before used volumes that are not here any more"
+            );
+        }
+        let is_known = |name: &String| by_name.contains(name) || self.volumes.service(name).is_some();
+        for name in listening.unclaimed().into_iter().filter(|name| !is_known(name)) {
+            tracing::info!(volume = %name, "a socket of the daemon before is of no volume here; it is closed");
+            if let Err(error) = self.sockets.forget_volume(&name) {
+                tracing::warn!(volume = %name, %error, "a socket is left over");
+            }
+        }
     }
 }
 

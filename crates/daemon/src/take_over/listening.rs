@@ -128,26 +128,28 @@ impl Listening {
         }
     }
 
-    /// Closes what was left for volumes that are not there: `is_known` tells by name and by identity.
-    pub(crate) fn close_unknown(&self, by_name: impl Fn(&str) -> bool, by_id: impl Fn(VolumeId) -> bool) {
-        let mut state = self.lock();
-        let unknown: Vec<_> =
-            state.paths.keys().chain(state.ports.keys()).filter(|name| !by_name(name)).cloned().collect();
-        let before = state.clients.len();
-        state.clients.retain(|volume, _| by_id(*volume));
-        let closed = before - state.clients.len();
-        drop(state);
-        unknown.iter().for_each(|name| self.forget(name));
-        if closed > 0 || !unknown.is_empty() {
-            tracing::warn!(
-                volumes = closed,
-                sockets = unknown.len(),
-                "what a daemon before has left is of volumes that are not here"
-            );
-        }
+    /// Tells whether clients of a volume wait that a daemon before has left.
+    pub(crate) fn has_clients_of(&self, volume: VolumeId) -> bool {
+        self.lock().clients.contains_key(&volume)
     }
 
-    /// Volumes whose clients wait for a lane.
+    /// Closes the connections of clients that were left for volumes which are not here; returns how many.
+    pub(crate) fn close_clients(&self, is_known: impl Fn(VolumeId) -> bool) -> usize {
+        let mut state = self.lock();
+        let unknown: Vec<VolumeId> =
+            state.clients.keys().copied().filter(|volume| !is_known(*volume)).collect();
+        unknown.iter().filter_map(|volume| state.clients.remove(volume)).map(|clients| clients.len()).sum()
+    }
+
+    /// The volumes for which sockets were left that no lane has.
+    pub(crate) fn unclaimed(&self) -> Vec<String> {
+        let state = self.lock();
+        let sockets = state.paths.iter().chain(&state.ports);
+        let left = sockets.filter(|(_, socket)| socket.origin == Origin::Left);
+        left.map(|(volume, _)| volume.clone()).collect()
+    }
+
+    /// How many clients wait for the lane of their volume.
     pub(crate) fn waiting(&self) -> usize {
         self.lock().clients.values().map(Vec::len).sum()
     }
@@ -239,13 +241,14 @@ mod tests {
         let mut waiting = UnixStream::connect(&path).unwrap();
         let after = Listening::new(ServiceManager::Absent, before.leave());
         assert!(after.claim_path("w", &path).is_none());
+        assert_eq!(after.unclaimed(), ["v"]);
         let other = folder.path().join("other.sock");
         let _other = UnixListener::bind(&other).unwrap();
         assert!(after.claim_path("v", &other).is_none(), "somebody has put another one there");
         let listener = UnixListener::from(after.claim_path("v", &path).unwrap());
         listener.accept().unwrap().0.write_all(b"x").unwrap();
         waiting.read_exact(&mut [0]).unwrap();
-        assert!(after.claim_path("v", &path).is_none(), "a lane has it");
+        assert!(after.claim_path("v", &path).is_none() && after.unclaimed().is_empty(), "a lane has it");
         after.forget("v");
         drop(listener);
         assert!(UnixStream::connect(&path).is_err());
@@ -272,9 +275,10 @@ mod tests {
             ..Estate::default()
         };
         let listening = Listening::new(ServiceManager::Absent, left);
-        listening.close_unknown(|_| true, |_| true);
+        assert_eq!(listening.close_clients(|_| true), 0);
+        assert!(listening.has_clients_of(VolumeId([1; 16])) && !listening.has_clients_of(VolumeId([2; 16])));
         assert_eq!(listening.waiting(), 1);
-        listening.close_unknown(|_| true, |volume| volume == VolumeId([2; 16]));
+        assert_eq!(listening.close_clients(|volume| volume == VolumeId([2; 16])), 1);
         assert_eq!((listening.waiting(), client.read(&mut [0]).unwrap()), (0, 0));
     }
 

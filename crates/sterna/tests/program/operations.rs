@@ -19,7 +19,7 @@ const SLOW_BYTES: usize = 8 << 20;
 const FEW_DESCRIPTORS: u64 = 100;
 
 /// Two hosts that are paired and connected; the volume `v` is at the first one.
-fn pair() -> (Scene, Scene) {
+pub(crate) fn pair() -> (Scene, Scene) {
     let ((one, address), (two, _)) = (host(), host());
     init(&one, "one");
     init(&two, "two");

@@ -1,12 +1,15 @@
 //! `sterna serve --take-over`: another daemon goes on with the clients of the one that runs.
 
-use std::io::{Read as _, Write as _};
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::process::Command;
 use std::time::Duration;
 
-use testbed::nbd_client::Operation;
+use testbed::nbd_client::{Operation, WriteDurability};
+use testbed::own_address;
 
+use crate::operations::pair;
 use crate::scene::{Outcome, PROGRAM, Scene, code, stop_and_verify};
 
 /// How often daemons take over in a row.
@@ -59,18 +62,91 @@ fn whoever_connects_meanwhile_waits_and_is_served() {
     client.perform(Operation::Flush).unwrap();
 }
 
+/// Negotiates by hand, by NBD_OPT_EXPORT_NAME.
+fn choose(stream: &mut (impl Read + Write)) {
+    stream.read_exact(&mut [0; 18]).unwrap();
+    let mut chosen = 3_u32.to_be_bytes().to_vec();
+    chosen.extend([&b"IHAVEOPT"[..], &1_u32.to_be_bytes(), &1_u32.to_be_bytes(), b"v"].concat());
+    stream.write_all(&chosen).unwrap();
+    stream.read_exact(&mut [0; 10]).unwrap();
+}
+
+#[test]
+fn clients_of_other_hosts_go_on_and_new_ones_find_the_port() {
+    let mut scene = Scene::started();
+    let address = own_address().unwrap().to_string();
+    scene.succeed(&["volume", "create", "v", "--store", "a", "--size", "1MiB", "--listen", &address]);
+    let mut stream = TcpStream::connect(&address).unwrap();
+    choose(&mut stream);
+    let flush = [&0x2560_9513_u32.to_be_bytes()[..], &3_u32.to_be_bytes(), &[5; 8], &[0; 12]].concat();
+    for _ in 0..3 {
+        scene.take_over(&[]).unwrap();
+        stream.write_all(&flush).unwrap();
+        let mut reply = [0; 16];
+        stream.read_exact(&mut reply).unwrap();
+        assert_eq!(reply[4..], [&[0; 4][..], &[5; 8]].concat());
+        choose(&mut TcpStream::connect(&address).unwrap());
+    }
+    let (_, volume) = scene.json(&["volume", "show", "v"]);
+    assert_eq!(volume["state"], "serving", "{volume}");
+}
+
+#[test]
+fn a_client_whose_volume_is_at_another_host_goes_on_whichever_daemon_is_taken_over() {
+    let (mut one, mut two) = pair();
+    let mut client = one.connect();
+    one.succeed(&["migrate", "v", "--to", "two:a"]);
+    for round in 0..3_u8 {
+        one.take_over(&[]).unwrap();
+        let data = vec![round + 1; 4096];
+        client
+            .perform(Operation::Write {
+                offset: 8192,
+                data: data.clone(),
+                durability: WriteDurability::Volatile,
+            })
+            .unwrap();
+        two.take_over(&[]).unwrap();
+        let read = Operation::Read { offset: 8192, buffer: vec![0; 4096] };
+        let Operation::Read { buffer, .. } = client.perform(read).unwrap() else { unreachable!() };
+        assert!(buffer == data, "round {round}");
+    }
+    one.stop();
+    two.stop();
+}
+
+#[test]
+fn of_two_that_ask_at_once_one_goes_on() {
+    let mut scene = Scene::started();
+    scene.create_volume();
+    let guest = scene.start_guest();
+    scene.begin_to_take_over(&[]).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["serve", "--take-over", "--config"]).arg(scene.folder().configuration());
+    let other = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let process = i32::try_from(other.id()).unwrap();
+    assert_eq!(scene.wait_for_former().unwrap(), 0);
+    // Whichever came first, the other one is refused, finds the folder taken, or takes over from the first.
+    testbed::until("one of them serves", || Ok((scene.run(&["volume", "list"]).code == 0).then_some(())))
+        .unwrap();
+    // It may have ended.
+    let _ = rustix::process::kill_process(
+        rustix::process::Pid::from_raw(process).unwrap(),
+        rustix::process::Signal::TERM,
+    );
+    other.wait_with_output().unwrap();
+    if scene.take_end().unwrap().is_some() {
+        scene.start(None);
+    }
+    stop_and_verify(guest);
+}
+
 #[test]
 fn half_a_request_goes_to_the_next_daemon() {
     let mut scene = Scene::started();
     scene.create_volume();
     let mut stream = UnixStream::connect(scene.path("run/volumes/v.sock")).unwrap();
-    let mut greeting = [0; 18];
-    stream.read_exact(&mut greeting).unwrap();
-    // NBD_OPT_EXPORT_NAME.
-    let mut chosen = 3_u32.to_be_bytes().to_vec();
-    chosen.extend([&b"IHAVEOPT"[..], &1_u32.to_be_bytes(), &1_u32.to_be_bytes(), b"v"].concat());
-    stream.write_all(&chosen).unwrap();
-    stream.read_exact(&mut [0; 10]).unwrap();
+    choose(&mut stream);
     let write = [&0x2560_9513_u32.to_be_bytes()[..], &1_u32.to_be_bytes(), &7_u64.to_be_bytes()].concat();
     let write = [&write[..], &4096_u64.to_be_bytes(), &4096_u32.to_be_bytes(), &[9; 4096]].concat();
     for cut in [3, 28, 2000] {
