@@ -17,6 +17,7 @@ mod migrations;
 mod pairing;
 mod readiness;
 mod release;
+pub(crate) mod reload;
 mod vms;
 pub(crate) mod volumes;
 
@@ -25,7 +26,7 @@ use self::migrations::session::Sessions;
 
 use std::collections::BTreeSet;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use lane::{Encryption, LaneHandle};
@@ -33,7 +34,7 @@ use migration::VolumeId;
 use tokio::sync::{Mutex, Semaphore, watch};
 
 use crate::audit::Audit;
-use crate::config::Config;
+use crate::config::{Config, Limits};
 use crate::error::RequestError;
 use crate::files::sockets::SocketFolder;
 use crate::hosts::Hosts;
@@ -62,7 +63,10 @@ const LOOKS_MAX: usize = 64;
 pub(crate) struct Host {
     /// Who has ordered what.
     pub(crate) audit: Audit,
+    /// What it has begun with.
     pub(crate) config: Config,
+    /// The limits that hold now.
+    limits: RwLock<Limits>,
     pub(crate) journal: Journal,
     /// What volumes' chronicles say, across restarts.
     pub(crate) chronicles: Chronicles,
@@ -137,6 +141,7 @@ impl Host {
             histories: Arc::new(Histories::new(&config.data_dir)),
             ends: Ends::default(),
             vms: Vms::open(&config.data_dir, &sockets, &config.machines),
+            limits: RwLock::new(config.limits),
             config,
             journal,
             chronicles,
@@ -155,6 +160,17 @@ impl Host {
             starting_migration: Mutex::new(()),
             stopping: watch::Sender::new(false),
         })
+    }
+
+    /// The limits that hold now.
+    pub(crate) fn limits(&self) -> Limits {
+        *self.limits.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Other limits hold from now on.
+    fn set_limits(&self, limits: Limits) {
+        *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
+        self.queue.set_limits(limits.queue);
     }
 
     /// Runs an operation to its end, also when nobody waits for it any more.
@@ -196,7 +212,7 @@ impl Host {
     ///
     /// Whatever does not end in time is left to the next start, which finds it in the journal.
     pub(crate) async fn stop(self: &Arc<Self>, clients: Clients) -> Estate {
-        let deadline = self.config.limits.stop_wait_max;
+        let deadline = self.limits().stop_wait_max;
         self.stopping.send_replace(true);
         self.volumes.give_up_all();
         let ended = tokio::time::timeout(deadline, self.operations.acquire_many(OPERATIONS_MAX)).await;

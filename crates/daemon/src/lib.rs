@@ -46,6 +46,7 @@ pub use config::{Config, ConfigError, EngineSetting, StoreConfig};
 pub use config_check::{ConfigCheck, ConfigProblem};
 pub use files::lock::LockError;
 pub use files::sockets::SocketError;
+pub use host::reload::ReadConfig;
 pub use http::openapi_document;
 pub use journal::{JOURNAL_FILE, JournalError, read_journal};
 pub use serve::{Daemon, ServeError, Start, serve};

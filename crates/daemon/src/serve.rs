@@ -28,6 +28,7 @@ use crate::fail_point::{self, UnknownFailPoint};
 use crate::files::descriptors;
 use crate::files::lock::{Ending, FolderLock, LockError};
 use crate::files::sockets::{self, SocketError, SocketFolder};
+use crate::host::reload::ReadConfig;
 use crate::host::volumes::export::encryption;
 use crate::host::{Books, Host};
 use crate::hosts::Hosts;
@@ -95,11 +96,11 @@ pub enum Start {
     TakeOver,
 }
 
-/// Runs a daemon until SIGTERM or SIGINT, or until another one takes over.
+/// Runs a daemon until SIGTERM or SIGINT, or until another one takes over. SIGHUP has `read` read the configuration again.
 ///
 /// # Errors
 /// [`ServeError`].
-pub async fn serve(config: Config, start: Start) -> Result<(), ServeError> {
+pub async fn serve(config: Config, start: Start, read: ReadConfig) -> Result<(), ServeError> {
     let (mut terminate, mut interrupt) = (
         signal(SignalKind::terminate()).map_err(ServeError::Api)?,
         signal(SignalKind::interrupt()).map_err(ServeError::Api)?,
@@ -126,7 +127,7 @@ pub async fn serve(config: Config, start: Start) -> Result<(), ServeError> {
             return Ok(());
         }
     };
-    daemon.run_until_asked(manager, asked).await
+    daemon.run_until_asked(manager, asked, read).await
 }
 
 /// Asks the daemon that has a data folder for its clients.
@@ -142,7 +143,7 @@ pub struct Daemon {
     host: Arc<Host>,
     listener: UnixListener,
     api: PathBuf,
-    /// Orders to read certificates again. Taken from the start on: who did not would be ended by one.
+    /// Orders to read certificates and configuration again. Taken from the start on: who did not would be ended by one.
     hang_ups: Signal,
     /// Daemons that ask to go on with its clients.
     successors: Successors,
@@ -237,7 +238,9 @@ impl Daemon {
             Clients::Closed
         };
         let Self { host, listener, api, hang_ups, successors: _successors } = self;
-        run(host, listener, api, hang_ups, stop).await.map(drop)
+        let config = host.config.clone();
+        let read: ReadConfig = Arc::new(move || Ok(config.clone()));
+        run(host, listener, api, (hang_ups, read), stop).await.map(drop)
     }
 
     /// Serves until a signal, which `signals` tells of, or until another daemon asks to take over; see [`Departure`].
@@ -245,13 +248,14 @@ impl Daemon {
         self,
         manager: ServiceManager,
         mut signals: impl AsyncFnMut() -> &'static str,
+        read: ReadConfig,
     ) -> Result<(), ServeError> {
         let Self { host, listener, api, hang_ups, mut successors } = self;
         let mut departure = Departure::new(manager);
         let (stop, stopped) = oneshot::channel::<Clients>();
         // Whoever asks is there until the end: an error would mean that nobody can ask any more.
         let stopped = async move { stopped.await.unwrap_or(Clients::Closed) };
-        let mut running = pin!(run(host, listener, api, hang_ups, stopped));
+        let mut running = pin!(run(host, listener, api, (hang_ups, read), stopped));
         let (mut stop, mut left) = (Some(stop), None);
         loop {
             let event = tokio::select! {
@@ -322,7 +326,7 @@ async fn run(
     host: Arc<Host>,
     listener: UnixListener,
     api: PathBuf,
-    hang_ups: Signal,
+    (hang_ups, read): (Signal, ReadConfig),
     stop: impl Future<Output = Clients> + Send + 'static,
 ) -> Result<Estate, ServeError> {
     let (closing, closed) = oneshot::channel();
@@ -332,7 +336,7 @@ async fn run(
         // Nobody listens if the server has failed.
         let _ = closing.send(stop.await);
     }));
-    let hang_ups = tokio::spawn(Arc::clone(&host).read_certificates_at_hang_up(hang_ups));
+    let hang_ups = tokio::spawn(Arc::clone(&host).reload_at_hang_up(hang_ups, read));
     // Until the end: stopping may take its time, and is to be seen alive meanwhile.
     let is_alive = move || http::answers(watched.clone());
     let alive = tokio::spawn(service_manager::feed_watchdog(is_alive));
@@ -349,7 +353,7 @@ async fn run(
     let left = host.stop(clients).await;
     // Guests do not wait for a client of the API.
     let answers_wait_max = match clients {
-        Clients::Closed => host.config.limits.stop_wait_max,
+        Clients::Closed => host.limits().stop_wait_max,
         Clients::PassedOn => ANSWERS_WAIT_MAX,
     };
     if tokio::time::timeout(answers_wait_max, server).await.is_err() {

@@ -23,6 +23,7 @@ mod ports;
 mod qcow2;
 mod qemu;
 mod queue;
+mod reload;
 mod remote;
 mod replicas;
 mod resize;

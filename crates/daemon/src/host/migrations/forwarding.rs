@@ -227,7 +227,7 @@ impl Host {
             // An operation that has the volume is likely to bring it home.
             let Ok((claim, _)) = self.volumes.claim(&name) else { continue };
             claim.removing();
-            lane.stop(self.config.limits.stop_wait_max).await;
+            lane.stop(self.limits().stop_wait_max).await;
             let socket = self.sockets.volume_socket(&name);
             if let Err(error) = self.sockets.forget_volume(&name) {
                 tracing::warn!(path = %socket.display(), %error, "the socket of a volume that has left is left over");

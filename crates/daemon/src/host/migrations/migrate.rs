@@ -147,7 +147,7 @@ impl Host {
             started_unix_ms: started.unwrap_or_default(),
             size_bytes,
             bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
-            mirror_wait_max: self.config.limits.mirror_wait_max,
+            mirror_wait_max: self.limits().mirror_wait_max,
             strategy: order.strategy,
         };
         self.histories.begin(migration, facts);

@@ -3,17 +3,14 @@
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::sync::Arc;
 
 use lane::{Credentials, Encryption, Listeners};
 use migration::journal::{ExportAccess, ExportSettings, VolumeRecord};
-use tokio::signal::unix::Signal;
 
 use crate::config::{NbdConfig, SocketAccess, SocketMode, TlsPolicy};
 use crate::error::{RequestError, with_causes};
 use crate::files::sockets;
-use crate::host::{Host, blocking};
-use crate::service_manager;
+use crate::host::Host;
 
 impl Host {
     /// What clients of other hosts connect to.
@@ -98,27 +95,11 @@ impl Host {
 }
 
 impl Host {
-    /// Reads the certificates of volumes' ports again whenever the process is told to hang up, for connections that begin
-    /// from then on.
-    pub(crate) async fn read_certificates_at_hang_up(self: Arc<Self>, mut hang_ups: Signal) {
-        while hang_ups.recv().await.is_some() {
-            service_manager::tell_reloading();
-            let host = Arc::clone(&self);
-            let read = blocking(move || {
-                host.read_certificates();
-                Ok(())
-            });
-            // It says itself what it could not read.
-            let _ = read.await;
-            service_manager::tell_reloaded();
-        }
-    }
-
-    fn read_certificates(&self) {
+    /// Reads the certificates of volumes' ports again, for connections that begin from then on; may sleep.
+    pub(in crate::host) fn read_certificates(&self) {
         let (Encryption::Offered(credentials) | Encryption::Required(credentials), Some(tls)) =
             (&self.encryption, &self.config.nbd.tls)
         else {
-            tracing::info!("told to read certificates again, and there are none");
             return;
         };
         match credentials.reload(&tls.files) {

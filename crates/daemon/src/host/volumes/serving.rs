@@ -94,7 +94,7 @@ impl Host {
                         host.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
                         if attempt.load(Ordering::SeqCst) {
                             // It was removed while it began to be served: nobody else knows the lane, which has its image locked.
-                            lane.stop(host.config.limits.stop_wait_max).await;
+                            lane.stop(host.limits().stop_wait_max).await;
                             return;
                         }
                         lane.ended().await;
@@ -241,8 +241,8 @@ impl Host {
             generation: record.generation,
             stay,
             kept: kept.map(Box::new),
-            mirror_wait_max: self.config.limits.mirror_wait_max,
-            pacing: self.config.limits.mover.pacing(),
+            mirror_wait_max: self.limits().mirror_wait_max,
+            pacing: self.limits().mover.pacing(),
             access: match record.export.access {
                 ExportAccess::ReadWrite => lane::Access::ReadWrite,
                 ExportAccess::ReadOnly => lane::Access::ReadOnly,
