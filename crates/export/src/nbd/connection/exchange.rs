@@ -90,6 +90,8 @@ pub(super) enum Ending {
     PassedOn(Unread),
     /// Another server was to go on with it, but a request or a reply was in the way.
     NotPassedOn,
+    /// Another server was to go on with it, but has not the keys.
+    NotPassedOnEncrypted,
     /// Others waited too long for the memory that it holds.
     Stalled,
 }
@@ -250,7 +252,11 @@ impl Exchange {
         match self.server.stage() {
             Stage::Serving => {}
             Stage::Passing if !self.stream.is_encrypted() => return self.stop_receiving(context),
-            Stage::Passing | Stage::Draining | Stage::Closed => {
+            Stage::Passing => {
+                self.end_intake(Ending::NotPassedOnEncrypted);
+                return Progress::Made;
+            }
+            Stage::Draining | Stage::Closed => {
                 self.end_intake(Ending::ServerShutdown);
                 return Progress::Made;
             }
