@@ -142,6 +142,7 @@ mod tests {
             side,
             promotion: None,
             returning: Vec::new(),
+            hollow: None,
         };
         check_end(MigrationId(7), &known)
     }
