@@ -39,6 +39,15 @@ pub(crate) trait FrontEnd {
     fn pass(&self, deadline: Duration) -> LaneFuture<(usize, Vec<PassedConnection>)>;
 }
 
+/// What becomes of the clients of a lane that ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClientsAtEnd {
+    /// Their connections are closed.
+    Closed,
+    /// Their connections are left open, for another lane.
+    PassedOn,
+}
+
 /// Begins to accept the guests of a volume: one front end for each kind of socket that they may come by.
 pub(crate) fn begin(
     handle: &Handle,

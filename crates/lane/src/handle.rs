@@ -17,7 +17,7 @@ use migration::{Attempt, CommitFault, HostId, MigrationId, PacingSettings, Volum
 
 use crate::clients::ByHost;
 use crate::driver::{IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation};
-use crate::front_end::{Access, Encryption, PassedConnection};
+use crate::front_end::{Access, ClientsAtEnd, Encryption, PassedConnection};
 use crate::latency::Latencies;
 use crate::peer::PeerChannel;
 use crate::shared_storage::{ArrivingStore, SharedImage};
@@ -432,15 +432,6 @@ pub(crate) enum Command {
         clients: ClientsAtEnd,
         answer: oneshot::Sender<Vec<PassedConnection>>,
     },
-}
-
-/// What becomes of the clients of a lane that ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ClientsAtEnd {
-    /// Their connections are closed.
-    Closed,
-    /// Their connections are left open, for another lane.
-    PassedOn,
 }
 
 impl LaneHandle {

@@ -12,8 +12,7 @@ use futures_util::future::{Either, join_all, select};
 use tracing::{info, warn};
 
 use super::Lane;
-use crate::front_end::PassedConnection;
-use crate::handle::ClientsAtEnd;
+use crate::front_end::{ClientsAtEnd, PassedConnection};
 use crate::stack::{GateMode, Home};
 
 /// How long a client that is to be passed on is waited for while its volume's gate is closed: what it asked for waits for
