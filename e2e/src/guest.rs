@@ -1,6 +1,7 @@
 //! The lab's guest on a scene's volume: it knows the content of every block and checks every read.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::ensure;
 use lab::workload::{self, Content, Findings, Guest, GuestOptions, StoppedGuest};
@@ -17,11 +18,19 @@ const SEED: u64 = 0xe2e;
 /// # Errors
 /// If the disk cannot be reached or filled.
 pub fn start(export: &Address, fill_bytes: u64) -> anyhow::Result<Guest> {
-    let options = ClientOptions { reconnect_deadline: DEADLINE, ..ClientOptions::default() };
-    let mut client = Client::connect(export, options)?;
-    let mut content = Content::new(client.export().size, BLOCK_BYTES, SEED);
-    workload::fill(&mut client, &mut content, fill_bytes, |_| {})?;
-    Guest::start(client, content, GuestOptions::default())
+    begin(export, fill_bytes, ClientOptions { reconnect_deadline: DEADLINE, ..ClientOptions::default() })
+}
+
+/// The same, and it stops at the first break of its connection.
+///
+/// # Errors
+/// If the disk cannot be reached or filled.
+pub fn start_without_reconnects(export: &Address, fill_bytes: u64) -> anyhow::Result<Guest> {
+    begin(
+        export,
+        fill_bytes,
+        ClientOptions { reconnect_deadline: Duration::ZERO, ..ClientOptions::default() },
+    )
 }
 
 /// Waits until a guest has done so many more requests.
@@ -58,6 +67,13 @@ pub fn stop_and_verify(guest: Guest) -> anyhow::Result<StoppedGuest> {
 /// If anything is wrong.
 pub fn verify_image(image: &Path, content: &Content) -> anyhow::Result<()> {
     check(&workload::verify_file(image, content, |_| {})?)
+}
+
+fn begin(export: &Address, fill_bytes: u64, options: ClientOptions) -> anyhow::Result<Guest> {
+    let mut client = Client::connect(export, options)?;
+    let mut content = Content::new(client.export().size, BLOCK_BYTES, SEED);
+    workload::fill(&mut client, &mut content, fill_bytes, |_| {})?;
+    Guest::start(client, content, GuestOptions::default())
 }
 
 fn verify(mut stopped: StoppedGuest) -> anyhow::Result<StoppedGuest> {

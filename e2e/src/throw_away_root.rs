@@ -42,6 +42,11 @@ impl ThrowAwayRoot {
         Ok(root)
     }
 
+    /// Where a path of it is for this system: files can be read there, and sockets connected to.
+    pub fn path(&self, path: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/root{path}", self.init))
+    }
+
     /// Runs commands of bash there; the first that fails ends them.
     ///
     /// # Errors

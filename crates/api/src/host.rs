@@ -42,6 +42,10 @@ pub struct Store {
     pub bytes_free: u64,
     /// Number of volumes whose image is here.
     pub volumes: usize,
+    /// Bytes that its volumes have together as their clients see them. More than `bytes_total`: there is not room for all of
+    /// them at once.
+    #[serde(default)]
+    pub bytes_provisioned: u64,
     /// What keeps a device or an export from taking a volume; `None`: nothing, or it is a folder.
     #[serde(default)]
     pub occupied: Option<String>,

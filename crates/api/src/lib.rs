@@ -74,8 +74,8 @@ pub use history::{
 pub use host::{Host, Store, StoreKind};
 pub use migration::{
     Allocation, GuestLocation, ImageLocation, MEMORY_STREAMS_MAX, MachineDowntime, MachineMove, Memory,
-    MemoryMove, MigrateVolume, Migration, MigrationState, Phase, QueuePlace, RemainingSeconds, ReplicaUsed,
-    Round, SetMigration, SharedTarget, Strategy, SwitchOver, WaitingFor, Watch,
+    MemoryMove, MigrateVolume, Migration, MigrationState, Named, Phase, QueuePlace, RemainingSeconds,
+    ReplicaUsed, Round, SetMigration, SharedTarget, Strategy, SwitchOver, WaitingFor, Watch,
 };
 pub use overview::{Activity, ConnectionAtWork, MigrationAtWork, Overview, PeerAtWork, VolumeAtWork};
 pub use peer::{

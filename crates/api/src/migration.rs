@@ -61,6 +61,28 @@ pub struct MigrateVolume {
     /// Names of more volumes that move in the same migration, to another host: all of them, or none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub together_with: Vec<String>,
+    /// What the name is of, where a volume and a VM have the same.
+    #[serde(default, skip_serializing_if = "Named::is_any")]
+    pub named: Named,
+}
+
+/// What a name is of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Named {
+    /// Whatever has it; if both have, a VM goes to another host, and a volume to a store of this one.
+    #[default]
+    Any,
+    /// A volume.
+    Volume,
+    /// A VM.
+    Vm,
+}
+
+impl Named {
+    fn is_any(&self) -> bool {
+        *self == Self::Any
+    }
 }
 
 /// Whether a store of another host is written to over the link only.
@@ -262,6 +284,10 @@ pub struct Migration {
     /// The latest migration that does it once more.
     #[serde(default)]
     pub retried_as: Option<String>,
+    /// Whether a daemon that ended in order has interrupted it: the next one does it once more, and `retried_as` says by
+    /// which number.
+    #[serde(default)]
+    pub goes_on: bool,
     /// The VM that goes along with the volume; `None` if none does, or this daemon knows no more of it.
     #[serde(default)]
     pub machine: Option<MachineMove>,
@@ -486,6 +512,7 @@ impl MigrateVolume {
             rounds: None,
             not_incremental: false,
             together_with: Vec::new(),
+            named: Named::Any,
         }
     }
 }

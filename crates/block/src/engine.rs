@@ -16,6 +16,7 @@ pub mod ring;
 pub mod threads;
 mod wakeup;
 
+use std::cell::Cell;
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -170,6 +171,22 @@ pub trait Engine {
     /// Receives what is there, at most the length of `buffer`; the count is 0 at the end of the stream.
     fn receive(&self, socket: &Arc<OwnedFd>, buffer: Buffer) -> IoFuture<'static, (Buffer, usize)>;
 
+    /// The same until `interrupt` is raised: then what has arrived is received, and nothing more is waited for. Nothing is
+    /// lost: what is not in the buffer is still in the socket. Whoever raises the interrupt polls the future afterwards.
+    fn receive_unless(
+        &self,
+        interrupt: &Interrupt,
+        socket: &Arc<OwnedFd>,
+        buffer: Buffer,
+    ) -> IoFuture<'static, Received>;
+
+    /// Accepts one connection until `interrupt` is raised, likewise; `None` if nobody has come.
+    fn accept_unless(
+        &self,
+        interrupt: &Interrupt,
+        listener: &Arc<OwnedFd>,
+    ) -> IoFuture<'static, Option<OwnedFd>>;
+
     /// Sends all of `pieces`, in order. At most [`SEND_PIECES_MAX`] of them.
     fn send(&self, socket: &Arc<OwnedFd>, pieces: Vec<Buffer>) -> IoFuture<'static, ()>;
 
@@ -185,6 +202,29 @@ pub trait Engine {
     ///
     /// Results travel in what `work` captures. Dropping the future does not stop the work.
     fn run_blocking(&self, work: Box<dyn FnOnce() + Send>) -> IoFuture<'static, ()>;
+}
+
+/// What has come of [`Engine::receive_unless`].
+pub enum Received {
+    /// So many bytes are at the buffer's start; 0 at the end of the stream.
+    Bytes(Buffer, usize),
+    /// Nothing: it was interrupted first.
+    Interrupted(Buffer),
+}
+
+/// Ends waits for a peer, of all operations that were given a clone of it.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(Rc<Cell<bool>>);
+
+impl Interrupt {
+    /// Ends them, for good. Each is to be polled afterwards: this wakes nobody.
+    pub fn raise(&self) {
+        self.0.set(true);
+    }
+
+    pub(crate) fn is_raised(&self) -> bool {
+        self.0.get()
+    }
 }
 
 /// Pieces of one [`Engine::send`]; the kernel takes 1,024 (UIO_MAXIOV).

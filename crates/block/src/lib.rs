@@ -11,8 +11,8 @@
 //! ```
 //!
 //! [`device`] is the contract, [`growth`] what stores that may become larger keep besides, [`conformance`] the suite that whoever keeps it passes. [`range_lock`] keeps apart
-//! requests that must not overlap. All `unsafe` code is in `engine::ring`, in `store::lock` and
-//! in `store::qcow2::storage`.
+//! requests that must not overlap. All `unsafe` code is in `engine::ring`, in `store::lock`,
+//! in `store::qcow2::storage` and in [`inherited`].
 //!
 //! This crate knows nothing of migrations. The filters that take part in one (gate, tracker, mirror) are in the
 //! `lane` crate. The simulator brings devices and a driver of its own and runs everything above them unchanged.
@@ -26,6 +26,7 @@ pub mod error;
 pub mod executor;
 pub mod filter;
 pub mod growth;
+pub mod inherited;
 mod random;
 pub mod range_lock;
 pub mod signal;

@@ -3,17 +3,18 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot prepare its scene has failed")]
 
 use std::cell::RefCell;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io::{Read, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
 use block::buffer::PAGE;
 use block::engine::ring::{self, Registration, RingOptions};
-use block::engine::{self, AllocateMode, Engine, EngineChoice, EngineDriver};
+use block::engine::{self, AllocateMode, Engine, EngineChoice, EngineDriver, Interrupt, Received};
 use block::{Buffer, ByteRange, Durability, Executor, Handle, IoError};
 use futures_util::FutureExt;
 use futures_util::future::{Either, join, join_all, select};
@@ -226,6 +227,71 @@ fn connections_are_accepted_and_a_dropped_accept_leaves_the_next_to_others() {
 }
 
 #[test]
+fn interrupted_receives_lose_no_byte_of_the_stream() {
+    const LENGTH: usize = 1 << 20;
+    on_each_engine(|handle, engine| async move {
+        let (ours, mut theirs) = stream_pair();
+        let expected: Vec<u8> = (0..LENGTH).map(|index| (index % 251) as u8).collect();
+        let sent = expected.clone();
+        let writer = std::thread::spawn(move || {
+            // Small pieces, so that receives are interrupted before, in and after them.
+            sent.chunks(97).for_each(|piece| theirs.write_all(piece).unwrap());
+        });
+        let (mut received, mut interruptions) = (Vec::new(), 0);
+        loop {
+            let interrupt = Interrupt::default();
+            let mut receiving = engine.receive_unless(&interrupt, &ours, Buffer::zeroed(1000));
+            // Begun, and left to the kernel for a while or not at all.
+            let early = poll_fn(|context| Poll::Ready(receiving.as_mut().poll(context))).await;
+            let outcome = match early {
+                Poll::Ready(outcome) => outcome,
+                Poll::Pending => {
+                    if interruptions % 3 == 1 {
+                        handle.sleep(Duration::ZERO).await;
+                    }
+                    interrupt.raise();
+                    receiving.await
+                }
+            };
+            match outcome.unwrap() {
+                Received::Bytes(_, 0) => break,
+                Received::Bytes(buffer, length) => received.extend_from_slice(&buffer.as_slice()[..length]),
+                Received::Interrupted(buffer) => {
+                    assert_eq!(buffer.len(), 1000);
+                    interruptions += 1;
+                }
+            }
+        }
+        writer.join().unwrap();
+        assert!(received == expected, "{} of {LENGTH} bytes, {interruptions} interruptions", received.len());
+    });
+}
+
+#[test]
+fn an_interrupted_accept_leaves_who_comes_next_to_others() {
+    on_each_engine(|handle, engine| async move {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener: Arc<OwnedFd> = Arc::new(UnixListener::bind(&path).unwrap().into());
+        let interrupt = Interrupt::default();
+        let mut accepting = engine.accept_unless(&interrupt, &listener);
+        assert!(poll_fn(|context| Poll::Ready(accepting.as_mut().poll(context))).await.is_pending());
+        handle.sleep(Duration::from_millis(1)).await;
+        interrupt.raise();
+        assert!(accepting.await.unwrap().is_none());
+        let _client = UnixStream::connect(&path).unwrap();
+        let again = Interrupt::default();
+        assert!(engine.accept_unless(&again, &listener).await.unwrap().is_some());
+        // Who has come before it is raised is accepted or left in the socket, not dropped.
+        let _client = UnixStream::connect(&path).unwrap();
+        let late = engine.accept_unless(&again, &listener);
+        again.raise();
+        let accepted = late.await.unwrap();
+        assert!(accepted.is_some() || engine.accept(&listener).await.is_ok());
+    });
+}
+
+#[test]
 fn blocking_work_runs_elsewhere_and_other_tasks_go_on() {
     on_each_engine(|handle, engine| async move {
         let here = std::thread::current().id();
@@ -257,7 +323,7 @@ fn requests_after_the_driver_is_gone_are_closed_or_done_and_never_hang() {
         let mut context = std::task::Context::from_waker(waker);
         let mut write = engine.write_at(&file, 0, Buffer::zeroed(10), Durability::Volatile);
         if choice == EngineChoice::Ring {
-            assert_eq!(write.as_mut().poll(&mut context), std::task::Poll::Ready(Err(IoError::Closed)));
+            assert_eq!(write.as_mut().poll(&mut context), Poll::Ready(Err(IoError::Closed)));
         }
     }
 }

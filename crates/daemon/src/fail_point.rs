@@ -55,6 +55,10 @@ pub enum Step {
     Launch,
     /// A disk of a VM changes hands by one step.
     Exchange,
+    /// A daemon that has ended passes its clients on.
+    PassOn,
+    /// The next one goes on with them.
+    TakeUp,
 }
 
 /// Where the process is to end, if anywhere.
@@ -157,7 +161,7 @@ fn parse(text: &str) -> Option<Armed> {
 
 impl Step {
     /// All steps.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 21] = [
         Self::Added,
         Self::Removed,
         Self::Started,
@@ -177,6 +181,8 @@ impl Step {
         Self::Compact,
         Self::Launch,
         Self::Exchange,
+        Self::PassOn,
+        Self::TakeUp,
     ];
 
     /// The name in [`VARIABLE`].
@@ -201,6 +207,8 @@ impl Step {
             Self::Compact => "compact",
             Self::Launch => "launch",
             Self::Exchange => "exchange",
+            Self::PassOn => "pass-on",
+            Self::TakeUp => "take-up",
         }
     }
 }

@@ -18,6 +18,7 @@ mod overview;
 mod pairing;
 mod readiness;
 mod release;
+pub(crate) mod reload;
 mod vms;
 pub(crate) mod volumes;
 
@@ -25,15 +26,17 @@ pub(crate) use self::migrations::ahead::roomy;
 use self::migrations::session::Sessions;
 use self::overview::Overviews;
 
+use std::collections::BTreeSet;
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use lane::Encryption;
+use lane::{Encryption, LaneHandle};
+use migration::VolumeId;
 use tokio::sync::{Mutex, Semaphore, watch};
 
 use crate::audit::Audit;
-use crate::config::Config;
+use crate::config::{Config, Limits};
 use crate::error::RequestError;
 use crate::files::sockets::SocketFolder;
 use crate::hosts::Hosts;
@@ -47,6 +50,7 @@ use crate::migrations::registry::Migrations;
 use crate::migrations::volume_hooks::VolumeHooks;
 use crate::peers::Peers;
 use crate::stores::Stores;
+use crate::take_over::{Clients, Estate, PassedClient};
 use crate::vms::moving::VmMoves;
 use crate::vms::{Adoptions, VmError, Vms};
 use crate::volumes::chronicles::Chronicles;
@@ -61,7 +65,10 @@ const LOOKS_MAX: usize = 64;
 pub(crate) struct Host {
     /// Who has ordered what.
     pub(crate) audit: Audit,
+    /// What it has begun with.
     pub(crate) config: Config,
+    /// The limits that hold now.
+    limits: RwLock<Limits>,
     pub(crate) journal: Journal,
     /// What volumes' chronicles say, across restarts.
     pub(crate) chronicles: Chronicles,
@@ -138,6 +145,7 @@ impl Host {
             histories: Arc::new(Histories::new(&config.data_dir)),
             ends: Ends::default(),
             vms: Vms::open(&config.data_dir, &sockets, &config.machines),
+            limits: RwLock::new(config.limits),
             config,
             journal,
             chronicles,
@@ -157,6 +165,17 @@ impl Host {
             starting_migration: Mutex::new(()),
             stopping: watch::Sender::new(false),
         })
+    }
+
+    /// The limits that hold now.
+    pub(crate) fn limits(&self) -> Limits {
+        *self.limits.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Other limits hold from now on.
+    fn set_limits(&self, limits: Limits) {
+        *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
+        self.queue.set_limits(limits.queue);
     }
 
     /// Runs an operation to its end, also when nobody waits for it any more.
@@ -193,11 +212,12 @@ impl Host {
         *self.stopping.borrow()
     }
 
-    /// Stops serving, in order: operations under way end, lanes drain, interrupted migrations are ended.
+    /// Stops serving, in order: operations under way end, lanes drain, interrupted migrations are ended. Returns what is left
+    /// for the next daemon: nothing if clients are to be closed.
     ///
     /// Whatever does not end in time is left to the next start, which finds it in the journal.
-    pub(crate) async fn stop(self: &Arc<Self>) {
-        let deadline = self.config.limits.stop_wait_max;
+    pub(crate) async fn stop(self: &Arc<Self>, clients: Clients) -> Estate {
+        let deadline = self.limits().stop_wait_max;
         self.stopping.send_replace(true);
         self.volumes.give_up_all();
         let ended = tokio::time::timeout(deadline, self.operations.acquire_many(OPERATIONS_MAX)).await;
@@ -205,14 +225,25 @@ impl Host {
             tracing::warn!("an operation is still under way; it is left to the next start");
         }
         self.operations.close();
-        self.stop_lanes(deadline).await;
+        if clients == Clients::PassedOn {
+            self.settle_lanes(deadline).await;
+        }
+        let since_unix_ms = now_unix_ms();
+        let passed = self.stop_lanes(deadline, clients).await;
         let hosts = Arc::clone(&self.hosts);
         if tokio::task::spawn_blocking(move || hosts.stop()).await.is_err() {
             tracing::warn!("the connections to other hosts were not ended in order");
         }
+        self.note_interrupted().await;
         // The lanes of these migrations are gone: what a restart would do can be done at once.
         if let Err(error) = recovery::run(&self.journal).await {
             tracing::warn!(%error, "an interrupted migration is left to the next start");
+        }
+        if clients == Clients::PassedOn {
+            let mut left = self.sockets.listening().leave();
+            left.since_unix_ms = since_unix_ms;
+            left.clients.extend(passed);
+            return left;
         }
         for (name, _, _) in self.volumes.list() {
             let path = self.sockets.volume_socket(&name);
@@ -220,20 +251,84 @@ impl Host {
                 tracing::warn!(path = %path.display(), %error, "a socket is left over");
             }
         }
+        Estate::default()
     }
 
-    async fn stop_lanes(&self, deadline: Duration) {
-        let lanes = self.volumes.list().into_iter().filter_map(|(name, _, service)| match service {
-            Service::Serving(lane) | Service::Arriving(lane, _) => Some((name, lane)),
-            _ => None,
-        });
-        let stops = lanes.map(|(name, lane)| async move {
-            // A store that hangs may keep the lane from answering: the lane gives its requests up by itself before.
-            if tokio::time::timeout(deadline * 2, lane.stop(deadline)).await.is_err() {
-                tracing::warn!(volume = %name, "the volume's requests do not end; they are abandoned");
+    /// Flushes what guests have written while they go on, so that they wait for less of it in the end.
+    async fn settle_lanes(&self, deadline: Duration) {
+        let settling = self.lanes().map(|(name, _, lane)| async move {
+            if tokio::time::timeout(deadline, lane.settle()).await.is_err() {
+                tracing::warn!(volume = %name, "the volume's store is slow: its clients will wait for it");
             }
         });
-        futures_util::future::join_all(stops).await;
+        futures_util::future::join_all(settling).await;
+    }
+
+    async fn stop_lanes(&self, deadline: Duration, clients: Clients) -> Vec<PassedClient> {
+        let stops = self.lanes().map(|(name, volume, lane)| async move {
+            let ended = async {
+                match (clients, volume) {
+                    (Clients::PassedOn, Some(volume)) => {
+                        let passed = lane.pass(deadline).await.into_iter();
+                        passed.map(|connection| PassedClient { volume, connection }).collect()
+                    }
+                    _ => {
+                        lane.stop(deadline).await;
+                        Vec::new()
+                    }
+                }
+            };
+            // A store that hangs may keep the lane from answering: the lane gives its requests up by itself before.
+            let ended = tokio::time::timeout(deadline * 2, ended).await;
+            ended.unwrap_or_else(|_| {
+                tracing::warn!(volume = %name, "the volume's requests do not end; they are abandoned");
+                Vec::new()
+            })
+        });
+        futures_util::future::join_all(stops).await.into_iter().flatten().collect()
+    }
+
+    /// The lanes that there are.
+    fn lanes(&self) -> impl Iterator<Item = (String, Option<VolumeId>, LaneHandle)> + use<> {
+        self.volumes.list().into_iter().filter_map(|(name, volume, service)| match service {
+            Service::Serving(lane) | Service::Arriving(lane, _) => Some((name, volume, lane)),
+            _ => None,
+        })
+    }
+
+    /// Closes what a daemon before has left for volumes that are not served here any more, once it is known which are.
+    pub(crate) fn close_unknown_clients(&self) {
+        let (by_name, by_id) = self.journal.read(|state| {
+            let moved = state.moved.values().filter(|moved| self.is_forwarded_at_start(moved));
+            let records = state.volumes.values().map(|volume| &volume.record);
+            let records = records.chain(moved.map(|moved| &moved.volume.record));
+            let (mut by_name, mut by_id) = (BTreeSet::new(), BTreeSet::new());
+            for record in records {
+                by_name.insert(record.name.clone());
+                by_id.insert(record.volume);
+            }
+            // Those that are on their way here have lanes already, or will.
+            for (_, migration) in state.unfinished() {
+                by_name.extend(migration.names.iter().cloned());
+                by_id.extend(migration.volumes.iter().map(|moving| moving.volume));
+            }
+            (by_name, by_id)
+        });
+        let listening = self.sockets.listening();
+        let closed = listening.close_clients(|volume| by_id.contains(&volume));
+        if closed > 0 {
+            tracing::warn!(
+                clients = closed,
+                "clients of the daemon before used volumes that are not here any more"
+            );
+        }
+        let is_known = |name: &String| by_name.contains(name) || self.volumes.service(name).is_some();
+        for name in listening.unclaimed().into_iter().filter(|name| !is_known(name)) {
+            tracing::info!(volume = %name, "a socket of the daemon before is of no volume here; it is closed");
+            if let Err(error) = self.sockets.forget_volume(&name) {
+                tracing::warn!(volume = %name, %error, "a socket is left over");
+            }
+        }
     }
 }
 

@@ -37,6 +37,7 @@ mod peers;
 mod serve;
 mod service_manager;
 mod stores;
+mod take_over;
 mod vms;
 mod volumes;
 
@@ -45,6 +46,8 @@ pub use config::{Config, ConfigError, EngineSetting, StoreConfig};
 pub use config_check::{ConfigCheck, ConfigProblem};
 pub use files::lock::LockError;
 pub use files::sockets::SocketError;
+pub use host::reload::ReadConfig;
 pub use http::openapi_document;
 pub use journal::{JOURNAL_FILE, JournalError, read_journal};
-pub use serve::{Daemon, ServeError, serve};
+pub use serve::{Daemon, ServeError, Start, serve};
+pub use take_over::TakeOverError;

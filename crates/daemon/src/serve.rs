@@ -4,7 +4,8 @@
 //!   lock the data folder ► journal ► stores ► end interrupted migrations ► settle left-over files
 //!        ► volumes get their lanes, waiting where somebody holds an image ► API
 //!        ► the service manager is told
-//!   SIGTERM, SIGINT ► API closed ► operations end ► lanes drain ► sockets removed; a second signal: at once
+//!   SIGTERM, SIGINT, another daemon ► API closed ► operations end ► lanes drain ► sockets removed, or passed on with their
+//!                                     clients; a second signal: at once
 //! ```
 //! Nothing is served before the journal says who owns it. What one volume lacks keeps no other from being served.
 
@@ -12,6 +13,7 @@ use std::future::Future;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -26,21 +28,28 @@ use crate::audit::Audit;
 use crate::config::{Config, DEFAULT_STORE, RunsAs, StoreConfig};
 use crate::fail_point::{self, UnknownFailPoint};
 use crate::files::descriptors;
-use crate::files::lock::{FolderLock, LockError};
+use crate::files::lock::{Ending, FolderLock, LockError};
 use crate::files::sockets::{self, SocketError, SocketFolder};
+use crate::host::reload::ReadConfig;
 use crate::host::volumes::export::encryption;
 use crate::host::{Books, Host};
 use crate::hosts::Hosts;
 use crate::http;
-use crate::journal::{Journal, JournalError};
+use crate::journal::{Journal, JournalError, now_unix_ms};
 use crate::migrations::recovery;
 use crate::peers::Peers;
 use crate::service_manager;
 use crate::stores::Stores;
+use crate::take_over::{
+    self, Action, Asked, Clients, Departure, Estate, Event, Heir, Listening, ServiceManager, Successors,
+    TakeOverError,
+};
 use crate::volumes::chronicles::Chronicles;
 
 /// Time between two tries to have the page's port: a daemon that is being replaced gives it up in less.
 const PAGE_RETRY: Duration = Duration::from_secs(1);
+/// How long clients of the API may take to take their answers when guests wait for the next daemon.
+const ANSWERS_WAIT_MAX: Duration = Duration::from_millis(20);
 
 /// Why a daemon could not start, or had to stop.
 #[derive(Debug, thiserror::Error)]
@@ -74,45 +83,63 @@ pub enum ServeError {
     /// The environment names a fail point that there is not.
     #[error(transparent)]
     FailPoint(#[from] UnknownFailPoint),
+    /// The daemon that serves cannot be taken over.
+    #[error("cannot take over")]
+    TakeOver(#[source] TakeOverError),
     /// It was told to stop a second time.
     #[error("stopped at once; what was under way is left to the next start")]
     StoppedAtOnce,
 }
 
-/// Runs a daemon until SIGTERM or SIGINT.
+/// Whose clients a daemon begins with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Start {
+    /// Those that the service manager has kept, if it has started this one.
+    Alone,
+    /// Those of the daemon that has the data folder now: that is asked to end.
+    TakeOver,
+}
+
+/// Runs a daemon until SIGTERM or SIGINT, or until another one takes over. SIGHUP has `read` read the configuration again.
 ///
 /// # Errors
 /// [`ServeError`].
-pub async fn serve(config: Config) -> Result<(), ServeError> {
+pub async fn serve(config: Config, start: Start, read: ReadConfig) -> Result<(), ServeError> {
     let (mut terminate, mut interrupt) = (
         signal(SignalKind::terminate()).map_err(ServeError::Api)?,
         signal(SignalKind::interrupt()).map_err(ServeError::Api)?,
     );
     let mut asked =
         async move || tokio::select! { _ = terminate.recv() => "SIGTERM", _ = interrupt.recv() => "SIGINT" };
+    let manager = service_manager::presence();
+    let starting = async {
+        let kept = take_over::kept();
+        let (left, ending) = match start {
+            Start::Alone => (kept, Ending::ToBeSeen),
+            Start::TakeOver => match ask_for_clients(&config.data_dir).await? {
+                Some(left) => (left, Ending::Announced),
+                None => (kept, Ending::ToBeSeen),
+            },
+        };
+        Daemon::start_with(config, manager, left, ending).await
+    };
     // Also while it starts: an image may be held for long.
     let daemon = tokio::select! {
-        daemon = Daemon::start(config) => daemon?,
+        daemon = starting => daemon?,
         signal = asked() => {
             tracing::info!(signal, "stopped while starting");
             return Ok(());
         }
     };
-    let (stop, stopped) = oneshot::channel::<()>();
-    let running = daemon.run(async {
-        // An error means that nobody can ask any more.
-        let _ = stopped.await;
-    });
-    tokio::pin!(running);
-    tokio::select! {
-        result = &mut running => return result,
-        signal = asked() => tracing::info!(signal, "stopping; once more: at once"),
-    }
-    drop(stop);
-    tokio::select! {
-        result = running => result,
-        _ = asked() => Err(ServeError::StoppedAtOnce),
-    }
+    daemon.run_until_asked(manager, asked, read).await
+}
+
+/// Asks the daemon that has a data folder for its clients.
+async fn ask_for_clients(data_dir: &Path) -> Result<Option<Estate>, ServeError> {
+    descriptors::raise_limit();
+    let data_dir = data_dir.to_owned();
+    let asking = tokio::task::spawn_blocking(move || take_over::take_over(&data_dir)).await;
+    asking.unwrap_or(Ok(None)).map_err(ServeError::TakeOver)
 }
 
 /// A daemon that serves its volumes, and soon its API.
@@ -120,8 +147,10 @@ pub struct Daemon {
     host: Arc<Host>,
     listener: UnixListener,
     api: PathBuf,
-    /// Orders to read certificates again. Taken from the start on: who did not would be ended by one.
+    /// Orders to read certificates and configuration again. Taken from the start on: who did not would be ended by one.
     hang_ups: Signal,
+    /// Daemons that ask to go on with its clients.
+    successors: Successors,
 }
 
 impl Daemon {
@@ -130,13 +159,27 @@ impl Daemon {
     /// # Errors
     /// [`ServeError`]; nothing is served then.
     pub async fn start(config: Config) -> Result<Self, ServeError> {
+        Self::start_with(config, ServiceManager::Absent, Estate::default(), Ending::ToBeSeen).await
+    }
+
+    /// Starts with what a daemon before has left.
+    async fn start_with(
+        config: Config,
+        manager: ServiceManager,
+        left: Estate,
+        ending: Ending,
+    ) -> Result<Self, ServeError> {
         fail_point::arm_from_environment()?;
         let hang_ups = signal(SignalKind::hangup()).map_err(ServeError::Api)?;
         let api = config.api.path().to_owned();
         make_folder(&config.data_dir)?;
         keep_to_owner(&config.data_dir)?;
         descriptors::raise_limit();
-        let lock = FolderLock::acquire_after_its_holder(&config.data_dir).await;
+        let (since_unix_ms, passed) = (left.since_unix_ms, left.clients.len());
+        if passed > 0 {
+            fail_point::before(fail_point::Step::TakeUp);
+        }
+        let lock = FolderLock::acquire_after_its_holder(&config.data_dir, ending).await;
         let lock = lock.map_err(ServeError::DataFolder)?;
         let journal = Journal::open(&config.data_dir, lock)?;
         let chronicles = Chronicles::open(&config.data_dir);
@@ -144,7 +187,8 @@ impl Daemon {
             chronicles.map_err(|source| ServeError::Folder { path: config.data_dir.clone(), source })?;
         let encryption = encryption(&config.nbd).map_err(ServeError::Credentials)?;
         let stores = open_stores(&config)?;
-        let sockets = SocketFolder::open(&config.volume_sockets_dir)?;
+        let sockets = SocketFolder::open(&config.volume_sockets_dir, Listening::new(manager, left))?;
+        let successors = Successors::listen(&config.data_dir);
         if config.machines.runs_as == RunsAs::Root && config.hosts.machines {
             tracing::warn!(
                 "QEMU runs as root: make a user for it, which then is used: useradd --system --gid kvm sterna-qemu"
@@ -169,15 +213,23 @@ impl Daemon {
         peers.connect(&host);
         host.account_for_migrations();
         host.serve_all().await;
+        if passed > 0 {
+            let waited_ms = now_unix_ms().saturating_sub(since_unix_ms);
+            fail_point::after(fail_point::Step::TakeUp);
+            let still_waiting = host.sockets.listening().waiting();
+            tracing::info!(clients = passed, still_waiting, waited_ms, "clients of the daemon before go on");
+        }
         host.vms.find_running();
         host.resume_with_others().await;
         host.settle_vms().await;
         host.settle_holds();
+        host.close_unknown_clients();
         host.run_queue().await;
+        host.go_on_with_interrupted().await;
         peers.begin();
         host.begin_retention();
         tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");
-        Ok(Self { host, listener, api, hang_ups })
+        Ok(Self { host, listener, api, hang_ups, successors })
     }
 
     /// Serves the API until `stop` resolves, then stops in order.
@@ -185,45 +237,144 @@ impl Daemon {
     /// # Errors
     /// [`ServeError::Api`].
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), ServeError> {
-        let Self { host, listener, api, hang_ups } = self;
-        let (closing, closed) = oneshot::channel();
-        let router = http::router(Arc::clone(&host));
-        let watched = router.clone();
-        let server = tokio::spawn(http::serve(listener, router, async move {
+        let stop = async move {
             stop.await;
-            // Nobody listens if the server has failed.
-            let _ = closing.send(());
-        }));
-        let page = host.config.web.listen.map(|address| tokio::spawn(serve_page(address, Arc::clone(&host))));
-        let hang_ups = tokio::spawn(Arc::clone(&host).read_certificates_at_hang_up(hang_ups));
-        // Until the end: stopping may take its time, and is to be seen alive meanwhile.
-        let is_alive = move || http::answers(watched.clone());
-        let alive = tokio::spawn(service_manager::feed_watchdog(is_alive));
-        service_manager::tell_ready(host.volumes.list().len());
-        // Resolves when it is to stop, or when the server has failed and dropped its side.
-        let failed = closed.await.is_err();
-        hang_ups.abort();
-        page.iter().for_each(JoinHandle::abort);
-        service_manager::tell_stopping();
-        // Connections under way get their answers while the lanes drain.
-        if let Err(error) = sockets::remove(&api) {
-            tracing::warn!(path = %api.display(), %error, "the API's socket is left over");
-        }
-        host.stop().await;
-        if tokio::time::timeout(host.config.limits.stop_wait_max, server).await.is_err() {
-            tracing::warn!("a client of the API does not take its answer");
-        }
-        alive.abort();
-        // Nothing is ordered any more.
-        if tokio::task::spawn_blocking(move || host.audit.flush()).await.is_err() {
-            tracing::warn!("the audit log may lack its last entries");
-        }
-        if failed {
-            return Err(ServeError::Api(std::io::ErrorKind::BrokenPipe.into()));
-        }
-        tracing::info!("stopped");
-        Ok(())
+            Clients::Closed
+        };
+        let Self { host, listener, api, hang_ups, successors: _successors } = self;
+        let config = host.config.clone();
+        let read: ReadConfig = Arc::new(move || Ok(config.clone()));
+        run(host, listener, api, (hang_ups, read), stop).await.map(drop)
     }
+
+    /// Serves until a signal, which `signals` tells of, or until another daemon asks to take over; see [`Departure`].
+    async fn run_until_asked(
+        self,
+        manager: ServiceManager,
+        mut signals: impl AsyncFnMut() -> &'static str,
+        read: ReadConfig,
+    ) -> Result<(), ServeError> {
+        let Self { host, listener, api, hang_ups, mut successors } = self;
+        let mut departure = Departure::new(manager);
+        let (stop, stopped) = oneshot::channel::<Clients>();
+        // Whoever asks is there until the end: an error would mean that nobody can ask any more.
+        let stopped = async move { stopped.await.unwrap_or(Clients::Closed) };
+        let mut running = pin!(run(host, listener, api, (hang_ups, read), stopped));
+        let (mut stop, mut left) = (Some(stop), None);
+        loop {
+            let event = tokio::select! {
+                ended = &mut running, if left.is_none() => {
+                    left = Some(ended?);
+                    Event::Ended
+                }
+                signal = signals() => {
+                    tracing::info!(signal, "stopping; once more: at once");
+                    Event::Signal
+                }
+                asked = successors.next() => match asked {
+                    Asked::Asks(successor) => Event::Asks(successor),
+                    Asked::Gone(successor) => Event::Gone(successor),
+                },
+            };
+            departure.handle(event);
+            while let Some(action) = departure.poll_action() {
+                match action {
+                    Action::Refuse(successor, reason) => successors.refuse(successor, reason),
+                    Action::End(clients) => {
+                        if let Event::Asks(successor) = event {
+                            tracing::info!("stopping: another daemon takes over");
+                            successors.accept(successor);
+                        }
+                        // N.B. there is no way back.
+                        let _ = stop.take().map(|stop| stop.send(clients));
+                    }
+                    Action::Deliver(heir) => {
+                        let estate = left.take().unwrap_or_default();
+                        departure.handle(deliver(&mut successors, heir, estate).await);
+                    }
+                    Action::Close => drop(left.take()),
+                    Action::Exit => return Ok(()),
+                    Action::StopAtOnce => return Err(ServeError::StoppedAtOnce),
+                }
+            }
+        }
+    }
+}
+
+/// Delivers what is left, and says what has come of it.
+async fn deliver(successors: &mut Successors, heir: Heir, estate: Estate) -> Event {
+    let (clients, sockets) = (estate.clients.len(), estate.listeners.len());
+    fail_point::before(fail_point::Step::PassOn);
+    let delivered = match heir {
+        Heir::Successor(successor) => successors.deliver(successor, &estate).await,
+        Heir::ServiceManager => {
+            let kept = tokio::task::spawn_blocking(move || take_over::keep(&estate)).await;
+            kept.unwrap_or_else(|error| Err(std::io::Error::other(error)))
+        }
+    };
+    match delivered {
+        Ok(()) => {
+            fail_point::after(fail_point::Step::PassOn);
+            tracing::info!(clients, sockets, ?heir, "clients are passed on");
+            Event::Delivered
+        }
+        Err(error) => {
+            tracing::warn!(clients, ?heir, %error, "clients cannot be passed on: they connect again");
+            Event::Failed
+        }
+    }
+}
+
+/// Serves the API until `stop` resolves and says what becomes of clients, then stops in order. Returns what is left.
+async fn run(
+    host: Arc<Host>,
+    listener: UnixListener,
+    api: PathBuf,
+    (hang_ups, read): (Signal, ReadConfig),
+    stop: impl Future<Output = Clients> + Send + 'static,
+) -> Result<Estate, ServeError> {
+    let (closing, closed) = oneshot::channel();
+    let router = http::router(Arc::clone(&host));
+    let watched = router.clone();
+    let server = tokio::spawn(http::serve(listener, router, async move {
+        // Nobody listens if the server has failed.
+        let _ = closing.send(stop.await);
+    }));
+    let page = host.config.web.listen.map(|address| tokio::spawn(serve_page(address, Arc::clone(&host))));
+    let hang_ups = tokio::spawn(Arc::clone(&host).reload_at_hang_up(hang_ups, read));
+    // Until the end: stopping may take its time, and is to be seen alive meanwhile.
+    let is_alive = move || http::answers(watched.clone());
+    let alive = tokio::spawn(service_manager::feed_watchdog(is_alive));
+    service_manager::tell_ready(host.volumes.list().len());
+    // Resolves when it is to stop, or when the server has failed and dropped its side.
+    let ending = closed.await.ok();
+    hang_ups.abort();
+    page.iter().for_each(JoinHandle::abort);
+    service_manager::tell_stopping();
+    // Connections under way get their answers while the lanes drain.
+    if let Err(error) = sockets::remove(&api) {
+        tracing::warn!(path = %api.display(), %error, "the API's socket is left over");
+    }
+    let (clients, has_failed) = (ending.unwrap_or(Clients::Closed), ending.is_none());
+    let left = host.stop(clients).await;
+    // Guests do not wait for a client of the API.
+    let answers_wait_max = match clients {
+        Clients::Closed => host.limits().stop_wait_max,
+        Clients::PassedOn => ANSWERS_WAIT_MAX,
+    };
+    if tokio::time::timeout(answers_wait_max, server).await.is_err() {
+        tracing::warn!("a client of the API does not take its answer");
+    }
+    alive.abort();
+    // Nothing is ordered any more.
+    if tokio::task::spawn_blocking(move || host.audit.flush()).await.is_err() {
+        tracing::warn!("the audit log may lack its last entries");
+    }
+    if has_failed {
+        return Err(ServeError::Api(std::io::ErrorKind::BrokenPipe.into()));
+    }
+    tracing::info!("stopped");
+    Ok(left)
 }
 
 /// Serves the page on a port, as soon as that can be had, until the daemon is to stop.

@@ -8,8 +8,8 @@ mod folder;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use block::Opened;
 use block::filter::Impairment;
@@ -24,8 +24,11 @@ pub(crate) use folder::{Folder, image_name, new_path, removed_path, space_at};
 /// All stores of the host.
 #[derive(Debug)]
 pub(crate) struct Stores {
+    configured: BTreeMap<String, StoreConfig>,
     by_name: BTreeMap<String, Store>,
     impaired: BTreeMap<String, Impaired>,
+    /// Those that were added since. Whoever has a store has it for as long as the daemon lives, so none is ever taken away.
+    later: OnceLock<Box<Stores>>,
 }
 
 /// A store that is slowed down or fails on purpose.
@@ -145,7 +148,37 @@ impl Stores {
             };
             (name.clone(), Store { name: name.clone(), kind, is_claimed: Arc::default() })
         });
-        Self { by_name: stores.collect(), impaired: BTreeMap::new() }
+        let (by_name, impaired) = (stores.collect(), BTreeMap::new());
+        Self { configured: configured.clone(), by_name, impaired, later: OnceLock::new() }
+    }
+
+    /// Adds stores, of names that there are not.
+    pub(crate) fn add(
+        &self,
+        configured: &BTreeMap<String, StoreConfig>,
+        impairments: &BTreeMap<String, ImpairmentConfig>,
+    ) {
+        let impaired = impairments.iter().filter(|(name, _)| configured.contains_key(*name));
+        let impaired = impaired.map(|(name, config)| (name.clone(), config.clone())).collect();
+        let mut added = Box::new(Self::new(configured).with_impairments(&impaired));
+        let mut last = self;
+        while let Err(returned) = last.later.set(added) {
+            // It has been added to before.
+            added = returned;
+            let Some(later) = last.later.get() else { return };
+            last = later;
+        }
+    }
+
+    /// How they are configured.
+    pub(crate) fn configured(&self) -> BTreeMap<String, StoreConfig> {
+        let all = self.batches().flat_map(|stores| stores.configured.clone());
+        all.collect()
+    }
+
+    /// What was configured at first, and what was added, one after the other.
+    fn batches(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |stores| stores.later.get().map(Box::as_ref))
     }
 
     /// Lets some of them be slow, or fail, as the configuration says.
@@ -159,17 +192,22 @@ impl Stores {
 
     /// How a store is slowed down or fails on purpose, for people; `None`: it is as it is.
     pub(crate) fn impairment(&self, store: &str) -> Option<&str> {
-        self.impaired.get(store).map(|impaired| impaired.words.as_str())
+        self.impaired_named(store).map(|impaired| impaired.words.as_str())
+    }
+
+    fn impaired_named(&self, store: &str) -> Option<&Impaired> {
+        self.batches().find_map(|stores| stores.impaired.get(store))
     }
 
     /// What was opened at `location`, as slow and as faulty as its store is to be.
     pub(crate) fn impair(&self, location: &ImageLocation, opened: Opened) -> Opened {
-        opened.impaired(self.impaired.get(&location.store).map(|impaired| impaired.filters.clone()))
+        opened.impaired(self.impaired_named(&location.store).map(|impaired| impaired.filters.clone()))
     }
 
     /// The stores, by name.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Store> {
-        self.by_name.values()
+        let all: BTreeMap<&String, &Store> = self.batches().flat_map(|stores| &stores.by_name).collect();
+        all.into_values()
     }
 
     /// The store of that name, whether it can be used or not.
@@ -177,8 +215,8 @@ impl Stores {
     /// # Errors
     /// [`RequestError::StoreNotFound`].
     pub(crate) fn get(&self, name: &str) -> Result<&Store, RequestError> {
-        self.by_name
-            .get(name)
+        self.batches()
+            .find_map(|stores| stores.by_name.get(name))
             .ok_or_else(|| RequestError::StoreNotFound { name: name.to_owned(), known: self.known() })
     }
 
@@ -187,11 +225,14 @@ impl Stores {
     /// # Errors
     /// [`RequestError::StoreNotFound`], [`RequestError::StoreNotChosen`].
     pub(crate) fn choose(&self, name: Option<&str>) -> Result<&Store, RequestError> {
-        match (name, self.by_name.len()) {
-            (Some(name), _) => self.get(name),
-            (None, 1) => self.by_name.values().next().ok_or_else(|| self.not_chosen()),
-            (None, _) => Err(self.not_chosen()),
-        }
+        let Some(name) = name else {
+            let mut all = self.iter();
+            return match (all.next(), all.next()) {
+                (Some(only), None) => Ok(only),
+                _ => Err(self.not_chosen()),
+            };
+        };
+        self.get(name)
     }
 
     /// Name of the store that is this device or export.
@@ -206,7 +247,7 @@ impl Stores {
 
     /// The names of all, for people.
     pub(crate) fn known(&self) -> String {
-        self.by_name.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
+        self.iter().map(Store::name).collect::<Vec<_>>().join(", ")
     }
 }
 

@@ -21,7 +21,10 @@ use crate::stack::ClientStacks;
 
 use self::nbd::NbdFrontEnd;
 
-pub use nbd::{Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption};
+pub use nbd::{
+    Access, AllocationContext, ClientCertificates, CredentialFiles, Credentials, CredentialsError,
+    Encryption, Offer, PassedConnection, PassedSession, ReplyStyle,
+};
 
 /// Accepts the guests of one volume, on the volume's thread.
 pub(crate) trait FrontEnd {
@@ -31,6 +34,18 @@ pub(crate) trait FrontEnd {
     /// Accepts nobody any more and takes no further request; what is in flight ends and is answered. Clients that are not
     /// done `deadline` from now are cut: resolves with how many, when none is left.
     fn drain(&self, deadline: Duration) -> LaneFuture<usize>;
+
+    /// Drains, and leaves connections open that another lane can go on with; resolves with how many were cut, and those.
+    fn pass(&self, deadline: Duration) -> LaneFuture<(usize, Vec<PassedConnection>)>;
+}
+
+/// What becomes of the clients of a lane that ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ClientsAtEnd {
+    /// Their connections are closed.
+    Closed,
+    /// Their connections are left open, for another lane.
+    PassedOn,
 }
 
 /// Begins to accept the guests of a volume: one front end for each kind of socket that they may come by.
@@ -41,7 +56,6 @@ pub(crate) fn begin(
     stacks: &ClientStacks,
     listeners: Listeners,
 ) -> Vec<Box<dyn FrontEnd>> {
-    let Listeners { unix, tcp } = listeners;
-    let nbd = NbdFrontEnd::begin(handle, engine, settings, stacks.clone(), unix, tcp);
+    let nbd = NbdFrontEnd::begin(handle, engine, settings, stacks.clone(), listeners);
     vec![Box::new(nbd)]
 }

@@ -17,7 +17,7 @@ use migration::{Attempt, CommitFault, HostId, MigrationId, PacingSettings, Volum
 
 use crate::clients::ByHost;
 use crate::driver::{IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation};
-use crate::front_end::{Access, Encryption};
+use crate::front_end::{Access, ClientsAtEnd, Encryption, PassedConnection};
 use crate::latency::Latencies;
 use crate::peer::PeerChannel;
 use crate::shared_storage::{ArrivingStore, SharedImage};
@@ -104,6 +104,8 @@ pub struct Listeners {
     pub unix: OwnedFd,
     /// Its port, if it has one, and whether clients encrypt there.
     pub tcp: Option<(OwnedFd, Encryption)>,
+    /// Clients that another lane has passed on ([`LaneHandle::pass`]).
+    pub passed: Vec<PassedConnection>,
 }
 
 /// A migration of one volume between two stores of this host.
@@ -422,9 +424,13 @@ pub(crate) enum Command {
     Status {
         answer: oneshot::Sender<LaneStatus>,
     },
+    Settle {
+        answer: oneshot::Sender<()>,
+    },
     Stop {
         deadline: Duration,
-        answer: oneshot::Sender<()>,
+        clients: ClientsAtEnd,
+        answer: oneshot::Sender<Vec<PassedConnection>>,
     },
 }
 
@@ -563,9 +569,25 @@ impl LaneHandle {
     /// is flushed. A migration before its commit point stays as it is, for recovery; one past it is completed.
     pub async fn stop(&self, deadline: Duration) {
         // A lane that has ended already needs no stopping.
-        let _ = self.ask(|answer| Command::Stop { deadline, answer }).await;
+        let clients = ClientsAtEnd::Closed;
+        let _ = self.ask(|answer| Command::Stop { deadline, clients, answer }).await;
         // Its store is closed, and how that looks is recorded.
         self.ended().await;
+    }
+
+    /// Ends the lane as [`Self::stop`] does, and leaves connections open that another lane can go on with, which it returns.
+    /// They wait from now on: [`Self::settle`] first keeps that short.
+    pub async fn pass(&self, deadline: Duration) -> Vec<PassedConnection> {
+        let clients = ClientsAtEnd::PassedOn;
+        let passed = self.ask(|answer| Command::Stop { deadline, clients, answer }).await;
+        self.ended().await;
+        passed.unwrap_or_default()
+    }
+
+    /// Flushes the store while guests work, so that little is left to flush when the lane ends.
+    pub async fn settle(&self) {
+        // A lane that has ended has nothing to flush.
+        let _ = self.ask(|answer| Command::Settle { answer }).await;
     }
 
     async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Refused> {

@@ -47,7 +47,10 @@ pub use driver::{
     TargetPlan, TimeLimits,
 };
 pub use fencing::{FencingToken, Presence};
-pub use front_end::{Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption};
+pub use front_end::{
+    Access, AllocationContext, ClientCertificates, CredentialFiles, Credentials, CredentialsError,
+    Encryption, Offer, PassedConnection, PassedSession, ReplyStyle,
+};
 pub use handle::{
     FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle, LaneSettings, LaneStatus,
     LaneStore, Listeners, MigrationOrder, MigrationTarget, Opening, OutgoingChannels, OutgoingOrder,

@@ -8,11 +8,11 @@ mod filling;
 mod growing;
 mod incoming;
 mod outgoing;
+mod stopping;
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
-use std::time::Duration;
 
 use block::device::ALIGNMENT;
 use block::engine::{Engine, EngineChoice, EngineError};
@@ -21,11 +21,10 @@ use block::{BlockDevice, Executor, Geometry, Handle, IoError, ZeroMode};
 use chronicle::{Chronicle, Epoch, MarkPolicy, StayId};
 use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
-use futures_util::future::{Either, join_all, select};
 use migration::journal::Outcome;
 use migration::stay::Beginning;
 use migration::{MigrationId, PacingSettings};
-use tracing::{info, warn};
+use tracing::info;
 
 use crate::chronicler::{Chronicler, Keeping};
 use crate::control::Control;
@@ -44,7 +43,7 @@ use crate::recorder::Recorder;
 use crate::reservoir::Reservoir;
 use crate::shared_storage::LeasedImage;
 use crate::signal::Signal;
-use crate::stack::{ClientStacks, Counters, GateMode, Home, Volume};
+use crate::stack::{ClientStacks, Counters, Home, Volume};
 
 /// Stack of a lane's thread: its futures are on the heap, so little is needed.
 const STACK_BYTES: usize = 512 << 10;
@@ -317,9 +316,17 @@ impl Lane {
                 Command::Status { answer } => {
                     let _ = answer.send(self.status());
                 }
-                Command::Stop { deadline, answer } => {
-                    let closed = self.stop(deadline).await;
-                    let _ = answer.send(());
+                Command::Settle { answer } => {
+                    let lane = Rc::clone(&self);
+                    self.handle.spawn(async move {
+                        // Whoever flushes in earnest hears of a failure.
+                        let _ = lane.volume.store_for_us().flush().await;
+                        let _ = answer.send(());
+                    });
+                }
+                Command::Stop { deadline, clients, answer } => {
+                    let (closed, passed) = self.stop(deadline, clients).await;
+                    let _ = answer.send(passed);
                     return closed;
                 }
             }
@@ -466,50 +473,5 @@ impl Lane {
             generation: self.volume.generation().0,
             filling: self.filling.borrow().as_ref().and_then(|filling| filling.progress()),
         }
-    }
-
-    /// Ends in order. A migration before its commit point is left as it is: the next start ends it. Returns the stay, if
-    /// all that was written in it has reached its store.
-    async fn stop(&self, deadline: Duration) -> Option<StayId> {
-        let undecided =
-            self.migration.driver.borrow().as_ref().is_some_and(|driver| !driver.phase().can_be_cancelled());
-        // Of a migration that another lane drives, this is what shows that it is being handed over.
-        let undecided = undecided
-            || (self.migration.followed.get().is_some() && self.volume.gate().mode() == GateMode::Hold);
-        if undecided {
-            let current = &self.migration;
-            let is_over = || current.driver.borrow().is_none() && current.followed.get().is_none();
-            let ended = current.ended.wait_for(|| is_over().then_some(()));
-            select(Box::pin(ended), self.handle.sleep(deadline)).await;
-        }
-        let drained: Vec<_> = self.front_ends.iter().map(|front_end| front_end.drain(deadline)).collect();
-        let connections: usize = join_all(drained).await.into_iter().sum();
-        if connections > 0 {
-            warn!(volume = %self.settings.name, connections, "connections were cut");
-        }
-        // N.B. nothing that other hosts have asked for is left without an answer: what is not taken any more goes back to
-        // where it came from, and finds whoever has the volume next.
-        let attached = self.attached.take();
-        let answered = join_all(attached.iter().map(|(_, service)| service.end()));
-        if let Either::Right(_) = select(Box::pin(answered), self.handle.sleep(deadline)).await {
-            warn!(volume = %self.settings.name, "what other hosts asked for is still under way");
-        }
-        let store = self.volume.store();
-        // Another host may be out of reach, for however long.
-        let flushed = select(store.flush(), self.handle.sleep(deadline)).await;
-        if let Either::Left((Err(error), _)) = &flushed {
-            warn!(volume = %self.settings.name, %error, "the last flush failed");
-            if matches!(self.volume.home(), Home::Here(_)) {
-                self.volume.chronicler().store_failed().await;
-            }
-        }
-        let is_flushed = matches!(flushed, Either::Left((Ok(()), _)));
-        let is_closed = is_flushed && self.volume.gate().in_flight() == 0;
-        // N.B. after the last write: from here on the marks are not needed any more.
-        if let Err(error) = self.volume.chronicler().close().await {
-            warn!(volume = %self.settings.name, %error, "its chronicle is kept only as the marks tell it");
-        }
-        info!(volume = %self.settings.name, "no longer served");
-        is_closed.then(|| self.volume.chronicler().stay())
     }
 }

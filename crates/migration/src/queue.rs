@@ -187,6 +187,11 @@ impl<W: Wish> Queue<W> {
         Self { limits, waiting_max, waiting, admitted, next_admission: 0 }
     }
 
+    /// Other limits hold from now on. Who is beyond them goes on.
+    pub fn set_limits(&mut self, limits: QueueLimits) {
+        self.limits = limits;
+    }
+
     /// Asks whether something may begin beside what is `under_way`.
     pub fn ask(&mut self, wish: &W, under_way: Vec<UnderWay>) -> Turn<Admission> {
         match self.outlook(wish, under_way) {

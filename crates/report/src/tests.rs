@@ -42,6 +42,7 @@ fn migration() -> Migration {
         replica: None,
         retry_of: None,
         retried_as: None,
+        goes_on: false,
         machine: None,
         switch_over: Some(SwitchOver {
             gate_closed_ms: 1.003,

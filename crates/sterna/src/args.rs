@@ -32,6 +32,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::exit;
 use crate::output::Format;
+use crate::tunnel::HostAddress;
 use crate::units::{parse_rate, parse_size};
 
 /// Moves the disks of running VMs.
@@ -39,9 +40,10 @@ use crate::units::{parse_rate, parse_size};
 #[command(name = "sterna", version, after_help = exit::HELP, max_term_width = 110)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 pub(crate) struct Arguments {
-    /// The daemon to talk to; by default the one of the same user.
-    #[arg(long, global = true, env = "STERNA_HOST", value_name = "unix:PATH")]
-    pub(crate) host: Option<Address>,
+    /// The daemon to talk to, here or, by ssh, on another machine; by default the one of the same user. Paths that a command
+    /// names are of the daemon's machine.
+    #[arg(long, global = true, env = "STERNA_HOST", value_name = "unix:PATH|ssh://USER@HOST")]
+    pub(crate) host: Option<HostAddress>,
     /// Print JSON instead of text; errors too.
     #[arg(long, global = true)]
     json: bool,
@@ -117,6 +119,13 @@ pub(crate) enum Command {
     Generate(GenerateArguments),
 }
 
+impl Command {
+    /// Whether it needs a daemon, and does not bring its own.
+    pub(crate) fn asks_a_daemon(&self) -> bool {
+        !matches!(self, Self::Serve(_) | Self::Config(_) | Self::Demo(_) | Self::Bench(_) | Self::Generate(_))
+    }
+}
+
 #[derive(Debug, Args)]
 pub(crate) struct ServeArguments {
     /// The configuration file.
@@ -128,6 +137,10 @@ pub(crate) struct ServeArguments {
     /// Where the API is served; the volumes' sockets are in the folder `volumes` beside it.
     #[arg(long, value_name = "unix:PATH")]
     pub(crate) api: Option<Address>,
+    /// Go on with the clients of the daemon that runs now, which ends: guests wait for a moment, and no connection breaks.
+    /// For daemons that no service manager has started: systemctl restart does the same.
+    #[arg(long)]
+    pub(crate) take_over: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -250,8 +263,9 @@ pub(crate) struct AddArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct MigrateArguments {
-    /// Name of the volume, or of the VM: that goes to another host with its memory and its volumes. Several volumes go to
-    /// another host as one: all of them, or none.
+    /// Name of the volume, or of the VM: that goes to another host with its memory and its volumes, and to a store of this one
+    /// with its volumes alone. Several volumes go to another host as one: all of them, or none. Where both have a name,
+    /// volume:NAME and vm:NAME tell them apart.
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
     /// The store to move it to, or another host: its only store, or one of them.
@@ -483,6 +497,8 @@ Examples:
   sterna migrate web1 --to rack3-b --memory post-copy
   sterna migrate web1 --to rack3-b --dry-run
   sterna migrate db-data db-log --to rack3-b:fast
+  sterna migrate vm:db --to fast               # all its disks, one after the other
+  sterna --host ssh://root@rack3-a migrate web1 --to rack3-b
 
 With --memory post-copy a machine that writes faster than its memory is sent runs at the other host before all of it is
 there; the rest follows. From the switch-over until the last of it has come, losing either host, or the link for good, is

@@ -27,6 +27,7 @@ use daemon::{ConfigError, Folders, ServeError};
 use crate::args::{Arguments, Command};
 use crate::exit::Exit;
 use crate::output::{self, Format};
+use crate::tunnel::{HostAddress, Tunnel, TunnelError};
 
 /// When somebody who waits for the daemon is told so: most answers take some milliseconds, and nobody is patient with a
 /// program that says nothing.
@@ -44,6 +45,19 @@ pub(crate) enum CommandError {
         /// The migration.
         id: String,
         /// Why the daemon could not be asked the last time.
+        source: ClientError,
+    },
+    /// The daemon is on another machine, which cannot be reached.
+    #[error(transparent)]
+    Tunnel(#[from] TunnelError),
+    /// The machine is reached, and nobody answers there.
+    #[error(
+        "no daemon answers at {address}: it does not run, its socket is elsewhere (ssh://HOST/PATH), or the user of this ssh may not use it"
+    )]
+    NoDaemonThere {
+        /// Where it was looked for.
+        address: String,
+        /// How the connection ended.
         source: ClientError,
     },
     /// There is no configuration to serve by.
@@ -117,10 +131,17 @@ pub(crate) enum CommandError {
 /// Runs the command.
 pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
     let format = arguments.format();
-    let client = |host: Option<Address>| -> Result<Client, CommandError> {
-        let address = match host {
-            Some(address) => address,
-            None => Address::unix(Folders::of_this_user().api_socket()).map_err(ConfigError::from)?,
+    let tunnel = match &arguments.host {
+        Some(HostAddress::Ssh(there)) if arguments.command.asks_a_daemon() => {
+            Some(Tunnel::open(there).await?)
+        }
+        _ => None,
+    };
+    let client = |host: Option<&HostAddress>| -> Result<Client, CommandError> {
+        let address = match (&tunnel, host) {
+            (Some(tunnel), _) => tunnel.address().clone(),
+            (None, Some(HostAddress::Here(address))) => address.clone(),
+            (None, _) => Address::unix(Folders::of_this_user().api_socket()).map_err(ConfigError::from)?,
         };
         let client = Client::new(address);
         Ok(match format {
@@ -130,23 +151,39 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
             Format::Json => client,
         })
     };
-    match arguments.command {
+    let there = arguments.host.as_ref();
+    let done = run_command(arguments.command, || client(there), format).await;
+    match (done, there) {
+        // ssh has made a way to nobody.
+        (Err(CommandError::Client(source @ ClientError::Broken(_))), Some(HostAddress::Ssh(there))) => {
+            Err(CommandError::NoDaemonThere { address: there.to_string(), source })
+        }
+        (done, _) => done,
+    }
+}
+
+async fn run_command(
+    command: Command,
+    client: impl Fn() -> Result<Client, CommandError>,
+    format: Format,
+) -> Result<Exit, CommandError> {
+    match command {
         Command::Bench(command) => bench::run(command, format).await,
         Command::Config(command) => config::run(command, format),
         Command::Demo(order) => demo::run(order, format).await,
         Command::Generate(order) => generate::run(&order),
         Command::Serve(order) => serve::run(order).await,
-        Command::Store(command) => store::run(&client(arguments.host)?, &command, format).await,
-        Command::Host(command) => host::run(&client(arguments.host)?, command, format).await,
-        Command::Volume(command) => volume::run(&client(arguments.host)?, command, format).await,
-        Command::Replica(command) => replica::run(&client(arguments.host)?, command, format).await,
-        Command::Vm(command) => vm::run(&client(arguments.host)?, command, format).await,
-        Command::Migrate(order) => migrate::run(&client(arguments.host)?, order, format).await,
-        Command::Health => health::run(&client(arguments.host)?, format).await,
-        Command::Top(order) => top::run(&client(arguments.host)?, &order, format).await,
-        Command::Watch => watch::run(&client(arguments.host)?, format).await,
-        Command::Metrics => metrics::run(&client(arguments.host)?, format).await,
-        Command::Migration(command) => migration::run(&client(arguments.host)?, &command, format).await,
+        Command::Store(command) => store::run(&client()?, &command, format).await,
+        Command::Host(command) => host::run(&client()?, command, format).await,
+        Command::Volume(command) => volume::run(&client()?, command, format).await,
+        Command::Replica(command) => replica::run(&client()?, command, format).await,
+        Command::Vm(command) => vm::run(&client()?, command, format).await,
+        Command::Migrate(order) => migrate::run(&client()?, order, format).await,
+        Command::Health => health::run(&client()?, format).await,
+        Command::Top(order) => top::run(&client()?, &order, format).await,
+        Command::Watch => watch::run(&client()?, format).await,
+        Command::Metrics => metrics::run(&client()?, format).await,
+        Command::Migration(command) => migration::run(&client()?, &command, format).await,
     }
 }
 

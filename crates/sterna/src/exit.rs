@@ -56,7 +56,9 @@ impl Exit {
     pub(crate) fn of(error: &CommandError) -> Self {
         match error {
             CommandError::Client(error) => Self::of_client(error),
-            CommandError::Lost { .. } => Self::Unreachable,
+            CommandError::Lost { .. } | CommandError::Tunnel(_) | CommandError::NoDaemonThere { .. } => {
+                Self::Unreachable
+            }
             CommandError::Config(_) | CommandError::File { .. } | CommandError::NoTerminal => Self::Usage,
             CommandError::Serve(_) => Self::ServeFailed,
             CommandError::Demo(_)

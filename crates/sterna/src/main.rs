@@ -10,6 +10,7 @@ mod log;
 mod output;
 mod progress;
 mod top;
+mod tunnel;
 mod units;
 
 use std::process::ExitCode;

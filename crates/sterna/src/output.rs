@@ -7,7 +7,7 @@ pub(crate) mod vms;
 
 use std::io::{self, Write as _};
 
-use api::{ClientError, Migration, Replica, Store, Volume};
+use api::{ClientError, Migration, Replica, Store, StoreKind, Volume};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
@@ -75,9 +75,10 @@ pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<(
         {
             "not_permitted".into()
         }
-        CommandError::Client(ClientError::Unreachable { .. }) | CommandError::Lost { .. } => {
-            "daemon_unreachable".into()
-        }
+        CommandError::Client(ClientError::Unreachable { .. })
+        | CommandError::Lost { .. }
+        | CommandError::Tunnel(_)
+        | CommandError::NoDaemonThere { .. } => "daemon_unreachable".into(),
         CommandError::Config(_) => "invalid_configuration".into(),
         CommandError::Serve(_) => "serve_failed".into(),
         CommandError::Demo(_) => "demo_failed".into(),
@@ -129,7 +130,7 @@ fn advice(error: &CommandError) -> &'static str {
             "; who may use the API is said by api_socket in the daemon's configuration"
         }
         CommandError::Client(ClientError::Unreachable { .. }) => {
-            "; start one with: sterna serve, or name another with --host unix:PATH or STERNA_HOST"
+            "; start one with: sterna serve, or name another with --host unix:PATH, --host ssh://USER@HOST or STERNA_HOST"
         }
         _ => "",
     }
@@ -137,7 +138,8 @@ fn advice(error: &CommandError) -> &'static str {
 
 /// The stores as a table.
 pub(crate) fn stores(stores: &Vec<Store>) -> String {
-    let mut table = table(&["STORE", "KIND", "FREE", "SIZE", "VOLUMES", "WHERE"], &[2, 3, 4]);
+    let header = ["STORE", "KIND", "FREE", "SIZE", "VOLUMES", "PROVISIONED", "WHERE"];
+    let mut table = table(&header, &[2, 3, 4, 5]);
     for store in stores {
         let (free, total) = match &store.problem {
             // An export says how large it is when it is opened.
@@ -149,9 +151,27 @@ pub(crate) fn stores(stores: &Vec<Store>) -> String {
             Some(why) => format!("{} ({why})", store.path),
         };
         let kind = store.kind.name().to_owned();
-        table.add_row([store.name.clone(), kind, free, total, store.volumes.to_string(), path]);
+        let (volumes, provisioned) = (store.volumes.to_string(), bytes(store.bytes_provisioned));
+        table.add_row([store.name.clone(), kind, free, total, volumes, provisioned, path]);
     }
-    lines(&table) + &impairments(stores) + &unknown_images(stores)
+    let overcommitted = stores.iter().filter_map(overcommitted).map(|warning| format!("\n!! {warning}\n"));
+    lines(&table) + &overcommitted.collect::<String>() + &impairments(stores) + &unknown_images(stores)
+}
+
+/// What is to be known of a store whose volumes have more bytes than it, if it is one.
+pub(crate) fn overcommitted(store: &Store) -> Option<String> {
+    let is_over = store.kind == StoreKind::Folder
+        && store.bytes_total > 0
+        && store.bytes_provisioned > store.bytes_total;
+    is_over.then(|| {
+        format!(
+            "store {} has {}, and its volumes have {} together: guests that fill them get no space; watch FREE, or move one away: \
+             sterna migrate VOLUME --to STORE",
+            store.name,
+            bytes(store.bytes_total),
+            bytes(store.bytes_provisioned)
+        )
+    })
 }
 
 /// Which stores are slowed down or fail on purpose; nothing if none is.
@@ -255,8 +275,9 @@ pub(crate) fn migrations(migrations: &Vec<Migration>) -> String {
     if migrations.is_empty() {
         return "no migrations; begin one with: sterna migrate VOLUME --to STORE\n".to_owned();
     }
-    let header = ["MIGRATION", "VOLUME", "FROM", "TO", "STATE", "DONE", "MOVED", "TIME", "GUEST AT", "WHY"];
-    let mut table = table(&header, &[5, 6, 7]);
+    let header =
+        ["MIGRATION", "VOLUME", "FROM", "TO", "STATE", "DONE", "MOVED", "BEGAN", "TIME", "GUEST AT", "WHY"];
+    let mut table = table(&header, &[5, 6, 7, 8]);
     for migration in migrations {
         table.add_row([
             migration.id.clone(),
@@ -266,6 +287,7 @@ pub(crate) fn migrations(migrations: &Vec<Migration>) -> String {
             migration.state.name().to_owned(),
             done(migration),
             at_source(migration).map_or_else(|| bytes(migration.bytes_moved), |host| format!("{host} knows")),
+            format!("{} ago", replicas::age(migration.started_unix_ms)),
             duration(migration.seconds),
             guest(migration).to_owned(),
             why(migration),

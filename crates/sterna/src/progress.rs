@@ -19,6 +19,9 @@ const RESTART_WAIT: Duration = Duration::from_secs(20);
 /// Time between two attempts to reach a daemon that has gone away.
 const RESTART_INTERVAL: Duration = Duration::from_millis(250);
 
+/// Cause of the failure of a migration that a restart has ended.
+const INTERRUPTED: &str = "daemon-stopped";
+
 /// How long something must have been waited for before that is worth a word: what takes less is the ordinary course.
 const WORTH_A_WORD: Duration = Duration::from_secs(1);
 
@@ -40,8 +43,20 @@ pub(crate) async fn follow(
             }
             shown.update(&migration);
         }
-        if migration.state.has_ended() {
+        if let Some(next) = next_of(&migration) {
+            let next = next.to_owned();
+            shown.say(&format!(
+                "{}: a restart of the daemon has interrupted it; it begins anew as {next}",
+                migration.id
+            ));
+            (migration.id, migration.change) = (next, 0);
+        } else if migration.state.has_ended() && !migration.goes_on {
             return Ok(migration);
+        } else if migration.state.has_ended() {
+            // The next daemon is about to say by which number.
+            lost_since.get_or_insert_with(Instant::now);
+            (migration.change, migration.state) = (0, api::MigrationState::Running);
+            tokio::time::sleep(RESTART_INTERVAL).await;
         }
         let watch = Watch { after: Some(migration.change), wait_ms: wait.news_within_ms() };
         match client.migration(&migration.id, watch).await {
@@ -62,6 +77,14 @@ pub(crate) async fn follow(
             Err(error) => return Err(error.into()),
         }
     }
+}
+
+/// The migration that does once more what a restart in order has interrupted.
+fn next_of(migration: &Migration) -> Option<&str> {
+    let is_interrupted = migration.state.has_ended()
+        && migration.failure.as_deref() == Some(INTERRUPTED)
+        && !migration.goes_on;
+    migration.retried_as.as_deref().filter(|_| is_interrupted)
 }
 
 /// What a migration waits for, and since when.

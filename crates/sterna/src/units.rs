@@ -1,5 +1,7 @@
 //! Sizes, rates and durations as people write and read them.
 
+use std::time::Duration;
+
 /// Suffixes of sizes and what they multiply by. `K` to `T` mean powers of 1,024, as in qemu-img and fdisk; they, and those with an
 /// `i`, are read in small letters as well.
 const UNITS: [(&str, u64); 16] = [
@@ -27,6 +29,19 @@ const BIT_UNITS: [(&str, u64); 5] =
 const BITS: u64 = 8;
 /// Digits behind the point: more than any sensible size has, and few enough for exact arithmetic.
 const FRACTION_DIGITS_MAX: usize = 9;
+
+/// Suffixes of times, and their seconds.
+const TIME_UNITS: [(&str, u64); 4] = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
+
+/// Reads a time: a whole number with a unit.
+pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
+    let read = TIME_UNITS.iter().find_map(|(unit, seconds)| {
+        let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
+        number.checked_mul(*seconds)
+    });
+    read.map(Duration::from_secs)
+        .ok_or_else(|| "write a number with s, m, h or d, for example 90s, 2h or 7d".to_owned())
+}
 
 /// Why a text is no size or rate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -160,7 +175,19 @@ fn parse(
 
 #[cfg(test)]
 mod tests {
-    use super::{UnitError, bytes, duration, parse_rate, parse_size, percent};
+    use std::time::Duration;
+
+    use super::{UnitError, bytes, duration, parse_rate, parse_size, parse_time, percent};
+
+    #[test]
+    fn times_have_a_unit() {
+        for (text, seconds) in [("90s", 90), ("5m", 300), ("2h", 7200), ("7d", 604_800), ("0s", 0)] {
+            assert_eq!(parse_time(text), Ok(Duration::from_secs(seconds)), "{text}");
+        }
+        for text in ["", "5", "h", "-1h", "1.5h", "1 h", "99999999999999999999d", "999999999999999999d"] {
+            assert!(parse_time(text).is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn sizes_are_read_with_binary_and_decimal_units() {

@@ -52,7 +52,19 @@ impl Daemon {
     ///
     /// # Errors
     /// If it cannot be started.
-    pub(crate) fn spawn(mut command: Command, folder: &Folder) -> anyhow::Result<Self> {
+    pub(crate) fn spawn(command: Command, folder: &Folder) -> anyhow::Result<Self> {
+        Self::spawn_with(command, folder, &[])
+    }
+
+    /// As [`Self::spawn`], with more arguments.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub(crate) fn spawn_with(
+        mut command: Command,
+        folder: &Folder,
+        arguments: &[&str],
+    ) -> anyhow::Result<Self> {
         let log = File::options().create(true).append(true).open(folder.log());
         let log = log.context("make the daemon's log")?;
         let log_seen = log.metadata().context("look at the daemon's log")?.len();
@@ -60,6 +72,7 @@ impl Daemon {
             .arg("serve")
             .arg("--config")
             .arg(folder.configuration())
+            .args(arguments)
             .env_remove("STERNA_HOST")
             .stdin(Stdio::null())
             .stdout(log.try_clone().context("share the daemon's log")?)

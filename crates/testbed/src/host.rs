@@ -27,6 +27,8 @@ const FILLER: &str = "data/filler";
 #[derive(Debug)]
 pub struct Host {
     daemon: Option<Daemon>,
+    /// One that was taken over, until its end is seen.
+    former: Option<Daemon>,
     /// Dropped after the daemon, which holds files in them, and before the folder.
     file_systems: Vec<FileSystem>,
     second_mounts: Vec<SecondMount>,
@@ -44,7 +46,15 @@ impl Host {
     pub fn new(program: PathBuf) -> anyhow::Result<Self> {
         let folder = Folder::create(&std::env::temp_dir(), STORES)?;
         let (file_systems, second_mounts) = (Vec::new(), Vec::new());
-        Ok(Self { daemon: None, file_systems, second_mounts, has_data_disk: false, folder, program })
+        Ok(Self {
+            daemon: None,
+            former: None,
+            file_systems,
+            second_mounts,
+            has_data_disk: false,
+            folder,
+            program,
+        })
     }
 
     /// Its folder.
@@ -162,6 +172,64 @@ impl Host {
         ensure!(self.daemon.is_none(), "the daemon runs already");
         let daemon = Daemon::spawn(command, &self.folder)?;
         self.daemon.insert(daemon).wait_for_answer()
+    }
+
+    /// Starts another daemon that takes over from the one that runs, and waits until that has ended, with success, and the
+    /// new one answers.
+    ///
+    /// # Errors
+    /// If one of them ends otherwise.
+    pub fn take_over(&mut self, environment: &[(&str, &str)]) -> anyhow::Result<()> {
+        self.begin_to_take_over(environment)?;
+        let code = self.wait_for_former()?;
+        ensure!(code == 0, "the daemon that was taken over ended with {code}");
+        self.running()?.wait_for_answer()
+    }
+
+    /// Starts another daemon that takes over from the one that runs; from here on that is the daemon.
+    ///
+    /// # Errors
+    /// If it cannot be started.
+    pub fn begin_to_take_over(&mut self, environment: &[(&str, &str)]) -> anyhow::Result<()> {
+        let mut command = Command::new(&self.program);
+        command.env("STERNA_LOG", "info").envs(environment.iter().copied());
+        let next = Daemon::spawn_with(command, &self.folder, &["--take-over"])?;
+        self.former = self.daemon.replace(next);
+        Ok(())
+    }
+
+    /// Waits for the end of the daemon that was taken over; returns its exit code.
+    ///
+    /// # Errors
+    /// If it does not end in time, or there was none.
+    pub fn wait_for_former(&mut self) -> anyhow::Result<i32> {
+        let code = self.former.as_mut().context("no daemon was taken over")?.wait_for_end()?;
+        self.former = None;
+        Ok(code)
+    }
+
+    /// After the death of a daemon that was to take over: waits until the former one answers, which is the daemon then, or
+    /// has ended, whose exit code is returned.
+    ///
+    /// # Errors
+    /// If it does neither in time.
+    pub fn let_former_go_on(&mut self) -> anyhow::Result<Option<i32>> {
+        let mut former = self.former.take().context("no daemon was to be taken over")?;
+        // N.B. one that has been asked answers nobody any more, and ends.
+        let answered = former.wait_for_answer();
+        if answered.is_ok() && former.exit_code()?.is_none() {
+            self.daemon = Some(former);
+            return Ok(None);
+        }
+        former.wait_for_end().map(Some)
+    }
+
+    /// Waits until the daemon answers.
+    ///
+    /// # Errors
+    /// If it ends instead.
+    pub fn wait_for_answer(&mut self) -> anyhow::Result<()> {
+        self.running()?.wait_for_answer()
     }
 
     /// The daemon.

@@ -43,7 +43,7 @@ use self::request::{Outcome, Request};
 use super::helpers::Helpers;
 use super::pieces::transmit;
 use super::wakeup::Wakeup;
-use super::{AllocateMode, Engine, EngineError, SEND_PIECES_MAX, clock};
+use super::{AllocateMode, Engine, EngineError, Interrupt, Received, SEND_PIECES_MAX, clock};
 use crate::buffer::{Buffer, BufferPool};
 use crate::device::{ByteRange, Durability, IoFuture};
 use crate::error::IoError;
@@ -164,6 +164,10 @@ impl RingEngine {
     fn run(&self, request: Request) -> Pending {
         Pending { queue: Rc::clone(&self.queue), state: State::Unsubmitted(request) }
     }
+
+    fn run_unless(&self, interrupt: &Interrupt, request: Request) -> Interruptible {
+        Interruptible { pending: self.run(request), interrupt: interrupt.clone(), state: Waits::Untouched }
+    }
 }
 
 impl Engine for RingEngine {
@@ -206,6 +210,7 @@ impl Engine for RingEngine {
     fn accept(&self, listener: &Arc<OwnedFd>) -> IoFuture<'static, OwnedFd> {
         Box::pin(self.run(Request::accept(Arc::clone(listener))).map(|outcome| match outcome? {
             Outcome::Connection(connection) => Ok(connection),
+            Outcome::Cancelled(_) => Err(IoError::os("accept", Errno::CANCELED)),
             Outcome::Done | Outcome::Filled(..) => Err(IoError::Unsupported),
         }))
     }
@@ -213,7 +218,35 @@ impl Engine for RingEngine {
     fn receive(&self, socket: &Arc<OwnedFd>, buffer: Buffer) -> IoFuture<'static, (Buffer, usize)> {
         Box::pin(self.run(Request::receive(Arc::clone(socket), buffer)).map(|outcome| match outcome? {
             Outcome::Filled(buffer, length) => Ok((buffer, length)),
+            Outcome::Cancelled(_) => Err(IoError::os("receive", Errno::CANCELED)),
             Outcome::Done | Outcome::Connection(_) => Err(IoError::Unsupported),
+        }))
+    }
+
+    fn receive_unless(
+        &self,
+        interrupt: &Interrupt,
+        socket: &Arc<OwnedFd>,
+        buffer: Buffer,
+    ) -> IoFuture<'static, Received> {
+        let receiving = self.run_unless(interrupt, Request::receive(Arc::clone(socket), buffer));
+        Box::pin(receiving.map(|outcome| match outcome? {
+            Outcome::Filled(buffer, length) => Ok(Received::Bytes(buffer, length)),
+            Outcome::Cancelled(Some(buffer)) => Ok(Received::Interrupted(buffer)),
+            Outcome::Done | Outcome::Connection(_) | Outcome::Cancelled(None) => Err(IoError::Unsupported),
+        }))
+    }
+
+    fn accept_unless(
+        &self,
+        interrupt: &Interrupt,
+        listener: &Arc<OwnedFd>,
+    ) -> IoFuture<'static, Option<OwnedFd>> {
+        let accepting = self.run_unless(interrupt, Request::accept(Arc::clone(listener)));
+        Box::pin(accepting.map(|outcome| match outcome? {
+            Outcome::Connection(connection) => Ok(Some(connection)),
+            Outcome::Cancelled(_) => Ok(None),
+            Outcome::Done | Outcome::Filled(..) => Err(IoError::Unsupported),
         }))
     }
 
@@ -291,10 +324,46 @@ impl Drop for Pending {
     }
 }
 
+/// An operation that waits for a peer, and can be told to wait no longer.
+struct Interruptible {
+    pending: Pending,
+    interrupt: Interrupt,
+    state: Waits,
+}
+
+#[derive(PartialEq, Eq)]
+enum Waits {
+    Untouched,
+    Cancelled,
+}
+
+impl Future for Interruptible {
+    type Output = Result<Outcome, IoError>;
+
+    fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
+        if self.interrupt.is_raised()
+            && std::mem::replace(&mut self.state, Waits::Cancelled) == Waits::Untouched
+        {
+            match &self.pending.state {
+                State::Submitted(key) => self.pending.queue.borrow_mut().cancel(*key),
+                State::Unsubmitted(_) => {
+                    if let State::Unsubmitted(request) =
+                        std::mem::replace(&mut self.pending.state, State::Over)
+                    {
+                        return Poll::Ready(Ok(request.cancelled()));
+                    }
+                }
+                State::Over => {}
+            }
+        }
+        Pin::new(&mut self.pending).poll(context)
+    }
+}
+
 fn filled(outcome: Outcome) -> Result<Buffer, IoError> {
     match outcome {
         Outcome::Filled(buffer, _) => Ok(buffer),
-        Outcome::Done | Outcome::Connection(_) => Err(IoError::Unsupported),
+        Outcome::Done | Outcome::Connection(_) | Outcome::Cancelled(_) => Err(IoError::Unsupported),
     }
 }
 

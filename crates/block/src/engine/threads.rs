@@ -11,11 +11,13 @@
 mod readiness;
 
 use std::cell::RefCell;
+use std::future::{Future as _, poll_fn};
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Waker;
+use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use rustix::fs::{FallocateFlags, OFlags};
@@ -26,7 +28,7 @@ use self::readiness::{Direction, Poller, Ready};
 use super::helpers::Helpers;
 use super::pieces::{send_now, unsent};
 use super::wakeup::Wakeup;
-use super::{AllocateMode, Engine, EngineError, SEND_PIECES_MAX, clock};
+use super::{AllocateMode, Engine, EngineError, Interrupt, Received, SEND_PIECES_MAX, clock};
 use crate::buffer::{Buffer, BufferPool};
 use crate::device::{ByteRange, Durability, IoFuture};
 use crate::error::IoError;
@@ -220,6 +222,48 @@ impl Engine for ThreadsEngine {
         })
     }
 
+    fn receive_unless(
+        &self,
+        interrupt: &Interrupt,
+        socket: &Arc<OwnedFd>,
+        mut buffer: Buffer,
+    ) -> IoFuture<'static, Received> {
+        let (poller, socket, interrupt) = (Rc::clone(&self.poller), Arc::clone(socket), interrupt.clone());
+        Box::pin(async move {
+            loop {
+                let bytes = buffer.as_mut_slice().ok_or(IoError::os("receive", Errno::INVAL))?;
+                match rustix::net::recv(&socket, bytes, RecvFlags::DONTWAIT) {
+                    Ok((count, _)) => return Ok(Received::Bytes(buffer, count)),
+                    Err(Errno::INTR) => {}
+                    Err(Errno::AGAIN) if interrupt.is_raised() => return Ok(Received::Interrupted(buffer)),
+                    Err(Errno::AGAIN) => ready_or_interrupted(&poller, &socket, &interrupt).await?,
+                    Err(errno) => return Err(IoError::os("receive", errno)),
+                }
+            }
+        })
+    }
+
+    fn accept_unless(
+        &self,
+        interrupt: &Interrupt,
+        listener: &Arc<OwnedFd>,
+    ) -> IoFuture<'static, Option<OwnedFd>> {
+        let (poller, listener, interrupt) =
+            (Rc::clone(&self.poller), Arc::clone(listener), interrupt.clone());
+        Box::pin(async move {
+            set_nonblocking(&listener).map_err(|errno| IoError::os("accept", errno))?;
+            loop {
+                match rustix::net::accept_with(&listener, SocketFlags::CLOEXEC) {
+                    Ok(connection) => return Ok(Some(connection)),
+                    Err(Errno::INTR) => {}
+                    Err(Errno::AGAIN) if interrupt.is_raised() => return Ok(None),
+                    Err(Errno::AGAIN) => ready_or_interrupted(&poller, &listener, &interrupt).await?,
+                    Err(errno) => return Err(IoError::os("accept", errno)),
+                }
+            }
+        })
+    }
+
     fn send(&self, socket: &Arc<OwnedFd>, pieces: Vec<Buffer>) -> IoFuture<'static, ()> {
         if pieces.len() > SEND_PIECES_MAX {
             return Box::pin(std::future::ready(Err(IoError::os("send", Errno::MSGSIZE))));
@@ -239,6 +283,21 @@ impl Engine for ThreadsEngine {
     fn run_blocking(&self, work: Box<dyn FnOnce() + Send>) -> IoFuture<'static, ()> {
         self.helpers.run(work)
     }
+}
+
+/// Waits until something can be received or accepted, or until it is polled after the interrupt was raised.
+async fn ready_or_interrupted(
+    poller: &Rc<RefCell<Poller>>,
+    socket: &Arc<OwnedFd>,
+    interrupt: &Interrupt,
+) -> Result<(), IoError> {
+    let mut ready = Ready::new(poller, socket, Direction::In);
+    poll_fn(
+        |context| {
+            if interrupt.is_raised() { Poll::Ready(Ok(())) } else { Pin::new(&mut ready).poll(context) }
+        },
+    )
+    .await
 }
 
 fn set_nonblocking(socket: &OwnedFd) -> Result<(), Errno> {

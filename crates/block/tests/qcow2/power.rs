@@ -11,7 +11,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::engine::{AllocateMode, Engine, EngineChoice};
+use block::engine::{AllocateMode, Engine, EngineChoice, Interrupt, Received};
 use block::store::qcow2::{Qcow2Image, Qcow2Store};
 use block::{Access, BlockDevice, Buffer, BufferPool, ByteRange, Durability, IoFuture};
 
@@ -156,6 +156,23 @@ impl Engine for Noting {
 
     fn receive(&self, socket: &Arc<OwnedFd>, buffer: Buffer) -> IoFuture<'static, (Buffer, usize)> {
         self.inner.receive(socket, buffer)
+    }
+
+    fn receive_unless(
+        &self,
+        interrupt: &Interrupt,
+        socket: &Arc<OwnedFd>,
+        buffer: Buffer,
+    ) -> IoFuture<'static, Received> {
+        self.inner.receive_unless(interrupt, socket, buffer)
+    }
+
+    fn accept_unless(
+        &self,
+        interrupt: &Interrupt,
+        listener: &Arc<OwnedFd>,
+    ) -> IoFuture<'static, Option<OwnedFd>> {
+        self.inner.accept_unless(interrupt, listener)
     }
 
     fn send(&self, socket: &Arc<OwnedFd>, pieces: Vec<Buffer>) -> IoFuture<'static, ()> {

@@ -23,6 +23,8 @@ const ENDING_MAX: Duration = Duration::from_secs(30);
 const KILLED_MAX: Duration = Duration::from_secs(1);
 /// How often it is tried meanwhile.
 const LOCK_POLL: Duration = Duration::from_millis(20);
+/// And if guests wait for that.
+const ANNOUNCED_POLL: Duration = Duration::from_millis(1);
 /// The flag of a process that is ending (`PF_EXITING`), in the ninth field of `/proc/PID/stat`.
 const EXITING: u64 = 4;
 
@@ -30,6 +32,15 @@ const EXITING: u64 = 4;
 #[derive(Debug)]
 pub(crate) struct FolderLock {
     file: File,
+}
+
+/// What is known of the end of a lock's holder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// It has said that it ends.
+    Announced,
+    /// The system tells whether it does.
+    ToBeSeen,
 }
 
 /// Why a folder could not be locked.
@@ -85,17 +96,23 @@ impl FolderLock {
     ///
     /// # Errors
     /// [`LockError`].
-    pub(crate) async fn acquire_after_its_holder(folder: &Path) -> Result<Self, LockError> {
+    pub(crate) async fn acquire_after_its_holder(folder: &Path, ending: Ending) -> Result<Self, LockError> {
         let began = Instant::now();
-        let mut has_said = false;
+        let mut has_said = ending == Ending::Announced;
+        let (longest, poll) = match ending {
+            Ending::Announced => (Some(ENDING_MAX), ANNOUNCED_POLL),
+            Ending::ToBeSeen => (None, LOCK_POLL),
+        };
         loop {
             match Self::acquire(folder) {
-                Err(LockError::Held { process, .. }) if began.elapsed() < patience(process) => {
+                Err(LockError::Held { process, .. })
+                    if began.elapsed() < longest.unwrap_or_else(|| patience(process)) =>
+                {
                     if !std::mem::replace(&mut has_said, true) {
                         let holder = holder(&process);
                         tracing::warn!(folder = %folder.display(), holder, "waiting for the data folder");
                     }
-                    tokio::time::sleep(LOCK_POLL).await;
+                    tokio::time::sleep(poll).await;
                 }
                 result => return result,
             }
@@ -180,7 +197,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = FolderLock::acquire(folder.path()).unwrap();
         let path = folder.path().to_owned();
-        let second = tokio::spawn(async move { FolderLock::acquire_after_its_holder(&path).await });
+        let second =
+            tokio::spawn(async move { FolderLock::acquire_after_its_holder(&path, Ending::ToBeSeen).await });
         tokio::task::yield_now().await;
         drop(first);
         second.await.unwrap().unwrap();

@@ -9,12 +9,14 @@ use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, 
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use api::{Address, AddressError};
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::config::SocketAccess;
 use crate::files::lock::{FolderLock, LockError};
+use crate::take_over::Listening;
 
 /// Who may look into the folders of sockets: the user that runs the daemon.
 const FOLDER_MODE: u32 = 0o700;
@@ -24,11 +26,14 @@ const SHARED_FOLDER_MODE: u32 = 0o711;
 const OWNER_CONNECTS: u32 = 0o600;
 /// Connections that the kernel may hold for a volume's port before they are accepted.
 const PORT_BACKLOG: i32 = 128;
+/// How often the lock of the folder is tried, and the pause in between: a process that ends lets go of all its locks within
+/// a moment.
+const LOCK_TRIES: u32 = 100;
+const LOCK_PAUSE: Duration = Duration::from_millis(1);
 /// Name under which a socket is made; shorter than any volume's, so that it fits wherever they do.
 const UNFINISHED: &str = ".bind";
 
 /// The folder in which the sockets of this daemon are.
-#[derive(Debug)]
 pub(crate) struct SocketFolder {
     folder: PathBuf,
     /// Whether the folder above it is ours as well.
@@ -36,6 +41,7 @@ pub(crate) struct SocketFolder {
     /// Held while a socket is made: they all begin under one name.
     binding: Mutex<()>,
     grants: Arc<Grants>,
+    listening: Listening,
     _lock: FolderLock,
 }
 
@@ -111,7 +117,7 @@ impl SocketFolder {
     ///
     /// # Errors
     /// [`SocketError`].
-    pub(crate) fn open(folder: &Path) -> Result<Self, SocketError> {
+    pub(crate) fn open(folder: &Path, listening: Listening) -> Result<Self, SocketError> {
         let failed = |source| SocketError::Io { operation: "make", path: folder.to_owned(), source };
         let made_parent = folder.parent().is_some_and(|parent| !parent.exists());
         DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(failed)?;
@@ -122,7 +128,7 @@ impl SocketFolder {
                 return Err(SocketError::NotOurs { folder: folder.to_owned(), owner });
             }
         }
-        let lock = FolderLock::acquire(folder)?;
+        let lock = acquire_soon(folder)?;
         // It may be there from a time when its sockets were shared.
         std::fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE)).map_err(failed)?;
         Ok(Self {
@@ -130,6 +136,7 @@ impl SocketFolder {
             made_parent,
             binding: Mutex::new(()),
             grants: Arc::default(),
+            listening,
             _lock: lock,
         })
     }
@@ -175,7 +182,21 @@ impl SocketFolder {
         Ok(())
     }
 
-    /// Listens at a volume's socket.
+    /// What is listened on, and what a daemon before has left.
+    pub(crate) fn listening(&self) -> &Listening {
+        &self.listening
+    }
+
+    /// Ends the listening for a volume, and takes its socket away.
+    ///
+    /// # Errors
+    /// What the system answers.
+    pub(crate) fn forget_volume(&self, volume: &str) -> io::Result<()> {
+        self.listening.forget(volume);
+        remove(&self.volume_socket(volume))
+    }
+
+    /// Listens at a volume's socket: at the one that a daemon before has left, if it is there.
     ///
     /// A socket that is there is replaced, in one step: clients find the old one or the new one. It is that of a
     /// daemon that is gone, for this folder is locked; it may seem alive for a while, because the kernel closes the
@@ -184,7 +205,16 @@ impl SocketFolder {
     /// # Errors
     /// [`SocketError`].
     pub(crate) fn bind_volume(&self, volume: &str, access: &SocketAccess) -> Result<OwnedFd, SocketError> {
-        self.bind(&self.volume_socket(volume), access, self.grants.user_of(volume))
+        let (path, user) = (self.volume_socket(volume), self.grants.user_of(volume));
+        if let Some(left) = self.listening.claim_path(volume, &path) {
+            match self.give_access(&path, &path, access, user) {
+                Ok(()) => return Ok(left),
+                Err(error) => tracing::warn!(%volume, %error, "its socket is made anew"),
+            }
+        }
+        let listener = self.bind(&path, access, user)?;
+        self.listening.made_path(volume, &listener, &path);
+        Ok(listener)
     }
 
     /// Listens at `path`, which is in the folder above this one. A socket that nobody listens to is replaced.
@@ -207,24 +237,37 @@ impl SocketFolder {
         let failed = |source| SocketError::Io { operation: "make the socket", path: path.to_owned(), source };
         remove(&unfinished).map_err(failed)?;
         let listener = UnixListener::bind(&unfinished).map_err(failed)?;
+        self.give_access(&unfinished, path, access, user)?;
+        std::fs::rename(&unfinished, path).map_err(failed)?;
+        Ok(listener.into())
+    }
+
+    /// Lets those connect to the socket at `made` who may, and nobody else. `path`: where it will be.
+    fn give_access(
+        &self,
+        made: &Path,
+        path: &Path,
+        access: &SocketAccess,
+        user: Option<u32>,
+    ) -> Result<(), SocketError> {
+        let failed = |source| SocketError::Io { operation: "make the socket", path: path.to_owned(), source };
         if let Some(owner) = &access.owner {
             let refused =
                 |source| SocketError::Owner { path: path.to_owned(), owner: owner.to_string(), source };
-            std::os::unix::fs::chown(&unfinished, owner.user, owner.group).map_err(refused)?;
+            std::os::unix::fs::chown(made, owner.user, owner.group).map_err(refused)?;
         }
         if user.is_some() {
-            std::os::unix::fs::lchown(&unfinished, user, None).map_err(failed)?;
+            std::os::unix::fs::lchown(made, user, None).map_err(failed)?;
         }
         // After the owner: nobody may connect in between who may not afterwards.
         let mode = access.mode.bits() | user.map_or(0, |_| OWNER_CONNECTS);
         let mode = Permissions::from_mode(mode);
-        std::fs::set_permissions(&unfinished, mode).map_err(failed)?;
+        std::fs::set_permissions(made, mode).map_err(failed)?;
         let is_anothers = access.owner.as_ref().is_some_and(|owner| owner.user.is_some());
         if access.mode.is_shared() || is_anothers || user.is_some() {
             self.let_others_through().map_err(failed)?;
         }
-        std::fs::rename(&unfinished, path).map_err(failed)?;
-        Ok(listener.into())
+        Ok(())
     }
 
     /// Lets other users reach sockets that are shared with them. A folder above that is not ours is left as it is.
@@ -284,6 +327,17 @@ pub(crate) fn volume_uri(volume: &str, socket: &Path) -> String {
     format!("nbd+unix:///{volume}?socket={}", escaped.collect::<String>())
 }
 
+/// Locks the folder. Whoever had the data folder a moment ago has ended, and may have let go of this one a little later.
+fn acquire_soon(folder: &Path) -> Result<FolderLock, LockError> {
+    for _ in 0..LOCK_TRIES {
+        match FolderLock::acquire(folder) {
+            Err(LockError::Held { .. }) => std::thread::sleep(LOCK_PAUSE),
+            result => return result,
+        }
+    }
+    FolderLock::acquire(folder)
+}
+
 fn check_replaceable(path: &Path) -> Result<(), SocketError> {
     match std::fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -301,12 +355,21 @@ mod tests {
 
     use super::{SocketError, SocketFolder, volume_uri};
     use crate::config::SocketAccess;
+    use crate::take_over::{Estate, Listening, ServiceManager};
+
+    fn nothing_left() -> Listening {
+        Listening::new(ServiceManager::Absent, Estate::default())
+    }
+
+    fn open(folder: &Path) -> SocketFolder {
+        SocketFolder::open(folder, nothing_left()).unwrap()
+    }
 
     #[test]
     fn socket_is_private_and_replaces_a_dead_one_only() {
         let private = SocketAccess::default();
         let parent = tempfile::tempdir().unwrap();
-        let folder = SocketFolder::open(&parent.path().join("run/volumes")).unwrap();
+        let folder = open(&parent.path().join("run/volumes"));
         let path = parent.path().join("run/api.sock");
         let listener = folder.bind_api(&path, &private).unwrap();
         assert_eq!(std::fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -332,7 +395,7 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("run/volumes");
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
-        let folder = SocketFolder::open(&path).unwrap();
+        let folder = open(&path);
         assert_eq!(mode(&path), 0o700);
         let group = rustix::process::getegid().as_raw();
         let access =
@@ -348,7 +411,7 @@ mod tests {
             return omission::machine_lacks("root, to give a socket away");
         }
         let parent = tempfile::tempdir().unwrap();
-        let folder = SocketFolder::open(&parent.path().join("run/volumes")).unwrap();
+        let folder = open(&parent.path().join("run/volumes"));
         let owner = |volume: &str| {
             let found = std::fs::metadata(folder.volume_socket(volume)).unwrap();
             (found.uid(), found.permissions().mode() & 0o777)
@@ -372,14 +435,14 @@ mod tests {
     fn two_daemons_do_not_share_a_folder_of_sockets() {
         let parent = tempfile::tempdir().unwrap();
         let path = parent.path().join("volumes");
-        let _first = SocketFolder::open(&path).unwrap();
-        assert!(matches!(SocketFolder::open(&path), Err(SocketError::Locked(_))));
+        let _first = open(&path);
+        assert!(matches!(SocketFolder::open(&path, nothing_left()), Err(SocketError::Locked(_))));
     }
 
     #[test]
     fn path_that_is_too_long_is_refused_before_anything_is_done() {
         let parent = tempfile::tempdir().unwrap();
-        let folder = SocketFolder::open(&parent.path().join("x".repeat(60))).unwrap();
+        let folder = open(&parent.path().join("x".repeat(60)));
         folder.check("a").unwrap();
         let error = folder.check(&"y".repeat(60)).unwrap_err();
         assert!(error.to_string().contains("choose a folder with a shorter path"), "{error}");

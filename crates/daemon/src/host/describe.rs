@@ -90,9 +90,10 @@ impl Host {
     }
 
     pub(super) async fn describe_store(self: &Arc<Self>, name: String) -> api::Store {
-        let volumes = self
-            .journal
-            .read(|state| state.volumes.values().filter(|volume| volume.record.image.store == name).count());
+        let sizes: Vec<u64> = self.journal.read(|state| {
+            let here = state.volumes.values().filter(|volume| volume.record.image.store == name);
+            here.map(|volume| volume.record.size_bytes).collect()
+        });
         let host = Arc::clone(self);
         let asked = name.clone();
         let space = answer(&self.looks, move || {
@@ -119,7 +120,8 @@ impl Host {
             path,
             bytes_total,
             bytes_free: if occupant.is_some() { 0 } else { bytes_free },
-            volumes,
+            volumes: sizes.len(),
+            bytes_provisioned: sizes.iter().fold(0, |sum, size| sum.saturating_add(*size)),
             occupied: occupant.map(|occupant| occupant.to_string()),
             problem: space.err(),
             unknown_images,

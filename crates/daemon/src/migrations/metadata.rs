@@ -59,6 +59,8 @@ pub(crate) struct Metadata {
     pub(crate) shared: Vec<SharedNote>,
     /// Whether somebody has paused it, and nobody has let it go on.
     pub(crate) is_paused: bool,
+    /// Whether a daemon that ended in order has interrupted it, and the next one is to do it once more.
+    pub(crate) goes_on: bool,
     /// Whether the journal is just being told that it begins: if it never was, this is of no migration.
     pub(crate) is_beginning: bool,
 }

@@ -171,6 +171,12 @@ impl Queue {
         self.turns.send_modify(|turns| *turns += 1);
     }
 
+    /// Other limits hold from now on: somebody's turn may have come.
+    pub(crate) fn set_limits(&self, limits: QueueLimits) {
+        self.lock().set_limits(limits);
+        self.turn();
+    }
+
     /// What [`Queue::turn`] counts.
     pub(crate) fn turns(&self) -> watch::Receiver<u64> {
         self.turns.subscribe()

@@ -88,6 +88,7 @@ pub(super) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
     shown.strategy = metadata.order.as_ref().map(|order| order.strategy);
     shown.retry_of = metadata.retry_of.map(id);
     shown.retried_as = metadata.retried_as.map(id);
+    shown.goes_on = metadata.goes_on;
     shown.replica = metadata.held_bytes.map(|bytes_held| ReplicaUsed {
         bytes_held,
         bytes_spared: bytes_held.saturating_sub(shown.bytes_copied.saturating_add(shown.bytes_zero)),
@@ -309,6 +310,7 @@ fn begun() -> Migration {
         replica: None,
         retry_of: None,
         retried_as: None,
+        goes_on: false,
         machine: None,
         switch_over: None,
         failure: None,

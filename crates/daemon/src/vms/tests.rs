@@ -4,6 +4,7 @@ use hypervisor::{MemoryOptions, MemoryTransfer, MigrationStatus, RunState};
 use tempfile::TempDir;
 
 use super::*;
+use crate::take_over::{Estate, Listening, ServiceManager};
 use crate::vms::moving::Terms;
 
 /// Longer than any step takes while every processor is busy with something else.
@@ -32,7 +33,11 @@ impl Host {
             return None;
         }
         let folder = tempfile::tempdir().unwrap();
-        let sockets = SocketFolder::open(&folder.path().join("run/volumes")).unwrap();
+        let sockets = SocketFolder::open(
+            &folder.path().join("run/volumes"),
+            Listening::new(ServiceManager::Absent, Estate::default()),
+        )
+        .unwrap();
         // As large as flash must be.
         std::fs::write(folder.path().join("vars"), vec![0xff; 256 << 10]).unwrap();
         let vms = Vms::open(folder.path(), &sockets, &MachinesConfig::default());

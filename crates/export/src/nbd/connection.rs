@@ -8,16 +8,23 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
+use std::time::Duration;
 
 use block::{Buffer, IoError};
+
+use self::exchange::Ending;
 
 use crate::nbd::caller::Caller;
 use crate::nbd::negotiation::{
     self, Agreement, INPUT_LENGTH_MAX, Negotiation, Step, TlsMode, encode_greeting,
 };
+use crate::nbd::passing::{PassedConnection, PassedSession};
 use crate::nbd::server::{ConnectionPhase, Member, Shared, Stage};
 use crate::nbd::stream::{Stream, TlsFailure};
 use crate::nbd::tls::Encryption;
+
+/// How long a client may take to end its negotiation when connections are passed on: guests wait meanwhile.
+const PASSING_WAIT: Duration = Duration::from_millis(50);
 
 /// Serves one connection to its end.
 pub(super) async fn run(
@@ -28,22 +35,71 @@ pub(super) async fn run(
 ) {
     let plain = Stream::Plain(Rc::clone(&server.engine), Arc::clone(socket));
     match negotiate_in_time(server, member, plain, encryption).await {
-        Ok(Some(Negotiated { agreement, stream, first_bytes })) => {
-            let name = agreement.export.name.clone();
-            tracing::info!(export = %name, encrypted = stream.is_encrypted(), "NBD client connected");
-            member.encrypted.set(stream.is_encrypted());
-            *member.phase.borrow_mut() = ConnectionPhase::Serving(name.clone());
-            let caller = Caller::new(Arc::clone(socket));
-            let used = (&agreement, caller);
-            let ending = exchange::exchange(server, member, &stream, used, &first_bytes).await;
-            say_goodbye(server, member, &stream).await;
-            tracing::info!(export = %name, ?ending, "NBD client disconnected");
+        Ok(Some(negotiated)) => {
+            let encrypted = negotiated.stream.is_encrypted();
+            tracing::info!(export = %negotiated.agreement.export.name, encrypted, "NBD client connected");
+            member.encrypted.set(encrypted);
+            return use_export(server, member, socket, negotiated).await;
         }
         Ok(None) => {}
         Err(failure) => tracing::info!(%failure, "NBD negotiation failed"),
     }
-    // Ends what is under way on the socket, so that its memory is freed; the peer may have done so before.
-    let _ = rustix::net::shutdown(&**socket, rustix::net::Shutdown::Both);
+    close(socket);
+}
+
+/// Goes on with a connection that another server has passed on, to its end.
+pub(super) async fn take_up(
+    server: &Rc<Shared>,
+    member: &Rc<Member>,
+    socket: &Arc<OwnedFd>,
+    session: PassedSession,
+) {
+    let export = session.export.clone();
+    match session.agree_again(&server.exports) {
+        Ok((agreement, first_bytes)) => {
+            tracing::info!(%export, unread = first_bytes.len(), "NBD client goes on");
+            let stream = Stream::Plain(Rc::clone(&server.engine), Arc::clone(socket));
+            use_export(server, member, socket, Negotiated { agreement, stream, first_bytes }).await;
+        }
+        Err(reason) => {
+            tracing::warn!(%export, %reason, "an NBD client has to connect again");
+            close(socket);
+        }
+    }
+}
+
+/// Lets a client use an export, until it ends that or is passed on.
+async fn use_export(
+    server: &Rc<Shared>,
+    member: &Rc<Member>,
+    socket: &Arc<OwnedFd>,
+    Negotiated { agreement, stream, first_bytes }: Negotiated,
+) {
+    let name = agreement.export.name.clone();
+    *member.phase.borrow_mut() = ConnectionPhase::Serving(name.clone());
+    let caller = Caller::new(Arc::clone(socket));
+    let ending = exchange::exchange(server, member, &stream, (&agreement, caller), &first_bytes).await;
+    if let Some(Ending::PassedOn(unread)) = ending {
+        match socket.try_clone() {
+            Ok(passed) => {
+                let answered = member.requests_answered.get();
+                let session = PassedSession::of(&agreement, unread.0, answered);
+                tracing::debug!(export = %name, "NBD client is passed on");
+                let connection = PassedConnection { socket: passed, session: Some(session) };
+                return server.passed.borrow_mut().push(connection);
+            }
+            Err(error) => tracing::warn!(export = %name, %error, "an NBD client has to connect again"),
+        }
+        return close(socket);
+    }
+    say_goodbye(server, member, &stream).await;
+    tracing::info!(export = %name, ?ending, "NBD client disconnected");
+    close(socket);
+}
+
+/// Ends what is under way on the socket, so that its memory is freed; the peer may have done so before.
+fn close(socket: &OwnedFd) {
+    let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
 }
 
 /// What a negotiation has led to.
@@ -78,10 +134,19 @@ async fn negotiate_in_time(
 ) -> Result<Option<Negotiated>, NegotiationFailure> {
     let mut negotiating = pin!(negotiate(server, plain, encryption));
     let mut deadline = pin!(server.handle.sleep(server.limits.negotiation_timeout));
+    let mut passing = None;
     poll_fn(|context| {
         member.wake_on_stage(context);
-        if server.stage() != Stage::Serving {
-            return Poll::Ready(Ok(None));
+        match server.stage() {
+            Stage::Serving => {}
+            // Most are done in a moment, and then another server goes on with them.
+            Stage::Passing => {
+                let passing = passing.get_or_insert_with(|| Box::pin(server.handle.sleep(PASSING_WAIT)));
+                if passing.as_mut().poll(context).is_ready() {
+                    return Poll::Ready(Ok(None));
+                }
+            }
+            Stage::Draining | Stage::Closed => return Poll::Ready(Ok(None)),
         }
         if let Poll::Ready(result) = negotiating.as_mut().poll(context) {
             return Poll::Ready(result);

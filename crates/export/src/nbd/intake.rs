@@ -14,6 +14,7 @@
 
 use block::{Buffer, BufferPool};
 
+use crate::nbd::export::ReplyStyle;
 use crate::nbd::transmission::{
     Command, HEADER_LENGTH_MAX, Refusal, RequestHeader, STATUS_PAYLOAD_LENGTH, Terms, Violation,
     decode_request, header_length, judge, narrow,
@@ -23,6 +24,15 @@ use crate::nbd::transmission::{
 #[derive(Default)]
 pub struct Intake {
     stage: Stage,
+    /// What has been used of a request that is not whole, but for its payload.
+    begun: Begun,
+}
+
+/// The bytes of a request before its payload, as they came.
+#[derive(Clone, Copy)]
+struct Begun {
+    bytes: [u8; HEADER_LENGTH_MAX + STATUS_PAYLOAD_LENGTH],
+    length: usize,
 }
 
 enum Stage {
@@ -90,6 +100,7 @@ impl Intake {
                         return Ok(Taken::NeedBytes);
                     }
                     let header = decode_request(bytes, terms.offer.replies)?;
+                    self.begun.restart(&bytes[..needed]);
                     self.stage = if header.brings_contexts(terms) {
                         Stage::Contexts { header, bytes: [0; STATUS_PAYLOAD_LENGTH], length: 0 }
                     } else {
@@ -101,6 +112,7 @@ impl Intake {
                     if *length < STATUS_PAYLOAD_LENGTH {
                         return Ok(Taken::NeedBytes);
                     }
+                    self.begun.add(bytes);
                     let header = RequestHeader { payload_length: 0, ..*header };
                     let judged = narrow(&header, *bytes).and_then(|header| judge(&header, terms));
                     self.stage = Stage::judged(&header, judged);
@@ -144,6 +156,28 @@ impl Intake {
                     self.stage = Stage::default();
                     return Ok(taken);
                 }
+            }
+        }
+    }
+
+    /// The bytes of the request that is not whole, from its first one: whoever takes them in again, and then what follows in
+    /// the stream, is where this one is. `None` while a payload is lent.
+    ///
+    /// Of a payload that is thrown away the length is right, and the bytes are zeroes.
+    pub fn unfinished(&self, style: ReplyStyle) -> Option<Vec<u8>> {
+        let begun = &self.begun.bytes[..self.begun.length];
+        match &self.stage {
+            Stage::Header { bytes, length } => Some(bytes[..*length].to_vec()),
+            Stage::Contexts { bytes, length, .. } => Some([begun, &bytes[..*length]].concat()),
+            Stage::Admission { .. } => Some(begun.to_vec()),
+            Stage::Payload { payload, filled, .. } => {
+                Some([begun, payload.as_slice().get(..*filled)?].concat())
+            }
+            Stage::Lent { .. } => None,
+            Stage::Skip { remaining, .. } => {
+                let header = decode_request(self.begun.bytes.first_chunk()?, style).ok()?;
+                let skipped = (header.payload_length as usize).checked_sub(*remaining)?;
+                Some([begun, &vec![0; skipped]].concat())
             }
         }
     }
@@ -198,6 +232,28 @@ impl Stage {
             Ok(command) => Self::Admission { cookie, command },
             Err(refusal) => Self::Skip { cookie, offset, refusal, remaining: header.payload_length as usize },
         }
+    }
+}
+
+impl Begun {
+    fn restart(&mut self, bytes: &[u8]) {
+        self.length = 0;
+        self.add(bytes);
+    }
+
+    /// Callers add a header, and after it at most what says which contexts are meant.
+    fn add(&mut self, bytes: &[u8]) {
+        let end = self.length + bytes.len();
+        if let Some(room) = self.bytes.get_mut(self.length..end) {
+            room.copy_from_slice(bytes);
+            self.length = end;
+        }
+    }
+}
+
+impl Default for Begun {
+    fn default() -> Self {
+        Self { bytes: [0; HEADER_LENGTH_MAX + STATUS_PAYLOAD_LENGTH], length: 0 }
     }
 }
 

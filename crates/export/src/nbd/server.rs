@@ -1,9 +1,11 @@
 //! The server: listens, counts its connections, and shuts down in order.
 //!
 //! ```text
-//!   Serving ── shutdown ──► Draining ── all gone, or the deadline ──► Closed
-//!                           │ nothing is accepted and no request is taken on;
-//!                           └ what is in flight ends and is answered
+//!   Serving ──┬─ shutdown ──► Draining ──┬── all gone, or the deadline ──► Closed
+//!             │               │ nothing is accepted and no request is taken on;
+//!             │               └ what is in flight ends and is answered
+//!             └─ pass ──────► Passing ───┘
+//!                             as Draining, and plain connections stay open, for another server
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -15,7 +17,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
-use block::engine::Engine;
+use block::engine::{Engine, Interrupt};
 use block::{Handle, IoError};
 use slab::Slab;
 
@@ -24,6 +26,7 @@ use crate::nbd::client::Client;
 use crate::nbd::connection;
 use crate::nbd::export::Exports;
 use crate::nbd::limits::Limits;
+use crate::nbd::passing::{PassedConnection, PassedSession};
 use crate::nbd::tls::Encryption;
 
 /// Pause after a failed accept: the cause is most often that the process has no descriptors left, and trying again
@@ -83,6 +86,8 @@ impl Server {
             budget: Budget::new(limits.payload_in_flight_total_max, limits.payload_allowance),
             limits,
             stage: Cell::new(Stage::Serving),
+            interrupt: Interrupt::default(),
+            passed: RefCell::default(),
             members: RefCell::default(),
             watching: RefCell::default(),
         });
@@ -104,7 +109,15 @@ impl Server {
 
     /// Serves one connection that was made elsewhere.
     pub fn serve_connection(&self, socket: OwnedFd) {
-        admit(&self.shared, socket, &Encryption::Off);
+        admit(&self.shared, socket, &Encryption::Off, None);
+    }
+
+    /// Goes on with a connection that another server has passed on; if it cannot, the connection is closed.
+    ///
+    /// `encryption` is for a client that has not said anything yet.
+    pub fn take_up(&self, connection: PassedConnection, encryption: &Encryption) {
+        let PassedConnection { socket, session } = connection;
+        admit(&self.shared, socket, encryption, session);
     }
 
     /// The connections there are.
@@ -117,8 +130,20 @@ impl Server {
     /// Connections that are not done `deadline` from now are cut. Requests that had not been taken on get no reply:
     /// a client that reconnects sends them again. When this returns, no connection is left.
     pub async fn shutdown(&self, deadline: Duration) -> Drained {
+        self.end(Stage::Draining, deadline).await
+    }
+
+    /// Shuts down like [`Server::shutdown`], and leaves connections open that another server can go on with: all but those
+    /// that are encrypted, and those that are not done `deadline` from now.
+    pub async fn pass(&self, deadline: Duration) -> (Drained, Vec<PassedConnection>) {
+        let drained = self.end(Stage::Passing, deadline).await;
+        (drained, self.shared.passed.take())
+    }
+
+    async fn end(&self, by: Stage, deadline: Duration) -> Drained {
         let shared = &self.shared;
-        shared.enter(Stage::Draining);
+        shared.interrupt.raise();
+        shared.enter(by);
         let mut deadline = pin!(shared.handle.sleep(deadline));
         let drained = poll_fn(|context| {
             if shared.watch_until(context, || shared.members.borrow().is_empty()).is_ready() {
@@ -139,6 +164,8 @@ impl Server {
 pub(super) enum Stage {
     Serving,
     Draining,
+    /// As before, and another server goes on with connections.
+    Passing,
     Closed,
 }
 
@@ -150,6 +177,10 @@ pub(super) struct Shared {
     pub(super) limits: Limits,
     pub(super) budget: Rc<Budget>,
     stage: Cell<Stage>,
+    /// Ends the wait for clients.
+    interrupt: Interrupt,
+    /// Connections that are left open for another server.
+    pub(super) passed: RefCell<Vec<PassedConnection>>,
     members: RefCell<Slab<Rc<Member>>>,
     /// Tasks other than connections that wait for a new stage or for a connection to leave.
     watching: RefCell<Vec<Waker>>,
@@ -237,18 +268,21 @@ impl Drop for Membership {
 async fn accept(shared: &Rc<Shared>, listener: &Arc<OwnedFd>, encryption: &Encryption) {
     let serving_ends = || shared.stage() != Stage::Serving;
     loop {
-        let mut accepting = shared.engine.accept(listener);
+        let mut accepting = shared.engine.accept_unless(&shared.interrupt, listener);
         let accepted = poll_fn(|context| {
-            if shared.watch_until(context, serving_ends).is_ready() {
-                return Poll::Ready(None);
-            }
-            accepting.as_mut().poll(context).map(Some)
+            // Woken when serving ends: the interrupt has been raised then.
+            let _ = shared.watch_until(context, serving_ends);
+            accepting.as_mut().poll(context)
         })
         .await;
         match accepted {
-            None | Some(Err(IoError::Closed)) => return,
-            Some(Ok(socket)) => admit(shared, socket, encryption),
-            Some(Err(error)) => {
+            Ok(None) | Err(IoError::Closed) => return,
+            // It came in the last moment, and has not been told anything.
+            Ok(Some(socket)) if shared.stage() == Stage::Passing => {
+                shared.passed.borrow_mut().push(PassedConnection { socket, session: None });
+            }
+            Ok(Some(socket)) => admit(shared, socket, encryption, None),
+            Err(error) => {
                 tracing::warn!(%error, "failed to accept an NBD connection");
                 shared.handle.sleep(ACCEPT_RETRY).await;
             }
@@ -256,8 +290,8 @@ async fn accept(shared: &Rc<Shared>, listener: &Arc<OwnedFd>, encryption: &Encry
     }
 }
 
-/// Gives a connection a place and a task, or closes it if there is none.
-fn admit(shared: &Rc<Shared>, socket: OwnedFd, encryption: &Encryption) {
+/// Gives a connection a place and a task, or closes it if there is none. `session` is how far it has come elsewhere.
+fn admit(shared: &Rc<Shared>, socket: OwnedFd, encryption: &Encryption, session: Option<PassedSession>) {
     let client = Client::of(&socket);
     let mut members = shared.members.borrow_mut();
     let has_place = shared.stage() == Stage::Serving
@@ -277,7 +311,7 @@ fn admit(shared: &Rc<Shared>, socket: OwnedFd, encryption: &Encryption) {
         client,
         requests_in_flight: Cell::new(0),
         payload_in_flight: Cell::new(0),
-        requests_answered: Cell::new(0),
+        requests_answered: Cell::new(session.as_ref().map_or(0, |session| session.requests_answered)),
         waker: RefCell::new(None),
     });
     let key = members.insert(Rc::clone(&member));
@@ -285,6 +319,10 @@ fn admit(shared: &Rc<Shared>, socket: OwnedFd, encryption: &Encryption) {
     drop(members);
     let encryption = encryption.clone();
     shared.handle.spawn(async move {
-        connection::run(&membership.shared, &member, &Arc::new(socket), &encryption).await;
+        let (server, socket) = (&membership.shared, Arc::new(socket));
+        match session {
+            None => connection::run(server, &member, &socket, &encryption).await,
+            Some(session) => connection::take_up(server, &member, &socket, session).await,
+        }
     });
 }

@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use block::engine::Engine;
+use block::engine::{Engine, Interrupt, Received};
 use block::{Buffer, IoError, IoFuture};
 use rustls::ServerConnection;
 
@@ -37,6 +37,21 @@ impl Stream {
             Self::Tls(session) => {
                 let session = Rc::clone(session);
                 Box::pin(async move { session.receive(buffer).await })
+            }
+        }
+    }
+
+    /// The same, and on a plain stream only until `interrupt` is raised: [`Engine::receive_unless`].
+    pub(super) fn receive_unless(
+        &self,
+        interrupt: &Interrupt,
+        buffer: Buffer,
+    ) -> IoFuture<'static, Received> {
+        match self {
+            Self::Plain(engine, socket) => engine.receive_unless(interrupt, socket, buffer),
+            Self::Tls(_) => {
+                let receiving = self.receive(buffer);
+                Box::pin(async move { receiving.await.map(|(buffer, count)| Received::Bytes(buffer, count)) })
             }
         }
     }

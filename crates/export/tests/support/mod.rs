@@ -24,7 +24,9 @@ use std::time::{Duration, Instant};
 
 use block::engine::EngineChoice;
 use block::{BlockDevice, Executor};
-use export::nbd::{Access, ConnectionInfo, Drained, Encryption, Export, Exports, Limits, Server};
+use export::nbd::{
+    Access, ConnectionInfo, Drained, Encryption, Export, Exports, Limits, PassedSession, Server,
+};
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 
@@ -59,7 +61,16 @@ pub(crate) struct Running {
 enum Question {
     Connections(thread_channel::Sender<Vec<ConnectionInfo>>),
     Shutdown(Duration, thread_channel::Sender<Drained>),
+    PassOn(Duration, thread_channel::Sender<PassedOn>),
     Leave,
+}
+
+/// What one server has passed on to the next.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct PassedOn {
+    pub(crate) drained: Drained,
+    /// Bytes of each connection that had been received and not been taken on; `None`: nothing had been said on it.
+    pub(crate) unread: Vec<Option<usize>>,
 }
 
 impl Running {
@@ -113,6 +124,13 @@ impl Running {
         answered
     }
 
+    /// Another server goes on with the same device, sockets, and connections; the answer comes when that is so.
+    pub(crate) fn pass_on(&self, deadline: Duration) -> thread_channel::Receiver<PassedOn> {
+        let (answer, answered) = thread_channel::channel();
+        self.questions.unbounded_send(Question::PassOn(deadline, answer)).unwrap();
+        answered
+    }
+
     /// Waits until the connections are as `reached` wants them.
     pub(crate) fn wait_for(&self, what: &str, reached: impl Fn(&[ConnectionInfo]) -> bool) {
         let begun = Instant::now();
@@ -143,22 +161,29 @@ fn serve(
     let (driver, engine) = block::engine::open(choice).expect("the engine can be had");
     let mut executor = Executor::new(driver);
     let (device, probe) = TestDevice::new(SIZE);
-    let device: Rc<dyn BlockDevice> = Rc::new(device);
-    let export = |name: &str, access| Export {
-        name: name.into(),
-        description: format!("a {name} for tests"),
-        device: Rc::clone(&device),
-        connect: None,
-        access,
-    };
-    let exports = Exports::new([export("disk", Access::ReadWrite), export("frozen", Access::ReadOnly)]);
     let handle = executor.handle();
-    let server = Server::new(handle.clone(), engine, exports, limits);
-    for (listener, encryption) in listeners {
-        server.serve_encrypted(Arc::new(listener), encryption);
-    }
     ready.send(probe).unwrap();
     executor.run(async move {
+        let device: Rc<dyn BlockDevice> = Rc::new(device);
+        let export = |name: &str, access| Export {
+            name: name.into(),
+            description: format!("a {name} for tests"),
+            device: Rc::clone(&device),
+            connect: None,
+            access,
+        };
+        let exports =
+            || Exports::new([export("disk", Access::ReadWrite), export("frozen", Access::ReadOnly)]);
+        let listeners: Vec<_> =
+            listeners.into_iter().map(|(listener, encryption)| (Arc::new(listener), encryption)).collect();
+        let start = || {
+            let server = Server::new(handle.clone(), Rc::clone(&engine), exports(), limits);
+            for (listener, encryption) in &listeners {
+                server.serve_encrypted(Arc::clone(listener), encryption.clone());
+            }
+            server
+        };
+        let mut server = start();
         while let Some(question) = asked.next().await {
             match question {
                 Question::Connections(answer) => answer.send(server.connections()).unwrap(),
@@ -168,6 +193,17 @@ fn serve(
                         // The test may have ended without asking.
                         let _ = answer.send(server.shutdown(deadline).await);
                     });
+                }
+                Question::PassOn(deadline, answer) => {
+                    let (drained, passed) = server.pass(deadline).await;
+                    assert_eq!(server.connections(), []);
+                    server = start();
+                    let length = |session: &PassedSession| session.unread.len();
+                    let unread = passed.iter().map(|passed| passed.session.as_ref().map(length)).collect();
+                    for connection in passed {
+                        server.take_up(connection, &Encryption::Off);
+                    }
+                    let _ = answer.send(PassedOn { drained, unread });
                 }
                 Question::Leave => break,
             }

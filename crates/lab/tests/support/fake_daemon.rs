@@ -252,6 +252,7 @@ fn migration(state: MigrationState) -> Migration {
         replica: None,
         retry_of: None,
         retried_as: None,
+        goes_on: false,
         machine: None,
         switch_over: Some(SwitchOver { gate_closed_ms: 0.5, ..SwitchOver::default() }),
         failure: None,

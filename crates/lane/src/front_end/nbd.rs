@@ -1,6 +1,5 @@
 //! NBD, over the volume's unix socket and, where it has one, its port.
 
-use std::os::fd::OwnedFd;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,11 +11,13 @@ use export::nbd;
 use super::FrontEnd;
 use crate::control::LaneFuture;
 use crate::fencing::Presence;
-use crate::handle::LaneSettings;
+use crate::handle::{LaneSettings, Listeners};
 use crate::stack::ClientStacks;
 
+pub use export::nbd::negotiation::AllocationContext;
 pub use export::nbd::{
-    Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption,
+    Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption, Offer,
+    PassedConnection, PassedSession, ReplyStyle,
 };
 
 /// Serves one volume to NBD clients.
@@ -25,14 +26,14 @@ pub(crate) struct NbdFrontEnd {
 }
 
 impl NbdFrontEnd {
-    /// Makes the server, and has it accept clients on the unix socket, and on the port if there is one.
+    /// Makes the server, and has it accept clients on the unix socket, and on the port if there is one. It goes on with
+    /// those that were passed on.
     pub(crate) fn begin(
         handle: &Handle,
         engine: &Rc<dyn Engine>,
         settings: &LaneSettings,
         stacks: ClientStacks,
-        unix: OwnedFd,
-        tcp: Option<(OwnedFd, Encryption)>,
+        Listeners { unix, tcp, passed }: Listeners,
     ) -> Self {
         let export = nbd::Export {
             name: settings.name.clone(),
@@ -46,6 +47,12 @@ impl NbdFrontEnd {
         let limits = nbd::Limits { connections_max, ..standard };
         let exports = nbd::Exports::new([export]);
         let server = nbd::Server::new(handle.clone(), Rc::clone(engine), exports, limits);
+        let encryption = tcp.as_ref().map_or(Encryption::Off, |(_, encryption)| encryption.clone());
+        for connection in passed {
+            // A process of this host came by the unix socket, where there is none.
+            let encryption = if connection.is_local() { &Encryption::Off } else { &encryption };
+            server.take_up(connection, encryption);
+        }
         server.serve(Arc::new(unix));
         if let Some((listener, encryption)) = tcp {
             server.serve_encrypted(Arc::new(listener), encryption);
@@ -62,6 +69,14 @@ impl FrontEnd for NbdFrontEnd {
     fn drain(&self, deadline: Duration) -> LaneFuture<usize> {
         let server = self.server.clone();
         Box::pin(async move { server.shutdown(deadline).await.connections_cut })
+    }
+
+    fn pass(&self, deadline: Duration) -> LaneFuture<(usize, Vec<PassedConnection>)> {
+        let server = self.server.clone();
+        Box::pin(async move {
+            let (drained, passed) = server.pass(deadline).await;
+            (drained.connections_cut, passed)
+        })
     }
 }
 

@@ -1,16 +1,17 @@
 //! The command line of `sterna migration`.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use crate::units::{UnitError, parse_rate};
+use crate::units::{UnitError, parse_rate, parse_time};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MigrationCommand {
     /// List the migrations under way and the latest that have ended, with what became of them and why.
-    #[command(visible_alias = "ls", after_help = "Example:\n  sterna migration list")]
-    List,
+    #[command(visible_alias = "ls", after_help = LIST_HELP)]
+    List(ListArguments),
     /// Show one migration: how far it is, what it waits for, where the guest runs.
     #[command(after_help = "Example:\n  sterna migration show m7")]
     Show(MigrationArguments),
@@ -36,6 +37,24 @@ pub(crate) enum MigrationCommand {
     #[command(after_help = "Example:\n  sterna migration cancel m7")]
     Cancel(MigrationArguments),
 }
+
+#[derive(Debug, Args)]
+pub(crate) struct ListArguments {
+    /// Only those that have not ended: under way, paused, or waiting for their turn.
+    #[arg(long)]
+    pub(crate) running: bool,
+    /// Only those that have not ended, or ended at most so long ago: a number with s, m, h or d.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) since: Option<Duration>,
+}
+
+const LIST_HELP: &str = "\
+Examples:
+  sterna migration list
+  sterna migration list --running
+  sterna migration list --since 2h --json
+
+The daemon remembers the latest 1000 that have ended.";
 
 #[derive(Debug, Args)]
 pub(crate) struct ReportArguments {

@@ -1,8 +1,11 @@
 //! `sterna migrate`: begins a migration and, unless told otherwise, waits for its end; or says what it would do.
 
-use api::{Allocation, Client, ClientError, ErrorCode, MigrateVolume, Migration};
+mod disks;
+
+use api::{Allocation, Client, ClientError, ErrorCode, MigrateVolume, Migration, Named};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+use self::disks::Course;
 use crate::args::{MigrateArguments, RetryArguments};
 use crate::commands::CommandError;
 use crate::exit::Exit;
@@ -16,7 +19,7 @@ pub(super) async fn run(
 ) -> Result<Exit, CommandError> {
     let mut names = order.names.into_iter();
     // There is one: the command line wants it.
-    let name = names.next().unwrap_or_default();
+    let (named, name) = named(&names.next().unwrap_or_default());
     let request = MigrateVolume {
         to: order.to,
         bandwidth_bytes_per_second: order.bandwidth,
@@ -34,7 +37,16 @@ pub(super) async fn run(
         not_incremental: order.strategy.no_incremental,
         rounds: order.strategy.rounds,
         together_with: names.collect(),
+        named,
     };
+    if let Some(found) = disks::of_vm(client, &name, &request).await? {
+        let course = match (order.dry_run, order.detach) {
+            (true, _) => Course::Look,
+            (false, true) => Course::Order,
+            (false, false) => Course::Wait,
+        };
+        return disks::run(client, &name, found, &request, course, format).await;
+    }
     if order.dry_run {
         let plan = client.plan_migration(&name, &request).await?;
         output::print(format, &plan, output::plan)?;
@@ -48,6 +60,13 @@ pub(super) async fn run(
         Ok(migration)
     };
     see_through(client, begun, order.detach, format).await
+}
+
+/// What a name is of that may say so: `vm:NAME`, `volume:NAME`.
+fn named(text: &str) -> (Named, String) {
+    let prefixed = [("vm:", Named::Vm), ("volume:", Named::Volume)].into_iter();
+    let found = prefixed.filter_map(|(prefix, named)| Some((named, text.strip_prefix(prefix)?))).next();
+    found.map_or_else(|| (Named::Any, text.to_owned()), |(named, name)| (named, name.to_owned()))
 }
 
 /// Begins once more what a migration did not come to.

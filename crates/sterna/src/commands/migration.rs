@@ -1,5 +1,7 @@
 //! `sterna migration …`
 
+use std::time::SystemTime;
+
 use api::{Bytes, Client, MigrationState, SetMigration, Watch};
 
 use crate::args::{Limit, MigrationCommand, SetArguments};
@@ -14,7 +16,23 @@ pub(super) async fn run(
     format: Format,
 ) -> Result<Exit, CommandError> {
     match command {
-        MigrationCommand::List => output::print(format, &client.migrations().await?, output::migrations)?,
+        MigrationCommand::List(order) => {
+            let mut migrations = client.migrations().await?;
+            let after_unix_ms = order.since.map(|since| {
+                let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+                now.saturating_sub(since).as_millis() as u64
+            });
+            migrations.retain(|migration| match (migration.ended_unix_ms, order.running, after_unix_ms) {
+                (None, ..) => true,
+                (Some(_), true, _) => false,
+                (Some(ended), false, after) => after.is_none_or(|after| ended >= after),
+            });
+            let is_all = !order.running && order.since.is_none();
+            output::print(format, &migrations, |migrations| match migrations.is_empty() && !is_all {
+                true => "no such migrations; all that are remembered: sterna migration list\n".to_owned(),
+                false => output::migrations(migrations),
+            })?;
+        }
         MigrationCommand::Show(migration) => {
             let shown = client.migration(&migration.id, Watch::default()).await?;
             output::print(format, &shown, output::migration)?;

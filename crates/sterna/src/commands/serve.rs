@@ -1,7 +1,9 @@
 //! `sterna serve`: the daemon, until it is told to stop.
 
+use std::sync::Arc;
+
 use daemon::config::Overrides;
-use daemon::{Config, Folders};
+use daemon::{Config, Folders, Start};
 
 use crate::args::ServeArguments;
 use crate::commands::CommandError;
@@ -10,7 +12,9 @@ use crate::exit::Exit;
 pub(super) async fn run(arguments: ServeArguments) -> Result<Exit, CommandError> {
     let overrides =
         Overrides { config_file: arguments.config, data_dir: arguments.data_dir, api: arguments.api };
-    let config = Config::load(&overrides, &Folders::of_this_user())?;
-    daemon::serve(config).await?;
+    let read = move || Config::load(&overrides, &Folders::of_this_user());
+    let config = read()?;
+    let start = if arguments.take_over { Start::TakeOver } else { Start::Alone };
+    daemon::serve(config, start, Arc::new(read)).await?;
     Ok(Exit::Success)
 }

@@ -74,6 +74,7 @@ pub(super) async fn run(
                 };
                 format!("{} has {size} ({} bytes){note}\n", resized.name, resized.size_bytes)
             })?;
+            warn_of_overcommitment(client, &resized, format).await;
         }
         VolumeCommand::Promote(order) => {
             let request = PromoteVolume { ticket: order.ticket, force: order.force };
@@ -135,7 +136,18 @@ async fn make(client: &Client, volume: NewVolume, format: Format) -> Result<(), 
     output::print(format, &made, |made| {
         format!("{} ({}) is served at {}\n", made.name, bytes(made.size_bytes), made.uri)
     })?;
+    warn_of_overcommitment(client, &made, format).await;
     Ok(())
+}
+
+/// Says that the store of a volume has promised more than it has. Programs read it in the list of stores.
+async fn warn_of_overcommitment(client: &Client, volume: &Volume, format: Format) {
+    let (Format::Text, Some(name)) = (format, &volume.store) else { return };
+    // The volume is there: what cannot be learnt is not said.
+    let Ok(stores) = client.stores().await else { return };
+    if let Some(warning) = stores.iter().find(|store| store.name == *name).and_then(output::overcommitted) {
+        output::say(&format!("warning: {warning}"));
+    }
 }
 
 /// Shows how far the copying has come; what cannot be learnt is not shown.

@@ -87,6 +87,41 @@ fn stopping_in_the_middle_of_a_migration_leaves_the_volume_at_its_source_and_no_
 }
 
 #[test]
+fn a_migration_between_stores_goes_on_after_a_restart_in_order_and_whoever_waits_hears_of_it() {
+    let mut scene = Scene::started();
+    scene.create_volume();
+    let guest = scene.start_guest();
+    let mut command = scene.command(&["migrate", "v", "--to", "b", "--bandwidth", "64KiB/s"]);
+    let waiting = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_migration(&scene);
+    scene.succeed(&["migration", "set", "m0", "--bandwidth", "32KiB/s"]);
+    scene.succeed(&["migration", "pause", "m0"]);
+    scene.stop();
+    scene.start(None);
+    let (_, interrupted) = scene.json(&["migration", "show", "m0"]);
+    let said = ["state", "failure", "retried_as"].map(|field| interrupted[field].as_str().unwrap());
+    assert_eq!(said, ["failed", "daemon-stopped", "m1"]);
+    let (_, next) = scene.json(&["migration", "show", "m1"]);
+    assert_eq!((&next["state"], &next["retry_of"]), (&"paused".into(), &"m0".into()), "{next}");
+    // A second one interrupts what has begun anew, and not what it has done already.
+    scene.stop();
+    scene.start(None);
+    assert_eq!(scene.json(&["migration", "list"]).1.as_array().unwrap().len(), 3);
+    scene.succeed(&["migration", "resume", "m2"]);
+    scene.succeed(&["migration", "set", "m2", "--bandwidth", "none"]);
+    let output = waiting.wait_with_output().unwrap();
+    let (stdout, stderr) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stdout}{stderr}");
+    for line in
+        ["m0: a restart of the daemon has interrupted it; it begins anew as m1", "it begins anew as m2"]
+    {
+        assert!(stderr.contains(line), "{stderr}");
+    }
+    assert_eq!(scene.store_of_volume(), "b");
+    stop_and_verify(guest);
+}
+
+#[test]
 fn client_that_waits_for_a_migration_survives_a_restart_and_says_what_became_of_it() {
     let mut scene = Scene::started();
     scene.create_volume();

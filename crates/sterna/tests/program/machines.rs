@@ -147,3 +147,38 @@ fn machine_whose_qemu_is_killed_has_crashed_and_starts_again() {
     assert_eq!(scene.json(&["vm", "start", "m"]).1["state"], "running");
     scene.succeed(&["vm", "stop", "m", "--now"]);
 }
+
+#[test]
+fn all_disks_of_a_vm_move_to_a_store_and_names_that_clash_are_told_apart() {
+    let Some(stage) = scene() else { return };
+    let size = (1 << 20).to_string();
+    for volume in ["data", "m"] {
+        stage.succeed(&["volume", "create", volume, "--store", "a", "--size", &size]);
+    }
+    let two = DEFINITION
+        .replace("\"-qmp\"", "\"-blockdev\", \"driver=nbd,node-name=data,server.type=unix,server.path={disk:data},export={export:data},reconnect-delay=60\", \"-qmp\"")
+        .replace("root = \"v\"", "root = \"v\"\n    data = \"data\"");
+    assert_eq!(add(&stage, &two).0, 0);
+    let stores = |stage: &Stage| {
+        ["v", "data", "m"]
+            .map(|name| stage.json(&["volume", "show", name]).1["store"].as_str().unwrap().to_owned())
+    };
+    // The volume of that name is meant where it could be either.
+    stage.succeed(&["migrate", "m", "--to", "b"]);
+    assert_eq!(stores(&stage), ["a", "a", "b"]);
+    let (exit, plans) = stage.json(&["migrate", "vm:m", "--to", "b", "--dry-run"]);
+    assert_eq!((exit, plans.as_array().unwrap().len()), (0, 2), "{plans}");
+    let (exit, moved) = stage.json(&["migrate", "vm:m", "--to", "b"]);
+    let states: Vec<_> = moved.as_array().unwrap().iter().map(|one| one["state"].as_str().unwrap()).collect();
+    assert_eq!((exit, states), (0, vec!["moved", "moved"]), "{moved}");
+    assert_eq!(stores(&stage), ["b", "b", "b"]);
+    assert!(stage.succeed(&["migrate", "vm:m", "--to", "b"]).contains("are at b already"));
+    stage.succeed(&["migrate", "volume:m", "--to", "a"]);
+    stage.succeed(&["migrate", "vm:m", "--to", "a", "--detach"]);
+    for migration in ["m4", "m5"] {
+        stage.succeed(&["migration", "watch", migration]);
+    }
+    assert_eq!(stores(&stage), ["a", "a", "a"]);
+    let (exit, error) = stage.json(&["migrate", "vm:v", "--to", "b"]);
+    assert_eq!((exit, code(&error)), (3, "vm_not_found"), "{error}");
+}

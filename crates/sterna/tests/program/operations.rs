@@ -19,7 +19,7 @@ const SLOW_BYTES: usize = 8 << 20;
 const FEW_DESCRIPTORS: u64 = 100;
 
 /// Two hosts that are paired and connected; the volume `v` is at the first one.
-fn pair() -> (Scene, Scene) {
+pub(crate) fn pair() -> (Scene, Scene) {
     let ((one, address), (two, _)) = (host(), host());
     init(&one, "one");
     init(&two, "two");
@@ -183,6 +183,62 @@ fn an_order_that_cannot_wait_on_after_a_restart_is_listed_with_its_reason() {
     assert!(ended["message"].as_str().unwrap().contains("after a restart"), "{ended}");
     assert_eq!(ended["volume"], "w", "{ended}");
     assert!(scene.succeed(&["migration", "list"]).contains("m1"));
+    // What was under way has begun anew.
+    assert_eq!(scene.json(&["migration", "show", "m0"]).1["retried_as"], "m2");
+    scene.succeed(&["migration", "cancel", "m2"]);
     scene.succeed(&["migrate", "w", "--to", "b"]);
-    assert_eq!(scene.json(&["migration", "show", "m2"]).1["state"], "moved");
+    assert_eq!(scene.json(&["migration", "show", "m3"]).1["state"], "moved");
+}
+
+#[test]
+fn migrations_are_listed_as_far_as_they_are_of_interest() {
+    let scene = Scene::started();
+    std::fs::write(scene.path("image"), vec![7; SLOW_BYTES]).unwrap();
+    let image = scene.path("image").display().to_string();
+    for name in ["v", "w"] {
+        scene.succeed(&["volume", "create", name, "--store", "a", "--image", &image]);
+    }
+    assert!(scene.succeed(&["migration", "list", "--running"]).contains("no such migrations"));
+    scene.succeed(&["migrate", "v", "--to", "b"]);
+    scene.succeed(&["migrate", "w", "--to", "b", "--bandwidth", "16KiB/s", "--detach"]);
+    let listed = |arguments: &[&str]| {
+        let (_, listed) = scene.json(&[&["migration", "list"], arguments].concat());
+        listed
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|one| one["id"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
+    let mut all = listed(&[]);
+    all.sort();
+    assert_eq!(all, ["m0", "m1"]);
+    assert_eq!(listed(&["--running"]), ["m1"]);
+    assert_eq!(listed(&["--since", "0s"]), ["m1"], "what has not ended is of interest");
+    assert_eq!(listed(&["--since", "1h"]).len(), 2);
+    assert!(scene.succeed(&["migration", "list"]).contains(" ago"));
+    assert_eq!(scene.run(&["migration", "list", "--since", "yesterday"]).code, 2);
+    scene.succeed(&["migration", "cancel", "m1"]);
+}
+
+#[test]
+fn a_store_that_has_promised_more_than_it_has_is_told_of() {
+    let mut scene = Scene::new();
+    if !scene.mount_small_disk("small", 64 << 20) {
+        return;
+    }
+    scene.configure(&format!("[stores.small]\npath = '{}'\n", scene.path("small").display()));
+    scene.start(None);
+    let create = |name| scene.run(&["volume", "create", name, "--store", "small", "--size", "40MiB"]);
+    let first = create("v");
+    assert!(first.code == 0 && !first.stderr.contains("warning"), "{first:?}");
+    let second = create("w");
+    assert!(second.code == 0 && second.stderr.contains("its volumes have 80.0 MiB together"), "{second:?}");
+    let (_, stores) = scene.json(&["store", "list"]);
+    let provisioned: Vec<_> =
+        stores.as_array().unwrap().iter().map(|store| &store["bytes_provisioned"]).collect();
+    assert_eq!(provisioned, [0, 0, 80 << 20]);
+    assert!(scene.succeed(&["store", "list"]).contains("!! store small has 64.0 MiB"));
+    let larger = scene.run(&["volume", "resize", "v", "48MiB"]);
+    assert!(larger.stderr.contains("88.0 MiB together"), "{larger:?}");
 }

@@ -156,6 +156,14 @@ impl Scene {
         Guest::start(client, content, GuestOptions::default()).unwrap()
     }
 
+    /// Lets a guest work on the volume `v` that stops at the first break of its connection.
+    pub(crate) fn start_guest_without_reconnects(&self) -> Guest {
+        let mut client = self.connect();
+        let mut content = Content::new(DISK_BYTES, 4096, 1);
+        workload::fill(&mut client, &mut content, FILL_BYTES, &mut |_| {}).unwrap();
+        Guest::start(client, content, GuestOptions::default()).unwrap()
+    }
+
     /// Names of the files in a store that are about volumes, sorted.
     pub(crate) fn images(&self, store: &str) -> Vec<String> {
         self.host.images(store).unwrap()

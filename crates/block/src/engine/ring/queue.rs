@@ -56,6 +56,8 @@ struct Operation {
     /// `None` once it has finished.
     request: Option<Request>,
     phase: Phase,
+    /// Whether its future waits for no more than has arrived.
+    is_cancelled: bool,
     sequence: u32,
 }
 
@@ -118,8 +120,9 @@ impl Queue {
         }
         self.sequence = self.sequence.wrapping_add(1);
         let phase = Phase::InFlight(waker);
-        let key =
-            self.operations.insert(Operation { request: Some(request), phase, sequence: self.sequence });
+        let operation =
+            Operation { request: Some(request), phase, is_cancelled: false, sequence: self.sequence };
+        let key = self.operations.insert(operation);
         self.enqueue(key).inspect_err(|_| drop(self.operations.remove(key)))?;
         Ok(key)
     }
@@ -158,6 +161,24 @@ impl Queue {
             let user_data = user_data(key, operation.sequence);
             self.enqueue_cancellation(user_data);
         }
+    }
+
+    /// Ends the wait of an operation whose future goes on: that gets what has arrived, or [`Outcome::Cancelled`].
+    pub(super) fn cancel(&mut self, key: usize) {
+        let queued =
+            self.backlog.iter().position(|waiting| matches!(waiting, Waiting::Operation(k) if *k == key));
+        let Some(operation) = self.operations.get_mut(key) else { return };
+        let Phase::InFlight(_) = operation.phase else { return };
+        operation.is_cancelled = true;
+        if let Some(index) = queued {
+            self.backlog.remove(index);
+            if let Some(request) = operation.request.take() {
+                operation.phase = Phase::Finished(Ok(request.cancelled()));
+            }
+            return;
+        }
+        let user_data = user_data(key, operation.sequence);
+        self.enqueue_cancellation(user_data);
     }
 
     /// Submits what is queued, waits as told, and collects completions; appends to `wakers` whom to wake.
@@ -370,6 +391,12 @@ impl Queue {
         let step = request.advance(result);
         let is_wanted = matches!(operation.phase, Phase::InFlight(_)) && !self.closed;
         match step {
+            // The cancellation has met what this one would follow, and would not come again.
+            Step::Again if is_wanted && operation.is_cancelled => {
+                if let Some(request) = operation.request.take() {
+                    self.finish(key, Ok(request.cancelled()), wakers);
+                }
+            }
             Step::Again if is_wanted => {
                 if let Err(error) = self.enqueue(key) {
                     self.finish(key, Err(error), wakers);

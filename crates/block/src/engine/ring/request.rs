@@ -84,6 +84,8 @@ pub(super) enum Outcome {
     Filled(Buffer, usize),
     /// A connection.
     Connection(OwnedFd),
+    /// Nothing was received or accepted before it was cancelled; the buffer, if it had one.
+    Cancelled(Option<Buffer>),
 }
 
 /// What follows from a completion.
@@ -151,6 +153,11 @@ impl Request {
     /// Tells whether it may wait for ever for a peer, so that it must be cancelled when nobody wants it any more.
     pub(super) fn waits_for_peer(&self) -> bool {
         matches!(self.kind, Kind::Accept | Kind::Receive { .. } | Kind::Send { .. } | Kind::Wakeup { .. })
+    }
+
+    /// What comes of a receive or an accept that the kernel does not have, and will not get.
+    pub(super) fn cancelled(self) -> Outcome {
+        Outcome::of_cancelled(self.kind)
     }
 
     /// Makes the submission entry of what is still to be done.
@@ -225,6 +232,10 @@ impl Request {
         }
         match result {
             Ok(count) => self.advance_by(count),
+            Err(Errno::CANCELED) if matches!(self.kind, Kind::Receive { .. } | Kind::Accept) => {
+                let kind = std::mem::replace(&mut self.kind, Kind::Over);
+                Step::Finished(Ok(Outcome::of_cancelled(kind)))
+            }
             Err(Errno::INTR) => self.retry(Errno::INTR),
             Err(Errno::AGAIN) => {
                 self.polling = self.waits_for_peer();
@@ -286,6 +297,12 @@ impl Request {
             Kind::Over => "repeat",
         };
         Step::Finished(Err(IoError::os(operation, errno)))
+    }
+}
+
+impl Outcome {
+    fn of_cancelled(kind: Kind) -> Self {
+        Self::Cancelled(if let Kind::Receive { buffer } = kind { Some(buffer) } else { None })
     }
 }
 

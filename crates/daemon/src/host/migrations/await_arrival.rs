@@ -170,7 +170,7 @@ impl Host {
     /// Ends lanes that were to wait for volumes that will not come.
     pub(in crate::host) async fn stop_waiting(&self, awaited: Vec<Awaited>) {
         for volume in awaited.into_iter().filter(|volume| !volume.is_home) {
-            volume.lane.stop(self.config.limits.stop_wait_max).await;
+            volume.lane.stop(self.limits().stop_wait_max).await;
         }
     }
 
@@ -215,9 +215,9 @@ impl Host {
             // Its clients are forwarded as before.
             return;
         }
-        lane.stop(self.config.limits.stop_wait_max).await;
+        lane.stop(self.limits().stop_wait_max).await;
         let socket = self.sockets.volume_socket(&name);
-        if let Err(error) = crate::files::sockets::remove(&socket) {
+        if let Err(error) = self.sockets.forget_volume(&name) {
             tracing::warn!(path = %socket.display(), %error, "the socket of a volume that did not come is left over");
         }
         claim.removed();
@@ -227,7 +227,7 @@ impl Host {
     pub(in crate::host) async fn let_go_of(&self, awaited: Vec<Awaited>) {
         for volume in awaited {
             if !volume.is_home {
-                volume.lane.stop(self.config.limits.stop_wait_max).await;
+                volume.lane.stop(self.limits().stop_wait_max).await;
             }
             volume.claim.removed();
         }

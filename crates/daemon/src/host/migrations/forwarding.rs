@@ -1,8 +1,8 @@
 //! Volumes that went to another host: what is left of them here, and what a start goes on with.
 //!
 //! Until its last client has left, wherever that is, or for good if somebody asked for that, this host forwards requests to
-//! the owner. A restart ends the connections of clients; forwarded again is then what was asked for, and what a VM of
-//! this host runs on. Clients of other hosts are, as soon as they ask for something.
+//! the owner. A crash ends the connections of clients; forwarded again is then what was asked for, and what a VM of
+//! this host runs on; after a restart in order, also what has clients. Clients of other hosts are, as soon as they ask for something.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -42,8 +42,7 @@ impl Host {
         // Before the arrivals: a volume on its way home comes to the lane that forwards its clients.
         for moved in moved {
             let name = moved.volume.record.name.clone();
-            let is_needed = moved.forwarding == Forwarding::Always || self.has_vm_on(&name);
-            if self.has_ended(moved.migration) && is_needed {
+            if self.has_ended(moved.migration) && self.is_forwarded_at_start(&moved) {
                 let volume = moved.volume.record.volume;
                 if let Err(error) = self.forward_and_see(moved).await {
                     let reason = error.message();
@@ -178,6 +177,15 @@ impl Host {
         Some(lane)
     }
 
+    /// Tells whether a start forwards clients of a volume: for good, for a VM of this host, or for clients of the daemon before
+    /// that have not been broken off.
+    pub(in crate::host) fn is_forwarded_at_start(&self, moved: &Moved) -> bool {
+        let record = &moved.volume.record;
+        moved.forwarding == Forwarding::Always
+            || self.has_vm_on(&record.name)
+            || self.sockets.listening().has_clients_of(record.volume)
+    }
+
     /// Tells whether a VM of this host runs on a volume: it stays when its volume alone goes elsewhere, and connects again
     /// after a restart.
     fn has_vm_on(&self, volume: &str) -> bool {
@@ -219,9 +227,9 @@ impl Host {
             // An operation that has the volume is likely to bring it home.
             let Ok((claim, _)) = self.volumes.claim(&name) else { continue };
             claim.removing();
-            lane.stop(self.config.limits.stop_wait_max).await;
+            lane.stop(self.limits().stop_wait_max).await;
             let socket = self.sockets.volume_socket(&name);
-            if let Err(error) = crate::files::sockets::remove(&socket) {
+            if let Err(error) = self.sockets.forget_volume(&name) {
                 tracing::warn!(path = %socket.display(), %error, "the socket of a volume that has left is left over");
             }
             claim.removed();

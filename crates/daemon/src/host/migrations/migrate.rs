@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use api::{MigrateVolume, Migration, MigrationHistory, SetMigration};
+use api::{MigrateVolume, Migration, MigrationHistory, Named, SetMigration};
 use lane::{Refused, Rest};
 use migration::MigrationId;
 use migration::journal::{ImageFormat, Stage, VolumeRecord};
@@ -41,6 +41,7 @@ impl Host {
             return self.migrate_vm(name, order).await;
         }
         if let Some(adopted) = self.adoptions()?.get(&name)
+            && order.named != Named::Volume
             && self.elsewhere(&order.to)?.is_some()
         {
             return self.migrate_adopted(adopted, order).await;
@@ -146,7 +147,7 @@ impl Host {
             started_unix_ms: started.unwrap_or_default(),
             size_bytes,
             bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
-            mirror_wait_max: self.config.limits.mirror_wait_max,
+            mirror_wait_max: self.limits().mirror_wait_max,
             strategy: order.strategy,
         };
         self.histories.begin(migration, facts);
@@ -262,6 +263,11 @@ impl Host {
     /// # Errors
     /// [`RequestError`]: nothing is called as the target is.
     pub(in crate::host) fn means_vm(&self, name: &str, order: &MigrateVolume) -> Result<bool, RequestError> {
+        match order.named {
+            Named::Volume => return Ok(false),
+            Named::Vm => return self.vms.get(name).map(|_| true).map_err(RequestError::from),
+            Named::Any => {}
+        }
         let is_volume = self.volumes.service(name).is_some();
         Ok(self.vms.get(name).is_ok() && (!is_volume || self.elsewhere(&order.to)?.is_some()))
     }

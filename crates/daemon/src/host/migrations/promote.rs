@@ -161,7 +161,7 @@ impl Host {
             if let Some(attempt) = self.volumes.attempt(name) {
                 attempt.store(true, Ordering::SeqCst);
             }
-            lane.stop(self.config.limits.stop_wait_max).await;
+            lane.stop(self.limits().stop_wait_max).await;
         }
         let taken = async {
             loop {

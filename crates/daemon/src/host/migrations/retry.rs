@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use api::Migration;
+use lane::Rest;
 use migration::MigrationId;
 use migration::journal::{MigrationState, Outcome, Side, Stage};
 
@@ -37,6 +38,48 @@ impl Host {
         self.order_migration(name, order, Some(migration)).await
     }
 
+    /// Migrations between stores of this host that a daemon which ends now interrupts; the next one does them once more.
+    pub(in crate::host) async fn note_interrupted(&self) {
+        let interrupted = self.journal.read(|state| {
+            let interrupted = state.unfinished().filter(|(_, migration)| is_interrupted(migration));
+            interrupted.map(|(id, migration)| (id, migration.started_unix_ms)).collect::<Vec<_>>()
+        });
+        for (id, begun) in interrupted {
+            self.metadata_folder.note(id, begun, |metadata| metadata.goes_on = true).await;
+        }
+    }
+
+    /// Does once more what a daemon that ended in order has interrupted, under new numbers, and from the beginning: what of a
+    /// target is there was deleted.
+    pub(crate) async fn go_on_with_interrupted(self: &Arc<Self>) {
+        let ended = self.journal.read(|state| {
+            let ended = state.migrations.iter().filter(|(_, migration)| migration.has_ended());
+            ended.map(|(id, migration)| (*id, migration.started_unix_ms)).collect::<Vec<_>>()
+        });
+        for (id, begun) in ended {
+            let Some(metadata) = self.metadata_folder.of(id, begun).filter(|metadata| metadata.goes_on)
+            else {
+                continue;
+            };
+            let next = Arc::clone(self).retry_migration(id.to_string()).await;
+            // N.B. not again at the next start, however this ends.
+            self.metadata_folder.note(id, begun, |metadata| metadata.goes_on = false).await;
+            match next {
+                Ok(next) => {
+                    tracing::info!(migration = %id, goes_on_as = next.id, "a restart has interrupted it; it begins anew");
+                    if metadata.is_paused {
+                        // One that waits for its turn is not copied either.
+                        let _ = Arc::clone(self).rest_migration(next.id, Rest::Pause).await;
+                    }
+                }
+                Err(error) => {
+                    let reason = error.message();
+                    tracing::warn!(migration = %id, reason, "what a restart has interrupted cannot begin anew");
+                }
+            }
+        }
+    }
+
     /// Whether the volumes are those that were to move: their names may be others' by now.
     fn check_volumes(&self, metadata: &Metadata) -> Result<(), RetryObstacle> {
         let (gone, away) = self.journal.read(|state| {
@@ -53,6 +96,11 @@ impl Host {
             (true, None) => Err(RetryObstacle::Gone(metadata.name.clone())),
         }
     }
+}
+
+/// Whether a migration is ended by a restart because its source and its target are both of this daemon.
+fn is_interrupted(migration: &MigrationState) -> bool {
+    migration.side == Side::OneHost && matches!(migration.stage, Stage::Copying | Stage::Prepared(_))
 }
 
 /// Whether a migration ended without having moved anything.
@@ -94,6 +142,7 @@ mod tests {
             side,
             promotion: None,
             returning: Vec::new(),
+            hollow: None,
         };
         check_end(MigrationId(7), &known)
     }

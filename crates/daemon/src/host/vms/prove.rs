@@ -120,7 +120,7 @@ impl Host {
             proved = qemu.prove_export(disk, &export, kept.number) => proved,
             error = proof::serve(listener, disk.size_bytes) => return Err(unavailable(&error)),
         };
-        if let Err(error) = crate::files::sockets::remove(&export.socket) {
+        if let Err(error) = self.sockets.forget_volume(&kept.volume) {
             tracing::warn!(path = %export.socket.display(), %error, "a socket is left over");
         }
         proved.map_err(|error| {

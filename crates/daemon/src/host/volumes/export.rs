@@ -1,19 +1,16 @@
 //! How volumes are offered: what a request says of it, the journal remembers, and the configuration otherwise says.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, UdpSocket};
-use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::net::{SocketAddr, TcpListener, UdpSocket};
+use std::os::fd::{AsFd as _, OwnedFd};
 
 use lane::{Credentials, Encryption, Listeners};
 use migration::journal::{ExportAccess, ExportSettings, VolumeRecord};
-use tokio::signal::unix::Signal;
 
 use crate::config::{NbdConfig, SocketAccess, SocketMode, TlsPolicy};
 use crate::error::{RequestError, with_causes};
 use crate::files::sockets;
-use crate::host::{Host, blocking};
-use crate::service_manager;
+use crate::host::Host;
 
 impl Host {
     /// What clients of other hosts connect to.
@@ -35,7 +32,7 @@ impl Host {
             let (volume, reason) = (record.name.clone(), with_causes(&error));
             RequestError::VolumeUnavailable { volume, reason }
         })?;
-        Ok(Listeners { unix, tcp: self.listen_on_port(record)? })
+        Ok(Listeners { unix, tcp: self.listen_on_port(record)?, passed: Vec::new() })
     }
 
     /// Listens on a volume's port, if it has one.
@@ -48,10 +45,16 @@ impl Host {
     ) -> Result<Option<(OwnedFd, Encryption)>, RequestError> {
         let Some(address) = &record.export.listen else { return Ok(None) };
         let volume = record.name.clone();
-        let listener = sockets::listen(address).map_err(|error| {
-            let reason = format!("its port {address} cannot be listened on: {error}");
-            RequestError::VolumeUnavailable { volume: volume.clone(), reason }
-        })?;
+        let listener = if let Some(left) = self.sockets.listening().claim_port(&volume, address) {
+            TcpListener::from(left)
+        } else {
+            let listener = sockets::listen(address).map_err(|error| {
+                let reason = format!("its port {address} cannot be listened on: {error}");
+                RequestError::VolumeUnavailable { volume: volume.clone(), reason }
+            })?;
+            self.sockets.listening().made_port(&volume, listener.as_fd());
+            listener
+        };
         if let Some(missing) = self.missing_address(record) {
             tracing::warn!(%volume, %missing, "the volume is served there as soon as the address is this host's");
         }
@@ -92,27 +95,11 @@ impl Host {
 }
 
 impl Host {
-    /// Reads the certificates of volumes' ports again whenever the process is told to hang up, for connections that begin
-    /// from then on.
-    pub(crate) async fn read_certificates_at_hang_up(self: Arc<Self>, mut hang_ups: Signal) {
-        while hang_ups.recv().await.is_some() {
-            service_manager::tell_reloading();
-            let host = Arc::clone(&self);
-            let read = blocking(move || {
-                host.read_certificates();
-                Ok(())
-            });
-            // It says itself what it could not read.
-            let _ = read.await;
-            service_manager::tell_reloaded();
-        }
-    }
-
-    fn read_certificates(&self) {
+    /// Reads the certificates of volumes' ports again, for connections that begin from then on; may sleep.
+    pub(in crate::host) fn read_certificates(&self) {
         let (Encryption::Offered(credentials) | Encryption::Required(credentials), Some(tls)) =
             (&self.encryption, &self.config.nbd.tls)
         else {
-            tracing::info!("told to read certificates again, and there are none");
             return;
         };
         match credentials.reload(&tls.files) {

@@ -62,7 +62,7 @@ impl Host {
             wish(&record, how)?,
         );
         if let Some(Service::Serving(lane)) = claim.removing() {
-            lane.stop(self.config.limits.stop_wait_max).await;
+            lane.stop(self.limits().stop_wait_max).await;
         }
         if let Err(error) = self.forget(&record, fate).await {
             claim.not_removed();
@@ -70,7 +70,7 @@ impl Host {
             return Err(error);
         }
         let socket = self.sockets.volume_socket(&name);
-        if let Err(error) = crate::files::sockets::remove(&socket) {
+        if let Err(error) = self.sockets.forget_volume(&name) {
             tracing::warn!(path = %socket.display(), %error, "the socket of a removed volume is left over");
         }
         let chronicles = self.chronicles.clone();
@@ -99,10 +99,10 @@ impl Host {
         let host = self.journal.read(|state| state.moved.get(&volume).map(|moved| moved.host_name.clone()));
         self.forget_moved(volume).await?;
         if let Some(Service::Serving(lane)) = claim.removing() {
-            lane.stop(self.config.limits.stop_wait_max).await;
+            lane.stop(self.limits().stop_wait_max).await;
         }
         let socket = self.sockets.volume_socket(&name);
-        if let Err(error) = crate::files::sockets::remove(&socket) {
+        if let Err(error) = self.sockets.forget_volume(&name) {
             tracing::warn!(path = %socket.display(), %error, "the socket of a removed volume is left over");
         }
         claim.removed();

@@ -45,11 +45,11 @@ impl Host {
             let mut bytes_per_store_max = BTreeMap::new();
             for store in host.stores.iter() {
                 if let Ok(Some(space)) = store.space() {
-                    let percent = u64::from(host.config.limits.kept.percent_of_store);
+                    let percent = u64::from(host.limits().kept.percent_of_store);
                     bytes_per_store_max.insert(store.name().to_owned(), space.total / 100 * percent);
                 }
             }
-            let images_per_volume_max = host.config.limits.kept.images_per_volume as usize;
+            let images_per_volume_max = host.limits().kept.images_per_volume as usize;
             let limits = RetentionLimits { images_per_volume_max, bytes_per_store_max };
             let images: Vec<KeptImage> = found
                 .iter()

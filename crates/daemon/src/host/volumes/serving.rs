@@ -94,7 +94,7 @@ impl Host {
                         host.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
                         if attempt.load(Ordering::SeqCst) {
                             // It was removed while it began to be served: nobody else knows the lane, which has its image locked.
-                            lane.stop(host.config.limits.stop_wait_max).await;
+                            lane.stop(host.limits().stop_wait_max).await;
                             return;
                         }
                         lane.ended().await;
@@ -174,7 +174,7 @@ impl Host {
         let Some(unix) = listener.take() else {
             return Err(RequestError::Internal("a volume has no socket".to_owned()));
         };
-        let listeners = Listeners { unix, tcp };
+        let listeners = Listeners { unix, tcp, passed: Vec::new() };
         let stay = self.stay_of(record.volume);
         let store = self.with_what_is_missing(&record, store).await?;
         self.start_lane(&record, stay, store, listeners, Opening::Serving).await
@@ -226,7 +226,7 @@ impl Host {
         record: &VolumeRecord,
         stay: StayId,
         store: LaneStore,
-        listeners: Listeners,
+        mut listeners: Listeners,
         opening: Opening,
     ) -> Result<LaneHandle, RequestError> {
         let block_size =
@@ -241,8 +241,8 @@ impl Host {
             generation: record.generation,
             stay,
             kept: kept.map(Box::new),
-            mirror_wait_max: self.config.limits.mirror_wait_max,
-            pacing: self.config.limits.mover.pacing(),
+            mirror_wait_max: self.limits().mirror_wait_max,
+            pacing: self.limits().mover.pacing(),
             access: match record.export.access {
                 ExportAccess::ReadWrite => lane::Access::ReadWrite,
                 ExportAccess::ReadOnly => lane::Access::ReadOnly,
@@ -267,6 +267,7 @@ impl Host {
             volume_hooks: Arc::clone(&self.volume_hooks),
             runtime: tokio::runtime::Handle::current(),
         };
+        listeners.passed = self.sockets.listening().claim_clients(record.volume);
         let name = record.name.clone();
         let lane = blocking(move || {
             let started = lane::start(settings, store, listeners, engine, || control.into_control());

@@ -12,13 +12,18 @@
 //! The intake ends when the client says goodbye, vanishes, breaks the protocol, or the server shuts down. What has
 //! been taken on is carried to its end all the same: a write is executed whole or never started. Replies are sent as
 //! long as the socket takes them.
+//!
+//! If the server passes its connections on, the receive under way is interrupted, which loses nothing, and what has been
+//! received and not been taken on goes along: the cut is at a byte of either direction that both sides know.
 
+use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
-use block::engine::Engine;
+use block::engine::{Engine, Interrupt, Received};
 use block::executor::Sleep;
 use block::{BlockDevice, Buffer, IoError, IoFuture};
 
@@ -42,6 +47,10 @@ const DIRECT_RECEIVE_MIN: usize = 64 << 10;
 /// Turns of one poll: a client that never pauses must not keep the lane from others.
 const TURNS_MAX: usize = 16;
 
+/// How long a client may take to read its last replies before its connection is passed on: guests of other volumes wait
+/// meanwhile. Who does not read for so long has to connect again.
+const PASSING_LINGER: Duration = Duration::from_millis(100);
+
 /// Executes requests until the connection is over; says why, or `None` if the server cut it.
 pub(super) async fn exchange(
     server: &Rc<Shared>,
@@ -56,11 +65,16 @@ pub(super) async fn exchange(
     let start = |cookie, command, buffer| execute(Rc::clone(&device), style, cookie, command, buffer);
     let mut exchange = Exchange::new(server, member, stream, agreement, first_bytes);
     poll_fn(|context| exchange.poll(context, &mut requests, &start)).await;
+    if let Some(Ending::PassedOn(_)) = exchange.ending
+        && (!requests.is_empty() || exchange.sending.is_some() || exchange.outlet == Outlet::Broken)
+    {
+        return Some(Ending::NotPassedOn);
+    }
     exchange.ending
 }
 
 /// Why no more requests are taken on.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(super) enum Ending {
     /// The client said so.
     Disconnected,
@@ -72,8 +86,23 @@ pub(super) enum Ending {
     Violation(#[expect(dead_code, reason = "shown in the log")] Violation),
     /// The server shuts down.
     ServerShutdown,
+    /// Another server goes on with it, from these bytes of the client.
+    PassedOn(Unread),
+    /// Another server was to go on with it, but a request or a reply was in the way.
+    NotPassedOn,
+    /// Another server was to go on with it, but has not the keys.
+    NotPassedOnEncrypted,
     /// Others waited too long for the memory that it holds.
     Stalled,
+}
+
+/// What a client has sent and nobody has taken on.
+pub(super) struct Unread(pub(super) Vec<u8>);
+
+impl fmt::Debug for Unread {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{} bytes", self.0.len())
+    }
 }
 
 /// A connection on which an export is being used.
@@ -87,6 +116,8 @@ struct Exchange {
     terms: Terms,
     intake: Intake,
     read_ahead: ReadAhead,
+    /// Ends the receive under way when the connection is passed on.
+    interrupt: Interrupt,
     receiving: Option<Receiving>,
     outbox: Outbox,
     sending: Option<(IoFuture<'static, ()>, Weight)>,
@@ -122,7 +153,7 @@ struct ReadAhead {
 
 /// A receive under way.
 struct Receiving {
-    future: IoFuture<'static, (Buffer, usize)>,
+    future: IoFuture<'static, Received>,
     into: ReceiveInto,
 }
 
@@ -158,6 +189,7 @@ impl Exchange {
             terms: Terms { offer: agreement.offer, allocation: agreement.allocation },
             intake: Intake::default(),
             read_ahead: ReadAhead { buffer, start: 0, end: first_bytes.len() },
+            interrupt: Interrupt::default(),
             receiving: None,
             outbox: Outbox::new(agreement.offer.replies),
             sending: None,
@@ -217,9 +249,17 @@ impl Exchange {
         if self.ending.is_some() {
             return Progress::None;
         }
-        if self.server.stage() != Stage::Serving {
-            self.end_intake(Ending::ServerShutdown);
-            return Progress::Made;
+        match self.server.stage() {
+            Stage::Serving => {}
+            Stage::Passing if !self.stream.is_encrypted() => return self.stop_receiving(context),
+            Stage::Passing => {
+                self.end_intake(Ending::NotPassedOnEncrypted);
+                return Progress::Made;
+            }
+            Stage::Draining | Stage::Closed => {
+                self.end_intake(Ending::ServerShutdown);
+                return Progress::Made;
+            }
         }
         if self.receiving.is_none() {
             if self.take_requests(context, requests, start) == Progress::None {
@@ -230,18 +270,45 @@ impl Exchange {
             }
             self.receiving = Some(self.start_receive());
         }
+        self.go_on_receiving(context)
+    }
+
+    /// Takes what the receive under way has brought, if it has ended.
+    fn go_on_receiving(&mut self, context: &mut Context<'_>) -> Progress {
         let Some(Receiving { future, into }) = &mut self.receiving else { return Progress::None };
         let Poll::Ready(result) = future.as_mut().poll(context) else { return Progress::None };
         let into = *into;
         self.receiving = None;
         match (result, into) {
             (Err(error), _) => self.end_intake(Ending::Broken(error)),
-            (Ok((_, 0)), _) => self.end_intake(Ending::Vanished),
-            (Ok((buffer, count)), ReceiveInto::ReadAhead) => {
+            (Ok(Received::Bytes(_, 0)), _) => self.end_intake(Ending::Vanished),
+            (Ok(Received::Bytes(buffer, count)), ReceiveInto::ReadAhead) => {
                 self.read_ahead = ReadAhead { buffer: Some(buffer), start: 0, end: count };
             }
-            (Ok((buffer, count)), ReceiveInto::Payload) => self.intake.return_payload(buffer, count),
+            (Ok(Received::Bytes(buffer, count)), ReceiveInto::Payload) => {
+                self.intake.return_payload(buffer, count);
+            }
+            (Ok(Received::Interrupted(_)), ReceiveInto::ReadAhead) => {}
+            (Ok(Received::Interrupted(buffer)), ReceiveInto::Payload) => {
+                self.intake.return_payload(buffer, 0);
+            }
         }
+        Progress::Made
+    }
+
+    /// Receives no more. When that is so, what has been received and not been taken on is what another server begins with.
+    fn stop_receiving(&mut self, context: &mut Context<'_>) -> Progress {
+        self.interrupt.raise();
+        if self.receiving.is_some() {
+            return self.go_on_receiving(context);
+        }
+        let ReadAhead { buffer, start, end } = &self.read_ahead;
+        let rest = buffer.as_ref().and_then(|buffer| buffer.as_slice().get(*start..*end)).unwrap_or_default();
+        let ending = match self.intake.unfinished(self.terms.offer.replies) {
+            Some(begun) => Ending::PassedOn(Unread([&begun[..], rest].concat())),
+            None => Ending::NotPassedOn,
+        };
+        self.end_intake(ending);
         Progress::Made
     }
 
@@ -290,12 +357,14 @@ impl Exchange {
 
     fn start_receive(&mut self) -> Receiving {
         if let Some(rest) = self.intake.lend_payload(DIRECT_RECEIVE_MIN) {
-            return Receiving { future: self.stream.receive(rest), into: ReceiveInto::Payload };
+            let future = self.stream.receive_unless(&self.interrupt, rest);
+            return Receiving { future, into: ReceiveInto::Payload };
         }
         let used = self.read_ahead.buffer.take();
         let buffer = used.filter(|buffer| buffer.len() == READ_AHEAD);
         let buffer = buffer.unwrap_or_else(|| self.engine.buffers().take(READ_AHEAD));
-        Receiving { future: self.stream.receive(buffer), into: ReceiveInto::ReadAhead }
+        let future = self.stream.receive_unless(&self.interrupt, buffer);
+        Receiving { future, into: ReceiveInto::ReadAhead }
     }
 
     /// Collects the replies of requests that have ended.
@@ -386,7 +455,11 @@ impl Exchange {
         if self.sending.is_none() {
             return true;
         }
-        let (handle, limit) = (&self.server.handle, self.server.limits.linger_timeout);
+        let limit = match self.ending {
+            Some(Ending::PassedOn(_)) => PASSING_LINGER,
+            _ => self.server.limits.linger_timeout,
+        };
+        let handle = &self.server.handle;
         let linger = self.linger.get_or_insert_with(|| Box::pin(handle.sleep(limit)));
         linger.as_mut().poll(context).is_ready()
     }

@@ -1,0 +1,204 @@
+//! Reading the configuration once more while the daemon serves: what can change without a restart does, the rest is named.
+//!
+//! ```text
+//!   SIGHUP ─► certificates ─► configuration ─► Changes ─┬─ limits: from the next thing on that asks for them
+//!                                                       ├─ stores that are new: can be used
+//!                                                       └─ all else: said, and left as it is until a restart
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use migration::journal::State;
+use tokio::signal::unix::Signal;
+
+use crate::config::{Config, ConfigError, ImpairmentConfig, Limits, StoreConfig};
+use crate::error::with_causes;
+use crate::host::{Host, blocking};
+use crate::service_manager;
+
+/// Reads the configuration as it is now.
+pub type ReadConfig = Arc<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
+
+/// What a configuration has that this daemon has not begun with, or has read since.
+#[derive(Debug, PartialEq, Eq)]
+struct Changes {
+    /// The limits, if they are others.
+    limits: Option<Limits>,
+    /// Stores of names that there were not.
+    added: BTreeMap<String, StoreConfig>,
+    /// What takes a restart.
+    left: Vec<String>,
+}
+
+impl Changes {
+    /// Between what this daemon has begun with, the limits and stores that hold now, and what is written now.
+    fn between(began: &Config, limits: Limits, stores: &BTreeMap<String, StoreConfig>, now: &Config) -> Self {
+        let mut left = Vec::new();
+        // N.B. exhaustive: a key that is added is thought of here.
+        let Config {
+            data_dir,
+            api,
+            volume_sockets_dir,
+            engine,
+            api_socket,
+            volume_sockets,
+            nbd,
+            hosts,
+            machines,
+            hooks,
+            stores: _,
+            impairments: _,
+            limits: _,
+        } = began;
+        let mut compare = |name: &str, is_same: bool| {
+            if !is_same {
+                left.push(name.to_owned());
+            }
+        };
+        compare("data_dir", *data_dir == now.data_dir);
+        compare("api", *api == now.api && *volume_sockets_dir == now.volume_sockets_dir);
+        compare("engine", *engine == now.engine);
+        compare("[api_socket]", *api_socket == now.api_socket);
+        compare("[volume_sockets]", *volume_sockets == now.volume_sockets);
+        compare("[nbd]", *nbd == now.nbd);
+        compare("[hosts]", *hosts == now.hosts);
+        compare("[machines]", *machines == now.machines);
+        compare("[hooks]", *hooks == now.hooks);
+        let names: BTreeSet<&String> = stores.keys().chain(now.stores.keys()).collect();
+        let mut added = BTreeMap::new();
+        for name in names {
+            match (stores.get(name), now.stores.get(name)) {
+                (None, Some(store)) => drop(added.insert(name.clone(), store.clone())),
+                (before, after) if before == after => {}
+                _ => left.push(format!("[stores.{name}]")),
+            }
+        }
+        let is_new = |name: &str| added.contains_key(name);
+        let impaired = began.impairments.iter().chain(&now.impairments).map(|(name, _)| name);
+        let changed = impaired
+            .filter(|name| !is_new(name) && began.impairments.get(*name) != now.impairments.get(*name));
+        let changed: BTreeSet<String> = changed.map(|name| format!("[stores.{name}]")).collect();
+        left.extend(
+            changed
+                .into_iter()
+                .filter(|name| stores.keys().any(|known| format!("[stores.{known}]") == **name)),
+        );
+        left.dedup();
+        Self { limits: (limits != now.limits).then_some(now.limits), added, left }
+    }
+}
+
+impl Host {
+    /// Reads certificates and configuration again whenever the process is told to hang up.
+    pub(crate) async fn reload_at_hang_up(self: Arc<Self>, mut hang_ups: Signal, read: ReadConfig) {
+        while hang_ups.recv().await.is_some() {
+            service_manager::tell_reloading();
+            let (host, read) = (Arc::clone(&self), Arc::clone(&read));
+            let done = blocking(move || {
+                host.read_certificates();
+                host.read_configuration(&read);
+                Ok(())
+            });
+            // It says itself what it could not read.
+            let _ = done.await;
+            service_manager::tell_reloaded();
+        }
+    }
+
+    /// Takes over what of the configuration has changed and can be; may sleep.
+    fn read_configuration(&self, read: &ReadConfig) {
+        let now = match read() {
+            Ok(now) => now,
+            Err(error) => {
+                let reason = with_causes(&error);
+                return tracing::error!(
+                    %reason,
+                    "the configuration cannot be read again; what was read before holds: sterna config check"
+                );
+            }
+        };
+        let Changes { limits, added, left } =
+            Changes::between(&self.config, self.limits(), &self.stores.configured(), &now);
+        if let Some(limits) = limits {
+            self.set_limits(limits);
+            tracing::info!(
+                ?limits,
+                "limits have changed; how much is copied at once holds for volumes served from now on"
+            );
+        }
+        if !added.is_empty() {
+            self.add_stores(&added, &now.impairments);
+        }
+        if !left.is_empty() {
+            let changed = left.join(", ");
+            tracing::warn!(%changed, "this takes a restart, which breaks no connection: systemctl restart sterna");
+        }
+    }
+
+    fn add_stores(
+        &self,
+        added: &BTreeMap<String, StoreConfig>,
+        impairments: &BTreeMap<String, ImpairmentConfig>,
+    ) {
+        self.stores.add(added, impairments);
+        let state = self.journal.read(State::clone);
+        for store in self.stores.iter().filter(|store| added.contains_key(store.name())) {
+            tracing::info!(store = store.name(), "the store can be used");
+            if let Some(impairment) = self.stores.impairment(store.name()) {
+                tracing::warn!(store = store.name(), %impairment, "the store is for tests and demonstrations only");
+            }
+            match store.check() {
+                Err(problem) => {
+                    tracing::warn!(store = store.name(), %problem, "the store cannot be used for the time being");
+                }
+                Ok(()) => {
+                    if let Err(error) = store.settle(&state) {
+                        tracing::warn!(store = store.name(), %error, "the store cannot be looked through");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Overrides;
+    use crate::config::folders::Folders;
+
+    fn config(text: &str) -> Config {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("sterna.toml");
+        std::fs::write(&file, format!("data_dir = '/d'\n{text}")).unwrap();
+        let overrides = Overrides { config_file: Some(file), ..Overrides::default() };
+        Config::load(&overrides, &Folders::of_this_user()).unwrap()
+    }
+
+    fn changes(before: &str, after: &str) -> Changes {
+        let began = config(before);
+        Changes::between(&began, began.limits, &began.stores, &config(after))
+    }
+
+    #[test]
+    fn what_can_change_does_and_the_rest_is_named() {
+        let stores = "[stores.a]\npath = '/a'\n";
+        let none = changes(stores, stores);
+        assert_eq!(none, Changes { limits: None, added: BTreeMap::new(), left: Vec::new() });
+        let limited = changes(stores, &format!("{stores}[limits]\nmigrations_per_host = 7\n"));
+        assert_eq!(limited.limits.unwrap().queue.per_host, 7);
+        assert!(limited.left.is_empty());
+        let more =
+            changes(stores, &format!("{stores}[stores.b]\npath = '/b'\n[stores.b.delay]\nread_us = 5\n"));
+        assert!(more.added.keys().eq(["b"]) && more.left.is_empty());
+        let moved = changes(stores, "[stores.a]\npath = '/elsewhere'\n");
+        assert_eq!((moved.added.len(), moved.left), (0, vec!["[stores.a]".to_owned()]));
+        let gone = changes(&format!("{stores}[stores.b]\npath = '/b'\n"), stores);
+        assert_eq!(gone.left, ["[stores.b]"]);
+        let slower = changes(stores, &format!("{stores}[stores.a.delay]\nread_us = 5\n"));
+        assert_eq!(slower.left, ["[stores.a]"]);
+        let other = changes(stores, &format!("engine = 'threads'\n{stores}[nbd]\nconnections_max = 3\n"));
+        assert_eq!(other.left, ["engine", "[nbd]"]);
+    }
+}
