@@ -16,7 +16,12 @@ use super::leaf::{LEAF_BLOCKS, Leaf, lowest_above};
 ///
 /// Every position fits in 64 bits, because a bitmap has 2^52 blocks at most and hence a height of 7 at most.
 pub(super) const fn span(height: u32) -> u64 {
-    LEAF_BLOCKS << (6 * height)
+    1 << shift(height)
+}
+
+/// The binary logarithm of [`span`]: a division by it costs more than all else that a layer does.
+const fn shift(height: u32) -> u32 {
+    LEAF_BLOCKS.trailing_zeros() + 6 * height
 }
 
 /// A stretch of the volume.
@@ -76,6 +81,30 @@ impl Part {
         }
     }
 
+    /// Tells whether all blocks of `start..end` are set.
+    pub(super) fn contains_all(&self, height: u32, start: u64, end: u64) -> bool {
+        let (mut part, mut height, mut from, to) = (self, height, start, end);
+        let mut base = 0;
+        // Down to the leaf, as long as the range lies in one part.
+        loop {
+            match part {
+                Self::Clean => return false,
+                Self::Full => return true,
+                Self::Leaf(leaf) => return leaf.contains_all(from, to - base),
+                Self::Upper(upper) => {
+                    height -= 1;
+                    let (index, inside) = locate(height, from);
+                    if locate(height, to - base - 1).0 != index {
+                        let clear = upper.next_clear(height, from);
+                        return clear.is_none_or(|clear| clear >= to - base);
+                    }
+                    base += from - inside;
+                    (part, from) = (&upper.parts[index], inside);
+                }
+            }
+        }
+    }
+
     /// The leaf in which a position lies, after the leaf's first block; `None` where all is clean or full, and
     /// beyond the part's end.
     pub(super) fn leaf_at(&self, height: u32, position: u64) -> Option<(u64, &Leaf)> {
@@ -90,7 +119,7 @@ impl Part {
                 Self::Leaf(leaf) => return Some((position - position % LEAF_BLOCKS, leaf)),
                 Self::Upper(upper) => {
                     height -= 1;
-                    let (index, _) = locate(height, position % span(height + 1));
+                    let (index, _) = locate(height, position & (span(height + 1) - 1));
                     part = &upper.parts[index];
                 }
             }
@@ -354,17 +383,16 @@ struct Piece {
 
 /// Cuts a range at the bounds of parts of a height.
 fn pieces(parts_height: u32, start: u64, end: u64) -> impl Iterator<Item = Piece> {
-    let span = span(parts_height);
-    (start / span..=(end - 1) / span).map(move |index| {
-        let base = index * span;
+    let (span, shift) = (span(parts_height), shift(parts_height));
+    (start >> shift..=(end - 1) >> shift).map(move |index| {
+        let base = index << shift;
         Piece { index: index as usize, start: start.saturating_sub(base), end: (end - base).min(span) }
     })
 }
 
 /// In which part a position lies, and where in it.
 fn locate(parts_height: u32, position: u64) -> (usize, u64) {
-    let span = span(parts_height);
-    ((position / span) as usize, position % span)
+    ((position >> shift(parts_height)) as usize, position & (span(parts_height) - 1))
 }
 
 /// The indices of the set bits, in order.

@@ -43,11 +43,11 @@ impl AsynchronousMirror {
         Self { buffer_bytes_max, drain_max, aim: Aim::default() }
     }
 
-    /// Bytes that the target takes while gates are closed: one block at least.
+    /// Bytes that the target takes while gates are closed.
     fn bytes_within_drain(&self, engine: &Engine) -> u64 {
         let bytes = engine.drain_rate().unwrap_or_default() * self.drain_max.as_secs_f64();
         // A rate is finite and not negative.
-        (bytes as u64).max(engine.block_bytes())
+        (bytes as u64).max(engine.near_bytes_min())
     }
 }
 
@@ -112,7 +112,7 @@ impl Policy for AsynchronousMirror {
         let divisor = self.aim.divisor(now, said, left <= SLACK * loosest);
         // Guests that are slowed down for it are not made to wait for more than is needed.
         let divisor = if engine.is_throttled() { 1 } else { divisor };
-        let limit = (loosest / divisor).max(engine.block_bytes());
+        let limit = (loosest / divisor).max(engine.near_bytes_min());
         // Writes that are held are let go when the gate closes.
         let is_near = left <= slack * limit && left + engine.bytes_held() <= SLACK * limit;
         let is_confirmed = engine.bytes_unconfirmed() <= slack * UNCONFIRMED_MAX;

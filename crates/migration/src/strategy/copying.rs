@@ -56,6 +56,12 @@ impl Copying {
         self.advance(now);
     }
 
+    /// The target lacks these blocks of the volume, of its block size: the same as [`VolumeEvent::Allocated`] of each run,
+    /// of which there may be millions.
+    pub fn lacks(&mut self, lacking: &LayeredBitmap) {
+        self.engine.lacks(lacking);
+    }
+
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.engine.give_up_waiting(now);

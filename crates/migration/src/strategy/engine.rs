@@ -270,6 +270,11 @@ impl Engine {
         }
     }
 
+    /// The target lacks these blocks; told only before what is allocated is known.
+    pub(super) fn lacks(&mut self, lacking: &LayeredBitmap) {
+        self.replica.mark_all_missing(lacking);
+    }
+
     pub(super) fn poll_action(&mut self) -> Option<VolumeAction> {
         self.actions.pop_front()
     }

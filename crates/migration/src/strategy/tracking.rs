@@ -136,10 +136,10 @@ impl Tracking {
         engine.drain_rate().unwrap_or_default().max(by_round.unwrap_or_default())
     }
 
-    /// Bytes that arrive while gates are closed: one block at least.
+    /// Bytes that arrive while gates are closed.
     fn bytes_within_drain(&self, engine: &Engine) -> u64 {
         // A rate is finite and not negative.
-        ((self.rate(engine) * self.drain_max.as_secs_f64()) as u64).max(engine.block_bytes())
+        ((self.rate(engine) * self.drain_max.as_secs_f64()) as u64).max(engine.near_bytes_min())
     }
 
     /// Tells whether one of the last two rounds left less than the one before it; while there are too few, they may.

@@ -83,6 +83,30 @@ impl ReplicaBlocks {
         self.missing.contains_any(blocks) || self.dirty.contains_any(blocks)
     }
 
+    /// The first run within `within` that is missing in either way.
+    pub(super) fn first_missed_within(&self, within: BlockRange) -> Option<BlockRange> {
+        let runs = [&self.missing, &self.dirty].map(|set| first_run_within(set, within));
+        runs.into_iter().flatten().min_by_key(|run| run.start)
+    }
+
+    /// How many of these blocks are not missing.
+    pub(super) fn blocks_there(&self, blocks: BlockRange) -> u64 {
+        if self.dirty.is_empty() {
+            return blocks.len() - self.missing.count_in(blocks);
+        }
+        let (mut there, mut from) = (0, blocks.start);
+        while let Some(run) = self.first_missed_within(BlockRange { start: from, ..blocks }) {
+            there += run.start.0 - from.0;
+            from = run.end;
+        }
+        there + blocks.end.0.saturating_sub(from.0)
+    }
+
+    /// All of these blocks are missing.
+    pub(super) fn mark_all_missing(&mut self, blocks: &LayeredBitmap) {
+        self.missing.union_with(blocks);
+    }
+
     /// Guests have written these blocks in the epoch that is open.
     pub(super) fn mark_dirty(&mut self, blocks: BlockRange) {
         self.dirty.insert(blocks);
@@ -115,8 +139,7 @@ impl ReplicaBlocks {
 
     /// The first run of missing blocks within `within`.
     pub(super) fn missing_within(&self, within: BlockRange) -> Option<BlockRange> {
-        let run = self.missing.next_run(within.start, within.len())?.intersect(&within);
-        (!run.is_empty()).then_some(run)
+        first_run_within(&self.missing, within)
     }
 
     /// Takes the blocks out of the missing set, before they are read for sending (design §5.2).
@@ -168,6 +191,11 @@ impl ReplicaBlocks {
         self.missing.union_with(&self.unconfirmed);
         self.unconfirmed.clear();
     }
+}
+
+fn first_run_within(set: &LayeredBitmap, within: BlockRange) -> Option<BlockRange> {
+    let run = set.next_run(within.start, within.len())?.intersect(&within);
+    (!run.is_empty()).then_some(run)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
