@@ -156,6 +156,10 @@ impl Copying {
             match self.policy.judge_round(&self.engine, now) {
                 RoundVerdict::GoOn => break,
                 RoundVerdict::Next => self.engine.advance_epoch(),
+                RoundVerdict::NextOfAll => {
+                    self.engine.advance_epoch();
+                    self.engine.take_up();
+                }
                 RoundVerdict::GiveUp(detail) => return self.engine.give_up(detail),
             }
         }
@@ -186,6 +190,7 @@ impl Copying {
             Course::Queue { until } => self.engine.queue(now, until),
             Course::Mirror(route) => self.engine.mirror(now, &write, route),
             Course::Send { route, toll } => self.engine.send(now, &write, route, toll),
+            Course::Merge { toll } => self.engine.merge(now, &write, toll),
             Course::Overflow { toll } => self.engine.overflow(now, &write, toll),
         }
     }

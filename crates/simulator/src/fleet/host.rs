@@ -35,7 +35,7 @@ use crate::disk::{DiskSettings, Role, SimDisk};
 use crate::guest::Guest;
 use crate::journal::SimJournal;
 use crate::random::Random;
-use crate::scenario::{MigrationPlan, Scenario};
+use crate::scenario::{MigrationPlan, Scenario, draw_hot};
 use crate::world::{Stop, World};
 
 /// How long the gates may be closed: several round trips of the longest link.
@@ -184,6 +184,7 @@ impl Manner {
         let strategy = Strategy::AsynchronousMirror {
             buffer_bytes_max: random.pick(&[4 << 10, 32 << 10, 128 << 10, 1 << 20]),
             drain_max: random.duration(Duration::from_millis(100), Duration::from_millis(400)),
+            hot: draw_hot(random),
         };
         Self {
             pacing: plan.pacing.clone(),

@@ -14,8 +14,10 @@ impl Engine {
     /// A write has arrived: it is held until it is submitted, and its guest is kept waiting no longer than it may be, what
     /// it may have waited at the gate included.
     pub(super) fn arrive(&mut self, now: Duration, id: WriteId, range: ByteRange) {
+        let blocks = self.covering(range);
+        self.note_heat(blocks);
         let patience_left = self.settings.wait_max.saturating_sub(self.gate.held_for(now));
-        self.writes.arrive(id, range, self.covering(range), now, now + patience_left);
+        self.writes.arrive(id, range, blocks, now, now + patience_left);
     }
 
     /// The writes that are held, in the order they arrived; each is to be decided about once more.

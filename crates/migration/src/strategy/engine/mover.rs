@@ -10,11 +10,13 @@ use crate::pacing::PacingSettings;
 use crate::planted::{Bug, broken};
 use crate::strategy::{ChunkId, Copied, CopyFault, SourceFault, VolumeAction};
 
-/// Chunks in flight, however small: each is looked at whenever a guest writes.
+/// Chunks in flight where bytes count, however small: each is looked at whenever a guest writes.
 const CHUNKS_MAX: usize = 256;
-/// Chunks below this are small: so many more of them are in flight as make up for it, or a disk would wait for the next
-/// scattered block most of the time.
+/// Chunks below this are small: more of them are in flight, or a disk would wait for the next scattered block most of the
+/// time …
 const CHUNK_BYTES_SMALL: u64 = 64 << 10;
+/// … but no more than so many times the usual number: each is a request that guests' requests wait behind.
+const SMALL_CHUNKS: usize = 4;
 
 impl Engine {
     /// Tells whether another chunk may begin, if there is one.
@@ -87,7 +89,7 @@ impl Engine {
         match self.terms.in_flight {
             InFlight::Chunks => {
                 let bytes_of_small = chunk_bytes.min(CHUNK_BYTES_SMALL).saturating_mul(depth as u64);
-                count >= depth && (bytes >= bytes_of_small || count >= CHUNKS_MAX)
+                count >= depth && (bytes >= bytes_of_small || count >= SMALL_CHUNKS * depth)
             }
             InFlight::Bytes { .. } => {
                 count >= CHUNKS_MAX || bytes > chunk_bytes.saturating_mul((depth as u64).saturating_sub(1))
