@@ -10,6 +10,8 @@
 //!      remove that empties it                 remove
 //! ```
 
+use std::sync::Arc;
+
 use super::leaf::{LEAF_BLOCKS, Leaf, lowest_above};
 
 /// How many blocks a part of a height spans.
@@ -33,8 +35,9 @@ pub(super) enum Part {
     Clean,
     /// Every block is set.
     Full,
-    /// Some are; the height is above 0.
-    Upper(Box<Upper>),
+    /// Some are; the height is above 0. Shared with copies of the set, until either is changed: so a copy of a set costs next to
+    /// nothing, and what it costs to change it is spread over the changes.
+    Upper(Arc<Upper>),
     /// Some are; the height is 0.
     Leaf(Leaf),
 }
@@ -137,7 +140,7 @@ impl Part {
                 *self = Self::opened(height, Fill::Clean);
                 return self.insert(height, start, end);
             }
-            Self::Upper(upper) => upper.insert(height - 1, start, end),
+            Self::Upper(upper) => Arc::make_mut(upper).insert(height - 1, start, end),
             Self::Leaf(leaf) => leaf.insert(start, end),
         };
         self.settle();
@@ -155,7 +158,7 @@ impl Part {
                 *self = Self::opened(height, Fill::Full);
                 return self.remove(height, start, end);
             }
-            Self::Upper(upper) => upper.remove(height - 1, start, end),
+            Self::Upper(upper) => Arc::make_mut(upper).remove(height - 1, start, end),
             Self::Leaf(leaf) => leaf.remove(start, end),
         };
         self.settle();
@@ -171,7 +174,7 @@ impl Part {
                 *self = other.clone();
                 return self.count(height);
             }
-            (Self::Upper(upper), Self::Upper(other)) => upper.union_with(other, height - 1),
+            (Self::Upper(upper), Self::Upper(other)) => Arc::make_mut(upper).union_with(other, height - 1),
             (Self::Leaf(leaf), Self::Leaf(other)) => leaf.union_with(other),
             (Self::Upper(_), Self::Leaf(_)) | (Self::Leaf(_), Self::Upper(_)) => return unequal_heights(),
         };
@@ -188,7 +191,7 @@ impl Part {
                 *self = Self::opened(height, Fill::Full);
                 return self.subtract(other, height);
             }
-            (Self::Upper(upper), Self::Upper(other)) => upper.subtract(other, height - 1),
+            (Self::Upper(upper), Self::Upper(other)) => Arc::make_mut(upper).subtract(other, height - 1),
             (Self::Leaf(leaf), Self::Leaf(other)) => leaf.subtract(other),
             (Self::Upper(_), Self::Leaf(_)) | (Self::Leaf(_), Self::Upper(_)) => return unequal_heights(),
         };
@@ -196,7 +199,7 @@ impl Part {
         newly_cleared
     }
 
-    /// The bytes allocated for it outside of itself.
+    /// The bytes allocated for it outside of itself, what it shares with copies included.
     pub(super) fn bytes_allocated(&self) -> usize {
         match self {
             Self::Clean | Self::Full => 0,
@@ -216,7 +219,7 @@ impl Part {
             upper.parts[0] = part;
             upper.note(0);
             upper.count = count;
-            *self = Self::Upper(Box::new(upper));
+            *self = Self::Upper(Arc::new(upper));
         }
     }
 
@@ -225,8 +228,8 @@ impl Part {
         match (height, fill) {
             (0, Fill::Clean) => Self::Leaf(Leaf::clean()),
             (0, Fill::Full) => Self::Leaf(Leaf::full()),
-            (_, Fill::Clean) => Self::Upper(Box::new(Upper::clean())),
-            (_, Fill::Full) => Self::Upper(Box::new(Upper::full(height - 1))),
+            (_, Fill::Clean) => Self::Upper(Arc::new(Upper::clean())),
+            (_, Fill::Full) => Self::Upper(Arc::new(Upper::full(height - 1))),
         }
     }
 
