@@ -3,9 +3,12 @@
 use anyhow::{Context as _, bail, ensure};
 use api::{ImageFate, KeptBecause, Migration, MigrationState, RemovedVolume, Replica, Volume, VolumeState};
 use e2e::{Host, Pair, guest, play_pair, until};
+use testbed::nbd_client::{Address, Client, ClientOptions, Operation, WriteDurability};
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 32 << 20;
+/// What is recorded and copied at least.
+const UNIT_BYTES: u64 = 4 << 10;
 
 /// Moves `v` to where it is not, keeps its old image, and waits until it is served there.
 fn travel(from: &Host, to: &Host, target: &str, more: &[&str]) -> anyhow::Result<Migration> {
@@ -106,6 +109,36 @@ fn an_image_that_was_somebodys_stays_when_its_volume_is_removed_at_another_host(
         let given: RemovedVolume = pair.beta.ask(&["volume", "remove", "v"])?;
         let is_kept = (given.image_fate, given.kept_because) == (ImageFate::Kept, Some(KeptBecause::Given));
         ensure!(is_kept && std::fs::read(&given.image)? == vec![7; 1 << 20], "{given:?}");
+        Ok(())
+    });
+}
+
+/// Writes 4 KiB into every other MiB of the disk that is away, and says how many bytes that is.
+fn write_scattered(export: &Address) -> anyhow::Result<u64> {
+    let mut client = Client::connect(export, ClientOptions::default())?;
+    let places = (0..DISK_BYTES).step_by(2 << 20);
+    let mut bytes = 0;
+    for (place, byte) in places.zip(1..) {
+        let data = vec![byte; UNIT_BYTES as usize];
+        let write =
+            Operation::Write { offset: place + 5 * UNIT_BYTES, data, durability: WriteDurability::Volatile };
+        client.perform(write)?;
+        bytes += UNIT_BYTES;
+    }
+    client.perform(Operation::Flush)?;
+    Ok(bytes)
+}
+
+#[test]
+fn scattered_writes_of_4_kib_cost_their_own_size_on_the_way_home() {
+    play_pair(|pair| {
+        away(pair)?;
+        let written = write_scattered(&pair.beta.export()?)?;
+        let home = come_home(pair, &[])?;
+        ensure!(home.bytes_moved >= written, "{home:?}");
+        ensure!(sent(&home) * 100 <= written * 105, "{written} bytes were written: {home:?}");
+        let spared = home.replica.context("it began with what was kept")?;
+        ensure!(spared.bytes_spared > 0, "{spared:?}");
         Ok(())
     });
 }

@@ -58,6 +58,10 @@ pub struct MigrateVolume {
     /// it anyway; only for comparison.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub not_incremental: bool,
+    /// Of [`Strategy::Tracking`], and of [`Strategy::Mirror`] to another host: copies blocks that guests write again and again as
+    /// all others, rather than put them off; only for comparison.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ignore_hot_blocks: bool,
     /// Names of more volumes that move in the same migration, to another host: all of them, or none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub together_with: Vec<String>,
@@ -158,6 +162,9 @@ pub struct Round {
     pub seconds: f64,
     /// Bytes of blocks that guests wrote meanwhile, which are left to the next round.
     pub dirtied: u64,
+    /// Bytes of blocks that guests write again and again, which it has put off for a later round.
+    #[serde(default)]
+    pub put_off: u64,
 }
 
 /// When a VM that moves may run at the other host.
@@ -511,6 +518,7 @@ impl MigrateVolume {
             strategy: Strategy::default(),
             rounds: None,
             not_incremental: false,
+            ignore_hot_blocks: false,
             together_with: Vec::new(),
             named: Named::Any,
         }
@@ -566,6 +574,7 @@ mod tests {
         let said = |order| serde_json::to_string::<MigrateVolume>(&order).unwrap();
         let order = MigrateVolume::to("b");
         assert!(!said(order.clone()).contains("strategy") && !said(order.clone()).contains("incremental"));
+        assert!(!said(order.clone()).contains("hot_blocks"));
         let tracked = said(MigrateVolume { strategy: Strategy::Tracking, not_incremental: true, ..order });
         assert!(
             tracked.contains("\"strategy\":\"tracking\"") && tracked.contains("\"not_incremental\":true")

@@ -19,36 +19,41 @@ const DIRTY_ONE_IN: u64 = 1000;
 /// How many neighbouring blocks a cluster has.
 const CLUSTER_BLOCKS: u64 = 64;
 
-/// The block sizes measured: the default one and the smallest.
-const BLOCK_BYTES: [u32; 2] = [64 << 10, 4 << 10];
+/// The block sizes measured: the default one, and that of volumes made before it was so small.
+const BLOCK_BYTES: [u32; 2] = [4 << 10, 64 << 10];
 
 fn recording(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("record");
-    let mut chronicle = Chronicle::new(BlockSize::DEFAULT, DISK_BYTES, Epoch(1));
-    let mut random = Random(1);
-    // The part is warm: every block of its 4 GiB has been written, but for one in eight, so that nothing is full.
-    let offsets = (0..65_536).map(|block| block << 16).collect::<Vec<u64>>();
-    for offset in offsets.iter().filter(|&offset| (offset >> 16) % 8 != 0) {
-        let _ = chronicle.record(*offset, 8192);
+    for block_bytes in BLOCK_BYTES {
+        let block_size = BlockSize::new(block_bytes).unwrap_or(BlockSize::DEFAULT);
+        let kib = block_bytes >> 10;
+        let mut chronicle = Chronicle::new(block_size, DISK_BYTES, Epoch(1));
+        let mut random = Random(1);
+        // The part is warm: 8 KiB of each 64 KiB of its 4 GiB have been written, but for one in eight, so that nothing is full.
+        let offsets = (0..65_536).map(|place| place << 16).collect::<Vec<u64>>();
+        for offset in offsets.iter().filter(|&offset| (offset >> 16) % 8 != 0) {
+            let _ = chronicle.record(*offset, 8192);
+        }
+        group.bench_function(format!("{kib} KiB blocks, 8 KiB again into a warm part"), |bencher| {
+            bencher.iter(|| {
+                let place = random.below(8192) * 8 + 1;
+                black_box(chronicle.record(black_box(place << 16), 8192))
+            });
+        });
+        let mut fresh = Chronicle::new(block_size, DISK_BYTES, Epoch(1));
+        let mut written = 0_u64;
+        let anywhere = format!("{kib} KiB blocks, 8 KiB anywhere on 16 TiB, epoch advanced every 100,000");
+        group.bench_function(anywhere, |bencher| {
+            bencher.iter(|| {
+                written += 1;
+                if written.is_multiple_of(100_000) {
+                    fresh.advance();
+                    fresh.merge_unreferenced(&[]);
+                }
+                black_box(fresh.record(random.below(DISK_BYTES), 8192))
+            });
+        });
     }
-    group.bench_function("8 KiB again into a warm part", |bencher| {
-        bencher.iter(|| {
-            let block = random.below(8192) * 8 + 1;
-            black_box(chronicle.record(black_box(block << 16), 8192))
-        });
-    });
-    let mut fresh = Chronicle::new(BlockSize::DEFAULT, DISK_BYTES, Epoch(1));
-    let mut written = 0_u64;
-    group.bench_function("8 KiB anywhere on 16 TiB, epoch advanced every 100,000", |bencher| {
-        bencher.iter(|| {
-            written += 1;
-            if written.is_multiple_of(100_000) {
-                fresh.advance();
-                fresh.merge_unreferenced(&[]);
-            }
-            black_box(fresh.record(random.below(DISK_BYTES), 8192))
-        });
-    });
     group.finish();
 }
 
@@ -67,8 +72,7 @@ fn scanning(criterion: &mut Criterion) {
             });
         }
     }
-    let mut nearly_clean =
-        LayeredBitmap::new(BlockSize::new(4096).unwrap_or(BlockSize::DEFAULT).blocks_of(DISK_BYTES));
+    let mut nearly_clean = LayeredBitmap::new(BlockSize::DEFAULT.blocks_of(DISK_BYTES));
     nearly_clean.insert(BlockRange::new(nearly_clean.blocks().0 - 1, u64::MAX));
     group.bench_function("4 KiB blocks, one dirty at the end", |bencher| {
         bencher.iter(|| nearly_clean.next_run(black_box(BlockIndex(0)), 1));

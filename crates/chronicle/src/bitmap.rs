@@ -107,8 +107,7 @@ impl LayeredBitmap {
     /// Tells whether every block of the range that the volume has is in the set; true for an empty range.
     pub fn contains_all(&self, range: BlockRange) -> bool {
         let range = self.clip(range);
-        range.is_empty()
-            || self.root.next_clear(self.height, range.start.0).is_none_or(|clear| clear >= range.end.0)
+        range.is_empty() || self.root.contains_all(self.height, range.start.0, range.end.0)
     }
 
     /// How many blocks of the range are in the set.

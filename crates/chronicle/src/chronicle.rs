@@ -196,7 +196,10 @@ impl Chronicle {
         {
             return Recorded::WaitForMark(self.open);
         }
-        self.open_blocks.insert(blocks);
+        // Guests write where they have written: a look is cheaper than a change that changes nothing.
+        if !self.open_blocks.contains_all(blocks) {
+            self.open_blocks.insert(blocks);
+        }
         Recorded::Marked(self.open)
     }
 

@@ -267,7 +267,7 @@ mod tests {
         let target = KeptReplica { generation: Generation(5), as_of: Epoch(9), missing: set(&[(0, 1000)]) };
         Kept {
             block_size: BlockSize::DEFAULT,
-            size_bytes: 1000 << 16,
+            size_bytes: 1000 << 12,
             known_after: Epoch(7),
             through: Epoch(9),
             epochs: vec![(Epoch(8), set(&[(1, 3), (10, 20)])), (Epoch(9), set(&[]))],

@@ -24,9 +24,9 @@ impl BlockSize {
     /// The largest block, 1 MiB: a write of 4 KiB already costs 256 times its size on the link.
     pub const MAX_BYTES: u32 = 1 << 20;
 
-    /// 64 KiB: small enough that a scattered write is cheap to copy again, large enough that one request per
-    /// block keeps a disk busy; 16 TiB are 268 million blocks.
-    pub const DEFAULT: Self = Self { shift: 16 };
+    /// 4 KiB, the unit of disk I/O: a scattered write costs its own size when it is copied again. 16 TiB are 4 thousand
+    /// million blocks; sets of them cost what is scattered in them, and neighbours are copied as one.
+    pub const DEFAULT: Self = Self { shift: 12 };
 
     /// The block size of so many bytes.
     ///
@@ -228,7 +228,7 @@ impl fmt::Display for BlockRange {
 mod tests {
     use super::*;
 
-    const BLOCK: u64 = 64 << 10;
+    const BLOCK: u64 = 4 << 10;
 
     #[test]
     fn block_sizes_are_powers_of_two_from_4_kib_to_1_mib() {
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(size.covering(BLOCK - 1, 1), BlockRange::new(0, 1));
         assert_eq!(size.covering(BLOCK - 1, 2), BlockRange::new(0, 2));
         assert_eq!(size.covering(BLOCK, BLOCK), BlockRange::new(1, 2));
-        assert_eq!(size.covering(u64::MAX, u64::MAX), BlockRange::new(u64::MAX >> 16, (u64::MAX >> 16) + 1));
+        assert_eq!(size.covering(u64::MAX, u64::MAX), BlockRange::new(u64::MAX >> 12, (u64::MAX >> 12) + 1));
     }
 
     #[test]
@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(size.byte_range(BlockRange::new(u64::MAX, u64::MAX)), (u64::MAX, 0));
         assert_eq!(size.blocks_of(0), BlockCount(0));
         assert_eq!(size.blocks_of(BLOCK + 1), BlockCount(2));
-        assert_eq!(size.blocks_of(u64::MAX), BlockCount(1 << 48));
+        assert_eq!(size.blocks_of(u64::MAX), BlockCount(1 << 52));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use chronicle::{BlockRange, BlockSize, Chronicle, Epoch, LayeredBitmap, MarkPolicy, Recorded};
 use proptest::prelude::*;
 
-const BLOCK: u64 = 64 << 10;
+const BLOCK: u64 = 4 << 10;
 /// The last block is there in part.
 const SIZE_BYTES: u64 = 300 * BLOCK + 512;
 

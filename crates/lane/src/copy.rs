@@ -14,7 +14,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, ByteRange, ExtentKind, Handle, IoError, ZeroMode};
-use chronicle::{BlockSize, LayeredBitmap};
+use chronicle::LayeredBitmap;
 use futures_channel::mpsc;
 use futures_util::future::{Either, select};
 use migration::VolumeIndex;
@@ -144,11 +144,8 @@ impl VolumeCopy {
     /// Starts to copy what the target's copy of the volume lacks, and nothing else.
     ///
     /// **N.B.** Only once every write goes through the mirror filter and those that did not have ended.
-    pub(crate) fn begin_with(&self, lacking: &LayeredBitmap, block_size: BlockSize) {
-        for run in lacking.runs() {
-            let (offset, length) = block_size.byte_range(run);
-            self.event(VolumeEvent::Allocated(ByteRange::new(offset, length)));
-        }
+    pub(crate) fn begin_with(&self, lacking: &LayeredBitmap) {
+        self.machine.borrow_mut().lacks(lacking);
         self.event(VolumeEvent::AllocationKnown);
     }
 

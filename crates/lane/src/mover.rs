@@ -6,7 +6,8 @@ use migration::strategy::{Copied, CopyFault, SourceFault};
 
 use crate::copy::{VolumeCopy, target_fault};
 
-/// Zeroes are looked for in pieces of this many bytes: what a thin target would allocate at a time at most.
+/// Zeroes are looked for in pieces of this many bytes. Smaller ones would make more requests of a chunk than its zeroes are
+/// worth; what the source has no space for is in no chunk, whatever its length.
 const ZERO_GRAIN_BYTES: usize = 64 << 10;
 
 /// Copies `range`; runs of zeroes become holes at the target, so thin stays thin (design §5.5), unless its space is to

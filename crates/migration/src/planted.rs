@@ -42,6 +42,11 @@ pub enum Bug {
     EpochNotRecorded,
     /// 3: a strategy that copies in rounds hands over although blocks of the last one are missing.
     LastRoundSkipped,
+    /// 3: a volume is handed over although blocks that were put off, because they are written again and again, have not been
+    /// copied.
+    HotBlocksLeftOut,
+    /// 3: a policy says that the replica is equal although blocks are missing.
+    MissingHandedOver,
     /// 8: the source is not flushed before it is released.
     SourceCache,
     /// 9: an image that another branch of the history has left is taken for the copy that is known.
@@ -129,6 +134,8 @@ impl Bug {
         Self::RoundOvertakesWrites,
         Self::EpochNotRecorded,
         Self::LastRoundSkipped,
+        Self::HotBlocksLeftOut,
+        Self::MissingHandedOver,
         Self::SourceCache,
         Self::BranchMistaken,
         Self::ChronicleIsMissingSet,
@@ -184,6 +191,8 @@ impl Bug {
             Self::RoundOvertakesWrites => "round-overtakes-writes",
             Self::EpochNotRecorded => "epoch-not-recorded",
             Self::LastRoundSkipped => "last-round-skipped",
+            Self::HotBlocksLeftOut => "hot-blocks-left-out",
+            Self::MissingHandedOver => "missing-handed-over",
             Self::SourceCache => "source-cache",
             Self::BranchMistaken => "branch-mistaken",
             Self::ChronicleIsMissingSet => "chronicle-is-missing-set",

@@ -15,6 +15,7 @@ mod asynchronous;
 mod choice;
 mod copying;
 mod engine;
+mod heat;
 mod mirror;
 mod policy;
 mod post_copy;
@@ -28,6 +29,7 @@ use chronicle::ByteRange;
 pub use choice::Choice;
 pub use copying::{Copying, CopyingSettings};
 pub use engine::Tally;
+pub use heat::{GENERATION_WRITES, Heat, HeatFilter, THRESHOLD};
 pub use round::Round;
 
 use crate::filling::Manifest;
@@ -46,12 +48,18 @@ pub enum Strategy {
         /// and some, for so much is always on its way. A try at the handover has to be allowed that, and one and a half
         /// round trips, a flush and two commits besides (hard case 27).
         drain_max: Duration,
+        /// What becomes of writes to blocks that are written again and again.
+        hot: HotBlocks,
     },
     /// Rounds: writes go to the source only, and what they changed in one round is copied in the next; what is left in the
     /// end arrives behind closed gates (\[ESX\] §2.3).
     Tracking {
         /// What is recorded of writes to blocks that the round under way has still to copy.
         recording: Recording,
+        /// When blocks are copied that are written again and again.
+        hot: HotBlocks,
+        /// Where the target is.
+        distance: Distance,
         /// How long what is left may take to arrive behind closed gates.
         drain_max: Duration,
     },
@@ -71,6 +79,27 @@ pub enum Recording {
     Incremental,
     /// That they were written: they are copied in the next one, too.
     Full,
+}
+
+/// Where a target is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Distance {
+    /// A store of this host. Small chunks take as much of a disk as large ones: so many are in flight.
+    #[default]
+    Near,
+    /// Another host. Small chunks would not fill a long link: so many bytes are in flight.
+    Far,
+}
+
+/// What becomes of blocks that guests write again and again (\[ESX\] §2.3.1).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HotBlocks {
+    /// They are put off, so that they are copied once rather than each time: in rounds until the last but one, otherwise until
+    /// the pass is over.
+    #[default]
+    PutOff,
+    /// They are copied as all others are.
+    AsOthers,
 }
 
 /// A guest write (or discard, or zeroing), named by the lane while it is in flight.

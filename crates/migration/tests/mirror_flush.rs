@@ -7,7 +7,7 @@ use std::time::Duration;
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::strategy::{
-    Copied, Copying, CopyingSettings, FlushId, Strategy, TargetFault, VolumeAction, VolumeEvent,
+    Copied, Copying, CopyingSettings, FlushId, HotBlocks, Strategy, TargetFault, VolumeAction, VolumeEvent,
 };
 
 const BYTES: u64 = 1 << 20;
@@ -77,7 +77,11 @@ impl Scene {
 }
 
 fn source_alone() -> Strategy {
-    Strategy::AsynchronousMirror { buffer_bytes_max: 64 << 20, drain_max: Duration::from_millis(250) }
+    Strategy::AsynchronousMirror {
+        buffer_bytes_max: 64 << 20,
+        drain_max: Duration::from_millis(250),
+        hot: HotBlocks::PutOff,
+    }
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
-use migration::strategy::{Copied, Copying, CopyingSettings, Strategy, VolumeAction, VolumeEvent};
+use migration::strategy::{Copied, Copying, CopyingSettings, HotBlocks, Strategy, VolumeAction, VolumeEvent};
 
 const NOW: Duration = Duration::from_secs(1);
 const BYTES: u64 = 4 << 20;
@@ -21,7 +21,11 @@ fn copied() -> Copying {
             wait_max: Duration::from_secs(1),
             no_progress_max: Duration::from_secs(300),
         },
-        Strategy::AsynchronousMirror { buffer_bytes_max: 64 << 20, drain_max: Duration::from_millis(250) },
+        Strategy::AsynchronousMirror {
+            buffer_bytes_max: 64 << 20,
+            drain_max: Duration::from_millis(250),
+            hot: HotBlocks::PutOff,
+        },
     );
     mirror.handle_event(NOW, VolumeEvent::GateCloses);
     mirror.handle_event(NOW, VolumeEvent::Allocated(ByteRange::new(0, BYTES)));

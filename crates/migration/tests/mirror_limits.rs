@@ -8,8 +8,8 @@ use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::journal::FailureCode;
 use migration::strategy::{
-    ChunkId, Copied, CopyFault, Copying, CopyingSettings, Route, Strategy, TargetFault, VolumeAction,
-    VolumeEvent, WriteId,
+    ChunkId, Copied, CopyFault, Copying, CopyingSettings, HotBlocks, Route, Strategy, TargetFault,
+    VolumeAction, VolumeEvent, WriteId,
 };
 
 const BLOCK: u64 = 4096;
@@ -22,7 +22,7 @@ fn mirror_of(blocks: u64) -> Copying {
 /// A mirror whose guests do not wait for the target.
 fn asynchronous_mirror_of(blocks: u64) -> Copying {
     let (buffer_bytes_max, drain_max) = (2 * BLOCK, Duration::from_millis(100));
-    mirror_with(blocks, Strategy::AsynchronousMirror { buffer_bytes_max, drain_max })
+    mirror_with(blocks, Strategy::AsynchronousMirror { buffer_bytes_max, drain_max, hot: HotBlocks::PutOff })
 }
 
 fn mirror_with(blocks: u64, strategy: Strategy) -> Copying {

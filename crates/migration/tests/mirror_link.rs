@@ -9,6 +9,7 @@ mod bench;
 use std::time::Duration;
 
 use bench::{Bench, Pattern, Setting};
+use migration::strategy::HotBlocks;
 
 const MIB: u64 = 1 << 20;
 
@@ -22,6 +23,7 @@ fn setting() -> Setting {
         disk_latency: Duration::from_micros(500),
         pattern: Pattern::Random,
         bandwidth: None,
+        hot: HotBlocks::PutOff,
     }
 }
 
@@ -91,4 +93,37 @@ fn a_bandwidth_limit_does_not_bind_behind_closed_gates() {
     let seen = Bench::run(&setting);
     assert!(seen.took >= Duration::from_secs(6), "the limit was not kept: {:?}", seen.took);
     assert!(seen.drained_in <= Duration::from_millis(300), "gates closed for {:?}", seen.drained_in);
+}
+
+/// Bytes that the link carries besides the volume with hot blocks merged, as a part of those that it carries otherwise.
+fn merged(setting: &Setting) -> f64 {
+    let [merged, one_by_one] =
+        [HotBlocks::PutOff, HotBlocks::AsOthers].map(|hot| Bench::run(&Setting { hot, ..setting.clone() }));
+    assert!(merged.drained_in <= Duration::from_millis(500) + setting.round_trip, "{merged:?}");
+    assert!(merged.took.as_secs_f64() <= one_by_one.took.as_secs_f64() * 1.02, "{merged:?} {one_by_one:?}");
+    let besides = |carried: u64| (carried - setting.volume_bytes) as f64;
+    besides(merged.carried) / besides(one_by_one.carried)
+}
+
+#[test]
+fn what_is_written_again_and_again_is_merged_and_its_writes_cost_the_link_a_third_less() {
+    // The guest writes more than the link carries.
+    let disk_latency = Duration::from_millis(1);
+    let part = merged(&Setting { disk_latency, pattern: Pattern::Zipf, ..setting() });
+    assert!(part <= 0.7, "{part} of the bytes are carried");
+    // It is carried easily, and writes to a part of the volume only.
+    for milliseconds in [2, 5] {
+        let disk_latency = Duration::from_millis(milliseconds);
+        let part = merged(&Setting { disk_latency, pattern: Pattern::Hot { bytes: 8 * MIB }, ..setting() });
+        assert!(part <= 0.4, "{part} of the bytes are carried");
+    }
+}
+
+#[test]
+fn of_a_uniform_load_merging_costs_nothing() {
+    for milliseconds in [1, 5, 20] {
+        let setting = Setting { disk_latency: Duration::from_millis(milliseconds), ..setting() };
+        let part = merged(&setting);
+        assert!(part <= 1.02, "{part} of the bytes are carried");
+    }
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::strategy::{
-    ChunkId, Copied, CopyFault, Copying, CopyingSettings, FlushId, Recording, Route, SourceFault, Strategy,
-    TargetFault, VolumeAction, VolumeEvent, WriteId,
+    ChunkId, Copied, CopyFault, Copying, CopyingSettings, Distance, FlushId, HotBlocks, Recording, Route,
+    SourceFault, Strategy, TargetFault, VolumeAction, VolumeEvent, WriteId,
 };
 use proptest::prelude::*;
 
@@ -67,6 +67,10 @@ enum Mode {
     Rounds,
 }
 
+fn draw_hot(random: &mut Random) -> HotBlocks {
+    if random.below(3) == 0 { HotBlocks::AsOthers } else { HotBlocks::PutOff }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Gate {
     Open,
@@ -87,8 +91,11 @@ impl Model {
             Mode::Source => Strategy::AsynchronousMirror {
                 buffer_bytes_max: BLOCK * (1 + random.below(16)),
                 drain_max: Duration::from_millis(100),
+                hot: draw_hot(&mut random),
             },
             Mode::Rounds => Strategy::Tracking {
+                hot: draw_hot(&mut random),
+                distance: if random.below(2) == 0 { Distance::Near } else { Distance::Far },
                 recording: if random.below(2) == 0 { Recording::Incremental } else { Recording::Full },
                 drain_max: Duration::from_millis(100),
             },

@@ -8,8 +8,8 @@ use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::journal::FailureCode;
 use migration::strategy::{
-    ChunkId, Copied, Copying, CopyingSettings, FlushId, Recording, Route, Strategy, VolumeAction,
-    VolumeEvent, WriteId,
+    ChunkId, Copied, Copying, CopyingSettings, Distance, FlushId, HotBlocks, Recording, Route, Strategy,
+    VolumeAction, VolumeEvent, WriteId,
 };
 
 const BLOCK: u64 = 4096;
@@ -33,6 +33,10 @@ struct Scene {
 
 impl Scene {
     fn new(recording: Recording) -> Self {
+        Self::with(recording, HotBlocks::PutOff)
+    }
+
+    fn with(recording: Recording, hot: HotBlocks) -> Self {
         let drain_max = Duration::from_secs_f64(WITHIN as f64 / RATE as f64);
         let settings = CopyingSettings {
             block_size: BlockSize::new(4096).unwrap(),
@@ -42,7 +46,10 @@ impl Scene {
             no_progress_max: Duration::from_secs(300),
         };
         let mut scene = Self {
-            copying: Copying::new(settings, Strategy::Tracking { recording, drain_max }),
+            copying: Copying::new(
+                settings,
+                Strategy::Tracking { recording, hot, distance: Distance::Far, drain_max },
+            ),
             now: Duration::ZERO,
             chunks: Vec::new(),
             copied: vec![0; BLOCKS as usize],

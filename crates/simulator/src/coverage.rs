@@ -4,6 +4,7 @@
 //! written down, and then none may: a reason that no longer holds is as much a failure as a cell that is missed.
 
 use migration::Phase;
+use migration::strategy::Strategy;
 
 use crate::faults::Fault;
 
@@ -19,15 +20,66 @@ pub(crate) enum Table {
     Hosts,
 }
 
-/// The cells that one simulation has reached; each counts once a seed, however often it was struck.
+/// The cells that one simulation has reached, by strategy; each counts once a seed, however often it was struck.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Struck([[bool; PHASES]; Fault::COUNT]);
+pub(crate) struct Struck([[[bool; PHASES]; Fault::COUNT]; Kind::ALL.len()]);
+
+/// By which strategy what was struck copied.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Kind {
+    #[default]
+    Mirror,
+    AsynchronousMirror,
+    Tracking,
+    PostCopy,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Self; 4] =
+        [Self::Mirror, Self::AsynchronousMirror, Self::Tracking, Self::PostCopy];
+
+    /// What a strategy counts as.
+    pub(crate) fn of(strategy: Strategy) -> Self {
+        match strategy {
+            Strategy::Mirror => Self::Mirror,
+            Strategy::AsynchronousMirror { .. } => Self::AsynchronousMirror,
+            Strategy::Tracking { .. } => Self::Tracking,
+            Strategy::PostCopy { .. } => Self::PostCopy,
+        }
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Mirror => "mirror",
+            Self::AsynchronousMirror => "asynchronous mirror",
+            Self::Tracking => "tracking",
+            Self::PostCopy => "post-copy",
+        }
+    }
+
+    /// Whether migrations that copy so are to have met a phase: what leaves blocks behind is drawn too seldom to ask for all, and it
+    /// alone has what follows.
+    pub(crate) fn is_to_meet(self, phase: Phase) -> bool {
+        self != Self::PostCopy && phase != Phase::Filling
+    }
+
+    /// Whether migrations of this table may copy so.
+    fn is_of(self, table: Table) -> bool {
+        match self {
+            Self::Mirror => table == Table::OneHost,
+            Self::AsynchronousMirror | Self::Tracking => true,
+            Self::PostCopy => table != Table::OneHost,
+        }
+    }
+}
 
 /// How many seeds have reached each cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Coverage {
     table: Table,
     counts: [[u64; PHASES]; Fault::COUNT],
+    /// The same by strategy.
+    by_kind: [[[u64; PHASES]; Fault::COUNT]; Kind::ALL.len()],
 }
 
 const PHASES: usize = Phase::ALL.len();
@@ -35,6 +87,8 @@ const PHASES: usize = Phase::ALL.len();
 const SEEDS_WANTED: u64 = 50;
 /// The same between hosts, where a fault must find the migration, the phase and the host.
 const SEEDS_WANTED_OF_HOSTS: u64 = 10;
+/// What each possible cell is to reach with each strategy.
+const SEEDS_WANTED_OF_KIND: u64 = 10;
 /// The seeds of a full run; of fewer seeds, proportionally less is wanted.
 const SEEDS_OF_WANTED: u64 = 100_000;
 
@@ -55,18 +109,25 @@ pub(crate) fn wanted(table: Table, seeds: u64) -> u64 {
     wanted * seeds / SEEDS_OF_WANTED
 }
 
+/// How many of `seeds` seeds are to reach each possible cell with each strategy.
+pub(crate) fn wanted_of_kind(seeds: u64) -> u64 {
+    SEEDS_WANTED_OF_KIND * seeds / SEEDS_OF_WANTED
+}
+
 impl Struck {
-    /// A fault has struck in a phase.
-    pub(crate) fn add(&mut self, fault: Fault, phase: Phase) {
-        self.0[fault as usize][phase as usize] = true;
+    /// A fault has struck in a phase of a migration that copies so.
+    pub(crate) fn add(&mut self, kind: Kind, fault: Fault, phase: Phase) {
+        self.0[kind as usize][fault as usize][phase as usize] = true;
+    }
+
+    fn has(&self, fault: Fault, phase: Phase) -> bool {
+        self.0.iter().any(|cells| cells[fault as usize][phase as usize])
     }
 
     /// The cells that were reached and are said to be impossible.
     pub(crate) fn contradictions(&self, table: Table) -> Vec<(Fault, Phase)> {
         cells(table)
-            .filter(|cell| {
-                self.0[cell.0 as usize][cell.1 as usize] && impossible(table, cell.0, cell.1).is_some()
-            })
+            .filter(|cell| self.has(cell.0, cell.1) && impossible(table, cell.0, cell.1).is_some())
             .collect()
     }
 }
@@ -89,20 +150,32 @@ impl Coverage {
 
     /// Adds the cells of one simulation.
     pub(crate) fn add(&mut self, struck: &Struck) {
-        for (counts, cells) in self.counts.iter_mut().zip(&struck.0) {
-            for (count, cell) in counts.iter_mut().zip(cells) {
-                *count += u64::from(*cell);
+        for (fault, phase) in cells(self.table) {
+            let (row, column) = (fault as usize, phase as usize);
+            self.counts[row][column] += u64::from(struck.has(fault, phase));
+            for (counts, cells) in self.by_kind.iter_mut().zip(&struck.0) {
+                counts[row][column] += u64::from(cells[row][column]);
             }
         }
     }
 
     /// Adds another table, of other seeds.
     pub(crate) fn merge(&mut self, other: &Self) {
-        for (counts, others) in self.counts.iter_mut().zip(&other.counts) {
+        let rows = self.by_kind.iter_mut().flatten().zip(other.by_kind.iter().flatten());
+        for (counts, others) in rows.chain(self.counts.iter_mut().zip(&other.counts)) {
             for (count, other) in counts.iter_mut().zip(others) {
                 *count += other;
             }
         }
+    }
+
+    /// What each strategy has met: a table for each that migrations of this kind have.
+    pub(crate) fn by_strategy(&self) -> impl Iterator<Item = (Kind, Self)> {
+        let kinds = Kind::ALL.into_iter().filter(|kind| kind.is_of(self.table));
+        kinds.map(|kind| {
+            let counts = self.by_kind[kind as usize];
+            (kind, Self { table: self.table, counts, ..Self::default() })
+        })
     }
 
     /// The possible cells that fewer than `wanted` seeds have reached.
@@ -262,7 +335,7 @@ mod tests {
 
     fn struck(cells: &[(Fault, Phase)]) -> Struck {
         let mut struck = Struck::default();
-        cells.iter().for_each(|(fault, phase)| struck.add(*fault, *phase));
+        cells.iter().for_each(|(fault, phase)| struck.add(Kind::Tracking, *fault, *phase));
         struck
     }
 
@@ -287,6 +360,14 @@ mod tests {
         let found = reached(5, &cells).below(5);
         assert_eq!(found, [Cell { fault: left_out.0, phase: left_out.1, seeds: 0 }]);
         assert_eq!(reached(5, &cells).fewest(), 0);
+    }
+
+    #[test]
+    fn what_one_strategy_meets_counts_for_no_other() {
+        let coverage = reached(5, &possible());
+        let fewest: Vec<_> =
+            coverage.by_strategy().map(|(kind, table)| (kind.name(), table.fewest())).collect();
+        assert_eq!(fewest, [("mirror", 0), ("asynchronous mirror", 0), ("tracking", 5)]);
     }
 
     #[test]

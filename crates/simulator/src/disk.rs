@@ -244,7 +244,9 @@ impl SimDisk {
         for id in ids {
             let mut in_flight = self.in_flight.borrow_mut();
             let Some(operation) = in_flight.get_mut(&id) else { continue };
-            let applies = self.can_strike(fault, &operation.what, operation.asked_by);
+            // What a dead daemon asked for lands or not, and is heard of by nobody: it would hang for ever.
+            let is_asked_for = operation.slot.is_some();
+            let applies = is_asked_for && self.can_strike(fault, &operation.what, operation.asked_by);
             if !applies || operation.ends.is_none() || !self.world.strikes(fault) {
                 continue;
             }

@@ -188,6 +188,22 @@ fn print_gaps(arguments: &Arguments, summary: &Summary) -> bool {
         println!("coverage: {} in {phase} is said to be impossible, and struck seed {seed}", fault.name());
         println!("    {}", replay(arguments, *seed, ""));
     }
+    let wanted_of_kind = coverage::wanted_of_kind(summary.seeds);
+    let mut met_by_all = true;
+    for (kind, table) in summary.coverage.by_strategy() {
+        let strategy = kind.name();
+        println!("\n{strategy}:\n{table}");
+        let mut below = table.below(wanted_of_kind);
+        below.retain(|cell| kind.is_to_meet(cell.phase));
+        met_by_all &= below.is_empty() || arguments.strategy.is_some();
+        for cell in below {
+            let (fault, phase) = (cell.fault.name(), cell.phase);
+            println!(
+                "coverage: {fault} in {phase} struck {strategy} in {} seeds, {wanted_of_kind} are wanted",
+                cell.seeds
+            );
+        }
+    }
     let mut unseen = Vec::new();
     if arguments.hosts > 1 {
         unseen = summary.tally.below(wanted, arguments.hosts);
@@ -201,7 +217,7 @@ fn print_gaps(arguments: &Arguments, summary: &Summary) -> bool {
             "each fault struck each phase in which it can in {fewest} seeds at least; {wanted} are wanted"
         );
     }
-    below.is_empty() && unseen.is_empty() && summary.contradictions.is_empty()
+    met_by_all && below.is_empty() && unseen.is_empty() && summary.contradictions.is_empty()
 }
 
 fn print_summary(arguments: &Arguments, summary: &Summary) {

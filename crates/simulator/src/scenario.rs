@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use chronicle::BlockSize;
 use lane::TimeLimits;
-use migration::strategy::{Recording, Strategy};
+use migration::strategy::{Distance, HotBlocks, Recording, Strategy};
 use migration::{PacingSettings, Phase};
 
 use crate::coverage::{Table, impossible};
@@ -223,7 +223,13 @@ impl MigrationPlan {
 
 fn draw_rounds(random: &mut Random, shortest: Duration, longest: Duration) -> Strategy {
     let recording = random.pick(&[Recording::Incremental, Recording::Incremental, Recording::Full]);
-    Strategy::Tracking { recording, drain_max: random.duration(shortest, longest) }
+    let hot = draw_hot(random);
+    let distance = random.pick(&[Distance::Near, Distance::Far]);
+    Strategy::Tracking { recording, hot, distance, drain_max: random.duration(shortest, longest) }
+}
+
+pub(crate) fn draw_hot(random: &mut Random) -> HotBlocks {
+    random.pick(&[HotBlocks::PutOff, HotBlocks::PutOff, HotBlocks::AsOthers])
 }
 
 /// Also on one host the guests need not wait for the target.
@@ -234,6 +240,7 @@ fn draw_strategy(random: &mut Random) -> Strategy {
     Strategy::AsynchronousMirror {
         buffer_bytes_max: random.pick(&[4 << 10, 32 << 10, 128 << 10, 1 << 20]),
         drain_max: random.duration(Duration::from_millis(2), Duration::from_millis(100)),
+        hot: draw_hot(random),
     }
 }
 

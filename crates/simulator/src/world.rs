@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use migration::Phase;
+use migration::strategy::Strategy;
 
 use crate::checker::patience::Excuses;
 use crate::clock::Clock;
-use crate::coverage::Struck;
+use crate::coverage::{Kind, Struck};
 use crate::faults::{Fault, FaultBoard};
 use crate::random::Random;
 use crate::trace::Trace;
@@ -23,6 +24,8 @@ pub(crate) struct World {
     pub(crate) struck: RefCell<Struck>,
     /// The phase of the migration under way; `None` between migrations and while the daemon is down.
     phase: Cell<Option<Phase>>,
+    /// How the migration under way copies, or the last one.
+    kind: Cell<Kind>,
     era: Cell<Era>,
     /// Why to stop, and the phase in which that was asked for.
     stop: Cell<Option<(Stop, Option<Phase>)>>,
@@ -74,6 +77,7 @@ impl World {
             excuses: RefCell::default(),
             struck: RefCell::default(),
             phase: Cell::default(),
+            kind: Cell::default(),
             era: Cell::default(),
             stop: Cell::default(),
             violation: RefCell::default(),
@@ -127,6 +131,11 @@ impl World {
     /// Takes the reason to stop, and the phase in which that was asked for.
     pub(crate) fn take_stop(&self) -> Option<(Stop, Option<Phase>)> {
         self.stop.take()
+    }
+
+    /// The migration that begins copies so.
+    pub(crate) fn copies_by(&self, strategy: Strategy) {
+        self.kind.set(Kind::of(strategy));
     }
 
     /// The phase of the migration under way.
@@ -183,7 +192,7 @@ impl World {
         self.note("struck", fault as u64, 0);
         self.say(|| format!("fault: {}", fault.name()));
         if let Some(phase) = phase {
-            self.struck.borrow_mut().add(fault, phase);
+            self.struck.borrow_mut().add(self.kind.get(), fault, phase);
         }
     }
 

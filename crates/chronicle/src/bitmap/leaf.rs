@@ -49,6 +49,15 @@ impl Leaf {
         (first..=last).map(|index| ones(self.word(index) & mask_in_word(index, start, end))).sum()
     }
 
+    /// Tells whether all blocks of `start..end` (not empty) are set.
+    pub(super) fn contains_all(&self, start: u64, end: u64) -> bool {
+        let (first, last) = (start / 64, (end - 1) / 64);
+        (first..=last).all(|index| {
+            let mask = mask_in_word(index, start, end);
+            self.word(index) & mask == mask
+        })
+    }
+
     /// The first set block at or after `from`.
     pub(super) fn next_set(&self, from: u64) -> Option<u64> {
         let index = from / 64;

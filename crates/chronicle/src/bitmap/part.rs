@@ -10,13 +10,20 @@
 //!      remove that empties it                 remove
 //! ```
 
+use std::sync::Arc;
+
 use super::leaf::{LEAF_BLOCKS, Leaf, lowest_above};
 
 /// How many blocks a part of a height spans.
 ///
 /// Every position fits in 64 bits, because a bitmap has 2^52 blocks at most and hence a height of 7 at most.
 pub(super) const fn span(height: u32) -> u64 {
-    LEAF_BLOCKS << (6 * height)
+    1 << shift(height)
+}
+
+/// The binary logarithm of [`span`]: a division by it costs more than all else that a layer does.
+const fn shift(height: u32) -> u32 {
+    LEAF_BLOCKS.trailing_zeros() + 6 * height
 }
 
 /// A stretch of the volume.
@@ -28,8 +35,9 @@ pub(super) enum Part {
     Clean,
     /// Every block is set.
     Full,
-    /// Some are; the height is above 0.
-    Upper(Box<Upper>),
+    /// Some are; the height is above 0. Shared with copies of the set, until either is changed: so a copy of a set costs next to
+    /// nothing, and what it costs to change it is spread over the changes.
+    Upper(Arc<Upper>),
     /// Some are; the height is 0.
     Leaf(Leaf),
 }
@@ -76,6 +84,30 @@ impl Part {
         }
     }
 
+    /// Tells whether all blocks of `start..end` are set.
+    pub(super) fn contains_all(&self, height: u32, start: u64, end: u64) -> bool {
+        let (mut part, mut height, mut from, to) = (self, height, start, end);
+        let mut base = 0;
+        // Down to the leaf, as long as the range lies in one part.
+        loop {
+            match part {
+                Self::Clean => return false,
+                Self::Full => return true,
+                Self::Leaf(leaf) => return leaf.contains_all(from, to - base),
+                Self::Upper(upper) => {
+                    height -= 1;
+                    let (index, inside) = locate(height, from);
+                    if locate(height, to - base - 1).0 != index {
+                        let clear = upper.next_clear(height, from);
+                        return clear.is_none_or(|clear| clear >= to - base);
+                    }
+                    base += from - inside;
+                    (part, from) = (&upper.parts[index], inside);
+                }
+            }
+        }
+    }
+
     /// The leaf in which a position lies, after the leaf's first block; `None` where all is clean or full, and
     /// beyond the part's end.
     pub(super) fn leaf_at(&self, height: u32, position: u64) -> Option<(u64, &Leaf)> {
@@ -90,7 +122,7 @@ impl Part {
                 Self::Leaf(leaf) => return Some((position - position % LEAF_BLOCKS, leaf)),
                 Self::Upper(upper) => {
                     height -= 1;
-                    let (index, _) = locate(height, position % span(height + 1));
+                    let (index, _) = locate(height, position & (span(height + 1) - 1));
                     part = &upper.parts[index];
                 }
             }
@@ -108,7 +140,7 @@ impl Part {
                 *self = Self::opened(height, Fill::Clean);
                 return self.insert(height, start, end);
             }
-            Self::Upper(upper) => upper.insert(height - 1, start, end),
+            Self::Upper(upper) => Arc::make_mut(upper).insert(height - 1, start, end),
             Self::Leaf(leaf) => leaf.insert(start, end),
         };
         self.settle();
@@ -126,7 +158,7 @@ impl Part {
                 *self = Self::opened(height, Fill::Full);
                 return self.remove(height, start, end);
             }
-            Self::Upper(upper) => upper.remove(height - 1, start, end),
+            Self::Upper(upper) => Arc::make_mut(upper).remove(height - 1, start, end),
             Self::Leaf(leaf) => leaf.remove(start, end),
         };
         self.settle();
@@ -142,7 +174,7 @@ impl Part {
                 *self = other.clone();
                 return self.count(height);
             }
-            (Self::Upper(upper), Self::Upper(other)) => upper.union_with(other, height - 1),
+            (Self::Upper(upper), Self::Upper(other)) => Arc::make_mut(upper).union_with(other, height - 1),
             (Self::Leaf(leaf), Self::Leaf(other)) => leaf.union_with(other),
             (Self::Upper(_), Self::Leaf(_)) | (Self::Leaf(_), Self::Upper(_)) => return unequal_heights(),
         };
@@ -159,7 +191,7 @@ impl Part {
                 *self = Self::opened(height, Fill::Full);
                 return self.subtract(other, height);
             }
-            (Self::Upper(upper), Self::Upper(other)) => upper.subtract(other, height - 1),
+            (Self::Upper(upper), Self::Upper(other)) => Arc::make_mut(upper).subtract(other, height - 1),
             (Self::Leaf(leaf), Self::Leaf(other)) => leaf.subtract(other),
             (Self::Upper(_), Self::Leaf(_)) | (Self::Leaf(_), Self::Upper(_)) => return unequal_heights(),
         };
@@ -167,7 +199,7 @@ impl Part {
         newly_cleared
     }
 
-    /// The bytes allocated for it outside of itself.
+    /// The bytes allocated for it outside of itself, what it shares with copies included.
     pub(super) fn bytes_allocated(&self) -> usize {
         match self {
             Self::Clean | Self::Full => 0,
@@ -187,7 +219,7 @@ impl Part {
             upper.parts[0] = part;
             upper.note(0);
             upper.count = count;
-            *self = Self::Upper(Box::new(upper));
+            *self = Self::Upper(Arc::new(upper));
         }
     }
 
@@ -196,8 +228,8 @@ impl Part {
         match (height, fill) {
             (0, Fill::Clean) => Self::Leaf(Leaf::clean()),
             (0, Fill::Full) => Self::Leaf(Leaf::full()),
-            (_, Fill::Clean) => Self::Upper(Box::new(Upper::clean())),
-            (_, Fill::Full) => Self::Upper(Box::new(Upper::full(height - 1))),
+            (_, Fill::Clean) => Self::Upper(Arc::new(Upper::clean())),
+            (_, Fill::Full) => Self::Upper(Arc::new(Upper::full(height - 1))),
         }
     }
 
@@ -354,17 +386,16 @@ struct Piece {
 
 /// Cuts a range at the bounds of parts of a height.
 fn pieces(parts_height: u32, start: u64, end: u64) -> impl Iterator<Item = Piece> {
-    let span = span(parts_height);
-    (start / span..=(end - 1) / span).map(move |index| {
-        let base = index * span;
+    let (span, shift) = (span(parts_height), shift(parts_height));
+    (start >> shift..=(end - 1) >> shift).map(move |index| {
+        let base = index << shift;
         Piece { index: index as usize, start: start.saturating_sub(base), end: (end - base).min(span) }
     })
 }
 
 /// In which part a position lies, and where in it.
 fn locate(parts_height: u32, position: u64) -> (usize, u64) {
-    let span = span(parts_height);
-    ((position / span) as usize, position % span)
+    ((position >> shift(parts_height)) as usize, position & (span(parts_height) - 1))
 }
 
 /// The indices of the set bits, in order.

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 /// What is kept of a request. Left out on purpose: `token` and `ticket`, which are secrets, and `definition`, a command that may have
 /// passwords in it.
-const KEPT: [&str; 41] = [
+const KEPT: [&str; 42] = [
     "address",
     "allocation",
     "allow_machines",
@@ -18,6 +18,7 @@ const KEPT: [&str; 41] = [
     "force",
     "format",
     "full",
+    "ignore_hot_blocks",
     "image",
     "keep_chain",
     "keep_image",

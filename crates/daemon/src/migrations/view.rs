@@ -131,8 +131,8 @@ fn add_progress(shown: &mut Migration, progress: &Progress) {
 
 /// How the API shows a round.
 pub(crate) fn round(volume: VolumeIndex, round: &Round) -> api::Round {
-    let Round { blocks, bytes, took, dirtied } = *round;
-    api::Round { volume: volume.0, blocks, bytes, seconds: took.as_secs_f64(), dirtied }
+    let Round { blocks, bytes, took, dirtied, put_off } = *round;
+    api::Round { volume: volume.0, blocks, bytes, seconds: took.as_secs_f64(), dirtied, put_off }
 }
 
 fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Outcome, summary: &Summary) {

@@ -76,6 +76,12 @@ impl Load {
         Self { job: Job { pattern, block_bytes: 8 << 10, depth: 16 }, limit: iops.map(Limit::Requests) }
     }
 
+    /// The same, that writes more than it reads.
+    pub(super) fn zipf_writes() -> Self {
+        let pattern = Pattern::ZipfMixed { reads_percent: 20, theta_percent: 110 };
+        Self { job: Job { pattern, block_bytes: 8 << 10, depth: 32 }, limit: None }
+    }
+
     /// How fio is told of the limit.
     fn limit_argument(self) -> Option<String> {
         match (self.limit?, self.job.pattern) {

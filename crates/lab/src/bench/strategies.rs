@@ -213,6 +213,7 @@ pub struct Column {
     pub name: &'static str,
     strategy: Strategy,
     not_incremental: bool,
+    ignore_hot_blocks: bool,
 }
 
 impl Column {
@@ -224,20 +225,26 @@ impl Column {
     /// The variants of a strategy. A new one has none until somebody writes them here.
     fn of(strategy: Strategy) -> &'static [Self] {
         match strategy {
-            Strategy::Mirror => {
-                const { &[Self { name: "mirror", strategy: Strategy::Mirror, not_incremental: false }] }
-            }
+            Strategy::Mirror => const { &[Self::usual("mirror", Strategy::Mirror)] },
+            Strategy::Tracking => const { &[Self::TRACKING, Self::NOT_INCREMENTAL] },
             // Between hosts only, and these tables are of stores of one.
             Strategy::ThreePhase | Strategy::PostCopy => &[],
-            Strategy::Tracking => {
-                const {
-                    &[
-                        Self { name: "tracking", strategy: Strategy::Tracking, not_incremental: false },
-                        Self { name: "not incremental", strategy: Strategy::Tracking, not_incremental: true },
-                    ]
-                }
-            }
         }
+    }
+
+    const TRACKING: Self = Self::usual("tracking", Strategy::Tracking);
+    const NOT_INCREMENTAL: Self = Self { name: "not incremental", not_incremental: true, ..Self::TRACKING };
+
+    /// What Figure 3 compares: rounds with both optimisations, with either, and with none.
+    const OF_ROUNDS: [Self; 4] = [
+        Self::TRACKING,
+        Self { name: "hot as others", ignore_hot_blocks: true, ..Self::TRACKING },
+        Self::NOT_INCREMENTAL,
+        Self { name: "neither", ignore_hot_blocks: true, ..Self::NOT_INCREMENTAL },
+    ];
+
+    const fn usual(name: &'static str, strategy: Strategy) -> Self {
+        Self { name, strategy, not_incremental: false, ignore_hot_blocks: false }
     }
 
     /// Whether it copies in rounds.
@@ -250,6 +257,7 @@ impl Column {
         MigrateVolume {
             strategy: self.strategy,
             not_incremental: self.not_incremental,
+            ignore_hot_blocks: self.ignore_hot_blocks,
             // Only those that copy in rounds know it.
             max_downtime_ms: self.has_rounds().then_some(max_downtime_ms),
             keep_source: true,

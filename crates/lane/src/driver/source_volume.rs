@@ -401,7 +401,7 @@ fn start_copy(
         in_place.await;
         // Not before: what passed the mirror by is in the chronicle when it has ended.
         match known.and_then(|(of, generation)| chronicler.lacking(of, generation)) {
-            Some(lacking) => begins.begin_with(&lacking, block_size),
+            Some(lacking) => begins.begin_with(&lacking),
             None => begins.begin().await,
         }
     });

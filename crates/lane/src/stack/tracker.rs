@@ -1,8 +1,9 @@
 //! Records every write in the volume's chronicle, before it is submitted (design §5.1, §5.3).
 
+use std::cell::Cell;
 use std::rc::Rc;
 
-use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, IoFuture, ZeroMode};
+use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, IoError, IoFuture, ZeroMode};
 
 use crate::chronicler::Chronicler;
 
@@ -10,12 +11,17 @@ use crate::chronicler::Chronicler;
 pub struct Tracker {
     below: Rc<dyn BlockDevice>,
     chronicler: Rc<Chronicler>,
+    /// Flushes that have failed and whose askers are not told yet, and what the last of them said.
+    untold: Cell<Option<(u32, IoError)>>,
 }
+
+/// A flush that has failed, until its asker is told or has gone.
+struct Telling<'a>(&'a Cell<Option<(u32, IoError)>>);
 
 impl Tracker {
     /// Makes a tracker above `below` that feeds the chronicle of `chronicler`.
     pub fn new(below: Rc<dyn BlockDevice>, chronicler: Rc<Chronicler>) -> Self {
-        Self { below, chronicler }
+        Self { below, chronicler, untold: Cell::default() }
     }
 }
 
@@ -47,11 +53,14 @@ impl BlockDevice for Tracker {
         })
     }
 
-    /// One that fails is told when copies are told no more by what it may have lost.
+    /// One that fails is told when copies are told no more by what it may have lost. One that begins before that is told
+    /// would vouch for what may be lost: it fails as well.
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(async move {
-            let result = self.below.flush().await;
-            if result.is_err_and(|error| matches!(error, block::IoError::Os { .. })) {
+            let untold = self.untold.get().map_or(Ok(()), |(_, error)| Err(error));
+            let result = self.below.flush().await.and(untold);
+            if let Err(error @ IoError::Os { .. }) = result {
+                let _telling = Telling::begin(&self.untold, error);
                 self.chronicler.store_failed().await;
             }
             result
@@ -66,5 +75,19 @@ impl BlockDevice for Tracker {
     /// Passthrough.
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         self.below.allocation(range)
+    }
+}
+
+impl<'a> Telling<'a> {
+    fn begin(untold: &'a Cell<Option<(u32, IoError)>>, error: IoError) -> Self {
+        untold.set(Some((untold.get().map_or(0, |(flushes, _)| flushes) + 1, error)));
+        Self(untold)
+    }
+}
+
+impl Drop for Telling<'_> {
+    fn drop(&mut self) {
+        let others = self.0.get().filter(|(flushes, _)| *flushes > 1);
+        self.0.set(others.map(|(flushes, error)| (flushes - 1, error)));
     }
 }

@@ -195,14 +195,14 @@ fn after_a_kill_every_marked_region_counts_as_written() {
         refer(&volume).await;
         write(&scene, &volume, 2 * MIB + 4096).await;
         let exact = lacking(&volume);
-        assert_eq!(exact, Some(vec![BlockRange::new(32, 33)]));
+        assert_eq!(exact, Some(vec![BlockRange::new(513, 514)]));
         // As after a kill: nothing more is told to anybody.
         let volume = start(&folder);
-        assert_eq!(lacking(&volume), Some(vec![BlockRange::new(32, 48)]), "its region, and no other");
+        assert_eq!(lacking(&volume), Some(vec![BlockRange::new(512, 768)]), "its region, and no other");
         // A restart after that knows both lives.
         write(&scene, &volume, 5 * MIB).await;
         let volume = start(&folder);
-        assert_eq!(lacking(&volume), Some(vec![BlockRange::new(32, 48), BlockRange::new(80, 96)]));
+        assert_eq!(lacking(&volume), Some(vec![BlockRange::new(512, 768), BlockRange::new(1280, 1536)]));
     });
 }
 
@@ -295,6 +295,29 @@ fn a_flush_that_fails_is_told_when_no_copy_is_told_any_more_by_what_it_has_lost(
         volume.device().flush().await.unwrap_err();
         volume.device().flush().await.unwrap();
         assert_eq!(*folder.doubts.borrow(), 1);
+    });
+}
+
+#[test]
+fn a_flush_that_begins_before_a_failed_one_is_told_fails_too() {
+    play(|scene| async move {
+        let folder = Folder::new(&scene.handle);
+        let store = Forgetful::new(SIZE);
+        let volume = start_over(&folder, Rc::clone(&store) as Rc<dyn BlockDevice>);
+        refer(&volume).await;
+        write(&scene, &volume, 0).await;
+        store.fail_flushes(1);
+        let device = volume.device();
+        let second = async {
+            // The first has failed below, and waits until copies are not told any more by what it may have lost.
+            scene.handle.sleep(TAKES / 2).await;
+            assert_eq!(*folder.doubts.borrow(), 0);
+            device.flush().await
+        };
+        let (first, second) = futures_util::future::join(device.flush(), second).await;
+        first.unwrap_err();
+        second.unwrap_err();
+        device.flush().await.unwrap();
     });
 }
 

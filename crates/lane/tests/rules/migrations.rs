@@ -250,7 +250,8 @@ fn writes_into_holes_ahead_of_the_cursor_arrive() {
         for block in (0..SIZE / 4096).step_by(16) {
             scene.write(block, 5).await;
         }
-        let (driver, outcome) = scene.migrate_slowly(2 << 20);
+        // All the while, the copying does not come to its end.
+        let (driver, outcome) = scene.migrate_slowly(128 << 10);
         for block in (1..SIZE / 4096).step_by(7) {
             scene.write(block, 6).await;
             scene.handle.sleep(Duration::from_millis(1)).await;

@@ -5,6 +5,10 @@
 //!                                  └─► otherwise a bit: its blocks are missing ──► answered likewise
 //!   either, when the copying does not converge: at the rate at which the target takes, held for `wait_max` at most
 //! ```
+//! While the pass goes on, a write to synchronised blocks that are written again and again is merged with those that follow: its
+//! blocks are missing, and put off until the pass is over. They are finitely many, and copied then as all that is missing;
+//! from there on nothing is merged any more, and it converges as it does without.
+//!
 //! Bytes with something in flight, a value or a chunk, take no value: a write only makes their block missing. With a busy
 //! guest something is always in flight, so the replica is never equal while the gate is open. It is *near enough* when
 //! what is left will have arrived within [`Strategy::AsynchronousMirror`](super::Strategy::AsynchronousMirror)'s
@@ -14,9 +18,10 @@ use std::time::Duration;
 
 use chronicle::{BlockRange, ByteRange};
 
-use super::Route;
 use super::engine::{Engine, InFlight, Rewritten, Standing, Terms, Toll, Verdict, Write, Written};
 use super::policy::{Course, Policy};
+use super::{HotBlocks, Route};
+use crate::planted::{Bug, broken};
 
 /// Bytes at the target that no flush has confirmed, up to which a replica is near enough: the flush behind the closed
 /// gates has no more to do.
@@ -24,6 +29,10 @@ const UNCONFIRMED_MAX: u64 = 32 << 20;
 /// A replica that was said to be near enough is so until it is this many times further off: a busy guest makes it
 /// nearer and further all the time.
 const SLACK: u64 = 2;
+
+/// Times that blocks were written, the present one counted, from which on writes to them are merged: to copy one of them later
+/// costs no more than the write by itself would, so a block that was hardly hot is no loss.
+const AGAIN: u32 = 2;
 
 /// Parts of what may be left that are aimed at, one after the other.
 const AIMS: [u64; 4] = [8, 4, 2, 1];
@@ -34,20 +43,21 @@ const AIM_LASTS: Duration = Duration::from_secs(1);
 pub(super) struct AsynchronousMirror {
     buffer_bytes_max: u64,
     drain_max: Duration,
+    hot: HotBlocks,
     /// How near is near enough.
     aim: Aim,
 }
 
 impl AsynchronousMirror {
-    pub(super) fn new(buffer_bytes_max: u64, drain_max: Duration) -> Self {
-        Self { buffer_bytes_max, drain_max, aim: Aim::default() }
+    pub(super) fn new(buffer_bytes_max: u64, drain_max: Duration, hot: HotBlocks) -> Self {
+        Self { buffer_bytes_max, drain_max, hot, aim: Aim::default() }
     }
 
-    /// Bytes that the target takes while gates are closed: one block at least.
+    /// Bytes that the target takes while gates are closed.
     fn bytes_within_drain(&self, engine: &Engine) -> u64 {
         let bytes = engine.drain_rate().unwrap_or_default() * self.drain_max.as_secs_f64();
         // A rate is finite and not negative.
-        (bytes as u64).max(engine.block_bytes())
+        (bytes as u64).max(engine.near_bytes_min())
     }
 }
 
@@ -58,12 +68,16 @@ impl Policy for AsynchronousMirror {
             in_flight: InFlight::Bytes { values_max: self.buffer_bytes_max },
             rewritten: Rewritten::Later,
             written: Written::AnyTime,
+            hot: self.hot,
         }
     }
 
     fn course(&mut self, engine: &Engine, now: Duration, write: &Write) -> Course {
         let hurries = !engine.is_gate_open() || now >= write.patience_ends;
         let route = engine.route(write.range, write.blocks);
+        let merges =
+            route == Route::Both && !engine.is_pass_over() && engine.were_written(write.blocks, AGAIN);
+        let route = if merges { Route::SourceOnly } else { route };
         let by_value = bytes_by_value(&route, write.range);
         let is_full = by_value > 0 && !engine.has_room_for(by_value);
         let overflows = is_full && (hurries || !engine.is_throttled());
@@ -77,7 +91,11 @@ impl Policy for AsynchronousMirror {
             return Course::Queue { until: opens_at };
         }
         let toll = (!is_free).then_some(toll);
-        if overflows { Course::Overflow { toll } } else { Course::Send { route, toll } }
+        match (merges, overflows) {
+            (true, _) => Course::Merge { toll },
+            (false, true) => Course::Overflow { toll },
+            (false, false) => Course::Send { route, toll },
+        }
     }
 
     /// Throttles guests while the mover gets too little of what the target takes: they do not wait for it themselves.
@@ -86,7 +104,12 @@ impl Policy for AsynchronousMirror {
     }
 
     fn next_run(&mut self, engine: &mut Engine) -> Option<BlockRange> {
-        engine.next_of_pass().or_else(|| engine.next_missing())
+        let run = engine.next_of_pass().or_else(|| engine.next_missing());
+        if run.is_some() || engine.blocks_put_off() == 0 {
+            return run;
+        }
+        engine.take_up();
+        engine.next_missing()
     }
 
     /// Confirms when nearly everything is there.
@@ -102,7 +125,8 @@ impl Policy for AsynchronousMirror {
             self.aim = Aim::default();
             return Standing::Behind;
         }
-        if engine.is_equal() && !engine.has_writes() && !engine.is_gate_open() {
+        let is_equal = engine.is_equal() || broken(Bug::MissingHandedOver);
+        if is_equal && !engine.has_writes() && !engine.is_gate_open() {
             return Standing::Synchronised;
         }
         let said = engine.said();
@@ -112,7 +136,7 @@ impl Policy for AsynchronousMirror {
         let divisor = self.aim.divisor(now, said, left <= SLACK * loosest);
         // Guests that are slowed down for it are not made to wait for more than is needed.
         let divisor = if engine.is_throttled() { 1 } else { divisor };
-        let limit = (loosest / divisor).max(engine.block_bytes());
+        let limit = (loosest / divisor).max(engine.near_bytes_min());
         // Writes that are held are let go when the gate closes.
         let is_near = left <= slack * limit && left + engine.bytes_held() <= SLACK * limit;
         let is_confirmed = engine.bytes_unconfirmed() <= slack * UNCONFIRMED_MAX;

@@ -56,6 +56,12 @@ impl Copying {
         self.advance(now);
     }
 
+    /// The target lacks these blocks of the volume, of its block size: the same as [`VolumeEvent::Allocated`] of each run,
+    /// of which there may be millions.
+    pub fn lacks(&mut self, lacking: &LayeredBitmap) {
+        self.engine.lacks(lacking);
+    }
+
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.engine.give_up_waiting(now);
@@ -150,6 +156,10 @@ impl Copying {
             match self.policy.judge_round(&self.engine, now) {
                 RoundVerdict::GoOn => break,
                 RoundVerdict::Next => self.engine.advance_epoch(),
+                RoundVerdict::NextOfAll => {
+                    self.engine.advance_epoch();
+                    self.engine.take_up();
+                }
                 RoundVerdict::GiveUp(detail) => return self.engine.give_up(detail),
             }
         }
@@ -180,6 +190,7 @@ impl Copying {
             Course::Queue { until } => self.engine.queue(now, until),
             Course::Mirror(route) => self.engine.mirror(now, &write, route),
             Course::Send { route, toll } => self.engine.send(now, &write, route, toll),
+            Course::Merge { toll } => self.engine.merge(now, &write, toll),
             Course::Overflow { toll } => self.engine.overflow(now, &write, toll),
         }
     }

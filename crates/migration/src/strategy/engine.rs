@@ -19,6 +19,7 @@ mod flush;
 mod gate;
 mod growth;
 mod guest_write;
+mod hot;
 mod meter;
 mod mover;
 mod questions;
@@ -44,7 +45,8 @@ use self::replica::ReplicaBlocks;
 use self::telling::Tellings;
 use self::values::Values;
 use self::writes::{SourceSide, WriteState, Writes};
-use super::{CopyingSettings, VolumeAction, VolumeEvent};
+use super::heat::HeatFilter;
+use super::{CopyingSettings, HotBlocks, VolumeAction, VolumeEvent};
 use crate::handover::source::Costs;
 use crate::pacing::Pacing;
 use crate::progress::{VolumeProgress, Waiting};
@@ -82,6 +84,8 @@ pub(super) struct Engine {
     tokens_at: Option<Duration>,
     suspension: Option<Suspension>,
     faults: FaultCounts,
+    /// How often guests write which blocks, if anything is made of that.
+    heat: HeatFilter,
     /// How often the target has restarted.
     restarts: u32,
     /// Whether the volume is about to become larger.
@@ -102,6 +106,8 @@ pub(super) struct Terms {
     pub(super) rewritten: Rewritten,
     /// When blocks are copied that guests have written, and that no chunk is copying.
     pub(super) written: Written,
+    /// Whether it is counted how often guests write which blocks.
+    pub(super) hot: HotBlocks,
 }
 
 /// When blocks are copied that guests have written, and that did not go to the target at once.
@@ -218,6 +224,7 @@ impl Engine {
             tokens_at: None,
             suspension: None,
             faults: FaultCounts::default(),
+            heat: HeatFilter::default(),
             restarts: 0,
             is_growing: false,
             said: Standing::Behind,
@@ -268,6 +275,11 @@ impl Engine {
             VolumeEvent::GrowthEnds { size_bytes } => self.grown(size_bytes),
             VolumeEvent::Stop => self.stop(),
         }
+    }
+
+    /// The target lacks these blocks; told only before what is allocated is known.
+    pub(super) fn lacks(&mut self, lacking: &LayeredBitmap) {
+        self.replica.mark_all_missing(lacking);
     }
 
     pub(super) fn poll_action(&mut self) -> Option<VolumeAction> {

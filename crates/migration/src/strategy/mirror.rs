@@ -17,16 +17,22 @@ use std::time::Duration;
 
 use chronicle::BlockRange;
 
-use super::Route;
 use super::engine::{Engine, InFlight, Rewritten, Standing, Terms, Verdict, Write, Written};
 use super::policy::{Course, Policy};
+use super::{HotBlocks, Route};
+use crate::planted::{Bug, broken};
 
 /// The policy of a mirror whose guests wait for both stores.
 pub(super) struct Mirror;
 
 impl Policy for Mirror {
     fn terms(&self) -> Terms {
-        Terms { in_flight: InFlight::Chunks, rewritten: Rewritten::AtOnce, written: Written::AnyTime }
+        Terms {
+            in_flight: InFlight::Chunks,
+            rewritten: Rewritten::AtOnce,
+            written: Written::AnyTime,
+            hot: HotBlocks::AsOthers,
+        }
     }
 
     fn course(&mut self, engine: &Engine, now: Duration, write: &Write) -> Course {
@@ -62,7 +68,8 @@ impl Policy for Mirror {
     }
 
     fn standing(&mut self, engine: &Engine, _: Duration) -> Standing {
-        let is_synchronised = engine.may_hand_over() && engine.is_equal() && engine.is_bulk_durable();
+        let is_equal = engine.is_equal() || broken(Bug::MissingHandedOver);
+        let is_synchronised = engine.may_hand_over() && is_equal && engine.is_bulk_durable();
         if is_synchronised { Standing::Synchronised } else { Standing::Behind }
     }
 

@@ -89,6 +89,11 @@ pub(super) enum Course {
         /// What it costs the target; `None`: nothing that is to be counted.
         toll: Option<Toll>,
     },
+    /// It is submitted to the source only, and its blocks, which are synchronised, are put off.
+    Merge {
+        /// As above.
+        toll: Option<Toll>,
+    },
     /// It is submitted to the source only, although it could go by value: as much is on its way as may be.
     Overflow {
         /// As above.
@@ -103,6 +108,8 @@ pub(super) enum RoundVerdict {
     GoOn,
     /// What guests have written meanwhile is copied now.
     Next,
+    /// The same, and what was put off.
+    NextOfAll,
     /// The copying will not converge; for people, by which numbers, and what would.
     GiveUp(String),
 }
@@ -119,11 +126,11 @@ impl Chosen {
     pub(super) fn new(strategy: Strategy) -> Self {
         match strategy {
             Strategy::Mirror => Self::Mirror(Mirror),
-            Strategy::AsynchronousMirror { buffer_bytes_max, drain_max } => {
-                Self::AsynchronousMirror(AsynchronousMirror::new(buffer_bytes_max, drain_max))
+            Strategy::AsynchronousMirror { buffer_bytes_max, drain_max, hot } => {
+                Self::AsynchronousMirror(AsynchronousMirror::new(buffer_bytes_max, drain_max, hot))
             }
-            Strategy::Tracking { recording, drain_max } => {
-                Self::Tracking(Box::new(Tracking::new(recording, drain_max)))
+            Strategy::Tracking { recording, hot, distance, drain_max } => {
+                Self::Tracking(Box::new(Tracking::new(recording, hot, distance, drain_max)))
             }
             Strategy::PostCopy { rounds_max } => Self::PostCopy(PostCopy::new(rounds_max)),
         }

@@ -16,7 +16,7 @@ use chronicle::BlockRange;
 
 use super::engine::{Engine, InFlight, Rewritten, Standing, Terms, Verdict, Write, Written};
 use super::policy::{Course, Policy, RoundVerdict};
-use super::{Round, Route};
+use super::{HotBlocks, Round, Route};
 
 /// A round wins over the guests if it leaves at most so many percent of what it copied; otherwise more of them are of no use.
 const WINS_PERCENT: u64 = 90;
@@ -47,6 +47,7 @@ impl PostCopy {
             bytes: bytes - bytes_before,
             took: now.saturating_sub(began),
             dirtied,
+            put_off: 0,
         });
         self.rounds.last()
     }
@@ -58,6 +59,8 @@ impl Policy for PostCopy {
             in_flight: InFlight::Bytes { values_max: 0 },
             rewritten: Rewritten::Later,
             written: if self.rounds_max == 0 { Written::AnyTime } else { Written::NextRound },
+            // What is left follows the volume, whatever its heat.
+            hot: HotBlocks::AsOthers,
         }
     }
 

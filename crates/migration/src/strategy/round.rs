@@ -13,4 +13,6 @@ pub struct Round {
     pub took: Duration,
     /// Bytes of blocks that guests wrote meanwhile: what the next round has to copy.
     pub dirtied: u64,
+    /// Bytes of blocks that are written again and again, and wait for a later round.
+    pub put_off: u64,
 }

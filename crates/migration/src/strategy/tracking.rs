@@ -8,7 +8,14 @@
 //!              └──► not less: short enough? ──────────────► hand over, or give up
 //! ```
 //! Guests wait for nothing, and a target that is away costs them nothing. But nothing holds them back either: it need not
-//! converge. That is judged by the last two rounds, since one alone may have met a burst of writes (\[ESX\] §2.5); the longer
+//! converge. Blocks that are written again and again would be copied again and again: they are put off while there are others, and copied
+//! once, in the last round but one (§2.3.4).
+//!
+//! ```text
+//!   everything ─► cold ─► cold ─► … ─► everything, also what was put off ─► few enough: the last round
+//!                                               └─► not yet: cold ─► …
+//! ```
+//! Convergence is judged by the last two rounds that copied everything, since one alone may have met a burst of writes (\[ESX\] §2.5); the longer
 //! it all has taken, the less is hoped for (§3.2).
 
 use std::time::Duration;
@@ -17,7 +24,7 @@ use chronicle::BlockRange;
 
 use super::engine::{Engine, InFlight, Rewritten, Standing, Terms, Verdict, Write, Written};
 use super::policy::{Course, Policy, RoundVerdict};
-use super::{Recording, Round, Route};
+use super::{Distance, HotBlocks, Recording, Round, Route};
 use crate::planted::{Bug, broken};
 
 /// Part of what may be left that is aimed at while rounds become smaller.
@@ -32,6 +39,11 @@ const SHRINKS_TO_PERCENT: u64 = 90;
 const ROUNDS_JUDGED: usize = 3;
 /// How many times longer than the first round it may all take before a smaller last round is not hoped for any more.
 const PATIENCE: u32 = 3;
+/// Cold rounds end when they leave no more than this part of what was put off: the round that copies that is hardly shorter with
+/// less.
+const COLD_PART: u64 = 4;
+/// Part of what is left that has to be put off for a round to count as cold: otherwise it has copied everything, about.
+const PUT_OFF_PART: u64 = 8;
 /// Rounds after which it is given up, although one is smaller than another now and then.
 const ROUNDS_MAX: u64 = 50;
 /// Rounds that are reported one by one; later ones are added to the last.
@@ -40,8 +52,14 @@ const ROUNDS_KEPT: usize = 100;
 /// The policy of a copying in rounds.
 pub(super) struct Tracking {
     recording: Recording,
+    hot: HotBlocks,
+    distance: Distance,
     drain_max: Duration,
     aim: Aim,
+    /// What the round under way, or the last one, copies.
+    lap: Lap,
+    /// What the round before a cold one left beside what was put off; `None`: it was none.
+    before_cold: Option<u64>,
     under_way: Option<UnderWay>,
     rounds: Vec<Round>,
     /// What the latest rounds left, the last one last; at most [`ROUNDS_JUDGED`].
@@ -51,6 +69,14 @@ pub(super) struct Tracking {
     /// How long the first one took, and all of them.
     first_took: Duration,
     took: Duration,
+}
+
+/// What a round copies.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Lap {
+    Everything,
+    /// What is not written again and again.
+    Cold,
 }
 
 /// What is being done.
@@ -78,11 +104,15 @@ enum Ended {
 }
 
 impl Tracking {
-    pub(super) fn new(recording: Recording, drain_max: Duration) -> Self {
+    pub(super) fn new(recording: Recording, hot: HotBlocks, distance: Distance, drain_max: Duration) -> Self {
         Self {
             recording,
+            hot,
+            distance,
             drain_max,
             aim: Aim::Less,
+            lap: Lap::Everything,
+            before_cold: None,
             under_way: None,
             rounds: Vec::new(),
             left: Vec::new(),
@@ -92,10 +122,14 @@ impl Tracking {
         }
     }
 
-    fn begin_round(&mut self, engine: &Engine, now: Duration) -> RoundVerdict {
+    fn begin_round(&mut self, engine: &Engine, now: Duration, lap: Lap) -> RoundVerdict {
+        self.lap = lap;
         self.under_way =
             Some(UnderWay { began: now, copied: engine.copied_so_far(), suspensions: engine.suspensions() });
-        RoundVerdict::Next
+        match lap {
+            Lap::Everything => RoundVerdict::NextOfAll,
+            Lap::Cold => RoundVerdict::Next,
+        }
     }
 
     /// Takes the round down that was under way, if one was.
@@ -104,7 +138,8 @@ impl Tracking {
         let (blocks, bytes) = engine.copied_so_far();
         let dirtied = engine.blocks_dirty() * engine.block_bytes();
         let (blocks, bytes) = (blocks - under_way.copied.0, bytes - under_way.copied.1);
-        let round = Round { blocks, bytes, took: now.saturating_sub(under_way.began), dirtied };
+        let put_off = engine.blocks_put_off() * engine.block_bytes();
+        let round = Round { blocks, bytes, took: now.saturating_sub(under_way.began), dirtied, put_off };
         if self.ended == 0 {
             self.first_took = round.took;
         }
@@ -116,13 +151,10 @@ impl Tracking {
                 last.bytes += round.bytes;
                 last.took += round.took;
                 last.dirtied = round.dirtied;
+                last.put_off = round.put_off;
             }
             _ => self.rounds.push(round),
         }
-        if self.left.len() == ROUNDS_JUDGED {
-            self.left.remove(0);
-        }
-        self.left.push(dirtied);
         let disturbed = engine.suspensions() != under_way.suspensions;
         Some(if disturbed { Ended::Disturbed } else { Ended::Judged })
     }
@@ -136,10 +168,10 @@ impl Tracking {
         engine.drain_rate().unwrap_or_default().max(by_round.unwrap_or_default())
     }
 
-    /// Bytes that arrive while gates are closed: one block at least.
+    /// Bytes that arrive while gates are closed.
     fn bytes_within_drain(&self, engine: &Engine) -> u64 {
         // A rate is finite and not negative.
-        ((self.rate(engine) * self.drain_max.as_secs_f64()) as u64).max(engine.block_bytes())
+        ((self.rate(engine) * self.drain_max.as_secs_f64()) as u64).max(engine.near_bytes_min())
     }
 
     /// Tells whether one of the last two rounds left less than the one before it; while there are too few, they may.
@@ -149,24 +181,51 @@ impl Tracking {
         self.left.len() < ROUNDS_JUDGED || self.left.windows(2).any(smaller)
     }
 
+    /// Takes down what a round has left that copied everything.
+    fn note_left(&mut self, left: u64) {
+        if self.left.len() == ROUNDS_JUDGED {
+            self.left.remove(0);
+        }
+        self.left.push(left);
+    }
+
     /// Judges a round that left too much for what is aimed at.
     fn judge(&mut self, engine: &Engine, now: Duration, within: u64) -> RoundVerdict {
-        let dirty = engine.blocks_dirty() * engine.block_bytes();
+        let (dirty, put_off) = left_by(engine);
+        let left = dirty + put_off;
+        if self.lap == Lap::Cold && put_off * PUT_OFF_PART > left {
+            let shrinks = self.before_cold.is_none_or(|before| dirty * 100 <= before * SHRINKS_TO_PERCENT);
+            let is_much = dirty > (put_off / COLD_PART).max(within / AIM);
+            let lap = if shrinks && is_much && self.ended < ROUNDS_MAX { Lap::Cold } else { Lap::Everything };
+            self.before_cold = Some(dirty);
+            return self.begin_round(engine, now, lap);
+        }
+        self.note_left(left);
         let is_late = self.took > self.first_took * PATIENCE;
-        if self.shrinks() && (!is_late || dirty > within) && self.ended < ROUNDS_MAX {
-            self.begin_round(engine, now)
-        } else if dirty <= within {
+        if self.shrinks() && (!is_late || left > within) && self.ended < ROUNDS_MAX {
+            let lap = self.next_lap();
+            self.before_cold = (lap == Lap::Cold).then_some(left);
+            self.begin_round(engine, now, lap)
+        } else if left <= within {
             self.aim = Aim::HandOver;
             RoundVerdict::GoOn
         } else {
-            RoundVerdict::GiveUp(self.explain(engine, dirty))
+            RoundVerdict::GiveUp(self.explain(engine, left))
+        }
+    }
+
+    /// What a round copies that need not copy everything.
+    fn next_lap(&self) -> Lap {
+        match self.hot {
+            HotBlocks::PutOff => Lap::Cold,
+            HotBlocks::AsOthers => Lap::Everything,
         }
     }
 
     /// Says why it is given up, and what would work.
-    fn explain(&self, engine: &Engine, dirty: u64) -> String {
+    fn explain(&self, engine: &Engine, bytes_left: u64) -> String {
         let rate = self.rate(engine).max(1.0);
-        let needed = Duration::try_from_secs_f64(dirty as f64 / rate).unwrap_or(Duration::MAX);
+        let needed = Duration::try_from_secs_f64(bytes_left as f64 / rate).unwrap_or(Duration::MAX);
         let left: Vec<_> = self.left.iter().map(|bytes| mebibytes(*bytes)).collect();
         let written = self.rounds.last().filter(|round| !round.took.is_zero());
         let written = written.map_or(0.0, |round| round.dirtied as f64 / round.took.as_secs_f64());
@@ -189,12 +248,16 @@ impl Tracking {
 impl Policy for Tracking {
     fn terms(&self) -> Terms {
         Terms {
-            in_flight: InFlight::Bytes { values_max: 0 },
+            in_flight: match self.distance {
+                Distance::Near => InFlight::Chunks,
+                Distance::Far => InFlight::Bytes { values_max: 0 },
+            },
             rewritten: Rewritten::Later,
             written: match self.recording {
                 Recording::Incremental => Written::NextRound,
                 Recording::Full => Written::NextRoundToo,
             },
+            hot: self.hot,
         }
     }
 
@@ -208,11 +271,14 @@ impl Policy for Tracking {
 
     fn judge_round(&mut self, engine: &Engine, now: Duration) -> RoundVerdict {
         let is_over = engine.is_round_over();
+        let (dirty, put_off) = left_by(engine);
+        let left = dirty + put_off;
         if !engine.is_gate_open() {
             // Nobody writes any more: what is left is the last round.
-            return if engine.blocks_dirty() > 0 {
+            let is_last = left > 0 && !(dirty == 0 && broken(Bug::HotBlocksLeftOut));
+            return if is_last {
                 self.end_round(engine, now);
-                self.begin_round(engine, now)
+                self.begin_round(engine, now, Lap::Everything)
             } else {
                 is_over.then(|| self.end_round(engine, now));
                 RoundVerdict::GoOn
@@ -220,25 +286,28 @@ impl Policy for Tracking {
         }
         if !is_over {
             if engine.is_mirroring() && self.under_way.is_none() {
-                self.begin_round(engine, now);
+                self.begin_round(engine, now, Lap::Everything);
             }
             return RoundVerdict::GoOn;
         }
         let ended = self.end_round(engine, now);
-        let (dirty, within) = (engine.blocks_dirty() * engine.block_bytes(), self.bytes_within_drain(engine));
+        let within = self.bytes_within_drain(engine);
         let enough = match self.aim {
+            // It becomes hardly less than what is written again and again.
+            Aim::Less if self.lap == Lap::Everything && self.before_cold.is_some() => within,
             Aim::Less => within / AIM,
             Aim::HandOver => within * SLACK,
         };
-        if dirty <= enough {
+        if left <= enough {
             self.aim = Aim::HandOver;
             // While the gate is waited for, what is left is kept small.
-            return if dirty > within / 2 { self.begin_round(engine, now) } else { RoundVerdict::GoOn };
+            let is_much = left > within / 2;
+            return if is_much { self.begin_round(engine, now, Lap::Everything) } else { RoundVerdict::GoOn };
         }
         self.aim = Aim::Less;
         match ended {
             Some(Ended::Judged) => self.judge(engine, now, within),
-            Some(Ended::Disturbed) | None => self.begin_round(engine, now),
+            Some(Ended::Disturbed) | None => self.begin_round(engine, now, Lap::Everything),
         }
     }
 
@@ -247,7 +316,10 @@ impl Policy for Tracking {
     }
 
     fn next_run(&mut self, engine: &mut Engine) -> Option<BlockRange> {
-        engine.next_of_pass().or_else(|| engine.next_missing())
+        engine.next_of_pass().or_else(|| match self.lap {
+            Lap::Everything => engine.next_missing(),
+            Lap::Cold => engine.next_cold(),
+        })
     }
 
     /// Confirms when the gate is waited for: the flush behind it has little to do then.
@@ -282,6 +354,11 @@ impl Policy for Tracking {
     fn deadline(&self, _: &Engine) -> Option<(Duration, &'static str)> {
         None
     }
+}
+
+/// Bytes that have been written since the epoch began, and those that were put off.
+fn left_by(engine: &Engine) -> (u64, u64) {
+    (engine.blocks_dirty() * engine.block_bytes(), engine.blocks_put_off() * engine.block_bytes())
 }
 
 fn mebibytes(bytes: u64) -> String {

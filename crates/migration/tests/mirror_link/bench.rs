@@ -8,7 +8,8 @@ use std::time::Duration;
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::strategy::{
-    ChunkId, Copied, Copying, CopyingSettings, FlushId, Route, Strategy, VolumeAction, VolumeEvent, WriteId,
+    ChunkId, Copied, Copying, CopyingSettings, FlushId, HotBlocks, Route, Strategy, VolumeAction,
+    VolumeEvent, WriteId,
 };
 
 /// Time after which a run has failed.
@@ -30,6 +31,7 @@ pub(crate) struct Setting {
     pub(crate) disk_latency: Duration,
     pub(crate) pattern: Pattern,
     pub(crate) bandwidth: Option<u64>,
+    pub(crate) hot: HotBlocks,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -40,6 +42,8 @@ pub(crate) enum Pattern {
     Hot {
         bytes: u64,
     },
+    /// Zipf-distributed over all of it, and scattered.
+    Zipf,
 }
 
 /// What was seen.
@@ -52,6 +56,8 @@ pub(crate) struct Seen {
     pub(crate) guest_bytes_per_second: f64,
     pub(crate) held_longest: Duration,
     pub(crate) throttles: u64,
+    /// Bytes that the link has carried.
+    pub(crate) carried: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -90,6 +96,7 @@ pub(crate) struct Bench<'a> {
     /// Bytes that the guest wrote in each second.
     seconds: Vec<u64>,
     held_longest: Duration,
+    carried: u64,
 }
 
 struct Open {
@@ -111,6 +118,7 @@ impl<'a> Bench<'a> {
             Strategy::AsynchronousMirror {
                 buffer_bytes_max: 16 << 20,
                 drain_max: Duration::from_millis(250),
+                hot: setting.hot,
             },
         );
         let all = ByteRange::new(0, setting.volume_bytes);
@@ -133,6 +141,7 @@ impl<'a> Bench<'a> {
             synchronised_at: None,
             seconds: Vec::new(),
             held_longest: Duration::ZERO,
+            carried: 0,
         };
         for slot in 0..setting.depth {
             bench.after(Duration::from_micros(slot as u64), Happening::Guest);
@@ -208,6 +217,13 @@ impl<'a> Bench<'a> {
             Pattern::Random => self.random(places(self.setting.volume_bytes)),
             Pattern::Sequential => self.next_write % places(self.setting.volume_bytes),
             Pattern::Hot { bytes: hot } => self.random(places(hot)),
+            Pattern::Zipf => {
+                let all = places(self.setting.volume_bytes);
+                // The inverse of a sum of 1/rank that an integral stands for; neighbours in rank are no neighbours.
+                let uniform = self.random(1 << 32) as f64 / f64::from(u32::MAX);
+                let rank = (all as f64).powf(uniform) as u64;
+                (rank * 7919) % all
+            }
         };
         let id = self.next_write;
         self.next_write += 1;
@@ -263,6 +279,7 @@ impl<'a> Bench<'a> {
             Frame::Flush(_) => 64,
         };
         let takes = Duration::from_secs_f64(bytes as f64 / self.setting.link_bytes_per_second as f64);
+        self.carried += bytes;
         self.link_is_busy = true;
         self.after(takes, Happening::LinkFree);
         self.after(takes + self.setting.round_trip, Happening::Answer(frame));
@@ -292,6 +309,7 @@ impl<'a> Bench<'a> {
                 .fold(f64::INFINITY, f64::min),
             held_longest: self.held_longest,
             throttles: self.mirror.tally().throttles,
+            carried: self.carried,
         }
     }
 

@@ -35,7 +35,7 @@ use crate::disk::{DiskSettings, Role, SimDisk};
 use crate::guest::Guest;
 use crate::journal::SimJournal;
 use crate::random::Random;
-use crate::scenario::{MigrationPlan, Scenario};
+use crate::scenario::{MigrationPlan, Scenario, draw_hot};
 use crate::world::{Stop, World};
 
 /// How long the gates may be closed: several round trips of the longest link.
@@ -50,7 +50,10 @@ pub(crate) struct Manner {
     pub(crate) limits: TimeLimits,
     pub(crate) strategy: Strategy,
     pub(crate) target_disk: DiskSettings,
+    /// Of each volume where it is made …
     pub(crate) block_sizes: Vec<BlockSize>,
+    /// … and of all where they come to: each host records in blocks of its own.
+    pub(crate) block_size_away: Option<BlockSize>,
     pub(crate) geometries: Vec<Geometry>,
     /// What is marked at once in the chronicles.
     pub(crate) regions: MarkPolicy,
@@ -181,6 +184,7 @@ impl Manner {
         let strategy = Strategy::AsynchronousMirror {
             buffer_bytes_max: random.pick(&[4 << 10, 32 << 10, 128 << 10, 1 << 20]),
             drain_max: random.duration(Duration::from_millis(100), Duration::from_millis(400)),
+            hot: draw_hot(random),
         };
         Self {
             pacing: plan.pacing.clone(),
@@ -197,7 +201,17 @@ impl Manner {
             },
             keep_percent: random.pick(&[0, 50, 90, 100]),
             plans: scenario.migrations.clone(),
+            block_size_away: random.pick(&[
+                None,
+                BlockSize::new(4 << 10).ok(),
+                BlockSize::new(64 << 10).ok(),
+            ]),
         }
+    }
+
+    /// In which blocks a host records a volume.
+    pub(crate) fn block_size(&self, place: Place, index: usize) -> BlockSize {
+        self.block_size_away.filter(|_| place != Place::A).unwrap_or(self.block_sizes[index])
     }
 }
 

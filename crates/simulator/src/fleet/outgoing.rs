@@ -306,6 +306,7 @@ impl SimHost {
         let mut volumes = self.leaving_volumes(known, recorded, accepted, peer, &channel)?;
         let remembered: Vec<_> =
             volumes.iter().map(|leaving| (Rc::clone(&leaving.volume), leaving.replica.known)).collect();
+        self.world.copies_by(self.manner.strategy);
         let copying = CopySettings {
             pacing: self.manner.pacing.clone(),
             limits: self.manner.limits,

@@ -185,7 +185,7 @@ impl SimHost {
         let believed = look.and_then(|look| self.chronicles.open_stay(key, look));
         let beginning = Beginning {
             id: stay,
-            block_size: self.manner.block_sizes[index],
+            block_size: self.manner.block_size(self.place, index),
             size_bytes: self.manner.geometries[index].size,
             regions: self.manner.regions,
         };

@@ -14,6 +14,9 @@ pub(crate) struct StrategyArguments {
     /// Of tracking, for comparison: record also what is written before a round has come to it.
     #[arg(long)]
     pub(crate) no_incremental: bool,
+    /// For comparison: copy blocks that are written again and again as all others, rather than put them off.
+    #[arg(long)]
+    pub(crate) ignore_hot_blocks: bool,
 }
 
 /// How a volume is copied.

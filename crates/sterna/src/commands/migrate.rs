@@ -36,6 +36,7 @@ pub(super) async fn run(
         strategy: order.strategy.strategy.into(),
         not_incremental: order.strategy.no_incremental,
         rounds: order.strategy.rounds,
+        ignore_hot_blocks: order.strategy.ignore_hot_blocks,
         together_with: names.collect(),
         named,
     };

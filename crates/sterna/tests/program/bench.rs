@@ -185,7 +185,7 @@ fn bench_strategies_makes_every_figure_of_migrations_that_were_compared() {
     let figures = report["figures"].as_array().unwrap();
     let names: Vec<_> = figures.iter().map(|figure| figure["name"].as_str().unwrap()).collect();
     let expected = "figure-4 figure-6 figure-8-reads figure-8-writes figure-9 figure-5 figure-7 table-1-time \
-                    table-1-downtime table-2-latency table-2-variance figure-2 rewrites figure-3-uniform figure-3-zipf \
+                    table-1-downtime table-2-latency table-2-variance figure-2 rewrites figure-3-uniform figure-3-zipf figure-3-zipf-writes \
                     figure-10 slow-target figure-11 figure-11-phases";
     assert_eq!(names, expected.split(' ').collect::<Vec<_>>());
     assert_eq!(std::fs::read_to_string(&page).unwrap().matches("<svg ").count(), figures.len());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use block::store::Opened;
-use chronicle::Generation;
+use chronicle::{BlockSize, Generation};
 use lane::{ArrivingStore, LaneHandle, TargetContent};
 use migration::journal::{
     ExportSettings, ImageLocation, MigratingVolume, Origin, Record, Side, VolumeRecord,
@@ -169,16 +169,22 @@ impl Host {
                 .await?;
             }
         }
+        let former = self
+            .journal
+            .read(|state| state.moved.get(&offered.volume).map(|moved| moved.volume.record.clone()));
+        // The lane that clients were left with records in the blocks with which it began. Otherwise a new stay begins here,
+        // and nothing of it has been recorded: no set of blocks goes from host to host.
+        let block_size_bytes = match (&home, &former) {
+            (Some(_), Some(former)) => former.block_size_bytes,
+            _ => BlockSize::DEFAULT.into(),
+        };
         // A volume that comes home is offered as it was before.
-        let export = self.journal.read(|state| {
-            let moved = state.moved.get(&offered.volume);
-            moved.map_or_else(ExportSettings::default, |moved| moved.volume.record.export.clone())
-        });
+        let export = former.map_or_else(ExportSettings::default, |former| former.export);
         let record = VolumeRecord {
             volume: offered.volume,
             name,
             size_bytes: offered.size_bytes,
-            block_size_bytes: offered.block_size_bytes,
+            block_size_bytes,
             image: reserved.location.clone(),
             generation: offered.generation,
             export,

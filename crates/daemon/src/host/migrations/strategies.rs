@@ -5,7 +5,7 @@ use std::time::Duration;
 use api::{MigrateVolume, Strategy};
 use migration::journal::MigrationState;
 use migration::source::Moves;
-use migration::strategy::{Choice, Recording};
+use migration::strategy::{Choice, HotBlocks, Recording};
 use migration::wire::OfferedStrategy;
 use transport::Session;
 
@@ -22,10 +22,11 @@ const ROUNDS_MAX: u32 = 50;
 
 /// How an order wants volumes to be copied.
 pub(super) fn choice(order: &MigrateVolume) -> Choice {
+    let hot = if order.ignore_hot_blocks { HotBlocks::AsOthers } else { HotBlocks::PutOff };
     match (order.strategy, order.not_incremental) {
-        (Strategy::Mirror, _) => Choice::Mirror,
-        (Strategy::Tracking, false) => Choice::Tracking(Recording::Incremental),
-        (Strategy::Tracking, true) => Choice::Tracking(Recording::Full),
+        (Strategy::Mirror, _) => Choice::Mirror(hot),
+        (Strategy::Tracking, false) => Choice::Tracking(Recording::Incremental, hot),
+        (Strategy::Tracking, true) => Choice::Tracking(Recording::Full, hot),
         (Strategy::ThreePhase, _) => {
             Choice::PostCopy { rounds_max: order.rounds.unwrap_or(Strategy::ROUNDS_USUAL) }
         }
@@ -141,9 +142,12 @@ mod tests {
             check_strategy(&order(strategy)).unwrap();
         }
         let tracked = MigrateVolume { not_incremental: true, ..order(Strategy::Tracking) };
-        assert_eq!(choice(&tracked), Choice::Tracking(Recording::Full));
-        assert_eq!(choice(&order(Strategy::Tracking)), Choice::Tracking(Recording::Incremental));
-        assert_eq!(choice(&order(Strategy::Mirror)), Choice::Mirror);
+        assert_eq!(choice(&tracked), Choice::Tracking(Recording::Full, HotBlocks::PutOff));
+        let usual = Choice::Tracking(Recording::Incremental, HotBlocks::PutOff);
+        assert_eq!(choice(&order(Strategy::Tracking)), usual);
+        assert_eq!(choice(&order(Strategy::Mirror)), Choice::Mirror(HotBlocks::PutOff));
+        let ignored = MigrateVolume { ignore_hot_blocks: true, ..order(Strategy::Mirror) };
+        assert_eq!(choice(&ignored), Choice::Mirror(HotBlocks::AsOthers));
     }
 
     #[test]

@@ -360,8 +360,7 @@ fn record(name: &str, size_bytes: u64, image: ImageLocation, export: ExportSetti
         volume: new_identity(),
         name: name.to_owned(),
         size_bytes,
-        // A power of two within the bounds, so it fits.
-        block_size_bytes: u32::try_from(BlockSize::DEFAULT.bytes()).unwrap_or(BlockSize::MIN_BYTES),
+        block_size_bytes: BlockSize::DEFAULT.into(),
         image,
         generation: Generation(0),
         export,

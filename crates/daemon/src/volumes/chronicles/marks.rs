@@ -1,8 +1,9 @@
-//! The marks of one volume in one epoch: a file with a bit for each block, which are only ever set.
+//! The marks of one volume in one epoch: a file with a bit for every few blocks, which are only ever set.
 //!
 //! ```text
 //!   4096 bytes   "STERNAM" and the version, then zeroes
-//!   …            bit n: block n may be written in this epoch
+//!   …            bit n: of the blocks from 16 n on, 16 of them, some may be written in this epoch
+//!                       (version 1: block n may be)
 //! ```
 //! A page that a power cut tears has each of its bits as it was before or after: never a mark less than was answered for,
 //! perhaps one more. So there is no checksum, and a mark is one small write in place.
@@ -18,10 +19,15 @@ use rustix::fs::OFlags;
 use crate::files::folder_entries::sync_folder_of;
 
 /// What the file begins with; the last is the version.
-const HEADER: [u8; 8] = *b"STERNAM\x01";
+const HEADER: [u8; 8] = *b"STERNAM\x02";
+/// The version whose bits are single blocks.
+const HEADER_SINGLE: [u8; 8] = *b"STERNAM\x01";
+/// Blocks of one bit. What is marked are regions of 1 MiB at least, so that is no coarser for blocks of up to 64 KiB; and the bits
+/// of 16 TiB in blocks of 4 KiB fit into 32 MiB.
+const BLOCKS_PER_BIT: u64 = 16;
 /// What is written at once, and where the bits begin.
 const PAGE_BYTES: usize = 4096;
-/// Longest file that is read: marks of 64 TiB in blocks of 4 KiB.
+/// Longest file that is read: marks of 64 TiB in blocks of 4 KiB, of version 1.
 const FILE_BYTES_MAX: u64 = 2 << 30;
 
 /// The marks of one epoch, open.
@@ -29,6 +35,7 @@ const FILE_BYTES_MAX: u64 = 2 << 30;
 pub(super) struct MarksFile {
     file: File,
     bits: Vec<u8>,
+    blocks_per_bit: u64,
 }
 
 impl MarksFile {
@@ -37,31 +44,33 @@ impl MarksFile {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let file = options.custom_flags(OFlags::DSYNC.bits() as i32).open(path)?;
-        let bits = match read_bits(&file)? {
-            Some(bits) => bits,
+        let (bits, blocks_per_bit) = match read_bits(&file)? {
+            Some(found) => found,
             None => {
                 let mut page = vec![0; PAGE_BYTES];
                 page[..HEADER.len()].copy_from_slice(&HEADER);
                 file.write_all_at(&page, 0)?;
                 sync_folder_of(path)?;
-                Vec::new()
+                (Vec::new(), BLOCKS_PER_BIT)
             }
         };
-        Ok(Self { file, bits })
+        Ok(Self { file, bits, blocks_per_bit })
     }
 
     /// Sets the bits of these blocks, durably when it returns.
     pub(super) fn mark(&mut self, blocks: &[BlockRange]) -> io::Result<()> {
-        let end = blocks.iter().map(|run| run.end.0.div_ceil(8)).max().unwrap_or(0);
+        let bits_of =
+            |run: &BlockRange| run.start.0 / self.blocks_per_bit..run.end.0.div_ceil(self.blocks_per_bit);
+        let end = blocks.iter().map(|run| bits_of(run).end.div_ceil(8)).max().unwrap_or(0);
         let end = usize::try_from(end).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
         if self.bits.len() < end {
             self.bits.resize(end.next_multiple_of(PAGE_BYTES), 0);
         }
         let mut pages = Vec::new();
         for run in blocks {
-            for block in run.iter() {
+            for bit in bits_of(run) {
                 // It lies below `end`, which fits.
-                let (byte, bit) = ((block.0 / 8) as usize, 1 << (block.0 % 8));
+                let (byte, bit) = ((bit / 8) as usize, 1 << (bit % 8));
                 if self.bits[byte] & bit == 0 {
                     self.bits[byte] |= bit;
                     let page = byte / PAGE_BYTES;
@@ -83,22 +92,23 @@ impl MarksFile {
 
 /// The marked runs of a file, in order.
 pub(super) fn read(path: &Path) -> io::Result<Vec<BlockRange>> {
-    let bits = read_bits(&File::open(path)?)?.unwrap_or_default();
+    let Some((bits, blocks_per_bit)) = read_bits(&File::open(path)?)? else { return Ok(Vec::new()) };
     let mut runs: Vec<BlockRange> = Vec::new();
     let set = bits.iter().zip(0_u64..).filter(|(byte, _)| **byte != 0).flat_map(|(byte, index)| {
         (0..8).filter(move |bit| byte & (1 << bit) != 0).map(move |bit| index * 8 + bit)
     });
-    for block in set {
+    for bit in set {
+        let (start, end) = (bit * blocks_per_bit, (bit + 1) * blocks_per_bit);
         match runs.last_mut() {
-            Some(last) if last.end.0 == block => last.end.0 = block + 1,
-            _ => runs.push(BlockRange::new(block, block + 1)),
+            Some(last) if last.end.0 == start => last.end.0 = end,
+            _ => runs.push(BlockRange::new(start, end)),
         }
     }
     Ok(runs)
 }
 
-/// The bits of a file; `None`: it was not made to its end, and nobody was answered for it.
-fn read_bits(file: &File) -> io::Result<Option<Vec<u8>>> {
+/// The bits of a file, and of how many blocks each is; `None`: it was not made to its end, and nobody was answered for it.
+fn read_bits(file: &File) -> io::Result<Option<(Vec<u8>, u64)>> {
     let length = file.metadata()?.len();
     if length > FILE_BYTES_MAX {
         return Err(io::ErrorKind::FileTooLarge.into());
@@ -106,13 +116,13 @@ fn read_bits(file: &File) -> io::Result<Option<Vec<u8>>> {
     // It fits: see above.
     let mut bytes = vec![0; length as usize];
     file.read_exact_at(&mut bytes, 0)?;
-    match bytes.split_at_checked(PAGE_BYTES) {
-        None => Ok(None),
-        Some((header, bits)) if header.starts_with(&HEADER) => {
-            let mut bits = bits.to_vec();
-            bits.resize(bits.len().next_multiple_of(PAGE_BYTES), 0);
-            Ok(Some(bits))
-        }
-        Some(_) => Err(io::Error::new(io::ErrorKind::InvalidData, "it holds no marks")),
-    }
+    let Some((header, bits)) = bytes.split_at_checked(PAGE_BYTES) else { return Ok(None) };
+    let blocks_per_bit = match header {
+        _ if header.starts_with(&HEADER) => BLOCKS_PER_BIT,
+        _ if header.starts_with(&HEADER_SINGLE) => 1,
+        _ => return Err(io::Error::new(io::ErrorKind::InvalidData, "it holds no marks")),
+    };
+    let mut bits = bits.to_vec();
+    bits.resize(bits.len().next_multiple_of(PAGE_BYTES), 0);
+    Ok(Some((bits, blocks_per_bit)))
 }

@@ -72,12 +72,28 @@ fn marks_later_than_what_was_kept_are_found_after_a_restart() {
     let marked: Vec<_> =
         found.epochs.iter().map(|(epoch, set)| (epoch.0, set.runs().collect::<Vec<_>>())).collect();
     let expected = [
-        (4, vec![BlockRange::new(7, 8)]),
-        (5, vec![BlockRange::new(16, 40), BlockRange::new(48, 64)]),
-        (6, vec![BlockRange::new(0, 1)]),
+        (4, vec![BlockRange::new(112, 113)]),
+        // A bit stands for 16 blocks.
+        (5, vec![BlockRange::new(16, 64)]),
+        (6, vec![BlockRange::new(0, 16)]),
     ];
     assert_eq!(marked, expected);
     assert_eq!(found.replicas, kept().replicas);
+}
+
+#[test]
+fn marks_whose_bits_are_single_blocks_are_read_and_added_to_as_such() {
+    let (folder, chronicles, image) = scene();
+    chronicles.open_stay(KEY, &image).unwrap();
+    wait(chronicles.keep(KEY, kept())).unwrap();
+    let mut file = vec![0; 4096 + 1];
+    file[..8].copy_from_slice(b"STERNAM\x01");
+    file[4096] = 0b0000_0110;
+    std::fs::write(folder.path().join(FOLDER).join(format!("{KEY}.5.marks")), file).unwrap();
+    wait(chronicles.mark(KEY, Epoch(5), vec![BlockRange::new(40, 41)])).unwrap();
+    let found = chronicles.open_stay(KEY, &image).unwrap().unwrap();
+    let marked: Vec<_> = found.epochs.iter().flat_map(|(_, set)| set.runs()).collect();
+    assert_eq!(marked, [BlockRange::new(112, 113), BlockRange::new(1, 3), BlockRange::new(40, 41)]);
 }
 
 #[test]
@@ -176,5 +192,5 @@ fn a_marks_file_that_was_cut_off_while_it_was_made_holds_nothing() {
     std::fs::write(&path, b"STERNAM").unwrap();
     assert_eq!(marks::read(&path).unwrap(), []);
     marks::MarksFile::open(&path).unwrap().mark(&[BlockRange::new(9, 11)]).unwrap();
-    assert_eq!(marks::read(&path).unwrap(), [BlockRange::new(9, 11)]);
+    assert_eq!(marks::read(&path).unwrap(), [BlockRange::new(0, 16)]);
 }

@@ -39,17 +39,22 @@ impl Engine {
         range: ByteRange,
         blocks: BlockRange,
     ) -> u64 {
-        let by_value = |block: BlockRange| match route {
-            Route::Both => true,
-            Route::SourceOnly => false,
-            Route::BothInPart(parts) => parts.iter().any(|part| self.covering(*part).overlaps(&block)),
+        let parts = match route {
+            Route::Both => return 0,
+            Route::SourceOnly => &[][..],
+            Route::BothInPart(parts) => parts.as_slice(),
         };
-        if range.length == 0 || *route == Route::Both {
+        if range.length == 0 {
             return 0;
         }
-        let single = blocks.iter().map(|block| BlockRange::new(block.0, block.0 + 1));
-        let undone = single.filter(|block| !by_value(*block) && !self.replica.misses_any(*block));
-        undone.count() as u64 * self.block_bytes()
+        let (mut undone, mut from) = (0, blocks.start);
+        for part in parts {
+            let mirrored = self.covering(*part);
+            undone += self.replica.blocks_there(BlockRange { start: from, end: mirrored.start });
+            from = mirrored.end;
+        }
+        undone += self.replica.blocks_there(BlockRange { start: from, end: blocks.end });
+        undone * self.block_bytes()
     }
 
     /// Keeps the books of a write of which `parts` go by value.

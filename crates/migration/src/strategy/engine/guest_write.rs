@@ -14,8 +14,10 @@ impl Engine {
     /// A write has arrived: it is held until it is submitted, and its guest is kept waiting no longer than it may be, what
     /// it may have waited at the gate included.
     pub(super) fn arrive(&mut self, now: Duration, id: WriteId, range: ByteRange) {
+        let blocks = self.covering(range);
+        self.note_heat(blocks);
         let patience_left = self.settings.wait_max.saturating_sub(self.gate.held_for(now));
-        self.writes.arrive(id, range, self.covering(range), now, now + patience_left);
+        self.writes.arrive(id, range, blocks, now, now + patience_left);
     }
 
     /// The writes that are held, in the order they arrived; each is to be decided about once more.
@@ -104,32 +106,44 @@ impl Engine {
         if !self.is_mirroring() {
             return Route::SourceOnly;
         }
-        if self.takes_values(range, blocks) {
+        let mut obstacle = self.first_obstacle(range, blocks);
+        if obstacle.is_none() {
             return Route::Both;
         }
         let mut parts: Vec<ByteRange> = Vec::new();
-        for block in blocks.iter() {
-            let block = BlockRange::new(block.0, block.0 + 1);
-            let part = overlap(self.byte_range(block), range);
-            if !self.takes_values(part, block) {
-                continue;
+        let mut from = blocks.start;
+        while from < blocks.end {
+            let end = obstacle.map_or(blocks.end, |obstacle| obstacle.start);
+            if from < end {
+                parts.push(overlap(self.byte_range(BlockRange { start: from, end }), range));
             }
-            match parts.last_mut() {
-                Some(last) if last.end() == part.offset => last.length += part.length,
-                _ => parts.push(part),
-            }
+            from = obstacle.map_or(blocks.end, |obstacle| obstacle.end);
+            obstacle = self.first_obstacle(range, BlockRange { start: from, ..blocks });
         }
         if parts.is_empty() { Route::SourceOnly } else { Route::BothInPart(parts) }
     }
 
-    /// Tells whether all of `blocks` are synchronised, and nothing else is on its way to `range` in them that could land
-    /// later.
-    fn takes_values(&self, range: ByteRange, blocks: BlockRange) -> bool {
-        blocks.end <= self.cursor
-            && !self.replica.misses_any(blocks)
-            && (!self.chunks.touch(blocks) || broken(Bug::TwoCopiesInFlight))
-            && !self.writes.late_touches(blocks)
-            && (!self.values.overlap(range, blocks) || broken(Bug::TwoValuesInFlight))
+    /// The first of `blocks`, which `range` touches, that are not synchronised, or to which something else is on its way in
+    /// `range` that could land later.
+    fn first_obstacle(&self, range: ByteRange, blocks: BlockRange) -> Option<BlockRange> {
+        if blocks.start >= self.cursor {
+            return (!blocks.is_empty()).then_some(blocks);
+        }
+        let ahead = BlockRange { start: self.cursor.max(blocks.start), ..blocks };
+        let chunk = if broken(Bug::TwoCopiesInFlight) { None } else { self.chunks.first_touching(blocks) };
+        let value = match broken(Bug::TwoValuesInFlight) {
+            true => None,
+            false => self.values.first_within(overlap(self.byte_range(blocks), range)),
+        };
+        let obstacles = [
+            Some(ahead),
+            self.replica.first_missed_within(blocks),
+            chunk,
+            self.writes.first_late_within(blocks),
+            value.map(|value| self.covering(value)),
+        ];
+        let within = obstacles.into_iter().flatten().map(|obstacle| obstacle.intersect(&blocks));
+        within.filter(|obstacle| !obstacle.is_empty()).min_by_key(|obstacle| obstacle.start)
     }
 
     fn becomes_missing(&mut self, blocks: BlockRange) {

@@ -12,6 +12,11 @@ use crate::strategy::{ChunkId, Copied, CopyFault, SourceFault, VolumeAction};
 
 /// Chunks in flight where bytes count, however small: each is looked at whenever a guest writes.
 const CHUNKS_MAX: usize = 256;
+/// Chunks below this are small: more of them are in flight, or a disk would wait for the next scattered block most of the
+/// time …
+const CHUNK_BYTES_SMALL: u64 = 64 << 10;
+/// … but no more than so many times the usual number: each is a request that guests' requests wait behind.
+const SMALL_CHUNKS: usize = 4;
 
 impl Engine {
     /// Tells whether another chunk may begin, if there is one.
@@ -80,11 +85,13 @@ impl Engine {
     /// Tells whether as much is in flight as may be.
     pub(super) fn is_mover_full(&self) -> bool {
         let PacingSettings { depth, chunk_bytes, .. } = self.settings.pacing;
-        let count = self.chunks.len();
+        let (count, bytes) = (self.chunks.len(), self.chunks.blocks() * self.block_bytes());
         match self.terms.in_flight {
-            InFlight::Chunks => count >= depth,
+            InFlight::Chunks => {
+                let bytes_of_small = chunk_bytes.min(CHUNK_BYTES_SMALL).saturating_mul(depth as u64);
+                count >= depth && (bytes >= bytes_of_small || count >= SMALL_CHUNKS * depth)
+            }
             InFlight::Bytes { .. } => {
-                let bytes = self.chunks.blocks() * self.block_bytes();
                 count >= CHUNKS_MAX || bytes > chunk_bytes.saturating_mul((depth as u64).saturating_sub(1))
             }
         }
@@ -95,7 +102,7 @@ impl Engine {
             broken(Bug::WritesInFlight) || self.copies_in_rounds() && broken(Bug::RoundOvertakesWrites);
         let mut waits_for = if overtakes { Vec::new() } else { self.writes.submitted_to(blocks) };
         if !broken(Bug::ChunkOvertakesValue) {
-            waits_for.extend(self.values.in_blocks(blocks));
+            waits_for.extend(self.values.overlapping(self.byte_range(blocks)));
         }
         self.tellings.forget();
         self.replica.claim(blocks);

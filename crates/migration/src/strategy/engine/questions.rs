@@ -8,6 +8,9 @@ use super::{Engine, Mover, Stage, Standing, Write};
 use crate::planted::{Bug, broken};
 use crate::strategy::WriteId;
 
+/// Bytes that are near enough at any rate: so little is a few requests, and no rate that was measured says anything of it.
+const NEAR_BYTES_MIN: u64 = 64 << 10;
+
 // How far the copying is.
 impl Engine {
     /// Bytes of a block.
@@ -18,6 +21,12 @@ impl Engine {
     /// Size of the volume in bytes.
     pub(in crate::strategy) fn size_bytes(&self) -> u64 {
         self.settings.size_bytes
+    }
+
+    /// Bytes that are so little that a replica which lacks them is near enough whatever is known of the target: one block at
+    /// least.
+    pub(in crate::strategy) fn near_bytes_min(&self) -> u64 {
+        self.block_bytes().max(NEAR_BYTES_MIN)
     }
 
     /// Tells whether each block has been looked at once.

@@ -10,11 +10,13 @@
 //!
 //! A strategy that copies in rounds has two sets of missing blocks: those of the round under way, and those that guests have
 //! written in the epoch that is open, which are the next round's. [`ReplicaBlocks::advance_epoch`] makes the one the other.
+//! A third one is missing and put off, until the policy takes it up (`hot.rs`).
 
 use std::time::Duration;
 
 use chronicle::{BlockCount, BlockIndex, BlockRange, LayeredBitmap};
 
+use crate::planted::{Bug, broken};
 use crate::strategy::FlushId;
 
 /// A replica's live missing set, and its unconfirmed blocks.
@@ -23,6 +25,8 @@ pub(super) struct ReplicaBlocks {
     /// Missing as well, because guests have written them since the epoch began: not copied before it ends. Empty unless
     /// the strategy copies in rounds.
     dirty: LayeredBitmap,
+    /// Missing as well, but not copied before that is taken up.
+    put_off: LayeredBitmap,
     /// Applied at the target since the last flush that succeeded was asked for.
     unconfirmed: LayeredBitmap,
     flushing: Option<Flush>,
@@ -39,20 +43,21 @@ struct Flush {
 impl ReplicaBlocks {
     pub(super) fn new(blocks: BlockCount) -> Self {
         let empty = || LayeredBitmap::new(blocks);
-        Self { missing: empty(), dirty: empty(), unconfirmed: empty(), flushing: None }
+        Self { missing: empty(), dirty: empty(), put_off: empty(), unconfirmed: empty(), flushing: None }
     }
 
     /// Makes it the replica of a larger volume; what is new is neither missing nor unconfirmed.
     pub(super) fn grow(&mut self, blocks: BlockCount) {
         let confirms = self.flushing.as_mut().map(|flush| &mut flush.confirms);
-        [&mut self.missing, &mut self.dirty, &mut self.unconfirmed]
+        [&mut self.missing, &mut self.dirty, &mut self.put_off, &mut self.unconfirmed]
             .into_iter()
             .chain(confirms)
             .for_each(|set| set.grow(blocks));
     }
 
     pub(super) fn is_complete(&self) -> bool {
-        self.missing.is_empty() && self.dirty.is_empty()
+        let is_taken_up = self.put_off.is_empty() || broken(Bug::HotBlocksLeftOut);
+        self.missing.is_empty() && self.dirty.is_empty() && is_taken_up
     }
 
     /// Tells whether nothing is left to be claimed before the epoch ends.
@@ -64,6 +69,7 @@ impl ReplicaBlocks {
     pub(super) fn lacking(&self) -> LayeredBitmap {
         let mut lacking = self.missing.clone();
         lacking.union_with(&self.dirty);
+        lacking.union_with(&self.put_off);
         lacking.union_with(&self.unconfirmed);
         if let Some(flush) = &self.flushing {
             lacking.union_with(&flush.confirms);
@@ -72,7 +78,12 @@ impl ReplicaBlocks {
     }
 
     pub(super) fn blocks_missing(&self) -> u64 {
-        self.missing.count() + self.dirty.count()
+        let put_off = if broken(Bug::HotBlocksLeftOut) { 0 } else { self.put_off.count() };
+        self.missing.count() + self.dirty.count() + put_off
+    }
+
+    pub(super) fn blocks_put_off(&self) -> u64 {
+        self.put_off.count()
     }
 
     pub(super) fn blocks_dirty(&self) -> u64 {
@@ -80,22 +91,47 @@ impl ReplicaBlocks {
     }
 
     pub(super) fn misses_any(&self, blocks: BlockRange) -> bool {
-        self.missing.contains_any(blocks) || self.dirty.contains_any(blocks)
+        self.sets().into_iter().any(|set| set.contains_any(blocks))
     }
 
-    /// Guests have written these blocks in the epoch that is open.
+    /// What is missing, in each way.
+    fn sets(&self) -> [&LayeredBitmap; 3] {
+        [&self.missing, &self.dirty, &self.put_off]
+    }
+
+    /// The first run within `within` that is missing in any way.
+    pub(super) fn first_missed_within(&self, within: BlockRange) -> Option<BlockRange> {
+        let runs = self.sets().map(|set| first_run_within(set, within));
+        runs.into_iter().flatten().min_by_key(|run| run.start)
+    }
+
+    /// How many of these blocks are not missing.
+    pub(super) fn blocks_there(&self, blocks: BlockRange) -> u64 {
+        if self.dirty.is_empty() && self.put_off.is_empty() {
+            return blocks.len() - self.missing.count_in(blocks);
+        }
+        let (mut there, mut from) = (0, blocks.start);
+        while let Some(run) = self.first_missed_within(BlockRange { start: from, ..blocks }) {
+            there += run.start.0 - from.0;
+            from = run.end;
+        }
+        there + blocks.end.0.saturating_sub(from.0)
+    }
+
+    /// All of these blocks are missing.
+    pub(super) fn mark_all_missing(&mut self, blocks: &LayeredBitmap) {
+        self.missing.union_with(blocks);
+    }
+
+    /// Guests have written these blocks in the epoch that is open; what is put off is copied with what was written when it is
+    /// taken up.
     pub(super) fn mark_dirty(&mut self, blocks: BlockRange) {
-        self.dirty.insert(blocks);
+        insert_unless(&mut self.dirty, &[&self.put_off], blocks);
     }
 
     /// The same, but what is still to be copied in this round adds nothing: it is copied with what was written.
     pub(super) fn mark_dirty_unless_missing(&mut self, blocks: BlockRange) {
-        let mut rest = blocks;
-        while !rest.is_empty() {
-            let missing = self.missing_within(rest).unwrap_or(BlockRange { start: rest.end, end: rest.end });
-            self.dirty.insert(BlockRange { end: missing.start, ..rest });
-            rest.start = missing.end;
-        }
+        insert_unless(&mut self.dirty, &[&self.missing, &self.put_off], blocks);
     }
 
     /// Ends the epoch: what was written in it is to be copied.
@@ -108,6 +144,23 @@ impl ReplicaBlocks {
         self.missing.insert(blocks);
     }
 
+    /// The same of what guests write; what is put off is copied with what was written when it is taken up.
+    pub(super) fn mark_written(&mut self, blocks: BlockRange) {
+        insert_unless(&mut self.missing, &[&self.put_off], blocks);
+    }
+
+    /// Puts blocks off that are missing, or become so.
+    pub(super) fn put_off(&mut self, blocks: BlockRange) {
+        self.missing.remove(blocks);
+        self.put_off.insert(blocks);
+    }
+
+    /// What was put off is to be copied.
+    pub(super) fn take_up(&mut self) {
+        self.missing.union_with(&self.put_off);
+        self.put_off.clear();
+    }
+
     /// The first run of missing blocks at or behind `from`.
     pub(super) fn next_missing(&self, from: BlockIndex, blocks_max: u64) -> Option<BlockRange> {
         self.missing.next_run(from, blocks_max)
@@ -115,8 +168,7 @@ impl ReplicaBlocks {
 
     /// The first run of missing blocks within `within`.
     pub(super) fn missing_within(&self, within: BlockRange) -> Option<BlockRange> {
-        let run = self.missing.next_run(within.start, within.len())?.intersect(&within);
-        (!run.is_empty()).then_some(run)
+        first_run_within(&self.missing, within)
     }
 
     /// Takes the blocks out of the missing set, before they are read for sending (design §5.2).
@@ -168,6 +220,23 @@ impl ReplicaBlocks {
         self.missing.union_with(&self.unconfirmed);
         self.unconfirmed.clear();
     }
+}
+
+/// Inserts those blocks that are in none of the other sets.
+fn insert_unless(set: &mut LayeredBitmap, others: &[&LayeredBitmap], blocks: BlockRange) {
+    let mut rest = blocks;
+    while !rest.is_empty() {
+        let found = others.iter().filter_map(|other| first_run_within(other, rest));
+        let found =
+            found.min_by_key(|run| run.start).unwrap_or(BlockRange { start: rest.end, end: rest.end });
+        set.insert(BlockRange { end: found.start, ..rest });
+        rest.start = found.end;
+    }
+}
+
+fn first_run_within(set: &LayeredBitmap, within: BlockRange) -> Option<BlockRange> {
+    let run = set.next_run(within.start, within.len())?.intersect(&within);
+    (!run.is_empty()).then_some(run)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -58,7 +58,7 @@ impl Engine {
     pub(super) fn wrote(&mut self, blocks: BlockRange) {
         self.tellings.missing(blocks);
         match self.terms.written {
-            Written::AnyTime => self.replica.mark_missing(blocks),
+            Written::AnyTime => self.replica.mark_written(blocks),
             // What is being copied is taken for what is still to be copied.
             Written::NextRound if broken(Bug::EpochNotRecorded) && self.chunks.touch(blocks) => {}
             Written::NextRound => {

@@ -32,6 +32,9 @@ pub struct Tally {
     /// Of an asynchronous mirror: writes that became bits although their blocks were synchronised, because as much was
     /// on its way as may be.
     pub writes_as_bits: u64,
+    /// Of an asynchronous mirror: writes to synchronised blocks that are written again and again, which were not sent one by
+    /// one.
+    pub writes_merged: u64,
     /// Writes that were held because the target did not take what guests wrote as fast as they did.
     pub writes_throttled: u64,
     /// How long these were held, all together.
@@ -57,6 +60,7 @@ impl Tally {
             source_faults: self.source_faults + other.source_faults,
             suspensions: self.suspensions + other.suspensions,
             writes_as_bits: self.writes_as_bits + other.writes_as_bits,
+            writes_merged: self.writes_merged + other.writes_merged,
             writes_throttled: self.writes_throttled + other.writes_throttled,
             throttled: self.throttled + other.throttled,
             throttles: self.throttles + other.throttles,

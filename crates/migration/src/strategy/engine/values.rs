@@ -7,12 +7,12 @@
 //! ```
 //! No two values in flight have a byte in common: whatever is written over one meanwhile
 //! makes its block missing, so it does not matter in which order frames of several connections arrive (hard case 4).
-//! There may be as many as fit into the buffer, tens of thousands, so they are found by block.
+//! There may be as many as fit into the buffer, tens of thousands, so they are found by where they lie.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use chronicle::{BlockIndex, BlockRange, ByteRange};
+use chronicle::{BlockRange, ByteRange};
 
 use crate::strategy::WriteId;
 
@@ -39,7 +39,9 @@ pub(super) enum Part {
 #[derive(Debug, Default)]
 pub(super) struct Values {
     by_id: BTreeMap<WriteId, Value>,
-    by_block: BTreeSet<(BlockIndex, WriteId)>,
+    /// Where each part begins, of which write it is, and where it ends. Since no two have a byte in common, the one that
+    /// begins later ends later.
+    by_offset: BTreeMap<(u64, WriteId), u64>,
     /// In the order of their submission; those that the target has answered are dropped when they come first.
     order: VecDeque<WriteId>,
     bytes: u64,
@@ -48,7 +50,7 @@ pub(super) struct Values {
 
 impl Values {
     pub(super) fn insert(&mut self, id: WriteId, value: Value) {
-        self.by_block.extend(value.blocks().map(|block| (block, id)));
+        self.by_offset.extend(value.parts.iter().map(|(part, _)| ((part.offset, id), part.end())));
         self.bytes += value.bytes();
         self.at_target += 1;
         self.order.push_back(id);
@@ -78,16 +80,20 @@ impl Values {
         self.at_target > 0
     }
 
-    /// Tells whether a value in flight has a byte of `range`, which lies in `blocks`.
-    pub(super) fn overlap(&self, range: ByteRange, blocks: BlockRange) -> bool {
-        let has_byte = |value: &Value| value.parts.iter().any(|(part, _)| part.overlaps(&range));
-        self.in_blocks(blocks).any(|id| self.by_id.get(&id).is_some_and(has_byte))
+    /// The values in flight that have a byte of `range`; those of several parts may be named more than once.
+    pub(super) fn overlapping(&self, range: ByteRange) -> impl Iterator<Item = WriteId> {
+        let before = self.by_offset.range(..(range.end(), WriteId(0))).rev();
+        before.take_while(move |(_, end)| **end > range.offset).map(|((_, id), _)| *id)
     }
 
-    /// The values in flight to `blocks`; some may be named more than once.
-    pub(super) fn in_blocks(&self, blocks: BlockRange) -> impl Iterator<Item = WriteId> {
-        let end = blocks.end.max(blocks.start);
-        self.by_block.range((blocks.start, WriteId(0))..(end, WriteId(0))).map(|(_, id)| *id)
+    /// The bytes of `range` that the first part in flight has of those that have some.
+    pub(super) fn first_within(&self, range: ByteRange) -> Option<ByteRange> {
+        let covering = self.by_offset.range(..=(range.offset, WriteId(u64::MAX))).next_back();
+        let covering = covering.filter(|(_, end)| **end > range.offset);
+        let within = || self.by_offset.range((range.offset, WriteId(0))..(range.end(), WriteId(0))).next();
+        let ((offset, _), end) = covering.or_else(within)?;
+        let start = range.offset.max(*offset);
+        Some(ByteRange::new(start, range.end().min(*end).saturating_sub(start)))
     }
 
     /// Since when the target has owed its oldest answer.
@@ -120,8 +126,8 @@ impl Values {
             return false;
         }
         if let Some(value) = self.by_id.remove(&id) {
-            for block in value.blocks() {
-                self.by_block.remove(&(block, id));
+            for (part, _) in &value.parts {
+                self.by_offset.remove(&(part.offset, id));
             }
             self.bytes -= value.bytes();
         }
@@ -135,9 +141,5 @@ impl Values {
 impl Value {
     pub(super) fn bytes(&self) -> u64 {
         self.parts.iter().map(|(part, _)| part.length).sum()
-    }
-
-    fn blocks(&self) -> impl Iterator<Item = BlockIndex> {
-        self.parts.iter().flat_map(|(_, blocks)| blocks.iter())
     }
 }

@@ -156,13 +156,15 @@ impl Writes {
         waits && !broken(Bug::OverlapsUnordered)
     }
 
-    /// Tells whether a write that the target has yet to answer, but the guest no longer waits for, touches `blocks`.
-    pub(super) fn late_touches(&self, blocks: BlockRange) -> bool {
-        self.late > 0
-            && self
-                .writes
-                .iter()
-                .any(|write| matches!(write.state, WriteState::Late { .. }) && write.blocks.overlaps(&blocks))
+    /// The first blocks within `within` that a write touches which the target has yet to answer, but its guest no longer
+    /// waits for.
+    pub(super) fn first_late_within(&self, within: BlockRange) -> Option<BlockRange> {
+        if self.late == 0 {
+            return None;
+        }
+        let late = self.writes.iter().filter(|write| matches!(write.state, WriteState::Late { .. }));
+        let touched = late.map(|write| write.blocks.intersect(&within)).filter(|blocks| !blocks.is_empty());
+        touched.min_by_key(|blocks| blocks.start)
     }
 
     /// The writes already submitted, to either store, that touch `blocks`.

@@ -52,6 +52,7 @@ impl SimHost {
                 target_image: moving.target.clone(),
             });
         }
+        self.world.copies_by(plan.strategy);
         let plan_of_lane = Plan {
             migration: id,
             volumes: planned,
