@@ -12,22 +12,17 @@
 //! [`migration::filling::Filling`]'s. It lies below the tracker: what is fetched is no guest's write, and the chronicle need not
 //! know of it.
 
+mod requests;
 mod told;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::rc::{Rc, Weak};
-use std::task::{Poll, Waker};
 use std::time::Duration;
 
-use block::device::push_extent;
 use block::filter::FlushDebt;
-use block::{
-    BlockDevice, Buffer, BufferPool, ByteRange, Change, Durability, Extent, ExtentKind, Geometry, Growth,
-    Handle, IoError, IoFuture, ZeroMode,
-};
-use chronicle::BlockSize;
+use block::{BlockDevice, Buffer, BufferPool, ByteRange, Geometry, Handle, IoError, ZeroMode};
 use futures_util::future::{Either, join_all, select};
 use migration::StayKey;
 use migration::filling::{
@@ -35,10 +30,10 @@ use migration::filling::{
     Manifest, OnBehalf, RecordingId, RequestId, StoreFault, UnitMap, Urgency,
 };
 use migration::journal::Record;
-use migration::planted::{Bug, broken};
 use rustix::io::Errno;
 use tracing::{error, info, warn};
 
+use self::requests::{TicketState, Word};
 use self::told::Told;
 use crate::chronicler::NotDurable;
 use crate::control::Control;
@@ -86,28 +81,6 @@ enum State {
     Filling(Box<Filling>),
     /// The volume has gone back, or does not come.
     Left,
-}
-
-#[derive(Default)]
-struct TicketState {
-    answer: Cell<Option<Word>>,
-    waiter: Cell<Option<Waker>>,
-}
-
-/// What the core says of a request.
-#[derive(Clone, Copy)]
-enum Word {
-    Admitted,
-    Written,
-    Refused,
-    Flushed(Result<(), StoreFault>),
-}
-
-/// A guest's request, from its arrival until the core has said what becomes of it.
-struct Ticket<'a> {
-    filling: &'a FillingStore,
-    id: RequestId,
-    state: Rc<TicketState>,
 }
 
 /// When the core wants to be called, and what its timer task sleeps on.
@@ -213,7 +186,7 @@ impl FillingStore {
         info!(volume = %self.key.volume, units = known.missing.count(), "what is missing is fetched");
         *state = State::Filling(Box::new(Filling::new(self.settings.clone(), known)));
         drop(state);
-        self.with_machine(|machine, now| machine.handle_timeout(now));
+        self.with_machine(Filling::handle_timeout);
     }
 
     /// Fetches nothing any more: the volume is not this host's, and its image is deleted.
@@ -341,9 +314,8 @@ impl FillingStore {
             mover::write_data(&*self.store, part.offset, fetched.slice(start, length), ZeroMode::MayUnmap)
         });
         // N.B. all of them to their end: what is still under way must not be taken for over.
-        let written: Result<(), IoError> =
-            join_all(writes).await.into_iter().map(|run| run.map(drop)).collect();
-        let result = written.map_err(|error| {
+        let written = join_all(writes).await.into_iter().try_for_each(|run| run.map(drop));
+        let result = written.map_err(|error: IoError| {
             warn!(volume = %self.key.volume, %error, "what was fetched cannot be stored; it is tried again");
             StoreFault
         });
@@ -414,7 +386,7 @@ impl FillingStore {
                     if let Either::Left(_) = select(sleep, std::pin::pin!(changed)).await {
                         timer.armed.set(None);
                         let Some(filling) = me.upgrade() else { return };
-                        filling.with_machine(|machine, now| machine.handle_timeout(now));
+                        filling.with_machine(Filling::handle_timeout);
                     }
                 }
             }
@@ -429,195 +401,11 @@ impl Drop for FillingStore {
     }
 }
 
-// Guests' requests.
-impl FillingStore {
-    /// Announces a request; `None`: there is no machine, before the handover or after the end.
-    fn announce(&self, event: impl FnOnce(RequestId) -> FillingEvent) -> Option<Ticket<'_>> {
-        if !matches!(&*self.state.borrow(), State::Filling(_)) {
-            return None;
-        }
-        let id = RequestId(self.next_request.get());
-        self.next_request.set(id.0 + 1);
-        let state = Rc::<TicketState>::default();
-        self.tickets.borrow_mut().insert(id, Rc::clone(&state));
-        let ticket = Ticket { filling: self, id, state };
-        self.event(event(id));
-        Some(ticket)
-    }
-
-    fn is_waiting(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Waiting(_))
-    }
-
-    async fn read_here(&self, offset: u64, buffer: Buffer) -> Result<Buffer, IoError> {
-        let range = ByteRange::new(offset, buffer.len() as u64);
-        if self.is_waiting() {
-            // A VM that waits reads its disks when it begins; the volume is its source's still (design §5.10).
-            return self.reservoir.urgent.read(offset, buffer).await;
-        }
-        if range.length > 0
-            && let Some(ticket) = self.announce(|request| FillingEvent::ReadArrived { request, range })
-            && let Word::Refused = ticket.word().await
-        {
-            return Err(IoError::os("read what only the former host has", Errno::IO));
-        }
-        self.store.read(offset, buffer).await
-    }
-
-    async fn change_here(&self, change: Change) -> Result<(), IoError> {
-        let (range, durability) = (change.range(), change.durability());
-        if self.is_waiting() {
-            return Err(IoError::ReadOnly);
-        }
-        let Some(ticket) = self.announce_change(range) else { return self.store.change(change).await };
-        ticket.word().await;
-        let result = self.store.change(change).await;
-        let ended = result.map_err(|_| StoreFault);
-        self.event(FillingEvent::WriteEnded { request: ticket.id, result: ended });
-        // N.B. not before a restart would know of it.
-        ticket.word().await;
-        result?;
-        let unrecorded = match &*self.state.borrow() {
-            State::Filling(machine) => machine.is_unrecorded(range),
-            _ => false,
-        };
-        if durability == Durability::Durable && unrecorded {
-            // N.B. the bytes are durable; that they are here is not.
-            return self.flush_here().await;
-        }
-        Ok(())
-    }
-
-    fn announce_change(&self, range: ByteRange) -> Option<Ticket<'_>> {
-        if range.length == 0 {
-            return None;
-        }
-        self.announce(|request| FillingEvent::WriteArrived { request, range })
-    }
-
-    async fn flush_here(&self) -> Result<(), IoError> {
-        match self.announce(|request| FillingEvent::FlushArrived { request }) {
-            None => self.store.flush().await,
-            Some(ticket) => match ticket.word().await {
-                Word::Flushed(Err(StoreFault)) => {
-                    Err(IoError::os("flush a volume that is being filled", Errno::IO))
-                }
-                _ => Ok(()),
-            },
-        }
-    }
-
-    async fn describe(&self, range: ByteRange) -> Result<Vec<Extent>, IoError> {
-        if self.is_waiting() {
-            return self.reservoir.background.allocation(range).await;
-        }
-        // N.B. before the store is asked: what arrives meanwhile is data both ways.
-        let missing = match &*self.state.borrow() {
-            State::Filling(machine) if !broken(Bug::HoleShownForMissing) => machine.missing_in(range),
-            _ => Vec::new(),
-        };
-        let here = self.store.allocation(range).await?;
-        Ok(with_data(&here, &missing))
-    }
-}
-
-impl BlockDevice for FillingStore {
-    /// As the store, but whole units are asked for: what is missing of one is not put together here.
-    fn geometry(&self) -> Geometry {
-        let geometry = self.store.geometry();
-        Geometry { alignment: geometry.alignment.max(BlockSize::MIN_BYTES), ..geometry }
-    }
-
-    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        Box::pin(self.read_here(offset, buffer))
-    }
-
-    fn change(&self, change: Change) -> IoFuture<'_, ()> {
-        Box::pin(self.change_here(change))
-    }
-
-    fn flush(&self) -> IoFuture<'_, ()> {
-        Box::pin(self.flush_here())
-    }
-
-    /// Passthrough.
-    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
-        self.store.zeroes_fast(mode)
-    }
-
-    /// What is missing is data: a backup, or whoever copies the volume, must not take it for a hole.
-    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
-        Box::pin(self.describe(range))
-    }
-
-    /// None before nothing is missing: what is new would have to be told apart from that.
-    fn growth(&self) -> Option<&dyn Growth> {
-        if self.is_whole() { self.store.growth() } else { None }
-    }
-}
-
-impl Ticket<'_> {
-    /// What the core says.
-    fn word(&self) -> impl Future<Output = Word> + '_ {
-        poll_fn(|context| match self.state.answer.take() {
-            Some(word) => Poll::Ready(word),
-            None => {
-                self.state.waiter.set(Some(context.waker().clone()));
-                Poll::Pending
-            }
-        })
-    }
-}
-
-impl Drop for Ticket<'_> {
-    fn drop(&mut self) {
-        if self.filling.tickets.borrow_mut().remove(&self.id).is_some() {
-            // Its guest has gone, or it has been admitted: then this changes nothing.
-            self.filling.event(FillingEvent::Withdrawn { request: self.id });
-        }
-    }
-}
-
-/// Extents in which what is missing is data.
-fn with_data(extents: &[Extent], missing: &[ByteRange]) -> Vec<Extent> {
-    let mut described = Vec::new();
-    for extent in extents {
-        let mut offset = extent.range.offset;
-        for part in missing.iter().filter(|part| part.overlaps(&extent.range)) {
-            let (start, end) = (part.offset.max(offset), part.end().min(extent.range.end()));
-            push_extent(&mut described, ByteRange::new(offset, start - offset), extent.kind);
-            push_extent(&mut described, ByteRange::new(start, end - start), ExtentKind::Data);
-            offset = end;
-        }
-        push_extent(&mut described, ByteRange::new(offset, extent.range.end() - offset), extent.kind);
-    }
-    described
-}
-
 /// What the core is told of an error of the reservoir's.
 fn fetch_fault(error: &IoError) -> FetchFault {
     match error {
         IoError::Os { errno, .. } if *errno != Errno::CONNRESET => FetchFault::Unreadable,
         // It has not been opened again, or is another process now.
         _ => FetchFault::Away,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_missing_is_described_as_data() {
-        let range = ByteRange::new;
-        let extents = [
-            Extent { range: range(0, 10), kind: ExtentKind::Hole },
-            Extent { range: range(10, 10), kind: ExtentKind::Data },
-        ];
-        let described = with_data(&extents, &[range(2, 2), range(6, 8)]);
-        let described: Vec<_> =
-            described.iter().map(|extent| (extent.range.offset, extent.range.length, extent.kind)).collect();
-        let (hole, data) = (ExtentKind::Hole, ExtentKind::Data);
-        assert_eq!(described, [(0, 2, hole), (2, 2, data), (4, 2, hole), (6, 14, data)]);
     }
 }

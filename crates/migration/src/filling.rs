@@ -59,7 +59,7 @@ pub struct NoteId(pub u64);
 pub struct RecordingId(pub u64);
 
 /// What happened to a volume that is being filled.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FillingEvent {
     /// A guest wants to read. It waits for [`FillingAction::Admit`] or [`FillingAction::Refuse`].
     ReadArrived {
@@ -128,10 +128,6 @@ pub enum FillingEvent {
         /// Whether it is.
         result: Result<(), StoreFault>,
     },
-    /// Nothing is fetched that no guest waits for.
-    Pause,
-    /// The rest is fetched again, too.
-    Resume,
 }
 
 /// What is to be done for a volume that is being filled.
@@ -336,8 +332,6 @@ impl Filling {
             FillingEvent::StoreFlushed { recording, result } => self.store_flushed(now, recording, result),
             FillingEvent::Noted { note, result } => self.noted(now, note, result),
             FillingEvent::Recorded { recording, result } => self.recorded(now, recording, result),
-            FillingEvent::Pause => self.background.rest(),
-            FillingEvent::Resume => self.background.work(),
         }
         self.advance(now);
     }
@@ -363,12 +357,6 @@ impl Filling {
             .chain(self.noting.deadline())
             .chain(self.recording.deadline())
             .min_by_key(|(at, _)| *at)
-    }
-
-    /// Changes the rate limit of what is fetched in the background.
-    pub fn set_bandwidth(&mut self, now: Duration, bytes_per_second: Option<u64>) {
-        self.background.set_bandwidth(bytes_per_second);
-        self.advance(now);
     }
 
     /// Tells whether nothing is missing, and that is durable.

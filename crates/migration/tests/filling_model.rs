@@ -1,6 +1,8 @@
 //! Random guests, faults and power cuts on a volume that is being filled, against a model that knows only what was promised:
 //! a read sees the last write that was answered or one that is under way, and after a power cut what was flushed, or later.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
@@ -190,7 +192,7 @@ impl World {
                 FillingAction::Fetch { fetch, range, .. } => self.fetches.push((fetch, units(range))),
                 FillingAction::Store { fetch, parts } => self.stores.push((fetch, parts)),
                 FillingAction::FlushStore { recording, on_behalf } => {
-                    self.store_flushes.push((recording, on_behalf))
+                    self.store_flushes.push((recording, on_behalf));
                 }
                 FillingAction::Record { recording, units } => self.recordings.push((recording, units)),
                 FillingAction::Flushed { request, result } => {

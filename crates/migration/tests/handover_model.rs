@@ -270,6 +270,9 @@ impl Model {
 
     fn target_acts(&mut self, action: TargetAction) {
         match action {
+            TargetAction::FlushHollow { .. } | TargetAction::StartHollow(_) => {
+                unreachable!("no volume leaves before it is copied here")
+            }
             TargetAction::Flush { volume, attempt } => {
                 let result = self.flush_result();
                 self.pending.push(Pending::Target(TargetEvent::Flushed { volume, attempt, result }));

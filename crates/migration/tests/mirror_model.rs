@@ -178,6 +178,9 @@ impl Model {
                 }
                 VolumeAction::Failed { .. } => self.failed = true,
                 VolumeAction::Suspended { .. } | VolumeAction::Resumed => {}
+                VolumeAction::TellMissing { .. } | VolumeAction::Told { .. } => {
+                    unreachable!("a mirror leaves nothing behind")
+                }
             }
         }
     }

@@ -47,6 +47,7 @@ impl Changes {
             hosts,
             machines,
             hooks,
+            web,
             stores: _,
             impairments: _,
             limits: _,
@@ -65,6 +66,7 @@ impl Changes {
         compare("[hosts]", *hosts == now.hosts);
         compare("[machines]", *machines == now.machines);
         compare("[hooks]", *hooks == now.hooks);
+        compare("[web]", *web == now.web);
         let names: BTreeSet<&String> = stores.keys().chain(now.stores.keys()).collect();
         let mut added = BTreeMap::new();
         for name in names {

@@ -15,6 +15,7 @@ use chronicle::{
     BlockRange, BlockSize, Epoch, Generation, Kept, LayeredBitmap, MarkPolicy, ReplicaOf, StayId,
 };
 use lane::{Chronicler, Home, Keeper, Keeping, LaneFuture, NotDurable, Volume};
+use migration::filling::LogEntry;
 use migration::stay::Beginning;
 use migration::{StayKey, VolumeId};
 
@@ -103,6 +104,27 @@ impl Keeper for FolderKeeper {
             Ok(())
         })
     }
+
+    fn begin_presence(&self, _: StayKey, _: u64, _: LogEntry) -> LaneFuture<Result<(), NotDurable>> {
+        keeps_no_presence()
+    }
+
+    fn add_presence(&self, _: StayKey, _: u64, _: LogEntry) -> LaneFuture<Result<(), NotDurable>> {
+        keeps_no_presence()
+    }
+
+    fn note_presence(&self, _: StayKey, _: u64, _: Vec<BlockRange>) -> LaneFuture<Result<(), NotDurable>> {
+        keeps_no_presence()
+    }
+
+    fn forget_presence(&self, _: StayKey) -> LaneFuture<Result<(), NotDurable>> {
+        keeps_no_presence()
+    }
+}
+
+/// No volume of these rules lacks anything.
+fn keeps_no_presence() -> LaneFuture<Result<(), NotDurable>> {
+    Box::pin(async { Err(NotDurable { detail: "keeps no presence".to_owned() }) })
 }
 
 /// The volume after a start of its daemon.

@@ -72,6 +72,7 @@ impl ComingHome {
                 store,
                 leased: None,
                 image: location("target"),
+                filling: None,
             }],
             group: IncomingGroup::default(),
             trial_max: LIMITS.mirror_wait_max,

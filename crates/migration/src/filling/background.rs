@@ -26,7 +26,6 @@ pub(super) struct Background {
     pacing: Pacing,
     /// When the pacer lets the next piece begin; `None` while it holds none up.
     tokens_at: Option<Duration>,
-    rests: bool,
     /// Until when nothing is asked for, and why.
     pause: Option<(Duration, Pause)>,
     store_pause: Duration,
@@ -47,23 +46,10 @@ impl Background {
             cursor: BlockIndex(0),
             pacing,
             tokens_at: None,
-            rests: false,
             pause: None,
             store_pause: STORE_PAUSE,
             reread_at: None,
         }
-    }
-
-    pub(super) fn rest(&mut self) {
-        self.rests = true;
-    }
-
-    pub(super) fn work(&mut self) {
-        self.rests = false;
-    }
-
-    pub(super) fn set_bandwidth(&mut self, bytes_per_second: Option<u64>) {
-        self.pacing.set_rate(bytes_per_second);
     }
 
     /// These units are asked for, or present.
@@ -119,7 +105,6 @@ impl Background {
     pub(super) fn waits_for(&self) -> Option<&'static str> {
         match self.pause {
             Some((_, pause)) => Some(pause.reason()),
-            None if self.rests => Some("somebody to resume it"),
             None => None,
         }
     }
@@ -149,7 +134,7 @@ impl Filling {
     /// Asks for what is next, as far as there is room for it.
     pub(super) fn fetch_rest(&mut self, now: Duration) {
         self.background.tokens_at = None;
-        if self.background.rests || self.background.pause.is_some() {
+        if self.background.pause.is_some() {
             return;
         }
         let pacing = self.settings.pacing.clone();

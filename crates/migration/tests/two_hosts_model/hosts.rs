@@ -490,6 +490,9 @@ impl Bringing {
                     link.push(Message(wire::Message::ToSource { migration: MIGRATION, message }));
                 }
                 TargetAction::Start(volume) => self.pending.push(TargetEvent::Started(volume)),
+                TargetAction::FlushHollow { .. } | TargetAction::StartHollow(_) => {
+                    unreachable!("no volume leaves before it is copied here")
+                }
                 TargetAction::Open(_) => self.is_open = true,
                 TargetAction::RunVm => self.pending.push(TargetEvent::VmRuns),
                 TargetAction::Close(_) => self.is_open = false,

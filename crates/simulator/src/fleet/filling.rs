@@ -98,9 +98,8 @@ impl SimHost {
         for run in missing.runs() {
             let start = run.start.0 * UNIT_BYTES / sectors;
             let end = (run.end.0 * UNIT_BYTES / sectors).min(content.len() as u64);
-            for sector in start as usize..end as usize {
-                content[sector] = elsewhere[sector];
-            }
+            let run = start as usize..end as usize;
+            content[run.clone()].copy_from_slice(&elsewhere[run]);
         }
         Some(content)
     }

@@ -130,7 +130,7 @@ impl PresenceWriter {
                     (key, self.begin(key, size_bytes, &entry), reply)
                 }
                 PresenceWork::Add { key, size_bytes, entry, reply } => {
-                    (key, self.add(key, size_bytes, &entry).and_then(|file| file.sync_data()), reply)
+                    (key, self.add(key, size_bytes, &entry).and_then(File::sync_data), reply)
                 }
                 PresenceWork::Note { key, size_bytes, units, reply } => {
                     let entry = LogEntry::Noted { boot: self.boot, runs: units };

@@ -1,0 +1,223 @@
+//! Guests' requests to a volume that is being filled: announced to the core, and carried out when it says so.
+
+use std::cell::Cell;
+use std::future::{Future, poll_fn};
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+use block::device::push_extent;
+use block::{
+    BlockDevice, Buffer, ByteRange, Change, Durability, Extent, ExtentKind, Geometry, Growth, IoError,
+    IoFuture, ZeroMode,
+};
+use chronicle::BlockSize;
+use migration::filling::{FillingEvent, RequestId, StoreFault};
+use migration::planted::{Bug, broken};
+use rustix::io::Errno;
+
+use super::{FillingStore, State};
+
+#[derive(Default)]
+pub(super) struct TicketState {
+    pub(super) answer: Cell<Option<Word>>,
+    pub(super) waiter: Cell<Option<Waker>>,
+}
+
+/// What the core says of a request.
+#[derive(Clone, Copy)]
+pub(super) enum Word {
+    Admitted,
+    Written,
+    Refused,
+    Flushed(Result<(), StoreFault>),
+}
+
+/// A guest's request, from its arrival until the core has said what becomes of it.
+struct Ticket<'a> {
+    filling: &'a FillingStore,
+    id: RequestId,
+    state: Rc<TicketState>,
+}
+
+impl FillingStore {
+    /// Announces a request; `None`: there is no machine, before the handover or after the end.
+    fn announce(&self, event: impl FnOnce(RequestId) -> FillingEvent) -> Option<Ticket<'_>> {
+        if !matches!(&*self.state.borrow(), State::Filling(_)) {
+            return None;
+        }
+        let id = RequestId(self.next_request.get());
+        self.next_request.set(id.0 + 1);
+        let state = Rc::<TicketState>::default();
+        self.tickets.borrow_mut().insert(id, Rc::clone(&state));
+        let ticket = Ticket { filling: self, id, state };
+        self.event(event(id));
+        Some(ticket)
+    }
+
+    fn is_waiting(&self) -> bool {
+        matches!(&*self.state.borrow(), State::Waiting(_))
+    }
+
+    async fn read_here(&self, offset: u64, buffer: Buffer) -> Result<Buffer, IoError> {
+        let range = ByteRange::new(offset, buffer.len() as u64);
+        if self.is_waiting() {
+            // A VM that waits reads its disks when it begins; the volume is its source's still (design §5.10).
+            return self.reservoir.urgent.read(offset, buffer).await;
+        }
+        if range.length > 0
+            && let Some(ticket) = self.announce(|request| FillingEvent::ReadArrived { request, range })
+            && let Word::Refused = ticket.word().await
+        {
+            return Err(IoError::os("read what only the former host has", Errno::IO));
+        }
+        self.store.read(offset, buffer).await
+    }
+
+    async fn change_here(&self, change: Change) -> Result<(), IoError> {
+        let (range, durability) = (change.range(), change.durability());
+        if self.is_waiting() {
+            return Err(IoError::ReadOnly);
+        }
+        let Some(ticket) = self.announce_change(range) else { return self.store.change(change).await };
+        ticket.word().await;
+        let result = self.store.change(change).await;
+        let ended = result.map_err(|_| StoreFault);
+        self.event(FillingEvent::WriteEnded { request: ticket.id, result: ended });
+        // N.B. not before a restart would know of it.
+        ticket.word().await;
+        result?;
+        let unrecorded = match &*self.state.borrow() {
+            State::Filling(machine) => machine.is_unrecorded(range),
+            _ => false,
+        };
+        if durability == Durability::Durable && unrecorded {
+            // N.B. the bytes are durable; that they are here is not.
+            return self.flush_here().await;
+        }
+        Ok(())
+    }
+
+    fn announce_change(&self, range: ByteRange) -> Option<Ticket<'_>> {
+        if range.length == 0 {
+            return None;
+        }
+        self.announce(|request| FillingEvent::WriteArrived { request, range })
+    }
+
+    async fn flush_here(&self) -> Result<(), IoError> {
+        match self.announce(|request| FillingEvent::FlushArrived { request }) {
+            None => self.store.flush().await,
+            Some(ticket) => match ticket.word().await {
+                Word::Flushed(Err(StoreFault)) => {
+                    Err(IoError::os("flush a volume that is being filled", Errno::IO))
+                }
+                _ => Ok(()),
+            },
+        }
+    }
+
+    async fn describe(&self, range: ByteRange) -> Result<Vec<Extent>, IoError> {
+        if self.is_waiting() {
+            return self.reservoir.background.allocation(range).await;
+        }
+        // N.B. before the store is asked: what arrives meanwhile is data both ways.
+        let missing = match &*self.state.borrow() {
+            State::Filling(machine) if !broken(Bug::HoleShownForMissing) => machine.missing_in(range),
+            _ => Vec::new(),
+        };
+        let here = self.store.allocation(range).await?;
+        Ok(with_data(&here, &missing))
+    }
+}
+
+impl BlockDevice for FillingStore {
+    /// As the store, but whole units are asked for: what is missing of one is not put together here.
+    fn geometry(&self) -> Geometry {
+        let geometry = self.store.geometry();
+        Geometry { alignment: geometry.alignment.max(BlockSize::MIN_BYTES), ..geometry }
+    }
+
+    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(self.read_here(offset, buffer))
+    }
+
+    fn change(&self, change: Change) -> IoFuture<'_, ()> {
+        Box::pin(self.change_here(change))
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(self.flush_here())
+    }
+
+    /// Passthrough.
+    fn zeroes_fast(&self, mode: ZeroMode) -> bool {
+        self.store.zeroes_fast(mode)
+    }
+
+    /// What is missing is data: a backup, or whoever copies the volume, must not take it for a hole.
+    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        Box::pin(self.describe(range))
+    }
+
+    /// None before nothing is missing: what is new would have to be told apart from that.
+    fn growth(&self) -> Option<&dyn Growth> {
+        if self.is_whole() { self.store.growth() } else { None }
+    }
+}
+
+impl Ticket<'_> {
+    /// What the core says.
+    fn word(&self) -> impl Future<Output = Word> + '_ {
+        poll_fn(|context| match self.state.answer.take() {
+            Some(word) => Poll::Ready(word),
+            None => {
+                self.state.waiter.set(Some(context.waker().clone()));
+                Poll::Pending
+            }
+        })
+    }
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        if self.filling.tickets.borrow_mut().remove(&self.id).is_some() {
+            // Its guest has gone, or it has been admitted: then this changes nothing.
+            self.filling.event(FillingEvent::Withdrawn { request: self.id });
+        }
+    }
+}
+
+/// Extents in which what is missing is data.
+fn with_data(extents: &[Extent], missing: &[ByteRange]) -> Vec<Extent> {
+    let mut described = Vec::new();
+    for extent in extents {
+        let mut offset = extent.range.offset;
+        for part in missing.iter().filter(|part| part.overlaps(&extent.range)) {
+            let (start, end) = (part.offset.max(offset), part.end().min(extent.range.end()));
+            push_extent(&mut described, ByteRange::new(offset, start - offset), extent.kind);
+            push_extent(&mut described, ByteRange::new(start, end - start), ExtentKind::Data);
+            offset = end;
+        }
+        push_extent(&mut described, ByteRange::new(offset, extent.range.end() - offset), extent.kind);
+    }
+    described
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_missing_is_described_as_data() {
+        let range = ByteRange::new;
+        let extents = [
+            Extent { range: range(0, 10), kind: ExtentKind::Hole },
+            Extent { range: range(10, 10), kind: ExtentKind::Data },
+        ];
+        let described = with_data(&extents, &[range(2, 2), range(6, 8)]);
+        let described: Vec<_> =
+            described.iter().map(|extent| (extent.range.offset, extent.range.length, extent.kind)).collect();
+        let (hole, data) = (ExtentKind::Hole, ExtentKind::Data);
+        assert_eq!(described, [(0, 2, hole), (2, 2, data), (4, 2, hole), (6, 14, data)]);
+    }
+}
