@@ -339,6 +339,12 @@ impl Fleet {
         owner.content_of(index)
     }
 
+    /// What a volume was when it was released last, while nobody owns it.
+    fn left_content(&self, index: usize) -> Option<Vec<u64>> {
+        let left = self.hosts.iter().filter_map(|host| host.left_content(index));
+        left.max_by_key(|(generation, _)| *generation).map(|(_, content)| content)
+    }
+
     fn check_end(&self) {
         for branch in self.branches.all() {
             let owns = |host: &&Rc<SimHost>| host.owners().0.iter().any(|(of, _)| *of == branch.number);

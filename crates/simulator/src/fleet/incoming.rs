@@ -94,6 +94,8 @@ impl Work for IncomingMigration {
             }
             Action::Conclude(_) => {
                 self.host.check_concluded(self.id?);
+                // N.B. its memory may be about to leave, by a source that has not heard of it.
+                self.host.vm_expected.set(None);
                 return None;
             }
             Action::LetGo | Action::KeepVm | Action::Cancel | Action::Answer(_) => return None,

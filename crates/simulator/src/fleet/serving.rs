@@ -6,6 +6,7 @@ use std::rc::{Rc, Weak};
 
 use block::filter::Aligner;
 use block::{BlockDevice, Geometry};
+use chronicle::Generation;
 use chronicle::StayId;
 use futures_channel::mpsc;
 use lane::peer::{CallsOnly, PeerVolume, RpcChannel, Service};
@@ -176,7 +177,7 @@ impl SimHost {
         &self,
         index: usize,
         stay: StayId,
-        generation: chronicle::Generation,
+        generation: Generation,
         home: Home,
         look: Option<Look>,
     ) -> Rc<Volume> {
@@ -295,7 +296,7 @@ impl SimHost {
             if branch.power_was_cut.take() {
                 for (index, guest) in branch.guests.iter().enumerate() {
                     let found = fleet.content_of(branch.number, index);
-                    if let Some(found) = found.or_else(|| self.left_content(index)) {
+                    if let Some(found) = found.or_else(|| fleet.left_content(index)) {
                         guest.check_after_power_cut(&found);
                     }
                 }
@@ -364,12 +365,12 @@ impl SimHost {
         }
     }
 
-    /// What a volume was when it was released, while nobody owns it.
-    fn left_content(&self, index: usize) -> Option<Vec<u64>> {
+    /// What a volume was when it was released here, and its generation then.
+    pub(super) fn left_content(&self, index: usize) -> Option<(Generation, Vec<u64>)> {
         let state = self.journal().acknowledged();
-        let image = &state.moved.get(&volume_id(index))?.volume.record.image;
-        let disk = self.images.borrow().get(image.place.name()).cloned()?;
-        Some(disk.with_medium(|medium| medium.current().to_vec()))
+        let volume = &state.moved.get(&volume_id(index))?.volume;
+        let disk = self.images.borrow().get(volume.record.image.place.name()).cloned()?;
+        Some((volume.record.generation, disk.with_medium(|medium| medium.current().to_vec())))
     }
 
     pub(super) fn has_nothing_to_do(&self) -> bool {

@@ -83,6 +83,9 @@ impl SimHost {
         if self.vm_examined_by.get() != Some((target.place, target.incarnation())) {
             return Err("the other host was started again".to_owned());
         }
+        if target.vm_expected.get().is_none() {
+            return Err("the other host expects no VM any more".to_owned());
+        }
         target.note_vm(VmNote::Arriving).await
     }
 
