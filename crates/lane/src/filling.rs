@@ -192,6 +192,8 @@ impl FillingStore {
     /// Fetches nothing any more: the volume is not this host's, and its image is deleted.
     pub fn leave(&self) {
         self.state.replace(State::Left);
+        let waiting: Vec<_> = self.tickets.borrow().keys().copied().collect();
+        waiting.into_iter().for_each(|request| self.answer(request, Word::Left));
     }
 
     /// How far it is; `None` before the volume is this host's.

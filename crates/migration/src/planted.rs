@@ -105,8 +105,6 @@ pub enum Bug {
     WriteNotNoted,
     /// 17: a read is let through to a missing block that a write has not reached yet.
     ReadPassesOverwriting,
-    /// 5: a block that is missing is shown as a hole.
-    HoleShownForMissing,
     /// 7: the source's image is dealt with before the target has everything.
     RetiredBeforeWhole,
     /// 6: what is told to be missing is what was missing before the gate closed.
@@ -165,7 +163,6 @@ impl Bug {
         Self::PresenceForgotten,
         Self::WriteNotNoted,
         Self::ReadPassesOverwriting,
-        Self::HoleShownForMissing,
         Self::RetiredBeforeWhole,
         Self::ManifestOlderThanGate,
     ];
@@ -222,7 +219,6 @@ impl Bug {
             Self::PresenceForgotten => "presence-forgotten",
             Self::WriteNotNoted => "write-not-noted",
             Self::ReadPassesOverwriting => "read-passes-overwriting",
-            Self::HoleShownForMissing => "hole-shown-for-missing",
             Self::RetiredBeforeWhole => "retired-before-whole",
             Self::ManifestOlderThanGate => "manifest-older-than-gate",
         }

@@ -149,6 +149,20 @@ impl Arguments {
             | Bug::IncompletePromoted => 3,
             _ => self.hosts,
         };
+        // What leaves before it is copied: at once in every simulation, to another host.
+        let leaves = matches!(
+            bug,
+            Bug::PresentBeforeDurable
+                | Bug::FillOverNewerWrite
+                | Bug::PresenceForgotten
+                | Bug::WriteNotNoted
+                | Bug::ReadPassesOverwriting
+                | Bug::RetiredBeforeWhole
+                | Bug::ManifestOlderThanGate
+        );
+        if leaves {
+            return Self { hosts: 2, strategy: Some(Strategy::PostCopy), ..self.clone() };
+        }
         Self { hosts, ..self.clone() }
     }
 }

@@ -12,7 +12,6 @@ use block::{
 };
 use chronicle::BlockSize;
 use migration::filling::{FillingEvent, RequestId, StoreFault};
-use migration::planted::{Bug, broken};
 use rustix::io::Errno;
 
 use super::{FillingStore, State};
@@ -29,6 +28,8 @@ pub(super) enum Word {
     Admitted,
     Written,
     Refused,
+    /// The volume is not this host's any more.
+    Left,
     Flushed(Result<(), StoreFault>),
 }
 
@@ -58,17 +59,29 @@ impl FillingStore {
         matches!(&*self.state.borrow(), State::Waiting(_))
     }
 
+    /// What is missing of a volume that has gone back is not to be had here; whoever has it now is asked again by the gate.
+    fn check_still_here(&self) -> Result<(), IoError> {
+        match &*self.state.borrow() {
+            State::Left => Err(IoError::Closed),
+            State::Waiting(_) | State::Filling(_) => Ok(()),
+        }
+    }
+
     async fn read_here(&self, offset: u64, buffer: Buffer) -> Result<Buffer, IoError> {
         let range = ByteRange::new(offset, buffer.len() as u64);
         if self.is_waiting() {
             // A VM that waits reads its disks when it begins; the volume is its source's still (design §5.10).
             return self.reservoir.urgent.read(offset, buffer).await;
         }
+        self.check_still_here()?;
         if range.length > 0
             && let Some(ticket) = self.announce(|request| FillingEvent::ReadArrived { request, range })
-            && let Word::Refused = ticket.word().await
         {
-            return Err(IoError::os("read what only the former host has", Errno::IO));
+            match ticket.word().await {
+                Word::Left => return Err(IoError::Closed),
+                Word::Refused => return Err(IoError::os("read what only the former host has", Errno::IO)),
+                Word::Admitted | Word::Written | Word::Flushed(_) => {}
+            }
         }
         self.store.read(offset, buffer).await
     }
@@ -78,13 +91,18 @@ impl FillingStore {
         if self.is_waiting() {
             return Err(IoError::ReadOnly);
         }
+        self.check_still_here()?;
         let Some(ticket) = self.announce_change(range) else { return self.store.change(change).await };
-        ticket.word().await;
+        if let Word::Left = ticket.word().await {
+            return Err(IoError::Closed);
+        }
         let result = self.store.change(change).await;
         let ended = result.map_err(|_| StoreFault);
         self.event(FillingEvent::WriteEnded { request: ticket.id, result: ended });
         // N.B. not before a restart would know of it.
-        ticket.word().await;
+        if let Word::Left = ticket.word().await {
+            return Err(IoError::Closed);
+        }
         result?;
         let unrecorded = match &*self.state.borrow() {
             State::Filling(machine) => machine.is_unrecorded(range),
@@ -105,12 +123,14 @@ impl FillingStore {
     }
 
     async fn flush_here(&self) -> Result<(), IoError> {
+        self.check_still_here()?;
         match self.announce(|request| FillingEvent::FlushArrived { request }) {
             None => self.store.flush().await,
             Some(ticket) => match ticket.word().await {
                 Word::Flushed(Err(StoreFault)) => {
                     Err(IoError::os("flush a volume that is being filled", Errno::IO))
                 }
+                Word::Left => Err(IoError::Closed),
                 _ => Ok(()),
             },
         }
@@ -120,9 +140,10 @@ impl FillingStore {
         if self.is_waiting() {
             return self.reservoir.background.allocation(range).await;
         }
+        self.check_still_here()?;
         // N.B. before the store is asked: what arrives meanwhile is data both ways.
         let missing = match &*self.state.borrow() {
-            State::Filling(machine) if !broken(Bug::HoleShownForMissing) => machine.missing_in(range),
+            State::Filling(machine) => machine.missing_in(range),
             _ => Vec::new(),
         };
         let here = self.store.allocation(range).await?;

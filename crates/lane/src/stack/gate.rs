@@ -17,7 +17,7 @@ use std::future::Future;
 use std::pin::pin;
 use std::rc::Rc;
 
-use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, IoFuture, ZeroMode};
+use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, IoError, IoFuture, ZeroMode};
 use futures_util::future::{Either, select};
 
 use crate::peer::PeerVolume;
@@ -163,17 +163,28 @@ impl Gate {
     /// host, as long as it is that.
     pub(crate) async fn look<T>(
         &self,
-        here: impl AsyncFnOnce(&dyn BlockDevice) -> T,
-        there: impl AsyncFn(&PeerVolume) -> T,
-    ) -> T {
+        here: impl AsyncFn(&dyn BlockDevice) -> Result<T, IoError>,
+        there: impl AsyncFn(&PeerVolume) -> Result<T, IoError>,
+    ) -> Result<T, IoError> {
         loop {
             let pass = self.enter(Access::Read).await;
-            let Some(owner) = pass.owner() else { return here(pass.device()).await };
+            let Some(owner) = pass.owner() else {
+                match here(pass.device()).await {
+                    // It was given back while it was asked, and can answer no more: whoever has the volume then is asked.
+                    Err(IoError::Closed) if self.has_let_go_of(&pass) => continue,
+                    answer => return answer,
+                }
+            };
             // Boxed: what goes no further than to a store of this host needs a fraction of its memory.
             if let Some(answer) = Box::pin(self.unless_home(owner, there(owner))).await {
                 return answer;
             }
         }
+    }
+
+    /// Tells whether what a request is at is closed, or not what is below the gate any more.
+    fn has_let_go_of(&self, pass: &Pass) -> bool {
+        self.mode() == GateMode::Hold || !Rc::ptr_eq(&pass.below.requests, &self.below.borrow().requests)
     }
 
     /// What the owner on another host answers; `None`: the volume has come here meanwhile, and is to be asked here.

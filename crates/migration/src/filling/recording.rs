@@ -127,7 +127,7 @@ impl Recording {
         let units = std::mem::replace(&mut self.unrecorded, empty());
         let filled = std::mem::replace(&mut self.filled, empty());
         self.due_at = None;
-        // The planted bug turns the order round.
+        // The planted bug records what no flush has made durable.
         let is_flushed = broken(Bug::PresentBeforeDurable) && !units.is_empty();
         let action = match is_flushed {
             false => FillingAction::FlushStore { recording, on_behalf: on_behalf(&flushes) },
@@ -178,15 +178,7 @@ impl Filling {
     }
 
     pub(super) fn recorded(&mut self, now: Duration, id: RecordingId, result: Result<(), StoreFault>) {
-        let Some(mut round) = self.recording.round(id, true) else { return };
-        if result.is_ok() && broken(Bug::PresentBeforeDurable) {
-            round.units.clear();
-            round.is_flushed = false;
-            let on_behalf = on_behalf(&round.flushes);
-            self.recording.round = Some(round);
-            self.actions.push_back(FillingAction::FlushStore { recording: id, on_behalf });
-            return;
-        }
+        let Some(round) = self.recording.round(id, true) else { return };
         if result.is_err() {
             // The bytes are durable; that they are there is not.
             self.recording.unrecorded.union_with(&round.units);
