@@ -51,6 +51,31 @@ impl BlockDevice for Durable {
     }
 }
 
+/// A store that the volume has left.
+struct Left;
+
+impl BlockDevice for Left {
+    fn geometry(&self) -> Geometry {
+        MemoryStore::new(SIZE).geometry()
+    }
+
+    fn read(&self, _: u64, _: Buffer) -> IoFuture<'_, Buffer> {
+        Box::pin(async { Err(IoError::Closed) })
+    }
+
+    fn change(&self, _: Change) -> IoFuture<'_, ()> {
+        Box::pin(async { Err(IoError::Closed) })
+    }
+
+    fn flush(&self) -> IoFuture<'_, ()> {
+        Box::pin(async { Err(IoError::Closed) })
+    }
+
+    fn allocation(&self, _: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+        Box::pin(async { Err(IoError::Closed) })
+    }
+}
+
 fn block_of(stamp: u8) -> Buffer {
     Buffer::copy_of(&[stamp; 4096])
 }
@@ -173,6 +198,35 @@ fn a_gate_for_reads_only_holds_whatever_changes_the_volume() {
         gate.set_mode(GateMode::Open);
         scene.handle.sleep(Duration::from_millis(1)).await;
         assert!(held.iter().all(|ended| ended.get()));
+    });
+}
+
+#[test]
+fn what_waits_for_a_store_that_the_volume_leaves_is_read_where_the_volume_is() {
+    play(|scene| async move {
+        let memory = Rc::new(MemoryStore::new(SIZE));
+        memory.write(0, block_of(7), Durability::Volatile).await.unwrap();
+        let (left, delay) = Delay::new(Rc::new(Left), scene.handle.clone());
+        delay.hang(Operations::ALL);
+        let gate = Rc::new(Gate::new(Rc::new(left)));
+        let (reads, flushes) = (Rc::clone(&gate), Rc::clone(&gate));
+        let read = started(&scene, async move {
+            let found = reads.read(0, Buffer::zeroed(4096)).await?;
+            assert_eq!(found.as_slice(), block_of(7).as_slice());
+            Ok(())
+        });
+        let flush = started(&scene, async move { flushes.flush().await });
+        scene.handle.sleep(Duration::from_millis(1)).await;
+        gate.set_mode(GateMode::Hold);
+        delay.release();
+        scene.handle.sleep(Duration::from_millis(1)).await;
+        assert!(!read.get() && !flush.get() && gate.in_flight() == 0);
+        drop(gate.replace(memory));
+        gate.set_mode(GateMode::Open);
+        scene.handle.sleep(Duration::from_millis(1)).await;
+        assert!(read.get() && flush.get());
+        drop(gate.replace(Rc::new(Left)));
+        assert_eq!(gate.flush().await, Err(IoError::Closed), "a store that is not left says what it says");
     });
 }
 
