@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 use api::{ErrorCode, Migration, MigrationPlan};
 use e2e::file_system::FileSystem;
 use e2e::{
@@ -189,7 +189,11 @@ fn a_plan_of_a_machine_names_ports_in_use_and_a_stand_that_cannot_be_that_short(
         let outcome = pair.alpha.sterna(["migrate", "web1", "--to", "beta:a"])?;
         ensure!(outcome.code == 4 && outcome.stderr.contains("is in use there"), "{outcome:?}");
         console.work_on(50)?;
-        refused(&pair.alpha, &["web1", "--to", "b"], ErrorCode::InvalidRequest, "moves to another host")?;
+        // To another store of its host a VM goes with its disks, and without being moved itself.
+        let disks = pair.alpha.sterna(["migrate", "web1", "--to", "b", "--dry-run", "--json"])?;
+        let disks: Vec<MigrationPlan> = disks.json()?;
+        let [disk] = &disks[..] else { bail!("{disks:?}") };
+        ensure!(disk.can_begin && disk.machine.is_none() && disk.volumes.len() == 1, "{disk:?}");
         let planned = plan(&pair.alpha, &to)?;
         let machine = planned.machine.as_ref().context("a VM")?;
         ensure!(machine.memory_bytes.is_some_and(|bytes| planned.bytes_max > bytes), "{planned:?}");
