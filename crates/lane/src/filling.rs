@@ -159,16 +159,21 @@ impl FillingStore {
     /// # Errors
     /// [`IoError`]: what was told does not count.
     pub async fn tell(&self, is_base: bool, is_last: bool, runs: &[u8]) -> Result<(), IoError> {
-        let entries = match &mut *self.state.borrow_mut() {
-            State::Waiting(told) => told.take(is_base, is_last, runs).ok_or(IoError::Unsupported)?,
+        let complete = match &mut *self.state.borrow_mut() {
+            State::Waiting(told) => told.take(is_base, is_last, runs)?,
             State::Filling(_) | State::Left => return Err(IoError::Closed),
         };
-        for (entry, is_first) in entries {
+        let Some(mut complete) = complete else { return Ok(()) };
+        for (entry, is_first) in std::mem::take(&mut complete.entries) {
             let kept = self.keep(entry, is_first);
             if let Err(error) = kept.await {
                 warn!(volume = %self.key.volume, %error, "what is missing of a volume that comes is not recorded");
                 return Err(IoError::os("record what is missing", Errno::NOSPC));
             }
+        }
+        match &mut *self.state.borrow_mut() {
+            State::Waiting(told) => told.kept(&complete),
+            State::Filling(_) | State::Left => return Err(IoError::Closed),
         }
         Ok(())
     }

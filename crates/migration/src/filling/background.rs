@@ -103,10 +103,7 @@ impl Background {
     }
 
     pub(super) fn waits_for(&self) -> Option<&'static str> {
-        match self.pause {
-            Some((_, pause)) => Some(pause.reason()),
-            None => None,
-        }
+        self.pause.map(|(_, pause)| pause.reason())
     }
 }
 

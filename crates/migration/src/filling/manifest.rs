@@ -75,10 +75,10 @@ pub(crate) fn to_units(blocks: &LayeredBitmap, block_bytes: u64, size_bytes: u64
     if block_bytes == UNIT_BYTES && blocks.blocks() == units.blocks() {
         return blocks.clone();
     }
+    debug_assert!(block_bytes.is_multiple_of(UNIT.bytes()));
     for run in blocks.runs() {
         let offset = run.start.0.saturating_mul(block_bytes);
         let length = run.len().saturating_mul(block_bytes).min(size_bytes.saturating_sub(offset));
-        debug_assert!(block_bytes.is_multiple_of(UNIT.bytes()));
         units.insert(covering(ByteRange::new(offset, length)));
     }
     units

@@ -84,7 +84,8 @@ pub(crate) enum PresenceError {
 /// The thread that writes.
 pub(super) struct PresenceWriter {
     files: Files,
-    boot: [u8; 16],
+    /// Once it has been asked for.
+    boot: Option<[u8; 16]>,
     open: BTreeMap<StayKey, OpenFile>,
 }
 
@@ -103,24 +104,26 @@ pub(super) fn read(files: &Files, key: StayKey, size_bytes: u64) -> Result<UnitM
         Ok(None) => return Err(PresenceError::Gone(path)),
         Err(error) => return Err(PresenceError::Unreadable { path, error }),
     };
-    match replay(&bytes, size_bytes, key.bytes(), boot()) {
+    let boot = boot().map_err(|error| PresenceError::Unreadable { path: BOOT_ID.into(), error })?;
+    match replay(&bytes, size_bytes, key.bytes(), boot) {
         Ok((missing, ..)) => Ok(missing),
         Err(fault) => Err(PresenceError::Untrue { path, fault }),
     }
 }
 
-/// The present start of the host; of one that does not say, none that was noted.
-fn boot() -> [u8; 16] {
-    let text = std::fs::read_to_string(BOOT_ID).unwrap_or_default();
-    let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
-    let pair = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok();
-    let bytes: Option<Vec<u8>> = digits.chunks(2).map(pair).collect();
-    bytes.and_then(|bytes| bytes.try_into().ok()).unwrap_or_default()
+/// The present start of the host. N.B. never a guess: what was noted since it would be fetched over what guests have written.
+fn boot() -> io::Result<[u8; 16]> {
+    let text = std::fs::read_to_string(BOOT_ID)?;
+    let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
+    match u128::from_str_radix(&digits, 16) {
+        Ok(boot) if digits.len() == 32 => Ok(boot.to_be_bytes()),
+        _ => Err(io::Error::other(format!("{BOOT_ID} does not say which start of the host this is"))),
+    }
 }
 
 impl PresenceWriter {
     pub(super) fn new(files: Files) -> Self {
-        Self { files, boot: boot(), open: BTreeMap::new() }
+        Self { files, boot: None, open: BTreeMap::new() }
     }
 
     pub(super) fn run(mut self, queue: &mpsc::Receiver<PresenceWork>) {
@@ -133,8 +136,7 @@ impl PresenceWriter {
                     (key, self.add(key, size_bytes, &entry).and_then(File::sync_data), reply)
                 }
                 PresenceWork::Note { key, size_bytes, units, reply } => {
-                    let entry = LogEntry::Noted { boot: self.boot, runs: units };
-                    (key, self.add(key, size_bytes, &entry).map(drop), reply)
+                    (key, self.note(key, size_bytes, units), reply)
                 }
                 PresenceWork::Forget { key, reply } => (key, self.forget(key), reply),
             };
@@ -171,10 +173,23 @@ impl PresenceWriter {
         Ok(&known.file)
     }
 
-    fn reopen(&self, key: StayKey, size_bytes: u64) -> io::Result<OpenFile> {
+    fn note(&mut self, key: StayKey, size_bytes: u64, runs: Vec<BlockRange>) -> io::Result<()> {
+        let boot = self.boot()?;
+        self.add(key, size_bytes, &LogEntry::Noted { boot, runs }).map(drop)
+    }
+
+    fn boot(&mut self) -> io::Result<[u8; 16]> {
+        match self.boot {
+            Some(boot) => Ok(boot),
+            None => Ok(*self.boot.insert(boot()?)),
+        }
+    }
+
+    fn reopen(&mut self, key: StayKey, size_bytes: u64) -> io::Result<OpenFile> {
+        let boot = self.boot()?;
         let path = self.files.presence_path(key);
         let bytes = whole_file::read(&path, FILE_BYTES_MAX)?.ok_or(io::ErrorKind::NotFound)?;
-        let replayed = replay(&bytes, size_bytes, key.bytes(), self.boot).map_err(io::Error::other)?;
+        let replayed = replay(&bytes, size_bytes, key.bytes(), boot).map_err(io::Error::other)?;
         let (_, position, sequence) = replayed;
         let file = open(&path)?;
         // N.B. what was cut off goes: nothing that comes later may be taken for it.
