@@ -11,12 +11,14 @@ const LINGER_MS = 60_000;
 // Samples that a card remembers: hours, for old ones are joined.
 const SAMPLES_MAX = 3000;
 
+const FILLED = new Set(["three-phase", "post-copy"]);
 const ENDED = new Set(["moved", "failed", "cancelled", "handed-back"]);
 const STEPS = [
   { name: "queued", phases: ["queued"] },
   { name: "copying", phases: ["copying"] },
   { name: "memory", phases: ["memory"], vm: true },
   { name: "switch-over", phases: ["closing", "preparing", "releasing", "committing"] },
+  { name: "filling", phases: ["filling"], filling: true },
   { name: "tidying up", phases: ["retiring", "discarding", "taking-back"] },
 ];
 
@@ -200,11 +202,11 @@ function makeCard(first, isOpen) {
 function bands(course, to, ended) {
   const found = course.phases.map(({ at, phase }, index) => ({ from: at, to: course.phases[index + 1]?.at ?? (ended ? at : to), phase }));
   return found.filter(({ phase }) => !["copying", "queued", "ended"].includes(phase))
-    .map(({ from, to, phase }) => ({ from, to, name: STEPS.find((step) => step.phases.includes(phase))?.name.replace(" ", "-") ?? phase }));
+    .map(({ from, to, phase }) => ({ from, to, name: STEPS.find((step) => step.phases.includes(phase))?.name.replaceAll(" ", "-") ?? phase }));
 }
 
 function showSteps(list, migration) {
-  const steps = STEPS.filter((step) => !step.vm || migration.machine);
+  const steps = STEPS.filter((step) => (!step.vm || migration.machine) && (!step.filling || FILLED.has(migration.strategy)));
   const current = steps.findIndex((step) => step.phases.includes(migration.phase));
   const ended = hasEnded(migration);
   keyed(list, steps.map((step, index) => ({ ...step, now: index === current && !ended,

@@ -87,8 +87,8 @@ pub use replica::{DropReplica, Replica};
 pub use vm::{AdoptVm, NewVm, RemovedVm, StopVm, Vm, VmState, WholeMove};
 pub use volume::{
     ClientsElsewhere, ExportSettings, ImageFate, ImageFormat, ImageKind, KeptBecause, NewVolume,
-    PromoteVolume, RemoveVolume, RemovedVolume, ResizeVolume, Volume, VolumeCreation, VolumeSource,
-    VolumeState, VolumeStatistics,
+    PromoteVolume, RemoveVolume, RemovedVolume, ResizeVolume, Volume, VolumeCreation, VolumeFilling,
+    VolumeSource, VolumeState, VolumeStatistics,
 };
 
 /// Largest body of a request, in bytes: every request fits many times over.

@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::{
     HistorySample, Host, ImageFormat, ImageKind, Migration, Peer, PeerConnection, Readiness, Store, Vm,
-    VolumeCreation, VolumeState,
+    VolumeCreation, VolumeFilling, VolumeState,
 };
 
 /// The host at one instant. A daemon takes it at most once a second, however many ask; those in between get the latest.
@@ -68,6 +68,9 @@ pub struct VolumeAtWork {
     pub connections: u64,
     /// Clients at other hosts, which lead them here.
     pub clients_elsewhere: u64,
+    /// What it lacks; `None` if that is nothing, and while it is not being served.
+    #[serde(default)]
+    pub filling: Option<VolumeFilling>,
     /// Requests that failed since the daemon began to serve it.
     pub errors: u64,
     /// What the latest of them failed by.

@@ -51,8 +51,34 @@ pub struct Volume {
     /// Clients that are connected at other hosts, which lead them here.
     #[serde(default)]
     pub clients_elsewhere: Vec<ClientsElsewhere>,
+    /// What it lacks; `None` if that is nothing, and while it is not being served.
+    #[serde(default)]
+    pub filling: Option<VolumeFilling>,
     /// What its guest does; `None` while it is not being served.
     pub statistics: Option<VolumeStatistics>,
+}
+
+/// How far a volume is that works here, and has not come as a whole (`post-copy`, `three-phase`).
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VolumeFilling {
+    /// The host that has the rest, by name. Without it, and its image, that is lost.
+    pub host: String,
+    /// Bytes that have not come.
+    pub bytes_missing: u64,
+    /// Bytes that were missing when it was handed over.
+    pub bytes_at_handover: u64,
+    /// Bytes that have come because a client waited for them.
+    pub bytes_pulled: u64,
+    /// Bytes that have come in the background.
+    pub bytes_pushed: u64,
+    /// Bytes that need not come any more: a client has written others.
+    pub bytes_overwritten: u64,
+    /// Missing bytes that the other host cannot read: clients that do get I/O errors. They are tried again.
+    pub bytes_unreadable: u64,
+    /// Requests of clients that wait for what is missing.
+    pub requests_waiting: u64,
+    /// Why nothing comes; `None` if something does.
+    pub waits_for: Option<String>,
 }
 
 /// Clients of a volume that are connected at another host.

@@ -45,6 +45,20 @@ pub enum Obstacle {
         /// How many that are.
         limit: u32,
     },
+    /// It lacks blocks, which still come.
+    Filling {
+        /// The host that they come from.
+        from: String,
+    },
+}
+
+/// One that wants to begin.
+#[derive(Clone, Debug)]
+pub struct Claimant {
+    /// What it uses.
+    pub need: Need,
+    /// What it waits for whatever room there is; it takes no room from others meanwhile.
+    pub own_obstacle: Option<Obstacle>,
 }
 
 /// What is ordered, as far as its turn depends on it.
@@ -56,13 +70,23 @@ pub trait Wish: Clone {
     fn need(&self) -> &Need;
 }
 
-/// A migration that is under way.
+/// What is under way.
 #[derive(Clone, Debug)]
-pub struct UnderWay {
-    /// Its volumes.
-    pub volumes: Vec<VolumeId>,
-    /// What it uses.
-    pub need: Need,
+pub enum UnderWay {
+    /// A migration.
+    Migration {
+        /// Its volumes.
+        volumes: Vec<VolumeId>,
+        /// What it uses.
+        need: Need,
+    },
+    /// A volume lacks blocks that another host has. It counts for no limit, and does not move on meanwhile.
+    Filling {
+        /// Which.
+        volume: VolumeId,
+        /// The other host, by name.
+        from: String,
+    },
 }
 
 /// The right to begin, by its number; it counts as a migration under way until it is given back.
@@ -111,8 +135,14 @@ pub struct Queue<W> {
     /// Those that wait, and those whose turn it is until the journal knows them; in order.
     waiting: BTreeMap<MigrationId, Waiting<W>>,
     /// Those that may begin, until they are known to be under way or to have come to nothing.
-    admitted: BTreeMap<Admission, UnderWay>,
+    admitted: BTreeMap<Admission, Admitted>,
     next_admission: u64,
+}
+
+#[derive(Debug)]
+struct Admitted {
+    volumes: Vec<VolumeId>,
+    need: Need,
 }
 
 #[derive(Debug)]
@@ -148,18 +178,24 @@ impl fmt::Display for Obstacle {
                 "the store \"{store}\" has {} under way or before this one, as many as limits.migrations_per_store allows",
                 migrations(limit)
             ),
+            Self::Filling { from } => {
+                write!(f, "not all of it has come from host \"{from}\" yet")
+            }
         }
     }
 }
 
 /// What each of those that wait waits for, in their order; `None`: it may begin.
-pub fn judge(limits: QueueLimits, under_way: &[Need], waiting: &[Need]) -> Vec<Option<Obstacle>> {
+pub fn judge(limits: QueueLimits, under_way: &[Need], waiting: &[Claimant]) -> Vec<Option<Obstacle>> {
     let mut on_host = under_way.len();
     let mut in_stores = BTreeMap::<&str, usize>::new();
     for store in under_way.iter().flat_map(|need| &need.stores) {
         *in_stores.entry(store).or_default() += 1;
     }
-    let judged = waiting.iter().map(|need| {
+    let judged = waiting.iter().map(|Claimant { need, own_obstacle }| {
+        if own_obstacle.is_some() {
+            return own_obstacle.clone();
+        }
         let is_full = |store: &&String| {
             in_stores.get(store.as_str()).is_some_and(|count| *count >= limits.per_store as usize)
         };
@@ -208,8 +244,9 @@ impl<W: Wish> Queue<W> {
         if let Some((id, _)) = self.waiting.iter().find(|(_, waiting)| is_here(waiting)) {
             return Turn::Waits(*id);
         }
-        let mut line: Vec<Need> = self.in_line().map(|(_, waiting)| waiting.wish.need().clone()).collect();
-        line.push(wish.need().clone());
+        let mut line: Vec<Claimant> =
+            self.in_line().map(|(_, waiting)| claimant(&waiting.wish, &under_way)).collect();
+        line.push(claimant(wish, &under_way));
         let place = line.len() as u64;
         match judge(self.limits, &self.used(under_way), &line).pop().flatten() {
             None => Turn::Now(()),
@@ -233,9 +270,9 @@ impl<W: Wish> Queue<W> {
 
     /// Those whose turn it is, in order: they are to be begun now.
     pub fn next(&mut self, under_way: Vec<UnderWay>) -> Vec<(MigrationId, W, Admission)> {
-        let (ids, needs): (Vec<_>, Vec<_>) =
-            self.in_line().map(|(id, waiting)| (id, waiting.wish.need().clone())).unzip();
-        let judged = judge(self.limits, &self.used(under_way), &needs).into_iter().zip(ids);
+        let (ids, line): (Vec<_>, Vec<_>) =
+            self.in_line().map(|(id, waiting)| (id, claimant(&waiting.wish, &under_way))).unzip();
+        let judged = judge(self.limits, &self.used(under_way), &line).into_iter().zip(ids);
         let begin: Vec<_> = judged.filter(|(obstacle, _)| obstacle.is_none()).map(|(_, id)| id).collect();
         let mut begun = Vec::new();
         for id in begin {
@@ -300,18 +337,18 @@ impl<W: Wish> Queue<W> {
 
     /// Where a migration is that waits; `None`: it does not, or its turn has come.
     pub fn place(&self, id: MigrationId, under_way: Vec<UnderWay>) -> Option<QueuePlace> {
-        let (ids, needs): (Vec<_>, Vec<_>) =
-            self.in_line().map(|(id, waiting)| (id, waiting.wish.need().clone())).unzip();
+        let (ids, line): (Vec<_>, Vec<_>) =
+            self.in_line().map(|(id, waiting)| (id, claimant(&waiting.wish, &under_way))).unzip();
         let index = ids.iter().position(|waits| *waits == id)?;
-        let obstacle = judge(self.limits, &self.used(under_way), &needs).into_iter().nth(index).flatten();
+        let obstacle = judge(self.limits, &self.used(under_way), &line).into_iter().nth(index).flatten();
         Some(QueuePlace { place: index as u64 + 1, waiting: ids.len() as u64, obstacle })
     }
 
     fn admit(&mut self, wish: &W) -> Admission {
         let admission = Admission(self.next_admission);
         self.next_admission += 1;
-        let admitted = UnderWay { volumes: wish.volumes().to_vec(), need: wish.need().clone() };
-        self.admitted.insert(admission, admitted);
+        self.admitted
+            .insert(admission, Admitted { volumes: wish.volumes().to_vec(), need: wish.need().clone() });
         admission
     }
 
@@ -319,8 +356,10 @@ impl<W: Wish> Queue<W> {
     fn used(&self, under_way: Vec<UnderWay>) -> Vec<Need> {
         let is_admitted =
             |volume: &VolumeId| self.admitted.values().any(|admitted| admitted.volumes.contains(volume));
-        let others = under_way.into_iter().filter(|other| !other.volumes.iter().any(is_admitted));
-        let others = others.map(|other| other.need);
+        let others = under_way.into_iter().filter_map(|other| match other {
+            UnderWay::Migration { volumes, need } => (!volumes.iter().any(is_admitted)).then_some(need),
+            UnderWay::Filling { .. } => None,
+        });
         self.admitted.values().map(|admitted| admitted.need.clone()).chain(others).collect()
     }
 
@@ -328,6 +367,16 @@ impl<W: Wish> Queue<W> {
     fn in_line(&self) -> impl Iterator<Item = (MigrationId, &Waiting<W>)> {
         self.waiting.iter().filter(|(_, waiting)| !waiting.begins).map(|(id, waiting)| (*id, waiting))
     }
+}
+
+fn claimant<W: Wish>(wish: &W, under_way: &[UnderWay]) -> Claimant {
+    let own_obstacle = under_way.iter().find_map(|other| match other {
+        UnderWay::Filling { volume, from } if wish.volumes().contains(volume) => {
+            Some(Obstacle::Filling { from: from.clone() })
+        }
+        _ => None,
+    });
+    Claimant { need: wish.need().clone(), own_obstacle }
 }
 
 #[cfg(test)]

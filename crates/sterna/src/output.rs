@@ -7,7 +7,7 @@ pub(crate) mod vms;
 
 use std::io::{self, Write as _};
 
-use api::{ClientError, Migration, Replica, Store, StoreKind, Volume};
+use api::{ClientError, Migration, Replica, Store, StoreKind, Volume, VolumeFilling};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use serde::Serialize;
 
@@ -216,12 +216,42 @@ pub(crate) fn volumes(volumes: &Vec<Volume>) -> String {
             bytes(volume.size_bytes),
             volume.allocated_bytes.map_or_else(dash, bytes),
             store(volume).unwrap_or_else(|| "(in place)".to_owned()),
-            volume.state.name().to_owned(),
+            state(volume),
             clients.unwrap_or_else(dash),
             volume.migration.clone().unwrap_or_else(dash),
         ]);
     }
     lines(&table)
+}
+
+/// What a volume does, in a word, and what it lacks.
+fn state(volume: &Volume) -> String {
+    match &volume.filling {
+        None => volume.state.name().to_owned(),
+        Some(filling) => format!("{}, {} missing", volume.state.name(), bytes(filling.bytes_missing)),
+    }
+}
+
+/// What a volume lacks, and what comes of it.
+pub(crate) fn filling(filling: &VolumeFilling) -> String {
+    let mut text = format!(
+        "{} of {} have not come from host {} yet ({} pulled, {} pushed, {} overwritten here)",
+        bytes(filling.bytes_missing),
+        bytes(filling.bytes_at_handover),
+        filling.host,
+        bytes(filling.bytes_pulled),
+        bytes(filling.bytes_pushed),
+        bytes(filling.bytes_overwritten),
+    );
+    match filling.requests_waiting {
+        0 => {}
+        1 => text += "; one request waits for that",
+        waiting => text += &format!("; {waiting} requests wait for that"),
+    }
+    if filling.bytes_unreadable > 0 {
+        text += &format!("; {} cannot be read there", bytes(filling.bytes_unreadable));
+    }
+    text + &filling.waits_for.as_ref().map(|awaited| format!("; it waits for {awaited}")).unwrap_or_default()
 }
 
 /// One volume, a line for each property, and what migrations left of it, if it is among what was `kept`.
@@ -238,6 +268,7 @@ pub(crate) fn volume(volume: &Volume, kept: &[Replica]) -> String {
     rows.push(("state", volume.state.name().to_owned()));
     rows.extend(volume.message.clone().map(|message| ("why", message)));
     rows.extend(volume.migration.clone().map(|migration| ("migration", migration)));
+    rows.extend(volume.filling.as_ref().map(|lacking| ("missing", filling(lacking))));
     rows.push(("generation", format!("{} (times that it changed hands)", volume.generation)));
     if let Some(statistics) = &volume.statistics {
         let guest = format!(

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use api::{VolumeCreation, VolumeState, VolumeStatistics};
+use api::{VolumeCreation, VolumeFilling, VolumeState, VolumeStatistics};
 use lane::LaneStatus;
 use migration::VolumeId;
+use migration::filling::UNIT_BYTES;
 use migration::journal::{ExportAccess, MigrationState, Place, Side, State, VolumeRecord};
 use migration::promotion;
 use tokio::sync::Semaphore;
@@ -179,6 +180,7 @@ impl Host {
             migration: volume.and_then(|id| self.migrations.running_of(id)).map(|id| id.to_string()),
             added_unix_ms: 0,
             clients_elsewhere: Vec::new(),
+            filling: None,
             statistics: None,
         };
         let mut missing = None;
@@ -188,6 +190,7 @@ impl Host {
             missing = self.missing_address(&record);
         }
         let status = add_service(&mut shown, service).await;
+        shown.filling = volume.and_then(|id| self.filling_of(id, status.as_ref()?));
         let elsewhere = status.as_ref().map(|status| self.hosts.clients_by_name(&status.clients_elsewhere));
         let clients = elsewhere.unwrap_or_default().into_iter();
         shown.clients_elsewhere =
@@ -213,6 +216,28 @@ impl Host {
             shown.message = Some(format!("it is at host \"{}\" ({})", moved.host_name, moved.migration));
         }
         (shown, status)
+    }
+}
+
+impl Host {
+    /// What a volume lacks of which the lane says how far it is; `None`: nothing.
+    fn filling_of(&self, volume: VolumeId, status: &LaneStatus) -> Option<VolumeFilling> {
+        let progress = status.filling?;
+        let host = self
+            .journal
+            .read(|state| state.fillings.get(&volume).map(|filling| filling.peer_name.clone()))?;
+        let bytes = |units: u64| units.saturating_mul(UNIT_BYTES);
+        Some(VolumeFilling {
+            host,
+            bytes_missing: bytes(progress.units_missing),
+            bytes_at_handover: bytes(progress.units_at_handover),
+            bytes_pulled: bytes(progress.units_pulled),
+            bytes_pushed: bytes(progress.units_pushed),
+            bytes_overwritten: bytes(progress.units_overwritten),
+            bytes_unreadable: bytes(progress.units_unreadable),
+            requests_waiting: progress.requests_waiting as u64,
+            waits_for: progress.waits_for.map(str::to_owned),
+        })
     }
 }
 

@@ -10,6 +10,7 @@
 use std::sync::Arc;
 
 use lane::LaneStatus;
+use migration::filling::{FillingProgress, UNIT_BYTES};
 
 use super::Host;
 use super::describe::{ANSWER_MAX, answer};
@@ -40,6 +41,7 @@ impl Host {
             tokio::join!(self.volumes_seen(), self.stores_seen(), self.data_folder_seen());
         self.add_daemon(&mut told);
         self.add_volumes(&mut told, &volumes);
+        self.add_filling(&mut told, &volumes);
         migrations::add(&mut told, &self.migrations.list_unfinished(&self.journal));
         migrations::add_sums(&mut told, &self.histories.tallies(), &self.ends.sums());
         links::add(&mut told, &self.hosts.describe_all().unwrap_or_default());
@@ -143,6 +145,35 @@ impl Host {
             for (host, clients) in self.hosts.clients_by_name(&status.clients_elsewhere) {
                 family.count(&[("volume", name), ("host", &host)], u64::from(clients));
             }
+        }
+    }
+
+    /// What volumes lack that work here before all of them has come.
+    fn add_filling(&self, told: &mut Exposition, volumes: &[Seen]) {
+        let filling = || {
+            let filled = volumes.iter().filter_map(|seen| Some((&seen.name, seen.status.as_ref()?.filling?)));
+            filled.filter(|(_, progress)| progress.units_missing > 0)
+        };
+        let gauges: [(&str, &str, fn(&FillingProgress) -> u64); 3] = [
+            (
+                "sterna_volume_missing_bytes",
+                "Bytes that have not come from the volume's former host.",
+                |filling| filling.units_missing * UNIT_BYTES,
+            ),
+            (
+                "sterna_volume_unreadable_bytes",
+                "Missing bytes that the former host cannot read.",
+                |filling| filling.units_unreadable * UNIT_BYTES,
+            ),
+            (
+                "sterna_volume_requests_waiting",
+                "Requests of guests that wait for missing bytes.",
+                |filling| filling.requests_waiting as u64,
+            ),
+        ];
+        for (metric, help, count) in gauges {
+            let mut family = told.gauge(metric, help);
+            filling().for_each(|(name, progress)| family.count(&[("volume", name)], count(&progress)));
         }
     }
 

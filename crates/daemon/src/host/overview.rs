@@ -247,6 +247,7 @@ fn at_work(volume: api::Volume, allocated: Option<u64>, activity: Option<Activit
         migration: volume.migration,
         connections: statistics.as_ref().map_or(0, |counted| counted.connections as u64),
         clients_elsewhere: elsewhere,
+        filling: volume.filling,
         errors: statistics.as_ref().map_or(0, |counted| counted.errors),
         last_error: statistics.and_then(|counted| counted.last_error),
         activity,

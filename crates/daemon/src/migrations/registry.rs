@@ -193,7 +193,7 @@ impl Migrations {
         self.lock().values().filter(|tracked| tracked.news.borrow().ended.is_none()).count()
     }
 
-    /// What the migrations under way use.
+    /// What the migrations under way use, and the volumes that lack blocks.
     pub(crate) fn under_way(&self, journal: &Journal) -> Vec<UnderWay> {
         let running: Vec<(MigrationId, Vec<VolumeId>)> = {
             let live = self.lock();
@@ -203,10 +203,23 @@ impl Migrations {
         journal.read(|state| {
             let used = running.into_iter().map(|(id, volumes)| {
                 let known = state.migrations.get(&id);
-                UnderWay { volumes, need: known.map(|known| Need::of(&known.volumes)).unwrap_or_default() }
+                let need = known.map(|known| Need::of(&known.volumes)).unwrap_or_default();
+                UnderWay::Migration { volumes, need }
             });
-            used.collect()
+            let filled = state.fillings.iter();
+            let filled = filled.map(|(volume, filling)| UnderWay::Filling {
+                volume: *volume,
+                from: filling.peer_name.clone(),
+            });
+            used.chain(filled).collect()
         })
+    }
+
+    /// What may be a turn of one that waits has happened.
+    pub(crate) fn turn(&self) {
+        if let Some((queue, _)) = self.waiting.get() {
+            queue.turn();
+        }
     }
 
     /// Those that wait or are under way, oldest first.

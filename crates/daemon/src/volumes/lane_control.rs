@@ -110,7 +110,16 @@ impl LaneControl {
 impl Control for LaneControl {
     fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
         records.iter().filter_map(step_of).for_each(fail_point::in_lane);
-        Box::pin(self.journal.commit(records))
+        let has_filled = records.iter().any(|record| matches!(record, Record::Filled { .. }));
+        let (migrations, committed) = (Arc::clone(&self.migrations), self.journal.commit(records));
+        Box::pin(async move {
+            committed.await?;
+            if has_filled {
+                // A migration of the volume may wait for that.
+                migrations.turn();
+            }
+            Ok(())
+        })
     }
 
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>> {

@@ -176,6 +176,7 @@ impl FakeDaemon {
             migration: None,
             added_unix_ms: 0,
             clients_elsewhere: Vec::new(),
+            filling: None,
             statistics: None,
         };
         let answer = serde_json::to_vec(&volume).unwrap();

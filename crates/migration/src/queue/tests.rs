@@ -38,11 +38,18 @@ fn wish(volume: u8, stores: &str) -> Ordered {
 }
 
 fn judged(limits: QueueLimits, under_way: &[&str], waiting: &[&str]) -> String {
-    let judged = judge(limits, &needs(under_way), &needs(waiting));
+    // What has a star lacks blocks.
+    let claimant = |stores: &&str| Claimant {
+        need: need(stores.trim_end_matches('*')),
+        own_obstacle: stores.ends_with('*').then(|| Obstacle::Filling { from: "filling".to_owned() }),
+    };
+    let waiting: Vec<Claimant> = waiting.iter().map(claimant).collect();
+    let judged = judge(limits, &needs(under_way), &waiting);
     let word = |obstacle: Option<Obstacle>| match obstacle {
         None => "go".to_owned(),
         Some(Obstacle::Host { .. }) => "host".to_owned(),
         Some(Obstacle::Store { store, .. }) => store,
+        Some(Obstacle::Filling { from }) => from,
     };
     judged.into_iter().map(word).collect::<Vec<_>>().join(" ")
 }
@@ -62,6 +69,27 @@ fn nobody_overtakes_into_a_store_that_somebody_waits_for() {
     assert_eq!(judged(limits, &["a", "a"], &["ab", "b", "b"]), "a go b");
     // What needs neither goes on.
     assert_eq!(judged(limits, &["a", "a"], &["ab", "ab", "cd"]), "a a go");
+}
+
+#[test]
+fn what_lacks_blocks_waits_and_holds_nobody_up() {
+    let limits = QueueLimits { per_host: 2, per_store: 1 };
+    assert_eq!(judged(limits, &[], &["ab*", "ab", "cd"]), "filling go go");
+    assert_eq!(judged(limits, &["a"], &["ab*", "ab", "cd"]), "filling a go");
+
+    let mut queue = Queue::new(LIMITS, WAITING_MAX);
+    let filling = || {
+        ["one", "two"]
+            .into_iter()
+            .zip(1..)
+            .map(|(from, volume)| UnderWay::Filling { volume: VolumeId([volume; 16]), from: from.to_owned() })
+    };
+    let Turn::Later(place) = queue.ask(&wish(2, "a"), filling().collect()) else { panic!("it lacks blocks") };
+    assert_eq!(place.obstacle, Some(Obstacle::Filling { from: "two".to_owned() }));
+    assert!(queue.join(MigrationId(7), wish(2, "a")));
+    assert!(queue.next(filling().collect()).is_empty());
+    assert!(matches!(queue.ask(&wish(3, "a"), filling().collect()), Turn::Now(_)));
+    assert_eq!(queue.next(filling().take(1).collect()).len(), 1, "it has all come");
 }
 
 #[test]
@@ -128,7 +156,7 @@ struct Host {
     next: u64,
     /// Those that have begun and have not given their right back yet; those of the queue have a number.
     beginning: Vec<(Option<MigrationId>, Ordered, Admission)>,
-    running: Vec<UnderWay>,
+    running: Vec<(Vec<VolumeId>, Need)>,
 }
 
 impl Host {
@@ -137,8 +165,13 @@ impl Host {
         Self { queue, next: 1, beginning: Vec::new(), running: Vec::new() }
     }
 
+    fn under_way(&self) -> Vec<UnderWay> {
+        let running = self.running.iter().cloned();
+        running.map(|(volumes, need)| UnderWay::Migration { volumes, need }).collect()
+    }
+
     fn is_busy(&self, volume: VolumeId) -> bool {
-        self.running.iter().any(|other| other.volumes.contains(&volume))
+        self.running.iter().any(|(volumes, _)| volumes.contains(&volume))
             || self.beginning.iter().any(|(_, other, _)| other.volumes.contains(&volume))
     }
 
@@ -150,7 +183,7 @@ impl Host {
                 if self.is_busy(wish.volumes[0]) {
                     return;
                 }
-                match self.queue.ask(&wish, self.running.clone()) {
+                match self.queue.ask(&wish, self.under_way()) {
                     Turn::Now(admission) => self.beginning.push((None, wish, admission)),
                     Turn::Later(_) => {
                         assert!(self.queue.join(MigrationId(self.next), wish));
@@ -160,12 +193,12 @@ impl Host {
                 }
             }
             Operation::Turn => {
-                let begun = self.queue.next(self.running.clone()).into_iter();
+                let begun = self.queue.next(self.under_way()).into_iter();
                 self.beginning.extend(begun.map(|(id, wish, admission)| (Some(id), wish, admission)));
             }
             Operation::Known(index) if !self.beginning.is_empty() => {
                 let (id, wish, admission) = self.beginning.remove(index.index(self.beginning.len()));
-                self.running.push(UnderWay { volumes: wish.volumes.to_vec(), need: wish.need });
+                self.running.push((wish.volumes.to_vec(), wish.need));
                 // It is both for a moment.
                 self.check();
                 id.into_iter().for_each(|id| self.queue.leave(id));
@@ -192,7 +225,7 @@ impl Host {
     /// No limit is passed by what has begun.
     fn check(&self) {
         let beginning = self.beginning.iter().map(|(_, wish, _)| &wish.need);
-        let needs: Vec<&Need> = self.running.iter().map(|other| &other.need).chain(beginning).collect();
+        let needs: Vec<&Need> = self.running.iter().map(|(_, need)| need).chain(beginning).collect();
         assert!(needs.len() <= LIMITS.per_host as usize, "{needs:?}");
         for store in ["a", "b", "c", "d"] {
             let users = needs.iter().filter(|need| need.stores.contains(store)).count();
@@ -245,7 +278,8 @@ proptest! {
         let mut begun = Vec::new();
         for end in ends {
             let used: Vec<Need> = running.iter().map(|(_, need)| need.clone()).collect();
-            let line: Vec<Need> = waiting.iter().map(|(_, need)| need.clone()).collect();
+            let line = waiting.iter().map(|(_, need)| Claimant { need: need.clone(), own_obstacle: None });
+            let line: Vec<Claimant> = line.collect();
             let verdicts = judge(LIMITS, &used, &line);
             let mut verdicts = verdicts.iter();
             waiting.retain(|one| {

@@ -3,6 +3,7 @@
 use api::{MigrationAtWork, Overview, PeerAtWork, Store, StoreKind, Vm, VmState, VolumeAtWork, VolumeState};
 
 use super::words::{course, latency, moment, place, rate, requests, whole};
+use crate::output;
 use crate::units::{bytes, duration, percent};
 
 /// A table.
@@ -341,6 +342,9 @@ fn volume_remark(volume: &VolumeAtWork) -> String {
     let is_elsewhere = volume.state == VolumeState::Forwarding;
     if let Some(message) = volume.message.as_ref().filter(|_| !is_elsewhere) {
         return message.clone();
+    }
+    if let Some(filling) = &volume.filling {
+        return output::filling(filling);
     }
     match (&volume.last_error, volume.errors) {
         (_, 0) => String::new(),

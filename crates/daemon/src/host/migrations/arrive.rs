@@ -10,7 +10,7 @@ use block::store::Opened;
 use chronicle::{BlockSize, Generation};
 use lane::{ArrivingStore, LaneHandle, TargetContent};
 use migration::journal::{
-    ExportSettings, ImageLocation, MigratingVolume, Origin, Record, Side, VolumeRecord,
+    ExportSettings, ImageLocation, MigratingVolume, MigrationState, Origin, Record, Side, VolumeRecord,
 };
 use migration::wire::{
     Acceptance, AcceptedVolume, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
@@ -147,6 +147,7 @@ impl Host {
         names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
         self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
         self.refuse_other_branch(offered)?;
+        self.wait_until_left(&name, offered.volume).await?;
         let (claim, home) = self.claim_when_free(&name, offered.volume).await?;
         let wanted = self.wanted(offer, offered)?;
         // What of it is allocated, its source finds out while it copies; a store that fills up ends the migration.
@@ -191,6 +192,35 @@ impl Host {
         };
         let (left_behind, origin) = (offered.left_behind, offered.origin);
         Ok(Expected { record, left_behind, origin, reserved, claim, home })
+    }
+
+    /// Waits a little for the end of a migration by which the volume has left: until then its image is where it was.
+    ///
+    /// # Errors
+    /// [`RequestError::AlreadyMigrating`].
+    async fn wait_until_left(&self, name: &str, volume: VolumeId) -> Result<(), RequestError> {
+        let deadline = Instant::now() + BUSY_MAX;
+        loop {
+            let changed = self.volumes.changed();
+            match self.leaving_migration(volume) {
+                None => return Ok(()),
+                Some(migration) if Instant::now() >= deadline => {
+                    return Err(RequestError::AlreadyMigrating { volume: name.to_owned(), migration });
+                }
+                Some(_) => drop(tokio::time::timeout(BUSY_POLL, changed).await),
+            }
+        }
+    }
+
+    /// The migration by which a volume leaves for another host, and which has not ended here.
+    pub(in crate::host) fn leaving_migration(&self, volume: VolumeId) -> Option<MigrationId> {
+        self.journal.read(|state| {
+            let leaves = |known: &MigrationState| {
+                matches!(known.side, Side::Outgoing { .. })
+                    && known.volumes.iter().any(|moving| moving.volume == volume)
+            };
+            state.unfinished().find(|(_, known)| leaves(known)).map(|(migration, _)| migration)
+        })
     }
 
     /// As [`Host::claim_arrival`], a little later if something else is being done with the volume: what is left of it

@@ -62,6 +62,13 @@ impl Host {
         }
         let mut needed = BTreeMap::<String, u64>::new();
         for ((offered, held), called) in offer.volumes.iter().zip(held_bytes).zip(called) {
+            if self.leaving_migration(offered.volume).is_some() {
+                let name = &offered.name;
+                found.warnings.push(format!(
+                    "what \"{name}\" left at the other host is still needed there; whether it has room is seen when it is not"
+                ));
+                continue;
+            }
             match self.look_for_room(&offer, offered).await {
                 Ok(place) => {
                     let bytes = match offer.allocation {

@@ -24,7 +24,7 @@ fn wish(volume: u8, stores: &str) -> Wish {
 }
 
 fn under_way(volume: u8, stores: &str) -> UnderWay {
-    UnderWay { volumes: vec![VolumeId([volume; 16])], need: need(stores) }
+    UnderWay::Migration { volumes: vec![VolumeId([volume; 16])], need: need(stores) }
 }
 
 #[test]
