@@ -23,6 +23,7 @@ pub mod switch_over;
 pub mod terminal;
 pub mod throw_away_root;
 pub mod tour;
+pub mod trio;
 pub mod vm;
 
 pub use testbed::{DEADLINE, Host, LinkState, Outcome, Program, file_system, program, until};

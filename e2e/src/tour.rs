@@ -15,15 +15,13 @@ use api::{Migration, Volume, VolumeState};
 use lab::workload::random::Random;
 use lab::workload::{self, Content, Guest, GuestOptions, StoppedGuest};
 use rustix::process::Signal;
+use testbed::Host;
 use testbed::nbd_client::{Address, Client, ClientOptions};
-use testbed::{Host, own_address};
 
 use crate::guest::BLOCK_BYTES;
-use crate::host;
 use crate::rounds::FAIL_POINTS;
+use crate::trio::{NAMES, three_hosts};
 
-/// What the hosts are called.
-const NAMES: [&str; 3] = ["alpha", "beta", "gamma"];
 /// The volumes; each begins at the host of its place.
 const VOLUMES: [&str; 2] = ["v", "w"];
 /// Size of a volume: it moves within a fraction of a second.
@@ -112,22 +110,7 @@ struct Tour {
 
 impl Tour {
     fn begin(seed: u64) -> anyhow::Result<Self> {
-        let mut hosts = Vec::new();
-        for name in NAMES {
-            let mut host = host()?;
-            let address = own_address()?;
-            host.configure(&format!(
-                "[hosts]\nlisten = ['{address}']\nlinks = [{{ address = '{address}' }}]\n"
-            ))?;
-            host.start()?;
-            host.sterna(["host", "init", "--name", name])?.success()?;
-            hosts.push(host);
-        }
-        for (inviting, joining) in [(0, 1), (0, 2), (1, 2)] {
-            let invitation: api::Invitation = hosts[inviting].ask(&["host", "invite"])?;
-            let address = invitation.addresses.first().context("an invitation names an address")?;
-            hosts[joining].sterna(["host", "join", address, &invitation.token])?.success()?;
-        }
+        let hosts = Vec::from(three_hosts()?);
         let mut tour = Self { hosts, seed, guests: Vec::new() };
         for (place, name) in VOLUMES.iter().enumerate() {
             let size = DISK_BYTES.to_string();

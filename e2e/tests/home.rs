@@ -2,6 +2,7 @@
 
 use anyhow::{Context as _, bail, ensure};
 use api::{ImageFate, KeptBecause, Migration, MigrationState, RemovedVolume, Replica, Volume, VolumeState};
+use e2e::trio::play_trio;
 use e2e::{Host, Pair, guest, play_pair, until};
 use testbed::nbd_client::{Address, Client, ClientOptions, Operation, WriteDurability};
 
@@ -115,13 +116,17 @@ fn an_image_that_was_somebodys_stays_when_its_volume_is_removed_at_another_host(
 
 /// Writes 4 KiB into every other MiB of the disk that is away, and says how many bytes that is.
 fn write_scattered(export: &Address) -> anyhow::Result<u64> {
+    write_blocks(export, 5, 1)
+}
+
+/// Writes this block of every other MiB, and says how many bytes that is.
+fn write_blocks(export: &Address, block: u64, byte: u8) -> anyhow::Result<u64> {
     let mut client = Client::connect(export, ClientOptions::default())?;
     let places = (0..DISK_BYTES).step_by(2 << 20);
     let mut bytes = 0;
-    for (place, byte) in places.zip(1..) {
-        let data = vec![byte; UNIT_BYTES as usize];
-        let write =
-            Operation::Write { offset: place + 5 * UNIT_BYTES, data, durability: WriteDurability::Volatile };
+    for place in places {
+        let (offset, data) = (place + block * UNIT_BYTES, vec![byte; UNIT_BYTES as usize]);
+        let write = Operation::Write { offset, data, durability: WriteDurability::Volatile };
         client.perform(write)?;
         bytes += UNIT_BYTES;
     }
@@ -139,6 +144,45 @@ fn scattered_writes_of_4_kib_cost_their_own_size_on_the_way_home() {
         ensure!(sent(&home) * 100 <= written * 105, "{written} bytes were written: {home:?}");
         let spared = home.replica.context("it began with what was kept")?;
         ensure!(spared.bytes_spared > 0, "{spared:?}");
+        Ok(())
+    });
+}
+
+/// Moves `v` on, and checks that no more went over the link than was written since it was there, about.
+fn go_on(from: &Host, to: &Host, target: &str, written: u64) -> anyhow::Result<()> {
+    let ended = travel(from, to, target, &[])?;
+    ensure!(sent(&ended) >= written, "{written} bytes were written: {ended:?}");
+    ensure!(sent(&ended) * 100 <= written * 105, "{written} bytes were written: {ended:?}");
+    ensure!(ended.replica.is_some(), "it began with what was kept: {ended:?}");
+    Ok(())
+}
+
+#[test]
+fn volume_that_has_been_at_three_hosts_goes_to_each_with_what_that_one_lacks() {
+    play_trio(|[alpha, beta, gamma]| {
+        alpha.create_volume(DISK_BYTES)?;
+        drop(guest::stop_and_verify(guest::start(&alpha.export()?, FILL_BYTES)?)?.client);
+        travel(alpha, beta, "beta:a", &[])?;
+        let at_beta = write_blocks(&beta.export()?, 1, 1)?;
+        travel(beta, gamma, "gamma:a", &[])?;
+        let at_gamma = write_blocks(&gamma.export()?, 2, 2)?;
+        // What it was told by beta of the copy at alpha outlasts it. (After a kill regions count, and not blocks.)
+        gamma.stop()?;
+        gamma.start()?;
+        until("the volume is served again", || {
+            Ok(gamma.volume().ok().filter(|volume| volume.state == VolumeState::Serving))
+        })?;
+        go_on(gamma, alpha, "alpha:a", at_beta + at_gamma)?;
+        let at_alpha = write_blocks(&alpha.export()?, 3, 3)?;
+        go_on(alpha, beta, "beta:a", at_gamma + at_alpha)?;
+        let again = write_blocks(&beta.export()?, 4, 4)?;
+        go_on(beta, gamma, "gamma:a", at_alpha + again)?;
+        gamma.stop()?;
+        let image = std::fs::read(gamma.path("a/v.img"))?;
+        for place in (0..image.len()).step_by(2 << 20) {
+            let bytes = (1..5).map(|block| image[place + block * UNIT_BYTES as usize]);
+            ensure!(bytes.eq(1..5), "at {place}");
+        }
         Ok(())
     });
 }

@@ -16,6 +16,6 @@ pub use bitmap::LayeredBitmap;
 pub use branch::BranchId;
 pub use byte_range::ByteRange;
 pub use chronicle::{Chronicle, MarkPolicy, Recorded};
-pub use kept::{Kept, KeptReplica, ReplicaOf};
+pub use kept::{Kept, KeptReplica, ReplicaOf, coarsened};
 pub use stay::{NoStay, StayId};
 pub use units::{BlockCount, BlockIndex, BlockRange, BlockSize, Epoch, Generation, InvalidBlockSize};

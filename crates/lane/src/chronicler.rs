@@ -26,8 +26,8 @@ use chronicle::{
 use futures_util::future::{Either, select};
 use migration::filling::LogEntry;
 use migration::planted::{Bug, broken};
-use migration::stay::{Beginning, Doubt, Forgetting, GivenUp, Stay, ToDo};
-use migration::{StayKey, VolumeId};
+use migration::stay::{Beginning, CopyElsewhere, Doubt, Forgetting, GivenUp, Stay, ToDo};
+use migration::{HostId, StayKey, VolumeId};
 use tracing::warn;
 
 use crate::control::LaneFuture;
@@ -259,10 +259,20 @@ impl Chronicler {
         self.stay.borrow().replicas()
     }
 
+    /// What the host `to`, which the volume leaves for, is told of copies at others ([`Stay::copies_elsewhere`]).
+    pub(crate) fn copies_elsewhere(&self, to: HostId) -> Vec<CopyElsewhere> {
+        self.stay.borrow().copies_elsewhere(to.0)
+    }
+
+    /// What a copy lacks at this instant that lacked so much when the volume left for here ([`Stay::lacking_since_arrival`]).
+    pub(crate) fn lacking_since_arrival(&self, at_departure: &LayeredBitmap) -> Option<LayeredBitmap> {
+        self.stay.borrow().lacking_since_arrival(at_departure)
+    }
+
     /// Remembers a copy from now on: `missing` says what it lacks at this instant, and is asked between two requests.
     /// `None` changes nothing.
     ///
-    /// `store` is the volume's own: it is flushed before the copy is kept. A power cut could otherwise take back what was
+    /// `store` is the volume's own at the same instant: it is flushed before the copy is kept. A power cut could otherwise take back what was
     /// written before this instant and is at the copy already, and nobody would know that they differ. `None`: the volume
     /// is only about to come, and what comes is flushed before it is this host's.
     ///
@@ -275,7 +285,7 @@ impl Chronicler {
         &self,
         of: ReplicaOf,
         generation: Generation,
-        store: Option<&dyn BlockDevice>,
+        store: impl FnOnce() -> Option<Rc<dyn BlockDevice>>,
         missing: impl FnOnce() -> Option<LayeredBitmap>,
     ) -> Result<(), NotDurable> {
         let Some(Keeping { keeper, .. }) = &self.keeping else { return Ok(()) };
@@ -285,7 +295,8 @@ impl Chronicler {
         let Some(missing) = missing() else { return Ok(()) };
         let referral = self.stay.borrow_mut().take_down(&premarks, of, generation, missing);
         let Some(referral) = referral else { return Ok(()) };
-        if let Some(store) = store
+        // N.B. the one that it has at this instant: it may have gone to another since this began.
+        if let Some(store) = store()
             && let Err(error) = store.flush().await
         {
             self.stay.borrow_mut().abandon(&referral);

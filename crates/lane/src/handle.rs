@@ -134,6 +134,8 @@ pub struct MigrationOrder {
 pub struct OutgoingOrder {
     /// Its identity; already in the journal as started.
     pub migration: MigrationId,
+    /// The host that the volume goes to.
+    pub to: HostId,
     /// Where the volume is.
     pub source: ImageLocation,
     /// Whether the source's image is kept afterwards.

@@ -16,6 +16,7 @@
 pub mod chronicler;
 pub mod clients;
 pub mod control;
+mod copies_elsewhere;
 pub mod copy;
 pub mod driver;
 mod fault_log;
@@ -40,6 +41,7 @@ use block::signal;
 pub use chronicler::{Chronicler, Keeper, Keeping, NotDurable};
 pub use clients::{ByHost, Clients};
 pub use control::{Control, ControlFault, HooksFault, LaneFuture, Recorded, Report, Sample, VmFault};
+pub use copies_elsewhere::Learner;
 pub use driver::{
     CopySettings, IncomingGroup, IncomingVolume, LocalDriver, OutgoingGroup, OutgoingVolume, Plan,
     PlannedVolume, Replica, SendMessage, SourceDriver, SourceHandle, SourceParticipantRef,

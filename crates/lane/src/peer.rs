@@ -144,6 +144,8 @@ pub enum Capabilities {
     FencingTokens,
     /// Calls about any range of bytes of a volume, too: the owner claims the blocks that they touch.
     Parts,
+    /// What copies at other hosts lack, too.
+    Copies,
 }
 
 /// What comes over a channel.

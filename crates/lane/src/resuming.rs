@@ -64,8 +64,8 @@ pub async fn remember(
         }
         handle.sleep(interval / FLUSH_PART).await;
         let lacking = || volume.copy()?.with_machine(|machine| machine.lacking());
-        let (generation, store) = (volume.generation(), volume.store_for_us());
-        if let Err(error) = volume.chronicler().refer_to(of, generation, Some(&*store), lacking).await {
+        let (generation, store) = (volume.generation(), || Some(volume.store_for_us()));
+        if let Err(error) = volume.chronicler().refer_to(of, generation, store, lacking).await {
             warn!(%migration, %error, "how far the copying is cannot be kept; a restart would begin again");
         }
         if let Some((consumed, generation)) = consumed

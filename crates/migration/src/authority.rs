@@ -18,6 +18,8 @@
 //! [`judge`] is a function of the journal alone, so what ends in the journal ends for lines that are open, too. Its answer
 //! holds until the journal changes.
 
+use chronicle::StayId;
+
 use crate::identity::{HostId, MigrationId, VolumeId, VolumeIndex};
 use crate::journal::{MigrationState, Outcome, Side, Stage, State};
 use crate::planted::{Bug, broken};
@@ -61,6 +63,8 @@ pub enum Role {
 pub enum Request {
     /// The store that a migration's volume of this position is copied to.
     Store(VolumeIndex),
+    /// To tell of copies that other hosts have of a migration's volume of this position.
+    Copies(VolumeIndex),
     /// A volume, as its clients see it.
     Volume(VolumeId),
     /// That the target's half of the migration of this number at its source hears something.
@@ -103,6 +107,21 @@ pub fn judge(state: &State, peer: HostId, role: Role, request: Request) -> Resul
             }
             match recorded.stage {
                 Stage::Copying | Stage::Prepared(_) => Ok(()),
+                _ => over(),
+            }
+        }
+        (Role::Source { migration, volume }, Request::Copies(index)) => {
+            let (id, recorded) = state.incoming(peer, migration).ok_or(Denied::Unknown)?;
+            let moving = recorded.volumes.get(index.as_usize()).filter(|_| index == volume);
+            let moving = moving.ok_or(Denied::NotGiven)?;
+            match recorded.stage {
+                Stage::Copying | Stage::Prepared(_) => Ok(()),
+                // For as long as that stay of the volume lasts.
+                Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }) => {
+                    let here = state.volumes.get(&moving.volume);
+                    let is_of_it = here.is_some_and(|known| known.stay == StayId::Arrived(id.0));
+                    if is_of_it { Ok(()) } else { over() }
+                }
                 _ => over(),
             }
         }

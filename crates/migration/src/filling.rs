@@ -38,8 +38,7 @@ use self::units::{bytes_of, covering, within};
 use crate::pacing::{Pacing, PacingSettings};
 
 pub use log::{LogEntry, LogFault, Telling, UnitMap, encode_entry, header, replay};
-pub(crate) use manifest::to_units;
-pub use manifest::{Manifest, decode_runs, encode_runs};
+pub use manifest::{Manifest, decode_runs, encode_runs, to_units};
 pub use units::{UNIT, UNIT_BYTES, units_of};
 
 /// A guest's request, named by the caller while it is in flight; never used twice.

@@ -109,6 +109,8 @@ pub enum Bug {
     RetiredBeforeWhole,
     /// 6: what is told to be missing is what was missing before the gate closed.
     ManifestOlderThanGate,
+    /// 9: a copy at a third host, of which the volume's former host has told, is taken to lack only what it lacked then.
+    ToldCopyForgetsWrites,
 }
 
 impl Bug {
@@ -165,6 +167,7 @@ impl Bug {
         Self::ReadPassesOverwriting,
         Self::RetiredBeforeWhole,
         Self::ManifestOlderThanGate,
+        Self::ToldCopyForgetsWrites,
     ];
 
     /// The name by which the simulator's command line knows it.
@@ -221,6 +224,7 @@ impl Bug {
             Self::ReadPassesOverwriting => "read-passes-overwriting",
             Self::RetiredBeforeWhole => "retired-before-whole",
             Self::ManifestOlderThanGate => "manifest-older-than-gate",
+            Self::ToldCopyForgetsWrites => "told-copy-forgets-writes",
         }
     }
 }

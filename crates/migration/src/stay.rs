@@ -14,6 +14,7 @@
 //!
 //! Whoever owns the files and carries out what is decided here is the daemon, or the simulator.
 
+mod elsewhere;
 pub mod image;
 mod machine;
 mod marks;
@@ -23,6 +24,7 @@ use std::fmt;
 
 use chronicle::StayId;
 
+pub use elsewhere::{COPIES_MAX, CopyElsewhere};
 pub use image::{ImageRecord, Look, vouches};
 pub use machine::{Beginning, Doubt, Forgetting, GivenUp, Premarks, Referral, Stay, ToDo};
 pub use marks::OpenMarks;

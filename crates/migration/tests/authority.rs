@@ -138,6 +138,27 @@ fn a_source_uses_the_store_until_the_volume_is_ours_and_the_volume_from_then_on(
 }
 
 #[test]
+fn a_source_tells_of_copies_as_long_as_the_stay_lasts_that_it_has_begun() {
+    let mut journal = Journal::default();
+    let tells = |journal: &Journal, peer| {
+        let source = Role::Source { migration: THERE, volume: FIRST };
+        judge(&journal.state, peer, source, Request::Copies(FIRST))
+    };
+    assert_eq!(tells(&journal, A), Err(Denied::Unknown));
+    let migration = journal.comes(A, THERE);
+    assert_eq!(tells(&journal, A), Ok(()));
+    journal.prepare(migration);
+    journal.own(migration);
+    journal.end(migration, moved());
+    assert_eq!([tells(&journal, A), tells(&journal, C)], [Ok(()), Err(Denied::Unknown)]);
+    journal.leaves(C);
+    assert_eq!(tells(&journal, A), Err(Denied::Over));
+    // It is here once more, and that is another stay.
+    journal.arrives(C, MigrationId(31));
+    assert_eq!(tells(&journal, A), Err(Denied::Over));
+}
+
+#[test]
 fn what_was_not_given_is_refused_in_every_role() {
     let mut journal = Journal::default();
     journal.apply(Record::VolumeAdded(record(OTHER, 1)));
@@ -151,6 +172,7 @@ fn what_was_not_given_is_refused_in_every_role() {
     ];
     let requests = [
         Request::Store(VolumeIndex(1)),
+        Request::Copies(VolumeIndex(1)),
         Request::Volume(OTHER),
         Request::ToTarget(MigrationId(1)),
         Request::ToSource(migration),

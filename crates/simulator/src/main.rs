@@ -142,6 +142,7 @@ impl Arguments {
             Bug::AccessAfterTheRelationEnded
             | Bug::BranchMistaken
             | Bug::ChronicleIsMissingSet
+            | Bug::ToldCopyForgetsWrites
             | Bug::FailedFlushForgotten
             | Bug::ForgetAfterRefer
             | Bug::PromiseNotWithdrawn

@@ -32,7 +32,8 @@ struct Ours(Rc<FlushDebt>);
 struct Debt {
     /// Changes under way. A change is one that went by way of this filter: what nobody changed cannot be lost.
     changing: Cell<u64>,
-    /// Changes that have ended.
+    /// Changes that have ended. The first is what a killed process may have written, and never flushed, before this one had the
+    /// store.
     changed: Cell<u64>,
     /// So many of those that have ended are durable: a flush that began after them has succeeded.
     durable: Cell<u64>,
@@ -58,7 +59,8 @@ struct UnderWay<'a> {
 impl FlushDebt {
     /// Makes the filter of a store that nobody else flushes.
     pub fn new(inner: Rc<dyn BlockDevice>) -> Rc<Self> {
-        Rc::new(Self { inner, debt: Rc::default() })
+        let debt = Debt { changed: Cell::new(1), ..Debt::default() };
+        Rc::new(Self { inner, debt: Rc::new(debt) })
     }
 
     /// The store for flushes that no writer has asked for.
@@ -247,5 +249,80 @@ impl BlockDevice for Ours {
     /// Passthrough.
     fn growth(&self) -> Option<&dyn Growth> {
         self.0.growth()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use futures_channel::oneshot;
+    use futures_util::FutureExt as _;
+    use rustix::io::Errno;
+
+    use super::*;
+    use crate::MemoryStore;
+
+    const LOST: IoError = IoError::Os { operation: "flush", errno: Errno::IO };
+
+    /// A store whose flushes end when they are let.
+    struct Slow {
+        inner: MemoryStore,
+        ends: RefCell<VecDeque<oneshot::Receiver<Result<(), IoError>>>>,
+    }
+
+    impl Slow {
+        fn new() -> Rc<Self> {
+            Rc::new(Self { inner: MemoryStore::new(16 << 10), ends: RefCell::default() })
+        }
+
+        fn next_flush(&self) -> oneshot::Sender<Result<(), IoError>> {
+            let (end, ended) = oneshot::channel();
+            self.ends.borrow_mut().push_back(ended);
+            end
+        }
+    }
+
+    impl BlockDevice for Slow {
+        fn geometry(&self) -> Geometry {
+            self.inner.geometry()
+        }
+
+        fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
+            self.inner.read(offset, buffer)
+        }
+
+        fn change(&self, change: Change) -> IoFuture<'_, ()> {
+            self.inner.change(change)
+        }
+
+        fn flush(&self) -> IoFuture<'_, ()> {
+            let end = self.ends.borrow_mut().pop_front();
+            Box::pin(async move { end.expect("a flush that was expected").await.expect("it ends") })
+        }
+
+        fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
+            self.inner.allocation(range)
+        }
+    }
+
+    /// The daemon before this one was killed, and had written what nobody has flushed.
+    #[test]
+    fn flushes_beside_one_that_fails_mean_nothing_although_nothing_was_written_here_yet() {
+        let store = Slow::new();
+        let debt = FlushDebt::new(Rc::clone(&store) as Rc<dyn BlockDevice>);
+        let (first_end, second_end) = (store.next_flush(), store.next_flush());
+        let (mut first, mut second) = (debt.flush(), debt.flush());
+        assert!((&mut first).now_or_never().is_none() && (&mut second).now_or_never().is_none());
+        first_end.send(Err(LOST)).expect("it is waited for");
+        assert_eq!(first.now_or_never(), Some(Err(LOST)));
+        second_end.send(Ok(())).expect("it is waited for");
+        assert_eq!(second.now_or_never(), Some(Err(LOST)));
+        // What fails now has lost nothing: all is durable.
+        for (end, result) in [(Ok(()), Ok(())), (Err(LOST), Err(LOST)), (Ok(()), Ok(()))] {
+            store.next_flush().send(end).expect("it is waited for");
+            assert_eq!(debt.flush().now_or_never(), Some(result));
+        }
+        assert_eq!(debt.debt.failures.get(), 1);
     }
 }

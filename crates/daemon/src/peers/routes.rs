@@ -26,6 +26,8 @@ use crate::vms::moving;
 const FENCES_SINCE: u16 = 2;
 /// The version from which on owners take any range of bytes of a volume.
 const PARTS_SINCE: u16 = 3;
+/// The first version that takes what copies at other hosts lack.
+const COPIES_SINCE: u16 = 6;
 
 /// Lanes by the channels that lead to them.
 #[derive(Default)]
@@ -161,7 +163,8 @@ impl Channel for SessionChannel {
             None => Capabilities::Unknown,
             Some(version) if version < FENCES_SINCE => Capabilities::Calls,
             Some(version) if version < PARTS_SINCE => Capabilities::FencingTokens,
-            Some(_) => Capabilities::Parts,
+            Some(version) if version < COPIES_SINCE => Capabilities::Parts,
+            Some(_) => Capabilities::Copies,
         }
     }
 }

@@ -9,7 +9,7 @@ use chronicle::{Generation, ReplicaOf};
 use migration::journal::ImageLocation;
 use migration::source::{Moves, Peer};
 use migration::strategy::Strategy;
-use migration::{MigrationId, PacingSettings};
+use migration::{HostId, MigrationId, PacingSettings};
 
 use super::participant::{IncomingGroup, OutgoingGroup};
 use crate::filling::FillingStore;
@@ -96,6 +96,8 @@ pub struct OutgoingVolume {
     pub successor: Option<Rc<PeerVolume>>,
     /// The talk with the target's host about this volume; `None`: the target is on this host.
     pub channel: Option<Rc<RpcChannel>>,
+    /// The host that it goes to; `None`: this one.
+    pub to: Option<HostId>,
     /// What the replica is written through if this host can open the target's image itself; `None`: it cannot.
     pub lease: Option<Rc<HeldLease>>,
     /// What the target reads that it lacks; `None`: it is to lack nothing.
@@ -201,6 +203,7 @@ impl PlannedVolume {
             source_image: self.source_image,
             successor: None,
             channel: None,
+            to: None,
             lease: None,
             reservoir: None,
         };

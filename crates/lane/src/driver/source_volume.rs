@@ -24,6 +24,7 @@ use tracing::warn;
 
 use super::{CopySettings, Event, OutgoingVolume, flush};
 use crate::REPORT_INTERVAL;
+use crate::copies_elsewhere;
 use crate::copy::VolumeCopy;
 use crate::handle::Rest;
 use crate::peer::PriorityBoost;
@@ -192,7 +193,12 @@ impl SourceVolume {
                 self.stop_copy();
                 volume.remove_mirror();
             }
-            SourceOrder::Release => self.stop_copy(),
+            SourceOrder::Release => {
+                self.stop_copy();
+                if let (Some(to), Some(rpc)) = (self.leaving.to, self.leaving.channel.clone()) {
+                    copies_elsewhere::tell(&self.handle, volume, to, self.index, rpc);
+                }
+            }
             SourceOrder::ServeFromSuccessor => {
                 self.has_left.set(true);
                 if let Some(successor) = &self.leaving.successor {

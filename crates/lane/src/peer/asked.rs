@@ -44,6 +44,7 @@ fn request(address: Address) -> Request {
         Address::Reservoir(index) | Address::ReservoirInBackground(index) => {
             Request::Reservoir(VolumeIndex(index))
         }
+        Address::Copies(index) => Request::Copies(VolumeIndex(index)),
         Address::Owner(id) => Request::Volume(VolumeId(id)),
     }
 }

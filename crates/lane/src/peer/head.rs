@@ -57,6 +57,8 @@ pub enum Address {
     Reservoir(u32),
     /// The same, when nobody waits for it.
     ReservoirInBackground(u32),
+    /// What the peer, which a volume comes to, knows of copies at other hosts.
+    Copies(u32),
 }
 
 /// What is to be done; offsets and lengths in bytes.
@@ -125,6 +127,17 @@ pub enum Operation {
         /// Whether all is said with it: when it is answered, it is durable.
         is_last: bool,
     },
+    /// The payload says which units a copy at a third host lacks ([`migration::filling::encode_runs`]).
+    Copy {
+        /// Its host.
+        host: [u8; 32],
+        /// The migration by which the volume left there, as that host numbers it.
+        departure: u64,
+        /// Its generation.
+        generation: u64,
+    },
+    /// All copies have been told.
+    CopiesTold,
 }
 
 impl Operation {

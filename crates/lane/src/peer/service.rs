@@ -8,6 +8,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, BufferPool, ByteRange, Change, Durability, Handle, IoError, ZeroMode};
 use bytes::Bytes;
+use chronicle::{Generation, ReplicaOf};
 use futures_util::future::{Either, select};
 use migration::HostId;
 use migration::planted::{Bug, broken};
@@ -17,6 +18,7 @@ use super::store::Payload;
 use super::window::WINDOW_BYTES;
 use super::{Capabilities, PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel};
 use crate::clients::{ByHost, Way};
+use crate::copies_elsewhere::Learner;
 use crate::fencing::{Changed, FencingToken};
 use crate::filling::FillingStore;
 use crate::shared_storage::{LeasedImage, Secret};
@@ -54,6 +56,8 @@ pub struct Service {
     leased: RefCell<BTreeMap<Address, Rc<LeasedImage>>>,
     /// Those of them that may be handed over with blocks missing.
     filling: RefCell<BTreeMap<Address, Rc<FillingStore>>>,
+    /// What takes note of copies that the peer knows, of volumes that come from there.
+    learners: RefCell<BTreeMap<Address, Rc<Learner>>>,
     /// Replicas that are not to be changed, and whom to tell that somebody wants it.
     held: RefCell<BTreeMap<Address, Rc<dyn Fn()>>>,
     /// Calls of the peer's present process that are under way.
@@ -78,6 +82,7 @@ impl Service {
             ways: RefCell::default(),
             leased: RefCell::default(),
             filling: RefCell::default(),
+            learners: RefCell::default(),
             held: RefCell::default(),
             under_way: RefCell::default(),
             set_aside: Rc::default(),
@@ -108,6 +113,11 @@ impl Service {
     /// Has the peer tell what will be missing of the replica of an address.
     pub fn offer_filling(&self, address: Address, store: Rc<FillingStore>) {
         self.filling.borrow_mut().insert(address, store);
+    }
+
+    /// Has the peer tell what it knows of copies elsewhere of a volume, under an address, also when that is the volume's own.
+    pub fn offer_learner(&self, address: Address, learner: Rc<Learner>) {
+        self.learners.borrow_mut().insert(address, learner);
     }
 
     /// Offers it no longer: calls that come from now on fail. Those under way go on.
@@ -202,12 +212,13 @@ impl Service {
             wanted();
         }
         self.ended.wait_for(|| (self.under_way.borrow().get() < CALLS_MAX).then_some(())).await;
-        let Some(Offered { volume, .. }) = self.offered(address) else {
+        let offered = self.offered(address);
+        if offered.is_none() && !self.learners.borrow().contains_key(&address) {
             channel.answer(RequestPriority::Control, call, Err(IoError::Closed), Bytes::new());
             return;
-        };
+        }
         let under_way = Rc::clone(&*self.under_way.borrow());
-        let volume = volume.map(|(volume, _)| volume);
+        let volume = offered.and_then(|offered| offered.volume).map(|(volume, _)| volume);
         if let (Operation::Attach, Some(volume)) = (operation, &volume) {
             let (service, volume) = (Rc::clone(self), Rc::clone(volume));
             // N.B. among no calls, so that none waits for it: it waits for changes of clients of this host, and those may
@@ -223,9 +234,10 @@ impl Service {
         under_way.set(under_way.get() + 1);
         let credit = match address {
             Address::Owner(_) => self.set_aside(payload.len(), credit),
-            Address::Replica(_) | Address::Reservoir(_) | Address::ReservoirInBackground(_) => {
-                Held::Credit { _credit: credit }
-            }
+            Address::Replica(_)
+            | Address::Reservoir(_)
+            | Address::ReservoirInBackground(_)
+            | Address::Copies(_) => Held::Credit { _credit: credit },
         };
         let left_behind = self.left_behind();
         let service = Rc::clone(self);
@@ -239,6 +251,9 @@ impl Service {
             }
             // Looked for only now: it may be a volume's own by the time that it may be changed.
             let result = match (operation, service.offered(address)) {
+                (Operation::Copy { .. } | Operation::CopiesTold, _) => {
+                    service.copy(address, operation, &payload).await
+                }
                 (_, None) => Err(IoError::Closed),
                 (Operation::Lease { .. } | Operation::LeaseIsHeld, _) => {
                     service.grant_lease(address, operation).await
@@ -262,7 +277,9 @@ impl Service {
             let priority = match (payload.is_empty(), address) {
                 (true, _) => RequestPriority::Control,
                 (false, Address::Owner(_) | Address::Reservoir(_)) => RequestPriority::Awaited,
-                (false, Address::Replica(_) | Address::ReservoirInBackground(_)) => RequestPriority::Bulk,
+                (false, Address::Replica(_) | Address::ReservoirInBackground(_) | Address::Copies(_)) => {
+                    RequestPriority::Bulk
+                }
             };
             // N.B. a former process is not answered: its successor may have given a call of its own that number.
             if Rc::ptr_eq(&under_way, &*service.under_way.borrow()) {
@@ -311,6 +328,24 @@ impl Service {
     ) -> Result<(Answered, Bytes), IoError> {
         let store = self.filling.borrow().get(&address).cloned();
         store.ok_or(IoError::Unsupported)?.tell(is_base, is_last, runs).await?;
+        Ok((Answered::Done, Bytes::new()))
+    }
+
+    /// The peer tells of a copy at a third host.
+    async fn copy(
+        &self,
+        address: Address,
+        operation: Operation,
+        runs: &[u8],
+    ) -> Result<(Answered, Bytes), IoError> {
+        let learner = self.learners.borrow().get(&address).cloned().ok_or(IoError::Closed)?;
+        match operation {
+            Operation::Copy { host, departure, generation } => {
+                let of = ReplicaOf::Host { host, departure };
+                learner.learn(of, Generation(generation), runs).await?;
+            }
+            _ => learner.all_told(),
+        }
         Ok((Answered::Done, Bytes::new()))
     }
 
@@ -409,7 +444,9 @@ async fn attach(volume: &Volume) -> Result<Answered, IoError> {
 fn origin(question: Question, capabilities: Capabilities) -> Origin<'static> {
     match (question.fence, capabilities) {
         (Some(fence), _) => Origin::Host(fence),
-        (None, Capabilities::FencingTokens | Capabilities::Parts) => Origin::Host(FencingToken::default()),
+        (None, Capabilities::FencingTokens | Capabilities::Parts | Capabilities::Copies) => {
+            Origin::Host(FencingToken::default())
+        }
         (None, Capabilities::Calls | Capabilities::Unknown) => Origin::OldHost,
     }
 }

@@ -151,7 +151,7 @@ impl Volume {
         self.generation.set(generation);
         let Some(of) = left_behind else { return Ok(()) };
         let complete = LayeredBitmap::new(self.block_size.blocks_of(self.size()));
-        if let Err(error) = self.chronicler.refer_to(of, generation, None, || Some(complete)).await {
+        if let Err(error) = self.chronicler.refer_to(of, generation, || None, || Some(complete)).await {
             warn!(volume = %self.id, %error, "the way home will be a whole copy");
         }
         Ok(())

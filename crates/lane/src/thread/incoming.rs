@@ -6,7 +6,7 @@ use std::rc::Rc;
 use block::BlockDevice;
 use block::filter::FlushDebt;
 use chronicle::StayId;
-use migration::journal::Summary;
+use migration::journal::{Outcome, Summary};
 use migration::message::ToSource;
 use migration::source::Moves;
 use migration::wire::{self, Message};
@@ -15,6 +15,7 @@ use tracing::{info, warn};
 
 use super::Lane;
 use crate::control::Report;
+use crate::copies_elsewhere::Learner;
 use crate::driver::{
     IncomingGroup, IncomingVolume, SendMessage, TargetDriver, TargetHandle, TargetParticipation, TargetPlan,
 };
@@ -71,6 +72,8 @@ impl Lane {
         if let Some(leased) = &leased {
             service.offer_lease(Address::Replica(index.0), Rc::clone(leased));
         }
+        let learner = Learner::new(&self.volume);
+        service.offer_learner(Address::Copies(index.0), Rc::clone(&learner));
         let filling = reservoir.map(|reservoir| {
             let missing = order.missing.clone().map(|missing| *missing);
             self.may_be_filled(order.migration, Rc::clone(&store), (reservoir, index), missing)
@@ -86,11 +89,11 @@ impl Lane {
         let coming = IncomingVolume { volume, store, leased, filling, image: order.image.clone() };
         let listener: Rc<dyn Listener> = match role {
             IncomingRole::Drives(group) => {
-                let driver = self.drive_incoming(order, coming, group, &service, &rpc)?;
+                let driver = self.drive_incoming(order, coming, group, (&service, &learner), &rpc)?;
                 Rc::new(FromSource { remote: order.remote, driver })
             }
             IncomingRole::Joins(participation) => {
-                self.join_incoming(order, coming, participation, &service, Rc::clone(&rpc));
+                self.join_incoming(order, coming, participation, (&service, learner), Rc::clone(&rpc));
                 Rc::new(CallsOnly)
             }
         };
@@ -108,7 +111,7 @@ impl Lane {
         order: &IncomingOrder,
         coming: IncomingVolume,
         group: IncomingGroup,
-        service: &Rc<Service>,
+        (service, learner): (&Rc<Service>, &Rc<Learner>),
         rpc: &Rc<RpcChannel>,
     ) -> Result<TargetHandle, Refused> {
         let plan = TargetPlan {
@@ -130,13 +133,19 @@ impl Lane {
         };
         self.migration.coming.replace(Some((order.migration, target.clone())));
         let (lane, migration) = (Rc::clone(self), order.migration);
+        let (learner, rpc) = (Rc::clone(learner), Rc::clone(rpc));
         self.handle.spawn(async move {
             let outcome = driver.run().await;
             info!(%migration, ?outcome, "nothing is left to do here of a migration from another host");
             lane.migration.coming.replace(None);
             lane.migration.ended.notify();
             lane.control.entered(migration, Phase::Ended);
+            let has_moved = matches!(outcome, Outcome::Moved { .. });
             lane.control.report(Report::Ended { migration, outcome, summary: Summary::default() });
+            if has_moved {
+                learner.has_learnt(&lane.handle).await;
+            }
+            drop(rpc);
         });
         Ok(target)
     }
@@ -147,7 +156,7 @@ impl Lane {
         order: &IncomingOrder,
         coming: IncomingVolume,
         participation: TargetParticipation,
-        service: &Rc<Service>,
+        (service, learner): (&Rc<Service>, Rc<Learner>),
         rpc: Rc<RpcChannel>,
     ) {
         let (handle, buffers) = (self.handle.clone(), self.engine.buffers().clone());
@@ -155,12 +164,14 @@ impl Lane {
         let follows = participation.follow(handle, buffers, coming, trial_max, service);
         self.migration.followed.set(Some(order.migration));
         let current = Rc::clone(&self.migration);
+        let handle = self.handle.clone();
         self.handle.spawn(async move {
             follows.await;
-            // The source uses the store until then.
-            drop(rpc);
             current.followed.set(None);
             current.ended.notify();
+            // The source used the store until then, and may still tell of copies.
+            learner.has_learnt(&handle).await;
+            drop(rpc);
         });
     }
 

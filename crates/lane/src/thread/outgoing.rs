@@ -182,6 +182,7 @@ impl Lane {
             source_image: order.source.clone(),
             successor: Some(successor),
             channel: Some(Rc::clone(rpc)),
+            to: Some(order.to),
             lease,
         }
     }

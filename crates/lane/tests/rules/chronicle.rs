@@ -158,7 +158,7 @@ async fn write(scene: &Scene, volume: &Volume, offset: u64) -> Duration {
 
 async fn refer(volume: &Volume) {
     let complete = || Some(LayeredBitmap::new(BlockSize::DEFAULT.blocks_of(SIZE)));
-    volume.chronicler().refer_to(COPY, GENERATION, Some(&*volume.store()), complete).await.unwrap();
+    volume.chronicler().refer_to(COPY, GENERATION, || Some(volume.store()), complete).await.unwrap();
 }
 
 fn lacking(volume: &Volume) -> Option<Vec<BlockRange>> {
@@ -272,7 +272,8 @@ fn a_folder_that_takes_no_marks_costs_the_copies_and_holds_no_write_longer_than_
         assert_eq!(volume.chronicler().given_up().map(|given_up| given_up.copies), Some(1));
         // Nobody has to wait to learn that it is full still.
         let complete = || Some(LayeredBitmap::new(BlockSize::DEFAULT.blocks_of(SIZE)));
-        let referred = volume.chronicler().refer_to(COPY, GENERATION, Some(&*volume.store()), complete).await;
+        let referred =
+            volume.chronicler().refer_to(COPY, GENERATION, || Some(volume.store()), complete).await;
         assert!(referred.is_err());
         assert_eq!(write(&scene, &volume, 7 * MIB).await, Duration::ZERO);
         *folder.refuses.borrow_mut() = 0;
@@ -298,14 +299,20 @@ fn a_second_stay_knows_nothing_of_the_first() {
     });
 }
 
+/// A volume on a store that forgets; a copy of it is known, and has not got what was written last.
+async fn written(scene: &Scene) -> (Rc<Folder>, Rc<Forgetful>, Rc<Volume>) {
+    let folder = Folder::new(&scene.handle);
+    let store = Forgetful::new(SIZE);
+    let volume = start_over(&folder, Rc::clone(&store) as Rc<dyn BlockDevice>);
+    refer(&volume).await;
+    write(scene, &volume, 0).await;
+    (folder, store, volume)
+}
+
 #[test]
 fn a_flush_that_fails_is_told_when_no_copy_is_told_any_more_by_what_it_has_lost() {
     play(|scene| async move {
-        let folder = Folder::new(&scene.handle);
-        let store = Forgetful::new(SIZE);
-        let volume = start_over(&folder, Rc::clone(&store) as Rc<dyn BlockDevice>);
-        refer(&volume).await;
-        write(&scene, &volume, 0).await;
+        let (folder, store, volume) = written(&scene).await;
         store.fail_flushes(1);
         volume.device().flush().await.unwrap_err();
         assert_eq!(*folder.doubts.borrow(), 1, "before the guest is told");
@@ -323,11 +330,7 @@ fn a_flush_that_fails_is_told_when_no_copy_is_told_any_more_by_what_it_has_lost(
 #[test]
 fn a_flush_that_begins_before_a_failed_one_is_told_fails_too() {
     play(|scene| async move {
-        let folder = Folder::new(&scene.handle);
-        let store = Forgetful::new(SIZE);
-        let volume = start_over(&folder, Rc::clone(&store) as Rc<dyn BlockDevice>);
-        refer(&volume).await;
-        write(&scene, &volume, 0).await;
+        let (folder, store, volume) = written(&scene).await;
         store.fail_flushes(1);
         let device = volume.device();
         let second = async {
@@ -346,16 +349,12 @@ fn a_flush_that_begins_before_a_failed_one_is_told_fails_too() {
 #[test]
 fn a_flush_of_ours_that_fails_is_remembered_as_one_of_the_guests_is() {
     play(|scene| async move {
-        let folder = Folder::new(&scene.handle);
-        let store = Forgetful::new(SIZE);
-        let volume = start_over(&folder, Rc::clone(&store) as Rc<dyn BlockDevice>);
-        refer(&volume).await;
-        write(&scene, &volume, 0).await;
+        let (folder, store, volume) = written(&scene).await;
         store.fail_flushes(1);
         let complete = || Some(LayeredBitmap::new(BlockSize::DEFAULT.blocks_of(SIZE)));
         let ours = volume.store_for_us();
         let of = ReplicaOf::Migration(1);
-        volume.chronicler().refer_to(of, GENERATION, Some(&*ours), complete).await.unwrap_err();
+        volume.chronicler().refer_to(of, GENERATION, || Some(ours), complete).await.unwrap_err();
         assert_eq!(*folder.doubts.borrow(), 1);
         assert!(lacking(&volume).is_none() && folder.found().is_none());
     });

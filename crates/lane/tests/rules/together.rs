@@ -74,6 +74,7 @@ impl Together {
             source_image: location("source"),
             successor: None,
             channel: None,
+            to: None,
             lease: None,
         };
         let copying =

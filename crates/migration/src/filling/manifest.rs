@@ -70,7 +70,7 @@ pub fn decode_runs(mut bytes: &[u8], size_bytes: u64) -> Option<Vec<BlockRange>>
 }
 
 /// The units of blocks of another size.
-pub(crate) fn to_units(blocks: &LayeredBitmap, block_bytes: u64, size_bytes: u64) -> LayeredBitmap {
+pub fn to_units(blocks: &LayeredBitmap, block_bytes: u64, size_bytes: u64) -> LayeredBitmap {
     let mut units = LayeredBitmap::new(units_of(size_bytes));
     if block_bytes == UNIT_BYTES && blocks.blocks() == units.blocks() {
         return blocks.clone();

@@ -19,7 +19,7 @@ use chronicle::{
 use crate::planted::{Bug, broken};
 
 /// The first epoch of a stay: "since the epoch before" can be asked for.
-const FIRST_EPOCH: Epoch = Epoch(1);
+pub(super) const FIRST_EPOCH: Epoch = Epoch(1);
 
 /// What a stay begins with.
 #[derive(Clone, Copy, Debug)]

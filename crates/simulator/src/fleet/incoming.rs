@@ -8,7 +8,7 @@ use chronicle::{Generation, ReplicaOf, StayId};
 use futures_channel::oneshot;
 use lane::peer::head::Address;
 use lane::stack::GateMode;
-use lane::{Control, Home, IncomingGroup, IncomingVolume, TargetContent, TargetDriver, TargetPlan};
+use lane::{Control, Home, IncomingGroup, IncomingVolume, Learner, TargetContent, TargetDriver, TargetPlan};
 use migration::journal::{FailureCode, MigrationState, Outcome, Record, Side, Stage, State};
 use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
 use migration::source::Moves;
@@ -358,6 +358,8 @@ impl SimHost {
             channel
                 .service
                 .offer(Address::Replica(index as u32), Rc::clone(&coming.store) as Rc<dyn BlockDevice>);
+            let learner = Learner::new(&coming.volume);
+            channel.service.offer_learner(Address::Copies(index as u32), learner);
             if let Some(filling) = &coming.filling {
                 channel.service.offer_filling(Address::Replica(index as u32), Rc::clone(filling));
             }

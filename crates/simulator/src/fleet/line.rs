@@ -280,7 +280,7 @@ impl lane::peer::Channel for Sender {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::Parts
+        Capabilities::Copies
     }
 }
 

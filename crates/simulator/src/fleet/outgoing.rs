@@ -4,7 +4,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{BlockDevice, Geometry, ZeroMode};
-use chronicle::{Generation, ReplicaOf};
+use chronicle::{Generation, ReplicaOf, StayId};
 use futures_channel::oneshot;
 use lane::peer::head::Address;
 use lane::peer::{CallsOnly, PeerStore, RequestPriority, RpcChannel, Service};
@@ -20,7 +20,7 @@ use migration::message::ToTarget;
 use migration::session::{Action, Event, MigrationSession, Role, Step};
 use migration::source::{Moves, Peer};
 use migration::wire::Message;
-use migration::{Attempt, Failure, MigrationId, Phase};
+use migration::{Attempt, Failure, HostId, MigrationId, Phase};
 
 use super::control::HostControl;
 use super::host::{SimHost, volume_id};
@@ -417,6 +417,9 @@ impl SimHost {
                 if self.local.has_moved.get() {
                     self.tally(super::tally::Event::ReturnAfterWithin);
                 }
+                if self.came_from(volume.chronicler().stay()) != Some(peer.host()) {
+                    self.tally(super::tally::Event::ReturnFromFurther);
+                }
             }
             let leaves_blocks = self.manner.leaves_blocks();
             let replica = Replica {
@@ -448,12 +451,19 @@ impl SimHost {
                 source_image,
                 successor,
                 channel,
+                to: Some(peer.host()),
                 lease,
                 reservoir,
             });
         }
         self.offer_reservoirs(peer, id, &leaving);
         Some(leaving)
+    }
+
+    /// The host that a stay's volumes came from.
+    fn came_from(&self, stay: StayId) -> Option<HostId> {
+        let StayId::Arrived(id) = stay else { return None };
+        self.journal().look(|state, _| Some(state.migrations.get(&MigrationId(id))?.side.peer()?.0))
     }
 
     /// Lets the target read what it lacks.

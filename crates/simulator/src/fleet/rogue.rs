@@ -73,7 +73,9 @@ impl SimHost {
         let role = match (subject, request) {
             (Subject::Migration(source, migration), _) if source == self.place => Role::Target { migration },
             // One line is for all volumes.
-            (Subject::Migration(_, migration), Request::Store(volume)) => Role::Source { migration, volume },
+            (Subject::Migration(_, migration), Request::Store(volume) | Request::Copies(volume)) => {
+                Role::Source { migration, volume }
+            }
             (Subject::Migration(_, migration), _) => Role::Source { migration, volume: VolumeIndex(0) },
             (Subject::Reservoir(_, migration), Request::Reservoir(volume)) => {
                 Role::Filler { migration, volume }

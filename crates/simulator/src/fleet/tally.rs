@@ -18,6 +18,8 @@ pub(crate) enum Event {
     Within,
     /// The same as a return to a kept image, from a host where they had gone to another store.
     ReturnAfterWithin,
+    /// The same from a host to which the volume had not gone from there: others have told it what is lacking there.
+    ReturnFromFurther,
     /// Somebody has touched an image that was kept.
     ImageTouched,
     /// A daemon that has volumes was stopped in order.
@@ -63,13 +65,14 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 24] = [
+    const ALL: [Self; 25] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
         Self::IncrementalReturn,
         Self::Within,
         Self::ReturnAfterWithin,
+        Self::ReturnFromFurther,
         Self::ImageTouched,
         Self::StopInOrder,
         Self::KillAtRest,
@@ -98,6 +101,7 @@ impl Event {
             Self::IncrementalReturn => "back at a kept image, which was used",
             Self::Within => "moved to another store of the host",
             Self::ReturnAfterWithin => "back at a kept image after such a move",
+            Self::ReturnFromFurther => "back at a kept image from a host further on",
             Self::ImageTouched => "kept image touched",
             Self::StopInOrder => "an owner's daemon is stopped in order",
             Self::KillAtRest => "an owner's daemon is killed at rest",

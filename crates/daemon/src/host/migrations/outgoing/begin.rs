@@ -61,6 +61,7 @@ impl OutgoingMigration {
             let accepted = accepted(record.volume);
             let order = OutgoingOrder {
                 migration,
+                to: peer,
                 source: record.image.clone(),
                 keep_source: order.keep_source,
                 bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
@@ -188,6 +189,7 @@ impl Host {
         });
         let order = OutgoingOrder {
             migration,
+            to: host_id(session.peer()),
             source: moving.source.clone(),
             keep_source: recorded.keep_source,
             bandwidth_bytes_per_second: ordered.bandwidth_bytes_per_second,

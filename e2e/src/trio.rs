@@ -1,0 +1,46 @@
+//! Three hosts that know each other, each by its own address: nothing lies between them that could be cut.
+
+use anyhow::Context as _;
+use testbed::{Host, own_address};
+
+use crate::host;
+
+/// What the hosts are called.
+pub const NAMES: [&str; 3] = ["alpha", "beta", "gamma"];
+
+/// Makes three hosts, pairs each with each, and leaves their daemons ready.
+///
+/// # Errors
+/// If one does not start, or they do not get to know each other.
+pub fn three_hosts() -> anyhow::Result<[Host; 3]> {
+    let hosts = [named(NAMES[0])?, named(NAMES[1])?, named(NAMES[2])?];
+    for (inviting, joining) in [(0, 1), (0, 2), (1, 2)] {
+        let invitation: api::Invitation = hosts[inviting].ask(&["host", "invite"])?;
+        let address = invitation.addresses.first().context("an invitation names an address")?;
+        hosts[joining].sterna(["host", "join", address, &invitation.token])?.success()?;
+    }
+    Ok(hosts)
+}
+
+fn named(name: &str) -> anyhow::Result<Host> {
+    let mut host = host()?;
+    let address = own_address()?;
+    host.configure(&format!("[hosts]\nlisten = ['{address}']\nlinks = [{{ address = '{address}' }}]\n"))?;
+    host.start()?;
+    host.sterna(["host", "init", "--name", name])?.success()?;
+    Ok(host)
+}
+
+/// Plays a scene with three hosts.
+///
+/// # Panics
+/// If the test fails: with its error, and the daemons' logs.
+pub fn play_trio(test: impl FnOnce(&mut [Host; 3]) -> anyhow::Result<()>) {
+    let result = three_hosts().and_then(|mut hosts| {
+        test(&mut hosts).map_err(|error| hosts.iter().fold(error, |error, host| host.with_log(error)))
+    });
+    #[expect(clippy::panic, reason = "this is how a test fails")]
+    if let Err(error) = result {
+        panic!("{error:#}");
+    }
+}
