@@ -1,0 +1,119 @@
+//! Volumes, as people see them.
+
+use api::{Replica, Volume, VolumeFilling};
+
+use super::{dash, lines, properties, table};
+use crate::units::bytes;
+
+/// The volumes as a table.
+pub(crate) fn volumes(volumes: &Vec<Volume>) -> String {
+    if volumes.is_empty() {
+        return "no volumes; make one with: sterna volume create NAME --size 4GiB\n".to_owned();
+    }
+    let mut table = table(&["VOLUME", "SIZE", "USED", "STORE", "STATE", "CLIENTS", "MIGRATION"], &[1, 2, 5]);
+    for volume in volumes {
+        let elsewhere: u32 = volume.clients_elsewhere.iter().map(|led| led.clients).sum();
+        let clients = volume.statistics.as_ref().map(|statistics| match elsewhere {
+            0 => statistics.connections.to_string(),
+            elsewhere => format!("{}+{elsewhere}", statistics.connections),
+        });
+        table.add_row([
+            volume.name.clone(),
+            bytes(volume.size_bytes),
+            volume.allocated_bytes.map_or_else(dash, bytes),
+            store(volume).unwrap_or_else(|| "(in place)".to_owned()),
+            state(volume),
+            clients.unwrap_or_else(dash),
+            volume.migration.clone().unwrap_or_else(dash),
+        ]);
+    }
+    lines(&table)
+}
+
+/// What a volume does, in a word, and what it lacks.
+fn state(volume: &Volume) -> String {
+    match &volume.filling {
+        None => volume.state.name().to_owned(),
+        Some(filling) => format!("{}, {} missing", volume.state.name(), bytes(filling.bytes_missing)),
+    }
+}
+
+/// What a volume lacks, and what comes of it.
+pub(crate) fn filling(filling: &VolumeFilling) -> String {
+    let mut text = format!(
+        "{} of {} have not come from host {} yet ({} pulled, {} pushed, {} overwritten here)",
+        bytes(filling.bytes_missing),
+        bytes(filling.bytes_at_handover),
+        filling.host,
+        bytes(filling.bytes_pulled),
+        bytes(filling.bytes_pushed),
+        bytes(filling.bytes_overwritten),
+    );
+    match filling.requests_waiting {
+        0 => {}
+        1 => text += "; one request waits for that",
+        waiting => text += &format!("; {waiting} requests wait for that"),
+    }
+    if filling.bytes_unreadable > 0 {
+        text += &format!("; {} cannot be read there", bytes(filling.bytes_unreadable));
+    }
+    text + &filling.waits_for.as_ref().map(|awaited| format!("; it waits for {awaited}")).unwrap_or_default()
+}
+
+/// One volume, a line for each property, and what migrations left of it, if it is among what was `kept`.
+pub(crate) fn volume(volume: &Volume, kept: &[Replica]) -> String {
+    let mut rows = vec![
+        ("volume", volume.name.clone()),
+        ("uri", volume.uri.clone()),
+        ("port", volume.tcp_uri.clone().unwrap_or_else(dash)),
+        ("size", format!("{} ({} bytes)", bytes(volume.size_bytes), volume.size_bytes)),
+        ("used", volume.allocated_bytes.map_or_else(dash, bytes)),
+        ("store", store(volume).unwrap_or_else(|| "none: the image is served in place".to_owned())),
+    ];
+    rows.extend((!volume.image.is_empty()).then(|| ("image", image(volume))));
+    rows.push(("state", volume.state.name().to_owned()));
+    rows.extend(volume.message.clone().map(|message| ("why", message)));
+    rows.extend(volume.migration.clone().map(|migration| ("migration", migration)));
+    rows.extend(volume.filling.as_ref().map(|lacking| ("missing", filling(lacking))));
+    rows.push(("generation", format!("{} (times that it changed hands)", volume.generation)));
+    if let Some(statistics) = &volume.statistics {
+        let guest = format!(
+            "{} connected, {} requests in flight; {} reads ({}), {} writes ({}), {} flushes, {} errors{}",
+            statistics.connections,
+            statistics.requests_in_flight,
+            statistics.reads,
+            bytes(statistics.bytes_read),
+            statistics.writes,
+            bytes(statistics.bytes_written),
+            statistics.flushes,
+            statistics.errors,
+            statistics.last_error.as_ref().map(|error| format!(", the latest: {error}")).unwrap_or_default(),
+        );
+        rows.extend([("guest", guest), ("engine", statistics.engine.clone())]);
+    }
+    let elsewhere =
+        volume.clients_elsewhere.iter().map(|led| format!("{} at host {}", led.clients, led.host));
+    let elsewhere: Vec<_> = elsewhere.collect();
+    rows.extend(
+        (!elsewhere.is_empty()).then(|| ("forwarded", format!("{} (led here)", elsewhere.join(", ")))),
+    );
+    let kept: Vec<&Replica> = kept.iter().filter(|replica| replica.volume == volume.name).collect();
+    if !kept.is_empty() {
+        let images = if kept.len() == 1 { "image" } else { "images" };
+        let taken: u64 = kept.iter().filter_map(|replica| replica.allocated_bytes).sum();
+        let advice = "left by migrations; sterna replica list";
+        rows.push(("kept", format!("{} {images}, {} ({advice})", kept.len(), bytes(taken))));
+    }
+    properties(&rows)
+}
+
+/// Where the volume is; `None`: in no store.
+fn store(volume: &Volume) -> Option<String> {
+    let elsewhere = volume.host.as_ref().map(|host| format!("at {host}"));
+    elsewhere.or_else(|| volume.store.clone())
+}
+
+fn image(volume: &Volume) -> String {
+    let access = if volume.read_only { ", read only" } else { "" };
+    format!("{} ({}, {}{access})", volume.image, volume.kind.name(), volume.format.name())
+}
