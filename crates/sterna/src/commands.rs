@@ -173,7 +173,7 @@ async fn run_command(
         Command::Demo(order) => demo::run(order, format).await,
         Command::Generate(order) => generate::run(&order),
         Command::Serve(order) => serve::run(order).await,
-        Command::Store(command) => store::run(&client()?, &command, format).await,
+        Command::Store(command) => store::run(&client()?, command, format).await,
         Command::Host(command) => host::run(&client()?, command, format).await,
         Command::Volume(command) => volume::run(&client()?, command, format).await,
         Command::Replica(command) => replica::run(&client()?, command, format).await,

@@ -11,7 +11,8 @@ use crate::commands::CommandError;
 pub(crate) enum Exit {
     /// It did what it was asked for; of `migrate` and `migration watch`: the volume is at the target.
     Success = 0,
-    /// Something happened that has no code of its own: an I/O error, a defect. Of `config check`: something is wrong.
+    /// Something happened that has no code of its own: an I/O error, a defect. Of `config check`: something is wrong; of `store
+    /// scan`: a store could not be looked at.
     Unexpected = 1,
     /// The command line or the configuration is wrong; nothing was done. (clap uses the same number.)
     Usage = 2,
@@ -39,7 +40,7 @@ pub(crate) enum Exit {
 pub(crate) const HELP: &str = "\
 Exit codes:
     0  success; of `migrate` and `migration watch`: the volume is at the target
-    1  something unexpected: an I/O error or a defect; of `config check`: something is wrong
+    1  something unexpected: an I/O error or a defect; of `config check`, `store scan`: something is wrong
     2  the command line or the configuration is wrong
     3  what was named does not exist
     4  the daemon refused; nothing has changed
@@ -129,6 +130,7 @@ impl Exit {
             | ErrorCode::ImageInUse
             | ErrorCode::StoreOccupied
             | ErrorCode::PlaceFenced
+            | ErrorCode::NotHalfMade
             | ErrorCode::ImageUnsuitable
             | ErrorCode::IdentityExists
             | ErrorCode::NoIdentity

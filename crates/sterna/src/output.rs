@@ -3,6 +3,7 @@
 pub(crate) mod hosts;
 mod plan;
 pub(crate) mod replicas;
+pub(crate) mod store_content;
 pub(crate) mod vms;
 
 use std::io::{self, Write as _};
@@ -194,7 +195,8 @@ pub(crate) fn unknown_images(stores: &[Store]) -> String {
         );
     }
     if !text.is_empty() {
-        text += "If the data folder was lost, bring it back from a backup, or serve each image where it is:\n  sterna volume add NAME --image PATH\n";
+        text += "If the data folder was lost, bring it back from a backup, or see what they are, and make volumes of them:\n  sterna store \
+                 scan\n  sterna store import STORE/FILE\n";
     }
     text
 }

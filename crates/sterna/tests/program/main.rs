@@ -29,6 +29,7 @@ mod replicas;
 mod resize;
 mod scene;
 mod ssh;
+mod store_files;
 mod take_over;
 mod upgrade;
 mod watch;
