@@ -4,6 +4,7 @@ mod bench;
 mod config;
 mod demo;
 mod host;
+mod journal;
 mod migration;
 mod replica;
 mod store;
@@ -21,6 +22,7 @@ pub(crate) use self::bench::{
 pub(crate) use self::config::{ConfigCommand, GenerateArguments};
 pub(crate) use self::demo::{DemoArguments, Scene};
 pub(crate) use self::host::HostCommand;
+pub(crate) use self::journal::{JournalArguments, JournalCommand};
 pub(crate) use self::migration::{Limit, MigrationCommand, ReportArguments, RetryArguments, SetArguments};
 pub(crate) use self::replica::ReplicaCommand;
 pub(crate) use self::store::{ImportArguments, StoreCommand};
@@ -77,6 +79,9 @@ pub(crate) enum Command {
     /// The configuration: check it.
     #[command(subcommand)]
     Config(ConfigCommand),
+    /// The journal, which remembers whose each volume is: check and export it.
+    #[command(subcommand)]
+    Journal(JournalCommand),
     /// The stores that volumes can be in: list them, see what lies there, make volumes of it.
     #[command(subcommand)]
     Store(StoreCommand),
@@ -124,7 +129,15 @@ pub(crate) enum Command {
 impl Command {
     /// Whether it needs a daemon, and does not bring its own.
     pub(crate) fn asks_a_daemon(&self) -> bool {
-        !matches!(self, Self::Serve(_) | Self::Config(_) | Self::Demo(_) | Self::Bench(_) | Self::Generate(_))
+        !matches!(
+            self,
+            Self::Serve(_)
+                | Self::Config(_)
+                | Self::Journal(_)
+                | Self::Demo(_)
+                | Self::Bench(_)
+                | Self::Generate(_)
+        )
     }
 }
 

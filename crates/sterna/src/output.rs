@@ -10,6 +10,7 @@ use std::io::{self, Write as _};
 
 use api::{ClientError, Migration, Replica, Store, StoreKind, Volume};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use daemon::JournalError;
 use serde::Serialize;
 
 pub(crate) use plan::plan;
@@ -81,6 +82,13 @@ pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<(
         | CommandError::Tunnel(_)
         | CommandError::NoDaemonThere { .. } => "daemon_unreachable".into(),
         CommandError::Config(_) => "invalid_configuration".into(),
+        CommandError::NoJournal { .. } => "journal_not_found".into(),
+        CommandError::Journal(JournalError::Io { source, .. })
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            "not_permitted".into()
+        }
+        CommandError::Journal(_) => "journal_unreadable".into(),
         CommandError::Serve(_) => "serve_failed".into(),
         CommandError::Demo(_) => "demo_failed".into(),
         CommandError::Bench(_) => "bench_failed".into(),

@@ -353,7 +353,8 @@ pub(crate) fn phase(phase: Phase) -> api::Phase {
     }
 }
 
-fn failure_name(code: FailureCode) -> &'static str {
+/// How programs are told why a migration failed.
+pub(crate) fn failure_name(code: FailureCode) -> &'static str {
     match code {
         FailureCode::TargetFull => "target-full",
         FailureCode::TargetFaulty => "target-faulty",

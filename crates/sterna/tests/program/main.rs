@@ -14,6 +14,7 @@ mod devices;
 mod errors;
 mod full;
 mod hosts;
+mod journal;
 mod life;
 mod machines;
 mod metrics;
