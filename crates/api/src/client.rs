@@ -15,7 +15,8 @@ use crate::{
     Address, AdoptVm, DropReplica, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost,
     MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewVm, NewVolume,
     Overview, Peer, PromoteVolume, RESPONSE_BYTES_MAX, Readiness, RemovePeer, RemoveVolume, RemovedPeer,
-    RemovedVm, RemovedVolume, Replica, ResizeVolume, SetMigration, SetPeer, StopVm, Store, Vm, Volume, Watch,
+    RemovedVm, RemovedVolume, Replica, ResizeVolume, SetMigration, SetPeer, StopVm, Store, StoreContent,
+    StoreFile, Vm, Volume, Watch,
 };
 
 /// Talks to one daemon.
@@ -159,6 +160,23 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::StoreNotFound`].
     pub async fn release_store(&self, name: &str) -> Result<Store, ClientError> {
         self.send(Method::POST, &format!("/v1/stores/{}/release", Segment(name)), None::<&()>).await
+    }
+
+    /// What lies in a store.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StoreNotFound`]. One that cannot be looked at is no error.
+    pub async fn store_content(&self, name: &str) -> Result<StoreContent, ClientError> {
+        self.get(&format!("/v1/stores/{}/files", Segment(name))).await
+    }
+
+    /// Deletes a half-made target that nobody claims; answers what it was.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::ImageNotFound`], [`ErrorCode::NotHalfMade`].
+    pub async fn drop_half_made(&self, store: &str, file: &str) -> Result<StoreFile, ClientError> {
+        let path = format!("/v1/stores/{}/files/{}", Segment(store), Segment(file));
+        self.send(Method::DELETE, &path, None::<&()>).await
     }
 
     /// Makes a volume; answers when it is being served, which takes as long as copying the image takes.

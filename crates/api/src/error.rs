@@ -69,6 +69,8 @@ pub enum ErrorCode {
     StoreOccupied,
     /// The place holds what a migration left there.
     PlaceFenced,
+    /// The file in a store is no half-made target that nobody claims; only such files are deleted there.
+    NotHalfMade,
     /// The store has less free space than the volume has allocated.
     NoSpace,
     /// The daemon may not open as many files as another volume needs.
@@ -153,6 +155,7 @@ impl ErrorCode {
             | Self::ImageInUse
             | Self::StoreOccupied
             | Self::PlaceFenced
+            | Self::NotHalfMade
             | Self::NotPrepared
             | Self::HostRefused
             | Self::HostInUse => 409,

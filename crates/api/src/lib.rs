@@ -60,6 +60,7 @@ mod overview;
 mod peer;
 mod plan;
 mod replica;
+mod store_content;
 mod vm;
 mod volume;
 
@@ -84,6 +85,7 @@ pub use peer::{
 };
 pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin};
 pub use replica::{DropReplica, Replica};
+pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use vm::{AdoptVm, NewVm, RemovedVm, StopVm, Vm, VmState, WholeMove};
 pub use volume::{
     ClientsElsewhere, ExportSettings, ImageFate, ImageFormat, ImageKind, KeptBecause, NewVolume,

@@ -104,6 +104,18 @@ pub struct Peer {
     /// What it calls itself, if another host had that name when it came.
     #[serde(default)]
     pub calls_itself: Option<String>,
+    /// Version of the program that runs there, as it says; `None`: it has not said; an older one does not.
+    #[serde(default)]
+    pub program_version: Option<String>,
+    /// Version of the protocol that both speak; `None` before the first connection.
+    #[serde(default)]
+    pub protocol_version: Option<u16>,
+    /// Bytes sent in a second at present, over all connections.
+    #[serde(default)]
+    pub bytes_sent_per_second: u64,
+    /// Bytes received in a second at present, over all connections.
+    #[serde(default)]
+    pub bytes_received_per_second: u64,
     /// How many of its requests were refused since this daemon began, because no migration gave it a right to them.
     #[serde(default)]
     pub refused_requests: u64,
@@ -136,10 +148,16 @@ pub struct PeerConnection {
     pub bytes_sent: u64,
     /// Bytes received on the wire.
     pub bytes_received: u64,
+    /// Bytes sent in a second at present; `None` while there is no connection, or it has just begun.
+    #[serde(default)]
+    pub bytes_sent_per_second: Option<u64>,
+    /// Bytes received in a second at present; as above.
+    #[serde(default)]
+    pub bytes_received_per_second: Option<u64>,
     /// The newest round trip in microseconds.
     #[serde(default)]
     pub round_trip_us: Option<u64>,
-    /// Bytes sent in a second, when there was enough to send last.
+    /// Bytes that the connection can carry in a second: what it did when there was enough to send last.
     #[serde(default)]
     pub bytes_per_second: Option<u64>,
     /// What compression left of the data, in thousandths.

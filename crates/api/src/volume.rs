@@ -245,6 +245,17 @@ pub enum VolumeSource {
         #[serde(default)]
         fenced: bool,
     },
+    /// An image that lies in a store and belongs to nothing. It is the volume's from then on, and its file gets the volume's
+    /// name; nothing is copied. Removing the volume leaves it.
+    Import {
+        /// Name of the store, a folder.
+        store: String,
+        /// Name of the file in it.
+        file: String,
+        /// Its format; `None`: what its first bytes say, once and for all.
+        #[serde(default)]
+        format: Option<ImageFormat>,
+    },
 }
 
 impl VolumeSource {

@@ -3,13 +3,15 @@
 mod images;
 mod retry;
 mod routes;
+mod store_files;
+mod words;
 
 use std::path::PathBuf;
 
 use api::{Bytes, ErrorCode};
 use block::store::{ImageError, Qcow2Error, RemoteError};
 use chronicle::Generation;
-use migration::journal::{Place, Reservation, ReservedContent};
+use migration::journal::{Place, Reservation};
 use migration::promotion::NotPromotable;
 use migration::ticket::TicketError;
 use migration::wire::Refusal;
@@ -17,8 +19,11 @@ use migration::{CommitFault, MigrationId};
 
 pub(crate) use self::retry::RetryObstacle;
 pub(crate) use self::routes::RouteError;
+pub(crate) use self::store_files::{StoreFileError, StoreFileObstacle};
+pub(crate) use self::words::fenced;
 
 use self::images::{code_of_image, code_of_qcow2, code_of_remote};
+use self::words::{if_kept, if_others};
 use crate::hosts::HostsError;
 use crate::images::CopyError;
 use crate::images::copying::FillError;
@@ -263,6 +268,9 @@ pub(crate) enum RequestError {
         /// What is there.
         fence: Reservation,
     },
+    /// A file in a store is left as it is.
+    #[error(transparent)]
+    StoreFile(#[from] StoreFileError),
     /// A new volume could not be filled.
     #[error(transparent)]
     Fill(#[from] FillError),
@@ -534,6 +542,7 @@ impl RequestError {
             Self::StoreOccupied { .. } => ErrorCode::StoreOccupied,
             Self::PlaceTaken { .. } => ErrorCode::ImageInUse,
             Self::Fenced { .. } => ErrorCode::PlaceFenced,
+            Self::StoreFile(error) => error.code(),
             Self::Copy(CopyError::Io { .. }) => ErrorCode::StorageFailed,
             Self::Fill(FillError::Target(error)) if error.is_no_space() => ErrorCode::NoSpace,
             Self::Fill(_) | Self::Grow(_) => ErrorCode::StorageFailed,
@@ -569,32 +578,4 @@ pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
         cause = error.source();
     }
     text
-}
-
-fn if_kept(store: &str, occupant: &Occupant) -> String {
-    match occupant {
-        Occupant::Kept { .. } => format!("; if nobody needs that: sterna store release {store}"),
-        _ => String::new(),
-    }
-}
-
-fn if_others(known: &str) -> String {
-    match known {
-        "" => "; see: sterna replica list".to_owned(),
-        known => format!("; there are those of {known}"),
-    }
-}
-
-/// What a fenced place holds.
-pub(crate) fn fenced(fence: &Reservation) -> String {
-    let Reservation { volume, migration, content } = fence;
-    match content {
-        ReservedContent::Left => {
-            format!("the old copy of the volume \"{volume}\", which {migration} moved away")
-        }
-        ReservedContent::Kept => format!("what {migration} kept of the volume \"{volume}\""),
-        ReservedContent::HalfMade => {
-            format!("a part of the volume \"{volume}\", which {migration} did not move")
-        }
-    }
 }

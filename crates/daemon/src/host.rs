@@ -4,7 +4,7 @@
 //!   http ──► Host ──┬─ migrations   ordered, looked ahead at, begun, taken in, gone on with, promoted
 //!                   ├─ volumes      made, served, offered, made larger, removed
 //!                   ├─ vms          adopted and given back, moved, settled
-//!                   ├─ describe, overview, metrics, readiness, accounts, pairing, release
+//!                   ├─ describe, overview, metrics, readiness, accounts, pairing, release, store_files
 //!                   └─ the journal, the stores and whatever else it has: a file of the crate each
 //! ```
 //!
@@ -19,6 +19,7 @@ mod pairing;
 mod readiness;
 mod release;
 pub(crate) mod reload;
+mod store_files;
 mod vms;
 pub(crate) mod volumes;
 

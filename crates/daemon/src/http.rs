@@ -7,6 +7,7 @@ mod openapi;
 mod places;
 mod replicas;
 mod server;
+mod stores;
 mod vms;
 mod web;
 
@@ -72,8 +73,6 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
     OpenApiRouter::new()
         .routes(routes!(show_host))
         .routes(routes!(web::show_overview))
-        .routes(routes!(list_stores))
-        .routes(routes!(release_store))
         .routes(routes!(list_volumes, create_volume))
         .routes(routes!(show_volume, remove_volume))
         .routes(routes!(resize_volume))
@@ -90,6 +89,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .merge(hosts::routes())
         .merge(observe::routes())
         .merge(replicas::routes())
+        .merge(stores::routes())
         .merge(vms::routes())
 }
 
@@ -99,22 +99,6 @@ type Answer<T> = Result<Json<T>, RequestError>;
 #[utoipa::path(get, path = "/v1/host", responses((status = 200, description = "The daemon", body = api::Host)))]
 async fn show_host(State(host): State<Arc<Host>>) -> Json<api::Host> {
     Json(host.describe())
-}
-
-/// Lists the stores, by name.
-#[utoipa::path(get, path = "/v1/stores", responses((status = 200, description = "The stores", body = [api::Store])))]
-async fn list_stores(State(host): State<Arc<Host>>) -> Json<Vec<api::Store>> {
-    Json(host.describe_stores().await)
-}
-
-/// Gives up what a migration left in a store that holds one volume.
-#[utoipa::path(
-    post, path = "/v1/stores/{name}/release",
-    params(("name" = String, Path, description = "Name of the store")),
-    responses((status = 200, description = "The store", body = api::Store))
-)]
-async fn release_store(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Store> {
-    host.operate(Arc::clone(&host).release_store(name)).await.map(Json)
 }
 
 /// Lists the volumes, by name.
@@ -312,10 +296,10 @@ async fn no_method(method: Method, uri: Uri) -> RequestError {
     RouteError::Method { method: method.to_string(), path: uri.path().to_owned() }.into()
 }
 
-/// The name or identity in a path.
-struct Segment(String);
+/// The name or identity in a path; a pair of them where there are two.
+struct Segment<T = String>(T);
 
-impl<S: Send + Sync> FromRequestParts<S> for Segment {
+impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Segment<T> {
     type Rejection = RequestError;
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, RequestError> {

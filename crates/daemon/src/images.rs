@@ -6,11 +6,15 @@
 //!   growing     ends a growth that was interrupted
 //!   replicas    images that a volume left behind, and that it may come home to
 //!   inventory   every image that a migration left and that was kept
+//!   marks       what says of a target that it is not complete
+//!   content     everything that lies in a store, and what it is
 //! ```
 
+pub(crate) mod content;
 pub(crate) mod copying;
 pub(crate) mod growing;
 pub(crate) mod inventory;
+pub(crate) mod marks;
 pub(crate) mod opening;
 pub(crate) mod replicas;
 mod shrink;
@@ -70,6 +74,8 @@ pub(crate) fn discard(image: &ImageLocation) -> Result<(), ControlFault> {
         // N.B. first: an image whose token is there is the one that was offered.
         lane::shared_storage::remove(path).map_err(|error| fault("delete what is beside", path, &error))?;
         delete(path)?;
+        // N.B. last: what is left of an image that could not be deleted stays marked.
+        marks::unmark(path).map_err(|error| fault("delete the mark of", path, &error))?;
     }
     fail_point::after(Step::Discard);
     Ok(())
@@ -103,12 +109,24 @@ pub(crate) fn allocated_bytes(path: &Path) -> io::Result<u64> {
     std::fs::metadata(path).map(|metadata| metadata.blocks().saturating_mul(512))
 }
 
-/// Makes an empty file that did not exist: whoever finds it later knows whose it is. `Ok(None)`: there is one.
+/// Makes an empty file that did not exist, marked as half-made: whoever finds it later knows what it is. `Ok(None)`: there is
+/// one.
 pub(crate) fn reserve(path: &Path) -> io::Result<Option<File>> {
     match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path) {
-        Ok(file) => Ok(Some(file)),
+        Ok(file) => {
+            marks::mark(path).inspect_err(|_| unreserve(path))?;
+            Ok(Some(file))
+        }
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
         Err(error) => Err(error),
+    }
+}
+
+/// Gives up what [`reserve`] made, while it is still empty and in no journal. What cannot be deleted, the next start does.
+pub(crate) fn unreserve(path: &Path) {
+    let removed = std::fs::remove_file(path).and_then(|()| marks::unmark(path));
+    if let Err(error) = removed {
+        tracing::warn!(path = %path.display(), %error, "an empty file is left over");
     }
 }
 

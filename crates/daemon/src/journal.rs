@@ -10,6 +10,8 @@
 //! What records mean, and their encoding, is in `migration::journal`. One frame is in flight at a time: a crash can
 //! tear the last one only, and a torn frame was never acknowledged. Damage anywhere else is refused at the start.
 
+mod examine;
+mod export;
 mod figures;
 mod file;
 mod writer;
@@ -26,6 +28,7 @@ use migration::journal::{CodecError, Inconsistent, Record, State};
 use tokio::sync::oneshot;
 
 use crate::files::lock::FolderLock;
+pub use examine::{JournalExamination, JournalMigration, JournalOwner, JournalVolume};
 pub(crate) use figures::Figures;
 use figures::SharedFigures;
 pub(crate) use file::now_unix_ms;

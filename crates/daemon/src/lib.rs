@@ -48,6 +48,9 @@ pub use files::lock::LockError;
 pub use files::sockets::SocketError;
 pub use host::reload::ReadConfig;
 pub use http::openapi_document;
-pub use journal::{JOURNAL_FILE, JournalError, read_journal};
+pub use journal::{
+    JOURNAL_FILE, JournalError, JournalExamination, JournalMigration, JournalOwner, JournalVolume,
+    read_journal,
+};
 pub use serve::{Daemon, ServeError, Start, serve};
 pub use take_over::TakeOverError;

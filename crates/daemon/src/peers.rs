@@ -11,6 +11,7 @@
 mod access;
 pub(crate) mod channel;
 mod noted;
+mod programs;
 mod routes;
 mod surveys;
 mod turns;
@@ -33,6 +34,7 @@ use transport::{ChannelId, Delivery, Incarnation, Priority, Session};
 use self::access::Access;
 use self::channel::{Kind, OPENINGS, Subject};
 use self::noted::Noted;
+use self::programs::Programs;
 use self::routes::{Former, Routes, SessionChannel};
 use self::surveys::Questions;
 use self::turns::Turns;
@@ -53,6 +55,7 @@ pub(crate) struct Peers {
     opening: Mutex<BTreeMap<(HostId, MigrationId), Answer>>,
     /// Looks ahead that were asked for and not answered.
     questions: Questions,
+    programs: Programs,
     access: Access,
     turns: Arc<Turns>,
 }
@@ -68,6 +71,7 @@ impl Peers {
             held: Mutex::new(Some(Vec::new())),
             opening: Mutex::default(),
             questions: Questions::default(),
+            programs: Programs::default(),
             access: Access::default(),
             turns: Arc::default(),
         })
@@ -237,6 +241,7 @@ impl Peers {
 
 impl transport::Receiver for Peers {
     fn connected(&self, session: &Session, _: Incarnation) {
+        self.say_program(session);
         if self.routes.lead_over(session) == Former::Closed {
             self.forget_questions(host_id(session.peer()));
         }
@@ -259,6 +264,7 @@ impl transport::Receiver for Peers {
     fn restarted(&self, session: &Session, _: Incarnation, _: Incarnation) {
         let peer = host_id(session.peer());
         self.forget_questions(peer);
+        self.programs.forget(peer);
         self.routes.tell(peer, || ChannelEvent::PeerRestarted);
     }
 }
@@ -346,6 +352,7 @@ impl Peers {
             Ok(Message::Probe { question, store, secrets }) => {
                 self.asked_for_probes(session, question, store, secrets);
             }
+            Ok(Message::Program { version }) => self.programs.said(peer, version),
             Ok(Message::Probed { question, seen }) => self.questions.probed(peer, question, seen),
             Ok(_) => tracing::warn!(%peer, "a host sent a message on the wrong channel; it is left out"),
             Err(error) => tracing::warn!(%peer, %error, "a host sent what is not understood; it is left out"),

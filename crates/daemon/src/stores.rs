@@ -19,7 +19,7 @@ use crate::config::{ImpairmentConfig, StoreConfig};
 use crate::error::{RequestError, with_causes};
 use crate::files::lock::LockError;
 
-pub(crate) use folder::{Folder, image_name, new_path, removed_path, space_at};
+pub(crate) use folder::{Folder, image_name, is_unsettled_name, new_path, removed_path, space_at};
 
 /// All stores of the host.
 #[derive(Debug)]

@@ -15,6 +15,7 @@ pub(crate) fn feed(bytes: &[u8]) {
         check_compaction(&state);
     }
     check_frames(&file);
+    check_examination(&file);
 }
 
 /// A journal whose frames are whole, whatever is in them; of the version that `age` before the present one was.
@@ -46,6 +47,14 @@ fn check_compaction(state: &State) {
     let again = daemon::read_journal(Path::new("journal"), &file);
     assert!(again.as_ref().is_ok_and(|again| again == state), "{state:#?} became {again:#?}");
     let _ = migration::recovery::recover(state);
+}
+
+/// What is said of a journal is what a daemon would make of it, and can be exported.
+fn check_examination(file: &[u8]) {
+    let examination = daemon::JournalExamination::of_content(Path::new("journal"), file);
+    assert_eq!(examination.intact, daemon::read_journal(Path::new("journal"), file).is_ok());
+    assert!(examination.end_bytes <= file.len() as u64);
+    assert!(!examination.export().to_string().is_empty());
 }
 
 /// Frames never claim more than there is.

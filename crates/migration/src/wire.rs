@@ -45,7 +45,7 @@ pub const VM_BYTES_MAX: usize = 128 << 10;
 /// Probes of one question: a host has not nearly as many folders.
 pub const PROBES_MAX: usize = 64;
 
-/// A message about one migration, or about one that may come. Its number is always the source's.
+/// A message about one migration, or about one that may come, or of the host itself. The number of a migration is always the source's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
     /// The source offers a migration; also again after a break, to go on with it.
@@ -112,6 +112,11 @@ pub enum Message {
         question: u64,
         /// Of each, in the order of the question.
         seen: Vec<ProbeSeen>,
+    },
+    /// Which program runs at the host that says so.
+    Program {
+        /// Its version, for people.
+        version: String,
     },
 }
 

@@ -25,6 +25,13 @@ fn an_opening_and_its_answers_are_read_as_they_were_sent() {
 }
 
 #[test]
+fn the_version_of_a_program_is_read_as_it_was_sent_and_no_longer_than_a_name() {
+    check(&Message::Program { version: "0.1.0".to_owned() });
+    let long = Message::Program { version: "1".repeat(NAME_BYTES_MAX + 1) };
+    assert_eq!(encode(&long), Err(WireError::TooMany { what: "bytes of a name" }));
+}
+
+#[test]
 fn an_offer_that_knows_no_origins_is_said_as_the_first_hosts_said_it() {
     let tag = |origin| {
         let message = offer_of("disk", origin);

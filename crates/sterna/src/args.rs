@@ -4,8 +4,10 @@ mod bench;
 mod config;
 mod demo;
 mod host;
+mod journal;
 mod migration;
 mod replica;
+mod store;
 mod strategy;
 mod top;
 mod vm;
@@ -20,8 +22,10 @@ pub(crate) use self::bench::{
 pub(crate) use self::config::{ConfigCommand, GenerateArguments};
 pub(crate) use self::demo::{DemoArguments, Scene};
 pub(crate) use self::host::HostCommand;
+pub(crate) use self::journal::{JournalArguments, JournalCommand};
 pub(crate) use self::migration::{Limit, MigrationCommand, ReportArguments, RetryArguments, SetArguments};
 pub(crate) use self::replica::ReplicaCommand;
+pub(crate) use self::store::{ImportArguments, StoreCommand};
 use self::strategy::StrategyArguments;
 pub(crate) use self::top::TopArguments;
 pub(crate) use self::vm::VmCommand;
@@ -75,7 +79,10 @@ pub(crate) enum Command {
     /// The configuration: check it.
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// The stores that volumes can be in.
+    /// The journal, which remembers whose each volume is: check and export it.
+    #[command(subcommand)]
+    Journal(JournalCommand),
+    /// The stores that volumes can be in: list them, see what lies there, make volumes of it.
     #[command(subcommand)]
     Store(StoreCommand),
     /// Other hosts: pair this one with them, see how they are connected.
@@ -122,7 +129,15 @@ pub(crate) enum Command {
 impl Command {
     /// Whether it needs a daemon, and does not bring its own.
     pub(crate) fn asks_a_daemon(&self) -> bool {
-        !matches!(self, Self::Serve(_) | Self::Config(_) | Self::Demo(_) | Self::Bench(_) | Self::Generate(_))
+        !matches!(
+            self,
+            Self::Serve(_)
+                | Self::Config(_)
+                | Self::Journal(_)
+                | Self::Demo(_)
+                | Self::Bench(_)
+                | Self::Generate(_)
+        )
     }
 }
 
@@ -141,19 +156,6 @@ pub(crate) struct ServeArguments {
     /// For daemons that no service manager has started: systemctl restart does the same.
     #[arg(long)]
     pub(crate) take_over: bool,
-}
-
-#[derive(Debug, Subcommand)]
-pub(crate) enum StoreCommand {
-    /// List the stores with their free space.
-    #[command(visible_alias = "ls", after_help = "Example:\n  sterna store list --json")]
-    List,
-    /// Give up what a migration left on a device or an NBD server, so that it can take another volume.
-    #[command(after_help = "Example:\n  sterna store release lv")]
-    Release {
-        /// Name of the store.
-        name: String,
-    },
 }
 
 #[derive(Debug, Subcommand)]

@@ -6,6 +6,7 @@ mod demo;
 mod generate;
 mod health;
 mod host;
+mod journal;
 mod metrics;
 mod migrate;
 mod migration;
@@ -22,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use api::{Address, Client, ClientError};
-use daemon::{ConfigError, Folders, ServeError};
+use daemon::{ConfigError, Folders, JournalError, ServeError};
 
 use crate::args::{Arguments, Command};
 use crate::exit::Exit;
@@ -63,6 +64,15 @@ pub(crate) enum CommandError {
     /// There is no configuration to serve by.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// There is no journal where one was looked for.
+    #[error("there is no journal {path}; name the data folder of a daemon: sterna journal check PATH")]
+    NoJournal {
+        /// Where.
+        path: PathBuf,
+    },
+    /// A journal cannot be read.
+    #[error(transparent)]
+    Journal(JournalError),
     /// The daemon could not start, or had to stop.
     #[error(transparent)]
     Serve(#[from] ServeError),
@@ -172,8 +182,9 @@ async fn run_command(
         Command::Config(command) => config::run(command, format),
         Command::Demo(order) => demo::run(order, format).await,
         Command::Generate(order) => generate::run(&order),
+        Command::Journal(command) => journal::run(command, format),
         Command::Serve(order) => serve::run(order).await,
-        Command::Store(command) => store::run(&client()?, &command, format).await,
+        Command::Store(command) => store::run(&client()?, command, format).await,
         Command::Host(command) => host::run(&client()?, command, format).await,
         Command::Volume(command) => volume::run(&client()?, command, format).await,
         Command::Replica(command) => replica::run(&client()?, command, format).await,

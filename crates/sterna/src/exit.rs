@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use api::{ClientError, ErrorCode, Migration, MigrationState};
+use daemon::JournalError;
 
 use crate::commands::CommandError;
 
@@ -11,7 +12,8 @@ use crate::commands::CommandError;
 pub(crate) enum Exit {
     /// It did what it was asked for; of `migrate` and `migration watch`: the volume is at the target.
     Success = 0,
-    /// Something happened that has no code of its own: an I/O error, a defect. Of `config check`: something is wrong.
+    /// Something happened that has no code of its own: an I/O error, a defect. Of `config check`, `journal check` and `store scan`:
+    /// something is wrong.
     Unexpected = 1,
     /// The command line or the configuration is wrong; nothing was done. (clap uses the same number.)
     Usage = 2,
@@ -39,7 +41,7 @@ pub(crate) enum Exit {
 pub(crate) const HELP: &str = "\
 Exit codes:
     0  success; of `migrate` and `migration watch`: the volume is at the target
-    1  something unexpected: an I/O error or a defect; of `config check`: something is wrong
+    1  something unexpected: an I/O error or a defect; of `config check`, `journal check`, `store scan`: something is wrong
     2  the command line or the configuration is wrong
     3  what was named does not exist
     4  the daemon refused; nothing has changed
@@ -60,9 +62,16 @@ impl Exit {
                 Self::Unreachable
             }
             CommandError::Config(_) | CommandError::File { .. } | CommandError::NoTerminal => Self::Usage,
+            CommandError::NoJournal { .. } => Self::NotFound,
+            CommandError::Journal(JournalError::Io { source, .. })
+                if source.kind() == std::io::ErrorKind::PermissionDenied =>
+            {
+                Self::NotPermitted
+            }
             CommandError::Serve(_) => Self::ServeFailed,
             CommandError::Demo(_)
             | CommandError::Bench(_)
+            | CommandError::Journal(_)
             | CommandError::Page { .. }
             | CommandError::Generate { .. }
             | CommandError::Program(_)
@@ -129,6 +138,7 @@ impl Exit {
             | ErrorCode::ImageInUse
             | ErrorCode::StoreOccupied
             | ErrorCode::PlaceFenced
+            | ErrorCode::NotHalfMade
             | ErrorCode::ImageUnsuitable
             | ErrorCode::IdentityExists
             | ErrorCode::NoIdentity

@@ -3,6 +3,7 @@
 pub(crate) mod hosts;
 mod plan;
 pub(crate) mod replicas;
+pub(crate) mod store_content;
 pub(crate) mod vms;
 mod volumes;
 
@@ -10,6 +11,7 @@ use std::io::{self, Write as _};
 
 use api::{ClientError, Migration, Store, StoreKind};
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use daemon::JournalError;
 use serde::Serialize;
 
 pub(crate) use plan::plan;
@@ -82,6 +84,13 @@ pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<(
         | CommandError::Tunnel(_)
         | CommandError::NoDaemonThere { .. } => "daemon_unreachable".into(),
         CommandError::Config(_) => "invalid_configuration".into(),
+        CommandError::NoJournal { .. } => "journal_not_found".into(),
+        CommandError::Journal(JournalError::Io { source, .. })
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            "not_permitted".into()
+        }
+        CommandError::Journal(_) => "journal_unreadable".into(),
         CommandError::Serve(_) => "serve_failed".into(),
         CommandError::Demo(_) => "demo_failed".into(),
         CommandError::Bench(_) => "bench_failed".into(),
@@ -196,7 +205,8 @@ pub(crate) fn unknown_images(stores: &[Store]) -> String {
         );
     }
     if !text.is_empty() {
-        text += "If the data folder was lost, bring it back from a backup, or serve each image where it is:\n  sterna volume add NAME --image PATH\n";
+        text += "If the data folder was lost, bring it back from a backup, or see what they are, and make volumes of them:\n  sterna store \
+                 scan\n  sterna store import STORE/FILE\n";
     }
     text
 }

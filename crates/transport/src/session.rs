@@ -10,6 +10,7 @@
 //! changes the pair or the set of connections holds it to write. So *restarted* is never told while something of the
 //! earlier life is still being delivered, and after it nothing of that life follows.
 
+mod flow;
 mod handshake;
 mod status;
 

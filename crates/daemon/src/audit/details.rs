@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 /// What is kept of a request. Left out on purpose: `token` and `ticket`, which are secrets, and `definition`, a command that may have
 /// passwords in it.
-const KEPT: [&str; 42] = [
+const KEPT: [&str; 43] = [
     "address",
     "allocation",
     "allow_machines",
@@ -15,6 +15,7 @@ const KEPT: [&str; 42] = [
     "disks",
     "export",
     "fenced",
+    "file",
     "force",
     "format",
     "full",

@@ -64,6 +64,11 @@ pub enum LockError {
     },
 }
 
+/// Tells whether a file of this name is what a folder is locked by.
+pub(crate) fn is_lock_file(name: &str) -> bool {
+    name == LOCK_FILE
+}
+
 impl FolderLock {
     /// Locks the folder, or says who has it. Does not wait.
     ///

@@ -255,7 +255,7 @@ fn recorded(state: &State, volume: VolumeId, service: &Service) -> Option<(Volum
     known.or_else(|| promotion::waiting(state).find_map(|(_, arrival)| coming(arrival)))
 }
 
-fn store_kind(store: &Store) -> (api::StoreKind, String) {
+pub(super) fn store_kind(store: &Store) -> (api::StoreKind, String) {
     match store.kind() {
         StoreKind::Folder { folder, .. } => (api::StoreKind::Folder, folder.path().display().to_string()),
         StoreKind::Single(Place::Nbd(uri)) => (api::StoreKind::Nbd, uri.clone()),
@@ -325,6 +325,15 @@ pub(super) async fn answer<T: Send + 'static>(
     looks: &Arc<Semaphore>,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Option<T> {
+    answer_within(ANSWER_MAX, looks, work).await
+}
+
+/// The same for work that may take as long as this.
+pub(super) async fn answer_within<T: Send + 'static>(
+    longest: Duration,
+    looks: &Arc<Semaphore>,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Option<T> {
     let found = async {
         let permit = Arc::clone(looks).acquire_owned().await.ok()?;
         let look = tokio::task::spawn_blocking(move || {
@@ -334,5 +343,5 @@ pub(super) async fn answer<T: Send + 'static>(
         });
         look.await.ok()
     };
-    tokio::time::timeout(ANSWER_MAX, found).await.ok()?
+    tokio::time::timeout(longest, found).await.ok()?
 }

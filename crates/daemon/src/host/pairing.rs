@@ -82,7 +82,7 @@ impl Host {
     /// # Errors
     /// [`RequestError::Hosts`].
     pub(crate) fn describe_hosts(&self) -> Result<Vec<api::Peer>, RequestError> {
-        Ok(self.hosts.describe_all()?.into_iter().map(|peer| self.with_refusals(peer)).collect())
+        Ok(self.hosts.describe_all()?.into_iter().map(|peer| self.with_words(peer)).collect())
     }
 
     /// Describes another host.
@@ -90,12 +90,17 @@ impl Host {
     /// # Errors
     /// [`RequestError::Hosts`].
     pub(crate) fn describe_other_host(&self, name: &str) -> Result<api::Peer, RequestError> {
-        Ok(self.with_refusals(self.hosts.describe_one(name)?))
+        Ok(self.with_words(self.hosts.describe_one(name)?))
     }
 
-    fn with_refusals(&self, peer: api::Peer) -> api::Peer {
-        let id = self.hosts.find(&peer.name).map(|known| HostId(known.id.0));
-        api::Peer { refused_requests: id.map_or(0, |id| self.peers.refused_to(id)), ..peer }
+    /// Adds what is known of what it asks for, and says.
+    fn with_words(&self, peer: api::Peer) -> api::Peer {
+        let Some(id) = self.hosts.find(&peer.name).map(|known| HostId(known.id.0)) else { return peer };
+        api::Peer {
+            refused_requests: self.peers.refused_to(id),
+            program_version: self.peers.program_of(id),
+            ..peer
+        }
     }
 
     /// Forgets another host.

@@ -4,6 +4,7 @@ pub(in crate::host) mod chain;
 pub(in crate::host) mod create;
 pub(crate) mod export;
 pub(in crate::host) mod given;
+mod import;
 pub(in crate::host) mod kept;
 pub(in crate::host) mod remove;
 pub(in crate::host) mod reserve;

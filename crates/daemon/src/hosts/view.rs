@@ -58,6 +58,7 @@ impl Hosts {
     pub(crate) fn describe(&self, known: &Acquaintance) -> api::Peer {
         let peer = &known.peer;
         let session = self.endpoint().ok().and_then(|endpoint| endpoint.existing_session(peer.id));
+        let protocol_version = session.as_ref().and_then(transport::Session::version);
         let status = session.map(|session| session.status());
         let link = |link: &transport::Link| api::PeerLink {
             address: link.address.clone(),
@@ -75,11 +76,21 @@ impl Hosts {
             last_error: None,
             machines: known.trust.machines && self.config.machines,
             calls_itself: known.calls_itself.clone(),
+            program_version: None,
+            protocol_version: None,
+            bytes_sent_per_second: 0,
+            bytes_received_per_second: 0,
             refused_requests: 0,
         };
         if let Some(status) = status {
             described.connected = status.is_connected;
             described.since_ms = Some(milliseconds(status.since));
+            let sum = |rate: fn(&ConnectionStatus) -> Option<u64>| -> u64 {
+                status.connections.iter().filter_map(rate).sum()
+            };
+            described.bytes_sent_per_second = sum(|connection| connection.sent_per_second);
+            described.bytes_received_per_second = sum(|connection| connection.received_per_second);
+            described.protocol_version = protocol_version;
             described.connections = status.connections.into_iter().map(connection).collect();
             described.queued_bytes = status.queued_bytes.iter().sum();
             described.unacknowledged_bytes = status.unacknowledged_bytes;
@@ -107,6 +118,8 @@ fn connection(status: ConnectionStatus) -> api::PeerConnection {
         since_ms: milliseconds(status.since),
         bytes_sent: status.bytes_sent,
         bytes_received: status.bytes_received,
+        bytes_sent_per_second: status.sent_per_second,
+        bytes_received_per_second: status.received_per_second,
         round_trip_us: status.round_trip.map(|time| u64::try_from(time.as_micros()).unwrap_or(u64::MAX)),
         bytes_per_second: status.bytes_per_second,
         packed_per_mille: status.packed_per_mille,

@@ -163,7 +163,7 @@ fn folder_of(store: &Store) -> Option<&Path> {
 }
 
 /// Reads the name of a kept file, `web1.img.moved-m7`.
-fn parse(name: &str) -> Option<(&str, ImageFormat, MigrationId)> {
+pub(crate) fn parse(name: &str) -> Option<(&str, ImageFormat, MigrationId)> {
     let (image, migration) = name.rsplit_once(MARK)?;
     let (volume, format) = image_name(image)?;
     Some((volume, format, parse_id(migration).ok()?))

@@ -22,7 +22,7 @@ pub(super) const COMPACT_BYTES: usize = 1 << 20;
 /// Room behind a snapshot. What is beyond [`COMPACT_BYTES`] is for the migrations under way: thousands of commits.
 const ROOM_BYTES: usize = 2 << 20;
 /// Largest journal that is read: the largest snapshot and its room, twice.
-const FILE_BYTES_MAX: u64 = 64 << 20;
+pub(super) const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// What the writer needs of a file; tests have one that fails.
 pub(super) trait Storage: Sized {

@@ -235,11 +235,16 @@ pub(crate) fn image_location(image: &journal::ImageLocation) -> ImageLocation {
         Place::Device(_) => api::ImageKind::Device,
         Place::Nbd(_) => api::ImageKind::Nbd,
     };
-    let format = match image.format {
+    let format = api_format(image.format);
+    ImageLocation { store, image: image.place.name().to_owned(), kind, format }
+}
+
+/// What the API calls a format.
+pub(crate) fn api_format(format: journal::ImageFormat) -> api::ImageFormat {
+    match format {
         journal::ImageFormat::Raw => api::ImageFormat::Raw,
         journal::ImageFormat::Qcow2 => api::ImageFormat::Qcow2,
-    };
-    ImageLocation { store, image: image.place.name().to_owned(), kind, format }
+    }
 }
 
 /// The format that the API calls so.
@@ -348,7 +353,8 @@ pub(crate) fn phase(phase: Phase) -> api::Phase {
     }
 }
 
-fn failure_name(code: FailureCode) -> &'static str {
+/// How programs are told why a migration failed.
+pub(crate) fn failure_name(code: FailureCode) -> &'static str {
     match code {
         FailureCode::TargetFull => "target-full",
         FailureCode::TargetFaulty => "target-faulty",

@@ -5,6 +5,7 @@
 //!   IMAGE.sterna-new           an image that is being made: IMAGE once the journal knows the volume
 //!   IMAGE.sterna-removed       an image that is being deleted: IMAGE again if the journal still knows the volume
 //!   IMAGE.moved-mN             the source's image that migration mN left, kept
+//!   .IMAGE.partial             says that IMAGE is a target, and not complete (images::marks)
 //!   IMAGE.sterna-token-…       what shows the target of a migration to a source that has the same folder (lane::shared_storage)
 //!   IMAGE.sterna-answer-…      what that source answers
 //! ```
@@ -18,6 +19,7 @@ use migration::journal::{ImageFormat, State};
 use super::{Space, StoreProblem};
 use crate::files::folder_entries::{rename_without_replacing, sync_folder_of, with_suffix};
 use crate::files::lock::FolderLock;
+use crate::images::marks;
 use crate::names;
 
 /// Suffixes of images.
@@ -91,6 +93,9 @@ impl Folder {
                 tracing::warn!(store, path = %path.display(), %error, "a left-over file stays");
             }
         }
+        if let Err(error) = marks::settle(&self.path, state) {
+            tracing::warn!(store, %error, "what marks half-made targets cannot be settled");
+        }
         let unknown = if *state == State::default() { self.unknown_images(state)? } else { Vec::new() };
         if !unknown.is_empty() {
             let images = unknown.join(", ");
@@ -98,7 +103,7 @@ impl Folder {
                 store,
                 images,
                 "the journal is new and does not know the images of this store; if the data folder was lost, bring it back from a \
-                 backup, or serve each where it is: sterna volume add NAME --image PATH"
+                 backup, or see what they are, and make volumes of them: sterna store scan, sterna store import STORE/FILE"
             );
         }
         Ok(())
@@ -134,6 +139,12 @@ pub(crate) fn image_name(name: &str) -> Option<(&str, ImageFormat)> {
     let raw = name.strip_suffix(RAW_SUFFIX).map(|volume| (volume, ImageFormat::Raw));
     let found = raw.or_else(|| Some((name.strip_suffix(QCOW2_SUFFIX)?, ImageFormat::Qcow2)));
     found.filter(|(volume, _)| names::check(volume).is_ok())
+}
+
+/// Tells whether an image whose file has this name is being made or deleted.
+pub(crate) fn is_unsettled_name(name: &str) -> bool {
+    let image = name.strip_suffix(NEW_SUFFIX).or_else(|| name.strip_suffix(REMOVED_SUFFIX));
+    image.is_some_and(|image| image_name(image).is_some())
 }
 
 /// Name of an image while it is being made.

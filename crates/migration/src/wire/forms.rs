@@ -129,6 +129,10 @@ pub(super) enum Form {
         migration: u64,
         attempt: u32,
     },
+    /// Which program runs.
+    Program {
+        version: String,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -250,6 +254,7 @@ impl Form {
                 at_most(secrets.len(), PROBES_MAX, "probes")
             }
             Self::Probed { seen, .. } => at_most(seen.len(), PROBES_MAX, "probes"),
+            Self::Program { version } => at_most(version.len(), NAME_BYTES_MAX, "bytes of a name"),
             Self::Discarded { left_over, .. } => {
                 at_most(left_over.len(), DETAIL_BYTES_MAX, "bytes of an explanation")
             }
@@ -296,6 +301,7 @@ impl From<Message> for Form {
             Message::Surveyed { question, surveyed } => {
                 Self::Surveyed { question, surveyed: surveyed.into() }
             }
+            Message::Program { version } => Self::Program { version },
             Message::Probe { question, store, secrets } => Self::Probe { question, store, secrets },
             Message::Probed { question, seen } => {
                 Self::Probed { question, seen: seen.into_iter().map(ProbeSeenForm::from).collect() }
@@ -363,6 +369,7 @@ impl From<Form> for Message {
             }
             Form::Survey { question, survey } => Self::Survey { question, survey: survey.into() },
             Form::Surveyed { question, surveyed } => Self::Surveyed { question, surveyed: surveyed.into() },
+            Form::Program { version } => Self::Program { version },
             Form::Probe { question, store, secrets } => Self::Probe { question, store, secrets },
             Form::Probed { question, seen } => {
                 Self::Probed { question, seen: seen.into_iter().map(ProbeSeen::from).collect() }

@@ -116,7 +116,7 @@ fn kept_because(why: KeptBecause) -> &'static str {
     }
 }
 
-async fn make(client: &Client, volume: NewVolume, format: Format) -> Result<(), CommandError> {
+pub(super) async fn make(client: &Client, volume: NewVolume, format: Format) -> Result<(), CommandError> {
     let shows_progress = format == Format::Text && std::io::stderr().is_terminal();
     let creation = client.create_volume(&volume);
     tokio::pin!(creation);

@@ -66,15 +66,21 @@ pub(crate) fn peers(peers: &Vec<Peer>) -> String {
         return "no other hosts; on both of two: sterna host init; then on one of them: sterna host invite\n"
             .to_owned();
     }
-    let mut table = table(&["HOST", "ID", "STATE", "CONNECTIONS", "MACHINES", "WHERE"], &[3]);
+    let mut table = table(
+        &["HOST", "ID", "VERSION", "STATE", "CONNECTIONS", "SENDS", "RECEIVES", "MACHINES", "WHERE"],
+        &[4, 5, 6],
+    );
     for peer in peers {
         let up = peer.connections.iter().filter(|connection| connection.up).count();
         let links: Vec<&str> = peer.links.iter().map(|link| link.address.as_str()).collect();
         table.add_row([
             peer.name.clone(),
             short(&peer.id),
+            peer.program_version.clone().unwrap_or_else(dash),
             state(peer),
             format!("{up} of {}", peer.connections.len()),
+            rate(Some(peer.bytes_sent_per_second).filter(|_| peer.connected)),
+            rate(Some(peer.bytes_received_per_second).filter(|_| peer.connected)),
             if peer.machines { "allowed" } else { "denied" }.to_owned(),
             links.join(", "),
         ]);
@@ -94,12 +100,17 @@ pub(crate) fn peer(peer: &Peer) -> String {
         ("id", peer.id.clone()),
         ("machines", if peer.machines { "may bring some" } else { "may bring none" }.to_owned()),
         ("where", links.collect::<Vec<_>>().join(", ")),
+        ("version", version(peer)),
         ("state", state(peer)),
         (
             "queued",
             format!("{}, and {} on their way", bytes(peer.queued_bytes), bytes(peer.unacknowledged_bytes)),
         ),
     ];
+    if peer.connected {
+        let (sent, received) = (peer.bytes_sent_per_second, peer.bytes_received_per_second);
+        rows.push(("at present", format!("{}/s sent, {}/s received", bytes(sent), bytes(received))));
+    }
     rows.extend(peer.last_error.clone().map(|error| ("last lost", error)));
     if peer.refused_requests > 0 {
         rows.push((
@@ -123,8 +134,20 @@ fn called(peer: &Peer) -> String {
 }
 
 fn connections(connections: &[PeerConnection]) -> String {
-    let header = ["HERE", "THERE", "STATE", "SENT", "RECEIVED", "ROUND TRIP", "RATE", "PACKED TO", "WHY"];
-    let mut table = table(&header, &[3, 4, 5, 6, 7]);
+    let header = [
+        "HERE",
+        "THERE",
+        "STATE",
+        "SENT",
+        "RECEIVED",
+        "SENDS",
+        "RECEIVES",
+        "ROUND TRIP",
+        "CAN SEND",
+        "PACKED TO",
+        "WHY",
+    ];
+    let mut table = table(&header, &[3, 4, 5, 6, 7, 8, 9]);
     for connection in connections {
         let direction = if connection.inbound { "in" } else { "out" };
         let state = if connection.up { "up" } else { "down" };
@@ -134,13 +157,24 @@ fn connections(connections: &[PeerConnection]) -> String {
             format!("{state} {} ({direction})", duration(seconds(connection.since_ms))),
             bytes(connection.bytes_sent),
             bytes(connection.bytes_received),
+            rate(connection.bytes_sent_per_second),
+            rate(connection.bytes_received_per_second),
             connection.round_trip_us.map_or_else(dash, |time| format!("{:.1} ms", time as f64 / 1000.0)),
-            connection.bytes_per_second.map_or_else(dash, |rate| format!("{}/s", bytes(rate))),
+            rate(connection.bytes_per_second),
             format!("{} %", connection.packed_per_mille / 10),
             connection.last_error.clone().unwrap_or_default(),
         ]);
     }
     lines(&table)
+}
+
+fn version(peer: &Peer) -> String {
+    let program = peer.program_version.clone().unwrap_or_else(|| "it does not say".to_owned());
+    peer.protocol_version.map_or(program.clone(), |protocol| format!("{program} (protocol {protocol})"))
+}
+
+fn rate(bytes_per_second: Option<u64>) -> String {
+    bytes_per_second.map_or_else(dash, |rate| format!("{}/s", bytes(rate)))
 }
 
 fn state(peer: &Peer) -> String {

@@ -42,7 +42,8 @@ pub(crate) fn dropped(replica: &Replica) -> String {
     }
 }
 
-pub(super) fn age(unix_ms: u64) -> String {
+/// How long ago that was.
+pub(crate) fn age(unix_ms: u64) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     duration(now.saturating_sub(Duration::from_millis(unix_ms)).as_secs_f64())
 }

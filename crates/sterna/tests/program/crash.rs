@@ -202,6 +202,11 @@ fn check_end(scene: &Scene, points: &str, expected: Expected) {
     assert_eq!(scene.store_of_volume(), store, "{points}");
     let other = if store == "a" { "b" } else { "a" };
     assert_eq!((scene.images(store), scene.images(other)), (vec!["v.img".to_owned()], vec![]), "{points}");
+    // Nothing says of a whole image that it is half-made: at once after a start, otherwise soon.
+    for store in ["a", "b"] {
+        let mark = scene.path(store).join(".v.img.partial");
+        testbed::until(&format!("{points}: the mark goes"), || Ok((!mark.exists()).then_some(()))).unwrap();
+    }
     let (_, list) = scene.json(&["migration", "list"]);
     let Some(state) = state else {
         assert_eq!(list, Value::Array(Vec::new()), "{points}");

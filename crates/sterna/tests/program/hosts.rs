@@ -69,6 +69,44 @@ fn two_hosts_are_paired_and_find_each_other_again() {
 }
 
 #[test]
+fn a_host_tells_its_version_and_what_goes_over_its_links() {
+    let ((one, address), (two, _)) = (host(), host());
+    init(&one, "one");
+    init(&two, "two");
+    let token = one.json(&["host", "invite"]).1["token"].as_str().unwrap().to_owned();
+    two.succeed(&["host", "join", &address, &token]);
+    wait_connected(&one, "two");
+    let until = |scene: &Scene, name: &str, what: &str, is_so: &dyn Fn(&Value) -> bool| {
+        let look = || Ok(Some(scene.json(&["host", "show", name]).1).filter(|peer| is_so(peer)));
+        testbed::until(what, look).unwrap()
+    };
+    for (scene, name) in [(&one, "two"), (&two, "one")] {
+        let version = env!("CARGO_PKG_VERSION");
+        let peer = until(scene, name, "its version", &|peer| peer["program_version"] == version);
+        assert!(peer["protocol_version"].as_u64().unwrap() >= 7, "{peer}");
+        let text = scene.succeed(&["host", "show", name]);
+        assert!(text.contains(&format!("{version} (protocol ")) && text.contains("at present"), "{text}");
+        assert!(scene.succeed(&["host", "list"]).contains(version));
+    }
+    let image = one.path("image");
+    std::fs::write(&image, vec![7; 16 << 20]).unwrap();
+    one.succeed(&["volume", "create", "v", "--store", "a", "--image", &image.display().to_string()]);
+    one.succeed(&["migrate", "v", "--to", "two:a", "--bandwidth", "4MiB/s", "--detach"]);
+    let rate = |peer: &Value, name: &str| peer[name].as_u64().unwrap();
+    let fast = 1 << 20;
+    let sends = until(&one, "two", "that it sends", &|peer| rate(peer, "bytes_sent_per_second") > fast);
+    until(&two, "one", "that it receives", &|peer| rate(peer, "bytes_received_per_second") > fast);
+    let of_connections = sends["connections"].as_array().unwrap().iter();
+    let sum: u64 = of_connections.filter_map(|connection| connection["bytes_sent_per_second"].as_u64()).sum();
+    assert_eq!(sum, rate(&sends, "bytes_sent_per_second"), "{sends}");
+    one.run(&["migration", "watch", "m0"]);
+    // What is idle says so.
+    until(&one, "two", "that nothing is sent any more", &|peer| {
+        rate(peer, "bytes_sent_per_second") < 64 << 10
+    });
+}
+
+#[test]
 fn an_invitation_is_read_from_a_file_and_from_the_environment() {
     let ((one, address), (two, _), (three, _), (four, _)) = (host(), host(), host(), host());
     for (scene, name) in [(&one, "one"), (&two, "two"), (&three, "one"), (&four, "four")] {

@@ -203,7 +203,7 @@ impl Writer<'_> {
         stream.write_all_buf(&mut both).await?;
         self.is_amid_frame = false;
         self.gathered.clear();
-        self.connection.counters.bytes_sent.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.connection.counters.sent(bytes as u64);
         if let Some(measured) = self.speed.sent(bytes, begun, Instant::now()) {
             self.packer.measured(measured.link_ns_per_byte);
             let rate = measured.bytes_per_second as u64;

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::Shared;
+use super::flow::Flow;
 use crate::host_id::HostId;
 use crate::message::Priority;
 
@@ -44,6 +45,10 @@ pub struct ConnectionStatus {
     pub bytes_sent: u64,
     /// Bytes received, as they were on the wire.
     pub bytes_received: u64,
+    /// Bytes sent in a second at present; `None`: there is no connection, or it has just begun.
+    pub sent_per_second: Option<u64>,
+    /// Bytes received in a second at present; as above.
+    pub received_per_second: Option<u64>,
     /// The newest round trip; `None` before the first.
     pub round_trip: Option<Duration>,
     /// Bytes that the connection carried in a second, when it had enough to do last; `None` before that.
@@ -59,8 +64,8 @@ pub(crate) struct Counters {
     pub(crate) local: String,
     pub(crate) remote: String,
     since: Instant,
-    pub(crate) bytes_sent: AtomicU64,
-    pub(crate) bytes_received: AtomicU64,
+    sent: Flow,
+    received: Flow,
     /// Bytes of payload before and after packing.
     pub(crate) payload_bytes: AtomicU64,
     pub(crate) packed_bytes: AtomicU64,
@@ -81,8 +86,8 @@ impl Counters {
             local,
             remote,
             since: Instant::now(),
-            bytes_sent: zero(),
-            bytes_received: zero(),
+            sent: Flow::default(),
+            received: Flow::default(),
             payload_bytes: zero(),
             packed_bytes: zero(),
             round_trip_us: zero(),
@@ -93,8 +98,17 @@ impl Counters {
     }
 
     pub(crate) fn received(&self, bytes: u64) {
-        self.bytes_received.fetch_add(bytes, Ordering::Relaxed);
-        self.received_ms.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
+        let now_ms = self.now_ms();
+        self.received.add(bytes, now_ms);
+        self.received_ms.store(now_ms, Ordering::Relaxed);
+    }
+
+    pub(crate) fn sent(&self, bytes: u64) {
+        self.sent.add(bytes, self.now_ms());
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.since.elapsed().as_millis() as u64
     }
 
     /// For how long nothing has been received.
@@ -137,8 +151,10 @@ impl Counters {
             is_up: true,
             is_inbound,
             since: self.since.elapsed(),
-            bytes_sent: load(&self.bytes_sent),
-            bytes_received: load(&self.bytes_received),
+            bytes_sent: self.sent.total(),
+            bytes_received: self.received.total(),
+            sent_per_second: self.sent.per_second(self.now_ms()),
+            received_per_second: self.received.per_second(self.now_ms()),
             round_trip: measured(load(&self.round_trip_us)).map(Duration::from_micros),
             bytes_per_second: measured(load(&self.bytes_per_second)),
             packed_per_mille: (load(&self.packed_bytes) * 1000).checked_div(payload_bytes).unwrap_or(1000),
@@ -192,6 +208,8 @@ impl Slot {
             since: since.elapsed(),
             bytes_sent: 0,
             bytes_received: 0,
+            sent_per_second: None,
+            received_per_second: None,
             round_trip: None,
             bytes_per_second: None,
             packed_per_mille: 1000,

@@ -8,7 +8,7 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::path::Path;
 
-use super::header::MAGIC;
+use super::header::{MAGIC, SIZE};
 use crate::store::image::ImageError;
 
 /// What an image is, by its first bytes.
@@ -58,6 +58,31 @@ pub fn probe_format(path: &Path) -> Result<Format, ImageError> {
 /// What the system says if it cannot be read.
 pub fn names_backing_file(path: &Path) -> Result<bool, ImageError> {
     Ok(beginning(path)?.is_some_and(|bytes| has_backing_name(&bytes)))
+}
+
+/// Size in bytes of the disk in the image at `path`, by what a qcow2 header says, or by the length of what is raw; `None` for
+/// another format, and if a header ends before it says so. Whether it can be opened is another question.
+///
+/// It may sleep, and locks nothing.
+///
+/// # Errors
+/// What the system says if it cannot be read.
+pub fn disk_size(path: &Path) -> Result<Option<u64>, ImageError> {
+    let Some(bytes) = beginning(path)? else { return Ok(None) };
+    match format_of(&bytes) {
+        Format::Raw => {
+            let length =
+                std::fs::metadata(path).map_err(|error| ImageError::of("examine", path, error))?.len();
+            Ok(Some(length))
+        }
+        Format::Qcow2 => Ok(size_in_header(&bytes)),
+        Format::Other(_) => Ok(None),
+    }
+}
+
+fn size_in_header(bytes: &[u8]) -> Option<u64> {
+    let size = bytes.get(SIZE)?;
+    Some(u64::from_be_bytes(size.try_into().ok()?))
 }
 
 /// The first bytes of what is at `path`; `None` if it is nothing that an image can be.
@@ -118,6 +143,22 @@ mod tests {
         let mut vdi = [b' '; 80];
         vdi[64..68].copy_from_slice(VDI_MARK.1);
         check(&vdi, "vdi");
+    }
+
+    #[test]
+    fn the_size_of_a_disk_is_told_without_opening_its_image() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        let check = |bytes: &[u8], expected: Option<u64>| {
+            std::fs::write(&path, bytes).unwrap();
+            assert_eq!(disk_size(&path).unwrap(), expected, "{bytes:?}");
+        };
+        check(&[0; 1000], Some(1000));
+        check(b"KDMV", None);
+        let mut header = [&b"QFI\xfb\0\0\0\x03"[..], &[0; 24]].concat();
+        header[24..32].copy_from_slice(&(5u64 << 30).to_be_bytes());
+        check(&header, Some(5 << 30));
+        check(&header[..31], None);
     }
 
     #[test]

@@ -95,6 +95,8 @@ mod tests {
             since_ms: 0,
             bytes_sent,
             bytes_received: 1,
+            bytes_sent_per_second: None,
+            bytes_received_per_second: None,
             round_trip_us: Some(bytes_sent),
             bytes_per_second: None,
             packed_per_mille: 1000,
@@ -116,6 +118,10 @@ mod tests {
             last_error: None,
             machines: false,
             calls_itself: None,
+            program_version: None,
+            protocol_version: None,
+            bytes_sent_per_second: 0,
+            bytes_received_per_second: 0,
             refused_requests: 0,
         };
         let mut told = Exposition::default();

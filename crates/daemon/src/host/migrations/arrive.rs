@@ -368,9 +368,7 @@ impl Host {
 /// Takes back what was taken for volumes that will not come: files that are empty, and in no journal.
 pub(in crate::host) fn forget_room(expected: &[Expected]) {
     for (path, _) in expected.iter().filter_map(|volume| volume.reserved.file.as_ref()) {
-        if let Err(error) = std::fs::remove_file(path) {
-            tracing::warn!(path = %path.display(), %error, "an empty file is left over");
-        }
+        images::unreserve(path);
     }
 }
 

@@ -213,7 +213,7 @@ impl LocalMigration {
         match (undo, reserved.file) {
             (Undo::Room, Some((path, _))) => {
                 // It is empty, and in no journal.
-                let _ = std::fs::remove_file(path);
+                images::unreserve(&path);
                 String::new()
             }
             (Undo::Images, _) => {

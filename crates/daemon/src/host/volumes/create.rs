@@ -20,10 +20,11 @@ use crate::files::descriptors;
 use crate::files::folder_entries::rename_without_replacing;
 use crate::host::volumes::export::export_settings;
 use crate::host::volumes::given::{self, GivenImage};
+use crate::host::volumes::import::ImportedImage;
 use crate::host::{Host, blocking};
 use crate::images::copying;
 use crate::images::opening::{self, at_once};
-use crate::images::{self, SECTOR_BYTES, SIZE_STEP_BYTES};
+use crate::images::{self, SECTOR_BYTES, SIZE_STEP_BYTES, marks};
 use crate::migrations::view::image_format;
 use crate::names;
 use crate::stores::{StoreClaim, new_path, path_text};
@@ -50,6 +51,10 @@ impl Host {
                 let format = format.map(image_format);
                 let order = NewImage { name: name.clone(), size_bytes, store, image, format, export };
                 self.create_image(&claim, order, creation).await?;
+            }
+            VolumeSource::Import { store, file, format } => {
+                let order = ImportedImage { store, file, format: format.map(image_format), export };
+                self.import_image(&claim, &name, order).await?;
             }
             VolumeSource::Add { image, device, nbd, format, fenced } => {
                 let place = given_place(image, device, nbd)?;
@@ -158,6 +163,11 @@ impl Host {
         self.check_free(&image.place, fences)?;
         let opened = image.clone();
         let size_bytes = blocking(move || {
+            let path = opened.place.file().map(Path::new);
+            if let Some(path) = path.filter(|path| fences == Fences::Hold && marks::is_marked(path)) {
+                let detail = "it is a half-made target: parts of the disk are missing; to serve it all the same: --fenced";
+                return Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail: detail.to_owned() });
+            }
             // The lock is tried here, so that an image that is in use is refused, and taken again by the lane.
             let store = opening::open_whole(&opened, access, at_once)?;
             check_size(&opened, store.size())?;
@@ -339,7 +349,7 @@ fn one_spelling(place: Place) -> Result<Place, RequestError> {
     Ok(Place::File(path_text(&found)?))
 }
 
-fn check_size(image: &ImageLocation, size_bytes: u64) -> Result<(), RequestError> {
+pub(super) fn check_size(image: &ImageLocation, size_bytes: u64) -> Result<(), RequestError> {
     if size_bytes != 0 && size_bytes.is_multiple_of(SECTOR_BYTES) {
         return Ok(());
     }
@@ -355,7 +365,12 @@ fn check_size(image: &ImageLocation, size_bytes: u64) -> Result<(), RequestError
     Err(RequestError::ImageUnsuitable { path: image.place.name().into(), detail })
 }
 
-fn record(name: &str, size_bytes: u64, image: ImageLocation, export: ExportSettings) -> VolumeRecord {
+pub(super) fn record(
+    name: &str,
+    size_bytes: u64,
+    image: ImageLocation,
+    export: ExportSettings,
+) -> VolumeRecord {
     VolumeRecord {
         volume: new_identity(),
         name: name.to_owned(),

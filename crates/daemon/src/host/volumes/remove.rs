@@ -12,6 +12,7 @@ use migration::journal::{ImageFate, ImageWish, Record, VolumeRecord};
 use crate::error::RequestError;
 use crate::files::folder_entries::{rename_without_replacing, sync_folder_of};
 use crate::host::{Host, blocking};
+use crate::images::marks;
 use crate::stores::removed_path;
 use crate::vms::VmError;
 use crate::volumes::registry::{Claim, Service, Users};
@@ -137,6 +138,13 @@ impl Host {
     /// Puts the image aside, records that the volume is gone, then deletes the image.
     async fn forget(&self, record: &VolumeRecord, fate: ImageFate) -> Result<(), RequestError> {
         let removed = Record::VolumeRemoved { volume: record.volume };
+        if let Some(image) = record.image.place.file().map(PathBuf::from) {
+            // N.B. while the journal says that it is complete: afterwards nobody can.
+            let unmarked = tokio::task::spawn_blocking(move || marks::unmark(&image)).await;
+            if let Ok(Err(error)) = unmarked {
+                tracing::warn!(volume = %record.name, %error, "an image that is complete stays marked as half-made");
+            }
+        }
         let Some(path) = doomed(record, fate) else {
             return Ok(self.journal.commit(vec![removed]).await?);
         };

@@ -1,4 +1,5 @@
-//! Gives up images that were kept when there are too many of them: which, `migration::retention` decides.
+//! Gives up images that were kept when there are too many of them: which, `migration::retention` decides. And marks of targets
+//! that are complete.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,9 +8,11 @@ use std::time::Duration;
 use migration::journal::State;
 use migration::retention::{KeptImage, Necessity, RetentionLimits, surplus};
 
+use crate::host::describe::answer;
 use crate::host::{Host, blocking};
 use crate::images::inventory::{self, Kept};
-use crate::images::replicas;
+use crate::images::{marks, replicas};
+use crate::stores::StoreKind;
 
 /// How often it is looked whether the journal says something else than before.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
@@ -19,9 +22,12 @@ impl Host {
     pub(crate) fn begin_retention(self: &Arc<Self>) {
         let host = Arc::clone(self);
         tokio::spawn(async move {
-            let mut seen = None;
+            let (mut seen, mut settled) = (None, None);
             loop {
                 let version = host.journal.version();
+                if settled.replace(version) != Some(version) {
+                    host.settle_marks().await;
+                }
                 let is_quiet = host.journal.read(|state| state.unfinished().next().is_none());
                 if is_quiet && seen.replace(version) != Some(version) {
                     host.give_up_surplus().await;
@@ -32,6 +38,21 @@ impl Host {
                 }
             }
         });
+    }
+
+    /// Deletes the marks of targets that are complete by now. A store that does not answer has them until the next start.
+    async fn settle_marks(self: &Arc<Self>) {
+        let state = Arc::new(self.journal.read(State::clone));
+        let names: Vec<String> = self.stores.iter().map(|store| store.name().to_owned()).collect();
+        for name in names {
+            let (host, state) = (Arc::clone(self), Arc::clone(&state));
+            let settled = answer(&self.looks, move || match host.stores.get(&name).ok()?.kind() {
+                StoreKind::Folder { folder, .. } => marks::settle(folder.path(), &state).ok(),
+                StoreKind::Single(_) => None,
+            });
+            // What could not be done is tried when the journal says something new.
+            settled.await;
+        }
     }
 
     async fn give_up_surplus(self: &Arc<Self>) {

@@ -1,0 +1,111 @@
+//! Why a file in a store does not become a volume, or is not deleted.
+
+use api::ErrorCode;
+
+/// Why a file in a store is left as it is, and what to do.
+#[derive(Debug, thiserror::Error)]
+#[error("the file {} in store \"{store}\" {obstacle}{}", spelled(.file), advice(.store, .file, .obstacle))]
+pub(crate) struct StoreFileError {
+    /// The store.
+    pub(crate) store: String,
+    /// The name of the file.
+    pub(crate) file: String,
+    /// Why.
+    pub(crate) obstacle: StoreFileObstacle,
+}
+
+/// What is in the way.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StoreFileObstacle {
+    /// There is none.
+    #[error("does not exist")]
+    NotFound,
+    /// What was given is no name of a file.
+    #[error("is no name of a file in it: write STORE/FILE as sterna store scan does")]
+    NoName,
+    /// The store holds one volume.
+    #[error("is no file: the store takes one volume, and is no folder")]
+    NoFolder,
+    /// A volume is served from it.
+    #[error("is the volume \"{0}\"; see: sterna volume show {0}")]
+    OfVolume(String),
+    /// A migration fills it.
+    #[error("is being filled by {0}; see: sterna migration show {0}")]
+    OfMigration(String),
+    /// An image stands on it.
+    #[error("is what another image stands on: {0}; a guest that wrote there would break that")]
+    Backing(String),
+    /// It is a part of a disk.
+    #[error("is a half-made target: parts of the disk are missing")]
+    HalfMade,
+    /// A migration left it.
+    #[error("is what {migration} left of the volume \"{volume}\", as old as that")]
+    Replica {
+        /// Which volume.
+        volume: String,
+        /// Which migration.
+        migration: String,
+    },
+    /// It is being made or deleted.
+    #[error(
+        "is being made or deleted; if nothing does that any more, the next start of the daemon settles it"
+    )]
+    Unsettled,
+    /// It is no image.
+    #[error("is no image that can be served: {0}")]
+    NoImage(String),
+    /// Only half-made targets are deleted.
+    #[error("is no half-made target but {0}, and is not deleted")]
+    NotHalfMade(&'static str),
+    /// Somebody has it open.
+    #[error("is in use: {0}")]
+    InUse(String),
+}
+
+impl StoreFileError {
+    /// The cause, as the API calls it.
+    pub(super) fn code(&self) -> ErrorCode {
+        match &self.obstacle {
+            StoreFileObstacle::NotFound => ErrorCode::ImageNotFound,
+            StoreFileObstacle::NoName | StoreFileObstacle::NoFolder => ErrorCode::InvalidRequest,
+            StoreFileObstacle::OfVolume(_)
+            | StoreFileObstacle::OfMigration(_)
+            | StoreFileObstacle::Backing(_)
+            | StoreFileObstacle::Unsettled
+            | StoreFileObstacle::InUse(_) => ErrorCode::ImageInUse,
+            StoreFileObstacle::HalfMade
+            | StoreFileObstacle::Replica { .. }
+            | StoreFileObstacle::NoImage(_) => ErrorCode::ImageUnsuitable,
+            StoreFileObstacle::NotHalfMade(_) => ErrorCode::NotHalfMade,
+        }
+    }
+}
+
+/// What to do, if what is in the way does not say it.
+fn advice(store: &str, file: &str, obstacle: &StoreFileObstacle) -> String {
+    match obstacle {
+        StoreFileObstacle::NotFound | StoreFileObstacle::NotHalfMade(_) => {
+            format!("; see: sterna store scan {store}")
+        }
+        StoreFileObstacle::NoFolder => {
+            format!(
+                "; make a volume there with: sterna volume create NAME --store {store}; give up what a migration left with: sterna store release {store}"
+            )
+        }
+        StoreFileObstacle::HalfMade => format!(
+            "; if nobody needs it: sterna store drop {store}/{}; if you know better: sterna volume add NAME --image PATH --fenced",
+            spelled(file)
+        ),
+        StoreFileObstacle::Replica { .. } => {
+            "; see: sterna replica list; to serve it all the same: sterna volume add NAME --image PATH"
+                .to_owned()
+        }
+        _ => String::new(),
+    }
+}
+
+/// A name as it can be printed and typed.
+fn spelled(file: &str) -> String {
+    let is_plain = file.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-+".contains(&byte));
+    if is_plain { file.to_owned() } else { format!("{file:?}") }
+}

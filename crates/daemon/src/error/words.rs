@@ -1,0 +1,35 @@
+//! Parts of what errors say.
+
+use migration::journal::{Reservation, ReservedContent};
+
+use crate::stores::Occupant;
+
+/// What is to be done about what is kept in a store.
+pub(super) fn if_kept(store: &str, occupant: &Occupant) -> String {
+    match occupant {
+        Occupant::Kept { .. } => format!("; if nobody needs that: sterna store release {store}"),
+        _ => String::new(),
+    }
+}
+
+/// Which other images of the volume were kept.
+pub(super) fn if_others(known: &str) -> String {
+    match known {
+        "" => "; see: sterna replica list".to_owned(),
+        known => format!("; there are those of {known}"),
+    }
+}
+
+/// What a fenced place holds.
+pub(crate) fn fenced(fence: &Reservation) -> String {
+    let Reservation { volume, migration, content } = fence;
+    match content {
+        ReservedContent::Left => {
+            format!("the old copy of the volume \"{volume}\", which {migration} moved away")
+        }
+        ReservedContent::Kept => format!("what {migration} kept of the volume \"{volume}\""),
+        ReservedContent::HalfMade => {
+            format!("a part of the volume \"{volume}\", which {migration} did not move")
+        }
+    }
+}

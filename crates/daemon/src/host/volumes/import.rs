@@ -1,0 +1,137 @@
+//! Volumes of images that lie in a store and belong to nothing: the file gets the volume's name, and nothing is copied.
+//!
+//! ```text
+//!   nobody's, and whole ─► locked ─► still so ─► renamed, durably ─► the journal knows the volume ─► served
+//! ```
+//! A crash before the journal knows it leaves the file under its new name, and it can be imported again. What was in it was
+//! somebody's: removing the volume leaves it.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use api::{FileRole, StoreFile};
+use block::store::{Access, Opened};
+use migration::CommitFault;
+use migration::journal::{ExportAccess, ExportSettings, ImageFormat, ImageLocation, Origin, Place, Record};
+
+use super::create::{check_size, record};
+use super::given;
+use crate::error::{RequestError, StoreFileError, StoreFileObstacle};
+use crate::files::folder_entries::rename_without_replacing;
+use crate::host::{Host, blocking};
+use crate::images::opening::{self, at_once};
+use crate::stores::{StoreKind, path_text};
+use crate::volumes::registry::Claim;
+
+/// What image is to become a volume.
+pub(super) struct ImportedImage {
+    pub(super) store: String,
+    pub(super) file: String,
+    /// `None`: what it begins with tells.
+    pub(super) format: Option<ImageFormat>,
+    pub(super) export: ExportSettings,
+}
+
+/// An image that has the volume's name, and that nobody else can open.
+struct Renamed {
+    image: ImageLocation,
+    size_bytes: u64,
+    opened: Opened,
+    /// What it was called before.
+    before: std::path::PathBuf,
+}
+
+impl Host {
+    /// Makes an image in a store the volume `name`.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the file is as it was.
+    pub(super) async fn import_image(
+        self: &Arc<Self>,
+        claim: &Claim,
+        name: &str,
+        order: ImportedImage,
+    ) -> Result<(), RequestError> {
+        let (host, volume, export) = (Arc::clone(self), name.to_owned(), order.export.clone());
+        let renamed = blocking(move || host.rename_for(&volume, order)).await?;
+        let Renamed { image, size_bytes, opened, before } = renamed;
+        let after = image.place.clone();
+        let record = record(name, size_bytes, image, export);
+        let origin = Record::OriginKnown { volume: record.volume, origin: Origin::Given };
+        let committed = self.journal.commit(vec![Record::VolumeAdded(record.clone()), origin]).await;
+        blocking(move || {
+            if let (Err(CommitFault::NotWritten), Some(after)) = (&committed, after.file().map(Path::new)) {
+                undo(after, &before);
+            }
+            // N.B. not before the journal knows it: nobody else may take it for theirs.
+            drop(opened);
+            Ok(committed?)
+        })
+        .await?;
+        claim.created(record.volume);
+        Ok(())
+    }
+
+    /// Locks the image, and gives it the volume's name; sleeps.
+    fn rename_for(&self, volume: &str, order: ImportedImage) -> Result<Renamed, RequestError> {
+        let ImportedImage { store, file, format, export } = order;
+        let before = self.path_in_store(&store, &file)?;
+        let refused = |obstacle| StoreFileError { store: store.clone(), file: file.clone(), obstacle };
+        let look = || self.look_at_file(&before).and_then(|found| importable(&found)).map_err(refused);
+        look()?;
+        let place = Place::File(path_text(&before)?);
+        let format = given::format_in_place(&place, format)?;
+        let access = match export.access {
+            ExportAccess::ReadWrite => Access::ReadWrite,
+            ExportAccess::ReadOnly => Access::ReadOnly,
+        };
+        let found = ImageLocation { store: store.clone(), place, format };
+        let opened = opening::open_whole(&found, access, at_once)?;
+        check_size(&found, opened.size())?;
+        // What was so before it was locked need not be so any more.
+        look()?;
+        let StoreKind::Folder { folder, .. } = self.stores.get(&store)?.kind() else {
+            return Err(refused(StoreFileObstacle::NoFolder).into());
+        };
+        let after = folder.image_path(volume, format);
+        let image = ImageLocation { place: Place::File(path_text(&after)?), ..found };
+        if after != before {
+            rename_without_replacing(&before, &after).map_err(|error| match error.kind() {
+                io::ErrorKind::AlreadyExists => RequestError::TargetExists { path: after.clone() },
+                _ => RequestError::storage("rename", &before, &error),
+            })?;
+        }
+        Ok(Renamed { image, size_bytes: opened.size(), opened, before })
+    }
+}
+
+/// Checks that a file may become a volume.
+fn importable(found: &StoreFile) -> Result<(), StoreFileObstacle> {
+    let volume = || found.volume.clone().unwrap_or_default();
+    let migration = || found.migration.clone().unwrap_or_default();
+    let note = || found.note.clone().unwrap_or_default();
+    match found.role {
+        FileRole::Unclaimed => Ok(()),
+        // Nothing speaks against it, if somebody names it.
+        FileRole::Other if found.format.is_some() => Ok(()),
+        FileRole::Other => Err(StoreFileObstacle::NoImage(note())),
+        FileRole::Volume => Err(StoreFileObstacle::OfVolume(volume())),
+        FileRole::Target => Err(StoreFileObstacle::OfMigration(migration())),
+        FileRole::Backing => Err(StoreFileObstacle::Backing(note())),
+        FileRole::HalfMade => Err(StoreFileObstacle::HalfMade),
+        FileRole::Unsettled => Err(StoreFileObstacle::Unsettled),
+        FileRole::Replica | FileRole::StaleReplica => {
+            Err(StoreFileObstacle::Replica { volume: volume(), migration: migration() })
+        }
+    }
+}
+
+/// Gives a file its former name back.
+fn undo(after: &Path, before: &Path) {
+    if after != before
+        && let Err(error) = rename_without_replacing(after, before)
+    {
+        tracing::warn!(path = %after.display(), %error, "an image that did not become a volume keeps its new name");
+    }
+}

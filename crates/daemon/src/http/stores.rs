@@ -1,0 +1,56 @@
+//! The part of the API about stores, and what lies in them.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Answer, Segment};
+use crate::host::Host;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
+    OpenApiRouter::new()
+        .routes(routes!(list_stores))
+        .routes(routes!(release_store))
+        .routes(routes!(show_content))
+        .routes(routes!(drop_half_made))
+}
+
+/// Lists the stores, by name.
+#[utoipa::path(get, path = "/v1/stores", responses((status = 200, description = "The stores", body = [api::Store])))]
+async fn list_stores(State(host): State<Arc<Host>>) -> Json<Vec<api::Store>> {
+    Json(host.describe_stores().await)
+}
+
+/// Gives up what a migration left in a store that holds one volume.
+#[utoipa::path(
+    post, path = "/v1/stores/{name}/release",
+    params(("name" = String, Path, description = "Name of the store")),
+    responses((status = 200, description = "The store", body = api::Store))
+)]
+async fn release_store(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Store> {
+    host.operate(Arc::clone(&host).release_store(name)).await.map(Json)
+}
+
+/// Lists what lies in a store: images with whose they are, half-made targets, images that migrations left, and other files.
+#[utoipa::path(get, path = "/v1/stores/{name}/files", params(("name" = String, Path, description = "Name of the store")),
+    responses((status = 200, description = "What lies there", body = api::StoreContent)))]
+async fn show_content(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::StoreContent> {
+    host.describe_content(name).await.map(Json)
+}
+
+/// Deletes a half-made target that nobody claims; answers what it was.
+#[utoipa::path(delete, path = "/v1/stores/{name}/files/{file}",
+    params(
+        ("name" = String, Path, description = "Name of the store"),
+        ("file" = String, Path, description = "Name of the file in it"),
+    ),
+    responses((status = 200, description = "What has been deleted", body = api::StoreFile)))]
+async fn drop_half_made(
+    State(host): State<Arc<Host>>,
+    Segment((name, file)): Segment<(String, String)>,
+) -> Answer<api::StoreFile> {
+    host.operate(Arc::clone(&host).drop_half_made(name, file)).await.map(Json)
+}

@@ -1,0 +1,168 @@
+//! Marks of targets that are not complete: a file beside the image says so, also to who has lost the journal.
+//!
+//! ```text
+//!   IMAGE made, empty ─► .IMAGE.partial ─► filled … ─► the journal says whose it is, and that nothing is missing ─► mark deleted
+//!                                              └─► discarded: the image goes, then its mark
+//! ```
+//! While there is a journal it says what an image is, and a mark that says anything else is only late. A daemon that was killed may
+//! leave one; [`settle`] deletes it. Everything here may sleep.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+
+use migration::journal::State;
+use rustix::fs::OFlags;
+
+use crate::files::folder_entries::sync_folder_of;
+
+/// What the names of marks end in, and those of files that other programs have not completed.
+pub(crate) const SUFFIX: &str = ".partial";
+/// What a mark begins with: a file of somebody else's that has such a name marks nothing.
+const MAGIC: &[u8] = b"sterna: half-made\n";
+/// And goes on with, for people.
+const EXPLANATION: &[u8] =
+    b"A migration fills the image beside this file and has not completed it. See: sterna store scan\n";
+
+/// Marks the image at `path` as half-made, durably together with the image's name.
+///
+/// # Errors
+/// What the system answers; there is no mark then, or one that a power cut may take away.
+pub(crate) fn mark(path: &Path) -> io::Result<()> {
+    let mark = mark_of(path);
+    // One of an image of this name that was deleted by hand.
+    remove(&mark)?;
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&mark)?;
+    let written = file.write_all(&[MAGIC, EXPLANATION].concat()).and_then(|()| file.sync_all());
+    written.and_then(|()| sync_folder_of(path)).inspect_err(|_| drop(remove(&mark)))
+}
+
+/// Takes the mark of the image at `path` away; that there is none is a success.
+///
+/// # Errors
+/// What the system answers.
+pub(crate) fn unmark(path: &Path) -> io::Result<()> {
+    if is_marked(path) { remove(&mark_of(path)) } else { Ok(()) }
+}
+
+/// Tells whether the image at `path` is marked as half-made.
+pub(crate) fn is_marked(path: &Path) -> bool {
+    is_mark(&mark_of(path))
+}
+
+/// The image that the file at `path` marks; `None`: it is no mark.
+pub(crate) fn image_of(path: &Path) -> Option<PathBuf> {
+    let name = path.file_name()?.as_bytes().strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
+    let is_name = !name.is_empty() && name != b"." && name != b"..";
+    (is_name && is_mark(path)).then(|| path.with_file_name(std::ffi::OsStr::from_bytes(name)))
+}
+
+/// Deletes marks that say what is not so any more: of images that are gone, and of those of which the journal says that they are
+/// complete. One that cannot be deleted stays, which is logged.
+///
+/// # Errors
+/// The folder cannot be read.
+pub(crate) fn settle(folder: &Path, state: &State) -> io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let Some(image) = image_of(&path) else { continue };
+        let is_gone =
+            std::fs::symlink_metadata(&image).is_err_and(|error| error.kind() == io::ErrorKind::NotFound);
+        if (is_gone || is_complete(&image, state))
+            && let Err(error) = remove(&path)
+        {
+            tracing::warn!(path = %path.display(), %error, "the mark of an image that is complete stays");
+        }
+    }
+    Ok(())
+}
+
+/// Tells whether the journal says that a volume has all that it is to have in the image.
+fn is_complete(image: &Path, state: &State) -> bool {
+    let is_it =
+        |location: &migration::journal::ImageLocation| location.place.file().map(Path::new) == Some(image);
+    let mut targets = state.unfinished().flat_map(|(_, known)| &known.volumes);
+    let is_filled = targets.any(|moving| is_it(&moving.target));
+    let volume = state.volumes.iter().find(|(_, known)| is_it(&known.record.image));
+    volume.is_some_and(|(id, _)| !is_filled && !state.fillings.contains_key(id))
+}
+
+fn mark_of(image: &Path) -> PathBuf {
+    let mut name = std::ffi::OsString::from(".");
+    name.push(image.file_name().unwrap_or_default());
+    name.push(SUFFIX);
+    image.with_file_name(name)
+}
+
+fn is_mark(path: &Path) -> bool {
+    // What is no file is neither waited for nor followed.
+    let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
+    let Ok(mut file) = OpenOptions::new().read(true).custom_flags(flags).open(path) else { return false };
+    let mut beginning = [0; MAGIC.len()];
+    file.metadata().is_ok_and(|found| found.is_file())
+        && file.read_exact(&mut beginning).is_ok()
+        && beginning == MAGIC
+}
+
+fn remove(mark: &Path) -> io::Result<()> {
+    match std::fs::remove_file(mark) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use migration::journal::State;
+
+    use super::*;
+
+    #[test]
+    fn an_image_is_marked_until_it_is_unmarked_or_gone() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("v.img");
+        std::fs::write(&image, b"").unwrap();
+        assert!(!is_marked(&image));
+        for _ in 0..2 {
+            mark(&image).unwrap();
+        }
+        let path = folder.path().join(".v.img.partial");
+        assert_eq!((is_marked(&image), image_of(&path)), (true, Some(image.clone())));
+        // A journal that knows nothing of it does not say that it is complete.
+        settle(folder.path(), &State::default()).unwrap();
+        assert!(is_marked(&image));
+        std::fs::remove_file(&image).unwrap();
+        settle(folder.path(), &State::default()).unwrap();
+        assert!(!path.exists());
+        for _ in 0..2 {
+            unmark(&image).unwrap();
+        }
+    }
+
+    #[test]
+    fn what_somebody_else_has_put_there_marks_nothing_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let (image, mark) = (folder.path().join("v.img"), folder.path().join(".v.img.partial"));
+        std::fs::write(&image, b"").unwrap();
+        let check = |what: &str| {
+            assert!(!is_marked(&image) && image_of(&mark).is_none(), "{what}");
+            unmark(&image).unwrap();
+            settle(folder.path(), &State::default()).unwrap();
+            assert!(std::fs::symlink_metadata(&mark).is_ok(), "{what}");
+        };
+        std::fs::write(&mark, b"sterna: half").unwrap();
+        check("a beginning");
+        std::fs::remove_file(&mark).unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &mark, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        check("a pipe");
+        std::fs::remove_file(&mark).unwrap();
+        std::fs::write(folder.path().join("elsewhere"), MAGIC).unwrap();
+        std::os::unix::fs::symlink("elsewhere", &mark).unwrap();
+        check("a link");
+        std::fs::remove_file(&mark).unwrap();
+        std::fs::create_dir(&mark).unwrap();
+        check("a folder");
+    }
+}

@@ -1,0 +1,273 @@
+//! A look at a journal from outside: whether a daemon would go on with it, and what it says. Nothing is locked, changed or made
+//! durable, so it may run beside the daemon.
+//!
+//! ```text
+//!   file ──► bytes ──► verdict (`file::fold`, as at a start) ─┐
+//!                └───► entries, as far as they are whole      ├──► examination ──► text, JSON, export
+//!                          └──► state, folded                ─┘
+//! ```
+//! A file that is written to meanwhile may be read with a hole where a commit was on its way: it is read again then.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use migration::journal::{Entry, Frames, Side, Stage, State};
+use rustix::fs::OFlags;
+use serde::Serialize;
+
+use super::file::{FILE_BYTES_MAX, fold};
+use super::{JOURNAL_FILE, JournalError, export};
+use crate::error::with_causes;
+
+/// How often a journal is read that is written to whenever it is read.
+const READS_MAX: usize = 20;
+
+/// What was found in a journal.
+#[derive(Debug, Serialize)]
+pub struct JournalExamination {
+    /// The file.
+    pub path: PathBuf,
+    /// Whether a daemon would go on with it.
+    pub intact: bool,
+    /// Why not, and what to do; `None`: it is intact. What is told besides is what comes before the fault.
+    pub problem: Option<String>,
+    /// The version of its encoding; `None`: it does not begin as a journal does.
+    pub version: Option<u8>,
+    /// Its size in bytes, room that is reserved included.
+    pub size_bytes: u64,
+    /// Entries: commits that are durable as a whole.
+    pub entries: u64,
+    /// Records in them.
+    pub records: u64,
+    /// When the last of them was written, in milliseconds since 1970.
+    pub last_unix_ms: Option<u64>,
+    /// Where it ends, in bytes from the beginning of the file.
+    pub end_bytes: u64,
+    /// Bytes behind it of a commit that was cut off, or is on its way at this moment. Nobody was told that it is durable.
+    pub torn_bytes: u64,
+    /// What it says of each volume.
+    pub volumes: Vec<JournalVolume>,
+    /// Migrations that have not ended.
+    pub migrations: Vec<JournalMigration>,
+    #[serde(skip)]
+    found: Vec<Entry>,
+    #[serde(skip)]
+    state: State,
+}
+
+/// What a journal says of a volume.
+#[derive(Debug, Serialize)]
+pub struct JournalVolume {
+    /// Its name.
+    pub name: String,
+    /// Its identity.
+    pub id: String,
+    /// Whose it is.
+    pub owner: JournalOwner,
+    /// The other host that has it, or from which it comes or is being filled.
+    pub host: Option<String>,
+    /// How often it has changed hands, as far as this host knows.
+    pub generation: u64,
+    /// Size in bytes.
+    pub size_bytes: u64,
+    /// The store that its image is in; `None`: in none, or at the other host.
+    pub store: Option<String>,
+    /// Where its image is; `None`: at the other host.
+    pub image: Option<String>,
+}
+
+/// Whose a volume is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum JournalOwner {
+    /// This host's.
+    Here,
+    /// This host's, and some of it is still at another one.
+    BeingFilled,
+    /// Another host's, to which it has gone.
+    Elsewhere,
+    /// Another host's, from which it is on its way here.
+    Arriving,
+}
+
+/// What a journal says of a migration that has not ended.
+#[derive(Debug, Serialize)]
+pub struct JournalMigration {
+    /// Its identity.
+    pub id: String,
+    /// How far it has come.
+    pub stage: &'static str,
+    /// The other host; `None`: it goes to a store of this one.
+    pub host: Option<String>,
+    /// Whether its volumes come from that host.
+    pub incoming: bool,
+    /// Names of its volumes.
+    pub volumes: Vec<String>,
+    /// When it began, in milliseconds since 1970.
+    pub started_unix_ms: u64,
+}
+
+impl JournalExamination {
+    /// Examines the journal at `path`, which is the file or its data folder. It may sleep.
+    ///
+    /// # Errors
+    /// [`JournalError::Io`], [`JournalError::TooLarge`]: it cannot be read. That it is damaged is no error.
+    pub fn of(path: &Path) -> Result<Self, JournalError> {
+        let path = if path.is_dir() { path.join(JOURNAL_FILE) } else { path.to_owned() };
+        let mut reads = 1;
+        loop {
+            let (bytes, before) = read(&path)?;
+            let (found, fault) = Self::of_bytes(&path, &bytes);
+            let looks_torn = matches!(fault, Some(JournalError::Damaged { .. } | JournalError::Codec { .. }));
+            // The daemon writes one commit after the other, and they are not read in one instant.
+            if !looks_torn || reads == READS_MAX || before == read(&path)?.1 {
+                return Ok(found);
+            }
+            reads += 1;
+        }
+    }
+
+    /// Everything that the journal says, as JSON: each record, and what they come to.
+    pub fn export(&self) -> serde_json::Value {
+        export::document(self, &self.found, &self.state)
+    }
+
+    /// Examines what a journal that is said to be at `path` holds.
+    pub fn of_content(path: &Path, content: &[u8]) -> Self {
+        Self::of_bytes(path, content).0
+    }
+
+    /// Examines the bytes of a journal; also says why a daemon would not go on with it.
+    fn of_bytes(path: &Path, bytes: &[u8]) -> (Self, Option<JournalError>) {
+        let fault = fold(path, bytes).err();
+        let (mut found, mut state, mut version, mut end) = (Vec::new(), State::default(), None, 0);
+        if let Ok(mut frames) = Frames::new(bytes) {
+            version = Some(frames.version());
+            end = frames.position();
+            while let Some(entry) = frames.next() {
+                if state.apply(&entry).is_err() {
+                    break;
+                }
+                end = frames.position();
+                found.push(entry);
+            }
+        }
+        let written = bytes.get(end..).unwrap_or_default().iter().rposition(|byte| *byte != 0);
+        let torn = if fault.is_none() { written.map_or(0, |last| last + 1) } else { 0 };
+        let examination = Self {
+            path: path.to_owned(),
+            intact: fault.is_none(),
+            problem: fault.as_ref().map(|fault| with_causes(fault)),
+            version,
+            size_bytes: bytes.len() as u64,
+            entries: found.len() as u64,
+            records: found.iter().map(|entry| entry.records.len() as u64).sum(),
+            last_unix_ms: found.last().map(|entry| entry.at_unix_ms),
+            end_bytes: end as u64,
+            torn_bytes: torn as u64,
+            volumes: volumes(&state),
+            migrations: migrations(&state),
+            found,
+            state,
+        };
+        (examination, fault)
+    }
+}
+
+/// How a file looks from outside.
+type Look = (u64, i64, i64, u64);
+
+fn read(path: &Path) -> Result<(Vec<u8>, Look), JournalError> {
+    let failed = |source| JournalError::Io { path: path.to_owned(), operation: "read", source };
+    // A pipe is not waited for.
+    let flags = OFlags::NONBLOCK.bits() as i32;
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
+    let found = file.metadata().map_err(failed)?;
+    if !found.is_file() {
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is no file")));
+    }
+    if found.len() > FILE_BYTES_MAX {
+        return Err(JournalError::TooLarge { path: path.to_owned(), bytes: found.len() });
+    }
+    let mut bytes = Vec::new();
+    file.take(FILE_BYTES_MAX).read_to_end(&mut bytes).map_err(failed)?;
+    Ok((bytes, (found.ino(), found.mtime(), found.mtime_nsec(), found.len())))
+}
+
+fn volumes(state: &State) -> Vec<JournalVolume> {
+    let here = state.volumes.iter().map(|(id, known)| {
+        let (record, filling) = (&known.record, state.fillings.get(id));
+        JournalVolume {
+            name: record.name.clone(),
+            id: id.to_string(),
+            owner: if filling.is_some() { JournalOwner::BeingFilled } else { JournalOwner::Here },
+            host: filling.map(|filling| filling.peer_name.clone()),
+            generation: record.generation.0,
+            size_bytes: record.size_bytes,
+            store: (!record.image.is_adopted()).then(|| record.image.store.clone()),
+            image: Some(record.image.place.name().to_owned()),
+        }
+    });
+    let moved = state.moved.iter().map(|(id, moved)| JournalVolume {
+        name: moved.volume.record.name.clone(),
+        id: id.to_string(),
+        owner: JournalOwner::Elsewhere,
+        host: Some(moved.host_name.clone()),
+        generation: moved.generation.0,
+        size_bytes: moved.volume.record.size_bytes,
+        store: None,
+        image: None,
+    });
+    let arriving = state.unfinished().flat_map(|(_, migration)| {
+        let (peer, records) = match &migration.side {
+            Side::Incoming { peer_name, volumes, .. } => (Some(peer_name), volumes.as_slice()),
+            Side::OneHost | Side::Outgoing { .. } => (None, [].as_slice()),
+        };
+        let coming = records.iter().filter(|record| {
+            !state.volumes.contains_key(&record.volume) && !state.moved.contains_key(&record.volume)
+        });
+        coming.map(move |record| JournalVolume {
+            name: record.name.clone(),
+            id: record.volume.to_string(),
+            owner: JournalOwner::Arriving,
+            host: peer.cloned(),
+            generation: record.generation.0,
+            size_bytes: record.size_bytes,
+            store: Some(record.image.store.clone()),
+            image: Some(record.image.place.name().to_owned()),
+        })
+    });
+    let mut all: Vec<JournalVolume> = here.chain(moved).chain(arriving).collect();
+    all.sort_by(|one, other| (&one.name, &one.id).cmp(&(&other.name, &other.id)));
+    all
+}
+
+fn migrations(state: &State) -> Vec<JournalMigration> {
+    let under_way = state.unfinished().map(|(id, known)| JournalMigration {
+        id: id.to_string(),
+        stage: stage_in_words(&known.stage),
+        host: known.side.peer().map(|(_, name)| name.to_owned()),
+        incoming: !known.side.has_source(),
+        volumes: known.names.clone(),
+        started_unix_ms: known.started_unix_ms,
+    });
+    under_way.collect()
+}
+
+/// How far a migration has come, in a word.
+pub(super) fn stage_in_words(stage: &Stage) -> &'static str {
+    match stage {
+        Stage::Copying => "copying",
+        Stage::Prepared(_) => "prepared",
+        Stage::Released(_) => "released",
+        Stage::Owned(_) => "owned",
+        Stage::HandedBack => "handed-back",
+        Stage::Ended(_) => "ended",
+        Stage::Discarding(_) => "discarding",
+    }
+}
+
+#[cfg(test)]
+mod tests;

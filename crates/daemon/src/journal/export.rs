@@ -1,0 +1,328 @@
+//! A journal as JSON, for support, and to look up what was true once. It is never read again: a daemon goes by its journal alone.
+
+use std::collections::BTreeMap;
+
+use chronicle::Generation;
+use migration::VolumeId;
+use migration::journal::{
+    Entry, ImageLocation, MigratingVolume, MigrationState, Outcome, Promotion, Record, ReservedContent, Side,
+    Stage, State, VolumeRecord, VolumeState,
+};
+use serde_json::{Map, Value, json};
+
+use super::examine::{JournalExamination, stage_in_words};
+use crate::migrations::view::failure_name;
+
+/// Version of the document. Within it fields are only added.
+const VERSION: u32 = 1;
+
+/// All that a journal says.
+pub(super) fn document(examination: &JournalExamination, entries: &[Entry], state: &State) -> Value {
+    let entries: Vec<Value> = entries
+        .iter()
+        .enumerate()
+        .map(|(sequence, entry)| {
+            let records: Vec<Value> = entry.records.iter().map(record).collect();
+            json!({ "sequence": sequence, "at_unix_ms": entry.at_unix_ms, "records": records })
+        })
+        .collect();
+    json!({
+        "document": "sterna-journal",
+        "document_version": VERSION,
+        "program_version": env!("CARGO_PKG_VERSION"),
+        "examination": examination,
+        "state": whole_state(state),
+        "entries": entries,
+    })
+}
+
+fn whole_state(state: &State) -> Value {
+    let volumes: Vec<Value> = state.volumes.values().map(volume_state).collect();
+    let moved: Vec<Value> = state
+        .moved
+        .values()
+        .map(|moved| {
+            json!({
+                "volume": volume_state(&moved.volume),
+                "migration": moved.migration.to_string(),
+                "host": moved.host.to_string(),
+                "host_name": moved.host_name,
+                "generation": moved.generation.0,
+                "forwarding": in_words(&moved.forwarding),
+                "at_unix_ms": moved.at_unix_ms,
+            })
+        })
+        .collect();
+    let migrations: Vec<Value> =
+        state.migrations.iter().map(|(id, known)| with("id", id.to_string(), migration(known))).collect();
+    let reservations: Vec<Value> = state
+        .reservations
+        .iter()
+        .map(|(place, fence)| {
+            let content = match fence.content {
+                ReservedContent::Left => "left",
+                ReservedContent::Kept => "kept",
+                ReservedContent::HalfMade => "half-made",
+            };
+            json!({ "place": place.name(), "volume": fence.volume, "migration": fence.migration.to_string(), "content": content })
+        })
+        .collect();
+    let branches = state.branches.iter().flat_map(|(volume, branches)| {
+        branches.iter().map(move |branch| {
+            json!({
+                "volume": volume.to_string(),
+                "id": branch.id.to_string(),
+                "migration": branch.migration.to_string(),
+                "from_generation": branch.from.0,
+            })
+        })
+    });
+    let origins: BTreeMap<String, String> =
+        state.origins.iter().map(|(volume, origin)| (volume.to_string(), in_words(origin))).collect();
+    let fillings = state.fillings.iter().map(|(volume, filling)| {
+        json!({
+            "volume": volume.to_string(),
+            "host": filling.peer.to_string(),
+            "host_name": filling.peer_name,
+            "migration_there": filling.remote.to_string(),
+            "missing_blocks_at_handover": filling.manifest.units,
+        })
+    });
+    json!({
+        "volumes": volumes,
+        "moved": moved,
+        "migrations": migrations,
+        "next_migration": state.next_migration,
+        "reservations": reservations,
+        "branches": branches.collect::<Vec<_>>(),
+        "origins": origins,
+        "fillings": fillings.collect::<Vec<_>>(),
+    })
+}
+
+fn volume_state(known: &VolumeState) -> Value {
+    let mut shown = volume(&known.record);
+    shown.insert("stay".to_owned(), known.stay.to_string().into());
+    shown.insert("added_unix_ms".to_owned(), known.added_unix_ms.into());
+    shown.insert("resizing_to_bytes".to_owned(), known.resizing_to.into());
+    shown.into()
+}
+
+fn volume(record: &VolumeRecord) -> Map<String, Value> {
+    let export = &record.export;
+    let shown = json!({
+        "id": record.volume.to_string(),
+        "name": record.name,
+        "size_bytes": record.size_bytes,
+        "block_size_bytes": record.block_size_bytes,
+        "image": image(&record.image),
+        "generation": record.generation.0,
+        "export": {
+            "access": in_words(&export.access),
+            "listen": export.listen,
+            "socket_mode": export.socket_mode.map(|mode| format!("{mode:04o}")),
+            "socket_owner": export.socket_owner,
+            "connections_max": export.connections_max,
+        },
+    });
+    match shown {
+        Value::Object(fields) => fields,
+        // It is made as one.
+        _ => Map::new(),
+    }
+}
+
+fn migration(known: &MigrationState) -> Value {
+    let attempt = match &known.stage {
+        Stage::Prepared(attempt) | Stage::Released(attempt) | Stage::Owned(attempt) => Some(attempt.0),
+        _ => None,
+    };
+    let outcome = match &known.stage {
+        Stage::Ended(outcome) | Stage::Discarding(outcome) => Some(self::outcome(outcome)),
+        _ => None,
+    };
+    json!({
+        "names": known.names,
+        "volumes": known.volumes.iter().map(moving).collect::<Vec<_>>(),
+        "side": side(&known.side),
+        "stage": stage_in_words(&known.stage),
+        "attempt": attempt,
+        "aborted_attempt": known.aborted.0,
+        "outcome": outcome,
+        "keep_source": known.keep_source,
+        "promotion": known.promotion.as_ref().map(promotion),
+        "is_hollow": known.hollow.is_some(),
+        "started_unix_ms": known.started_unix_ms,
+        "ended_unix_ms": known.ended_unix_ms,
+    })
+}
+
+/// A record: what it is called, and what it says.
+pub(super) fn record(record: &Record) -> Value {
+    let about = |name: &str, fields: Value| with("record", name, fields);
+    match record {
+        Record::Snapshot(state) => about("snapshot", json!({ "state": whole_state(state) })),
+        Record::VolumeAdded(added) => about("volume-added", volume(added).into()),
+        Record::VolumeRemoved { volume } => about("volume-removed", json!({ "volume": volume.to_string() })),
+        Record::MigrationStarted { migration, volumes, keep_source, side: role } => about(
+            "migration-started",
+            json!({
+                "migration": migration.to_string(),
+                "volumes": volumes.iter().map(moving).collect::<Vec<_>>(),
+                "keep_source": keep_source,
+                "side": side(role),
+            }),
+        ),
+        Record::TargetPrepared { migration, attempt } => {
+            about("target-prepared", json!({ "migration": migration.to_string(), "attempt": attempt.0 }))
+        }
+        Record::AttemptAborted { migration, attempt } => {
+            about("attempt-aborted", json!({ "migration": migration.to_string(), "attempt": attempt.0 }))
+        }
+        Record::Released { migration, attempt, generations } => about(
+            "released",
+            json!({ "migration": migration.to_string(), "attempt": attempt.0, "generations": by_volume(generations) }),
+        ),
+        Record::Owned { migration, attempt, generations } => about(
+            "owned",
+            json!({ "migration": migration.to_string(), "attempt": attempt.0, "generations": by_volume(generations) }),
+        ),
+        Record::HandedBack { migration, generations } => about(
+            "handed-back",
+            json!({ "migration": migration.to_string(), "generations": by_volume(generations) }),
+        ),
+        Record::MigrationEnded { migration, outcome: ended, .. } => {
+            about("migration-ended", json!({ "migration": migration.to_string(), "outcome": outcome(ended) }))
+        }
+        Record::ResizeBegun { volume, size_bytes } => {
+            about("resize-begun", json!({ "volume": volume.to_string(), "size_bytes": size_bytes }))
+        }
+        Record::Resized { volume, size_bytes } => {
+            about("resized", json!({ "volume": volume.to_string(), "size_bytes": size_bytes }))
+        }
+        Record::ReservationLifted { place } => about("reservation-lifted", json!({ "place": place.name() })),
+        Record::Promoted { migration, attempt, generations, promotion: grounds } => about(
+            "promoted",
+            json!({
+                "migration": migration.to_string(),
+                "attempt": attempt.0,
+                "generations": by_volume(generations),
+                "promotion": promotion(grounds),
+            }),
+        ),
+        Record::MovedForgotten { volume } => {
+            about("moved-forgotten", json!({ "volume": volume.to_string() }))
+        }
+        Record::OriginKnown { volume, origin } => {
+            about("origin-known", json!({ "volume": volume.to_string(), "origin": in_words(origin) }))
+        }
+        Record::Discarding { migration, outcome: ended } => {
+            about("discarding", json!({ "migration": migration.to_string(), "outcome": outcome(ended) }))
+        }
+        Record::Hollow { migration, hollow } => {
+            let missing =
+                hollow.manifests.iter().map(|(volume, manifest)| (volume.to_string(), manifest.units));
+            about(
+                "hollow",
+                json!({
+                    "migration": migration.to_string(),
+                    "attempt": hollow.attempt.0,
+                    "missing_blocks": missing.collect::<BTreeMap<_, _>>(),
+                }),
+            )
+        }
+        Record::FillingKnown { volume, filling } => about(
+            "filling-known",
+            json!({
+                "volume": volume.to_string(),
+                "host": filling.peer.to_string(),
+                "migration_there": filling.remote.to_string(),
+                "missing_blocks_at_handover": filling.manifest.units,
+            }),
+        ),
+        Record::Filled { volume } => about("filled", json!({ "volume": volume.to_string() })),
+    }
+}
+
+fn side(side: &Side) -> Value {
+    match side {
+        Side::OneHost => json!({ "kind": "one-host" }),
+        Side::Outgoing { peer, peer_name, store, forwarding } => json!({
+            "kind": "outgoing",
+            "host": peer.to_string(),
+            "host_name": peer_name,
+            "store_there": store,
+            "forwarding": in_words(forwarding),
+        }),
+        Side::Incoming { peer, peer_name, remote, volumes } => json!({
+            "kind": "incoming",
+            "host": peer.to_string(),
+            "host_name": peer_name,
+            "migration_there": remote.to_string(),
+            "volumes": volumes.iter().map(volume).collect::<Vec<_>>(),
+        }),
+    }
+}
+
+fn moving(moving: &MigratingVolume) -> Value {
+    json!({
+        "volume": moving.volume.to_string(),
+        "source": image(&moving.source),
+        "target": image(&moving.target),
+    })
+}
+
+fn image(image: &ImageLocation) -> Value {
+    json!({
+        "store": (!image.is_adopted()).then_some(&image.store),
+        "place": image.place.name(),
+        "format": image.format.name(),
+    })
+}
+
+fn outcome(outcome: &Outcome) -> Value {
+    match outcome {
+        Outcome::Moved { left_over } => json!({ "kind": "moved", "left_over": left_over }),
+        Outcome::Cancelled => json!({ "kind": "cancelled" }),
+        Outcome::Failed { code, detail } => {
+            json!({ "kind": "failed", "code": failure_name(*code), "detail": detail })
+        }
+        Outcome::HandedBack { detail } => json!({ "kind": "handed-back", "detail": detail }),
+        Outcome::CancelledThere => json!({ "kind": "cancelled-there" }),
+    }
+}
+
+fn promotion(promotion: &Promotion) -> Value {
+    match promotion {
+        Promotion::Ticket => json!({ "kind": "ticket" }),
+        Promotion::Force { branches } => {
+            let branches = branches.iter().map(|(volume, branch)| (volume.to_string(), branch.to_string()));
+            json!({ "kind": "force", "branches": branches.collect::<BTreeMap<_, _>>() })
+        }
+    }
+}
+
+fn by_volume(generations: &[(VolumeId, Generation)]) -> BTreeMap<String, u64> {
+    generations.iter().map(|(volume, generation)| (volume.to_string(), generation.0)).collect()
+}
+
+/// The name of a variant without fields, as programs write it: `WhileConnected` becomes `while-connected`.
+fn in_words(value: &impl std::fmt::Debug) -> String {
+    let mut words = String::new();
+    for c in format!("{value:?}").chars() {
+        if c.is_ascii_uppercase() && !words.is_empty() {
+            words.push('-');
+        }
+        words.push(c.to_ascii_lowercase());
+    }
+    words
+}
+
+/// An object with one field more, in front.
+fn with(field: &str, value: impl Into<Value>, fields: Value) -> Value {
+    let mut object = Map::from_iter([(field.to_owned(), value.into())]);
+    if let Value::Object(fields) = fields {
+        object.extend(fields);
+    }
+    object.into()
+}

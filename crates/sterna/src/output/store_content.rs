@@ -1,0 +1,96 @@
+//! How what lies in stores is printed for people.
+
+use std::fmt::Write as _;
+
+use api::{FileRole, StoreContent, StoreFile, StoreKind};
+
+use super::replicas::age;
+use super::{dash, lines, table};
+use crate::units::bytes;
+
+/// What lies in stores, as a table; below it what is to be done about some of it.
+pub(crate) fn list(stores: &Vec<StoreContent>) -> String {
+    let header = ["FILE", "WHAT", "VOLUME", "MIGRATION", "SIZE", "USED", "FORMAT", "MODIFIED", "NOTE"];
+    let mut table = table(&header, &[4, 5]);
+    for (store, file) in stores.iter().flat_map(|store| store.files.iter().map(move |file| (store, file))) {
+        table.add_row([
+            spelled(store, file),
+            file.role.name().to_owned(),
+            file.volume.clone().unwrap_or_else(dash),
+            file.migration.clone().unwrap_or_else(dash),
+            file.size_bytes.map_or_else(dash, bytes),
+            file.allocated_bytes.map_or_else(dash, bytes),
+            file.format.map_or_else(dash, |format| format.name().to_owned()),
+            file.modified_unix_ms.map_or_else(dash, |then| format!("{} ago", age(then))),
+            file.note.as_deref().map(printable).unwrap_or_default(),
+        ]);
+    }
+    let is_empty = stores.iter().all(|store| store.files.is_empty());
+    let mut text = if is_empty { "nothing lies there\n".to_owned() } else { lines(&table) };
+    for store in stores {
+        // Formatting into a string does not fail.
+        if store.files_left_out > 0 {
+            let _ = writeln!(
+                text,
+                "\n!! {} more files in store {} were not looked at",
+                store.files_left_out, store.store
+            );
+        }
+        if let Some(problem) = &store.problem {
+            let _ = writeln!(text, "\n!! what lies in store {} is not known: {problem}", store.store);
+        }
+    }
+    text + &advice(stores)
+}
+
+/// What has been deleted.
+pub(crate) fn dropped(file: &StoreFile) -> String {
+    let freed = file.allocated_bytes.map(|freed| format!("; {} are free again", bytes(freed)));
+    format!("{} is deleted{}\n", printable(&file.name), freed.unwrap_or_default())
+}
+
+/// The first of each kind that somebody can do something about.
+fn advice(stores: &[StoreContent]) -> String {
+    let first = |role| {
+        let mut all = stores.iter().filter(|store| store.kind == StoreKind::Folder).flat_map(|store| {
+            store.files.iter().filter(move |file| file.role == role).map(move |file| spelled(store, file))
+        });
+        all.next()
+    };
+    let mut text = String::new();
+    let mut add = |role, what: &str, command: &str| {
+        if let Some(file) = first(role) {
+            let _ = writeln!(text, "\n{what}:\n  sterna store {command} {file}");
+        }
+    };
+    add(
+        FileRole::Unclaimed,
+        "unclaimed images become volumes, if no other host has them in use, by",
+        "import",
+    );
+    add(FileRole::HalfMade, "half-made targets, if nobody needs them, are deleted by", "drop");
+    text
+}
+
+/// The file as commands take it.
+fn spelled(store: &StoreContent, file: &StoreFile) -> String {
+    match store.kind {
+        StoreKind::Folder => format!("{}/{}", store.store, printable(&file.name)),
+        StoreKind::Device | StoreKind::Nbd => file.name.clone(),
+    }
+}
+
+/// A text of others without what would move the cursor.
+fn printable(text: &str) -> String {
+    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::printable;
+
+    #[test]
+    fn a_name_cannot_begin_a_line_or_move_the_cursor() {
+        assert_eq!(printable("a\nb\u{1b}[2Jä"), "a\\nb\\u{1b}[2Jä");
+    }
+}
