@@ -88,9 +88,9 @@ pub use replica::{DropReplica, Replica};
 pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use vm::{AdoptVm, NewVm, RemovedVm, StopVm, Vm, VmState, WholeMove};
 pub use volume::{
-    ClientsElsewhere, ExportSettings, ImageFate, ImageFormat, ImageKind, KeptBecause, NewVolume,
-    PromoteVolume, RemoveVolume, RemovedVolume, ResizeVolume, Volume, VolumeCreation, VolumeFilling,
-    VolumeSource, VolumeState, VolumeStatistics,
+    ClientsElsewhere, ExportSettings, ImageFate, ImageFormat, ImageKind, KeptBecause, MissingRange,
+    NewVolume, PromoteVolume, RemoveVolume, RemovedVolume, ResizeVolume, Volume, VolumeCreation,
+    VolumeFilling, VolumeSource, VolumeState, VolumeStatistics,
 };
 
 /// Largest body of a request, in bytes: every request fits many times over.

@@ -79,6 +79,19 @@ pub struct VolumeFilling {
     pub requests_waiting: u64,
     /// Why nothing comes; `None` if something does.
     pub waits_for: Option<String>,
+    /// Whether what is missing was given up (`volume promote --without-missing`).
+    pub is_given_up: bool,
+    /// Where it is missing, in order; the first 256 places.
+    pub ranges: Vec<MissingRange>,
+}
+
+/// A part of a volume that is missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct MissingRange {
+    /// Where it begins.
+    pub offset_bytes: u64,
+    /// How long it is.
+    pub length_bytes: u64,
 }
 
 /// Clients of a volume that are connected at another host.
@@ -192,8 +205,12 @@ pub struct VolumeStatistics {
 pub struct PromoteVolume {
     /// What the other host prints once it has released the volume: nobody else has it then.
     pub ticket: Option<String>,
-    /// Without a ticket. **N.B.** If the other host goes on with the volume, there are two of it from then on.
+    /// Without a ticket. **N.B.** If the other host goes on with the volume, there are two of it from then on. With
+    /// `without_missing`: although what is missing still comes.
     pub force: bool,
+    /// Of a volume that works here and whose former host, which has the rest of it, is lost: clients that read what is missing get
+    /// I/O errors from now on, and wait for it no longer. **N.B.** For good: it is not fetched any more.
+    pub without_missing: bool,
 }
 
 /// Makes a volume.

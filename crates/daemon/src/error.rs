@@ -1,6 +1,7 @@
 //! Why a request was not carried out, by cause; each says what to do next.
 
 mod images;
+mod lacking;
 mod retry;
 mod routes;
 mod store_files;
@@ -17,6 +18,7 @@ use migration::ticket::TicketError;
 use migration::wire::Refusal;
 use migration::{CommitFault, MigrationId};
 
+pub(crate) use self::lacking::LackingError;
 pub(crate) use self::retry::RetryObstacle;
 pub(crate) use self::routes::RouteError;
 pub(crate) use self::store_files::{StoreFileError, StoreFileObstacle};
@@ -320,17 +322,9 @@ pub(crate) enum RequestError {
         /// By which migration.
         migration: MigrationId,
     },
-    /// The volume lacks blocks that another host still has.
-    #[error(
-        "volume \"{volume}\" is still being filled from host \"{host}\": it can be moved, resized and removed when nothing is missing any \
-         more (sterna volume show {volume})"
-    )]
-    BeingFilled {
-        /// Which volume.
-        volume: String,
-        /// The host that has what is missing.
-        host: String,
-    },
+    /// The volume lacks blocks.
+    #[error(transparent)]
+    Lacking(#[from] LackingError),
     /// The migration is not under way.
     #[error("migration {0} has ended; see: sterna migration show {0}")]
     NotMigrating(MigrationId),
@@ -529,7 +523,7 @@ impl RequestError {
             Self::AlreadyMigrating { .. } => ErrorCode::AlreadyMigrating,
             Self::NotMigrating(_) | Self::CancelledBeforehand(_) => ErrorCode::NotMigrating,
             Self::TooLate(_) => ErrorCode::TooLate,
-            Self::MigrationWaits(_) | Self::BeingFilled { .. } => ErrorCode::VolumeBusy,
+            Self::MigrationWaits(_) => ErrorCode::VolumeBusy,
             Self::QueueFull { .. } => ErrorCode::QueueFull,
             Self::CannotRetry { .. } => ErrorCode::CannotRetry,
             Self::VolumeInUse { .. } | Self::ClientsUnknown(_) => ErrorCode::VolumeInUse,
@@ -543,6 +537,7 @@ impl RequestError {
             Self::PlaceTaken { .. } => ErrorCode::ImageInUse,
             Self::Fenced { .. } => ErrorCode::PlaceFenced,
             Self::StoreFile(error) => error.code(),
+            Self::Lacking(error) => error.code(),
             Self::Copy(CopyError::Io { .. }) => ErrorCode::StorageFailed,
             Self::Fill(FillError::Target(error)) if error.is_no_space() => ErrorCode::NoSpace,
             Self::Fill(_) | Self::Grow(_) => ErrorCode::StorageFailed,

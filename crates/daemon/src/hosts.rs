@@ -201,6 +201,17 @@ impl Hosts {
         self.session(&peer.ok_or_else(|| HostsError::NotFound(id.short()))?)
     }
 
+    /// Why nothing is heard of another host; `None`: it is connected.
+    pub(crate) fn silence_of(&self, host: migration::HostId) -> Option<String> {
+        let status = match self.session_with(host) {
+            Ok(session) => session.status(),
+            Err(error) => return Some(error.to_string()),
+        };
+        let seconds = status.since.as_secs();
+        (!status.is_connected)
+            .then(|| format!("the host that has it, which has not been connected for {seconds} s"))
+    }
+
     /// This host's identifier; `None`: it has no identity.
     pub(crate) fn own(&self) -> Option<migration::HostId> {
         match &*self.lock() {

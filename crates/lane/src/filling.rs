@@ -194,6 +194,19 @@ impl FillingStore {
         self.with_machine(Filling::handle_timeout);
     }
 
+    /// Fetches nothing any more: the former host is lost. Whoever reads what is missing gets an error.
+    pub fn give_up_missing(&self) {
+        self.with_machine(Filling::give_up_missing);
+    }
+
+    /// The first runs of what is missing; empty before the volume is this host's.
+    pub fn first_missing(&self, runs_max: usize) -> Vec<ByteRange> {
+        match &*self.state.borrow() {
+            State::Waiting(_) | State::Left => Vec::new(),
+            State::Filling(machine) => machine.first_missing(runs_max),
+        }
+    }
+
     /// Fetches nothing any more: the volume is not this host's, and its image is deleted.
     pub fn leave(&self) {
         self.state.replace(State::Left);

@@ -9,18 +9,17 @@ use futures_util::FutureExt;
 use futures_util::future::Shared;
 
 use chronicle::{BlockSize, Generation, Kept, ReplicaOf, StayId};
-use migration::filling::{FillingProgress, UnitMap};
+use migration::filling::UnitMap;
 use migration::journal::{FailureCode, ImageLocation, MigrationState, Promotion};
 use migration::source::Moves;
 use migration::strategy::Choice;
 use migration::{Attempt, CommitFault, HostId, MigrationId, PacingSettings, VolumeId, VolumeIndex};
 
-use crate::clients::ByHost;
 use crate::driver::{IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation};
 use crate::front_end::{Access, ClientsAtEnd, Encryption, PassedConnection};
-use crate::latency::Latencies;
 use crate::peer::PeerChannel;
 use crate::shared_storage::{ArrivingStore, SharedImage};
+use crate::status::LaneStatus;
 
 /// What a lane is to serve.
 #[derive(Clone, Debug)]
@@ -205,6 +204,8 @@ pub struct FillingStoreOrder {
     pub reservoir: PeerChannel,
     /// Which volume of the migration it is, by which it came.
     pub index: VolumeIndex,
+    /// Whether what is missing was given up.
+    pub is_given_up: bool,
 }
 
 /// The ways to the other host for a volume that leaves.
@@ -318,43 +319,6 @@ impl std::fmt::Display for StoreRole {
     }
 }
 
-/// What a lane is doing, at one instant.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct LaneStatus {
-    /// Name of the I/O engine: `io_uring` or `threads`.
-    pub engine: &'static str,
-    /// NBD connections.
-    pub connections: usize,
-    /// Clients at other hosts, which lead them here.
-    pub clients_elsewhere: ByHost,
-    /// Other hosts that lead their clients here, whether they have any at this moment or not.
-    pub led_here_by: Vec<HostId>,
-    /// The host that the volume came from has yet to say whether it leads clients here.
-    pub awaits_word_of_clients: bool,
-    /// Guest requests in flight.
-    pub requests_in_flight: usize,
-    /// Guest reads since the lane began.
-    pub reads: u64,
-    /// Guest writes, discards and zeroing since the lane began.
-    pub writes: u64,
-    /// Guest flushes since the lane began.
-    pub flushes: u64,
-    /// Bytes that guests have read.
-    pub bytes_read: u64,
-    /// Bytes that guests have written.
-    pub bytes_written: u64,
-    /// Guest requests that failed.
-    pub errors: u64,
-    /// What the latest of them failed by.
-    pub last_error: Option<String>,
-    /// How long guest requests took since the lane began.
-    pub latencies: Latencies,
-    /// How often the volume has changed hands.
-    pub generation: u64,
-    /// How far the volume is that came with blocks missing; `None`: it did not, or before this start.
-    pub filling: Option<FillingProgress>,
-}
-
 /// Talks to a lane from any thread. A clone is another handle to the same lane; the lane ends with the last one, in
 /// disorder: [`LaneHandle::stop`] is the way to end it.
 #[derive(Clone)]
@@ -413,6 +377,9 @@ pub(crate) enum Command {
         migration: MigrationId,
         promoted: Box<Promoted>,
         answer: oneshot::Sender<Result<(), Refused>>,
+    },
+    GiveUpMissing {
+        answer: oneshot::Sender<()>,
     },
     SetBandwidth {
         migration: MigrationId,
@@ -546,6 +513,14 @@ impl LaneHandle {
         bytes_per_second: Option<u64>,
     ) -> Result<(), Refused> {
         self.ask(|answer| Command::SetBandwidth { migration, bytes_per_second, answer }).await?
+    }
+
+    /// Gives up what is missing of a volume that is being filled: whoever reads that gets an error from now on.
+    ///
+    /// # Errors
+    /// [`Refused::Ended`].
+    pub async fn give_up_missing(&self) -> Result<(), Refused> {
+        self.ask(|answer| Command::GiveUpMissing { answer }).await
     }
 
     /// Makes the volume `size` bytes large, a multiple of 4096, while it is used; its migration's target, too.

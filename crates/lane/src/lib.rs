@@ -34,6 +34,7 @@ pub mod reservoir;
 pub mod resuming;
 pub mod shared_storage;
 pub mod stack;
+mod status;
 mod thread;
 
 use block::signal;
@@ -54,14 +55,15 @@ pub use front_end::{
     Encryption, Offer, PassedConnection, PassedSession, ReplyStyle,
 };
 pub use handle::{
-    FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle, LaneSettings, LaneStatus,
-    LaneStore, Listeners, MigrationOrder, MigrationTarget, Opening, OutgoingChannels, OutgoingOrder,
-    OutgoingRole, Promoted, Refused, Rest, StoreRole,
+    FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle, LaneSettings, LaneStore,
+    Listeners, MigrationOrder, MigrationTarget, Opening, OutgoingChannels, OutgoingOrder, OutgoingRole,
+    Promoted, Refused, Rest, StoreRole,
 };
 pub use latency::Latencies;
 pub use pulse::Window;
 pub use shared_storage::{ArrivingStore, DataPath, Leasable, Promise, SharedImage};
 pub use stack::{ClientRequests, ClientSession, Home, Volume};
+pub use status::LaneStatus;
 pub use thread::{LaneError, start};
 
 /// Time between two reports of progress.

@@ -63,6 +63,25 @@ pub struct PeerChannel {
     pub events: ChannelEvents,
 }
 
+/// The sending end of a channel to a host that nobody knows any more.
+struct Nowhere;
+
+impl Channel for Nowhere {
+    fn send(&self, _: RequestPriority, _: Bytes, _: Bytes) {}
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities::Unknown
+    }
+}
+
+impl PeerChannel {
+    /// A channel to nobody, which has ended.
+    pub fn nowhere() -> Self {
+        let (_, receiver) = mpsc::unbounded();
+        Self { channel: Box::new(Nowhere), events: receiver.into() }
+    }
+}
+
 /// What a channel brings. What nobody has taken when it ends goes to whoever may find another one to hear it.
 pub struct ChannelEvents {
     receiver: mpsc::UnboundedReceiver<ChannelEvent>,

@@ -34,8 +34,8 @@ use crate::driver::{
 use crate::filling::FillingStore;
 use crate::front_end::{self, FrontEnd};
 use crate::handle::{
-    Command, LaneHandle, LaneSettings, LaneStatus, LaneStore, Listeners, MigrationOrder, MigrationTarget,
-    Opening, Refused, Rest,
+    Command, LaneHandle, LaneSettings, LaneStore, Listeners, MigrationOrder, MigrationTarget, Opening,
+    Refused, Rest,
 };
 use crate::peer::{RpcChannel, Service};
 use crate::pulse::Pulse;
@@ -44,9 +44,12 @@ use crate::reservoir::Reservoir;
 use crate::shared_storage::LeasedImage;
 use crate::signal::Signal;
 use crate::stack::{ClientStacks, Counters, Home, Volume};
+use crate::status::LaneStatus;
 
 /// Stack of a lane's thread: its futures are on the heap, so little is needed.
 const STACK_BYTES: usize = 512 << 10;
+/// Runs of what a volume lacks that are told with its status.
+const MISSING_RUNS_TOLD: usize = 256;
 
 /// Why a lane cannot begin.
 #[derive(Debug, thiserror::Error)]
@@ -301,6 +304,12 @@ impl Lane {
                 Command::Promote { migration, promoted, answer } => {
                     let _ = answer.send(self.promote(migration, *promoted));
                 }
+                Command::GiveUpMissing { answer } => {
+                    if let Some(filling) = &*self.filling.borrow() {
+                        filling.give_up_missing();
+                    }
+                    let _ = answer.send(());
+                }
                 Command::SetBandwidth { migration, bytes_per_second, answer } => {
                     let _ = answer.send(self.with_migration(migration, |driver| {
                         driver.set_bandwidth(bytes_per_second);
@@ -472,6 +481,10 @@ impl Lane {
             latencies: self.pulse.latencies(),
             generation: self.volume.generation().0,
             filling: self.filling.borrow().as_ref().and_then(|filling| filling.progress()),
+            missing: match &*self.filling.borrow() {
+                Some(filling) => filling.first_missing(MISSING_RUNS_TOLD),
+                None => Vec::new(),
+            },
         }
     }
 }

@@ -256,6 +256,8 @@ pub struct FillingProgress {
     pub requests_waiting: usize,
     /// Why nothing is fetched; `None` if something is, or need not be.
     pub waits_for: Option<&'static str>,
+    /// Whether what is missing was given up.
+    pub is_given_up: bool,
 }
 
 /// Fills one volume.
@@ -267,6 +269,8 @@ pub struct Filling {
     /// Of these, the ones that could be fetched: not asked for, not being overwritten, not unreadable.
     wanted: LayeredBitmap,
     unreadable: LayeredBitmap,
+    /// Whether what is missing never comes.
+    is_given_up: bool,
     /// Units that are to be fetched one by one, since something among them could not be read.
     suspect: LayeredBitmap,
     fetches: BTreeMap<FetchId, Fetch>,
@@ -301,6 +305,7 @@ impl Filling {
         Self {
             wanted: missing.clone(),
             unreadable: LayeredBitmap::new(units),
+            is_given_up: false,
             suspect: LayeredBitmap::new(units),
             fetches: BTreeMap::new(),
             overwrites: BTreeMap::new(),
@@ -335,6 +340,22 @@ impl Filling {
         self.advance(now);
     }
 
+    /// Nothing is fetched any more: whoever reads what is missing is refused from now on, and not held. It goes on being overwritten.
+    pub fn give_up_missing(&mut self, now: Duration) {
+        self.is_given_up = true;
+        self.wanted.clear();
+        // What was asked for and has not arrived is not waited for.
+        self.fetches.retain(|_, fetch| fetch.storing.is_some());
+        let runs: Vec<_> = self.missing.runs().collect();
+        runs.into_iter().for_each(|run| self.refuse_readers(run));
+        self.advance(now);
+    }
+
+    /// The first runs of what is missing.
+    pub fn first_missing(&self, runs_max: usize) -> Vec<ByteRange> {
+        self.missing.runs().take(runs_max).map(|run| self.bytes(run)).collect()
+    }
+
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.advance(now);
@@ -348,7 +369,8 @@ impl Filling {
     /// When `handle_timeout` is to be called, at the latest, and what is waited for.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         let background = self.background.deadline().filter(|_| !self.wanted.is_empty());
-        let reread = self.background.reread_at().filter(|_| !self.unreadable.is_empty());
+        let rereads = !self.unreadable.is_empty() && !self.is_given_up;
+        let reread = self.background.reread_at().filter(|_| rereads);
         let reread = reread.map(|at| (at, "what the former host could not read"));
         background
             .into_iter()
@@ -380,7 +402,11 @@ impl Filling {
             units_missing: self.missing.count(),
             units_unreadable: self.unreadable.count(),
             requests_waiting: self.waiting.len(),
-            waits_for: if self.missing.is_empty() { None } else { self.background.waits_for() },
+            waits_for: match self.missing.is_empty() || self.is_given_up {
+                true => None,
+                false => self.background.waits_for(),
+            },
+            is_given_up: self.is_given_up,
             ..self.progress
         }
     }
@@ -397,7 +423,9 @@ impl Filling {
         if let Some(action) = self.noting.begin_if_due(now) {
             self.actions.push_back(action);
         }
-        let is_filled = self.missing.is_empty() && self.fetches.is_empty();
+        // What is still asked for is dropped when it comes.
+        let is_storing = self.fetches.values().any(|fetch| fetch.storing.is_some());
+        let is_filled = self.missing.is_empty() && !is_storing;
         if let Some(action) = self.recording.begin_if_due(now, is_filled) {
             self.actions.push_back(action);
         }
@@ -457,6 +485,10 @@ impl Filling {
 
     fn unreadable_now(&mut self, now: Duration, units: BlockRange) {
         self.background.is_unreadable(now);
+        self.refuse_readers(units);
+    }
+
+    fn refuse_readers(&mut self, units: BlockRange) {
         self.unreadable.insert(units);
         let refused: BTreeSet<_> = self.waiting.iter().filter_map(|waiting| waiting.read_of(units)).collect();
         self.waiting.retain(|waiting| !refused.contains(&waiting.request()));

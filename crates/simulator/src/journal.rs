@@ -398,6 +398,7 @@ fn name(record: &Record) -> &'static str {
         Record::Hollow { .. } => "hollow",
         Record::FillingKnown { .. } => "filling",
         Record::Filled { .. } => "filled",
+        Record::MissingGivenUp { .. } => "missing given up",
         Record::Owned { .. } => "owned",
         Record::HandedBack { .. } => "handed back",
         Record::MigrationEnded { .. } => "ended",

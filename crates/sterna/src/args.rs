@@ -320,16 +320,21 @@ pub(crate) struct MigrateArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(group(clap::ArgGroup::new("grounds").required(true).args(["ticket", "force"])))]
+#[command(group(clap::ArgGroup::new("grounds").required(true).args(["ticket", "force", "without_missing"]).multiple(true)))]
 pub(crate) struct PromoteArguments {
     /// Name of the volume.
     pub(crate) name: String,
     /// What `sterna migration show` prints at the other host: it has released the volume, and nobody else has it.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "force")]
     pub(crate) ticket: Option<String>,
     /// Without a ticket: if the other host goes on with the volume, there are two of it from then on.
     #[arg(long)]
     pub(crate) force: bool,
+    /// Of a volume that works here while the rest of it follows (post-copy, three-phase), and whose former host is lost: clients
+    /// that read what is missing get I/O errors, and wait for it no longer. For good; what is missing is told by `volume show`. With
+    /// --force also if that host answers.
+    #[arg(long, conflicts_with = "ticket")]
+    pub(crate) without_missing: bool,
 }
 
 impl From<ImageFormat> for api::ImageFormat {

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use api::{VolumeCreation, VolumeFilling, VolumeState, VolumeStatistics};
+use api::{MissingRange, VolumeCreation, VolumeFilling, VolumeState, VolumeStatistics};
+use block::ByteRange;
 use lane::LaneStatus;
 use migration::VolumeId;
 use migration::filling::UNIT_BYTES;
@@ -223,12 +224,11 @@ impl Host {
     /// What a volume lacks of which the lane says how far it is; `None`: nothing.
     fn filling_of(&self, volume: VolumeId, status: &LaneStatus) -> Option<VolumeFilling> {
         let progress = status.filling?;
-        let host = self
-            .journal
-            .read(|state| state.fillings.get(&volume).map(|filling| filling.peer_name.clone()))?;
+        let known = self.journal.read(|state| state.fillings.get(&volume).cloned())?;
+        let silence = || self.hosts.silence_of(known.peer).filter(|_| !progress.is_given_up);
         let bytes = |units: u64| units.saturating_mul(UNIT_BYTES);
         Some(VolumeFilling {
-            host,
+            host: known.peer_name.clone(),
             bytes_missing: bytes(progress.units_missing),
             bytes_at_handover: bytes(progress.units_at_handover),
             bytes_pulled: bytes(progress.units_pulled),
@@ -236,9 +236,15 @@ impl Host {
             bytes_overwritten: bytes(progress.units_overwritten),
             bytes_unreadable: bytes(progress.units_unreadable),
             requests_waiting: progress.requests_waiting as u64,
-            waits_for: progress.waits_for.map(str::to_owned),
+            waits_for: silence().or_else(|| progress.waits_for.map(str::to_owned)),
+            is_given_up: progress.is_given_up,
+            ranges: status.missing.iter().map(missing_range).collect(),
         })
     }
+}
+
+fn missing_range(range: &ByteRange) -> MissingRange {
+    MissingRange { offset_bytes: range.offset, length_bytes: range.length }
 }
 
 /// A volume as the journal knows it, and since when; one that is on its way here, or waits here, as it will be.

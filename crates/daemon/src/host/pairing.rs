@@ -142,7 +142,7 @@ impl Host {
     fn refuse_needed(&self, peer: &Peer, used: &[String]) -> Result<(), RequestError> {
         let id = HostId(peer.id.0);
         let here: BTreeSet<VolumeId> = self.volumes.list().into_iter().filter_map(|(_, id, _)| id).collect();
-        let (migrations, volumes) = self.journal.read(|state| {
+        let (migrations, volumes, filled) = self.journal.read(|state| {
             let with_it = |side: &Side| side.peer().is_some_and(|(other, _)| other == id);
             let migrations = state.unfinished().filter(|(_, migration)| with_it(&migration.side));
             let migrations: Vec<String> = migrations.map(|(id, _)| id.to_string()).collect();
@@ -150,7 +150,9 @@ impl Host {
             let forwarded =
                 state.moved.iter().filter(|(volume, moved)| moved.host == id && here.contains(volume));
             let volumes: Vec<String> = forwarded.map(|(_, moved)| moved.volume.record.name.clone()).collect();
-            (migrations, volumes)
+            let filled = state.fillings.iter().filter(|(_, known)| known.peer == id && !known.is_given_up);
+            let named = filled.filter_map(|(volume, _)| state.volumes.get(volume));
+            (migrations, volumes, named.map(|known| known.record.name.clone()).collect::<Vec<_>>())
         });
         let mut needed = Vec::new();
         if let Some(first) = migrations.first() {
@@ -161,6 +163,12 @@ impl Host {
             let all = volumes.join(", ");
             needed.push(format!(
                 "clients of {all} are forwarded there (sterna volume remove {first} ends that)"
+            ));
+        }
+        if let Some(first) = filled.first() {
+            let all = filled.join(", ");
+            needed.push(format!(
+                "it has what is missing of {all} (sterna volume promote {first} --without-missing gives that up, for good)"
             ));
         }
         if !used.is_empty() {

@@ -231,6 +231,9 @@ pub(super) fn record(record: &Record) -> Value {
                 }),
             )
         }
+        Record::MissingGivenUp { volume } => {
+            about("missing-given-up", json!({ "volume": volume.to_string() }))
+        }
         Record::FillingKnown { volume, filling } => about(
             "filling-known",
             json!({

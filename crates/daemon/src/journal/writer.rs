@@ -245,6 +245,7 @@ fn excerpt(state: &State, records: &[Record]) -> State {
             | Record::MovedForgotten { volume }
             | Record::FillingKnown { volume, .. }
             | Record::Filled { volume }
+            | Record::MissingGivenUp { volume }
             | Record::OriginKnown { volume, .. } => {
                 volumes.extend([*volume]);
             }
@@ -301,6 +302,7 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         | Record::Hollow { .. }
         | Record::FillingKnown { .. }
         | Record::Filled { .. }
+        | Record::MissingGivenUp { .. }
         | Record::OriginKnown { .. } => return None,
     })
 }

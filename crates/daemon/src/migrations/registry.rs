@@ -206,7 +206,8 @@ impl Migrations {
                 let need = known.map(|known| Need::of(&known.volumes)).unwrap_or_default();
                 UnderWay::Migration { volumes, need }
             });
-            let filled = state.fillings.iter();
+            // One that never comes is not waited for.
+            let filled = state.fillings.iter().filter(|(_, filling)| !filling.is_given_up);
             let filled = filled.map(|(volume, filling)| UnderWay::Filling {
                 volume: *volume,
                 from: filling.peer_name.clone(),

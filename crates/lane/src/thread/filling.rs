@@ -24,7 +24,7 @@ pub(super) async fn reopen(
     engine: &Rc<dyn Engine>,
     control: &Rc<dyn Control>,
 ) -> Result<Rc<FillingStore>, IoError> {
-    let FillingStoreOrder { store, missing, reservoir, index } = order;
+    let FillingStoreOrder { store, missing, reservoir, index, is_given_up } = order;
     let store = FlushDebt::new(store.into_device(handle, engine).await?);
     let surroundings = Surroundings {
         handle: handle.clone(),
@@ -34,6 +34,9 @@ pub(super) async fn reopen(
     let key = StayKey { volume: settings.volume, stay: settings.stay };
     let filling = filling_store(surroundings, settings, key, store, (reservoir, index), Some(missing));
     filling.begin();
+    if is_given_up {
+        filling.give_up_missing();
+    }
     Ok(filling)
 }
 

@@ -119,7 +119,7 @@ impl Pause {
 impl Filling {
     /// Has what could not be read be asked for once more.
     pub(super) fn reread(&mut self, now: Duration) {
-        if self.background.reread_at.is_none_or(|at| now < at) {
+        if self.is_given_up || self.background.reread_at.is_none_or(|at| now < at) {
             return;
         }
         self.background.reread_at = None;

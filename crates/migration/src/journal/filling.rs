@@ -40,6 +40,9 @@ pub struct VolumeFilling {
     pub stay: StayId,
     /// What was missing at the handover.
     pub manifest: Manifest,
+    /// Whether what is missing is given up ([`Record::MissingGivenUp`], which follows its record).
+    #[serde(skip)]
+    pub is_given_up: bool,
 }
 
 impl MigrationState {
@@ -85,12 +88,21 @@ impl State {
     /// The volumes are owned here since this try; if blocks were left behind in it, they are being filled.
     pub(super) fn begin_fillings(&mut self, migration: MigrationId, attempt: Attempt) {
         let Some(state) = self.migrations.get(&migration) else { return };
+        // What an earlier stay has left.
+        self.fillings.retain(|volume, _| state.index_of(*volume).is_none());
         let Side::Incoming { peer, peer_name, remote, .. } = &state.side else { return };
         for (volume, manifest) in state.hollow_in(attempt).into_iter().flat_map(|hollow| &hollow.manifests) {
             let Some(index) = state.index_of(*volume) else { continue };
             let (peer_name, stay) = (peer_name.clone(), StayId::Arrived(migration.0));
-            let filling =
-                VolumeFilling { peer: *peer, peer_name, remote: *remote, index, stay, manifest: *manifest };
+            let filling = VolumeFilling {
+                peer: *peer,
+                peer_name,
+                remote: *remote,
+                index,
+                stay,
+                manifest: *manifest,
+                is_given_up: false,
+            };
             self.fillings.insert(*volume, filling);
         }
     }
@@ -106,9 +118,10 @@ impl State {
             let hollow = state.hollow.clone()?;
             Some(Record::Hollow { migration: *migration, hollow })
         });
-        let fillings = self.fillings.iter().map(|(volume, filling)| Record::FillingKnown {
-            volume: *volume,
-            filling: Box::new(filling.clone()),
+        let fillings = self.fillings.iter().flat_map(|(volume, filling)| {
+            let (volume, known) = (*volume, Box::new(filling.clone()));
+            let given_up = filling.is_given_up.then_some(Record::MissingGivenUp { volume });
+            [Record::FillingKnown { volume, filling: known }].into_iter().chain(given_up)
         });
         hollows.chain(fillings)
     }

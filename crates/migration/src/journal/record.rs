@@ -161,6 +161,11 @@ pub enum Record {
         /// Which.
         volume: VolumeId,
     },
+    /// What is missing of a volume that is being filled is given up: the host that had it is lost. Also behind a snapshot.
+    MissingGivenUp {
+        /// Which.
+        volume: VolumeId,
+    },
 }
 
 /// A volume as it was added.

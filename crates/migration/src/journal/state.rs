@@ -161,7 +161,8 @@ impl State {
             }
             Record::VolumeRemoved { volume } => {
                 self.volumes.remove(volume).ok_or(Inconsistent::UnknownVolume(*volume))?;
-                self.fillings.remove(volume);
+                // N.B. what was given up is not said to be whole, ever: all that is left of it is at the host that it came from.
+                self.fillings.retain(|known, filling| known != volume || filling.is_given_up);
                 self.forget_origins();
             }
             Record::MigrationStarted { migration, volumes, keep_source, side } => {
@@ -202,6 +203,11 @@ impl State {
                 self.fillings.insert(*volume, (**filling).clone());
             }
             Record::Filled { volume } => drop(self.fillings.remove(volume)),
+            Record::MissingGivenUp { volume } => {
+                if let Some(filling) = self.fillings.get_mut(volume) {
+                    filling.is_given_up = true;
+                }
+            }
             Record::HandedBack { migration, generations } => {
                 self.advance(*migration, "handed back", record)?;
                 self.end_fillings(*migration);

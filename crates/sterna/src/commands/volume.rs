@@ -8,7 +8,7 @@ use api::{
     Volume, VolumeSource,
 };
 
-use crate::args::{RemoveArguments, VolumeCommand};
+use crate::args::{PromoteArguments, RemoveArguments, VolumeCommand};
 use crate::commands::{CommandError, absolute};
 use crate::exit::Exit;
 use crate::output::{self, Format};
@@ -77,10 +77,12 @@ pub(super) async fn run(
             warn_of_overcommitment(client, &resized, format).await;
         }
         VolumeCommand::Promote(order) => {
-            let request = PromoteVolume { ticket: order.ticket, force: order.force };
-            let promoted = client.promote_volume(&order.name, &request).await?;
-            output::print(format, &promoted, |promoted| {
-                format!("{} is this host's, and served at {}\n", promoted.name, promoted.uri)
+            let PromoteArguments { name, ticket, force, without_missing } = order;
+            let request = PromoteVolume { ticket, force, without_missing };
+            let promoted = client.promote_volume(&name, &request).await?;
+            output::print(format, &promoted, |promoted| match &promoted.filling {
+                Some(filling) => format!("{}: {}\n", promoted.name, output::filling(filling)),
+                None => format!("{} is this host's, and served at {}\n", promoted.name, promoted.uri),
             })?;
         }
         VolumeCommand::Remove(order) => {

@@ -34,12 +34,22 @@ pub(crate) fn volumes(volumes: &Vec<Volume>) -> String {
 fn state(volume: &Volume) -> String {
     match &volume.filling {
         None => volume.state.name().to_owned(),
-        Some(filling) => format!("{}, {} missing", volume.state.name(), bytes(filling.bytes_missing)),
+        Some(filling) => {
+            let what = if filling.is_given_up { "lost" } else { "missing" };
+            format!("{}, {} {what}", volume.state.name(), bytes(filling.bytes_missing))
+        }
     }
 }
 
 /// What a volume lacks, and what comes of it.
 pub(crate) fn filling(filling: &VolumeFilling) -> String {
+    if filling.is_given_up {
+        return format!(
+            "{} never came from host {}, and were given up: reading them is an I/O error, until they are overwritten or discarded (where they are: --json)",
+            bytes(filling.bytes_missing),
+            filling.host,
+        );
+    }
     let mut text = format!(
         "{} of {} have not come from host {} yet ({} pulled, {} pushed, {} overwritten here)",
         bytes(filling.bytes_missing),

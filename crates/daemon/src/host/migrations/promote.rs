@@ -14,13 +14,14 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use chronicle::BranchId;
-use lane::{LaneHandle, Promoted};
+use lane::{LaneHandle, Promoted, Refused};
 use migration::HostId;
-use migration::journal::{MigrationState, Promotion, Side, VolumeRecord};
+use migration::filling::UNIT_BYTES;
+use migration::journal::{MigrationState, Promotion, Record, Side, VolumeRecord};
 use migration::promotion::{self, Promotable, Waits};
 use migration::ticket::Ticket;
 
-use crate::error::RequestError;
+use crate::error::{LackingError, RequestError};
 use crate::host::Host;
 use crate::host::volumes::create::random_bytes;
 use crate::vms::Standing;
@@ -44,6 +45,9 @@ impl Host {
         name: String,
         order: api::PromoteVolume,
     ) -> Result<api::Volume, RequestError> {
+        if order.without_missing {
+            return self.give_up_missing(name, &order).await;
+        }
         let (waiting, recorded) = self.find_promotable(&name)?;
         let promotion = match order.ticket {
             Some(ticket) => self.redeem(&Ticket::parse(&ticket)?, &waiting, &name)?,
@@ -66,6 +70,44 @@ impl Host {
             None => self.promote_without_lane(&waiting, &recorded, promotion).await?,
         }
         self.volumes.lane(&name).await?;
+        self.describe_volume(&name).await
+    }
+
+    /// Takes a volume that works here, and of which another host has the rest, without that.
+    async fn give_up_missing(
+        self: Arc<Self>,
+        name: String,
+        order: &api::PromoteVolume,
+    ) -> Result<api::Volume, RequestError> {
+        let refused =
+            |reason: &str| LackingError::NotGivenUp { volume: name.clone(), reason: reason.to_owned() };
+        if order.ticket.is_some() {
+            return Err(refused("it is this host's already, and needs no ticket").into());
+        }
+        let (_claim, volume) = self.volumes.claim(&name)?;
+        let Some(filling) = self.journal.read(|state| state.fillings.get(&volume).cloned()) else {
+            return Err(refused("nothing is").into());
+        };
+        let lane = self.volumes.lane(&name).await?;
+        let unavailable = |fault: Refused| RequestError::VolumeUnavailable {
+            volume: name.clone(),
+            reason: fault.to_string(),
+        };
+        let progress = lane.status().await.map_err(unavailable)?.filling.unwrap_or_default();
+        let is_away = self.hosts.silence_of(filling.peer).is_some() || progress.waits_for.is_some();
+        if !is_away && !filling.is_given_up && !order.force {
+            let reason = format!(
+                "it comes from host \"{}\", which answers; with --force it is given up all the same",
+                filling.peer_name
+            );
+            return Err(refused(&reason).into());
+        }
+        let bytes = progress.units_missing * UNIT_BYTES;
+        tracing::warn!(volume = %name, host = %filling.peer_name, bytes, "what is missing of a volume is given up");
+        self.journal.commit(vec![Record::MissingGivenUp { volume }]).await?;
+        lane.give_up_missing().await.map_err(unavailable)?;
+        // A migration that waits for it is refused now.
+        self.queue.turn();
         self.describe_volume(&name).await
     }
 

@@ -12,7 +12,7 @@ use std::time::Duration;
 use migration::journal::MigrationState;
 use migration::{MigrationId, VolumeId};
 
-use crate::error::RequestError;
+use crate::error::{LackingError, RequestError};
 use crate::host::Host;
 use crate::volumes::registry::Claim;
 
@@ -31,6 +31,33 @@ impl Host {
         self.settled(name).await;
         let (claim, volume) = self.volumes.claim(name)?;
         self.check_whole(volume, name)?;
+        self.not_migrating(claim, volume, name)
+    }
+
+    /// The same to remove it, which a volume that lacks something for good may be.
+    ///
+    /// # Errors
+    /// As [`Host::claim_at_rest`].
+    pub(in crate::host) async fn claim_to_remove(
+        &self,
+        name: &str,
+    ) -> Result<(Claim, VolumeId), RequestError> {
+        self.settled(name).await;
+        let (claim, volume) = self.volumes.claim(name)?;
+        match self.check_whole(volume, name) {
+            Ok(()) | Err(RequestError::Lacking(LackingError::ForGood { .. })) => {
+                self.not_migrating(claim, volume, name)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn not_migrating(
+        &self,
+        claim: Claim,
+        volume: VolumeId,
+        name: &str,
+    ) -> Result<(Claim, VolumeId), RequestError> {
         match self.migrations.running_of(volume) {
             None => Ok((claim, volume)),
             Some(migration) => Err(RequestError::AlreadyMigrating { volume: name.to_owned(), migration }),
@@ -40,13 +67,16 @@ impl Host {
     /// Refuses what needs a volume that lacks nothing.
     ///
     /// # Errors
-    /// [`RequestError::BeingFilled`].
+    /// [`LackingError`].
     pub(in crate::host) fn check_whole(&self, volume: VolumeId, name: &str) -> Result<(), RequestError> {
-        let from =
-            self.journal.read(|state| state.fillings.get(&volume).map(|filling| filling.peer_name.clone()));
-        match from {
-            None => Ok(()),
-            Some(host) => Err(RequestError::BeingFilled { volume: name.to_owned(), host }),
+        let filling = self.journal.read(|state| state.fillings.get(&volume).cloned());
+        let (volume, host) = (name.to_owned(), filling.as_ref().map(|filling| filling.peer_name.clone()));
+        match (filling, host) {
+            (Some(filling), Some(host)) if filling.is_given_up => {
+                Err(LackingError::ForGood { volume, host }.into())
+            }
+            (Some(_), Some(host)) => Err(LackingError::BeingFilled { volume, host }.into()),
+            _ => Ok(()),
         }
     }
 

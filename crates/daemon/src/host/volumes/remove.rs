@@ -50,7 +50,7 @@ impl Host {
         name: String,
         how: RemoveVolume,
     ) -> Result<RemovedVolume, RequestError> {
-        let (claim, volume) = self.claim_at_rest(&name).await?;
+        let (claim, volume) = self.claim_to_remove(&name).await?;
         self.require_unordered(volume, &name)?;
         self.refuse_in_use(&name, how).await?;
         if self.journal.read(|state| state.moved.contains_key(&volume)) {

@@ -9,6 +9,7 @@ use block::engine::EngineChoice;
 use block::store::Opened;
 use block::store::image::Patience;
 use chronicle::{BlockSize, Kept, StayId};
+use lane::peer::PeerChannel;
 use lane::{FillingStoreOrder, LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Report};
 use migration::journal::{ExportAccess, MigrationState, Moved, Stage, VolumeRecord};
 use migration::{StayKey, VolumeId};
@@ -208,15 +209,20 @@ impl Host {
             Ok(Err(error)) => return Err(unknown(with_causes(&error))),
             Err(error) => return Err(RequestError::Internal(error.to_string())),
         };
-        let session = self.hosts.session_with(filling.peer)?;
         let subject = Subject {
             kind: Kind::Reservoir,
             source: filling.peer,
             migration: filling.remote,
             volume: filling.index,
         };
-        let reservoir = self.peers.line(&session, subject);
-        let order = FillingStoreOrder { store, missing, reservoir, index: filling.index };
+        let reservoir = match self.hosts.session_with(filling.peer) {
+            Ok(session) => self.peers.line(&session, subject),
+            // It may have been removed since.
+            Err(_) if filling.is_given_up => PeerChannel::nowhere(),
+            Err(error) => return Err(error.into()),
+        };
+        let (index, is_given_up) = (filling.index, filling.is_given_up);
+        let order = FillingStoreOrder { store, missing, reservoir, index, is_given_up };
         Ok(LaneStore::Filling(Box::new(order)))
     }
 

@@ -202,6 +202,7 @@ fn every_record_is_exported_by_a_name_of_its_own() {
         index: VolumeIndex::all(1).next().unwrap(),
         stay: StayId::Arrived(0),
         manifest: Manifest { units: 5, checksum: 1 },
+        is_given_up: false,
     };
     let promotion = Promotion::Force { branches: vec![(VOLUME, BranchId([3; 16]))] };
     let failed = Outcome::Failed { code: migration::journal::FailureCode::NotBegun, detail: "why".into() };
@@ -226,6 +227,7 @@ fn every_record_is_exported_by_a_name_of_its_own() {
         Record::Hollow { migration, hollow },
         Record::FillingKnown { volume: VOLUME, filling: Box::new(filling) },
         Record::Filled { volume: VOLUME },
+        Record::MissingGivenUp { volume: VOLUME },
     ];
     let exported: Vec<Value> = records.iter().map(export::record).collect();
     let names: std::collections::BTreeSet<&str> =
