@@ -115,7 +115,13 @@ fn remove(mark: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use migration::journal::State;
+    use chronicle::Generation;
+    use migration::filling::Manifest;
+    use migration::journal::{
+        Entry, ExportSettings, Hollow, ImageLocation, MigratingVolume, Outcome, Record, Side, State, Summary,
+        VolumeRecord,
+    };
+    use migration::{Attempt, HostId, MigrationId, VolumeId};
 
     use super::*;
 
@@ -138,6 +144,54 @@ mod tests {
         assert!(!path.exists());
         for _ in 0..2 {
             unmark(&image).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_mark_goes_when_the_journal_says_that_nothing_is_missing_and_not_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("v.img");
+        std::fs::write(&image, b"").unwrap();
+        mark(&image).unwrap();
+        let (volume, location) =
+            (VolumeId([1; 16]), ImageLocation::raw_file("a", image.display().to_string()));
+        let record = VolumeRecord {
+            volume,
+            name: "v".into(),
+            size_bytes: 4096,
+            block_size_bytes: 4096,
+            image: location.clone(),
+            generation: Generation(3),
+            export: ExportSettings::default(),
+        };
+        let (peer, peer_name, remote) = (HostId([9; 32]), "b".to_owned(), MigrationId(7));
+        let (migration, attempt) = (MigrationId(0), Attempt(1));
+        let moving = MigratingVolume { volume, source: ImageLocation::raw_file("b", ""), target: location };
+        let side = Side::Incoming { peer, peer_name: peer_name.clone(), remote, volumes: vec![record] };
+        let manifest = Manifest { units: 1, checksum: 2 };
+        let hollow = Hollow { attempt, manifests: vec![(volume, manifest)] };
+        let mut state = State::default();
+        let steps = [
+            (Record::MigrationStarted { migration, volumes: vec![moving], keep_source: false, side }, true),
+            (Record::Hollow { migration, hollow }, true),
+            (Record::TargetPrepared { migration, attempt }, true),
+            (Record::Owned { migration, attempt, generations: vec![(volume, Generation(4))] }, true),
+            // It is this host's, and lacks blocks.
+            (
+                Record::MigrationEnded {
+                    migration,
+                    outcome: Outcome::Moved { left_over: String::new() },
+                    summary: Summary::default(),
+                },
+                true,
+            ),
+            (Record::Filled { volume }, false),
+        ];
+        for (record, stays) in steps {
+            let entry = Entry { at_unix_ms: 0, records: vec![record.clone()] };
+            state.apply(&entry).unwrap();
+            settle(folder.path(), &state).unwrap();
+            assert_eq!(is_marked(&image), stays, "after {record:?}");
         }
     }
 

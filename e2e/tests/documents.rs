@@ -1,0 +1,116 @@
+//! The commands of the README's tour, as they stand there, on a system that has nothing of Sterna yet; and of every other block of
+//! commands in the documents who runs it, or why nobody does.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use anyhow::{Context as _, ensure};
+use e2e::blocks::{Block, blocks};
+use e2e::program;
+use e2e::throw_away_root::{ThrowAwayRoot, repository};
+
+/// The heading of the tour.
+const TOUR: &str = "## A tour in five minutes";
+
+/// What the tour takes for granted: the sources, with what builds the program and the guest. Both have been built: at `/mnt`.
+const BEFORE: &str = "
+mkdir -p /root/sterna/target/release /root/sterna/scripts
+cd /root/sterna
+cargo() { ln -sf /mnt/sterna target/release/sterna; }
+printf '#!/bin/sh\\nln -sfn /mnt/guest-image target/guest-image\\n' >scripts/guest-image
+chmod +x scripts/guest-image
+";
+
+/// What must be so at the end.
+const AFTER: &str = "
+sterna volume show web1 --json | jq -e '.state == \"serving\" and .store == \"fast\" and .size_bytes == 8589934592' >/dev/null
+sterna volume show web1 --json | jq -e '.statistics.errors == 0 and .statistics.connections == 1' >/dev/null
+sterna vm list --json | jq -e 'any(.name == \"web3\" and .state == \"running\")' >/dev/null
+test -s /tmp/tour/web1.html
+";
+
+/// Blocks that are run: the tour by a test of this file, the others by that of `operate.rs`.
+const RUN: [&str; 8] = [
+    "README.md#A tour in five minutes",
+    "docs/operate.md",
+    "docs/api.md",
+    "docs/configuration.md",
+    "docs/journal.md",
+    "docs/observe.md#In a terminal",
+    "docs/observe.md#Figures",
+    "docs/observe.md#The audit log",
+];
+
+/// Blocks that nobody runs as they stand, by document and heading, and why.
+const NOT_RUN: [(&str, &str); 11] = [
+    ("README.md#Try it", "it is the whole of the tests, and the demo, which a test of its own runs"),
+    ("README.md#Install it", "it builds a package by the network; docs/operate.md has the rest, and is run"),
+    ("docs/hostile-input.md#Fuzzing", "it takes ten minutes a target, and a nightly compiler"),
+    ("docs/hosts.md#Pairing", "lines of two hosts; the README's tour pairs two"),
+    ("docs/hosts.md#Moving", "hosts of other names; the README's tour moves a volume there and home"),
+    ("docs/hosts.md#Before anything moves", "hosts of other names; e2e/tests/dry_run.rs"),
+    ("docs/hosts.md#When something breaks", "it has a ticket in it that only one migration fits"),
+    ("docs/nbd.md#What an export offers", "a part of a command; the README's tour has a whole one"),
+    ("docs/observe.md#What happens", "it waits for ever; sterna/tests/program/watch.rs"),
+    ("docs/performance.md#", "benchmarks take hours; sterna/tests/program/bench.rs runs short ones"),
+    (
+        "docs/vm.md",
+        "hosts and machines of other names; the README's tour and docs/operate.md start and adopt some",
+    ),
+];
+
+#[test]
+fn the_tour_of_the_readme_does_what_it_says() -> anyhow::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        omission::machine_lacks("root, to boot a system that is thrown away");
+        return Ok(());
+    }
+    let given = tempfile::tempdir()?;
+    std::fs::copy(program::sterna()?, given.path().join("sterna")).context("the program under test")?;
+    let image = e2e::vm::GuestImage::find(None)?;
+    std::fs::create_dir(given.path().join("guest-image"))?;
+    for file in [&image.kernel, &image.initramfs] {
+        let name = file.file_name().context("a file of the guest image")?;
+        std::fs::copy(file, given.path().join("guest-image").join(name))?;
+    }
+    let page = std::fs::read_to_string(repository().join("README.md"))?;
+    let tour: Vec<Block> = blocks(&page).into_iter().filter(|block| block.heading == TOUR).collect();
+    ensure!(tour.len() > 8, "the tour has few blocks: {tour:?}");
+    // They are typed into one terminal.
+    let commands: String = tour.iter().map(|block| block.commands.as_str()).collect();
+    // Daemons go on when the commands have ended, and would hold their output.
+    let script = format!("exec >/tmp/said 2>&1\nset -v\n{BEFORE}{commands}{AFTER}");
+    let root = ThrowAwayRoot::boot(given.path())?;
+    let outcome = root.run(&script)?;
+    let said = root.run("cat /tmp/said; tail -n 40 /tmp/tour/log /tmp/tour/there/log")?.stdout;
+    outcome.expect(0).context(said)?;
+    Ok(())
+}
+
+#[test]
+fn every_block_of_commands_is_run_or_it_is_said_why_not() -> anyhow::Result<()> {
+    let mut documents = vec!["README.md".to_owned()];
+    for entry in std::fs::read_dir(repository().join("docs"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if Path::new(&name).extension().is_some_and(|end| end == "md") {
+            documents.push(format!("docs/{name}"));
+        }
+    }
+    let said: BTreeSet<&str> = RUN.into_iter().chain(NOT_RUN.map(|(place, _)| place)).collect();
+    let (mut used, mut unsaid) = (BTreeSet::new(), Vec::new());
+    for document in documents {
+        let page = std::fs::read_to_string(repository().join(&document))?;
+        for block in blocks(&page) {
+            let place = format!("{document}#{}", block.heading.trim_start_matches("## "));
+            let known = said.get(document.as_str()).or_else(|| said.get(place.as_str()));
+            match known {
+                Some(known) => drop(used.insert(*known)),
+                None => unsaid.push(place),
+            }
+        }
+    }
+    ensure!(unsaid.is_empty(), "nobody says who runs these blocks, or why nobody does: {unsaid:?}");
+    let unused: Vec<_> = said.difference(&used).collect();
+    ensure!(unused.is_empty(), "there are no such blocks: {unused:?}");
+    Ok(())
+}
