@@ -283,6 +283,15 @@ impl Requests {
         blocks
     }
 
+    /// When the last write to a byte ended; `None`: nobody has written it.
+    pub(super) fn written_last(&self, byte: u64) -> Option<u64> {
+        let touches = |request: &&Request| {
+            request.direction == Direction::Write
+                && (request.offset..request.offset + request.bytes).contains(&byte)
+        };
+        self.0.iter().rev().find(touches).map(|request| request.completed_ms)
+    }
+
     fn completed_in(&self, span: Range<u64>) -> &[Request] {
         let place = |ms| self.0.partition_point(|request| request.completed_ms < ms);
         &self.0[place(span.start)..place(span.end).max(place(span.start))]

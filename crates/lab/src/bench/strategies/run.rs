@@ -12,7 +12,7 @@ use tokio::time::sleep;
 
 use super::{BenchFolder, Column, Device, Holes, Scale, StrategiesOptions, fill};
 use crate::bench::guest::{Direction, Guest, Load, Moment, Requests, Spent, now_ms, wait_for_guest};
-use crate::bench::image::{Blocks, compare};
+use crate::bench::image::{Blocks, Compared, compare};
 use crate::bench::server::NAME;
 use crate::demo::{Progress, STORES, start_daemon};
 
@@ -253,7 +253,10 @@ impl<'a> Stage<'a> {
         let course = scene.migrate(&order).await?;
         ensure!(course.ended.state == MigrationState::Moved, "it failed: {:?}", course.ended.message);
         let folder = scene.end().await?;
-        compare_copies(&folder, Blocks::default()).await?;
+        let compared = compare_copies(&folder, Blocks::default()).await?;
+        if let Some(offset) = compared.first_difference {
+            bail!("the target differs from the source at byte {offset}, although nobody wrote");
+        }
         folder.remove()?;
         Ok(course.ended_ms.saturating_sub(course.begun_ms).max(1) as f64 / 1e3)
     }
@@ -276,8 +279,21 @@ impl<'a> Stage<'a> {
         let moved = course.ended.state == MigrationState::Moved;
         let compared_bytes = if moved {
             let except = requests.written_since(course.switched_ms);
-            let compared = compare_copies(&folder, except).await;
-            compared.with_context(|| course.told())?
+            let compared = compare_copies(&folder, except).await?;
+            if let Some(offset) = compared.first_difference {
+                let when = match requests.written_last(offset) {
+                    None => "nobody wrote there".to_owned(),
+                    Some(at) => {
+                        let closed_ms = course.switched_ms + SWITCH_SLACK_MS;
+                        format!(
+                            "by its clock the guest wrote there last {} ms before",
+                            closed_ms.saturating_sub(at)
+                        )
+                    }
+                };
+                bail!("the target differs from the source at byte {offset}: {}; {when}", course.told());
+            }
+            compared.bytes
         } else {
             // It stays where it is, for reasons that it tells: that is a figure, too. Anything else is not.
             ensure!(
@@ -339,17 +355,14 @@ impl Scene {
 }
 
 /// Compares what the migration kept of the source with the target.
-async fn compare_copies(folder: &Folder, except: Blocks) -> anyhow::Result<u64> {
+async fn compare_copies(folder: &Folder, except: Blocks) -> anyhow::Result<Compared> {
     let [source, target] = [only_image(&folder.path(STORES[0]))?, only_image(&folder.path(STORES[1]))?];
     let compared = compare(&source, &target, except).await?;
-    if let Some(offset) = compared.first_difference {
-        bail!("the target differs from the source at byte {offset}");
-    }
     ensure!(
-        compared.bytes > 0,
+        compared.bytes > 0 || compared.first_difference.is_some(),
         "the guest has written every block since the switch: nothing could be compared"
     );
-    Ok(compared.bytes)
+    Ok(compared)
 }
 
 fn only_image(store: &Path) -> anyhow::Result<PathBuf> {
