@@ -30,6 +30,7 @@ mod server;
 mod stream;
 #[cfg(test)]
 mod test_device;
+mod timeline;
 mod tls;
 
 pub mod intake;

@@ -50,10 +50,10 @@ impl<F: Future> RequestSet<F> {
         self.free.len() == self.slots.len()
     }
 
-    /// Adds a future; it is polled first by the next [`Self::poll`], which the caller must let follow.
+    /// Adds a future and says in which slot; it is polled first by the next [`Self::poll`], which the caller must let follow.
     ///
     /// The caller keeps to the capacity.
-    pub(super) fn insert(&mut self, future: F) {
+    pub(super) fn insert(&mut self, future: F) -> usize {
         let slot = self.free.pop().unwrap_or_else(|| {
             let slot = self.slots.len();
             debug_assert!(slot < self.woken.words.len() * 64, "more requests than the set was made for");
@@ -63,12 +63,13 @@ impl<F: Future> RequestSet<F> {
         });
         self.slots[slot].future.set(Some(future));
         self.woken.mark(slot);
+        slot
     }
 
-    /// Polls the futures that were woken, each once; `done` gets what the finished ones return.
+    /// Polls the futures that were woken, each once; `done` gets the slots of the finished ones, and what they return.
     ///
     /// The task of `context` is woken when there is more to poll.
-    pub(super) fn poll(&mut self, context: &Context<'_>, mut done: impl FnMut(F::Output)) {
+    pub(super) fn poll(&mut self, context: &Context<'_>, mut done: impl FnMut(usize, F::Output)) {
         self.woken.task.register(context.waker());
         for word in 0..self.woken.words.len() {
             let mut bits = self.woken.words[word].swap(0, Ordering::AcqRel);
@@ -77,7 +78,7 @@ impl<F: Future> RequestSet<F> {
                 bits &= bits - 1;
                 if let Some(output) = self.poll_slot(slot) {
                     self.free.push(slot);
-                    done(output);
+                    done(slot, output);
                 }
             }
         }
@@ -149,14 +150,14 @@ mod tests {
                 set.insert(receiver);
                 assert!(!set.is_empty(), "{number}");
             }
-            set.poll(&context, |_| panic!("nothing was sent"));
+            set.poll(&context, |_, _| panic!("nothing was sent"));
             let wakes_before = counter.0.load(Ordering::SeqCst);
             for (number, sender) in senders.into_iter().enumerate().rev() {
                 sender.send(number + round).unwrap();
             }
             assert_eq!(counter.0.load(Ordering::SeqCst), wakes_before + 1, "one wake-up until polled");
             finished.clear();
-            set.poll(&context, |result: Result<usize, _>| finished.push(result.unwrap()));
+            set.poll(&context, |_, result: Result<usize, _>| finished.push(result.unwrap()));
             finished.sort_unstable();
             assert_eq!(finished, (round..70 + round).collect::<Vec<_>>());
             assert!(set.is_empty());

@@ -21,7 +21,7 @@ use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use block::engine::{Engine, Interrupt, Received};
 use block::executor::Sleep;
@@ -37,6 +37,7 @@ use crate::nbd::reply::{Body, Reply};
 use crate::nbd::request_set::RequestSet;
 use crate::nbd::server::{ConnectionPhase, Member, Shared, Stage};
 use crate::nbd::stream::Stream;
+use crate::nbd::timeline::Timeline;
 use crate::nbd::transmission::{Command, Terms, Violation};
 
 /// Bytes received at a time: sixteen requests of 8 KiB with their payload.
@@ -65,6 +66,9 @@ pub(super) async fn exchange(
     let start = |cookie, command, buffer| execute(Rc::clone(&device), style, cookie, command, buffer);
     let mut exchange = Exchange::new(server, member, stream, agreement, first_bytes);
     poll_fn(|context| exchange.poll(context, &mut requests, &start)).await;
+    if let Some(timeline) = &exchange.timeline {
+        timeline.log(&agreement.export.name);
+    }
     if let Some(Ending::PassedOn(_)) = exchange.ending
         && (!requests.is_empty() || exchange.sending.is_some() || exchange.outlet == Outlet::Broken)
     {
@@ -132,6 +136,8 @@ struct Exchange {
     linger: Option<Pin<Box<Sleep>>>,
     /// Runs while more than the allowance is held and it is the client's turn; begins anew with each thing it does.
     stall: Option<Pin<Box<Sleep>>>,
+    /// `None` unless somebody wants to know where the time goes.
+    timeline: Option<Box<Timeline>>,
 }
 
 /// Whether replies can be sent.
@@ -199,6 +205,7 @@ impl Exchange {
             outlet: Outlet::Open,
             linger: None,
             stall: None,
+            timeline: Timeline::if_wanted(),
         }
     }
 
@@ -279,6 +286,9 @@ impl Exchange {
         let Poll::Ready(result) = future.as_mut().poll(context) else { return Progress::None };
         let into = *into;
         self.receiving = None;
+        if let Some(timeline) = &mut self.timeline {
+            timeline.received(Instant::now());
+        }
         match (result, into) {
             (Err(error), _) => self.end_intake(Ending::Broken(error)),
             (Ok(Received::Bytes(_, 0)), _) => self.end_intake(Ending::Vanished),
@@ -336,13 +346,19 @@ impl Exchange {
                 Ok(Taken::Request { cookie, command, buffer }) => {
                     self.requests_in_flight += 1;
                     self.stall = None;
-                    requests.insert(start(cookie, command, buffer));
+                    let slot = requests.insert(start(cookie, command, buffer));
+                    if let Some(timeline) = &mut self.timeline {
+                        timeline.taken(slot, Instant::now());
+                    }
                 }
                 Ok(Taken::Refused { cookie, offset, refusal }) => {
                     tracing::debug!(?refusal, "refused an NBD request");
                     self.requests_in_flight += 1;
                     let body = Body::Failed { code: refusal.code, message: refusal.reason };
                     self.outbox.push(Reply { cookie, offset, reserved: 0, body });
+                    if let Some(timeline) = &mut self.timeline {
+                        timeline.refused();
+                    }
                 }
                 Err(violation) => break Err(Ending::Violation(violation)),
             }
@@ -369,7 +385,12 @@ impl Exchange {
 
     /// Collects the replies of requests that have ended.
     fn complete<F: Future<Output = Reply>>(&mut self, context: &Context<'_>, requests: &mut RequestSet<F>) {
-        requests.poll(context, |reply| self.outbox.push(reply));
+        requests.poll(context, |slot, reply| {
+            self.outbox.push(reply);
+            if let Some(timeline) = &mut self.timeline {
+                timeline.finished(slot, Instant::now());
+            }
+        });
     }
 
     /// Sends what is there, a few replies at a time, each as soon as the send before it has ended.
@@ -381,6 +402,9 @@ impl Exchange {
                 let weight = *weight;
                 self.sending = None;
                 self.settle(weight);
+                if let Some(timeline) = &mut self.timeline {
+                    timeline.sent(Instant::now());
+                }
                 if let Err(error) = result {
                     self.outlet = Outlet::Broken;
                     self.end_intake(Ending::Broken(error));
@@ -393,6 +417,9 @@ impl Exchange {
                 return progress;
             }
             let Some(batch) = self.outbox.next_batch(self.engine.buffers()) else { return progress };
+            if let Some(timeline) = &mut self.timeline {
+                timeline.send_begins(batch.weight.replies, Instant::now());
+            }
             self.sending = Some((self.stream.send(batch.pieces), batch.weight));
         }
     }

@@ -1,0 +1,284 @@
+//! Where the time of a connection's requests goes, for those who look for it.
+//!
+//! ```text
+//!   received ──► taken on ──► finished ──► given to a send ──► sent
+//!            intake       device       outbox             send
+//! ```
+//!
+//! Off unless the log shows this module at the level `trace` when a client begins to use an export; then it costs a look at
+//! the clock for each step, and the histograms are logged once, at the connection's end. Whether a request waits for
+//! the disk or for the ring to be entered is not told apart: both are `device`.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use tracing::Level;
+
+/// Buckets for each doubling of a time.
+const STEPS: u32 = 8;
+/// Doublings of a nanosecond that are told apart: up to 18 minutes.
+const DOUBLINGS: u32 = 40;
+
+/// The time line of one connection.
+pub(super) struct Timeline {
+    /// When what is being taken on was received.
+    received: Instant,
+    /// Marks of the requests being executed, by their slots in the request set.
+    executing: Vec<Option<Marks>>,
+    /// Number of these.
+    executing_count: usize,
+    /// Of the replies that wait for a send, in their order.
+    waiting: VecDeque<Option<Marks>>,
+    /// Of the replies in the send under way, and when that began.
+    sending: Vec<Option<Marks>>,
+    send_began: Instant,
+    /// Since when the device has had nothing to do; `None` while it has.
+    device_idle_since: Option<Instant>,
+    /// Since when the client has had all its replies; `None` while it has not.
+    answered_since: Option<Instant>,
+    times: [Histogram; STAGES.len()],
+}
+
+/// When a request took its steps.
+#[derive(Clone, Copy)]
+struct Marks {
+    received: Instant,
+    taken: Instant,
+    finished: Instant,
+}
+
+/// What is measured.
+#[derive(Clone, Copy)]
+enum Stage {
+    Intake,
+    Device,
+    Outbox,
+    Send,
+    Whole,
+    DeviceIdle,
+    ClientIdle,
+}
+
+/// All stages in the order of [`Stage`], as they are called in the log.
+///
+/// `whole` is from received to sent. `device-idle` is a time without a request below the export, `client-idle` one
+/// without any that has not been answered; neither is part of a request.
+const STAGES: [(Stage, &str); 7] = [
+    (Stage::Intake, "intake"),
+    (Stage::Device, "device"),
+    (Stage::Outbox, "outbox"),
+    (Stage::Send, "send"),
+    (Stage::Whole, "whole"),
+    (Stage::DeviceIdle, "device-idle"),
+    (Stage::ClientIdle, "client-idle"),
+];
+
+impl Timeline {
+    /// A time line if somebody wants one.
+    pub(super) fn if_wanted() -> Option<Box<Self>> {
+        tracing::enabled!(Level::TRACE).then(|| Box::new(Self::new(Instant::now())))
+    }
+
+    fn new(now: Instant) -> Self {
+        Self {
+            received: now,
+            executing: Vec::new(),
+            executing_count: 0,
+            waiting: VecDeque::new(),
+            sending: Vec::new(),
+            send_began: now,
+            device_idle_since: None,
+            answered_since: None,
+            times: std::array::from_fn(|_| Histogram::new()),
+        }
+    }
+
+    /// Notes that bytes of the client have come.
+    pub(super) fn received(&mut self, now: Instant) {
+        self.received = now;
+    }
+
+    /// Notes that a request has been taken on, into this slot of the request set.
+    pub(super) fn taken(&mut self, slot: usize, now: Instant) {
+        if let Some(since) = self.device_idle_since.take() {
+            self.note(Stage::DeviceIdle, now - since);
+        }
+        self.end_client_idle();
+        if self.executing.len() <= slot {
+            self.executing.resize(slot + 1, None);
+        }
+        self.executing_count += 1;
+        self.executing[slot] = Some(Marks { received: self.received, taken: now, finished: now });
+    }
+
+    /// Notes that the request in this slot has finished, and that its reply waits to be sent.
+    pub(super) fn finished(&mut self, slot: usize, now: Instant) {
+        let marks = self.executing.get_mut(slot).and_then(Option::take);
+        self.waiting.push_back(marks.map(|marks| Marks { finished: now, ..marks }));
+        self.executing_count = self.executing_count.saturating_sub(1);
+        if self.executing_count == 0 {
+            self.device_idle_since = Some(now);
+        }
+    }
+
+    /// Notes that a request has been refused, and that its reply waits to be sent; it is in no histogram.
+    pub(super) fn refused(&mut self) {
+        self.end_client_idle();
+        self.waiting.push_back(None);
+    }
+
+    /// Notes that so many of the replies that wait, the oldest, are given to a send.
+    pub(super) fn send_begins(&mut self, replies: usize, now: Instant) {
+        self.send_began = now;
+        self.sending.extend(self.waiting.drain(..replies.min(self.waiting.len())));
+    }
+
+    /// Notes that the send under way has ended.
+    pub(super) fn sent(&mut self, now: Instant) {
+        for marks in std::mem::take(&mut self.sending).into_iter().flatten() {
+            self.note(Stage::Intake, marks.taken.saturating_duration_since(marks.received));
+            self.note(Stage::Device, marks.finished.saturating_duration_since(marks.taken));
+            self.note(Stage::Outbox, self.send_began.saturating_duration_since(marks.finished));
+            self.note(Stage::Send, now.saturating_duration_since(self.send_began));
+            self.note(Stage::Whole, now.saturating_duration_since(marks.received));
+        }
+        if self.executing_count == 0 && self.waiting.is_empty() {
+            self.answered_since = Some(now);
+        }
+    }
+
+    /// Logs what has been measured, stage by stage.
+    pub(super) fn log(&self, export: &str) {
+        for ((_, stage), times) in STAGES.iter().zip(&self.times) {
+            let [mean_us, median_us, p99_us] = [times.mean(), times.quantile(0.5), times.quantile(0.99)]
+                .map(|time| time.as_secs_f64() * 1e6);
+            let (count, sum_us) = (times.count, times.sum.as_secs_f64() * 1e6);
+            tracing::trace!(export, stage, count, sum_us, mean_us, median_us, p99_us, "time line");
+        }
+    }
+
+    /// The client's rest ends when the bytes of its next request come, not when they are decoded.
+    fn end_client_idle(&mut self) {
+        if let Some(since) = self.answered_since.take() {
+            self.note(Stage::ClientIdle, self.received.saturating_duration_since(since));
+        }
+    }
+
+    fn note(&mut self, stage: Stage, time: Duration) {
+        self.times[stage as usize].note(time);
+    }
+}
+
+/// How often something took how long: [`STEPS`] buckets for each doubling, so within an eighth.
+struct Histogram {
+    buckets: Box<[u64]>,
+    count: u64,
+    sum: Duration,
+}
+
+impl Histogram {
+    fn new() -> Self {
+        Self { buckets: vec![0; (DOUBLINGS * STEPS) as usize].into(), count: 0, sum: Duration::ZERO }
+    }
+
+    fn note(&mut self, time: Duration) {
+        let bucket = Self::bucket(time).min(self.buckets.len() - 1);
+        self.buckets[bucket] += 1;
+        self.count += 1;
+        self.sum += time;
+    }
+
+    fn mean(&self) -> Duration {
+        Duration::from_secs_f64(self.sum.as_secs_f64() / self.count.max(1) as f64)
+    }
+
+    /// The upper end of the bucket below or in which this part of the times lies; zero if there are none.
+    fn quantile(&self, part: f64) -> Duration {
+        let wanted = (self.count as f64 * part).ceil() as u64;
+        let mut seen = 0;
+        for (bucket, count) in self.buckets.iter().enumerate() {
+            seen += count;
+            if seen >= wanted && *count > 0 {
+                return Self::end(bucket);
+            }
+        }
+        Duration::ZERO
+    }
+
+    fn bucket(time: Duration) -> usize {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let doubling = nanoseconds.ilog2();
+        let rest = nanoseconds - (1 << doubling);
+        let step = (u128::from(rest) * u128::from(STEPS)) >> doubling;
+        (doubling * STEPS) as usize + step as usize
+    }
+
+    /// The first time that is beyond a bucket.
+    fn end(bucket: usize) -> Duration {
+        let steps = STEPS as usize;
+        let (doubling, step) = (bucket / steps, bucket % steps + 1);
+        Duration::from_nanos((1_u64 << doubling) + (((step as u64) << doubling) / u64::from(STEPS)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn us(time: u64) -> Duration {
+        Duration::from_micros(time)
+    }
+
+    #[test]
+    fn quantiles_are_within_an_eighth() {
+        let mut histogram = Histogram::new();
+        assert_eq!(histogram.quantile(0.5), Duration::ZERO);
+        (1..=1000).for_each(|time| histogram.note(us(time)));
+        assert_eq!(histogram.mean(), Duration::from_nanos(500_500));
+        for (part, exact) in [(0.01, us(10)), (0.5, us(500)), (0.99, us(990)), (1.0, us(1000))] {
+            let told = histogram.quantile(part);
+            assert!(told >= exact && told <= exact.mul_f64(1.126), "{part}: {told:?} for {exact:?}");
+        }
+    }
+
+    #[test]
+    fn times_of_any_length_have_a_bucket() {
+        let mut histogram = Histogram::new();
+        for time in [Duration::ZERO, Duration::from_nanos(1), Duration::from_secs(1 << 40)] {
+            histogram.note(time);
+        }
+        assert_eq!(histogram.count, 3);
+    }
+
+    #[test]
+    fn the_parts_of_a_request_add_up_and_rests_lie_between_requests() {
+        let begin = Instant::now();
+        let mut timeline = Timeline::new(begin);
+        timeline.received(begin);
+        timeline.taken(0, begin + us(10));
+        timeline.taken(1, begin + us(10));
+        timeline.refused();
+        timeline.finished(1, begin + us(110));
+        timeline.finished(0, begin + us(130));
+        timeline.send_begins(3, begin + us(150));
+        timeline.sent(begin + us(155));
+        timeline.received(begin + us(200));
+        timeline.taken(0, begin + us(230));
+        let told = |stage: Stage| {
+            let times = &timeline.times[stage as usize];
+            (times.count, times.sum)
+        };
+        assert_eq!(told(Stage::Intake), (2, us(20)));
+        assert_eq!(told(Stage::Device), (2, us(220)));
+        assert_eq!(told(Stage::Outbox), (2, us(60)));
+        assert_eq!(told(Stage::Send), (2, us(10)));
+        assert_eq!(told(Stage::Whole), (2, us(310)));
+        assert_eq!(told(Stage::DeviceIdle), (1, us(100)));
+        assert_eq!(told(Stage::ClientIdle), (1, us(45)));
+    }
+
+    #[test]
+    fn stages_are_named_in_their_order() {
+        assert!(STAGES.iter().enumerate().all(|(index, (stage, _))| *stage as usize == index));
+    }
+}
