@@ -10,6 +10,7 @@
 mod figures;
 mod page;
 mod table;
+mod trace;
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,6 +18,8 @@ use std::time::Duration;
 use anyhow::Context as _;
 
 pub use self::figures::{ContenderFigures, NbdReport, WorkloadFigures};
+pub use self::trace::StageFigures;
+use self::trace::StageSample;
 use super::fio::{Disk, Job, Measured, Pattern};
 use super::folder::BenchFolder;
 use super::image::{Holes, drop_caches, fill};
@@ -34,6 +37,17 @@ pub struct NbdOptions {
     pub seconds: u32,
     /// What is measured, in this order.
     pub workloads: Vec<Workload>,
+    /// Whether the daemon is asked where the time of its requests goes.
+    pub tracing: Tracing,
+}
+
+/// Whether a daemon is asked where the time of its requests goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tracing {
+    /// It is measured as it is.
+    Off,
+    /// It looks at the clock at each step of a request.
+    On,
 }
 
 /// What clients do.
@@ -124,11 +138,13 @@ impl Contender {
 }
 
 /// One measurement.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 struct Sample {
     measured: Measured,
     /// CPU time of the server; `None` where there is none.
     server_cpu: Option<Duration>,
+    /// Where the time went inside the server; empty unless that was traced.
+    trace: Vec<StageSample>,
 }
 
 /// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
@@ -207,14 +223,23 @@ async fn measure_one(
         async |disk: Disk<'_>| job.run(disk, options.bench.size_bytes, options.seconds, folder.root()).await;
     drop_caches(&[image]).await?;
     match contender {
-        Contender::Raw => Ok(Sample { measured: run(Disk::File(image)).await?, server_cpu: None }),
+        Contender::Raw => {
+            Ok(Sample { measured: run(Disk::File(image)).await?, server_cpu: None, trace: Vec::new() })
+        }
         Contender::Sterna => {
-            let server = Sterna::start(&options.bench.program, folder, image).await?;
+            let variables = match options.tracing {
+                Tracing::Off => &[][..],
+                Tracing::On => &trace::LOG,
+            };
+            let server = Sterna::start_with(&options.bench.program, folder, image, variables).await?;
             let before = server.cpu_time()?;
             let measured = run(Disk::Nbd { uri: &server.volume.uri }).await?;
             let server_cpu = Some(server.cpu_time()?.saturating_sub(before));
-            server.stop().await?;
-            Ok(Sample { measured, server_cpu })
+            let trace = match options.tracing {
+                Tracing::Off => server.stop().await.map(|()| Vec::new()),
+                Tracing::On => server.stop_and(trace::read).await,
+            };
+            Ok(Sample { measured, server_cpu, trace: trace? })
         }
         Contender::StorageDaemon => {
             let server = StorageDaemon::start(folder, &[("disk", image)]).await?;
@@ -222,7 +247,7 @@ async fn measure_one(
             let measured = run(Disk::Nbd { uri: server.uri() }).await?;
             let server_cpu = Some(server.cpu_time()?.saturating_sub(before));
             server.stop().await?;
-            Ok(Sample { measured, server_cpu })
+            Ok(Sample { measured, server_cpu, trace: Vec::new() })
         }
     }
 }

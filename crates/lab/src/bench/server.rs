@@ -40,8 +40,23 @@ impl Sterna {
     /// # Errors
     /// What the daemon says.
     pub(super) async fn start(program: &Path, folder: &BenchFolder, image: &Path) -> anyhow::Result<Self> {
+        Self::start_with(program, folder, image, &[]).await
+    }
+
+    /// The same with these environment variables.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub(super) async fn start_with(
+        program: &Path,
+        folder: &BenchFolder,
+        image: &Path,
+        variables: &[(&str, &str)],
+    ) -> anyhow::Result<Self> {
         let folder = Folder::create(folder.root(), STORES)?;
-        let daemon = start_daemon(process::Command::new(program), &folder).await?;
+        let mut command = process::Command::new(program);
+        command.envs(variables.iter().copied());
+        let daemon = start_daemon(command, &folder).await?;
         let volume = daemon.add_volume(NAME, image).await?;
         Ok(Self { daemon, folder, volume })
     }
@@ -61,6 +76,20 @@ impl Sterna {
     pub(super) async fn stop(self) -> anyhow::Result<()> {
         self.daemon.stop().await?;
         self.folder.remove()
+    }
+
+    /// The same, and lets its log be read before that is deleted.
+    ///
+    /// # Errors
+    /// If that fails, and what the reader says.
+    pub(super) async fn stop_and<T>(
+        self,
+        read_log: impl FnOnce(&Path) -> anyhow::Result<T>,
+    ) -> anyhow::Result<T> {
+        self.daemon.stop().await?;
+        let read = read_log(&self.folder.log());
+        self.folder.remove()?;
+        read
     }
 }
 

@@ -8,7 +8,7 @@ use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
 use lab::bench::link::Part as LinkPart;
 use lab::bench::mirror::Part;
-use lab::bench::nbd::Workload;
+use lab::bench::nbd::{Tracing, Workload};
 
 pub(crate) use self::strategies::BenchStrategiesArguments;
 use super::parse_size_of_at_least;
@@ -62,6 +62,9 @@ pub(crate) struct BenchNbdArguments {
     /// Measure this alone; may be given several times.
     #[arg(long, value_name = "WORKLOAD", value_parser = one_of(Workload::ALL, Workload::name, Workload::title))]
     only: Vec<Workload>,
+    /// Also tell where the time of requests goes inside the daemon; costs it a little.
+    #[arg(long)]
+    trace: bool,
 }
 
 #[derive(Debug, Args)]
@@ -145,6 +148,11 @@ impl BenchNbdArguments {
     pub(crate) fn workloads(&self) -> Vec<Workload> {
         wanted(Workload::ALL, &self.only)
     }
+
+    /// Whether the daemon is asked where the time goes.
+    pub(crate) fn tracing(&self) -> Tracing {
+        if self.trace { Tracing::On } else { Tracing::Off }
+    }
 }
 
 /// What of all is asked for, in the order of all; everything if nothing is.
@@ -172,6 +180,7 @@ const NBD_HELP: &str = "\
 Examples:
   sterna bench nbd
   sterna bench nbd --only mixed-16 --rounds 3 --folder /srv/fast
+  sterna bench nbd --only mixed-1 --only mixed-16 --trace
   sterna bench nbd --html nbd.html --json > nbd.json
 
 One image is measured raw, through a temporary daemon of this program, and through qemu-storage-daemon, in turns, by \

@@ -42,10 +42,10 @@ pub(super) async fn run(command: BenchCommand, format: Format) -> Result<Exit, C
 }
 
 async fn run_nbd(order: BenchNbdArguments, format: Format) -> Result<(), CommandError> {
-    let workloads = order.workloads();
+    let (workloads, tracing) = (order.workloads(), order.tracing());
     check_page(order.bench.html.as_deref())?;
     let bench = options(order.bench.folder, order.bench.size, order.rounds)?;
-    let options = NbdOptions { bench, seconds: order.seconds, workloads };
+    let options = NbdOptions { bench, seconds: order.seconds, workloads, tracing };
     let report = nbd::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
     output::print(format, &report, nbd_text)?;
     write_page(order.bench.html.as_deref(), || report.page())
@@ -124,6 +124,9 @@ fn nbd_text(report: &NbdReport) -> String {
     for workload in workloads {
         // Writing to a string cannot fail.
         let _ = write!(text, "\n{}\n{}", workload.title, lines(&workload.table()));
+        if let Some(table) = workload.trace_table() {
+            let _ = write!(text, "\n{}", lines(&table));
+        }
     }
     text
 }

@@ -46,7 +46,8 @@ fn bench_nbd_measures_everybody_and_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let (pages, page) = page();
     let arguments = ["nbd", "--only", "mixed-16", "--only", "sequential-writes", "--seconds", "1", "--json"];
-    let outcome = Outcome::of(bench(folder.path(), &[&arguments[..], &["--html", &page]].concat()));
+    let more = ["--trace", "--html", &page];
+    let outcome = Outcome::of(bench(folder.path(), &[&arguments[..], &more].concat()));
     assert_eq!(outcome.code, 0, "{outcome:?}");
     // Three charts for each workload.
     assert_eq!(std::fs::read_to_string(&page).unwrap().matches("<svg ").count(), 6);
@@ -68,6 +69,15 @@ fn bench_nbd_measures_everybody_and_leaves_nothing_behind() {
         let contenders = workload["contenders"].as_array().unwrap();
         let names: Vec<_> = contenders.iter().map(|contender| contender["name"].as_str().unwrap()).collect();
         assert_eq!(names, ["raw", "sterna", "qemu-storage-daemon"]);
+        let trace = contenders[1]["trace"].as_array().unwrap();
+        let stages: Vec<_> = trace.iter().map(|stage| stage["name"].as_str().unwrap()).collect();
+        assert_eq!(
+            stages,
+            ["intake", "device", "outbox", "send", "whole", "device-idle", "client-idle"],
+            "{workload}"
+        );
+        trace.iter().for_each(|stage| expect_figure(&stage["us_per_request"]));
+        assert!(contenders[0]["trace"].is_null() && contenders[2]["trace"].is_null(), "{workload}");
         for (index, contender) in contenders.iter().enumerate() {
             for figure in ["iops", "bytes_per_second", "mean_latency_us", "p99_latency_us", "max_latency_us"]
             {

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Contender, Sample, Workload};
+use super::{Contender, Sample, StageFigures, Workload};
 use crate::bench::Environment;
 use crate::bench::statistics::Summary;
 
@@ -67,6 +67,9 @@ pub struct ContenderFigures {
     pub added_us_per_request: Option<Summary>,
     /// Mean latency less that of the raw file, in microseconds; none for the raw file.
     pub added_mean_latency_us: Option<Summary>,
+    /// Where the time went inside the server; empty unless that was traced, and of others than Sterna.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub trace: Vec<StageFigures>,
 }
 
 impl WorkloadFigures {
@@ -130,6 +133,7 @@ impl ContenderFigures {
             }),
             iops,
             mean_latency_us,
+            trace: StageFigures::of(&samples.iter().map(|sample| &sample.trace[..]).collect::<Vec<_>>()),
         })
     }
 }
@@ -153,7 +157,7 @@ mod tests {
             client_cpu_us_per_request: 3.0,
         };
         let server_cpu = cpu_us_per_request.map(|us| Duration::from_secs_f64(us * iops / 1e6));
-        Sample { measured, server_cpu }
+        Sample { measured, server_cpu, trace: Vec::new() }
     }
 
     #[test]

@@ -14,8 +14,13 @@ impl NbdReport {
             "What clients get over NBD from an image of {}: {rounds} rounds of {seconds} s each.",
             Bytes(*size_bytes)
         );
-        let sections =
-            workloads.iter().map(|workload| section(workload.title, &workload.table(), &charts(workload)));
+        let sections = workloads.iter().map(|workload| {
+            let trace = workload.trace_table().map(|table| {
+                let heading = format!("{}: where the time goes", workload.title);
+                section(&heading, &table, "")
+            });
+            section(workload.title, &workload.table(), &charts(workload)) + &trace.unwrap_or_default()
+        });
         page(
             "Sterna beside the raw disk and QEMU's storage daemon",
             &lead,

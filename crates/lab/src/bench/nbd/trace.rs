@@ -1,0 +1,149 @@
+//! Where the time of requests goes inside the daemon: what it logs of its connections when it is asked to.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::WorkloadFigures;
+use crate::bench::show::{Table, microseconds};
+use crate::bench::statistics::Summary;
+
+/// What makes a daemon log the time lines of its connections, one JSON object a line.
+pub(super) const LOG: [(&str, &str); 2] =
+    [("STERNA_LOG", "info,export::nbd::timeline=trace"), ("STERNA_LOG_FORMAT", "json")];
+
+/// One step of the requests of a connection, as the daemon logs it.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub(super) struct StageSample {
+    /// Its name.
+    stage: String,
+    /// How often it was taken.
+    count: u64,
+    /// How long it took in all.
+    sum_us: f64,
+    median_us: f64,
+    p99_us: f64,
+}
+
+/// A step of a request, or a rest between requests.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct StageFigures {
+    /// Its name.
+    pub name: String,
+    /// Time spent in it ÷ requests, in microseconds.
+    pub us_per_request: Summary,
+    /// Half of the times were no longer, within an eighth; in microseconds.
+    pub median_us: Summary,
+    /// 99 % of the times were no longer, likewise.
+    pub p99_us: Summary,
+}
+
+/// The step that counts the requests: all others are related to it.
+const WHOLE: &str = "whole";
+
+/// What a daemon has logged of the connection that made the most requests.
+///
+/// # Errors
+/// If it has logged nothing.
+pub(super) fn read(log: &Path) -> anyhow::Result<Vec<StageSample>> {
+    let log = std::fs::read_to_string(log).context("read the daemon's log")?;
+    busiest(&log).context("the daemon has logged no time line")
+}
+
+fn busiest(log: &str) -> Option<Vec<StageSample>> {
+    let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let mut connections: Vec<Vec<StageSample>> = vec![Vec::new()];
+    for line in lines.filter(|line| line["fields"]["message"] == "time line") {
+        let stage: StageSample = serde_json::from_value(line["fields"].clone()).ok()?;
+        let known = |connection: &Vec<StageSample>| connection.iter().any(|seen| seen.stage == stage.stage);
+        if connections.last().is_some_and(known) {
+            connections.push(Vec::new());
+        }
+        connections.last_mut()?.push(stage);
+    }
+    let busiest = connections.into_iter().max_by_key(|stages| requests(stages))?;
+    if requests(&busiest) > 0 { Some(busiest) } else { None }
+}
+
+fn requests(stages: &[StageSample]) -> u64 {
+    stages.iter().find(|stage| stage.stage == WHOLE).map_or(0, |whole| whole.count)
+}
+
+impl StageFigures {
+    /// Sums the rounds up, stage by stage; nothing if a round was not traced.
+    pub(super) fn of(rounds: &[&[StageSample]]) -> Vec<Self> {
+        let names = rounds.first().copied().unwrap_or_default().iter().map(|stage| &stage.stage);
+        names.filter_map(|name| Self::of_stage(name, rounds)).collect()
+    }
+
+    fn of_stage(name: &str, rounds: &[&[StageSample]]) -> Option<Self> {
+        let summary = |figure: &dyn Fn(&StageSample, f64) -> f64| {
+            let of_round = |stages: &&[StageSample]| {
+                let stage = stages.iter().find(|stage| stage.stage == name)?;
+                Some(figure(stage, requests(stages) as f64))
+            };
+            Summary::of(rounds.iter().map(of_round).collect::<Option<_>>()?)
+        };
+        Some(Self {
+            name: name.to_owned(),
+            us_per_request: summary(&|stage, requests| stage.sum_us / requests)?,
+            median_us: summary(&|stage, _| stage.median_us)?,
+            p99_us: summary(&|stage, _| stage.p99_us)?,
+        })
+    }
+}
+
+impl WorkloadFigures {
+    /// Where the time of requests went in Sterna, for people; `None` unless that was traced.
+    pub fn trace_table(&self) -> Option<Table> {
+        let [raw, sterna, _] = &self.contenders[..] else { return None };
+        let whole = sterna.trace.iter().find(|stage| stage.name == WHOLE)?.us_per_request.median;
+        let row = |stage: &StageFigures| {
+            let figures = [&stage.us_per_request, &stage.median_us, &stage.p99_us];
+            let figures = figures.map(|summary| microseconds(summary.median));
+            [stage.name.clone()].into_iter().chain(figures).collect()
+        };
+        let [own, limit] =
+            [sterna, raw].map(|contender| microseconds(f64::from(self.depth) / contender.iops.median * 1e6));
+        Some(Table {
+            header: ["in sterna", "us A REQUEST", "MEDIAN us", "99 % us"].map(str::to_owned).to_vec(),
+            rows: sterna.trace.iter().map(row).collect(),
+            conclusion: format!(
+                "a request takes {own} us, and {limit} us of the raw file; it is in the server for {} us",
+                microseconds(whole)
+            ),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn line(stage: &str, count: u64, sum_us: f64) -> String {
+        format!(
+            "{{\"level\":\"TRACE\",\"fields\":{{\"message\":\"time line\",\"export\":\"bench\",\"stage\":\"{stage}\",\
+             \"count\":{count},\"sum_us\":{sum_us:?},\"mean_us\":1.0,\"median_us\":2.0,\"p99_us\":9.0}}}}\n"
+        )
+    }
+
+    #[test]
+    fn the_busiest_connection_counts_and_rests_are_shared_by_all_requests() {
+        let log = ["not JSON\n".to_owned(), line("device", 1, 5.0), line("whole", 1, 6.0)].concat()
+            + &[line("device", 10, 500.0), line("whole", 10, 700.0), line("device-idle", 2, 50.0)].concat()
+            + &[line("device", 3, 5.0), line("whole", 3, 6.0)].concat();
+        let stages = busiest(&log).unwrap();
+        let figures = StageFigures::of(&[&stages]);
+        let told: Vec<_> =
+            figures.iter().map(|stage| (stage.name.as_str(), stage.us_per_request.median)).collect();
+        assert_eq!(told, [("device", 50.0), ("whole", 70.0), ("device-idle", 5.0)]);
+    }
+
+    #[test]
+    fn a_log_without_requests_has_no_time_line() {
+        assert_eq!(busiest(""), None);
+        assert_eq!(busiest(&line("whole", 0, 0.0)), None);
+    }
+}
