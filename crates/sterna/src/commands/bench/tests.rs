@@ -25,6 +25,7 @@ fn contender(name: &'static str, iops: &[f64], raw: Option<f64>) -> ContenderFig
         iops_to_raw: of_raw(0.91),
         added_us_per_request: of_raw(22.5),
         added_mean_latency_us: of_raw(20.0),
+        trace: Vec::new(),
     }
 }
 
