@@ -1,11 +1,55 @@
 //! Volumes that leave for another host before all of them has come there, under a guest at work.
 
-use anyhow::ensure;
-use api::{Migration, MigrationState};
-use e2e::{guest, play_pair};
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use api::{Migration, MigrationState, Phase, VolumeFilling, VolumeState};
+use e2e::{Host, LinkState, Pair, guest, play_pair, until};
+use testbed::nbd_client::{Address, Client, ClientError, ClientOptions, Operation, WriteDurability};
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 32 << 20;
+const BLOCK_BYTES: u64 = 4096;
+/// Requests that show that a guest works.
+const WORK_REQUESTS: u64 = 50;
+/// How long a request waits for its answer that is to have none.
+const NO_ANSWER: Duration = Duration::from_secs(2);
+
+/// Hands `v` over before anything of it has come; returns when it works at the other host.
+fn hand_over(from: &Host, to: &Host, target: &str, more: &[&str]) -> anyhow::Result<Migration> {
+    let order = ["migrate", "v", "--to", target, "--strategy", "post-copy", "--detach"];
+    let begun: Migration = from.ask(&[&order[..], more].concat())?;
+    until("the volume works at the other host, and lacks something", || {
+        Ok(to.volume().ok().filter(|volume| volume.state == VolumeState::Serving && volume.filling.is_some()))
+    })?;
+    Ok(begun)
+}
+
+/// Waits until nothing is missing, and the source knows that.
+fn until_whole(from: &Host, to: &Host, migration: &str) -> anyhow::Result<()> {
+    until("nothing is missing", || Ok(filling(to)?.is_none().then_some(())))?;
+    let ended = from.wait_for_migration(migration)?;
+    ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+    Ok(())
+}
+
+fn filling(host: &Host) -> anyhow::Result<Option<VolumeFilling>> {
+    // A daemon that has just begun may not have opened it yet.
+    let volume = host.volume()?;
+    Ok(if volume.state == VolumeState::Serving { volume.filling } else { None })
+}
+
+fn perform(export: &Address, operation: Operation, wait: Duration) -> Result<Operation, ClientError> {
+    let options = ClientOptions { answer_deadline: wait, ..ClientOptions::default() };
+    Client::connect(export, options)?.perform(operation)
+}
+
+fn read(export: &Address, offset: u64, wait: Duration) -> anyhow::Result<Vec<u8>> {
+    match perform(export, Operation::Read { offset, buffer: vec![0; BLOCK_BYTES as usize] }, wait)? {
+        Operation::Read { buffer, .. } => Ok(buffer),
+        other => anyhow::bail!("{other:?}"),
+    }
+}
 
 #[test]
 fn three_phases_end_after_the_rounds_that_were_ordered_whatever_a_guest_writes() {
@@ -18,6 +62,141 @@ fn three_phases_end_after_the_rounds_that_were_ordered_whatever_a_guest_writes()
         let shown = pair.alpha.migration(&ended.id)?;
         ensure!((1..=2).contains(&shown.rounds.len()), "{:?}", shown.rounds);
         pair.check_at(&pair.beta, &pair.alpha)?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn only_what_is_missing_waits_while_the_link_is_away() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        drop(guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?.client);
+        let mut content = std::fs::read(pair.alpha.path("a/v.img"))?;
+        let begun = hand_over(&pair.alpha, &pair.beta, "beta:a", &["--bandwidth", "2MiB/s"])?;
+        ensure!(pair.alpha.migration(&begun.id)?.phase == Phase::Filling, "the source waits");
+        until("something has come", || Ok(filling(&pair.beta)?.filter(|filling| filling.bytes_pushed > 0)))?;
+        pair.link.set(LinkState::BlackHole);
+
+        let export = pair.beta.export()?;
+        let lacking = filling(&pair.beta)?.context("it lacks most of it")?;
+        let missing = lacking.ranges.last().context("where that is, is told")?.offset_bytes;
+        let data = vec![7; BLOCK_BYTES as usize];
+        let write = Operation::Write { offset: missing, data, durability: WriteDurability::Durable };
+        perform(&export, write, NO_ANSWER).context("what is overwritten need not have come")?;
+        content[missing as usize..][..BLOCK_BYTES as usize].fill(7);
+        let written = read(&export, missing, NO_ANSWER).context("what was written is there")?;
+        ensure!(written == [7; BLOCK_BYTES as usize]);
+        let missing = missing + BLOCK_BYTES;
+        ensure!(read(&export, missing, NO_ANSWER).is_err(), "it has not come, and is not made up");
+        ensure!(
+            pair.alpha.images("a")?.iter().any(|image| image == "v.img"),
+            "{:?}",
+            pair.alpha.images("a")?
+        );
+
+        pair.link.set(LinkState::Up);
+        let pulled = read(&export, missing, Duration::from_secs(30))?;
+        ensure!(pulled == content[missing as usize..][..BLOCK_BYTES as usize], "at {missing}");
+        pair.alpha.sterna(["migration", "set", &begun.id, "--bandwidth", "none"])?.success()?;
+        until_whole(&pair.alpha, &pair.beta, &begun.id)?;
+        ensure!(pair.alpha.images("a")?.is_empty(), "{:?}", pair.alpha.images("a")?);
+        pair.beta.stop()?;
+        ensure!(std::fs::read(pair.beta.path("a/v.img"))? == content, "the disk is what it was");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_would_hurt_a_volume_that_is_filled_is_refused_and_its_way_home_waits() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let begun =
+            hand_over(&pair.alpha, &pair.beta, "beta:a", &["--bandwidth", "1MiB/s", "--keep-source"])?;
+        for arguments in [&["volume", "resize", "v", "128MiB"][..], &["volume", "remove", "v", "--force"]] {
+            let refused = pair.beta.sterna(arguments)?;
+            ensure!(refused.code != 0 && refused.stderr.contains("filled from host"), "{refused:?}");
+        }
+        for arguments in [&["migration", "cancel", &begun.id][..], &["volume", "promote", "v", "--force"]] {
+            let refused = pair.alpha.sterna(arguments)?;
+            ensure!(refused.code != 0, "{refused:?}");
+        }
+        let home: Migration = pair.beta.ask(&["migrate", "v", "--to", "alpha:a", "--detach"])?;
+        ensure!(home.queue.as_ref().is_some_and(|place| place.reason.contains("alpha")), "{home:?}");
+        guest::until_worked(&guest, WORK_REQUESTS)?;
+        ensure!(filling(&pair.beta)?.is_some(), "none of that has changed anything");
+        pair.alpha.sterna(["migration", "set", &begun.id, "--bandwidth", "none"])?.success()?;
+        let home = pair.beta.wait_for_migration(&home.id)?;
+        ensure!(home.state == MigrationState::Moved && home.replica.is_some(), "{home:?}");
+        pair.check_at(&pair.alpha, &pair.beta)?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+/// How often daemons are killed; for long: `STERNA_FILLING_KILLS=200`.
+fn kills_wanted() -> anyhow::Result<u32> {
+    match std::env::var("STERNA_FILLING_KILLS") {
+        Ok(number) => Ok(number.parse()?),
+        Err(_) => Ok(6),
+    }
+}
+
+/// Kills the daemon of one host, or of both, and starts it again.
+fn kill(pair: &mut Pair, which: u32) -> anyhow::Result<()> {
+    let [alpha, beta] = match which % 3 {
+        0 => [true, false],
+        1 => [false, true],
+        _ => [true, true],
+    };
+    for (host, is_killed) in [(&mut pair.alpha, alpha), (&mut pair.beta, beta)] {
+        if is_killed {
+            host.kill()?;
+        }
+    }
+    for (host, is_killed) in [(&mut pair.alpha, alpha), (&mut pair.beta, beta)] {
+        if is_killed {
+            host.start()?;
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn nothing_is_lost_whichever_host_is_killed_while_a_volume_is_filled() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let (mut kills, mut moves) = (0, 0);
+        while kills < kills_wanted()? {
+            let is_home = moves % 2 == 0;
+            let target = if is_home { "beta:a" } else { "alpha:a" };
+            let hosts = |pair: &Pair| -> anyhow::Result<()> {
+                let (from, to) = if is_home { (&pair.alpha, &pair.beta) } else { (&pair.beta, &pair.alpha) };
+                until("the volume is served", || {
+                    Ok(to.volume().ok().filter(|volume| volume.state == VolumeState::Serving))
+                })?;
+                ensure!(
+                    from.volume().ok().is_none_or(|volume| volume.state != VolumeState::Serving),
+                    "two owners"
+                );
+                Ok(())
+            };
+            let (from, to) = if is_home { (&pair.alpha, &pair.beta) } else { (&pair.beta, &pair.alpha) };
+            let begun = hand_over(from, to, target, &["--bandwidth", "1MiB/s"])?;
+            for _ in 0..3 {
+                kill(pair, kills)?;
+                kills += 1;
+                hosts(pair)?;
+                guest::until_worked(&guest, WORK_REQUESTS)?;
+            }
+            let (from, to) = if is_home { (&pair.alpha, &pair.beta) } else { (&pair.beta, &pair.alpha) };
+            if filling(to)?.is_some() {
+                // It may have heard just now that nothing is missing.
+                let _ = from.sterna(["migration", "set", &begun.id, "--bandwidth", "none"])?;
+            }
+            until_whole(from, to, &begun.id)?;
+            moves += 1;
+        }
         guest::stop_and_verify(guest).map(drop)
     });
 }

@@ -4,7 +4,7 @@
 //!   source: the gates are closed, the volume is released ─► Told::by(stay) ──calls──► target: Learner ─► chronicler
 //! ```
 //! It goes beside the handover: nobody waits for it, and what does not arrive costs a whole copy later. What is told and how it is
-//! to be read is [`migration::Stay`]'s.
+//! to be read is [`migration::stay::Stay`]'s.
 
 use std::cell::Cell;
 use std::pin::pin;

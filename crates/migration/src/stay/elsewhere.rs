@@ -1,5 +1,5 @@
 //! Copies at hosts that the volume has visited, as they are told to the host that it leaves for: so it comes home, or goes on to
-//! any of them, with what that one lacks ([TPM] §VII names this as future work).
+//! any of them, with what that one lacks (\[TPM\] §VII names this as future work).
 //!
 //! ```text
 //!   leaves here:   what each copy lacks at the handover ──told──► comes there: that, and what has been written there since its stay began
