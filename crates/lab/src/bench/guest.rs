@@ -283,6 +283,11 @@ impl Requests {
         blocks
     }
 
+    /// How many writes have ended.
+    pub(super) fn writes(&self) -> u64 {
+        self.0.iter().filter(|request| request.direction == Direction::Write).count() as u64
+    }
+
     /// When the last write to a byte ended; `None`: nobody has written it.
     pub(super) fn written_last(&self, byte: u64) -> Option<u64> {
         let touches = |request: &&Request| {
