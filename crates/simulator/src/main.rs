@@ -161,6 +161,10 @@ impl Arguments {
                 | Bug::RetiredBeforeWhole
                 | Bug::ManifestOlderThanGate
         );
+        // A copy that counts as whole although the owner's disk has lost something: seldom, unless all is copied beforehand.
+        if bug == Bug::FailedFlushForgotten {
+            return Self { hosts, strategy: Some(Strategy::Tracking), ..self.clone() };
+        }
         if leaves {
             return Self { hosts: 2, strategy: Some(Strategy::PostCopy), ..self.clone() };
         }
