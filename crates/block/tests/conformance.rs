@@ -244,11 +244,12 @@ fn a_flush_of_ours_that_fails_is_owed_to_the_writers_next_one() {
         let store = Forgetful::new(16 << 10);
         let writer = FlushDebt::new(Rc::clone(&store) as Rc<dyn BlockDevice>);
         let ours = writer.ours();
-        // What was never written by way of it cannot be lost.
+        // A process before this one may have written what nobody has flushed.
         store.fail_flushes(1);
         assert!(ours.flush().await.is_err());
+        assert!(writer.flush().await.is_err());
         assert_eq!(writer.flush().await, Ok(()));
-        // Nor what has been durable since.
+        // What is durable cannot be lost.
         let block = Buffer::copy_of(&[6; 4096]);
         writer.write(4096, block, Durability::Volatile).await.unwrap();
         assert_eq!(writer.flush().await, Ok(()));

@@ -30,7 +30,7 @@ struct Ours(Rc<FlushDebt>);
 /// What has become of the flushes of one store.
 #[derive(Default)]
 struct Debt {
-    /// Changes under way. A change is one that went by way of this filter: what nobody changed cannot be lost.
+    /// Changes under way: what nobody changed cannot be lost.
     changing: Cell<u64>,
     /// Changes that have ended. The first is what a killed process may have written, and never flushed, before this one had the
     /// store.
