@@ -100,7 +100,7 @@ function showVolumes(volumes) {
       set(pill, "class", "pill small " + (moving ? "busy" : VOLUME_TONES[volume.state] ?? "warm"));
       const created = volume.creation && volume.creation.bytes_total > 0 ? units.percent(volume.creation.bytes_done / volume.creation.bytes_total) : "";
       // That it is at another host is in the next column.
-      text(why, volume.state === "forwarding" ? "" : volume.message ?? (volume.filling ? missing(volume.filling) : volume.errors > 0 ? `${units.count(volume.errors)} requests failed: ${volume.last_error ?? ""}` : created);
+      text(why, volume.state === "forwarding" ? "" : volume.message ?? (volume.filling ? missing(volume.filling) : volume.errors > 0 ? `${units.count(volume.errors)} requests failed: ${volume.last_error ?? ""}` : created));
     } },
     { name: "Place", class: "place roomy", value: where, cell: (cell, volume) => text(cell, where(volume)) },
     { name: "Used", falling: true, title: "What its image takes of its size", class: "number wide", value: (volume) => volume.allocated_bytes,
