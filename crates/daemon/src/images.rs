@@ -6,15 +6,15 @@
 //!   growing     ends a growth that was interrupted
 //!   replicas    images that a volume left behind, and that it may come home to
 //!   inventory   every image that a migration left and that was kept
-//!   marks       what says of a target that it is not complete
+//!   half_made   what says of a target that it is not complete
 //!   content     everything that lies in a store, and what it is
 //! ```
 
 pub(crate) mod content;
 pub(crate) mod copying;
 pub(crate) mod growing;
+pub(crate) mod half_made;
 pub(crate) mod inventory;
-pub(crate) mod marks;
 pub(crate) mod opening;
 pub(crate) mod replicas;
 mod shrink;
@@ -75,7 +75,7 @@ pub(crate) fn discard(image: &ImageLocation) -> Result<(), ControlFault> {
         lane::shared_storage::remove(path).map_err(|error| fault("delete what is beside", path, &error))?;
         delete(path)?;
         // N.B. last: what is left of an image that could not be deleted stays marked.
-        marks::unmark(path).map_err(|error| fault("delete the mark of", path, &error))?;
+        half_made::unmark(path).map_err(|error| fault("delete the mark of", path, &error))?;
     }
     fail_point::after(Step::Discard);
     Ok(())
@@ -114,7 +114,7 @@ pub(crate) fn allocated_bytes(path: &Path) -> io::Result<u64> {
 pub(crate) fn reserve(path: &Path) -> io::Result<Option<File>> {
     match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path) {
         Ok(file) => {
-            marks::mark(path).inspect_err(|_| unreserve(path))?;
+            half_made::mark(path).inspect_err(|_| unreserve(path))?;
             Ok(Some(file))
         }
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
@@ -124,7 +124,7 @@ pub(crate) fn reserve(path: &Path) -> io::Result<Option<File>> {
 
 /// Gives up what [`reserve`] made, while it is still empty and in no journal. What cannot be deleted, the next start does.
 pub(crate) fn unreserve(path: &Path) {
-    let removed = std::fs::remove_file(path).and_then(|()| marks::unmark(path));
+    let removed = std::fs::remove_file(path).and_then(|()| half_made::unmark(path));
     if let Err(error) = removed {
         tracing::warn!(path = %path.display(), %error, "an empty file is left over");
     }

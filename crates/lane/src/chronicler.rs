@@ -26,7 +26,7 @@ use chronicle::{
 use futures_util::future::{Either, select};
 use migration::filling::LogEntry;
 use migration::planted::{Bug, broken};
-use migration::stay::{Beginning, CopyElsewhere, Doubt, Forgetting, GivenUp, Stay, ToDo};
+use migration::stay::{Beginning, Departed, Doubt, Forgetting, GivenUp, Stay, ToDo};
 use migration::{HostId, StayKey, VolumeId};
 use tracing::warn;
 
@@ -259,9 +259,9 @@ impl Chronicler {
         self.stay.borrow().replicas()
     }
 
-    /// What the host `to`, which the volume leaves for, is told of copies at others ([`Stay::copies_elsewhere`]).
-    pub(crate) fn copies_elsewhere(&self, to: HostId) -> Vec<CopyElsewhere> {
-        self.stay.borrow().copies_elsewhere(to.0)
+    /// What is known of copies elsewhere, for the host that the volume leaves for ([`Stay::departs`]).
+    pub(crate) fn departs(&self, to: HostId) -> Option<Departed> {
+        self.stay.borrow().departs(to.0)
     }
 
     /// What a copy lacks at this instant that lacked so much when the volume left for here ([`Stay::lacking_since_arrival`]).
@@ -272,9 +272,9 @@ impl Chronicler {
     /// Remembers a copy from now on: `missing` says what it lacks at this instant, and is asked between two requests.
     /// `None` changes nothing.
     ///
-    /// `store` is the volume's own at the same instant: it is flushed before the copy is kept. A power cut could otherwise take back what was
-    /// written before this instant and is at the copy already, and nobody would know that they differ. `None`: the volume
-    /// is only about to come, and what comes is flushed before it is this host's.
+    /// `store` is the volume's own at the same instant: it is flushed before the copy is kept. A power cut could otherwise take
+    /// back what was written before this instant and is at the copy already, and nobody would know that they differ.
+    /// `None`: the volume is only about to come, and what comes is flushed before it is this host's.
     ///
     /// **N.B.** What is being written at this instant is to be in `missing`, unless the copy is to be asked for as of an
     /// earlier epoch than this one.

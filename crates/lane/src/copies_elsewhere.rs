@@ -1,7 +1,7 @@
 //! What copies at other hosts lack goes along with the volume, which then comes home, or goes on to any of them, with that alone.
 //!
 //! ```text
-//!   source: the gates are closed, the volume is released ─► Told::by(stay) ──calls──► target: Learner ─► chronicler
+//!   source: the target serves the volume, and clients here are led there ─► tell() ──calls──► target: Learner ─► chronicler
 //! ```
 //! It goes beside the handover: nobody waits for it, and what does not arrive costs a whole copy later. What is told and how it is
 //! to be read is [`migration::stay::Stay`]'s.
@@ -13,14 +13,13 @@ use std::time::Duration;
 
 use block::{Handle, IoError};
 use bytes::Bytes;
-use chronicle::{ByteRange, Generation, LayeredBitmap, ReplicaOf, StayId};
+use chronicle::{BlockSize, ByteRange, Generation, LayeredBitmap, ReplicaOf, StayId};
 use futures_util::future::{Either, select};
+use migration::VolumeIndex;
 use migration::filling::{UNIT_BYTES, decode_runs, encode_runs, to_units};
-use migration::stay::{COPIES_MAX, CopyElsewhere};
-use migration::{HostId, VolumeIndex};
+use migration::stay::{COPIES_MAX, CopyElsewhere, Departed};
 use tracing::{debug, info, warn};
 
-use crate::chronicler::Chronicler;
 use crate::peer::head::{Address, Operation};
 use crate::peer::{Capabilities, PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel};
 use crate::signal::Signal;
@@ -29,28 +28,34 @@ use crate::stack::Volume;
 /// How long the channel is kept for what is told after the migration has ended.
 const TELLING_MAX: Duration = Duration::from_secs(10);
 
-/// Tells the host `to` what copies of a volume elsewhere lack: it is released, and nobody writes to it here.
-pub(crate) fn tell(handle: &Handle, volume: &Volume, to: HostId, index: VolumeIndex, rpc: Rc<RpcChannel>) {
+/// Tells the host that a volume has left for what copies of it elsewhere lack.
+///
+/// **N.B.** Once that host serves it: to find out what they lack takes a while on this thread.
+pub(crate) fn tell(
+    handle: &Handle,
+    volume: &Volume,
+    departed: Option<Departed>,
+    index: VolumeIndex,
+    rpc: Rc<RpcChannel>,
+) {
     if rpc.capabilities() < Capabilities::Copies {
         return;
     }
-    let (id, chronicler) = (volume.id(), volume.chronicler());
-    let copies = chronicler.copies_elsewhere(to);
-    let told: Vec<_> = copies.iter().filter_map(|copy| said_of(copy, chronicler, volume.size())).collect();
+    let (id, size_bytes, block_size) = (volume.id(), volume.size(), volume.block_size());
     let timeout = handle.sleep(TELLING_MAX);
     handle.spawn(async move {
+        let copies = departed.map(Departed::copies).unwrap_or_default();
         let telling = async {
-            for (operation, payload) in told {
-                ask(&rpc, index, operation, payload).await?;
+            for copy in &copies {
+                if let Some((operation, payload)) = said_of(copy, block_size, size_bytes) {
+                    ask(&rpc, index, operation, payload).await?;
+                }
             }
             ask(&rpc, index, Operation::CopiesTold, Bytes::new()).await
         };
-        match select(pin!(telling), timeout).await {
-            Either::Left((Ok(()), _)) => {}
-            _ if copies.is_empty() => {}
-            _ => {
-                info!(volume = %id, copies = copies.len(), "where it has gone, not all is known of the copies at other hosts; to those it will go as a whole");
-            }
+        let is_told = matches!(select(pin!(telling), timeout).await, Either::Left((Ok(()), _)));
+        if !is_told && !copies.is_empty() {
+            info!(volume = %id, copies = copies.len(), "where it has gone, not all is known of the copies at other hosts; to those it will go as a whole");
         }
     });
 }
@@ -65,8 +70,8 @@ async fn ask(
     rpc.call(RequestPriority::Mirrored, question, payload, None).await.map(drop)
 }
 
-fn said_of(copy: &CopyElsewhere, chronicler: &Chronicler, size_bytes: u64) -> Option<(Operation, Bytes)> {
-    let units = to_units(&copy.lacking, chronicler.block_size().bytes(), size_bytes);
+fn said_of(copy: &CopyElsewhere, block_size: BlockSize, size_bytes: u64) -> Option<(Operation, Bytes)> {
+    let units = to_units(&copy.lacking, block_size.bytes(), size_bytes);
     let mut pieces = encode_runs(units.runs(), PAYLOAD_BYTES_MAX);
     let (Some(runs), true) = (pieces.pop(), pieces.is_empty()) else { return None };
     let CopyElsewhere { host, departure, generation, .. } = copy;
@@ -107,6 +112,10 @@ impl Learner {
         runs: &[u8],
     ) -> Result<(), IoError> {
         let (volume, chronicler) = (&self.volume, self.volume.chronicler());
+        let is_of_now = || chronicler.stay() == self.stay;
+        if !is_of_now() {
+            return Err(IoError::Closed);
+        }
         // Whatever the other host sends.
         if self.copies.replace(self.copies.get() + 1) >= COPIES_MAX {
             return Err(IoError::Unsupported);
@@ -118,11 +127,7 @@ impl Learner {
             let range = ByteRange::new(run.start.0 * UNIT_BYTES, run.len() * UNIT_BYTES);
             at_departure.insert(block_size.covering(range.offset, range.length));
         }
-        let is_of_now = || chronicler.stay() == self.stay;
         let lacking = || is_of_now().then(|| chronicler.lacking_since_arrival(&at_departure)).flatten();
-        if !is_of_now() {
-            return Err(IoError::Closed);
-        }
         // N.B. no flush: what is here beyond that comes from the source, which has made it durable, or is fetched from there again.
         if let Err(error) = chronicler.refer_to(of, generation, || None, lacking).await {
             warn!(volume = %volume.id(), %error, "a copy at another host is not recorded: it will be a whole copy there");
@@ -138,8 +143,11 @@ impl Learner {
         self.news.notify();
     }
 
-    /// Resolves when the other host has told everything, or had the time to.
-    pub(crate) async fn has_learnt(&self, handle: &Handle) {
+    /// Resolves when the other host has told everything, or had the time to, or does not know how.
+    pub(crate) async fn has_learnt(&self, handle: &Handle, rpc: &RpcChannel) {
+        if rpc.capabilities() < Capabilities::Copies {
+            return;
+        }
         let told = self.news.wait_for(|| self.is_all_told.get().then_some(()));
         select(pin!(told), handle.sleep(TELLING_MAX)).await;
     }

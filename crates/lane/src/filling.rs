@@ -196,7 +196,7 @@ impl FillingStore {
 
     /// Fetches nothing any more: the former host is lost. Whoever reads what is missing gets an error.
     pub fn give_up_missing(&self) {
-        self.with_machine(Filling::give_up_missing);
+        self.event(FillingEvent::MissingGivenUp);
     }
 
     /// The first runs of what is missing; empty before the volume is this host's.

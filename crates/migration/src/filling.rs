@@ -120,6 +120,9 @@ pub enum FillingEvent {
         /// Whether it is.
         result: Result<(), StoreFault>,
     },
+    /// The former host is lost, somebody says: nothing is fetched any more, and whoever reads what is missing is refused, and not
+    /// held. It goes on being overwritten.
+    MissingGivenUp,
     /// What was to be noted is, or is not.
     Noted {
         /// What.
@@ -336,19 +339,18 @@ impl Filling {
             FillingEvent::StoreFlushed { recording, result } => self.store_flushed(now, recording, result),
             FillingEvent::Noted { note, result } => self.noted(now, note, result),
             FillingEvent::Recorded { recording, result } => self.recorded(now, recording, result),
+            FillingEvent::MissingGivenUp => self.give_up_missing(),
         }
         self.advance(now);
     }
 
-    /// Nothing is fetched any more: whoever reads what is missing is refused from now on, and not held. It goes on being overwritten.
-    pub fn give_up_missing(&mut self, now: Duration) {
+    fn give_up_missing(&mut self) {
         self.is_given_up = true;
         self.wanted.clear();
         // What was asked for and has not arrived is not waited for.
         self.fetches.retain(|_, fetch| fetch.storing.is_some());
         let runs: Vec<_> = self.missing.runs().collect();
         runs.into_iter().for_each(|run| self.refuse_readers(run));
-        self.advance(now);
     }
 
     /// The first runs of what is missing.

@@ -24,7 +24,7 @@ use std::fmt;
 
 use chronicle::StayId;
 
-pub use elsewhere::{COPIES_MAX, CopyElsewhere};
+pub use elsewhere::{COPIES_MAX, CopyElsewhere, Departed};
 pub use image::{ImageRecord, Look, vouches};
 pub use machine::{Beginning, Doubt, Forgetting, GivenUp, Premarks, Referral, Stay, ToDo};
 pub use marks::OpenMarks;

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-use chronicle::{BlockRange, ByteRange, LayeredBitmap};
-use migration::PacingSettings;
+use chronicle::{BlockRange, ByteRange, Generation, LayeredBitmap};
 use migration::filling::{
     Filling, FillingAction, FillingEvent, FillingSettings, Manifest, RequestId, UNIT_BYTES, UnitMap, units_of,
 };
+use migration::journal::{
+    Entry, ExportSettings, Hollow, ImageLocation, MigratingVolume, Outcome, Record, Side, State, Summary,
+    VolumeRecord,
+};
+use migration::{Attempt, HostId, MigrationId, PacingSettings, VolumeId};
 
 const UNITS: u64 = 8;
 const NOW: Duration = Duration::from_secs(1);
@@ -59,7 +63,7 @@ fn who_waits_for_what_was_given_up_is_refused_and_who_overwrites_it_is_not() {
     let mut filling = filling();
     filling.handle_timeout(NOW);
     assert!(read(&mut filling, 1, units(3, 4)).is_empty(), "it waits");
-    filling.give_up_missing(NOW);
+    filling.handle_event(NOW, FillingEvent::MissingGivenUp);
     assert_eq!(carry_out(&mut filling), [FillingAction::Refuse { request: RequestId(1) }]);
     assert_eq!(read(&mut filling, 2, units(0, 2)), [FillingAction::Refuse { request: RequestId(2) }]);
     assert_eq!(read(&mut filling, 3, units(0, 1)), [FillingAction::Admit { request: RequestId(3) }]);
@@ -81,4 +85,60 @@ fn who_waits_for_what_was_given_up_is_refused_and_who_overwrites_it_is_not() {
         said.extend(carry_out(&mut filling));
     }
     assert_eq!(said, [FillingAction::Whole], "nothing is missing, although the former host never answered");
+}
+
+const FORMER: HostId = HostId([7; 32]);
+const DISK: VolumeId = VolumeId([1; 16]);
+
+fn apply(state: &mut State, records: Vec<Record>) {
+    state.apply(&Entry { at_unix_ms: 0, records }).expect("the records fit the state");
+}
+
+/// The volume comes, with blocks missing or as a whole.
+fn comes(state: &mut State, remote: MigrationId, lacks: Option<Manifest>) {
+    let (migration, attempt) = (MigrationId(state.next_migration), Attempt(1));
+    let image = |store: &str| ImageLocation::raw_file(store, format!("/{store}"));
+    let generation = Generation(migration.0);
+    let record = VolumeRecord {
+        volume: DISK,
+        name: "v".to_owned(),
+        size_bytes: UNITS * UNIT_BYTES,
+        block_size_bytes: 4096,
+        image: image("b"),
+        generation,
+        export: ExportSettings::default(),
+    };
+    let side = Side::Incoming { peer: FORMER, peer_name: "a".to_owned(), remote, volumes: vec![record] };
+    let volumes = vec![MigratingVolume { volume: DISK, source: image("a"), target: image("b") }];
+    apply(state, vec![Record::MigrationStarted { migration, volumes, keep_source: false, side }]);
+    let hollow = lacks.map(|manifest| Hollow { attempt, manifests: vec![(DISK, manifest)] });
+    let hollow = hollow.map(|hollow| Record::Hollow { migration, hollow });
+    apply(state, hollow.into_iter().chain([Record::TargetPrepared { migration, attempt }]).collect());
+    apply(state, vec![Record::Owned { migration, attempt, generations: vec![(DISK, generation.next())] }]);
+    let (outcome, summary) = (Outcome::Moved { left_over: String::new() }, Summary::default());
+    apply(state, vec![Record::MigrationEnded { migration, outcome, summary }]);
+}
+
+#[test]
+fn what_was_given_up_is_remembered_and_never_said_to_be_whole() {
+    let mut state = State::default();
+    let remote = MigrationId(5);
+    comes(&mut state, remote, Some(Manifest { units: 3, checksum: 1 }));
+    assert!(!state.fillings[&DISK].is_given_up);
+    apply(&mut state, vec![Record::MissingGivenUp { volume: DISK }]);
+    assert!(state.fillings[&DISK].is_given_up);
+
+    // A journal that is written anew, and a restart.
+    let snapshot = state.snapshot();
+    let mut state = State::default();
+    apply(&mut state, snapshot);
+    assert!(state.fillings[&DISK].is_given_up);
+
+    // Its former host asks, and must not delete what may be the last of it.
+    apply(&mut state, vec![Record::VolumeRemoved { volume: DISK }]);
+    assert!(state.fillings_from(FORMER, remote).next().is_some());
+
+    // It is here once more, as a whole.
+    comes(&mut state, MigrationId(6), None);
+    assert!(state.fillings.is_empty());
 }

@@ -193,17 +193,16 @@ impl SourceVolume {
                 self.stop_copy();
                 volume.remove_mirror();
             }
-            SourceOrder::Release => {
-                self.stop_copy();
-                if let (Some(to), Some(rpc)) = (self.leaving.to, self.leaving.channel.clone()) {
-                    copies_elsewhere::tell(&self.handle, volume, to, self.index, rpc);
-                }
-            }
+            SourceOrder::Release => self.stop_copy(),
             SourceOrder::ServeFromSuccessor => {
                 self.has_left.set(true);
+                let departed = self.leaving.to.and_then(|to| volume.chronicler().departs(to));
                 if let Some(successor) = &self.leaving.successor {
                     volume.change_hands(Home::Elsewhere(Rc::clone(successor)), volume.generation().next());
                     volume.open();
+                }
+                if let (Some(_), Some(rpc)) = (self.leaving.to, self.leaving.channel.clone()) {
+                    copies_elsewhere::tell(&self.handle, volume, departed, self.index, rpc);
                 }
             }
             SourceOrder::TakeBack(generation) => {

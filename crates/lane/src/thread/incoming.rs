@@ -143,7 +143,7 @@ impl Lane {
             let has_moved = matches!(outcome, Outcome::Moved { .. });
             lane.control.report(Report::Ended { migration, outcome, summary: Summary::default() });
             if has_moved {
-                learner.has_learnt(&lane.handle).await;
+                learner.has_learnt(&lane.handle, &rpc).await;
             }
             drop(rpc);
         });
@@ -170,7 +170,7 @@ impl Lane {
             current.followed.set(None);
             current.ended.notify();
             // The source used the store until then, and may still tell of copies.
-            learner.has_learnt(&handle).await;
+            learner.has_learnt(&handle, &rpc).await;
             drop(rpc);
         });
     }

@@ -88,9 +88,9 @@ impl State {
     /// The volumes are owned here since this try; if blocks were left behind in it, they are being filled.
     pub(super) fn begin_fillings(&mut self, migration: MigrationId, attempt: Attempt) {
         let Some(state) = self.migrations.get(&migration) else { return };
+        let Side::Incoming { peer, peer_name, remote, .. } = &state.side else { return };
         // What an earlier stay has left.
         self.fillings.retain(|volume, _| state.index_of(*volume).is_none());
-        let Side::Incoming { peer, peer_name, remote, .. } = &state.side else { return };
         for (volume, manifest) in state.hollow_in(attempt).into_iter().flat_map(|hollow| &hollow.manifests) {
             let Some(index) = state.index_of(*volume) else { continue };
             let (peer_name, stay) = (peer_name.clone(), StayId::Arrived(migration.0));

@@ -7,10 +7,12 @@
 //! A copy is named by the departure that left it, and what is told of one is true for as long as that image is not touched, whoever
 //! has the volume. What is lost on the way costs a whole copy later, and nothing else: nobody waits for it.
 
-use chronicle::{Epoch, Generation, LayeredBitmap, ReplicaOf, coarsened};
+use std::collections::BTreeMap;
+
+use chronicle::{Chronicle, Epoch, Generation, KeptReplica, LayeredBitmap, ReplicaOf, coarsened};
 
 use super::Stay;
-use super::machine::FIRST_EPOCH;
+use super::machine::{FIRST_EPOCH, lacked_by};
 use crate::planted::{Bug, broken};
 
 /// Copies that are told of at most: those that lack least.
@@ -31,21 +33,42 @@ pub struct CopyElsewhere {
     pub lacking: LayeredBitmap,
 }
 
-impl Stay {
-    /// The copies that the host `to` is told of, when nothing is written here any more. What that one has itself is no use to it.
-    pub fn copies_elsewhere(&self, to: [u8; 32]) -> Vec<CopyElsewhere> {
-        let known = self.replicas().into_iter().filter_map(|(of, generation, lacks)| match of {
-            ReplicaOf::Host { host, departure } if host != to => Some((lacks, host, departure, generation)),
-            _ => None,
+/// What was known of copies elsewhere when a volume left. To make it is quick; what each lacks is told apart only afterwards.
+#[derive(Debug)]
+pub struct Departed {
+    chronicle: Chronicle,
+    replicas: BTreeMap<ReplicaOf, KeptReplica>,
+}
+
+impl Departed {
+    /// The copies, those that lack least first. One that lacks everything is none.
+    pub fn copies(self) -> Vec<CopyElsewhere> {
+        let Self { chronicle, replicas } = self;
+        let known = replicas.into_iter().filter_map(|(of, replica)| match of {
+            ReplicaOf::Host { host, departure } => {
+                let (generation, lacking) = (replica.generation, lacked_by(&replica, &chronicle));
+                Some(CopyElsewhere { host, departure, generation, lacking })
+            }
+            ReplicaOf::Migration(_) => None,
         });
-        let mut known: Vec<_> = known.filter(|(lacks, ..)| *lacks < self.chronicle().blocks().0).collect();
-        known.sort_unstable();
+        let mut known: Vec<_> = known.filter(|copy| copy.lacking.count() < chronicle.blocks().0).collect();
+        known.sort_by_cached_key(|copy| (copy.lacking.count(), copy.host, copy.departure));
         known.truncate(COPIES_MAX);
-        let told = known.into_iter().filter_map(|(_, host, departure, generation)| {
-            let lacking = self.lacking(ReplicaOf::Host { host, departure }, generation)?;
-            Some(CopyElsewhere { host, departure, generation, lacking: coarsened(&lacking, RUNS_MAX) })
-        });
-        told.collect()
+        for copy in &mut known {
+            copy.lacking = coarsened(&copy.lacking, RUNS_MAX);
+        }
+        known
+    }
+}
+
+impl Stay {
+    /// What is known of copies elsewhere, when nothing is written here any more, for the host `to`; `None`: there are none. What that
+    /// host has itself is no use to it.
+    pub fn departs(&self, to: [u8; 32]) -> Option<Departed> {
+        let is_elsewhere = |of: &ReplicaOf| matches!(of, ReplicaOf::Host { host, .. } if *host != to);
+        let replicas = self.known().iter().filter(|(of, _)| is_elsewhere(of));
+        let replicas: BTreeMap<_, _> = replicas.map(|(of, replica)| (*of, replica.clone())).collect();
+        (!replicas.is_empty()).then(|| Departed { chronicle: self.chronicle().clone(), replicas })
     }
 
     /// What a copy lacks at this instant that lacked so much when the volume left for here; `None`: as good as everything, because
@@ -101,10 +124,11 @@ mod tests {
     #[test]
     fn a_copy_lacks_elsewhere_what_it_lacked_and_what_was_written_since() {
         let mut here = stay(1);
+        assert!(here.departs([8; 32]).is_none());
         knows(&mut here, 7, 3, &[1]);
         knows(&mut here, 8, 4, &[2]);
         write(&mut here, 5, 1);
-        let told = here.copies_elsewhere([8; 32]);
+        let told = here.departs([8; 32]).expect("a copy is known").copies();
         let [copy] = &told[..] else { panic!("what a host has itself it is not told: {told:?}") };
         assert_eq!((copy.host, copy.departure, copy.generation), ([7; 32], 3, Generation(3)));
         assert_eq!(copy.lacking, blocks(&[1, 5]));
@@ -125,7 +149,7 @@ mod tests {
             let missing: Vec<u64> = (0..departure).collect();
             knows(&mut here, departure as u8, departure, &missing);
         }
-        let told = here.copies_elsewhere([0; 32]);
+        let told = here.departs([0; 32]).expect("copies are known").copies();
         assert_eq!(told.len(), COPIES_MAX);
         assert!(told.iter().all(|copy| copy.departure <= COPIES_MAX as u64));
     }

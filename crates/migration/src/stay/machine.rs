@@ -220,10 +220,12 @@ impl Stay {
         let is_it = |known: &ReplicaOf| *known == of || broken(Bug::BranchMistaken) && same_host(*known, of);
         let known = self.replicas.iter().filter(|(known, _)| is_it(known));
         let replica = known.map(|(_, replica)| replica).find(|replica| replica.generation == generation)?;
-        let mut lacking = LayeredBitmap::new(self.chronicle.blocks());
-        lacking.union_with(&replica.missing);
-        lacking.union_with(&self.chronicle.since(replica.as_of));
-        Some(lacking)
+        Some(lacked_by(replica, &self.chronicle))
+    }
+
+    /// The copies that are known.
+    pub(super) fn known(&self) -> &BTreeMap<ReplicaOf, KeptReplica> {
+        &self.replicas
     }
 
     /// The copies that are known, of which generation, and how many blocks each lacks.
@@ -406,6 +408,14 @@ impl Stay {
             self.chronicle.advance_under(MarkPolicy::Volatile);
         }
     }
+}
+
+/// What a copy lacks of a volume of this history.
+pub(super) fn lacked_by(replica: &KeptReplica, chronicle: &Chronicle) -> LayeredBitmap {
+    let mut lacking = LayeredBitmap::new(chronicle.blocks());
+    lacking.union_with(&replica.missing);
+    lacking.union_with(&chronicle.since(replica.as_of));
+    lacking
 }
 
 /// Tells whether both are images that one host has kept, whichever: only the planted bug 9 takes them for the same.
