@@ -5,7 +5,7 @@
 //!   journal      volumes, migrations under way ─┐
 //!   chains       what images stand on           ├──► role of each file ──► listed, imported, dropped
 //!   names        IMAGE.moved-mN, …sterna-new    │
-//!   marks        half-made                     ─┘
+//!   half_made    half-made                     ─┘
 //! ```
 //! Nothing is changed or locked. A file is opened only if it is one, so a pipe is not waited for. Everything here may sleep.
 
@@ -20,7 +20,7 @@ use block::store::qcow2::{Format, TopLayer, disk_size, probe_format};
 use migration::journal::{ImageFormat, ImageLocation, State};
 
 use crate::files::lock::is_lock_file;
-use crate::images::{inventory, marks, replicas};
+use crate::images::{half_made, inventory, replicas};
 use crate::migrations::view::api_format;
 use crate::stores::{image_name, is_unsettled_name};
 
@@ -151,7 +151,7 @@ impl Known {
         if let Err(why) = describe(file, path) {
             file.note = Some(why);
         }
-        if marks::is_marked(path) || name.contains(marks::SUFFIX) {
+        if half_made::is_marked(path) || name.contains(half_made::SUFFIX) {
             file.role = FileRole::HalfMade;
             file.volume = image_name(name).map(|(volume, _)| volume.to_owned());
         } else if let Some(top) = self.backing.get(path) {
@@ -295,7 +295,7 @@ fn kind_of(metadata: &Metadata) -> &'static str {
 fn is_of_ours(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| is_lock_file(name) || lane::shared_storage::image_of(name).is_some())
-        || marks::image_of(path).is_some()
+        || half_made::image_of(path).is_some()
 }
 
 fn is_image_name(name: &str) -> bool {

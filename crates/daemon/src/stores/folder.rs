@@ -5,7 +5,7 @@
 //!   IMAGE.sterna-new           an image that is being made: IMAGE once the journal knows the volume
 //!   IMAGE.sterna-removed       an image that is being deleted: IMAGE again if the journal still knows the volume
 //!   IMAGE.moved-mN             the source's image that migration mN left, kept
-//!   .IMAGE.partial             says that IMAGE is a target, and not complete (images::marks)
+//!   .IMAGE.partial             says that IMAGE is a target, and not complete (images::half_made)
 //!   IMAGE.sterna-token-…       what shows the target of a migration to a source that has the same folder (lane::shared_storage)
 //!   IMAGE.sterna-answer-…      what that source answers
 //! ```
@@ -19,7 +19,7 @@ use migration::journal::{ImageFormat, State};
 use super::{Space, StoreProblem};
 use crate::files::folder_entries::{rename_without_replacing, sync_folder_of, with_suffix};
 use crate::files::lock::FolderLock;
-use crate::images::marks;
+use crate::images::half_made;
 use crate::names;
 
 /// Suffixes of images.
@@ -93,7 +93,7 @@ impl Folder {
                 tracing::warn!(store, path = %path.display(), %error, "a left-over file stays");
             }
         }
-        if let Err(error) = marks::settle(&self.path, state) {
+        if let Err(error) = half_made::settle(&self.path, |image| half_made::is_complete(image, state)) {
             tracing::warn!(store, %error, "what marks half-made targets cannot be settled");
         }
         let unknown = if *state == State::default() { self.unknown_images(state)? } else { Vec::new() };

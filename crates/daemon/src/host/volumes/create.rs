@@ -24,7 +24,7 @@ use crate::host::volumes::import::ImportedImage;
 use crate::host::{Host, blocking};
 use crate::images::copying;
 use crate::images::opening::{self, at_once};
-use crate::images::{self, SECTOR_BYTES, SIZE_STEP_BYTES, marks};
+use crate::images::{self, SECTOR_BYTES, SIZE_STEP_BYTES, half_made};
 use crate::migrations::view::image_format;
 use crate::names;
 use crate::stores::{StoreClaim, new_path, path_text};
@@ -164,7 +164,7 @@ impl Host {
         let opened = image.clone();
         let size_bytes = blocking(move || {
             let path = opened.place.file().map(Path::new);
-            if let Some(path) = path.filter(|path| fences == Fences::Hold && marks::is_marked(path)) {
+            if let Some(path) = path.filter(|path| fences == Fences::Hold && half_made::is_marked(path)) {
                 let detail = "it is a half-made target: parts of the disk are missing; to serve it all the same: --fenced";
                 return Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail: detail.to_owned() });
             }

@@ -12,7 +12,7 @@ use migration::journal::{ImageFate, ImageWish, Record, VolumeRecord};
 use crate::error::RequestError;
 use crate::files::folder_entries::{rename_without_replacing, sync_folder_of};
 use crate::host::{Host, blocking};
-use crate::images::marks;
+use crate::images::half_made;
 use crate::stores::removed_path;
 use crate::vms::VmError;
 use crate::volumes::registry::{Claim, Service, Users};
@@ -140,7 +140,7 @@ impl Host {
         let removed = Record::VolumeRemoved { volume: record.volume };
         if let Some(image) = record.image.place.file().map(PathBuf::from) {
             // N.B. while the journal says that it is complete: afterwards nobody can.
-            let unmarked = tokio::task::spawn_blocking(move || marks::unmark(&image)).await;
+            let unmarked = tokio::task::spawn_blocking(move || half_made::unmark(&image)).await;
             if let Ok(Err(error)) = unmarked {
                 tracing::warn!(volume = %record.name, %error, "an image that is complete stays marked as half-made");
             }

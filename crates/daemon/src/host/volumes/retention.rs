@@ -2,6 +2,7 @@
 //! that are complete.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use migration::retention::{KeptImage, Necessity, RetentionLimits, surplus};
 use crate::host::describe::answer;
 use crate::host::{Host, blocking};
 use crate::images::inventory::{self, Kept};
-use crate::images::{marks, replicas};
+use crate::images::{half_made, replicas};
 use crate::stores::StoreKind;
 
 /// How often it is looked whether the journal says something else than before.
@@ -42,12 +43,15 @@ impl Host {
 
     /// Deletes the marks of targets that are complete by now. A store that does not answer has them until the next start.
     async fn settle_marks(self: &Arc<Self>) {
-        let state = Arc::new(self.journal.read(State::clone));
         let names: Vec<String> = self.stores.iter().map(|store| store.name().to_owned()).collect();
         for name in names {
-            let (host, state) = (Arc::clone(self), Arc::clone(&state));
+            let host = Arc::clone(self);
             let settled = answer(&self.looks, move || match host.stores.get(&name).ok()?.kind() {
-                StoreKind::Folder { folder, .. } => marks::settle(folder.path(), &state).ok(),
+                StoreKind::Folder { folder, .. } => {
+                    let is_complete =
+                        |image: &Path| host.journal.read(|state| half_made::is_complete(image, state));
+                    half_made::settle(folder.path(), is_complete).ok()
+                }
                 StoreKind::Single(_) => None,
             });
             // What could not be done is tried when the journal says something new.

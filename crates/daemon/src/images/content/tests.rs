@@ -60,7 +60,7 @@ fn a_file_is_what_the_journal_its_mark_and_its_name_say() {
     }
     // The journal knows better than a mark that is late.
     for name in ["v.img", "half.img"] {
-        marks::mark(&folder.join(name)).unwrap();
+        half_made::mark(&folder.join(name)).unwrap();
     }
     for (name, expected) in [
         ("v.img", FileRole::Volume),
