@@ -27,6 +27,7 @@ pub mod executor;
 pub mod filter;
 pub mod growth;
 pub mod inherited;
+pub mod latency;
 mod random;
 pub mod range_lock;
 pub mod signal;

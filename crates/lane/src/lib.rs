@@ -25,7 +25,6 @@ pub mod filling;
 mod front_end;
 pub mod growth;
 mod handle;
-mod latency;
 mod mover;
 pub mod peer;
 mod pulse;
@@ -37,6 +36,7 @@ pub mod stack;
 mod status;
 mod thread;
 
+pub use block::latency::Latencies;
 use block::signal;
 
 pub use chronicler::{Chronicler, Keeper, Keeping, NotDurable};
@@ -59,7 +59,6 @@ pub use handle::{
     Listeners, MigrationOrder, MigrationTarget, Opening, OutgoingChannels, OutgoingOrder, OutgoingRole,
     Promoted, Refused, Rest, StoreRole,
 };
-pub use latency::Latencies;
 pub use pulse::Window;
 pub use shared_storage::{ArrivingStore, DataPath, Leasable, Promise, SharedImage};
 pub use stack::{ClientRequests, ClientSession, Home, Volume};

@@ -11,8 +11,8 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
-use crate::latency::{Buckets, Latencies};
 use crate::stack::Counters;
+use block::latency::{Buckets, Latencies};
 
 /// Length of a window while nobody takes them.
 const WINDOW: Duration = crate::SAMPLE_INTERVAL;

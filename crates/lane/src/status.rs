@@ -1,11 +1,11 @@
 //! What a lane tells of itself.
 
 use block::ByteRange;
+use block::latency::Latencies;
 use migration::HostId;
 use migration::filling::FillingProgress;
 
 use crate::clients::ByHost;
-use crate::latency::Latencies;
 
 /// What a lane is doing, at one instant.
 #[derive(Clone, Debug, Default, PartialEq)]

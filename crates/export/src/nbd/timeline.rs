@@ -12,12 +12,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use block::latency::Latencies;
 use tracing::Level;
-
-/// Buckets for each doubling of a time.
-const STEPS: u32 = 8;
-/// Doublings of a nanosecond that are told apart: up to 18 minutes.
-const DOUBLINGS: u32 = 40;
 
 /// The time line of one connection.
 pub(super) struct Timeline {
@@ -36,7 +32,7 @@ pub(super) struct Timeline {
     device_idle_since: Option<Instant>,
     /// Since when the client has had all its replies; `None` while it has not.
     answered_since: Option<Instant>,
-    times: [Histogram; STAGES.len()],
+    times: [Latencies; STAGES.len()],
 }
 
 /// When a request took its steps.
@@ -89,7 +85,7 @@ impl Timeline {
             send_began: now,
             device_idle_since: None,
             answered_since: None,
-            times: std::array::from_fn(|_| Histogram::new()),
+            times: std::array::from_fn(|_| Latencies::default()),
         }
     }
 
@@ -149,11 +145,12 @@ impl Timeline {
 
     /// Logs what has been measured, stage by stage.
     pub(super) fn log(&self, export: &str) {
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
         for ((_, stage), times) in STAGES.iter().zip(&self.times) {
-            let [mean_us, median_us, p99_us] = [times.mean(), times.quantile(0.5), times.quantile(0.99)]
-                .map(|time| time.as_secs_f64() * 1e6);
-            let (count, sum_us) = (times.count, times.sum.as_secs_f64() * 1e6);
-            tracing::trace!(export, stage, count, sum_us, mean_us, median_us, p99_us, "time line");
+            let quantile = |permille| us(times.quantile(permille).unwrap_or_default());
+            let (count, sum_us) = (times.count(), us(times.sum()));
+            let (median_us, p99_us) = (quantile(500), quantile(990));
+            tracing::trace!(export, stage, count, sum_us, median_us, p99_us, "time line");
         }
     }
 
@@ -165,59 +162,7 @@ impl Timeline {
     }
 
     fn note(&mut self, stage: Stage, time: Duration) {
-        self.times[stage as usize].note(time);
-    }
-}
-
-/// How often something took how long: [`STEPS`] buckets for each doubling, so within an eighth.
-struct Histogram {
-    buckets: Box<[u64]>,
-    count: u64,
-    sum: Duration,
-}
-
-impl Histogram {
-    fn new() -> Self {
-        Self { buckets: vec![0; (DOUBLINGS * STEPS) as usize].into(), count: 0, sum: Duration::ZERO }
-    }
-
-    fn note(&mut self, time: Duration) {
-        let bucket = Self::bucket(time).min(self.buckets.len() - 1);
-        self.buckets[bucket] += 1;
-        self.count += 1;
-        self.sum += time;
-    }
-
-    fn mean(&self) -> Duration {
-        Duration::from_secs_f64(self.sum.as_secs_f64() / self.count.max(1) as f64)
-    }
-
-    /// The upper end of the bucket below or in which this part of the times lies; zero if there are none.
-    fn quantile(&self, part: f64) -> Duration {
-        let wanted = (self.count as f64 * part).ceil() as u64;
-        let mut seen = 0;
-        for (bucket, count) in self.buckets.iter().enumerate() {
-            seen += count;
-            if seen >= wanted && *count > 0 {
-                return Self::end(bucket);
-            }
-        }
-        Duration::ZERO
-    }
-
-    fn bucket(time: Duration) -> usize {
-        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX).max(1);
-        let doubling = nanoseconds.ilog2();
-        let rest = nanoseconds - (1 << doubling);
-        let step = (u128::from(rest) * u128::from(STEPS)) >> doubling;
-        (doubling * STEPS) as usize + step as usize
-    }
-
-    /// The first time that is beyond a bucket.
-    fn end(bucket: usize) -> Duration {
-        let steps = STEPS as usize;
-        let (doubling, step) = (bucket / steps, bucket % steps + 1);
-        Duration::from_nanos((1_u64 << doubling) + (((step as u64) << doubling) / u64::from(STEPS)))
+        self.times[stage as usize].add(time);
     }
 }
 
@@ -227,27 +172,6 @@ mod tests {
 
     fn us(time: u64) -> Duration {
         Duration::from_micros(time)
-    }
-
-    #[test]
-    fn quantiles_are_within_an_eighth() {
-        let mut histogram = Histogram::new();
-        assert_eq!(histogram.quantile(0.5), Duration::ZERO);
-        (1..=1000).for_each(|time| histogram.note(us(time)));
-        assert_eq!(histogram.mean(), Duration::from_nanos(500_500));
-        for (part, exact) in [(0.01, us(10)), (0.5, us(500)), (0.99, us(990)), (1.0, us(1000))] {
-            let told = histogram.quantile(part);
-            assert!(told >= exact && told <= exact.mul_f64(1.126), "{part}: {told:?} for {exact:?}");
-        }
-    }
-
-    #[test]
-    fn times_of_any_length_have_a_bucket() {
-        let mut histogram = Histogram::new();
-        for time in [Duration::ZERO, Duration::from_nanos(1), Duration::from_secs(1 << 40)] {
-            histogram.note(time);
-        }
-        assert_eq!(histogram.count, 3);
     }
 
     #[test]
@@ -266,7 +190,7 @@ mod tests {
         timeline.taken(0, begin + us(230));
         let told = |stage: Stage| {
             let times = &timeline.times[stage as usize];
-            (times.count, times.sum)
+            (times.count(), times.sum())
         };
         assert_eq!(told(Stage::Intake), (2, us(20)));
         assert_eq!(told(Stage::Device), (2, us(220)));

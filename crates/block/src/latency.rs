@@ -95,7 +95,8 @@ impl Latencies {
 }
 
 /// Counts latencies until they are taken, and remembers what was taken.
-pub(crate) struct Buckets {
+#[derive(Debug)]
+pub struct Buckets {
     counts: [Cell<u32>; BUCKETS],
     longest: Cell<Duration>,
     sum: Cell<Duration>,
@@ -105,7 +106,7 @@ pub(crate) struct Buckets {
 
 impl Buckets {
     /// Counts one.
-    pub(crate) fn add(&self, latency: Duration) {
+    pub fn add(&self, latency: Duration) {
         let count = &self.counts[usize::from(bucket_of(micros(latency)))];
         count.set(count.get().saturating_add(1));
         self.sum.set(self.sum.get() + latency);
@@ -115,7 +116,7 @@ impl Buckets {
     }
 
     /// Takes what has been counted and begins anew.
-    pub(crate) fn take(&self) -> Latencies {
+    pub fn take(&self) -> Latencies {
         let taken = self.look();
         self.counts.iter().for_each(|count| count.set(0));
         self.longest.set(Duration::ZERO);
@@ -125,7 +126,7 @@ impl Buckets {
     }
 
     /// All that was ever counted.
-    pub(crate) fn all(&self) -> Latencies {
+    pub fn all(&self) -> Latencies {
         let mut all = self.taken.borrow().clone();
         all.merge(&self.look());
         all
