@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use api::{Migration, MigrationState, Phase, VolumeFilling, VolumeState};
+use api::{Migration, MigrationState, Phase, Volume, VolumeFilling, VolumeState};
 use e2e::{Host, LinkState, Pair, guest, play_pair, until};
 use testbed::nbd_client::{Address, Client, ClientError, ClientOptions, Operation, WriteDurability};
 
@@ -12,6 +12,8 @@ const FILL_BYTES: u64 = 32 << 20;
 const BLOCK_BYTES: u64 = 4096;
 /// Requests that show that a guest works.
 const WORK_REQUESTS: u64 = 50;
+/// How long one waits that is to have one.
+const ANSWER: Duration = Duration::from_secs(30);
 /// How long a request waits for its answer that is to have none.
 const NO_ANSWER: Duration = Duration::from_secs(2);
 
@@ -95,7 +97,7 @@ fn only_what_is_missing_waits_while_the_link_is_away() {
         );
 
         pair.link.set(LinkState::Up);
-        let pulled = read(&export, missing, Duration::from_secs(30))?;
+        let pulled = read(&export, missing, ANSWER)?;
         ensure!(pulled == content[missing as usize..][..BLOCK_BYTES as usize], "at {missing}");
         pair.alpha.sterna(["migration", "set", &begun.id, "--bandwidth", "none"])?.success()?;
         until_whole(&pair.alpha, &pair.beta, &begun.id)?;
@@ -130,6 +132,57 @@ fn what_would_hurt_a_volume_that_is_filled_is_refused_and_its_way_home_waits() {
         ensure!(home.state == MigrationState::Moved && home.replica.is_some(), "{home:?}");
         pair.check_at(&pair.alpha, &pair.beta)?;
         guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn what_a_lost_host_had_is_given_up_by_order_and_only_that() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        drop(guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?.client);
+        hand_over(&pair.alpha, &pair.beta, "beta:a", &["--bandwidth", "1MiB/s"])?;
+        let refused = pair.beta.sterna(["volume", "promote", "v", "--without-missing"])?;
+        ensure!(refused.code != 0 && refused.stderr.contains("which answers"), "{refused:?}");
+        let waits: Migration = pair.beta.ask(&["migrate", "v", "--to", "alpha:a", "--detach"])?;
+        ensure!(waits.queue.as_ref().is_some_and(|place| place.reason.contains("alpha")), "{waits:?}");
+        pair.beta.sterna(["migration", "cancel", &waits.id])?.success()?;
+
+        pair.alpha.kill()?;
+        until("beta knows that alpha is away", || {
+            Ok(filling(&pair.beta)?.filter(|filling| filling.waits_for.is_some()))
+        })?;
+        let promoted: Volume = pair.beta.ask(&["volume", "promote", "v", "--without-missing"])?;
+        let lost = promoted.filling.context("something is lost")?;
+        let last = *lost.ranges.last().context("where that is, is told")?;
+        ensure!(lost.is_given_up && lost.bytes_missing > 0 && last.length_bytes >= 8192, "{lost:?}");
+        let export = pair.beta.export()?;
+        ensure!(read(&export, last.offset_bytes, ANSWER).is_err(), "what is lost cannot be read");
+        if let Some(first) = lost.ranges.first().filter(|first| first.offset_bytes > 0) {
+            read(&export, first.offset_bytes - BLOCK_BYTES, ANSWER)?;
+        }
+        let refused = pair.beta.sterna(["volume", "resize", "v", "128MiB"])?;
+        ensure!(refused.code != 0 && refused.stderr.contains("fstrim"), "{refused:?}");
+
+        pair.beta.kill()?;
+        pair.beta.start()?;
+        until("the volume is served again", || {
+            Ok(pair.beta.volume().ok().filter(|volume| volume.state == VolumeState::Serving))
+        })?;
+        let lost = filling(&pair.beta)?.context("it is lost still")?;
+        ensure!(lost.is_given_up && read(&export, last.offset_bytes, ANSWER).is_err(), "{lost:?}");
+        let mut client = Client::connect(&export, ClientOptions::default())?;
+        for range in &lost.ranges {
+            for offset in (range.offset_bytes..range.offset_bytes + range.length_bytes).step_by(1 << 20) {
+                let length = (range.offset_bytes + range.length_bytes - offset).min(1 << 20);
+                let data = vec![7; usize::try_from(length)?];
+                client.perform(Operation::Write { offset, data, durability: WriteDurability::Volatile })?;
+            }
+        }
+        client.perform(Operation::Flush)?;
+        read(&export, last.offset_bytes, ANSWER)?;
+        until("nothing is missing any more", || Ok(filling(&pair.beta)?.is_none().then_some(())))?;
+        pair.beta.sterna(["volume", "resize", "v", "128MiB"])?.success()?;
+        Ok(())
     });
 }
 
@@ -170,7 +223,7 @@ fn nothing_is_lost_whichever_host_is_killed_while_a_volume_is_filled() {
         while kills < kills_wanted()? {
             let is_home = moves % 2 == 0;
             let target = if is_home { "beta:a" } else { "alpha:a" };
-            let hosts = |pair: &Pair| -> anyhow::Result<()> {
+            let check_owner = |pair: &Pair| -> anyhow::Result<()> {
                 let (from, to) = if is_home { (&pair.alpha, &pair.beta) } else { (&pair.beta, &pair.alpha) };
                 until("the volume is served", || {
                     Ok(to.volume().ok().filter(|volume| volume.state == VolumeState::Serving))
@@ -186,7 +239,7 @@ fn nothing_is_lost_whichever_host_is_killed_while_a_volume_is_filled() {
             for _ in 0..3 {
                 kill(pair, kills)?;
                 kills += 1;
-                hosts(pair)?;
+                check_owner(pair)?;
                 guest::until_worked(&guest, WORK_REQUESTS)?;
             }
             let (from, to) = if is_home { (&pair.alpha, &pair.beta) } else { (&pair.beta, &pair.alpha) };

@@ -172,7 +172,7 @@ pub(crate) enum VolumeCommand {
     /// Show one volume: where it is, what clients connect to, what its guest does.
     #[command(after_help = SHOW_HELP)]
     Show(VolumeArguments),
-    /// Take over a volume that waits for the word of another host, which is not heard any more.
+    /// Take over a volume that waits for another host, which is not heard any more: for its word, or for what is missing.
     #[command(after_help = PROMOTE_HELP)]
     Promote(PromoteArguments),
     /// Make a volume larger, while its guest works and also while it moves.
@@ -485,9 +485,11 @@ const PROMOTE_HELP: &str = "\
 Examples:
   sterna volume promote web1 --ticket sterna-ticket-1-…
   sterna volume promote web1 --force
+  sterna volume promote web1 --without-missing
 
-Only a volume that is all here can be taken over: its source had everything copied, and was about to hand it over. If the
-source comes back, it learns of it.";
+With a ticket or by force a volume is taken over that is all here: its source had everything copied, and was about to hand it
+over. If the source comes back, it learns of it. --without-missing is for one that works here already, and was handed over
+before all of it had come (post-copy, three-phase).";
 
 const REMOVE_HELP: &str = "\
 Examples:
