@@ -1,5 +1,7 @@
 //! A volume whose former host is lost: what is missing of it is refused, and not waited for.
 
+#![expect(clippy::expect_used, reason = "a test fails by panicking")]
+
 use std::time::Duration;
 
 use chronicle::{BlockRange, ByteRange, Generation, LayeredBitmap};
