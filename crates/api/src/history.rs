@@ -159,4 +159,10 @@ pub struct Decisions {
     pub source_faults: u64,
     /// How often mirroring was suspended.
     pub suspensions: u64,
+    /// Bytes that followed after the handover (`post-copy`, `three-phase`), as far as the source has sent them since its start.
+    #[serde(default)]
+    pub bytes_followed: u64,
+    /// Of these, those that a guest waited for at the target: pulled. The others came in the background.
+    #[serde(default)]
+    pub bytes_pulled: u64,
 }

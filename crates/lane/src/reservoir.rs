@@ -19,8 +19,10 @@ use crate::signal::Signal;
 pub struct Reservoir {
     /// The migration that the volume leaves by, and its store; `None`: there is nothing to be read.
     open: RefCell<Option<(MigrationId, Rc<dyn BlockDevice>)>>,
-    /// Bytes that were read of it.
-    served: Cell<u64>,
+    /// Whether the volume has left: what is read from here on stays there.
+    has_left: Cell<bool>,
+    /// Bytes that were read of it since then.
+    served: Cell<Served>,
     /// Bytes a second that are read although no guest waits for them; `None`: as fast as it goes.
     rate: Cell<Option<u64>>,
     /// When all that was read of these is carried at that rate.
@@ -28,6 +30,15 @@ pub struct Reservoir {
     /// Nothing is read that no guest waits for.
     rests: Cell<bool>,
     changed: Signal,
+}
+
+/// What a reservoir has given, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Served {
+    /// All of it.
+    pub(crate) bytes: u64,
+    /// Of this, what guests waited for.
+    pub(crate) pulled: u64,
 }
 
 /// What one migration's target reads.
@@ -42,7 +53,8 @@ struct ReservoirStore {
 impl Reservoir {
     /// Lets the target of a migration read a store.
     pub fn open(&self, migration: MigrationId, store: Rc<dyn BlockDevice>) {
-        self.served.set(0);
+        self.has_left.set(false);
+        self.served.take();
         self.open.replace(Some((migration, store)));
     }
 
@@ -51,8 +63,13 @@ impl Reservoir {
         self.open.replace(None);
     }
 
-    /// Bytes that were read of the store that is open, or was last.
-    pub(crate) fn bytes_served(&self) -> u64 {
+    /// The volume leaves: what is read from here on is counted.
+    pub(crate) fn leave(&self) {
+        self.has_left.set(true);
+    }
+
+    /// What was read, since the volume has left, of the store that is open, or was last.
+    pub(crate) fn served(&self) -> Served {
         self.served.get()
     }
 
@@ -82,6 +99,14 @@ impl Reservoir {
         handle: Handle,
     ) -> Rc<dyn BlockDevice> {
         self.device(migration, geometry, Some(handle))
+    }
+
+    fn count(&self, bytes: u64, is_awaited: bool) {
+        if self.has_left.get() {
+            let Served { bytes: all, pulled } = self.served.get();
+            self.served
+                .set(Served { bytes: all + bytes, pulled: pulled + if is_awaited { bytes } else { 0 } });
+        }
     }
 
     fn device(
@@ -125,8 +150,7 @@ impl BlockDevice for ReservoirStore {
                 self.reservoir.take_turn(handle, buffer.len() as u64).await;
             }
             let read = self.store()?.read(offset, buffer).await?;
-            let served = &self.reservoir.served;
-            served.set(served.get() + read.len() as u64);
+            self.reservoir.count(read.len() as u64, self.paced_by.is_none());
             Ok(read)
         })
     }

@@ -59,6 +59,14 @@ pub(crate) fn decisions(migration: &Migration, recording: &Recording) -> String 
             format!("{} of the target, {} of the source", decided.target_faults, decided.source_faults);
         rows.push(("errors met", faults));
     }
+    if decided.bytes_followed > 0 {
+        let followed = format!(
+            "{} were missing when the guest went on at the target; {} of these it waited for, the rest came in the background",
+            show(decided.bytes_followed as f64),
+            show(decided.bytes_pulled as f64)
+        );
+        rows.push(("followed after the handover", followed));
+    }
     rows.push(("suspensions", suspensions(recording)));
     rows.push(("waited for", waits(recording)));
     let rows: Vec<String> = rows

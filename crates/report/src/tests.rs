@@ -136,6 +136,8 @@ fn recording() -> Recording {
             target_faults: 1,
             source_faults: 0,
             suspensions: 1,
+            bytes_followed: 0,
+            bytes_pulled: 0,
         },
         before: Some(figures(2.0, 8000.0)),
         during: Some(figures(2.0, 6000.0)),

@@ -37,7 +37,7 @@ impl SourceDriver {
             phase,
             bytes_synchronised: 0,
             bytes_missing: 0,
-            fraction: if self.is_released { 1.0 } else { 0.0 },
+            fraction: 0.0,
             bytes_copied: 0,
             bytes_mirrored: 0,
             bytes_zero: 0,
@@ -56,14 +56,19 @@ impl SourceDriver {
             progress.rounds.extend(volume.rounds.iter().map(|round| (index, *round)));
             progress.bytes_synchronised += volume.bytes_synchronised;
             progress.bytes_missing += volume.bytes_missing;
+            // What has left with blocks missing is not whole before they have followed.
+            let is_whole = self.is_released && volume.bytes_missing == 0;
+            progress.fraction += if is_whole { 1.0 } else { volume.fraction } / volumes;
             if !self.is_released {
-                progress.fraction += volume.fraction / volumes;
                 progress.waiting = progress.waiting.or(volume.waiting);
                 progress.remaining = progress.remaining.max(volume.remaining);
             }
             progress.copy_bytes_per_second += volume.copy_bytes_per_second;
             progress.suspended = progress.suspended.or(volume.suspended);
         }
+        // Before and after the handover it is measured by different things.
+        progress.fraction = progress.fraction.max(self.fraction.get());
+        self.fraction.set(progress.fraction);
         let costs = self.costs();
         progress.bytes_copied = costs.bytes_copied;
         progress.bytes_mirrored = costs.bytes_mirrored;

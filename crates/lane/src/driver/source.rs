@@ -58,6 +58,8 @@ pub struct SourceDriver {
     pub(super) report_at: Duration,
     /// Set at the commit point.
     pub(super) is_released: bool,
+    /// What was told last.
+    pub(super) fraction: Cell<f64>,
     pub(super) ended: Option<Outcome>,
 }
 
@@ -227,6 +229,7 @@ impl SourceDriver {
             images,
             unaware: Vec::new(),
             is_released: phase.get() >= Phase::Committing && phase.get() <= Phase::Retiring,
+            fraction: Cell::default(),
             source,
             to_target,
             phase,

@@ -28,6 +28,7 @@ use crate::copies_elsewhere;
 use crate::copy::VolumeCopy;
 use crate::handle::Rest;
 use crate::peer::PriorityBoost;
+use crate::reservoir::Served;
 use crate::shared_storage::HeldLease;
 use crate::stack::{GateMode, Home, Volume};
 
@@ -193,9 +194,13 @@ impl SourceVolume {
                 self.stop_copy();
                 volume.remove_mirror();
             }
-            SourceOrder::Release => self.stop_copy(),
+            SourceOrder::Release => {
+                self.leave_reservoir();
+                self.stop_copy();
+            }
             SourceOrder::ServeFromSuccessor => {
                 self.has_left.set(true);
+                self.leave_reservoir();
                 let departed = self.leaving.to.and_then(|to| volume.chronicler().departs(to));
                 if let Some(successor) = &self.leaving.successor {
                     volume.change_hands(Home::Elsewhere(Rc::clone(successor)), volume.generation().next());
@@ -239,7 +244,7 @@ impl SourceVolume {
         let mut progress = copy.with_machine(|machine| machine.progress(now));
         if let Some(reservoir) = self.leaving.reservoir.as_ref().filter(|_| self.has_left.get()) {
             // What was left behind is on its way, too, once the target asks for it.
-            let served = reservoir.bytes_served().min(progress.bytes_missing);
+            let served = reservoir.served().bytes.min(progress.bytes_missing);
             progress.bytes_missing -= served;
             progress.bytes_synchronised += served;
             progress.costs = self.costs();
@@ -256,9 +261,18 @@ impl SourceVolume {
             None => return *self.costs.borrow(),
         };
         if let Some(reservoir) = &self.leaving.reservoir {
-            costs.bytes_copied += reservoir.bytes_served();
+            let Served { bytes, pulled } = reservoir.served();
+            costs.bytes_copied += bytes;
+            costs.tally.bytes_followed = bytes;
+            costs.tally.bytes_pulled = pulled;
         }
         costs
+    }
+
+    fn leave_reservoir(&self) {
+        if let Some(reservoir) = &self.leaving.reservoir {
+            reservoir.leave();
+        }
     }
 
     /// The peer has restarted, as the volume's own line says: before anything that is submitted from here on has ended.

@@ -31,6 +31,12 @@ impl ProgressWatch {
         if fraction >= 1.0 && !self.past_commit_point {
             return Some(format!("progress is {fraction} in {phase}, before the commit point"));
         }
+        if fraction >= 1.0 && progress.bytes_missing > 0 {
+            return Some(format!(
+                "progress is {fraction} in {phase}, and {} bytes are missing",
+                progress.bytes_missing
+            ));
+        }
         let shown = (phase, progress.bytes_synchronised, progress.bytes_missing);
         let is_explained = progress.waiting.is_some() || progress.suspended.is_some();
         match self.unexplained {
@@ -85,7 +91,10 @@ mod tests {
         let mut watch = ProgressWatch::default();
         assert!(watch.report(Duration::ZERO, &progress(Phase::Discarding, 1.0)).is_some());
         let mut watch = ProgressWatch::default();
-        assert_eq!(watch.report(Duration::ZERO, &progress(Phase::Retiring, 1.0)), None);
+        assert!(watch.report(Duration::ZERO, &progress(Phase::Filling, 1.0)).is_some());
+        let mut watch = ProgressWatch::default();
+        let whole = Progress { bytes_missing: 0, ..progress(Phase::Retiring, 1.0) };
+        assert_eq!(watch.report(Duration::ZERO, &whole), None);
     }
 
     #[test]

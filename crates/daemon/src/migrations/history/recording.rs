@@ -283,6 +283,8 @@ fn describe_decisions(tally: &Tally) -> Decisions {
         target_faults: tally.target_faults,
         source_faults: tally.source_faults,
         suspensions: tally.suspensions,
+        bytes_followed: tally.bytes_followed,
+        bytes_pulled: tally.bytes_pulled,
     }
 }
 

@@ -41,6 +41,10 @@ pub struct Tally {
     pub throttled: Duration,
     /// How often guests began to be throttled.
     pub throttles: u64,
+    /// Bytes that followed a volume which had left before it was copied.
+    pub bytes_followed: u64,
+    /// Of these, those that guests waited for.
+    pub bytes_pulled: u64,
 }
 
 impl Tally {
@@ -64,6 +68,8 @@ impl Tally {
             writes_throttled: self.writes_throttled + other.writes_throttled,
             throttled: self.throttled + other.throttled,
             throttles: self.throttles + other.throttles,
+            bytes_followed: self.bytes_followed + other.bytes_followed,
+            bytes_pulled: self.bytes_pulled + other.bytes_pulled,
         }
     }
 
