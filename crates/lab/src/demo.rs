@@ -23,7 +23,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use api::{Migration, MigrationHistory, Volume};
+use api::{MigrateVolume, Migration, MigrationHistory, Strategy, Volume};
 use testbed::nbd_client::StopFlag;
 use testbed::{Daemon, Folder};
 use tokio::time::sleep;
@@ -37,8 +37,8 @@ pub(crate) use self::folder::{STORES, check_free_space, create_folder, usual_par
 pub(crate) use self::guest::with_progress;
 pub use self::guest::{DemoGuest, Felt, StoppedDemoGuest, StoppedThreadGuest, ThreadGuest};
 pub use self::hosts::{
-    Connection, Copied, Cut, CutPlan, DowntimeParts, HostsFigures, HostsOptions, HostsReport, LinkKind,
-    MachineFigures, MachineReport, MachineWay, MovedVmOptions, WayFigures, run_hosts, run_vm,
+    Connection, Copied, Cut, CutPlan, DowntimeParts, Followed, HostsFigures, HostsOptions, HostsReport,
+    LinkKind, MachineFigures, MachineReport, MachineWay, MovedVmOptions, WayFigures, run_hosts, run_vm,
 };
 pub(crate) use self::hosts::{Link as HostsLink, Pair as HostsPair};
 pub use self::progress::Progress;
@@ -61,6 +61,8 @@ pub struct DemoOptions {
     pub margin: Duration,
     /// Who works on the disk.
     pub guest: GuestKind,
+    /// How it is copied.
+    pub strategy: Strategy,
 }
 
 /// Who works on the demo's disk.
@@ -84,7 +86,7 @@ impl DemoOptions {
     pub fn with_thread(program: PathBuf, disk_bytes: u64) -> Self {
         let options = GuestOptions::default();
         let guest = GuestKind::Thread { block_bytes: 8192, fill_bytes: filled(disk_bytes), options };
-        Self { program, parent: None, disk_bytes, margin: MARGIN, guest }
+        Self { program, parent: None, disk_bytes, margin: MARGIN, guest, strategy: Strategy::default() }
     }
 
     /// The demo with a VM in QEMU as guest, and a disk of so many bytes.
@@ -95,7 +97,8 @@ impl DemoOptions {
         let fill_bytes = disk_bytes / 2;
         let machine = VmOptions { fill_bytes, ..VmOptions::new(GuestImage::find(image)?) };
         let guest = GuestKind::Machine(machine);
-        Ok(Self { program, parent: None, disk_bytes, margin: MARGIN, guest })
+        let strategy = Strategy::default();
+        Ok(Self { program, parent: None, disk_bytes, margin: MARGIN, guest, strategy })
     }
 }
 
@@ -233,7 +236,8 @@ async fn move_under<G: DemoGuest>(
         progress.begin("migrating");
         let during = guest.mark();
         let mut live = Live::new(&guest);
-        let migration = daemon.migrate(VOLUME, target, |migration| live.show(migration, progress)).await?;
+        let order = MigrateVolume { strategy: options.strategy, ..MigrateVolume::to(target) };
+        let migration = daemon.migrate(VOLUME, &order, |migration| live.show(migration, progress)).await?;
         let after = guest.mark();
 
         progress.begin("measuring the guest after");

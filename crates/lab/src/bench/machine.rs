@@ -16,6 +16,7 @@ mod peer;
 mod table;
 
 use anyhow::{Context as _, ensure};
+use api::MigrateVolume;
 use testbed::Folder;
 use tokio::time::{Duration, sleep};
 
@@ -188,7 +189,7 @@ impl<'a> Stage<'a> {
             _ => (&self.pair.far, &self.pair.near, "a"),
         };
         let store = format!("{name}:{}", STORES[0]);
-        let migration = from.migrate(MOVED, &store, |_| {}).await?;
+        let migration = from.migrate(MOVED, &MigrateVolume::to(store), |_| {}).await?;
         to.runs(MOVED).await?;
         let machine = migration.machine.context("the daemon does not tell of the VM")?;
         machine.downtime.context("the daemon does not tell how long the VM stood")

@@ -12,6 +12,7 @@
 //! The guest is connected to host *a* from the beginning to the end. However it ends, nothing is left behind, as with
 //! the plain demo; namespaces have no names, and go with the daemons in them.
 
+mod followed;
 mod link;
 mod machine;
 mod pair;
@@ -23,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use api::{MigrationHistory, Volume};
+use api::{MigrateVolume, Strategy, Volume};
 use testbed::nbd_client::StopFlag;
 use testbed::{Daemon, Folder};
 
@@ -36,6 +37,7 @@ use super::{
 use crate::network::BitRate;
 use crate::workload::{Baseline, GuestOptions, Window};
 
+pub use self::followed::Followed;
 pub(crate) use self::link::Link;
 pub use self::link::LinkKind;
 pub use self::machine::{
@@ -71,6 +73,8 @@ pub struct HostsOptions {
     pub kind: Option<LinkKind>,
     /// What the link carries each way.
     pub rate: BitRate,
+    /// How it is copied, there and home.
+    pub strategy: Strategy,
     /// When the link is cut on the way there.
     pub cut: CutPlan,
 }
@@ -91,6 +95,7 @@ impl HostsOptions {
             margin: MARGIN,
             kind: None,
             rate: BitRate::megabits(1000),
+            strategy: Strategy::default(),
             cut: CutPlan { fraction: 0.45, length: Duration::from_secs(2) },
         }
     }
@@ -142,8 +147,6 @@ struct Travelled {
     timeline: Timeline,
     /// For how long the guest was worse off than before, on both ways and after them; `None` if it did nothing before.
     disruption: Option<Duration>,
-    /// Of the way there.
-    history: Option<MigrationHistory>,
 }
 
 /// Runs the demo in its folders; the daemons have ended when this returns.
@@ -194,14 +197,16 @@ async fn there_and_home(
         progress.begin("migrating to the other host");
         let wrote = Wrote::ask(near).await?;
         let to_far = format!("{}:{STORE}", NAMES[1]);
-        let there = travel((near, VOLUME, &to_far), &guest, link, Some(options.cut), progress).await?;
+        let order = MigrateVolume { strategy: options.strategy, ..MigrateVolume::to(to_far) };
+        let there = travel((near, VOLUME, &order), &guest, link, Some(options.cut), progress).await?;
         let copied = wrote.copied(near, &there).await?;
         far.serves(VOLUME).await?;
         let forwarded = work("measuring the guest, forwarded", &guest, margin, progress).await;
 
         progress.begin("migrating home");
         let to_near = format!("{}:{STORE}", NAMES[0]);
-        let home = travel((far, VOLUME, &to_near), &guest, link, None, progress).await?;
+        let order = MigrateVolume { strategy: options.strategy, ..MigrateVolume::to(to_near) };
+        let home = travel((far, VOLUME, &order), &guest, link, None, progress).await?;
         near.serves(VOLUME).await?;
         let after = work("measuring the guest after", &guest, margin, progress).await;
 
@@ -216,11 +221,10 @@ async fn there_and_home(
         // N.B. not while it is forwarded, which is another way of working, and may last.
         let disturbed = there.windows.iter().chain(&home.windows).chain(&after.1);
         let disruption = Baseline::of(&before.1).map(|baseline| baseline.disruption(disturbed));
-        let history = near.history(&there.migration.id).await;
         let felt = [before.0, forwarded.0, after.0, whole];
-        anyhow::Ok(([there, home], copied, felt, timeline, disruption, history))
+        anyhow::Ok(([there, home], copied, felt, timeline, disruption))
     };
-    let (ways, copied, [before, forwarded, after, whole], timeline, disruption, history) = tokio::select! {
+    let (ways, copied, [before, forwarded, after, whole], timeline, disruption) = tokio::select! {
         measured = measured => measured?,
         failure = guest.failure() => return Err(failure),
     };
@@ -240,7 +244,6 @@ async fn there_and_home(
         whole,
         timeline,
         disruption,
-        history,
     })
 }
 

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::parse_size_of_at_least;
+use super::strategy::Strategy;
 
 /// The smallest disk of a demo: on a smaller one there would be nothing to see.
 const DEMO_BYTES_MIN: u64 = 128 << 20;
@@ -24,6 +25,10 @@ pub(crate) struct DemoArguments {
     /// is cut once; with --vm the whole VM moves, over a link that stays, and a client outside keeps a connection to it.
     #[arg(long)]
     hosts: bool,
+    /// How the disk is copied; three-phase and post-copy only with --hosts.
+    #[arg(long, value_enum, default_value_t = Strategy::Mirror)]
+    #[arg(requires_ifs = [("three-phase", "hosts"), ("post-copy", "hosts")])]
+    pub(crate) strategy: Strategy,
     /// Size of the disk, a multiple of 1 MiB, of which half or more is filled [default: 1GiB; with --vm 512MiB; with both
     /// --vm and --hosts 256MiB].
     #[arg(long, value_parser = parse_demo_size)]
@@ -86,6 +91,7 @@ Examples:
   sterna demo --hosts
   sterna demo --hosts --size 256MiB --json
   sterna demo --hosts --vm
+  sterna demo --hosts --vm --strategy three-phase
 
 It needs no root, no configuration and no daemon, and leaves nothing behind. --vm needs QEMU. The exit code is 0 only if \
 everything held what the guest had written; with --hosts also only if the copy went on after the cut where it was, or the \

@@ -70,6 +70,7 @@ async fn between_stores(
     progress: &mut Progress,
 ) -> anyhow::Result<Ended> {
     options.parent.clone_from(&arguments.folder);
+    options.strategy = arguments.strategy.into();
     let report = demo::run(options, progress).await?;
     let exit = if report.figures.verified { Exit::Success } else { Exit::Unexpected };
     Ok(Ended { text: report.to_string(), json: report.json(), history: report.history, exit })
@@ -82,6 +83,7 @@ async fn between_hosts(
 ) -> anyhow::Result<Ended> {
     let mut options = HostsOptions::new(program, arguments.disk_bytes());
     options.parent.clone_from(&arguments.folder);
+    options.strategy = arguments.strategy.into();
     let report = demo::run_hosts(options, progress).await?;
     let good = report.figures.demo.verified && report.figures.resumed;
     let exit = if good { Exit::Success } else { Exit::Unexpected };
@@ -96,6 +98,7 @@ async fn whole_machine(
     let image = arguments.image.as_deref();
     let mut options = MovedVmOptions::new(program, image, arguments.disk_bytes())?;
     options.parent.clone_from(&arguments.folder);
+    options.strategy = arguments.strategy.into();
     let report = demo::run_vm(options, progress).await?;
     let exit = if report.is_good() { Exit::Success } else { Exit::Unexpected };
     Ok(Ended { text: report.to_string(), json: report.json(), history: report.history, exit })

@@ -93,12 +93,11 @@ impl Daemon {
     pub async fn migrate(
         &self,
         volume: &str,
-        store: &str,
+        order: &MigrateVolume,
         mut progress: impl FnMut(&Migration),
     ) -> anyhow::Result<Migration> {
-        let order = MigrateVolume::to(store);
         let migration = async {
-            let mut migration = self.client.migrate(volume, &order).await?;
+            let mut migration = self.client.migrate(volume, order).await?;
             progress(&migration);
             while !migration.state.has_ended() {
                 let watch = Watch { after: Some(migration.change), wait_ms: api::WAIT_MAX_MS };
@@ -113,7 +112,7 @@ impl Daemon {
             );
             Ok(migration)
         };
-        let context = || format!("migrate volume {volume} to store {store}");
+        let context = || format!("migrate volume {volume} to store {}", order.to);
         migration.await.with_context(context).map_err(|error| self.with_log(error))
     }
 

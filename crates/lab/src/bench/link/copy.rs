@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use api::Migration;
+use api::{MigrateVolume, Migration};
 use tokio::time::sleep;
 
 use super::figures::{CopyReport, CopySample};
@@ -72,7 +72,7 @@ async fn sterna(stage: &Stage<'_>, way: Way) -> anyhow::Result<CopySample> {
     let begun = Instant::now();
     let mut pace = Pace::default();
     let seen = |migration: &Migration| pace.note(migration.bytes_copied);
-    servers.source.migrate(&servers.volume.name, servers.store(), seen).await?;
+    servers.source.migrate(&servers.volume.name, &MigrateVolume::to(servers.store()), seen).await?;
     let seconds = begun.elapsed().as_secs_f64();
     stage.finish_sternas(servers, Blocks::default()).await?;
     Ok(CopySample { seconds, second_half: pace.of_second_half(stage.options.bench.size_bytes) })

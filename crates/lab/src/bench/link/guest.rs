@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use api::Phase;
+use api::{MigrateVolume, Phase};
 use tokio::time::{sleep, timeout};
 
 use super::figures::{GuestReport, GuestSample};
@@ -63,6 +63,7 @@ async fn sterna(stage: &Stage<'_>, way: Way) -> anyhow::Result<GuestSample> {
     let servers = stage.sternas(way).await?;
     drop_caches(&[stage.source]).await?;
     let process = servers.source.process_id();
+    let order = MigrateVolume::to(servers.store());
     let migration = async {
         let begun_ms = now_ms();
         let mut copying_ms = begun_ms;
@@ -71,7 +72,7 @@ async fn sterna(stage: &Stage<'_>, way: Way) -> anyhow::Result<GuestSample> {
                 copying_ms = now_ms();
             }
         };
-        let migrated = servers.source.migrate(&servers.volume.name, servers.store(), seen);
+        let migrated = servers.source.migrate(&servers.volume.name, &order, seen);
         let switched = timeout(give_up_after(stage), migrated).await.ok().transpose()?;
         Ok(Course { begun_ms, switched_ms: switched.map(|_| copying_ms), ended_ms: now_ms() })
     };

@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::time::Instant;
 
 use anyhow::Context as _;
+use api::MigrateVolume;
 
 use super::figures::{IdleReport, IdleSample};
 use super::{
@@ -52,7 +53,7 @@ async fn sterna(stage: &Stage<'_>) -> anyhow::Result<IdleSample> {
     drop_caches(&[&stage.source]).await?;
     let cpu = server.cpu_time()?;
     let begun = Instant::now();
-    let migration = server.daemon.migrate(&server.volume.name, STORES[1], |_| {}).await?;
+    let migration = server.daemon.migrate(&server.volume.name, &MigrateVolume::to(STORES[1]), |_| {}).await?;
     let seconds = begun.elapsed().as_secs_f64();
     let server_cpu_seconds = Some(cpu_seconds(cpu, server.cpu_time()?));
     let finished = stage.finish_sterna(server, migration.target.image.as_ref(), Blocks::default()).await?;

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use api::Phase;
+use api::{MigrateVolume, Phase};
 use tokio::time::sleep;
 
 use super::figures::{LoadReport, LoadSample};
@@ -100,7 +100,7 @@ async fn migrate(server: &Sterna) -> anyhow::Result<(Course, String)> {
             copying_ms = now_ms();
         }
     };
-    let migration = server.daemon.migrate(&server.volume.name, STORES[1], seen).await?;
+    let migration = server.daemon.migrate(&server.volume.name, &MigrateVolume::to(STORES[1]), seen).await?;
     let ended_ms = now_ms();
     let server_cpu_seconds = cpu_seconds(cpu, server.cpu_time()?);
     let switched_ms = copying_ms.saturating_sub(SWITCH_SLACK_MS);

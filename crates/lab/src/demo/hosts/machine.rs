@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::Context as _;
-use api::{MigrationHistory, Volume};
+use api::{MigrateVolume, Strategy, Volume};
 use testbed::Daemon;
 use testbed::vm::NetworkCard;
 use tokio::task::spawn_blocking;
@@ -64,6 +64,8 @@ pub struct MovedVmOptions {
     pub kind: Option<LinkKind>,
     /// What the hosts' link carries each way.
     pub rate: BitRate,
+    /// How its disk is copied, there and home.
+    pub strategy: Strategy,
 }
 
 impl MovedVmOptions {
@@ -94,6 +96,7 @@ impl MovedVmOptions {
             round_trips: NonZeroU32::MIN,
             kind: None,
             rate,
+            strategy: Strategy::default(),
         }
     }
 }
@@ -126,8 +129,6 @@ struct Travelled {
     disruption: Option<Duration>,
     /// `None` if nobody was connected.
     seen: Option<Seen>,
-    /// Of the way there.
-    history: Option<MigrationHistory>,
 }
 
 /// One way, and the time after it.
@@ -214,16 +215,10 @@ async fn there_and_home(
         let mut legs = Vec::new();
         for _ in 0..options.round_trips.get() {
             for (hosts, name) in [((near, far), NAMES[1]), ((far, near), NAMES[0])] {
-                legs.push(
-                    go(hosts, name, (&machine, client.as_ref()), link, options.margin, progress).await?,
-                );
+                legs.push(go(hosts, name, (&machine, client.as_ref()), link, options, progress).await?);
             }
         }
         let whole = machine.between(&start, &machine.mark());
-        let history = match legs.first() {
-            Some(there) => near.history(&there.way.migration.id).await,
-            None => None,
-        };
         let (gap_before, disruption) = match (&client, client_start, leaves) {
             (Some(client), Some(start), Some(leaves)) => {
                 let baseline = Baseline::of(&client.windows(&start, &leaves));
@@ -233,9 +228,9 @@ async fn there_and_home(
             }
             _ => (None, Baseline::of(&before.1).map(|baseline| baseline.disruption(&windows(&legs)))),
         };
-        anyhow::Ok((before, legs, whole, gap_before, disruption, history))
+        anyhow::Ok((before, legs, whole, gap_before, disruption))
     };
-    let (before, legs, whole, gap_before, disruption, history) = tokio::select! {
+    let (before, legs, whole, gap_before, disruption) = tokio::select! {
         measured = measured => measured?,
         failure = machine.failure() => return Err(failure),
     };
@@ -261,7 +256,6 @@ async fn there_and_home(
         timeline,
         disruption,
         seen,
-        history,
     })
 }
 
@@ -271,15 +265,17 @@ async fn go(
     name: &str,
     (machine, client): (&Vm, Option<&OutsideClient>),
     link: &mut Link,
-    margin: Duration,
+    options: &MovedVmOptions,
     progress: &mut Progress,
 ) -> anyhow::Result<Leg> {
     progress.begin(&format!("moving the VM to host {name}"));
     let leaves = client.map(|client| (client, client.mark()));
-    let way = travel((from, MACHINE, &format!("{name}:{STORE}")), machine, link, None, progress).await?;
+    let to_store = format!("{name}:{STORE}");
+    let order = MigrateVolume { strategy: options.strategy, ..MigrateVolume::to(to_store) };
+    let way = travel((from, MACHINE, &order), machine, link, None, progress).await?;
     to.serves(VOLUME).await?;
     to.runs(MACHINE).await?;
-    let after = work(&format!("measuring the VM at host {name}"), machine, margin, progress).await;
+    let after = work(&format!("measuring the VM at host {name}"), machine, options.margin, progress).await;
     let gap = leaves.map(|(client, leaves)| client.longest_gap(&leaves, &client.mark()));
     Ok(Leg { way, after, gap })
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use api::MigrationHistory;
 use serde::Serialize;
 
+use super::followed::Followed;
 use super::travel::Cut;
 use super::{HostsOptions, NAMES, Travelled, Way};
 use crate::demo::report::{
@@ -58,6 +59,9 @@ pub struct HostsFigures {
     pub resumed: bool,
     /// The longest time in which no more of the volume arrived at the other host while it was copied, in milliseconds.
     pub longest_gap_ms: f64,
+    /// What followed the disk; left out if it was complete when it was handed over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub followed: Option<Followed>,
 }
 
 /// The figures of one way.
@@ -73,6 +77,8 @@ pub struct WayFigures {
     pub gate_closed_ms: Option<f64>,
     /// Requests per second.
     pub iops: f64,
+    /// What followed the disk; `None` if it was complete when it was handed over.
+    pub followed: Option<Followed>,
 }
 
 /// What a migration copied, and what it had to.
@@ -116,6 +122,7 @@ pub(super) fn report(travelled: Travelled, options: &HostsOptions, link: String)
     let wrong = travelled.stopped.wrong();
     let ways = travelled.ways.each_ref().map(figures_of);
     let [there, home] = &travelled.ways;
+    let history = there.history.clone();
     let during = [there.felt, home.felt];
     let demo = Figures {
         bytes_moved: ways.iter().map(|way| way.bytes_moved).sum(),
@@ -131,6 +138,7 @@ pub(super) fn report(travelled: Travelled, options: &HostsOptions, link: String)
         demo,
         resumed: there.cut.is_some_and(|cut| travelled.copied.went_on(&cut)),
         longest_gap_ms: milliseconds_of(there.longest_gap.max(home.longest_gap)),
+        followed: Followed::of_all(ways.map(|way| way.followed)),
     };
     HostsReport {
         figures,
@@ -145,7 +153,7 @@ pub(super) fn report(travelled: Travelled, options: &HostsOptions, link: String)
         reconnects: travelled.stopped.reconnects(),
         timeline: travelled.timeline,
         wrong,
-        history: travelled.history,
+        history,
     }
 }
 
@@ -156,6 +164,7 @@ fn figures_of(way: &Way) -> WayFigures {
         longest_stall_ms: milliseconds_of(way.felt.longest_stall),
         gate_closed_ms: way.migration.switch_over.map(|parts| parts.gate_closed_ms),
         iops: way.felt.iops,
+        followed: Followed::of(way),
     }
 }
 
@@ -192,6 +201,9 @@ impl fmt::Display for HostsReport {
             if let Some(gate_closed_ms) = way.gate_closed_ms {
                 let held = milliseconds(gate_closed_ms);
                 row(formatter, "  switch-over", &held, "new requests were held")?;
+            }
+            if let Some(followed) = way.followed {
+                followed.write(formatter)?;
             }
         }
         self.write_cut(formatter)?;

@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use api::Migration;
+use api::{MigrateVolume, Migration, MigrationHistory};
 use testbed::Daemon;
 use tokio::sync::watch;
 use tokio::time::sleep;
@@ -39,6 +39,8 @@ pub struct Cut {
 #[derive(Debug)]
 pub(super) struct Way {
     pub(super) migration: Migration,
+    /// What the daemon recorded of it; `None` if it gave nothing.
+    pub(super) history: Option<MigrationHistory>,
     pub(super) felt: Felt,
     pub(super) windows: Vec<Window>,
     /// The longest time in which nothing more arrived, between two arrivals.
@@ -47,12 +49,12 @@ pub(super) struct Way {
     pub(super) cut: Option<Cut>,
 }
 
-/// Moves the volume or VM `name` to `store`, and cuts the link meanwhile, if there is a plan for it.
+/// Moves the volume or VM `name` as `order` says, and cuts the link meanwhile, if there is a plan for it.
 ///
 /// # Errors
 /// If it does not get there, or the link cannot be cut.
 pub(super) async fn travel<G: DemoGuest>(
-    (daemon, name, store): (&Daemon, &str, &str),
+    (daemon, name, order): (&Daemon, &str, &MigrateVolume),
     guest: &G,
     link: &mut Link,
     plan: Option<CutPlan>,
@@ -63,7 +65,7 @@ pub(super) async fn travel<G: DemoGuest>(
     let mut gaps = Gaps::new(Instant::now());
     let first = guest.mark();
     let mut live = Live::new(guest);
-    let migrating = daemon.migrate(name, store, |migration| {
+    let migrating = daemon.migrate(name, order, |migration| {
         if let Some(step) = step.take() {
             progress.begin(step);
         }
@@ -103,7 +105,8 @@ pub(super) async fn travel<G: DemoGuest>(
     };
     let last = guest.mark();
     let (felt, windows) = (guest.between(&first, &last), guest.windows(&first, &last));
-    Ok(Way { migration, felt, windows, longest_gap: gaps.longest, cut })
+    let history = daemon.history(&migration.id).await;
+    Ok(Way { migration, history, felt, windows, longest_gap: gaps.longest, cut })
 }
 
 /// Times in which nothing arrived. What comes after the last arrival is none of them: the switch-over has its own row.

@@ -6,6 +6,7 @@ use anyhow::Context as _;
 use api::{MemoryMove, MigrationHistory};
 use serde::Serialize;
 
+use super::super::followed::Followed;
 use super::{Leg, MovedVmOptions, NAMES, Travelled};
 use crate::demo::hosts::report::{milliseconds_of, rate_of};
 use crate::demo::report::{
@@ -56,6 +57,9 @@ pub struct MachineFigures {
     pub longest_connection_gap_ms: Option<f64>,
     /// Whether the client's one connection had all its answers, in order; `None` without a client.
     pub connection_survived: Option<bool>,
+    /// What followed the disk; left out if it was complete when it was handed over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub followed: Option<Followed>,
 }
 
 /// The parts of a downtime, in milliseconds; they add up to the whole.
@@ -87,6 +91,8 @@ pub struct MachineWay {
     pub connection_gap_ms: Option<f64>,
     /// Requests to the disk per second.
     pub iops: f64,
+    /// What followed the disk; `None` if it was complete when it was handed over.
+    pub followed: Option<Followed>,
 }
 
 /// What the client outside saw.
@@ -148,6 +154,7 @@ pub(super) fn report(
         downtime_parts: longest.downtime_parts,
         longest_connection_gap_ms: gap_ms,
         connection_survived: travelled.seen.as_ref().map(|seen| seen.outcome.lost.is_none()),
+        followed: Followed::of_all(ways.iter().map(|way| way.followed)),
     };
     let connection = travelled.seen.map(|seen| Connection {
         answers: seen.outcome.answers,
@@ -165,7 +172,7 @@ pub(super) fn report(
         memory_bytes: travelled.stopped.memory_bytes(),
         timeline: travelled.timeline,
         wrong,
-        history: travelled.history,
+        history: travelled.legs.into_iter().next().and_then(|there| there.way.history),
     })
 }
 
@@ -184,6 +191,7 @@ fn figures_of(Leg { way, gap, .. }: &Leg) -> anyhow::Result<MachineWay> {
         downtime_parts,
         connection_gap_ms: gap.map(milliseconds_of),
         iops: way.felt.iops,
+        followed: Followed::of(way),
     })
 }
 
@@ -258,6 +266,9 @@ impl MachineWay {
         };
         row(formatter, &format!("migration, {name}"), &seconds(self.migration_seconds), "")?;
         row(formatter, "  disk moved", &Bytes(self.bytes_moved).to_string(), &sent)?;
+        if let Some(followed) = self.followed {
+            followed.write(formatter)?;
+        }
         row(formatter, "  downtime", &milliseconds(self.downtime_ms), "the VM stood still:")?;
         row(formatter, "    memory", &milliseconds(memory_ms), "the last of it, and the devices")?;
         row(formatter, "    disk", &milliseconds(disk_ms), "its handover")?;
@@ -314,6 +325,7 @@ mod tests {
             downtime_parts: DowntimeParts { memory_ms: downtime_ms - 6.0, disk_ms: 4.0, start_ms: 2.0 },
             connection_gap_ms: Some(downtime_ms + 3.0),
             iops: 2_000.0,
+            followed: None,
         }
     }
 
@@ -335,6 +347,7 @@ mod tests {
                 downtime_parts: ways[0].downtime_parts,
                 longest_connection_gap_ms: ways[0].connection_gap_ms,
                 connection_survived: Some(true),
+                followed: None,
             },
             disk_bytes: 256 << 20,
             machine: "Linux in QEMU".to_owned(),
