@@ -13,6 +13,7 @@
 mod course;
 mod database;
 mod figure;
+mod hosts;
 mod outstanding;
 mod page;
 mod plot;
@@ -165,11 +166,13 @@ pub enum Experiment {
     SlowTarget,
     /// Figure 11.
     OverTime,
+    /// All strategies, between two hosts.
+    Hosts,
 }
 
 impl Experiment {
     /// All of them, in the order in which they are measured.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Outstanding,
         Self::Size,
         Self::Database,
@@ -177,6 +180,7 @@ impl Experiment {
         Self::Rounds,
         Self::SlowTarget,
         Self::OverTime,
+        Self::Hosts,
     ];
 
     /// A short name for command lines.
@@ -189,6 +193,7 @@ impl Experiment {
             Self::Rounds => "rounds",
             Self::SlowTarget => "slow-target",
             Self::OverTime => "over-time",
+            Self::Hosts => "hosts",
         }
     }
 
@@ -202,6 +207,9 @@ impl Experiment {
             Self::Rounds => "Blocks copied in each round",
             Self::SlowTarget => "A target that is ten times as slow",
             Self::OverTime => "A guest's requests over time",
+            Self::Hosts => {
+                "All strategies between two hosts, under a guest that writes faster than the link carries"
+            }
         }
     }
 }
@@ -241,6 +249,14 @@ impl Column {
         Self { name: "hot as others", ignore_hot_blocks: true, ..Self::TRACKING },
         Self::NOT_INCREMENTAL,
         Self { name: "neither", ignore_hot_blocks: true, ..Self::NOT_INCREMENTAL },
+    ];
+
+    /// Those that bring a volume to another host.
+    const BETWEEN_HOSTS: [Self; 4] = [
+        Self::usual("mirror", Strategy::Mirror),
+        Self::TRACKING,
+        Self::usual("three-phase", Strategy::ThreePhase),
+        Self::usual("post-copy", Strategy::PostCopy),
     ];
 
     const fn usual(name: &'static str, strategy: Strategy) -> Self {
@@ -317,6 +333,7 @@ pub async fn run(options: &StrategiesOptions, progress: &mut Progress) -> anyhow
                 Experiment::Rounds => rounds::blocks(&mut stage, progress).await?,
                 Experiment::SlowTarget => course::slow_target(&mut stage, progress).await?,
                 Experiment::OverTime => course::over_time(&mut stage, progress).await?,
+                Experiment::Hosts => hosts::measure(&mut stage, progress).await?,
             });
         }
         Ok((figures, stage.samples))

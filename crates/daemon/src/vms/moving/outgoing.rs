@@ -143,9 +143,11 @@ impl OutgoingVm {
         Ok(fits.map_err(|_| overdue("the other host to say whether it can run the VM", CHECK_TIMEOUT))??)
     }
 
-    /// The target says that the VM runs there.
+    /// The target says that the VM runs there; what it says once more later changes nothing.
     pub(crate) fn runs_there(&self) {
-        self.account.send_modify(|account| account.runs = Some(Instant::now()));
+        self.account.send_modify(|account| {
+            account.runs.get_or_insert_with(Instant::now);
+        });
     }
 
     /// What is known at this moment.

@@ -112,20 +112,29 @@ pub(super) async fn by_size(stage: &mut Stage<'_>, progress: &mut Progress) -> a
     ])
 }
 
-/// A line for each column: what its migrations that ended at the target came to.
+/// A line for each column of the tables of one host: what its migrations that ended at the target came to.
 pub(super) fn series(samples: &[Sample], y: impl Fn(&Sample) -> Option<f64>) -> Vec<Series> {
+    lines(&Column::all(), samples, y)
+}
+
+/// A line for each of these columns that was measured.
+pub(super) fn lines(
+    columns: &[Column],
+    samples: &[Sample],
+    y: impl Fn(&Sample) -> Option<f64>,
+) -> Vec<Series> {
     let mut xs: Vec<f64> = samples.iter().map(|sample| sample.x).collect();
     xs.sort_by(f64::total_cmp);
     xs.dedup();
-    let of_column = |column: Column| {
+    let of_column = |column: &Column| {
         let at = |x: &f64| {
             let is_it = |sample: &&Sample| sample.column == column.name && sample.x == *x && sample.moved;
             Point::of(*x, samples.iter().filter(is_it).filter_map(&y).collect())
         };
         Series { name: column.name.to_owned(), points: xs.iter().map(at).collect() }
     };
-    Column::all()
-        .into_iter()
+    columns
+        .iter()
         .filter(|column| samples.iter().any(|sample| sample.column == column.name))
         .map(of_column)
         .collect()

@@ -5,7 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use api::{MigrateVolume, Migration, MigrationState, NewVolume, Phase, Round, VolumeSource, Watch};
+use api::{
+    Decisions, MigrateVolume, Migration, MigrationState, NewVolume, Phase, Round, VolumeSource, Watch,
+};
 use serde::Serialize;
 use testbed::{Daemon, Folder};
 use tokio::time::sleep;
@@ -25,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(10);
 #[derive(Debug)]
 pub(super) struct Stage<'a> {
     pub(super) options: &'a StrategiesOptions,
-    folder: &'a BenchFolder,
+    pub(super) folder: &'a BenchFolder,
     pub(super) samples: Vec<Sample>,
     /// Copyings without a guest: round, size and target of each, and its seconds.
     offline: Vec<((usize, u64, Device), f64)>,
@@ -70,6 +72,12 @@ pub struct Sample {
     pub moved: bool,
     /// Why not.
     pub message: Option<String>,
+    /// From the order until the volume was the target's; `None`: it did not move.
+    pub handed_over_seconds: Option<f64>,
+    /// Bytes that followed it after that.
+    pub bytes_followed: u64,
+    /// Of these, those that the guest waited for.
+    pub bytes_pulled: u64,
     /// From the order to the end.
     pub seconds: f64,
     /// The same of an image of this size that nobody used, in the same round.
@@ -117,17 +125,64 @@ impl Sample {
 }
 
 /// When a migration did what, in milliseconds since 1970.
-struct Course {
-    begun_ms: u64,
-    switched_ms: u64,
-    ended_ms: u64,
+pub(super) struct Course {
+    pub(super) begun_ms: u64,
+    pub(super) switched_ms: u64,
+    pub(super) ended_ms: u64,
+    pub(super) decisions: Decisions,
     progress: Vec<Progressed>,
-    ended: Migration,
+    pub(super) ended: Migration,
 }
 
 impl Course {
+    /// Has `daemon` move the volume, and waits for the end, whatever that is.
+    ///
+    /// # Errors
+    /// What the daemon says.
+    pub(super) async fn of(daemon: &Daemon, order: &MigrateVolume) -> anyhow::Result<Self> {
+        let client = daemon.client();
+        let begun_ms = now_ms();
+        let mut progress = Vec::new();
+        let ordered = client.migrate(NAME, order).await.context("order the migration");
+        let mut seen = ordered.map_err(|error| daemon.with_log(error))?;
+        while !seen.state.has_ended() {
+            let now = now_ms();
+            progress.push(Progressed {
+                seconds: now.saturating_sub(begun_ms) as f64 / 1e3,
+                fraction: seen.fraction,
+                bytes_copied: seen.bytes_copied,
+            });
+            let watch = Watch { after: Some(seen.change), wait_ms: api::WAIT_MAX_MS };
+            seen = client.migration(&seen.id, watch).await.context("watch the migration")?;
+        }
+        let ended_ms = now_ms();
+        let history = daemon.history(&seen.id).await.and_then(|history| history.recording);
+        let history = history.context("nothing was recorded of the migration")?;
+        let closing = history.phases.iter().rev().find(|entered| entered.phase == Phase::Closing);
+        let closed_ms = closing.map_or(0.0, |entered| entered.at_ms.max(0.0)) as u64;
+        let switched_ms = (seen.started_unix_ms + closed_ms).saturating_sub(SWITCH_SLACK_MS);
+        let decisions = history.decisions;
+        Ok(Self { begun_ms, switched_ms, ended_ms, decisions, progress, ended: seen })
+    }
+
+    /// Makes sure that it ended at the target, or was given up for a reason that is a figure.
+    ///
+    /// # Errors
+    /// If it has failed in another way.
+    pub(super) fn has_moved(&self) -> anyhow::Result<bool> {
+        let Migration { state, failure, message, .. } = &self.ended;
+        let moved = *state == MigrationState::Moved;
+        ensure!(moved || failure.as_deref() == Some("not-converging"), "it failed: {message:?}");
+        Ok(moved)
+    }
+
+    /// From the order to its end.
+    pub(super) fn seconds(&self) -> f64 {
+        self.ended_ms.saturating_sub(self.begun_ms).max(1) as f64 / 1e3
+    }
+
     /// What it was, for an error.
-    fn told(&self) -> String {
+    pub(super) fn told(&self) -> String {
         let Self { begun_ms, switched_ms, ended_ms, .. } = self;
         let at = |ms: u64| ms.saturating_sub(*begun_ms);
         format!(
@@ -208,7 +263,7 @@ impl<'a> Stage<'a> {
     }
 
     /// The image of this size, which is made if it is not there.
-    async fn image(&self, size_bytes: u64) -> anyhow::Result<PathBuf> {
+    pub(super) async fn image(&self, size_bytes: u64) -> anyhow::Result<PathBuf> {
         let path = self.folder.path(&format!("image-{size_bytes}"));
         if !path.exists() {
             fill(&path, size_bytes, Holes::None, &mut Progress::silent()).await?;
@@ -236,31 +291,23 @@ impl<'a> Stage<'a> {
         ))?;
         let program = std::process::Command::new(&self.options.bench.program);
         let daemon = start_daemon(program, &folder).await?;
-        let image_name = image.to_str().context("the folder's name is no Unicode")?;
-        let source = VolumeSource::Create {
-            size_bytes: None,
-            store: Some(STORES[0].to_owned()),
-            image: Some(image_name.to_owned()),
-            format: None,
-        };
-        let order = NewVolume { name: NAME.to_owned(), source, export: api::ExportSettings::default() };
-        let made = daemon.client().create_volume(&order).await.context("make the volume");
-        let volume = made.map_err(|error| daemon.with_log(error))?;
-        Ok(Scene { uri: volume.uri, daemon, folder })
+        let uri = copy_in(&daemon, &image).await?;
+        Ok(Scene { uri, daemon, folder })
     }
 
     async fn off_line(&self, case: &Case) -> anyhow::Result<f64> {
         let scene = self.scene(case).await?;
         let order = MigrateVolume { keep_source: true, ..MigrateVolume::to(STORES[1]) };
-        let course = scene.migrate(&order).await?;
+        let course = Course::of(&scene.daemon, &order).await?;
         ensure!(course.ended.state == MigrationState::Moved, "it failed: {:?}", course.ended.message);
         let folder = scene.end().await?;
-        let compared = compare_copies(&folder, Blocks::default()).await?;
+        let images = [folder.path(STORES[0]), folder.path(STORES[1])];
+        let compared = compare_copies(&images, Blocks::default()).await?;
         if let Some(offset) = compared.first_difference {
             bail!("the target differs from the source at byte {offset}, although nobody wrote");
         }
         folder.remove()?;
-        Ok(course.ended_ms.saturating_sub(course.begun_ms).max(1) as f64 / 1e3)
+        Ok(course.seconds())
     }
 
     async fn under_guest(
@@ -274,52 +321,37 @@ impl<'a> Stage<'a> {
         let scene = self.scene(case).await?;
         let guest = scene.guest(self, case).await?;
         sleep(margin).await;
-        let course = scene.migrate(&column.order(STORES[1], self.options.max_downtime_ms)).await?;
+        let order = column.order(STORES[1], self.options.max_downtime_ms);
+        let course = Course::of(&scene.daemon, &order).await?;
         sleep(margin).await;
         let requests = guest.stop().await?;
         let unlogged = scene.writes().await?.saturating_sub(requests.writes());
         let folder = scene.end().await?;
-        let moved = course.ended.state == MigrationState::Moved;
-        let compared_bytes = if moved {
-            let mut except = requests.written_since(course.switched_ms);
-            let mut unlogged = unlogged;
-            let compared = loop {
-                let compared = compare_copies(&folder, except.clone()).await?;
-                match compared.first_difference {
-                    None => break compared,
-                    Some(offset) if unlogged > 0 => {
-                        unlogged -= 1;
-                        let block_bytes = u64::from(case.load.job.block_bytes);
-                        except.add(offset / block_bytes * block_bytes, block_bytes);
-                    }
-                    Some(offset) => {
-                        let when = match requests.written_last(offset) {
-                            None => "nobody wrote there".to_owned(),
-                            Some(at) => {
-                                let before_ms = (course.switched_ms + SWITCH_SLACK_MS).saturating_sub(at);
-                                format!("by its clock the guest wrote there last {before_ms} ms before")
-                            }
-                        };
-                        bail!(
-                            "the target differs from the source at byte {offset}: {}; {when}",
-                            course.told()
-                        );
-                    }
-                }
-            };
-            compared.bytes
-        } else {
-            // It stays where it is, for reasons that it tells: that is a figure, too. Anything else is not.
-            ensure!(
-                course.ended.failure.as_deref() == Some("not-converging"),
-                "it failed: {:?}",
-                course.ended.message
-            );
-            0
+        let images = [folder.path(STORES[0]), folder.path(STORES[1])];
+        let compared_bytes = match course.has_moved()? {
+            true => compared(&images, case, &course, &requests, unlogged).await?,
+            false => 0,
         };
         folder.remove()?;
         Ok(sample(experiment, column, case, offline_seconds, compared_bytes, &requests, course, margin))
     }
+}
+
+/// Makes the volume in a daemon's first store, a copy of an image; returns where it is served.
+///
+/// # Errors
+/// What the daemon says.
+pub(super) async fn copy_in(daemon: &Daemon, image: &Path) -> anyhow::Result<String> {
+    let image = image.to_str().context("the folder's name is no Unicode")?;
+    let source = VolumeSource::Create {
+        size_bytes: None,
+        store: Some(STORES[0].to_owned()),
+        image: Some(image.to_owned()),
+        format: None,
+    };
+    let order = NewVolume { name: NAME.to_owned(), source, export: api::ExportSettings::default() };
+    let made = daemon.client().create_volume(&order).await.context("make the volume");
+    Ok(made.map_err(|error| daemon.with_log(error))?.uri)
 }
 
 /// A daemon with the volume in its first store.
@@ -334,32 +366,6 @@ impl Scene {
         let guest = Guest::start(&self.uri, case.size_bytes, case.load, stage.folder)?;
         wait_for_guest(self.daemon.process_id()).await?;
         Ok(guest)
-    }
-
-    /// Moves the volume, and waits for the end, whatever that is.
-    async fn migrate(&self, order: &MigrateVolume) -> anyhow::Result<Course> {
-        let client = self.daemon.client();
-        let begun_ms = now_ms();
-        let mut progress = Vec::new();
-        let ordered = client.migrate(NAME, order).await.context("order the migration");
-        let mut seen = ordered.map_err(|error| self.daemon.with_log(error))?;
-        while !seen.state.has_ended() {
-            let now = now_ms();
-            progress.push(Progressed {
-                seconds: now.saturating_sub(begun_ms) as f64 / 1e3,
-                fraction: seen.fraction,
-                bytes_copied: seen.bytes_copied,
-            });
-            let watch = Watch { after: Some(seen.change), wait_ms: api::WAIT_MAX_MS };
-            seen = client.migration(&seen.id, watch).await.context("watch the migration")?;
-        }
-        let ended_ms = now_ms();
-        let history = self.daemon.history(&seen.id).await.and_then(|history| history.recording);
-        let history = history.context("nothing was recorded of the migration")?;
-        let closing = history.phases.iter().rev().find(|entered| entered.phase == Phase::Closing);
-        let closed_ms = closing.map_or(0.0, |entered| entered.at_ms.max(0.0)) as u64;
-        let switched_ms = (seen.started_unix_ms + closed_ms).saturating_sub(SWITCH_SLACK_MS);
-        Ok(Course { begun_ms, switched_ms, ended_ms, progress, ended: seen })
     }
 
     /// Writes that the volume has taken. Its guest has ended: fio does not log what was under way then.
@@ -380,10 +386,40 @@ impl Scene {
     }
 }
 
-/// Compares what the migration kept of the source with the target.
-async fn compare_copies(folder: &Folder, except: Blocks) -> anyhow::Result<Compared> {
-    let [source, target] = [only_image(&folder.path(STORES[0]))?, only_image(&folder.path(STORES[1]))?];
-    let compared = compare(&source, &target, except).await?;
+/// Compares the image that was kept of the source with that of the target, each the only one in its folder. They may differ in what
+/// the guest has written since the switch, and in so many writes that it did not log; returns in how many bytes they are equal.
+///
+/// # Errors
+/// If they differ in anything else.
+pub(super) async fn compared(
+    stores: &[PathBuf; 2],
+    case: &Case,
+    course: &Course,
+    requests: &Requests,
+    mut unlogged: u64,
+) -> anyhow::Result<u64> {
+    let mut except = requests.written_since(course.switched_ms);
+    let block_bytes = u64::from(case.load.job.block_bytes);
+    loop {
+        let compared = compare_copies(stores, except.clone()).await?;
+        let Some(offset) = compared.first_difference else { return Ok(compared.bytes) };
+        if unlogged == 0 {
+            let when = match requests.written_last(offset) {
+                None => "nobody wrote there".to_owned(),
+                Some(at) => {
+                    let before_ms = (course.switched_ms + SWITCH_SLACK_MS).saturating_sub(at);
+                    format!("by its clock the guest wrote there last {before_ms} ms before")
+                }
+            };
+            bail!("the target differs from the source at byte {offset}: {}; {when}", course.told());
+        }
+        unlogged -= 1;
+        except.add(offset / block_bytes * block_bytes, block_bytes);
+    }
+}
+
+async fn compare_copies([source, target]: &[PathBuf; 2], except: Blocks) -> anyhow::Result<Compared> {
+    let compared = compare(&only_image(source)?, &only_image(target)?, except).await?;
     ensure!(
         compared.bytes > 0 || compared.first_difference.is_some(),
         "the guest has written every block since the switch: nothing could be compared"
@@ -402,7 +438,7 @@ fn only_image(store: &Path) -> anyhow::Result<PathBuf> {
 }
 
 #[expect(clippy::too_many_arguments, reason = "they are the parts of one sample")]
-fn sample(
+pub(super) fn sample(
     experiment: &'static str,
     column: Column,
     case: &Case,
@@ -412,7 +448,9 @@ fn sample(
     course: Course,
     margin: Duration,
 ) -> Sample {
-    let Course { begun_ms, ended_ms, progress, ended, .. } = course;
+    let seconds = course.seconds();
+    let Course { begun_ms, switched_ms, ended_ms, decisions, progress, ended } = course;
+    let moved = ended.state == MigrationState::Moved;
     let margin_ms = u64::try_from(margin.as_millis()).unwrap_or(u64::MAX);
     let spent = |span: Range<u64>| {
         [Direction::Read, Direction::Write].map(|direction| requests.spent(direction, span.clone()))
@@ -424,9 +462,13 @@ fn sample(
         column: column.name,
         x: case.x,
         size_bytes: case.size_bytes,
-        moved: ended.state == MigrationState::Moved,
-        message: ended.message.filter(|_| ended.state != MigrationState::Moved),
-        seconds: ended_ms.saturating_sub(begun_ms).max(1) as f64 / 1e3,
+        moved,
+        message: ended.message.filter(|_| !moved),
+        handed_over_seconds: moved
+            .then(|| (switched_ms + SWITCH_SLACK_MS).saturating_sub(begun_ms) as f64 / 1e3),
+        bytes_followed: decisions.bytes_followed,
+        bytes_pulled: decisions.bytes_pulled,
+        seconds,
         offline_seconds,
         downtime_ms: ended.switch_over.map(|switch| switch.gate_closed_ms),
         before: spent(begun_ms - margin_ms..begun_ms),

@@ -43,7 +43,7 @@ impl Link {
     ///
     /// # Errors
     /// What the system says.
-    pub(super) fn create(kind: Option<LinkKind>, rate: BitRate) -> anyhow::Result<Self> {
+    pub(crate) fn create(kind: Option<LinkKind>, rate: BitRate) -> anyhow::Result<Self> {
         let form = match kind {
             Some(LinkKind::Namespaces) => shaped(rate)?,
             Some(LinkKind::Loopback) => proxy(rate)?,

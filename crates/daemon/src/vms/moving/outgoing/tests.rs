@@ -101,7 +101,10 @@ async fn a_vm_is_loaded_at_the_target_and_runs_there_when_it_is_told_to() {
     scene.coming.run().await.unwrap();
     assert_eq!(scene.target.run_state().await.unwrap(), RunState::Running);
     scene.leaving.runs_there();
-    assert!(scene.leaving.account().downtime().is_some());
+    let downtime = scene.leaving.account().downtime();
+    assert!(downtime.is_some());
+    scene.leaving.runs_there();
+    assert_eq!(scene.leaving.account().downtime(), downtime, "it has been running all the time");
     // A daemon that is killed now knows that the VM was paused.
     assert!(Holds::open(scene.folder.path()).get("web1").is_some());
 }

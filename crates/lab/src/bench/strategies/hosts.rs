@@ -1,0 +1,243 @@
+//! Every strategy between two hosts, under a guest that writes half of what their link carries, and twice as much.
+//!
+//! ```text
+//!   host a: image, fio ──► daemon ── link ──► daemon, image :host b
+//! ```
+//! The guest stays where it is, so what it asks for after the handover crosses the link, by whatever strategy the volume has moved.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use api::MigrateVolume;
+use testbed::Folder;
+use tokio::time::sleep;
+
+use super::figure::Form;
+use super::outstanding::lines;
+use super::run::{Case, Course, compared, copy_in, sample};
+use super::{Column, Experiment, Figure, Sample, Scale, Stage};
+use crate::bench::fio::{Job, Pattern};
+use crate::bench::guest::{Guest, Limit, Load, wait_for_guest};
+use crate::demo::{HostsLink, HostsPair, Progress, STORES};
+use crate::network::BitRate;
+
+/// What the link carries.
+const RATE: BitRate = BitRate::megabits(400);
+/// The guest writes all over three quarters of its disk, in requests of a size that file systems make.
+const JOB: Job = Job { pattern: Pattern::RandomWrites, block_bytes: 64 << 10, depth: 8 };
+/// What the guest writes, in hundredths of what the link carries.
+const PERCENT_OF_LINK: [u64; 2] = [50, 200];
+/// The store of the other host.
+const THERE: &str = "b:first";
+
+/// Measures every strategy at both loads, and at several sizes.
+pub(super) async fn measure(stage: &mut Stage<'_>, progress: &mut Progress) -> anyhow::Result<Vec<Figure>> {
+    let scale = stage.options.scale;
+    let size_bytes = stage.options.bench.size_bytes;
+    let case = |percent: u64, size_bytes: u64, x: f64| Case {
+        size_bytes,
+        load: Load { job: JOB, limit: Some(Limit::Bytes(RATE.bytes_per_second() as u64 * percent / 100)) },
+        target: scale.device(),
+        x,
+    };
+    // A guest that outruns the link makes it take long.
+    let percents = if scale == Scale::Tiny { &PERCENT_OF_LINK[..1] } else { &PERCENT_OF_LINK };
+    let loads: Vec<_> =
+        percents.iter().map(|&percent| case(percent, size_bytes, percent as f64 / 100.0)).collect();
+    let loads = under_guests(stage, &loads, progress).await.context("by load")?;
+    let mut figures = by_load(&loads);
+    if scale != Scale::Tiny {
+        let sizes = scale.quarters().iter().map(|quarters| size_bytes / 4 * quarters);
+        let sizes: Vec<_> =
+            sizes.map(|size_bytes| case(PERCENT_OF_LINK[0], size_bytes, (size_bytes >> 20) as f64)).collect();
+        figures.extend(by_size(&under_guests(stage, &sizes, progress).await.context("by size")?));
+    }
+    Ok(figures)
+}
+
+async fn under_guests(
+    stage: &mut Stage<'_>,
+    cases: &[Case],
+    progress: &mut Progress,
+) -> anyhow::Result<Vec<Sample>> {
+    let columns = Column::BETWEEN_HOSTS;
+    let rounds = stage.options.bench.rounds as usize;
+    let (first, all) = (stage.samples.len(), rounds * cases.len() * columns.len());
+    for round in 0..rounds {
+        for case in cases {
+            progress.note("off-line");
+            let offline_seconds = off_line(stage, case).await.context("off-line")?;
+            for place in 0..columns.len() {
+                // Nobody is always first.
+                let column = columns[(place + round) % columns.len()];
+                progress.note(column.name);
+                progress.advance((stage.samples.len() - first) as f64 / all as f64);
+                let sample = under_guest(stage, column, case, offline_seconds).await;
+                stage.samples.push(sample.with_context(|| column.name)?);
+            }
+        }
+    }
+    Ok(stage.samples[first..].to_vec())
+}
+
+async fn off_line(stage: &Stage<'_>, case: &Case) -> anyhow::Result<f64> {
+    let scene = Scene::set(stage, case).await?;
+    let order = MigrateVolume { keep_source: true, ..MigrateVolume::to(THERE) };
+    let course = Course::of(&scene.pair.near, &order).await?;
+    anyhow::ensure!(course.has_moved()?, "it was given up, although nobody wrote");
+    scene.end().await?;
+    Ok(course.seconds())
+}
+
+async fn under_guest(
+    stage: &Stage<'_>,
+    column: Column,
+    case: &Case,
+    offline_seconds: f64,
+) -> anyhow::Result<Sample> {
+    let margin = stage.options.scale.margin();
+    let scene = Scene::set(stage, case).await?;
+    // N.B. it leaves a quarter of its disk alone: there is always something to compare.
+    let guest = Guest::start(&scene.uri, case.size_bytes / 4 * 3, case.load, stage.folder)?;
+    wait_for_guest(scene.pair.near.process_id()).await?;
+    sleep(margin).await;
+    let course = Course::of(&scene.pair.near, &column.order(THERE, stage.options.max_downtime_ms)).await?;
+    sleep(margin).await;
+    let requests = guest.stop().await?;
+    let stores = scene.stores();
+    let folders = scene.end_daemons().await?;
+    let compared_bytes = match course.has_moved()? {
+        // What was under way when the guest was ended is not in its log.
+        true => compared(&stores, case, &course, &requests, JOB.depth.into()).await?,
+        false => 0,
+    };
+    folders.into_iter().try_for_each(Folder::remove)?;
+    let experiment = Experiment::Hosts.name();
+    Ok(sample(experiment, column, case, offline_seconds, compared_bytes, &requests, course, margin))
+}
+
+/// Two hosts with a link, and the volume at the first.
+struct Scene {
+    pair: HostsPair,
+    folders: [Folder; 2],
+    uri: String,
+    /// There as long as this is.
+    _link: HostsLink,
+}
+
+impl Scene {
+    async fn set(stage: &Stage<'_>, case: &Case) -> anyhow::Result<Self> {
+        let image = stage.image(case.size_bytes).await?;
+        let folder = || Folder::create(stage.folder.root(), STORES);
+        let folders = [folder()?, folder()?];
+        let link = HostsLink::create(None, RATE)?;
+        let pair = HostsPair::start(&stage.options.bench.program, &folders, &link).await?;
+        let uri = copy_in(&pair.near, &image).await?;
+        Ok(Self { pair, folders, uri, _link: link })
+    }
+
+    /// Where the image is before, and where it is afterwards.
+    fn stores(&self) -> [PathBuf; 2] {
+        self.folders.each_ref().map(|folder| folder.path(STORES[0]))
+    }
+
+    async fn end_daemons(self) -> anyhow::Result<[Folder; 2]> {
+        self.pair.stop().await?;
+        Ok(self.folders)
+    }
+
+    async fn end(self) -> anyhow::Result<()> {
+        self.end_daemons().await?.into_iter().try_for_each(Folder::remove)
+    }
+}
+
+fn by_load(samples: &[Sample]) -> Vec<Figure> {
+    let of = |name, title: &str, y, value: fn(&Sample) -> Option<f64>, note| Figure {
+        series: series_of(samples, value),
+        ..figure(name, title, "guest's writes / link", y, note)
+    };
+    vec![
+        of(
+            "hosts-handover",
+            "time until the volume is the other host's",
+            "time / off-line",
+            |sample| Some(sample.handed_over_seconds? / sample.offline_seconds),
+            "A guest that is to be away soon has to be handed over before its disk has arrived.",
+        ),
+        of(
+            "hosts-time",
+            "migration time between hosts",
+            "time / off-line",
+            |sample| Some(sample.to_offline()),
+            "After the handover what the guest asks for crosses the link, too: it stays at the first host.",
+        ),
+        of(
+            "hosts-downtime",
+            "downtime between hosts",
+            "ms",
+            |sample| sample.downtime_ms,
+            "Requests were held for so long at the switch.",
+        ),
+        of(
+            "hosts-penalty",
+            "writes that the guest lost between hosts",
+            "part of before",
+            |sample| Some(sample.penalty(1)),
+            "Writes in the time of the migration, beside those of the same time before it.",
+        ),
+        of(
+            "hosts-followed",
+            "what followed the volume",
+            "part of the image",
+            |sample| Some(sample.bytes_followed as f64 / sample.size_bytes as f64),
+            "The paper's: 62 blocks of 4 KiB of 40 GB, 349 ms, after four rounds at most (a web server).",
+        ),
+        of(
+            "hosts-pulled",
+            "what the guest waited for",
+            "KiB",
+            |sample| Some(sample.bytes_pulled as f64 / 1024.0),
+            "A guest that only writes whole blocks waits for nothing.",
+        ),
+    ]
+}
+
+fn by_size(samples: &[Sample]) -> Vec<Figure> {
+    let of = |name, title: &str, y, value: fn(&Sample) -> Option<f64>, note| Figure {
+        series: series_of(samples, value),
+        ..figure(name, title, "MiB", y, note)
+    };
+    vec![
+        of(
+            "hosts-size-handover",
+            "time until the volume is the other host's, by size",
+            "s",
+            |sample| sample.handed_over_seconds,
+            "By post-copy it does not grow with the disk.",
+        ),
+        of(
+            "hosts-size-downtime",
+            "downtime between hosts, by size",
+            "ms",
+            |sample| sample.downtime_ms,
+            "What is missing is told ahead of the switch, so it does not grow with the disk.",
+        ),
+    ]
+}
+
+fn series_of(samples: &[Sample], value: fn(&Sample) -> Option<f64>) -> Vec<super::Series> {
+    lines(&Column::BETWEEN_HOSTS, samples, value)
+}
+
+fn figure(name: &'static str, title: &str, x: &'static str, y: &'static str, note: &'static str) -> Figure {
+    Figure {
+        name,
+        title: title.to_owned(),
+        x,
+        y,
+        series: Vec::new(),
+        paper: Vec::new(),
+        note,
+        form: Form::Table,
+    }
+}
