@@ -35,6 +35,8 @@ pub(super) struct Recording {
     next: u64,
     /// When a round begins without a flush.
     due_at: Option<Duration>,
+    /// After a round that failed: when the next one may begin for the filling's own sake.
+    retry_at: Option<Duration>,
 }
 
 #[derive(Debug)]
@@ -56,6 +58,7 @@ impl Recording {
             round: None,
             next: 0,
             due_at: None,
+            retry_at: None,
         }
     }
 
@@ -80,6 +83,11 @@ impl Recording {
         if !self.unrecorded.is_empty() {
             self.due_at.get_or_insert(now + RECORD_EVERY);
         }
+    }
+
+    /// A round has failed.
+    fn retry(&mut self, now: Duration) {
+        (self.due_at, self.retry_at) = (Some(now + RETRY), Some(now + RETRY));
     }
 
     pub(super) fn flush_arrived(&mut self, request: RequestId) {
@@ -112,10 +120,11 @@ impl Recording {
         if self.round.is_some() {
             return None;
         }
-        let is_retried = self.due_at.is_none_or(|at| now >= at);
+        // Once all is there nothing more is gathered: the former host waits for it.
+        let is_last = is_filled && self.retry_at.is_none_or(|at| now >= at);
         let is_due = self.due_at.is_some_and(|at| now >= at)
             || self.unrecorded.count() >= RECORD_UNITS
-            || is_filled && is_retried && !self.unrecorded.is_empty();
+            || is_last && !self.unrecorded.is_empty();
         if self.flushes.is_empty() && (!is_due || self.unrecorded.is_empty()) {
             self.due_at = self.due_at.filter(|_| !self.unrecorded.is_empty());
             return None;
@@ -126,7 +135,7 @@ impl Recording {
         let flushes = std::mem::take(&mut self.flushes);
         let units = std::mem::replace(&mut self.unrecorded, empty());
         let filled = std::mem::replace(&mut self.filled, empty());
-        self.due_at = None;
+        (self.due_at, self.retry_at) = (None, None);
         // The planted bug records what no flush has made durable.
         let is_flushed = broken(Bug::PresentBeforeDurable) && !units.is_empty();
         let action = match is_flushed {
@@ -173,7 +182,7 @@ impl Filling {
             self.missing.insert(run);
             self.want(run);
         }
-        self.recording.due_at = Some(now + RETRY);
+        self.recording.retry(now);
         self.answer(round.flushes, Err(StoreFault));
     }
 
@@ -183,7 +192,7 @@ impl Filling {
             // The bytes are durable; that they are there is not.
             self.recording.unrecorded.union_with(&round.units);
             self.recording.filled.union_with(&round.filled);
-            self.recording.due_at = Some(now + RETRY);
+            self.recording.retry(now);
         } else {
             let runs: Vec<_> = round.units.runs().collect();
             runs.into_iter().for_each(|run| self.noting.settled(run));

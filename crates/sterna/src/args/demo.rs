@@ -103,3 +103,21 @@ longest time in which nothing more arrived at the other host. With --hosts and -
 VM stood still, with downtime_parts that add up to it, longest_connection_gap_ms and connection_survived, which are \
 null where no client can be outside. disruption_ms is the time in which the client, or the guest if there is none, had less \
 than 90 % of the requests of before, or a 99th percentile of their latency above twice that of before.";
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use crate::args::Arguments;
+
+    #[test]
+    fn a_disk_is_handed_over_before_it_has_arrived_between_hosts_only() {
+        let parse = |line: &str| Arguments::try_parse_from(line.split(' ')).map(drop);
+        for strategy in ["three-phase", "post-copy"] {
+            let error = parse(&format!("sterna demo --strategy {strategy}")).unwrap_err().to_string();
+            assert!(error.contains("--hosts"), "{error}");
+            parse(&format!("sterna demo --hosts --vm --strategy {strategy}")).unwrap();
+        }
+        parse("sterna demo --strategy tracking").unwrap();
+    }
+}
