@@ -128,6 +128,7 @@ bench: ## Measure what recording a write costs, Sterna beside the raw disk and Q
 	$(TARGET)/release/sterna bench nbd
 	$(TARGET)/release/sterna bench mirror
 	$(TARGET)/release/sterna bench machine --image $(GUEST_IMAGE)
+	$(TARGET)/release/sterna bench return
 	@if [[ $$(id -u) -eq 0 ]]; then \
 	  $(TARGET)/release/sterna bench link; \
 	else \

@@ -5,12 +5,14 @@
 //!   link ────► link, round ──► TCP │ Sterna │ qemu-storage-daemon ──► compare ──► statistics
 //!   VM ─► load, round ──► Sterna │ QEMU's own migration ──► statistics
 //!   strategies ► experiment, x, round ──► a column for each strategy ──► compare ──► figures
+//!   return ──► load, round ──► there, home ──► compare ──► statistics
 //!   mirror ──► round ──► idle, load ──► Sterna │ cp │ qemu-img │ qemu-storage-daemon ──► compare ──► statistics
 //!
 //!   environment   what was measured on        tools     the programs, their versions and packages
 //!   folder        a temporary folder          image     random data, holes, comparing, dropping caches
 //!   server, qmp   a server that is measured   process   what a process has used
-//!   guest         fio, with a log of requests
+//!   guest         fio, with a log of requests     two_hosts a volume, and a host to go to
+//!   migration     one that is measured: its course, and whether the copy is equal
 //!   show          figures as text             page, chart   figures as a page of HTML
 //! ```
 //!
@@ -26,16 +28,19 @@ mod guest;
 mod image;
 pub mod link;
 pub mod machine;
+mod migration;
 pub mod mirror;
 pub mod nbd;
 mod page;
 mod process;
 mod qmp;
+pub mod return_home;
 mod server;
 mod show;
 mod statistics;
 pub mod strategies;
 mod tools;
+mod two_hosts;
 
 pub use self::environment::{Environment, Versions};
 pub use self::fio::{Job, Measured, Pattern};

@@ -17,7 +17,7 @@ use std::path::PathBuf;
 
 pub(crate) use self::bench::{
     BenchCommand, BenchLinkArguments, BenchMachineArguments, BenchMirrorArguments, BenchNbdArguments,
-    BenchStrategiesArguments,
+    BenchReturnArguments, BenchStrategiesArguments,
 };
 pub(crate) use self::config::{ConfigCommand, GenerateArguments};
 pub(crate) use self::demo::{DemoArguments, Scene};

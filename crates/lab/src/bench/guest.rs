@@ -238,6 +238,12 @@ impl Requests {
         })
     }
 
+    /// Requests a second that completed in a span of milliseconds since 1970.
+    pub(super) fn iops(&self, span: Range<u64>) -> f64 {
+        let seconds = span.end.saturating_sub(span.start).max(1) as f64 / 1e3;
+        self.completed_in(span).len() as f64 / seconds
+    }
+
     /// The guest's life in a span of milliseconds since 1970, relative to `zero`.
     pub(super) fn moments(&self, span: Range<u64>, zero: u64) -> Vec<Moment> {
         let begins = (span.start..span.end).step_by(MOMENT_MS as usize);

@@ -26,11 +26,12 @@ use api::{MigrateVolume, Strategy};
 use serde::Serialize;
 
 pub use self::figure::{Figure, Point, Series};
+pub use self::run::Sample;
 use self::run::Stage;
-pub use self::run::{Progressed, Sample};
 use super::folder::BenchFolder;
 pub use super::guest::{Moment, Spent};
 use super::image::{Holes, fill};
+pub use super::migration::Progressed;
 use super::tools::{FIO, check_fio_engines};
 use super::{BenchOptions, Environment, Versions, in_folder};
 use crate::demo::Progress;

@@ -9,6 +9,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use lab::bench::link::Part as LinkPart;
 use lab::bench::mirror::Part;
 use lab::bench::nbd::{Tracing, Workload};
+use lab::bench::return_home::Load;
 
 pub(crate) use self::strategies::BenchStrategiesArguments;
 use super::parse_size_of_at_least;
@@ -30,6 +31,9 @@ pub(crate) enum BenchCommand {
     /// Measure the strategies beside each other, after the figures of a paper.
     #[command(after_help = strategies::HELP)]
     Strategies(BenchStrategiesArguments),
+    /// Measure how a volume goes to another host and comes home, after the tables of a paper.
+    #[command(after_help = RETURN_HELP)]
+    Return(BenchReturnArguments),
     /// Measure what migrations make of a link between two hosts: beside plain TCP and QEMU's mirror.
     #[command(after_help = LINK_HELP)]
     Link(BenchLinkArguments),
@@ -98,6 +102,35 @@ pub(crate) struct BenchLinkArguments {
     /// Measure this alone; may be given several times.
     #[arg(long, value_name = "PART", value_parser = one_of(LinkPart::ALL, LinkPart::name, LinkPart::title))]
     only: Vec<LinkPart>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct BenchReturnArguments {
+    /// How often everything is measured; medians are taken of that.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) rounds: u32,
+    /// How long the guest works before, between and after the migrations.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    pub(crate) seconds: u32,
+    /// Size of the image, a multiple of 1 MiB.
+    #[arg(long, default_value = "512MiB", value_parser = parse_image_size)]
+    pub(crate) size: u64,
+    /// Where the temporary folder is made; by default where temporary files are.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) folder: Option<PathBuf>,
+    /// Also write a page to this file.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) html: Option<PathBuf>,
+    /// Measure this load alone; may be given several times.
+    #[arg(long, value_name = "LOAD", value_parser = one_of(Load::ALL, Load::name, Load::title))]
+    only: Vec<Load>,
+}
+
+impl BenchReturnArguments {
+    /// What is measured: what was asked for in the usual order, or everything.
+    pub(crate) fn loads(&self) -> Vec<Load> {
+        wanted(Load::ALL, &self.only)
+    }
 }
 
 #[derive(Debug, Args)]
@@ -212,6 +245,17 @@ over plain TCP, by temporary daemons of this program, and by qemu-storage-daemon
 the link carries. Every copy is compared with its source. It needs root, for hosts are network namespaces, and leaves nothing \
 behind; it needs ip and tc, fio and qemu-storage-daemon (Debian: iproute2, fio, qemu-system-common), and two processors. \
 Let the machine be idle meanwhile. All of it takes the time of about 50 copies at 1 Gbit/s: half an hour for 2 GiB.";
+
+const RETURN_HELP: &str = "\
+Examples:
+  sterna bench return
+  sterna bench return --only web --rounds 1 --size 256MiB
+  sterna bench return --html return.html --json > return.json
+
+A volume goes to another host and comes home, by three-phase migration, while fio works on it; on the way home only what was \
+written meanwhile is sent. As root the hosts are network namespaces with a link of 1 Gbit/s, otherwise two daemons on loopback \
+with a proxy of that rate. Every image that has come home is compared with what the other host had kept. It leaves nothing \
+behind; it needs fio (Debian: fio). Let the machine be idle meanwhile.";
 
 const MACHINE_HELP: &str = "\
 Examples:

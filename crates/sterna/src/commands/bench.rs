@@ -7,6 +7,7 @@ use lab::bench::link::{self, LinkOptions, LinkReport};
 use lab::bench::machine::{self, MachineBenchOptions, MachineReport};
 use lab::bench::mirror::{self, MirrorOptions, MirrorReport};
 use lab::bench::nbd::{self, NbdOptions, NbdReport};
+use lab::bench::return_home::{self, ReturnOptions, ReturnReport};
 use lab::bench::strategies::{self, StrategiesOptions, StrategiesReport};
 use lab::bench::{BenchOptions, Environment, Table};
 use lab::demo::{Interrupted, Progress};
@@ -14,7 +15,7 @@ use lab::vm::GuestImage;
 
 use crate::args::{
     BenchCommand, BenchLinkArguments, BenchMachineArguments, BenchMirrorArguments, BenchNbdArguments,
-    BenchStrategiesArguments,
+    BenchReturnArguments, BenchStrategiesArguments,
 };
 use crate::commands::CommandError;
 use crate::exit::Exit;
@@ -27,6 +28,7 @@ pub(super) async fn run(command: BenchCommand, format: Format) -> Result<Exit, C
         BenchCommand::Mirror(order) => run_mirror(order, format).await,
         BenchCommand::Machine(order) => run_vm(order, format).await,
         BenchCommand::Link(order) => run_link(order, format).await,
+        BenchCommand::Return(order) => run_return(order, format).await,
         BenchCommand::Strategies(order) => run_strategies(order, format).await,
     };
     match result {
@@ -88,6 +90,16 @@ async fn run_strategies(order: BenchStrategiesArguments, format: Format) -> Resu
     let options = StrategiesOptions { bench, experiments, scale, mover, max_downtime_ms };
     let report = strategies::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
     output::print(format, &report, strategies_text)?;
+    write_page(order.html.as_deref(), || report.page())
+}
+
+async fn run_return(order: BenchReturnArguments, format: Format) -> Result<(), CommandError> {
+    check_page(order.html.as_deref())?;
+    let (loads, seconds) = (order.loads(), order.seconds);
+    let bench = options(order.folder, order.size, order.rounds)?;
+    let options = ReturnOptions { bench, loads, seconds };
+    let report = return_home::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
+    output::print(format, &report, return_text)?;
     write_page(order.html.as_deref(), || report.page())
 }
 
@@ -163,6 +175,16 @@ fn link_text(report: &LinkReport) -> String {
         let _ = write!(text, "\nUnder {}\n{}", guest.title, lines(&guest.table()));
     }
     text + "every copy was compared with its source\n"
+}
+
+fn return_text(report: &ReturnReport) -> String {
+    let ReturnReport { environment, size_bytes, rounds, loads, .. } = report;
+    let mut text = heading(environment, *size_bytes, &format!("{rounds} rounds, three-phase"));
+    for load in loads {
+        // Writing to a string cannot fail.
+        let _ = write!(text, "\n{}\n{}", load.load.title(), lines(&load.table()));
+    }
+    text + "every image that has come home was compared\n"
 }
 
 fn strategies_text(report: &StrategiesReport) -> String {

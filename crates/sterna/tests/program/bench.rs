@@ -231,6 +231,25 @@ fn bench_strategies_makes_every_figure_of_migrations_that_were_compared() {
 }
 
 #[test]
+fn bench_return_brings_a_volume_there_and_home_and_compares_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let (pages, page) = page();
+    let order = ["return", "--only", "web", "--seconds", "1", "--json", "--html", &page];
+    let outcome = Outcome::of(bench(folder.path(), &order));
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    expect_empty(folder.path());
+    assert!(std::fs::read_to_string(&page).unwrap().contains("a web server"));
+    drop(pages);
+    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let [load] = &report["loads"].as_array().unwrap()[..] else { panic!("one load was asked for: {report}") };
+    assert_eq!(load["load"], "web");
+    assert!(load["compared_bytes"][0].as_u64() > Some(0), "{load}");
+    let moved = |way: &str| load[way]["bytes_moved"]["median"].as_f64().unwrap();
+    // N.B. no speed: only what was written goes home.
+    assert!(moved("there") >= f64::from(64 << 20) && moved("home") < moved("there") / 2.0, "{load}");
+}
+
+#[test]
 fn an_interrupted_benchmark_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = bench(folder.path(), &["nbd", "--seconds", "3600", "--only", "mixed-1"]);

@@ -5,8 +5,6 @@
 //! ```
 //! The guest stays where it is, so what it asks for after the handover crosses the link, by whatever strategy the volume has moved.
 
-use std::path::PathBuf;
-
 use anyhow::Context as _;
 use api::MigrateVolume;
 use testbed::Folder;
@@ -14,11 +12,13 @@ use tokio::time::sleep;
 
 use super::figure::Form;
 use super::outstanding::lines;
-use super::run::{Case, Course, compared, copy_in, sample};
+use super::run::{Case, sample};
 use super::{Column, Experiment, Figure, Sample, Scale, Stage};
 use crate::bench::fio::{Job, Pattern};
 use crate::bench::guest::{Guest, Limit, Load, wait_for_guest};
-use crate::demo::{HostsLink, HostsPair, Progress, STORES};
+use crate::bench::migration::{Course, compared};
+use crate::bench::two_hosts::{THERE, TwoHosts};
+use crate::demo::Progress;
 use crate::network::BitRate;
 
 /// What the link carries.
@@ -27,8 +27,6 @@ const RATE: BitRate = BitRate::megabits(400);
 const JOB: Job = Job { pattern: Pattern::RandomWrites, block_bytes: 64 << 10, depth: 8 };
 /// What the guest writes, in hundredths of what the link carries.
 const PERCENT_OF_LINK: [u64; 2] = [50, 200];
-/// The store of the other host.
-const THERE: &str = "b:first";
 
 /// Measures every strategy at both loads, and at several sizes.
 pub(super) async fn measure(stage: &mut Stage<'_>, progress: &mut Progress) -> anyhow::Result<Vec<Figure>> {
@@ -80,8 +78,13 @@ async fn under_guests(
     Ok(stage.samples[first..].to_vec())
 }
 
+async fn set(stage: &Stage<'_>, case: &Case) -> anyhow::Result<TwoHosts> {
+    let image = stage.image(case.size_bytes).await?;
+    TwoHosts::set(&stage.options.bench.program, stage.folder, RATE, &image).await
+}
+
 async fn off_line(stage: &Stage<'_>, case: &Case) -> anyhow::Result<f64> {
-    let scene = Scene::set(stage, case).await?;
+    let scene = set(stage, case).await?;
     let order = MigrateVolume { keep_source: true, ..MigrateVolume::to(THERE) };
     let course = Course::of(&scene.pair.near, &order).await?;
     anyhow::ensure!(course.has_moved()?, "it was given up, although nobody wrote");
@@ -96,7 +99,7 @@ async fn under_guest(
     offline_seconds: f64,
 ) -> anyhow::Result<Sample> {
     let margin = stage.options.scale.margin();
-    let scene = Scene::set(stage, case).await?;
+    let scene = set(stage, case).await?;
     // N.B. it leaves a quarter of its disk alone: there is always something to compare.
     let guest = Guest::start(&scene.uri, case.size_bytes / 4 * 3, case.load, stage.folder)?;
     wait_for_guest(scene.pair.near.process_id()).await?;
@@ -108,47 +111,12 @@ async fn under_guest(
     let folders = scene.end_daemons().await?;
     let compared_bytes = match course.has_moved()? {
         // What was under way when the guest was ended is not in its log.
-        true => compared(&stores, case, &course, &requests, JOB.depth.into()).await?,
+        true => compared(&stores, JOB.block_bytes.into(), &course, &requests, JOB.depth.into()).await?,
         false => 0,
     };
     folders.into_iter().try_for_each(Folder::remove)?;
     let experiment = Experiment::Hosts.name();
     Ok(sample(experiment, column, case, offline_seconds, compared_bytes, &requests, course, margin))
-}
-
-/// Two hosts with a link, and the volume at the first.
-struct Scene {
-    pair: HostsPair,
-    folders: [Folder; 2],
-    uri: String,
-    /// There as long as this is.
-    _link: HostsLink,
-}
-
-impl Scene {
-    async fn set(stage: &Stage<'_>, case: &Case) -> anyhow::Result<Self> {
-        let image = stage.image(case.size_bytes).await?;
-        let folder = || Folder::create(stage.folder.root(), STORES);
-        let folders = [folder()?, folder()?];
-        let link = HostsLink::create(None, RATE)?;
-        let pair = HostsPair::start(&stage.options.bench.program, &folders, &link).await?;
-        let uri = copy_in(&pair.near, &image).await?;
-        Ok(Self { pair, folders, uri, _link: link })
-    }
-
-    /// Where the image is before, and where it is afterwards.
-    fn stores(&self) -> [PathBuf; 2] {
-        self.folders.each_ref().map(|folder| folder.path(STORES[0]))
-    }
-
-    async fn end_daemons(self) -> anyhow::Result<[Folder; 2]> {
-        self.pair.stop().await?;
-        Ok(self.folders)
-    }
-
-    async fn end(self) -> anyhow::Result<()> {
-        self.end_daemons().await?.into_iter().try_for_each(Folder::remove)
-    }
 }
 
 fn by_load(samples: &[Sample]) -> Vec<Figure> {

@@ -1,25 +1,22 @@
 //! One migration of an experiment: a daemon of its own, a guest before, during and after, and a comparison in the end.
 
 use std::ops::Range;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
-use api::{
-    Decisions, MigrateVolume, Migration, MigrationState, NewVolume, Phase, Round, VolumeSource, Watch,
-};
+use api::{MigrateVolume, MigrationState, Round};
 use serde::Serialize;
 use testbed::{Daemon, Folder};
 use tokio::time::sleep;
 
 use super::{BenchFolder, Column, Device, Holes, Scale, StrategiesOptions, fill};
 use crate::bench::guest::{Direction, Guest, Load, Moment, Requests, Spent, now_ms, wait_for_guest};
-use crate::bench::image::{Blocks, Compared, compare};
+use crate::bench::image::Blocks;
+use crate::bench::migration::{Course, Progressed, compare_copies, compared, copy_in};
 use crate::bench::server::NAME;
 use crate::demo::{Progress, STORES, start_daemon};
 
-/// How much earlier than recorded gates may have closed by the guest's clock: both round, and the record is made a little later.
-const SWITCH_SLACK_MS: u64 = 100;
 /// Time between two looks at a volume that still does something.
 const LOOK: Duration = Duration::from_millis(10);
 
@@ -44,17 +41,6 @@ pub(super) struct Case {
     pub(super) target: Device,
     /// Where it is on the x-axis.
     pub(super) x: f64,
-}
-
-/// How far a migration was.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Progressed {
-    /// Seconds since it was ordered.
-    pub seconds: f64,
-    /// Part of the image that was synchronised, 0 to 1.
-    pub fraction: f64,
-    /// Bytes copied until then.
-    pub bytes_copied: u64,
 }
 
 /// One migration.
@@ -121,75 +107,6 @@ impl Sample {
     pub(super) fn total_penalty(&self) -> f64 {
         let all = |spent: &[Spent; 2]| spent[0].iops + spent[1].iops;
         1.0 - all(&self.during) / all(&self.before)
-    }
-}
-
-/// When a migration did what, in milliseconds since 1970.
-pub(super) struct Course {
-    pub(super) begun_ms: u64,
-    pub(super) switched_ms: u64,
-    pub(super) ended_ms: u64,
-    pub(super) decisions: Decisions,
-    progress: Vec<Progressed>,
-    pub(super) ended: Migration,
-}
-
-impl Course {
-    /// Has `daemon` move the volume, and waits for the end, whatever that is.
-    ///
-    /// # Errors
-    /// What the daemon says.
-    pub(super) async fn of(daemon: &Daemon, order: &MigrateVolume) -> anyhow::Result<Self> {
-        let client = daemon.client();
-        let begun_ms = now_ms();
-        let mut progress = Vec::new();
-        let ordered = client.migrate(NAME, order).await.context("order the migration");
-        let mut seen = ordered.map_err(|error| daemon.with_log(error))?;
-        while !seen.state.has_ended() {
-            let now = now_ms();
-            progress.push(Progressed {
-                seconds: now.saturating_sub(begun_ms) as f64 / 1e3,
-                fraction: seen.fraction,
-                bytes_copied: seen.bytes_copied,
-            });
-            let watch = Watch { after: Some(seen.change), wait_ms: api::WAIT_MAX_MS };
-            seen = client.migration(&seen.id, watch).await.context("watch the migration")?;
-        }
-        let ended_ms = now_ms();
-        let history = daemon.history(&seen.id).await.and_then(|history| history.recording);
-        let history = history.context("nothing was recorded of the migration")?;
-        let closing = history.phases.iter().rev().find(|entered| entered.phase == Phase::Closing);
-        let closed_ms = closing.map_or(0.0, |entered| entered.at_ms.max(0.0)) as u64;
-        let switched_ms = (seen.started_unix_ms + closed_ms).saturating_sub(SWITCH_SLACK_MS);
-        let decisions = history.decisions;
-        Ok(Self { begun_ms, switched_ms, ended_ms, decisions, progress, ended: seen })
-    }
-
-    /// Makes sure that it ended at the target, or was given up for a reason that is a figure.
-    ///
-    /// # Errors
-    /// If it has failed in another way.
-    pub(super) fn has_moved(&self) -> anyhow::Result<bool> {
-        let Migration { state, failure, message, .. } = &self.ended;
-        let moved = *state == MigrationState::Moved;
-        ensure!(moved || failure.as_deref() == Some("not-converging"), "it failed: {message:?}");
-        Ok(moved)
-    }
-
-    /// From the order to its end.
-    pub(super) fn seconds(&self) -> f64 {
-        self.ended_ms.saturating_sub(self.begun_ms).max(1) as f64 / 1e3
-    }
-
-    /// What it was, for an error.
-    pub(super) fn told(&self) -> String {
-        let Self { begun_ms, switched_ms, ended_ms, .. } = self;
-        let at = |ms: u64| ms.saturating_sub(*begun_ms);
-        format!(
-            "the gates closed {} ms after the order, it ended after {} ms",
-            at(*switched_ms),
-            at(*ended_ms)
-        )
     }
 }
 
@@ -328,30 +245,14 @@ impl<'a> Stage<'a> {
         let unlogged = scene.writes().await?.saturating_sub(requests.writes());
         let folder = scene.end().await?;
         let images = [folder.path(STORES[0]), folder.path(STORES[1])];
+        let block_bytes = case.load.job.block_bytes.into();
         let compared_bytes = match course.has_moved()? {
-            true => compared(&images, case, &course, &requests, unlogged).await?,
+            true => compared(&images, block_bytes, &course, &requests, unlogged).await?,
             false => 0,
         };
         folder.remove()?;
         Ok(sample(experiment, column, case, offline_seconds, compared_bytes, &requests, course, margin))
     }
-}
-
-/// Makes the volume in a daemon's first store, a copy of an image; returns where it is served.
-///
-/// # Errors
-/// What the daemon says.
-pub(super) async fn copy_in(daemon: &Daemon, image: &Path) -> anyhow::Result<String> {
-    let image = image.to_str().context("the folder's name is no Unicode")?;
-    let source = VolumeSource::Create {
-        size_bytes: None,
-        store: Some(STORES[0].to_owned()),
-        image: Some(image.to_owned()),
-        format: None,
-    };
-    let order = NewVolume { name: NAME.to_owned(), source, export: api::ExportSettings::default() };
-    let made = daemon.client().create_volume(&order).await.context("make the volume");
-    Ok(made.map_err(|error| daemon.with_log(error))?.uri)
 }
 
 /// A daemon with the volume in its first store.
@@ -386,57 +287,6 @@ impl Scene {
     }
 }
 
-/// Compares the image that was kept of the source with that of the target, each the only one in its folder. They may differ in what
-/// the guest has written since the switch, and in so many writes that it did not log; returns in how many bytes they are equal.
-///
-/// # Errors
-/// If they differ in anything else.
-pub(super) async fn compared(
-    stores: &[PathBuf; 2],
-    case: &Case,
-    course: &Course,
-    requests: &Requests,
-    mut unlogged: u64,
-) -> anyhow::Result<u64> {
-    let mut except = requests.written_since(course.switched_ms);
-    let block_bytes = u64::from(case.load.job.block_bytes);
-    loop {
-        let compared = compare_copies(stores, except.clone()).await?;
-        let Some(offset) = compared.first_difference else { return Ok(compared.bytes) };
-        if unlogged == 0 {
-            let when = match requests.written_last(offset) {
-                None => "nobody wrote there".to_owned(),
-                Some(at) => {
-                    let before_ms = (course.switched_ms + SWITCH_SLACK_MS).saturating_sub(at);
-                    format!("by its clock the guest wrote there last {before_ms} ms before")
-                }
-            };
-            bail!("the target differs from the source at byte {offset}: {}; {when}", course.told());
-        }
-        unlogged -= 1;
-        except.add(offset / block_bytes * block_bytes, block_bytes);
-    }
-}
-
-async fn compare_copies([source, target]: &[PathBuf; 2], except: Blocks) -> anyhow::Result<Compared> {
-    let compared = compare(&only_image(source)?, &only_image(target)?, except).await?;
-    ensure!(
-        compared.bytes > 0 || compared.first_difference.is_some(),
-        "the guest has written every block since the switch: nothing could be compared"
-    );
-    Ok(compared)
-}
-
-fn only_image(store: &Path) -> anyhow::Result<PathBuf> {
-    for entry in std::fs::read_dir(store).context("look for an image")? {
-        let entry = entry.context("look for an image")?;
-        if entry.file_name().to_string_lossy().starts_with(NAME) {
-            return Ok(entry.path());
-        }
-    }
-    bail!("there is no image in {}", store.display())
-}
-
 #[expect(clippy::too_many_arguments, reason = "they are the parts of one sample")]
 pub(super) fn sample(
     experiment: &'static str,
@@ -448,8 +298,8 @@ pub(super) fn sample(
     course: Course,
     margin: Duration,
 ) -> Sample {
-    let seconds = course.seconds();
-    let Course { begun_ms, switched_ms, ended_ms, decisions, progress, ended } = course;
+    let (seconds, handed_over_seconds) = (course.seconds(), course.handed_over_seconds());
+    let Course { begun_ms, ended_ms, decisions, progress, ended, .. } = course;
     let moved = ended.state == MigrationState::Moved;
     let margin_ms = u64::try_from(margin.as_millis()).unwrap_or(u64::MAX);
     let spent = |span: Range<u64>| {
@@ -464,8 +314,7 @@ pub(super) fn sample(
         size_bytes: case.size_bytes,
         moved,
         message: ended.message.filter(|_| !moved),
-        handed_over_seconds: moved
-            .then(|| (switched_ms + SWITCH_SLACK_MS).saturating_sub(begun_ms) as f64 / 1e3),
+        handed_over_seconds,
         bytes_followed: decisions.bytes_followed,
         bytes_pulled: decisions.bytes_pulled,
         seconds,
