@@ -12,13 +12,22 @@
 //!
 //! A channel can be [boosted](PriorityBoost): what is less urgent than memory, and is queued on it or will be, goes before that. Its
 //! priority, and with it the credit that it uses, stays: what the peer keeps for long must not use up what a guest waits for.
+//!
+//! Guests' requests could fill a link for ever. They leave one part in [`OTHERS_SHARE`] of it to what is less urgent.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use crate::credit::{CLASSES, class, cost_of};
 use crate::frame::Acknowledgement;
-use crate::message::{ChannelId, Message, Order, Priority, PriorityBoost};
+use crate::message::{ChannelId, Message, Order, PAYLOAD_BYTES_MAX, Priority, PriorityBoost};
 use crate::sequence_set::SPAN_MAX;
+
+/// Of so many bytes of guests' requests one is owed to what is less urgent, and waits.
+const OTHERS_SHARE: i64 = 8;
+/// The most that is owed: what has not waited has no claim to a link that was busy before.
+const OWED_MAX: i64 = 64 << 10;
+/// The most that is taken in advance: what was sent while no guest asked for anything is soon forgotten.
+const ADVANCE_MAX: i64 = PAYLOAD_BYTES_MAX as i64;
 
 /// Names a connection of a session: a number that its dialler chose at random.
 pub(crate) type ConnectionId = u64;
@@ -55,10 +64,10 @@ enum Rank {
 }
 
 impl Rank {
-    /// All of them, the most urgent first.
-    const ALL: [Self; Priority::ALL.len() + 1] = [
-        Self::Of(Priority::Control),
-        Self::Of(Priority::Pulled),
+    /// Those that nothing goes before, the most urgent first.
+    const URGENT: [Self; 2] = [Self::Of(Priority::Control), Self::Of(Priority::Pulled)];
+    /// All others, the most urgent first.
+    const OTHERS: [Self; Priority::ALL.len() - 1] = [
         Self::Of(Priority::Synchronous),
         Self::Boosted,
         Self::Of(Priority::Memory),
@@ -89,6 +98,10 @@ pub(crate) struct Outgoing {
     granted: [u64; CLASSES],
     /// A queue that falls below this many bytes is told to be drained.
     low_water_bytes: u64,
+    /// Bytes that guests' requests owe to what is less urgent; negative: it has had more than its share of late.
+    owed: i64,
+    /// Connections that send to its end what they have begun of what is less urgent: it was its turn.
+    favoured: HashSet<ConnectionId>,
 }
 
 struct Sent {
@@ -118,6 +131,8 @@ impl Outgoing {
             spent: [0; CLASSES],
             granted: [0; CLASSES],
             low_water_bytes,
+            owed: 0,
+            favoured: HashSet::new(),
         }
     }
 
@@ -160,32 +175,68 @@ impl Outgoing {
         self.unacknowledged_bytes
     }
 
-    /// Tells a connection what is the most urgent, of what is queued and of what it has begun.
+    /// Tells a connection what to send: the most urgent, of what is queued and of what it has begun; now and then what is less
+    /// urgent than guests' requests before these.
     pub(crate) fn next(&mut self, connection: ConnectionId, begun: &UnderWay) -> Option<Next> {
-        Rank::ALL.into_iter().find_map(|rank| {
-            let begun_of = |priority: &Priority| {
-                begun[priority.index()].is_some_and(|channel| self.rank(channel, *priority) == rank)
-            };
-            if let Some(priority) = Priority::ALL.into_iter().find(begun_of) {
+        let [control, pulled] = Rank::URGENT;
+        self.next_of(control, connection, begun)
+            .or_else(|| self.next_in_turn(connection, begun))
+            .or_else(|| self.next_of(pulled, connection, begun))
+            .or_else(|| self.next_of_others(connection, begun))
+    }
+
+    /// What goes before guests' requests because they owe it that.
+    fn next_in_turn(&mut self, connection: ConnectionId, begun: &UnderWay) -> Option<Next> {
+        if self.favoured.remove(&connection) {
+            let is_begun =
+                |priority: &Priority| *priority > Priority::Pulled && begun[priority.index()].is_some();
+            if let Some(priority) = Priority::ALL.into_iter().find(is_begun) {
+                self.favoured.insert(connection);
                 return Some(Next::GoOn(priority));
             }
-            match rank {
-                Rank::Of(priority) => {
-                    let again = self.take_again(connection, priority);
-                    again.or_else(|| self.take_new(connection, rank)).map(Next::Begin)
-                }
-                Rank::Boosted => {
-                    let first = self.boosted_queue.front()?.priority();
-                    // Another channel's message is in its way.
-                    let is_free = begun[first.index()].is_none();
-                    if is_free {
-                        self.take_new(connection, rank).map(Next::Begin)
-                    } else {
-                        Some(Next::GoOn(first))
-                    }
+        }
+        let next = (self.owed > 0).then(|| self.next_of_others(connection, begun))??;
+        self.favoured.insert(connection);
+        Some(next)
+    }
+
+    fn next_of_others(&mut self, connection: ConnectionId, begun: &UnderWay) -> Option<Next> {
+        Rank::OTHERS.into_iter().find_map(|rank| self.next_of(rank, connection, begun))
+    }
+
+    fn next_of(&mut self, rank: Rank, connection: ConnectionId, begun: &UnderWay) -> Option<Next> {
+        let begun_of = |priority: &Priority| {
+            begun[priority.index()].is_some_and(|channel| self.rank(channel, *priority) == rank)
+        };
+        if let Some(priority) = Priority::ALL.into_iter().find(begun_of) {
+            return Some(Next::GoOn(priority));
+        }
+        match rank {
+            Rank::Of(priority) => {
+                let again = self.take_again(connection, priority);
+                again.or_else(|| self.take_new(connection, rank)).map(Next::Begin)
+            }
+            Rank::Boosted => {
+                let first = self.boosted_queue.front()?.priority();
+                // Another channel's message is in its way.
+                let is_free = begun[first.index()].is_none();
+                if is_free {
+                    self.take_new(connection, rank).map(Next::Begin)
+                } else {
+                    Some(Next::GoOn(first))
                 }
             }
-        })
+        }
+    }
+
+    /// Notes that so much is sent of a priority.
+    fn account(&mut self, priority: Priority, cost: u64) {
+        let cost = i64::try_from(cost).unwrap_or(i64::MAX);
+        self.owed = match priority {
+            Priority::Control => self.owed,
+            Priority::Pulled => self.owed.saturating_add(cost / OTHERS_SHARE).min(OWED_MAX),
+            _ => self.owed.saturating_sub(cost).max(-ADVANCE_MAX),
+        };
     }
 
     fn take_again(&mut self, connection: ConnectionId, priority: Priority) -> Option<Taken> {
@@ -217,6 +268,7 @@ impl Outgoing {
         let number = self.next_number;
         self.next_number += 1;
         self.spent[class] += cost;
+        self.account(priority, cost);
         let before = self.queued_bytes[place];
         self.queued_bytes[place] -= message.len() as u64;
         let drained = before >= self.low_water_bytes && self.queued_bytes[place] < self.low_water_bytes;
@@ -269,6 +321,7 @@ impl Outgoing {
 
     /// Takes back what a lost connection carried, so that the others send it; says how many messages that were.
     pub(crate) fn take_back(&mut self, connection: ConnectionId) -> usize {
+        self.favoured.remove(&connection);
         let lost = self.unacknowledged.iter_mut().filter(|(_, sent)| sent.carrier == Some(connection));
         let mut count = 0;
         for (number, sent) in lost {

@@ -31,7 +31,8 @@ impl ProgressWatch {
         if fraction >= 1.0 && !self.past_commit_point {
             return Some(format!("progress is {fraction} in {phase}, before the commit point"));
         }
-        if fraction >= 1.0 && progress.bytes_missing > 0 {
+        // N.B. a volume that is handed back has been whole, and progress never falls.
+        if phase == Phase::Filling && fraction >= 1.0 && progress.bytes_missing > 0 {
             return Some(format!(
                 "progress is {fraction} in {phase}, and {} bytes are missing",
                 progress.bytes_missing

@@ -174,3 +174,37 @@ fn ordered_messages_name_the_one_before_them_until_that_has_arrived() {
     outgoing.acknowledge(&news(3, &[], 0)).unwrap();
     assert_eq!(after(&mut outgoing), Some(0));
 }
+
+#[test]
+fn guests_requests_leave_a_part_of_the_link_to_what_is_less_urgent() {
+    const LENGTH: usize = 64 << 10;
+    let mut outgoing = with(&[]);
+    (0..200).for_each(|_| outgoing.push(message(Priority::Pulled, LENGTH)));
+    (0..40).for_each(|_| outgoing.push(message(Priority::Bulk, LENGTH)));
+    let taken: Vec<_> = (0..90).map(|_| take(&mut outgoing, 1).unwrap().1).collect();
+    let bulk = taken.iter().filter(|priority| **priority == Priority::Bulk).count();
+    assert!((9..=11).contains(&bulk), "one in nine messages: {taken:?}");
+    outgoing.push(message(Priority::Control, 10));
+    assert_eq!(take(&mut outgoing, 1).unwrap().1, Priority::Control, "nothing goes before that");
+}
+
+#[test]
+fn what_is_sent_in_its_turn_is_sent_to_its_end_and_then_it_is_the_guests_turn() {
+    let mut outgoing =
+        with(&[Priority::Pulled, Priority::Pulled, Priority::Pulled, Priority::Bulk, Priority::Bulk]);
+    assert_eq!(take(&mut outgoing, 1).unwrap().1, Priority::Pulled);
+    assert_eq!(take(&mut outgoing, 1).unwrap().1, Priority::Bulk, "it is owed");
+    assert_eq!(amid(&mut outgoing, ChannelId(1), Priority::Bulk), ("go on", Priority::Bulk));
+    assert_eq!(take(&mut outgoing, 1).unwrap().1, Priority::Pulled);
+    // It has had its turn: a request interrupts it.
+    assert_eq!(amid(&mut outgoing, ChannelId(1), Priority::Bulk), ("begin", Priority::Pulled));
+}
+
+#[test]
+fn what_has_had_the_link_for_itself_is_owed_nothing() {
+    let mut outgoing = with(&[]);
+    (0..4).for_each(|_| outgoing.push(message(Priority::Bulk, 1 << 20)));
+    (0..3).for_each(|_| assert_eq!(take(&mut outgoing, 1).unwrap().1, Priority::Bulk));
+    (0..100).for_each(|_| outgoing.push(message(Priority::Pulled, 64 << 10)));
+    (0..100).for_each(|_| assert_eq!(take(&mut outgoing, 1).unwrap().1, Priority::Pulled));
+}
