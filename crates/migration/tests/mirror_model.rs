@@ -494,3 +494,9 @@ proptest! {
         run(seed, 600, fault_percent, Mode::Rounds);
     }
 }
+
+/// It was met once: a mirror that had failed kept the deadline of its policy, and whoever drives it was called for ever.
+#[test]
+fn a_copying_that_has_stopped_has_no_deadline_that_is_never_met() {
+    run(656_053_786_680_962_609, 600, 19, Mode::Source);
+}

@@ -75,7 +75,9 @@ impl Copying {
 
     /// When `handle_timeout` is to be called, at the latest, and what is waited for.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
-        let deadlines = self.engine.deadlines().chain(self.policy.deadline(&self.engine));
+        // N.B. a policy is asked nothing any more once the copying has stopped, so it would not meet a deadline.
+        let of_policy = self.policy.deadline(&self.engine).filter(|_| !self.engine.is_stopped());
+        let deadlines = self.engine.deadlines().chain(of_policy);
         deadlines.chain(self.engine.gives_up_at()).min_by_key(|(at, _)| *at)
     }
 
