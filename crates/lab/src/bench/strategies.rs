@@ -66,7 +66,7 @@ pub struct Mover {
 pub enum Scale {
     /// Enough to judge by.
     Full,
-    /// In ten minutes.
+    /// In twelve minutes.
     Quick,
     /// In half a minute: no figure means anything, each is made.
     Tiny,

@@ -40,15 +40,21 @@ pub(super) async fn measure(stage: &mut Stage<'_>, progress: &mut Progress) -> a
     };
     // A guest that outruns the link makes it take long.
     let percents = if scale == Scale::Tiny { &PERCENT_OF_LINK[..1] } else { &PERCENT_OF_LINK };
-    let loads: Vec<_> =
-        percents.iter().map(|&percent| case(percent, size_bytes, percent as f64 / 100.0)).collect();
+    let part = |percent: u64| percent as f64 / 100.0;
+    let loads: Vec<_> = percents.iter().map(|&percent| case(percent, size_bytes, part(percent))).collect();
     let loads = under_guests(stage, &loads, progress).await.context("by load")?;
     let mut figures = by_load(&loads);
     if scale != Scale::Tiny {
+        let [percent, _] = PERCENT_OF_LINK;
+        let mebibytes = |size_bytes: u64| (size_bytes >> 20) as f64;
+        // The usual size has just been measured.
         let sizes = scale.quarters().iter().map(|quarters| size_bytes / 4 * quarters);
-        let sizes: Vec<_> =
-            sizes.map(|size_bytes| case(PERCENT_OF_LINK[0], size_bytes, (size_bytes >> 20) as f64)).collect();
-        figures.extend(by_size(&under_guests(stage, &sizes, progress).await.context("by size")?));
+        let sizes = sizes.filter(|other| *other != size_bytes);
+        let sizes: Vec<_> = sizes.map(|size| case(percent, size, mebibytes(size))).collect();
+        let mut sizes = under_guests(stage, &sizes, progress).await.context("by size")?;
+        let usual = loads.into_iter().filter(|sample| sample.x == part(percent));
+        sizes.extend(usual.map(|sample| Sample { x: mebibytes(sample.size_bytes), ..sample }));
+        figures.extend(by_size(&sizes));
     }
     Ok(figures)
 }

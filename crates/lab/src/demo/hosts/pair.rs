@@ -51,7 +51,8 @@ impl Pair {
     /// # Errors
     /// If one of them does not end in order.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        let (near, far) = tokio::join!(self.near.stop(), self.far.stop());
+        // N.B. one after the other: while the first one leads clients to the second, it waits for that.
+        let (near, far) = (self.near.stop().await, self.far.stop().await);
         near.with_context(|| format!("on host {}", NAMES[0]))?;
         far.with_context(|| format!("on host {}", NAMES[1]))
     }

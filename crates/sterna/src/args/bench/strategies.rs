@@ -18,7 +18,7 @@ pub(crate) struct BenchStrategiesArguments {
     /// How much is measured.
     #[arg(long, value_enum, default_value_t = BenchScale::Full)]
     scale: BenchScale,
-    /// As --scale quick: all of it in ten minutes.
+    /// As --scale quick: all of it in twelve minutes.
     #[arg(long, conflicts_with = "scale")]
     quick: bool,
     /// How often everything is measured; medians are taken of that.
@@ -52,7 +52,7 @@ pub(crate) struct BenchStrategiesArguments {
 pub(crate) enum BenchScale {
     /// Enough to judge by.
     Full,
-    /// All of it in ten minutes.
+    /// All of it in twelve minutes.
     Quick,
     /// All of it in half a minute: no figure means anything, each is made.
     Tiny,
@@ -101,5 +101,6 @@ Examples:
 
 An image is moved between two stores of this machine, by each strategy, while fio works on it; each store is slowed down, so that \
 they are two devices although there is one disk. Every migration is shown beside the time of an image that nobody used, and \
-beside the figures of the paper that compared such strategies first. It needs no root, leaves nothing behind, and needs fio \
+beside the figures of the paper that compared such strategies first. For \"hosts\" it is moved to a second daemon instead, over a \
+link that is slow, by those strategies as well that two hosts need. It needs no root, leaves nothing behind, and needs fio \
 (Debian: fio). Let the machine be idle meanwhile. Without --quick it takes about two hours.";
