@@ -123,7 +123,9 @@ fn what_would_hurt_a_volume_that_is_filled_is_refused_and_its_way_home_waits() {
             let refused = pair.alpha.sterna(arguments)?;
             ensure!(refused.code != 0, "{refused:?}");
         }
-        let home: Migration = pair.beta.ask(&["migrate", "v", "--to", "alpha:a", "--detach"])?;
+        // Handed over before all has come, what it lacks would be at neither host.
+        let order = ["migrate", "v", "--to", "alpha:a", "--strategy", "post-copy", "--detach"];
+        let home: Migration = pair.beta.ask(&order)?;
         ensure!(home.queue.as_ref().is_some_and(|place| place.reason.contains("alpha")), "{home:?}");
         guest::until_worked(&guest, WORK_REQUESTS)?;
         ensure!(filling(&pair.beta)?.is_some(), "none of that has changed anything");
@@ -143,7 +145,8 @@ fn what_a_lost_host_had_is_given_up_by_order_and_only_that() {
         hand_over(&pair.alpha, &pair.beta, "beta:a", &["--bandwidth", "1MiB/s"])?;
         let refused = pair.beta.sterna(["volume", "promote", "v", "--without-missing"])?;
         ensure!(refused.code != 0 && refused.stderr.contains("which answers"), "{refused:?}");
-        let waits: Migration = pair.beta.ask(&["migrate", "v", "--to", "alpha:a", "--detach"])?;
+        let order = ["migrate", "v", "--to", "alpha:a", "--strategy", "post-copy", "--detach"];
+        let waits: Migration = pair.beta.ask(&order)?;
         ensure!(waits.queue.as_ref().is_some_and(|place| place.reason.contains("alpha")), "{waits:?}");
         pair.beta.sterna(["migration", "cancel", &waits.id])?.success()?;
 

@@ -338,7 +338,7 @@ fn status_name(status: ExitStatus) -> String {
 
 fn outcome_name(outcome: &Outcome) -> &'static str {
     match outcome {
-        Outcome::Moved { .. } => "moved",
+        Outcome::Moved { .. } | Outcome::TakenBack => "moved",
         Outcome::Cancelled | Outcome::CancelledThere => "cancelled",
         Outcome::Failed { .. } => "failed",
         Outcome::HandedBack { .. } => "handed-back",

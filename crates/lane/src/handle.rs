@@ -184,6 +184,8 @@ pub struct IncomingOrder {
     pub recorded: Option<Box<MigrationState>>,
     /// What the volume lacks, by what was told before a restart; `None`: nothing was told, or nothing of that is left.
     pub missing: Option<Box<UnitMap>>,
+    /// The migration by which it left, if its owner lacks blocks and reads them in the store that it comes to.
+    pub takes_back: Option<MigrationId>,
 }
 
 /// The ways to the other host for a volume that comes.
@@ -212,8 +214,8 @@ pub struct FillingStoreOrder {
 pub struct OutgoingChannels {
     /// To the target's half, and to the store there.
     pub replica: PeerChannel,
-    /// To the volume at its new owner, for the clients that stay here.
-    pub owner: PeerChannel,
+    /// To the volume at its new owner, for the clients that stay here; `None`: the lane leads them there already.
+    pub owner: Option<PeerChannel>,
 }
 
 /// What a volume's lane is to a migration to another host.
@@ -346,6 +348,10 @@ pub(crate) enum Command {
         store: Option<ArrivingStore>,
         channels: IncomingChannels,
         role: IncomingRole,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
+    SetAside {
+        migration: MigrationId,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
     Attach {
@@ -493,6 +499,15 @@ impl LaneHandle {
     /// [`Refused::NotMigrating`], [`Refused::Ended`].
     pub async fn rest(&self, migration: MigrationId, rest: Rest) -> Result<(), Refused> {
         self.ask(|answer| Command::Rest { migration, rest, answer }).await?
+    }
+
+    /// Ends the driver of a migration whose volumes are their target's and lack blocks there, or the part that the volume takes in it.
+    /// What is missing goes on to be read here.
+    ///
+    /// # Errors
+    /// [`Refused::TooLate`]: it is not that far, or further; [`Refused::Ended`].
+    pub async fn set_aside(&self, migration: MigrationId) -> Result<(), Refused> {
+        self.ask(|answer| Command::SetAside { migration, answer }).await?
     }
 
     /// Takes the volume over without a COMMIT: only what is prepared, in the try that is named.

@@ -1,7 +1,8 @@
 //! What a volume was when it left, for its new owner: read-only, and unchanged until that lacks nothing.
 //!
 //! Before the handover it is what the volume is: a VM that waits at the target reads its disks there. It lies below all filters:
-//! what is read here is no guest's request.
+//! what is read here is no guest's request. While the volume comes back to it, other blocks of it are written than those that are
+//! read: its owner has these, and lacks those.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -56,6 +57,20 @@ impl Reservoir {
         self.has_left.set(false);
         self.served.take();
         self.open.replace(Some((migration, store)));
+    }
+
+    /// Goes on to let the target of a migration read a store, in which the volume comes back meanwhile.
+    pub fn reopen(&self, migration: MigrationId, store: Rc<dyn BlockDevice>) {
+        if self.store_of(migration).is_none() {
+            self.open(migration, store);
+            self.leave();
+        }
+    }
+
+    /// The store that the target of a migration reads.
+    pub fn store_of(&self, migration: MigrationId) -> Option<Rc<dyn BlockDevice>> {
+        let open = self.open.borrow();
+        open.as_ref().filter(|(of, _)| *of == migration).map(|(_, store)| Rc::clone(store))
     }
 
     /// Lets go of the store: what is asked for late finds nothing.
@@ -132,10 +147,7 @@ impl Reservoir {
 
 impl ReservoirStore {
     fn store(&self) -> Result<Rc<dyn BlockDevice>, IoError> {
-        match &*self.reservoir.open.borrow() {
-            Some((migration, store)) if *migration == self.migration => Ok(Rc::clone(store)),
-            _ => Err(IoError::Closed),
-        }
+        self.reservoir.store_of(self.migration).ok_or(IoError::Closed)
     }
 }
 

@@ -19,11 +19,13 @@ use block::engine::{Engine, EngineChoice, EngineError};
 use block::filter::Aligner;
 use block::{BlockDevice, Executor, Geometry, Handle, IoError, ZeroMode};
 use chronicle::{Chronicle, Epoch, MarkPolicy, StayId};
+use futures_channel::oneshot::Canceled;
 use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
+use futures_util::future::{Either, select};
 use migration::journal::Outcome;
 use migration::stay::Beginning;
-use migration::{MigrationId, PacingSettings};
+use migration::{MigrationId, PacingSettings, Phase};
 use tracing::info;
 
 use crate::chronicler::{Chronicler, Keeping};
@@ -198,6 +200,8 @@ struct CurrentMigration {
     followed: Cell<Option<MigrationId>>,
     /// The migration whose target is being opened; it has no driver yet.
     opening: Cell<Option<MigrationId>>,
+    /// Has the driver leave it where it is.
+    set_aside: RefCell<Option<oneshot::Sender<()>>>,
     /// Records it, or goes on to record the last one for a while.
     recorder: RefCell<Option<Rc<Recorder>>>,
     ended: Signal,
@@ -278,6 +282,12 @@ impl Lane {
                     let lane = Rc::clone(&self);
                     self.handle.spawn(async move {
                         let _ = answer.send(lane.come(&order, store, channels, role).await);
+                    });
+                }
+                Command::SetAside { migration, answer } => {
+                    let lane = Rc::clone(&self);
+                    self.handle.spawn(async move {
+                        let _ = answer.send(lane.set_aside(migration).await);
                     });
                 }
                 Command::Attach { channel, peer, own } => self.attach(channel, peer, own),
@@ -407,16 +417,38 @@ impl Lane {
     /// Runs a migration to its end, and its recorder a little longer.
     fn drive(&self, driver: SourceHandle, run: impl Future<Output = Outcome> + 'static) {
         self.migration.driver.replace(Some(driver));
+        let (set_aside, is_set_aside) = oneshot::channel();
+        self.migration.set_aside.replace(Some(set_aside));
         let current = Rc::clone(&self.migration);
         let recorder = current.recorder.borrow().clone();
         self.handle.spawn(async move {
-            run.await;
+            if let Either::Right((Err(Canceled), run)) = select(Box::pin(run), is_set_aside).await {
+                run.await;
+            }
             current.driver.replace(None);
             current.ended.notify();
             if let Some(recorder) = recorder {
                 recorder.record_after().await;
             }
         });
+    }
+
+    /// Ends the driver of a migration whose target has the volumes and lacks blocks; what it lacks it goes on to read.
+    async fn set_aside(&self, migration: MigrationId) -> Result<(), Refused> {
+        let current = &self.migration;
+        let phase = current.driver.borrow().as_ref().map(|driver| (driver.migration(), driver.phase()));
+        match phase {
+            Some((driven, Phase::Filling)) if driven == migration => {
+                if let Some(set_aside) = current.set_aside.take() {
+                    // One that ends meanwhile is as good.
+                    let _ = set_aside.send(());
+                }
+            }
+            Some((driven, _)) if driven == migration => return Err(Refused::TooLate(migration)),
+            _ => {}
+        }
+        current.ended.wait_for(|| (self.migration_under_way() != Some(migration)).then_some(())).await;
+        Ok(())
     }
 
     /// Checks that a migration may begin.

@@ -13,7 +13,7 @@
 //!                                                               went home to the peer; if the peer has brought it here
 //!                                                               again, by either migration
 //!   new owner      ask for nothing: it answers
-//!   filler         read what the source has of a volume         Copying, Released
+//!   filler         read what the source has of a volume         Copying, Released, until it is owned here again
 //! ```
 //! [`judge`] is a function of the journal alone, so what ends in the journal ends for lines that are open, too. Its answer
 //! holds until the journal changes.
@@ -21,7 +21,7 @@
 use chronicle::StayId;
 
 use crate::identity::{HostId, MigrationId, VolumeId, VolumeIndex};
-use crate::journal::{MigrationState, Outcome, Side, Stage, State};
+use crate::journal::{MigratingVolume, MigrationState, Outcome, Side, Stage, State};
 use crate::planted::{Bug, broken};
 
 /// What the peer claims to be, by the line that it uses.
@@ -146,8 +146,11 @@ pub fn judge(state: &State, peer: HostId, role: Role, request: Request) -> Resul
             if index != volume || index.as_usize() >= recorded.volumes.len() {
                 return Err(Denied::NotGiven);
             }
+            let is_here = |moving: &MigratingVolume| state.volumes.contains_key(&moving.volume);
             match recorded.stage {
-                Stage::Copying | Stage::Released(_) => Ok(()),
+                Stage::Copying => Ok(()),
+                // N.B. once it is owned here again what is read is of another time.
+                Stage::Released(_) if !recorded.volumes.get(index.as_usize()).is_some_and(is_here) => Ok(()),
                 _ => over(),
             }
         }

@@ -123,6 +123,10 @@ pub enum FillingEvent {
     /// The former host is lost, somebody says: nothing is fetched any more, and whoever reads what is missing is refused, and not
     /// held. It goes on being overwritten.
     MissingGivenUp,
+    /// What nobody waits for is not fetched for the time being: the volume is on its way to where all of it is.
+    Rest,
+    /// It is fetched again.
+    GoOn,
     /// What was to be noted is, or is not.
     Noted {
         /// What.
@@ -340,6 +344,8 @@ impl Filling {
             FillingEvent::Noted { note, result } => self.noted(now, note, result),
             FillingEvent::Recorded { recording, result } => self.recorded(now, recording, result),
             FillingEvent::MissingGivenUp => self.give_up_missing(),
+            FillingEvent::Rest => self.background.rest(true),
+            FillingEvent::GoOn => self.background.rest(false),
         }
         self.advance(now);
     }
@@ -351,6 +357,11 @@ impl Filling {
         self.fetches.retain(|_, fetch| fetch.storing.is_some());
         let runs: Vec<_> = self.missing.runs().collect();
         runs.into_iter().for_each(|run| self.refuse_readers(run));
+    }
+
+    /// What is missing.
+    pub fn missing(&self) -> &LayeredBitmap {
+        &self.missing
     }
 
     /// The first runs of what is missing.

@@ -109,6 +109,10 @@ pub enum Bug {
     RetiredBeforeWhole,
     /// 6: what is told to be missing is what was missing before the gate closed.
     ManifestOlderThanGate,
+    /// 7: what another host reads is deleted, as its volume has not come back into it.
+    ReservoirDiscarded,
+    /// 9: an image that lacks blocks is kept when its volume goes back, as one that lacks only what is written from then on.
+    HollowImageKept,
     /// 9: a copy at a third host, of which the volume's former host has told, is taken to lack only what it lacked then.
     ToldCopyForgetsWrites,
 }
@@ -167,6 +171,8 @@ impl Bug {
         Self::ReadPassesOverwriting,
         Self::RetiredBeforeWhole,
         Self::ManifestOlderThanGate,
+        Self::ReservoirDiscarded,
+        Self::HollowImageKept,
         Self::ToldCopyForgetsWrites,
     ];
 
@@ -224,6 +230,8 @@ impl Bug {
             Self::ReadPassesOverwriting => "read-passes-overwriting",
             Self::RetiredBeforeWhole => "retired-before-whole",
             Self::ManifestOlderThanGate => "manifest-older-than-gate",
+            Self::ReservoirDiscarded => "reservoir-discarded",
+            Self::HollowImageKept => "hollow-image-kept",
             Self::ToldCopyForgetsWrites => "told-copy-forgets-writes",
         }
     }

@@ -11,7 +11,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use crate::identity::{MigrationId, VolumeId};
+use crate::identity::{HostId, MigrationId, VolumeId};
 use crate::journal::MigratingVolume;
 
 /// How many migrations are under way at a time.
@@ -68,6 +68,9 @@ pub trait Wish: Clone {
 
     /// What it uses.
     fn need(&self) -> &Need;
+
+    /// The host that they go to, if all of them is copied there before it is handed over; `None`: to none, or with blocks missing.
+    fn is_copied_to(&self) -> Option<HostId>;
 }
 
 /// What is under way.
@@ -80,12 +83,16 @@ pub enum UnderWay {
         /// What it uses.
         need: Need,
     },
-    /// A volume lacks blocks that another host has. It counts for no limit, and does not move on meanwhile.
+    /// A volume lacks blocks that another host has. It counts for no limit, and moves meanwhile to no host but that one.
     Filling {
         /// Which.
         volume: VolumeId,
-        /// The other host, by name.
+        /// The other host …
+        peer: HostId,
+        /// … by name.
         from: String,
+        /// Those that came with it, itself included: they go back together, or not yet.
+        together: Vec<VolumeId>,
     },
 }
 
@@ -370,8 +377,15 @@ impl<W: Wish> Queue<W> {
 }
 
 fn claimant<W: Wish>(wish: &W, under_way: &[UnderWay]) -> Claimant {
+    let goes_back = |peer: &HostId, together: &[VolumeId]| {
+        wish.is_copied_to() == Some(*peer)
+            && wish.volumes().len() == together.len()
+            && wish.volumes().iter().all(|volume| together.contains(volume))
+    };
     let own_obstacle = under_way.iter().find_map(|other| match other {
-        UnderWay::Filling { volume, from } if wish.volumes().contains(volume) => {
+        UnderWay::Filling { volume, peer, from, together }
+            if wish.volumes().contains(volume) && !goes_back(peer, together) =>
+        {
             Some(Obstacle::Filling { from: from.clone() })
         }
         _ => None,

@@ -66,7 +66,9 @@ pub fn recover(state: &State) -> Vec<Step> {
         Side::OneHost => recover_one(state, id, migration),
         Side::Outgoing { .. } | Side::Incoming { .. } => recover_between(id, migration),
     });
-    steps.collect()
+    steps
+        .filter(|step| !matches!(step, Step::Discard(image) if state.is_reservoir(image.place.name())))
+        .collect()
 }
 
 /// What this host, from which the migration went out, answers to `message` of the host that it went to; `None`: nothing,
@@ -86,7 +88,7 @@ pub fn answer_as_source(
         return Some(ToTarget::Discard);
     }
     match &recorded.stage {
-        Stage::Ended(Outcome::Moved { .. }) => {
+        Stage::Ended(Outcome::Moved { .. } | Outcome::TakenBack) => {
             let generation = |moving: &crate::journal::MigratingVolume| {
                 let moved = state.moved.get(&moving.volume).filter(|moved| moved.migration == migration)?;
                 Some((moving.volume, moved.generation))

@@ -37,6 +37,7 @@ mod rogue;
 mod serving;
 mod session;
 mod stopping;
+mod taking_back;
 pub(crate) mod tally;
 mod vm;
 mod vm_note;

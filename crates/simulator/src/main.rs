@@ -160,6 +160,8 @@ impl Arguments {
                 | Bug::ReadPassesOverwriting
                 | Bug::RetiredBeforeWhole
                 | Bug::ManifestOlderThanGate
+                | Bug::ReservoirDiscarded
+                | Bug::HollowImageKept
         );
         // A copy that counts as whole although the owner's disk has lost something: seldom, unless all is copied beforehand.
         if bug == Bug::FailedFlushForgotten {

@@ -55,11 +55,16 @@ pub(crate) fn ended(migration: MigrationId, outcome: Outcome) -> Vec<Record> {
     vec![Record::MigrationEnded { migration, outcome, summary: Summary::default() }]
 }
 
+/// How a driver ends what it has; `None`: it does not, and was set aside.
+pub(crate) type Ends = oneshot::Receiver<Option<Outcome>>;
+
 /// Resolves when a driver has ended what it had; at once if there is none.
-pub(crate) async fn driver_ends(ends: &mut Option<oneshot::Receiver<Outcome>>) -> Event {
+pub(crate) async fn driver_ends(ends: &mut Option<Ends>) -> Event {
     match ends {
         Some(ends) => match ends.await {
-            Ok(outcome) => Event::DriverEnded(outcome),
+            Ok(Some(outcome)) => Event::DriverEnded(outcome),
+            // It was set aside.
+            Ok(None) => Event::DriverLost,
             // The daemon goes.
             Err(_) => pending().await,
         },

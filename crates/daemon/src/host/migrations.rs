@@ -26,4 +26,5 @@ pub(in crate::host) mod settled;
 pub(in crate::host) mod shared;
 pub(in crate::host) mod strategies;
 pub(in crate::host) mod survey;
+pub(in crate::host) mod taking_back;
 pub(in crate::host) mod together;

@@ -292,6 +292,7 @@ fn outcome(outcome: &Outcome) -> Value {
         }
         Outcome::HandedBack { detail } => json!({ "kind": "handed-back", "detail": detail }),
         Outcome::CancelledThere => json!({ "kind": "cancelled-there" }),
+        Outcome::TakenBack => json!({ "kind": "taken-back" }),
     }
 }
 

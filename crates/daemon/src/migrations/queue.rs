@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::{MigrateVolume, Migration};
 use migration::queue::{self, Need, QueueLimits, Turn, UnderWay, Withdrawal};
-use migration::{MigrationId, VolumeId};
+use migration::{HostId, MigrationId, VolumeId};
 use tokio::sync::watch;
 
 use crate::journal::now_unix_ms;
@@ -26,6 +26,8 @@ pub(crate) struct Wish {
     pub(crate) volumes: Vec<VolumeId>,
     /// What it uses.
     pub(crate) need: Need,
+    /// The host that all of it is copied to before it is handed over; `None`: there is none.
+    pub(crate) copied_to: Option<HostId>,
     /// As people see it while it waits; its place is added.
     pub(crate) shown: Box<Migration>,
 }
@@ -52,6 +54,10 @@ impl queue::Wish for Wish {
 
     fn need(&self) -> &Need {
         &self.need
+    }
+
+    fn is_copied_to(&self) -> Option<HostId> {
+        self.copied_to
     }
 }
 

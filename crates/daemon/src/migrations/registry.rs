@@ -210,7 +210,12 @@ impl Migrations {
             let filled = state.fillings.iter().filter(|(_, filling)| !filling.is_given_up);
             let filled = filled.map(|(volume, filling)| UnderWay::Filling {
                 volume: *volume,
+                peer: filling.peer,
                 from: filling.peer_name.clone(),
+                together: state
+                    .fillings_from(filling.peer, filling.remote)
+                    .map(|(volume, _)| volume)
+                    .collect(),
             });
             used.chain(filled).collect()
         })

@@ -54,6 +54,9 @@ pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: 
     shown
 }
 
+/// What is said of a migration whose volumes did not stay until all of them was there.
+const TAKEN_BACK: &str = "its volumes came back before all of them had followed";
+
 /// A migration that waits for its turn; its identity is added when it has one.
 pub(crate) fn queued(
     volume: &str,
@@ -145,7 +148,7 @@ fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Out
         shown.attempt = summary.attempts;
     }
     (shown.state, shown.guest) = match outcome {
-        Outcome::Moved { .. } => (MigrationState::Moved, GuestLocation::Target),
+        Outcome::Moved { .. } | Outcome::TakenBack => (MigrationState::Moved, GuestLocation::Target),
         Outcome::Cancelled | Outcome::CancelledThere => (MigrationState::Cancelled, GuestLocation::Source),
         // Behind the commit point a migration is completed or handed back, but does not fail.
         Outcome::Failed { .. } => (MigrationState::Failed, GuestLocation::Source),
@@ -156,12 +159,13 @@ fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Out
         Outcome::Moved { left_over } => Some(format!("left over: {left_over}")),
         Outcome::Cancelled => None,
         Outcome::CancelledThere => Some(cancelled_there(state)),
+        Outcome::TakenBack => Some(TAKEN_BACK.to_owned()),
         Outcome::Failed { detail, .. } | Outcome::HandedBack { detail } => Some(detail.clone()),
     };
     if let Outcome::Failed { code, .. } = outcome {
         shown.failure = Some(failure_name(*code).to_owned());
     }
-    if shown.state == MigrationState::Moved {
+    if shown.state == MigrationState::Moved && *outcome != Outcome::TakenBack {
         (shown.fraction, shown.bytes_missing) = (1.0, 0);
         shown.switch_over = (summary.gate_closed_us > 0).then(|| switch_over(summary));
     }
@@ -222,7 +226,9 @@ fn guest_at(stage: &Stage) -> GuestLocation {
         Stage::Copying | Stage::Prepared(_) | Stage::HandedBack | Stage::Discarding(_) => {
             GuestLocation::Source
         }
-        Stage::Released(_) | Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }) => GuestLocation::Target,
+        Stage::Released(_) | Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. } | Outcome::TakenBack) => {
+            GuestLocation::Target
+        }
         Stage::Ended(_) => GuestLocation::Source,
     }
 }

@@ -102,6 +102,8 @@ pub struct OutgoingVolume {
     pub lease: Option<Rc<HeldLease>>,
     /// What the target reads that it lacks; `None`: it is to lack nothing.
     pub reservoir: Option<Rc<Reservoir>>,
+    /// What it lacks here, if it goes back to the host that has that; `None`: it lacks nothing.
+    pub filling: Option<Rc<FillingStore>>,
 }
 
 /// The store that a volume goes to, as the source's half sees it.
@@ -206,6 +208,7 @@ impl PlannedVolume {
             to: None,
             lease: None,
             reservoir: None,
+            filling: None,
         };
         (leaving, coming)
     }

@@ -106,6 +106,10 @@ impl SourceVolume {
             rounds: RefCell::default(),
             events,
         });
+        if let Some(filling) = &part.leaving.filling {
+            // N.B. what comes from there from now on is of no use there.
+            filling.rest(Rest::Pause);
+        }
         if let Some(lease) = &part.leaving.lease {
             let lossy = Rc::downgrade(&part);
             lease.on_loss(Box::new(move || {
@@ -201,6 +205,14 @@ impl SourceVolume {
             SourceOrder::ServeFromSuccessor => {
                 self.has_left.set(true);
                 self.leave_reservoir();
+                if matches!(volume.home(), Home::Elsewhere(_)) {
+                    // A driver before this one has seen to it.
+                    volume.open();
+                    return;
+                }
+                if let Some(filling) = &self.leaving.filling {
+                    filling.leave();
+                }
                 let departed = self.leaving.to.and_then(|to| volume.chronicler().departs(to));
                 if let Some(successor) = &self.leaving.successor {
                     volume.change_hands(Home::Elsewhere(Rc::clone(successor)), volume.generation().next());
@@ -360,6 +372,15 @@ impl SourceVolume {
     }
 }
 
+impl Drop for SourceVolume {
+    /// Of a volume that has not gone back, what it lacks goes on to come.
+    fn drop(&mut self) {
+        if let Some(filling) = &self.leaving.filling {
+            filling.rest(Rest::Resume);
+        }
+    }
+}
+
 /// Flushes a volume's own store.
 async fn flush_own(volume: &Volume) -> FlushResult {
     let result = flush(&volume.store_for_us()).await;
@@ -416,12 +437,15 @@ fn start_copy(
     let in_place = leaving.volume.insert_mirror(Rc::clone(&copy));
     let begins = Rc::clone(&copy);
     let (chronicler, known) = (Rc::clone(leaving.volume.chronicler()), leaving.replica.known);
+    let filling = leaving.filling.clone();
     handle.spawn(async move {
         in_place.await;
         // Not before: what passed the mirror by is in the chronicle when it has ended.
-        match known.and_then(|(of, generation)| chronicler.lacking(of, generation)) {
-            Some(lacking) => begins.begin_with(&lacking),
-            None => begins.begin().await,
+        let lacking = known.and_then(|(of, generation)| chronicler.lacking(of, generation));
+        match (lacking, filling) {
+            (Some(lacking), None) => begins.begin_with(&lacking),
+            (None, None) => begins.begin().await,
+            (lacking, Some(filling)) => begins.begin_with(&filling.lacking_there(lacking, block_size)),
         }
     });
     copy

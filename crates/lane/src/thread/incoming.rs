@@ -23,7 +23,7 @@ use crate::handle::{IncomingChannels, IncomingOrder, IncomingRole, Promoted, Ref
 use crate::peer::head::Address;
 use crate::peer::{CallsOnly, Capabilities, Listener, PeerChannel, RpcChannel, Service};
 use crate::shared_storage::{ArrivingStore, LeasedImage};
-use crate::stack::GateMode;
+use crate::stack::{GateMode, Home};
 
 impl Lane {
     /// Takes part in a migration from another host, or goes on with one. Until the volume is this host's its gate is
@@ -37,10 +37,15 @@ impl Lane {
     ) -> Result<(), Refused> {
         self.check_idle()?;
         self.migration.opening.set(Some(order.migration));
-        let store = match store {
-            None => Ok((self.volume.store(), self.leased.take())),
-            Some(store) => store.into_device(&self.handle, &self.engine).await,
+        let reservoir = order.takes_back.and_then(|left_by| self.reservoir.store_of(left_by));
+        let store = match (reservoir, store) {
+            (Some(reservoir), _) => Ok((reservoir, None)),
+            (None, None) => Ok((self.volume.store(), self.leased.take())),
+            (None, Some(store)) => store.into_device(&self.handle, &self.engine).await,
         };
+        if let (Some(left_by), Ok((store, _))) = (order.takes_back, &store) {
+            self.reservoir.reopen(left_by, Rc::clone(store));
+        }
         let stay = StayId::Arrived(order.migration.0);
         let begun = self.volume.begin_stay(stay, order.generation, order.left_behind).await;
         self.migration.opening.set(None);
@@ -136,6 +141,7 @@ impl Lane {
         let (learner, rpc) = (Rc::clone(learner), Rc::clone(rpc));
         self.handle.spawn(async move {
             let outcome = driver.run().await;
+            lane.close_reservoir_of_owner();
             info!(%migration, ?outcome, "nothing is left to do here of a migration from another host");
             lane.migration.coming.replace(None);
             lane.migration.ended.notify();
@@ -152,7 +158,7 @@ impl Lane {
 
     /// Has the volume take part with the driver on another lane.
     fn join_incoming(
-        &self,
+        self: &Rc<Self>,
         order: &IncomingOrder,
         coming: IncomingVolume,
         participation: TargetParticipation,
@@ -163,16 +169,23 @@ impl Lane {
         let (trial_max, service) = (self.settings.mirror_wait_max, Rc::clone(service));
         let follows = participation.follow(handle, buffers, coming, trial_max, service);
         self.migration.followed.set(Some(order.migration));
-        let current = Rc::clone(&self.migration);
-        let handle = self.handle.clone();
+        let lane = Rc::clone(self);
         self.handle.spawn(async move {
             follows.await;
-            current.followed.set(None);
-            current.ended.notify();
+            lane.close_reservoir_of_owner();
+            lane.migration.followed.set(None);
+            lane.migration.ended.notify();
             // The source used the store until then, and may still tell of copies.
-            learner.has_learnt(&handle, &rpc).await;
+            learner.has_learnt(&lane.handle, &rpc).await;
             drop(rpc);
         });
+    }
+
+    /// What this host owns again is no other's reservoir.
+    fn close_reservoir_of_owner(&self) {
+        if matches!(self.volume.home(), Home::Here(_)) && self.volume.gate().mode() != GateMode::Hold {
+            self.reservoir.close();
+        }
     }
 
     /// Takes the volume over without a COMMIT.

@@ -26,6 +26,7 @@ use crate::peer::{
 };
 use crate::resuming::{self, Rhythm};
 use crate::shared_storage::{HeldLease, ReplicaStore, SharedImage};
+use crate::stack::Home;
 
 /// What a link is thought to carry, in bytes a second, when it is filled: 1.25 Gbit. A faster one that is long as well is
 /// not filled, a slower one has a longer queue.
@@ -50,8 +51,13 @@ impl Lane {
         let OutgoingChannels { replica: channel, owner } = channels;
         let rpc = RpcChannel::new(channel.channel);
         let (handle, volume) = (&self.handle, self.settings.volume);
-        let successor =
-            owner_elsewhere(handle, self.engine.buffers(), volume, owner, self.geometry_elsewhere());
+        let successor = match (owner, self.volume.home()) {
+            (Some(owner), _) => {
+                owner_elsewhere(handle, self.engine.buffers(), volume, owner, self.geometry_elsewhere())
+            }
+            (None, Home::Elsewhere(owner)) => owner,
+            (None, Home::Here(_)) => return Err(Refused::NotMigrating(order.migration)),
+        };
         let index = match &role {
             OutgoingRole::Drives(_) => VolumeIndex(0),
             OutgoingRole::Joins(participation) => participation.index(),
@@ -164,13 +170,16 @@ impl Lane {
         };
         let leaves_blocks = order.strategy.leaves_blocks();
         if leaves_blocks {
-            self.reservoir.open(order.migration, self.volume.store());
+            if self.reservoir.store_of(order.migration).is_none() {
+                self.reservoir.open(order.migration, self.volume.store());
+            }
             self.reservoir.set_rate(order.bandwidth_bytes_per_second);
             self.reservoir.rest(order.rest);
         }
         OutgoingVolume {
             volume: Rc::clone(&self.volume),
             reservoir: leaves_blocks.then(|| Rc::clone(&self.reservoir)),
+            filling: self.filling.borrow().clone().filter(|filling| filling.lacks_blocks()),
             replica: Replica {
                 bulk: store(RequestPriority::Bulk),
                 mirrored: store(RequestPriority::Mirrored),

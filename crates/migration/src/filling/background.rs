@@ -31,6 +31,8 @@ pub(super) struct Background {
     store_pause: Duration,
     /// When what could not be read is tried again.
     reread_at: Option<Duration>,
+    /// Nothing is fetched that nobody waits for.
+    rests: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +51,13 @@ impl Background {
             pause: None,
             store_pause: STORE_PAUSE,
             reread_at: None,
+            rests: false,
         }
+    }
+
+    pub(super) fn rest(&mut self, rests: bool) {
+        self.rests = rests;
+        self.tokens_at = None;
     }
 
     /// These units are asked for, or present.
@@ -131,7 +139,7 @@ impl Filling {
     /// Asks for what is next, as far as there is room for it.
     pub(super) fn fetch_rest(&mut self, now: Duration) {
         self.background.tokens_at = None;
-        if self.background.pause.is_some() {
+        if self.background.pause.is_some() || self.background.rests {
             return;
         }
         let pacing = self.settings.pacing.clone();

@@ -2,19 +2,27 @@
 //!
 //! ```text
 //!   source   Hollow + Released ─────────────────────────────────► Ended: the target has everything
+//!                      └─► the volumes come back into the images that they have left ─► Ended: taken back
 //!   target   Hollow + TargetPrepared ─► Owned: being filled ─► Filled
+//!                                             └─► Moved, back to where what is missing is
 //! ```
+//! Until a volume lacks nothing at its new owner, what its former owner has of it is a *reservoir*. It may come back there all the
+//! while: what is missing at the owner is in the reservoir, and what the reservoir lacks is at the owner, so that what is read there
+//! and what is written are never the same blocks. From the record that this has begun on the image is a mixture of two times. It is
+//! deleted by nobody, and owned only once all of it has come.
 //! None of it is in the snapshot, but in records of its own behind it: a snapshot cannot grow.
 
 use chronicle::StayId;
 use serde::{Deserialize, Serialize};
 
-use super::record::Record;
+use super::image::ImageLocation;
+use super::record::{Outcome, Record};
 use super::side::Side;
 use super::stage::Stage;
 use super::state::{MigrationState, State};
 use crate::filling::Manifest;
 use crate::identity::{Attempt, HostId, MigrationId, VolumeId, VolumeIndex};
+use crate::planted::{Bug, broken};
 
 /// A try at a handover in which blocks are left behind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -64,6 +72,22 @@ impl MigrationState {
         }
     }
 
+    /// Tells whether its volumes have left with blocks missing, and another migration brings them into the same images.
+    fn is_brought_back_by(&self, later: &Self) -> bool {
+        let (peer, from) = (self.side.peer(), later.side.peer());
+        let is_left = |place: &ImageLocation| self.volumes.iter().any(|left| left.source == *place);
+        self.leaves_blocks()
+            && matches!(later.side, Side::Incoming { .. })
+            && peer.map(|(peer, _)| peer) == from.map(|(from, _)| from)
+            && later.volumes.iter().any(|moving| is_left(&moving.target))
+    }
+
+    /// Tells whether the volumes have left this host, and its new owner lacks blocks.
+    fn leaves_blocks(&self) -> bool {
+        matches!((&self.side, &self.stage), (Side::Outgoing { .. }, Stage::Released(_)))
+            && self.hollow_now().is_some()
+    }
+
     /// Which of its volumes one is.
     fn index_of(&self, volume: VolumeId) -> Option<VolumeIndex> {
         let position = self.volumes.iter().position(|moving| moving.volume == volume)?;
@@ -83,6 +107,79 @@ impl State {
             .iter()
             .filter(move |(_, filling)| of_it(filling))
             .map(|(volume, filling)| (*volume, filling))
+    }
+
+    /// The migration by which these volumes, and no others, have left for `peer`, which reads here what they lack there; `None`: they
+    /// have not, or lack nothing.
+    pub fn reservoir_for(&self, peer: HostId, volumes: &[VolumeId]) -> Option<MigrationId> {
+        let mut reservoirs = self.unfinished().filter(|(id, leaving)| {
+            let is_of_peer = matches!(leaving.side, Side::Outgoing { peer: to, .. } if to == peer)
+                && leaving.leaves_blocks();
+            let left = |volume: &VolumeId| self.moved.get(volume).is_some_and(|moved| moved.migration == *id);
+            is_of_peer
+                && leaving.volumes.len() == volumes.len()
+                && leaving
+                    .volumes
+                    .iter()
+                    .all(|moving| volumes.contains(&moving.volume) && left(&moving.volume))
+        });
+        reservoirs.next().map(|(id, _)| id)
+    }
+
+    /// The migration that brings back what left by `leaving`, and is not over; `None`: nothing does.
+    pub fn taken_back_by(&self, leaving: MigrationId) -> Option<MigrationId> {
+        let left = self.migrations.get(&leaving)?;
+        let mut later = self.unfinished().filter(|(id, _)| *id > leaving);
+        later.find(|(_, later)| left.is_brought_back_by(later)).map(|(id, _)| id)
+    }
+
+    /// The migration that volumes which come by `migration` left by, if they come into the images that they have left then.
+    pub fn takes_back(&self, migration: MigrationId) -> Option<MigrationId> {
+        let brings = self.migrations.get(&migration)?;
+        let mut left = self.unfinished().filter(|(id, _)| *id < migration);
+        left.find(|(_, left)| left.is_brought_back_by(brings)).map(|(id, _)| id)
+    }
+
+    /// Tells whether another host reads in the image at `place` what it lacks of a volume: it is not deleted, whatever comes to nothing.
+    pub fn is_reservoir(&self, place: &str) -> bool {
+        let of_it = |id: &MigrationId, left: &MigrationState| {
+            let away = |volume: &VolumeId| self.moved.get(volume).is_some_and(|moved| moved.migration == *id);
+            left.leaves_blocks()
+                && left
+                    .volumes
+                    .iter()
+                    .any(|moving| moving.source.place.name() == place && away(&moving.volume))
+        };
+        self.unfinished().any(|(id, left)| of_it(&id, left)) && !broken(Bug::ReservoirDiscarded)
+    }
+
+    /// Whether the images that volumes leave are kept, if somebody wishes that: not if one of them lacks blocks, which come to no
+    /// image that its volume has left.
+    pub fn keeps_source(&self, is_wanted: bool, mut volumes: impl Iterator<Item = VolumeId>) -> bool {
+        is_wanted
+            && (broken(Bug::HollowImageKept) || !volumes.any(|volume| self.fillings.contains_key(&volume)))
+    }
+
+    /// A migration has ended, and its volumes are where it brought them. What was missing there need not follow any more.
+    pub(super) fn end_reservoirs(&mut self, at_unix_ms: u64, migration: MigrationId) {
+        let Some(state) = self.migrations.get(&migration) else { return };
+        match state.side {
+            Side::Incoming { .. } => {
+                let Some(left) = self.takes_back(migration).and_then(|id| self.migrations.get_mut(&id))
+                else {
+                    return;
+                };
+                left.stage = Stage::Ended(Outcome::TakenBack);
+                left.ended_unix_ms = Some(at_unix_ms);
+                left.hollow = None;
+            }
+            Side::Outgoing { .. } => {
+                let volumes: Vec<_> = state.volumes.iter().map(|moving| moving.volume).collect();
+                self.fillings
+                    .retain(|volume, _| !volumes.contains(volume) || self.volumes.contains_key(volume));
+            }
+            Side::OneHost => {}
+        }
     }
 
     /// The volumes are owned here since this try; if blocks were left behind in it, they are being filled.

@@ -247,6 +247,8 @@ pub enum Outcome {
     },
     /// Somebody cancelled it at the target's host; the volumes are at the source.
     CancelledThere,
+    /// The volumes were handed over with blocks missing, and came back to the source before these had followed.
+    TakenBack,
 }
 
 impl Outcome {
@@ -260,7 +262,7 @@ impl Outcome {
             Self::Failed { detail, .. } | Self::HandedBack { detail } => {
                 *detail = format!("{detail}; left over: {left_over}");
             }
-            Self::Cancelled | Self::CancelledThere => {}
+            Self::Cancelled | Self::CancelledThere | Self::TakenBack => {}
         }
         self
     }

@@ -213,8 +213,11 @@ impl State {
                 self.end_fillings(*migration);
                 self.volumes_return(*migration, generations)?;
             }
-            Record::MigrationEnded { migration, summary, .. } => {
+            Record::MigrationEnded { migration, outcome, summary } => {
                 self.advance(*migration, "ended", record)?;
+                if matches!(outcome, Outcome::Moved { .. }) {
+                    self.end_reservoirs(at_unix_ms, *migration);
+                }
                 let state = self.migration(*migration)?;
                 state.ended_unix_ms = Some(at_unix_ms);
                 state.summary = *summary;

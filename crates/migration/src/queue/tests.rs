@@ -13,6 +13,7 @@ const WAITING_MAX: usize = 100;
 struct Ordered {
     volumes: [VolumeId; 1],
     need: Need,
+    copied_to: Option<HostId>,
 }
 
 impl Wish for Ordered {
@@ -22,6 +23,10 @@ impl Wish for Ordered {
 
     fn need(&self) -> &Need {
         &self.need
+    }
+
+    fn is_copied_to(&self) -> Option<HostId> {
+        self.copied_to
     }
 }
 
@@ -34,7 +39,7 @@ fn needs(stores: &[&str]) -> Vec<Need> {
 }
 
 fn wish(volume: u8, stores: &str) -> Ordered {
-    Ordered { volumes: [VolumeId([volume; 16])], need: need(stores) }
+    Ordered { volumes: [VolumeId([volume; 16])], need: need(stores), copied_to: None }
 }
 
 fn judged(limits: QueueLimits, under_way: &[&str], waiting: &[&str]) -> String {
@@ -78,18 +83,37 @@ fn what_lacks_blocks_waits_and_holds_nobody_up() {
     assert_eq!(judged(limits, &["a"], &["ab*", "ab", "cd"]), "filling a go");
 
     let mut queue = Queue::new(LIMITS, WAITING_MAX);
-    let filling = || {
-        ["one", "two"]
-            .into_iter()
-            .zip(1..)
-            .map(|(from, volume)| UnderWay::Filling { volume: VolumeId([volume; 16]), from: from.to_owned() })
-    };
+    let filling =
+        || ["one", "two"].into_iter().zip(1..).map(|(from, volume)| filling(volume, from, &[volume]));
     let Turn::Later(place) = queue.ask(&wish(2, "a"), filling().collect()) else { panic!("it lacks blocks") };
     assert_eq!(place.obstacle, Some(Obstacle::Filling { from: "two".to_owned() }));
     assert!(queue.join(MigrationId(7), wish(2, "a")));
     assert!(queue.next(filling().collect()).is_empty());
     assert!(matches!(queue.ask(&wish(3, "a"), filling().collect()), Turn::Now(_)));
     assert_eq!(queue.next(filling().take(1).collect()).len(), 1, "it has all come");
+}
+
+#[test]
+fn what_lacks_blocks_goes_back_to_where_they_are_all_together() {
+    let back = |copied_to| Ordered { copied_to, ..wish(1, "a") };
+    let asked = |wish: &Ordered, together: &[u8]| {
+        let mut queue = Queue::new(LIMITS, WAITING_MAX);
+        matches!(queue.ask(wish, vec![filling(1, "one", together)]), Turn::Now(_))
+    };
+    assert!(asked(&back(Some(HostId([1; 32]))), &[1]));
+    assert!(!asked(&back(Some(HostId([2; 32]))), &[1]), "another host has nothing of what is missing");
+    assert!(!asked(&back(None), &[1]), "what it lacks would be missing at both");
+    assert!(!asked(&back(Some(HostId([1; 32]))), &[1, 2]), "one of two would stay");
+}
+
+/// A volume that came from host number 1.
+fn filling(volume: u8, from: &str, together: &[u8]) -> UnderWay {
+    UnderWay::Filling {
+        volume: VolumeId([volume; 16]),
+        peer: HostId([1; 32]),
+        from: from.to_owned(),
+        together: together.iter().map(|volume| VolumeId([*volume; 16])).collect(),
+    }
 }
 
 #[test]

@@ -46,6 +46,8 @@ pub enum Event {
     Ended(Result<(), CommitFault>),
     /// Where the VM is is noted, durably, or could not be.
     Noted(Result<(), String>),
+    /// What kept it from going on may be over.
+    LookAgain,
     /// Somebody wishes that it ends.
     Cancel,
 }

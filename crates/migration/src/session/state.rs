@@ -140,6 +140,10 @@ impl MigrationSession {
                 self.is_cancelled = true;
                 self.perhaps_give_up();
             }
+            (State::Interrupted { retry_at: Some(_) }, Event::LookAgain) => {
+                self.state = State::Interrupted { retry_at: None };
+                self.actions.push_back(Action::Recall);
+            }
             (State::Interrupted { .. }, Event::Recalled(stage)) => self.recalled(now, stage),
             (State::UnderWay, Event::DriverEnded(outcome)) => self.ended(outcome),
             (State::UnderWay, Event::DriverLost) => self.look_again(now),
@@ -348,6 +352,10 @@ impl MigrationSession {
 
     /// It has ended, durably.
     fn ended(&mut self, outcome: Outcome) {
+        if outcome == Outcome::TakenBack {
+            // Where everything is, the migration says that has brought it back.
+            return self.conclude(outcome);
+        }
         self.actions.push_back(Action::PlaceVolumes(outcome.clone()));
         self.note(outcome);
     }

@@ -16,6 +16,8 @@ pub(crate) enum Permission {
     Worthless,
     /// It is being copied to: it may be written and flushed, but serves nobody.
     Target,
+    /// It is being copied to, and another host reads here meanwhile what it lacks.
+    Refilled,
     /// It owns a volume.
     Owner,
 }
@@ -35,7 +37,7 @@ impl Permission {
             Self::Forbidden => false,
             Self::Reservoir => access == Access::Read,
             Self::Worthless | Self::Target => access != Access::Read,
-            Self::Owner => true,
+            Self::Owner | Self::Refilled => true,
         }
     }
 }
@@ -45,17 +47,34 @@ pub(crate) fn permission(state: &State, path: &str) -> Permission {
     let is = |image: &ImageLocation| image.place.name() == path;
     let owns = state.volumes.values().any(|volume| is(&volume.record.image));
     let mut target_of_failed = false;
+    let reads_here = |migration: &MigrationState| {
+        matches!((&migration.side, &migration.stage), (Side::Outgoing { .. }, Stage::Released(_)))
+            && migration.hollow_now().is_some()
+            && migration.volumes.iter().any(|moving| is(&moving.source))
+    };
+    let is_reservoir = !owns && state.migrations.values().any(reads_here);
+    let lacks = |migration: &MigrationState| {
+        migration.volumes.iter().any(|moving| state.fillings.contains_key(&moving.volume))
+    };
     for migration in state.migrations.values().rev() {
         let (source, target) = (
             migration.volumes.iter().any(|moving| is(&moving.source)),
             migration.volumes.iter().any(|moving| is(&moving.target)),
         );
         match &migration.stage {
+            Stage::Copying | Stage::Prepared(_) | Stage::HandedBack | Stage::Discarding(_)
+                if target && is_reservoir =>
+            {
+                return Permission::Refilled;
+            }
             Stage::Copying | Stage::Prepared(_) if target => return Permission::Target,
             Stage::HandedBack | Stage::Discarding(_) if target && !migration.side.has_source() => {
                 target_of_failed = true;
             }
+            Stage::Released(_) if source && owns => return Permission::Owner,
             Stage::Released(_) if source && migration.hollow_now().is_some() => return Permission::Reservoir,
+            // What is still fetched of what it lacked is right if it is handed back, and of no use otherwise.
+            Stage::Released(_) if source && lacks(migration) => return Permission::Worthless,
             // Past the commit point, and nobody owns the volumes yet.
             Stage::Released(_) if source || target => return Permission::Forbidden,
             Stage::Ended(_) if target && !owns => target_of_failed = true,

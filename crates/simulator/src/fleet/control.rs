@@ -81,7 +81,7 @@ impl Control for HostControl {
     }
 
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
-        self.file_work(image, SimHost::delete_image)
+        self.file_work(image, SimHost::discard_image)
     }
 
     fn stop_vm(

@@ -1,6 +1,6 @@
 //! Volumes that came with blocks missing: how their stores are opened, and what they hold with what is elsewhere.
 
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use block::BlockDevice;
 use block::filter::FlushDebt;
@@ -8,7 +8,7 @@ use lane::filling::{FillingStore, Missing, Surroundings};
 use lane::peer::{CallsOnly, RpcChannel, Service};
 use migration::filling::{FillingSettings, UNIT_BYTES, UnitMap};
 use migration::journal::VolumeFilling;
-use migration::{MigrationId, StayKey};
+use migration::{MigrationId, StayKey, VolumeId};
 
 use super::control::HostControl;
 use super::host::{SimHost, volume_id};
@@ -35,7 +35,12 @@ impl SimHost {
             buffers: self.buffers.clone(),
             control: HostControl::new(self, from),
         };
-        Some(FillingStore::new(surroundings, key, store, there, settings, missing))
+        let filling = FillingStore::new(surroundings, key, store, there, settings, missing);
+        self.with_serving(|serving| {
+            serving.fillings.resize(serving.fillings.len().max(index + 1), Weak::new());
+            serving.fillings[index] = Rc::downgrade(&filling);
+        });
+        Some(filling)
     }
 
     /// A start goes on with what it finds.
@@ -75,6 +80,15 @@ impl SimHost {
         self.handle.spawn(rpc.run(arrivals, nothing, Rc::new(CallsOnly)));
         self.with_serving(|serving| serving.reservoirs.insert(subject, Rc::clone(&rpc)));
         Some(rpc)
+    }
+
+    /// What a volume holds that has left here or is here, given what its own disk does; `None`: what it lacks is not known.
+    pub(super) fn left_whole(&self, volume: VolumeId, content: Vec<u64>) -> Option<Vec<u64>> {
+        let filling = self.journal().look(|state, _| state.fillings.get(&volume).cloned());
+        match filling {
+            None => Some(content),
+            Some(filling) => self.with_missing(usize::from(volume.0[0]) - 1, &filling, content),
+        }
     }
 
     /// What a volume holds, given what its own disk does.

@@ -49,6 +49,8 @@ pub(crate) struct Manner {
     pub(crate) pacing: PacingSettings,
     pub(crate) limits: TimeLimits,
     pub(crate) strategy: Strategy,
+    /// How volumes go back to what they lack.
+    pub(crate) strategy_back: Strategy,
     pub(crate) target_disk: DiskSettings,
     /// Of each volume where it is made …
     pub(crate) block_sizes: Vec<BlockSize>,
@@ -190,6 +192,7 @@ impl Manner {
             pacing: plan.pacing.clone(),
             limits: TimeLimits { switch_over_max: SWITCH_OVER_MAX, ..scenario.limits },
             strategy: scenario.rounds_away.unwrap_or(strategy),
+            strategy_back: strategy,
             target_disk: DiskSettings { latency: plan.target_latency, ..scenario.volumes[0].disk.clone() },
             block_sizes: scenario.volumes.iter().map(|volume| volume.block_size).collect(),
             geometries,
@@ -503,8 +506,18 @@ impl SimHost {
         if owns {
             self.world.violated("owner", || format!("{path} is deleted, and owns a volume"));
         }
+        if self.journal.look(|acknowledged, _| permission(acknowledged, path)) == Permission::Refilled {
+            self.world.violated("owner", || format!("{path} is deleted, and another host reads it"));
+        }
         if let Some(stage) = self.journal.look(|acknowledged, _| counts_upon(acknowledged, path)) {
             self.world.violated("owner", || format!("{path} is deleted, and the journal says {stage:?}"));
+        }
+    }
+
+    /// Deletes an image of which nothing is promised, if nobody reads it either.
+    pub(super) fn discard_image(&self, path: &str) {
+        if !self.journal.look(|state, _| state.is_reservoir(path)) {
+            self.delete_image(path);
         }
     }
 

@@ -9,7 +9,7 @@ use futures_channel::oneshot;
 use lane::peer::head::Address;
 use lane::stack::GateMode;
 use lane::{Control, Home, IncomingGroup, IncomingVolume, Learner, TargetContent, TargetDriver, TargetPlan};
-use migration::journal::{FailureCode, MigrationState, Outcome, Record, Side, Stage, State};
+use migration::journal::{FailureCode, MigrationState, Record, Side, Stage, State};
 use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
 use migration::source::Moves;
 use migration::wire::Message;
@@ -21,9 +21,10 @@ use super::link::Subject;
 use super::listener::send;
 use super::place::Place;
 use super::serving::Resumed;
+use super::taking_back::SetAside;
 use super::vm_note::VmNote;
 use crate::disk;
-use crate::session::{PATIENCE, Work, driver_ends, recorded};
+use crate::session::{Ends, PATIENCE, Work, driver_ends, recorded};
 
 /// Of so many of a hundred arrivals a step fails.
 const FAILS_PERCENT: u64 = 3;
@@ -67,8 +68,12 @@ struct IncomingMigration {
     id: Option<MigrationId>,
     /// A driver had it, or a restart goes on with it.
     is_resumed: bool,
+    /// The migration that they left by, if they come into the images that they have left then.
+    takes_back: Option<MigrationId>,
+    /// The driver of that one, until its session may know that it has none.
+    set_aside: Option<SetAside>,
     /// How the driver ends it.
-    ends: Option<oneshot::Receiver<Outcome>>,
+    ends: Option<Ends>,
 }
 
 impl Work for IncomingMigration {
@@ -111,13 +116,17 @@ impl IncomingMigration {
     /// Makes durable that it begins.
     async fn record(&mut self) -> Event {
         let Some((offered, there)) = &self.offered else { return Event::Done(Step::Record, Ok(())) };
-        let (id, started) = self.host.arrives((self.from, self.remote), offered, there);
+        let (id, started) = self.host.arrives((self.from, self.remote), offered, there, self.takes_back);
         let committed = self.host.journal().commit(vec![started]).await;
+        drop(self.set_aside.take());
         self.id = Some(id);
         recorded(committed)
     }
 
     async fn perform(&mut self, step: Step) -> Result<(), Failure> {
+        if let (Step::MakeRoom, Some(left_by)) = (step, self.takes_back) {
+            self.set_aside = Some(self.host.set_aside(left_by).await?);
+        }
         let Some(id) = self.id else { return Ok(()) };
         let recorded = self.host.journal().look(|state, _| state.migrations.get(&id).cloned());
         let Some(recorded) = recorded else { return Ok(()) };
@@ -170,7 +179,8 @@ impl SimHost {
             }
             None => {}
         }
-        if !self.has_nothing_to_do() || !self.owners().1.is_empty() {
+        let takes_back = self.may_take_back(from, offered);
+        if takes_back.is_none() && (!self.has_nothing_to_do() || !self.owners().1.is_empty()) {
             return Taken::NotYet;
         }
         let branch = source.journal().look(|state, _| source.branch_in(state));
@@ -187,6 +197,8 @@ impl SimHost {
             has_vm,
             id: None,
             is_resumed: false,
+            takes_back,
+            set_aside: None,
             ends: None,
         };
         self.run_session(MigrationSession::new(Role::Target, has_vm, PATIENCE), work);
@@ -204,6 +216,8 @@ impl SimHost {
             has_vm,
             id: Some(id),
             is_resumed: true,
+            takes_back: None,
+            set_aside: None,
             ends: None,
         };
         self.run_session(MigrationSession::resume(Role::Target, has_vm, PATIENCE), work);
@@ -215,8 +229,10 @@ impl SimHost {
         (from, remote): (Place, MigrationId),
         offered: &MigrationState,
         there: &State,
+        takes_back: Option<MigrationId>,
     ) -> (MigrationId, Record) {
-        let records = offered.volumes.iter().filter_map(|moving| {
+        let volumes = self.places_for(&offered.volumes, takes_back);
+        let records = volumes.iter().filter_map(|moving| {
             let mut record = there.volumes.get(&moving.volume)?.record.clone();
             record.image = moving.target.clone();
             Some(record)
@@ -227,7 +243,7 @@ impl SimHost {
             remote,
             volumes: records.collect(),
         };
-        let (id, volumes) = (self.next_migration(), offered.volumes.clone());
+        let id = self.next_migration();
         (id, Record::MigrationStarted { migration: id, volumes, keep_source: false, side })
     }
 
@@ -236,7 +252,7 @@ impl SimHost {
         let volumes =
             self.journal().look(|state, _| state.migrations.get(&id).map(|known| known.volumes.clone()));
         for moving in volumes.into_iter().flatten() {
-            self.delete_image(moving.target.place.name());
+            self.discard_image(moving.target.place.name());
         }
     }
 
@@ -254,9 +270,10 @@ impl SimHost {
 
     /// Makes the images of volumes that come, or takes those that an earlier stay has left.
     fn make_images(&self, subject: Subject, recorded: &MigrationState) {
+        let left = self.left_in_place(recorded);
         let make = |(index, moving): (usize, &migration::journal::MigratingVolume)| {
             let path = moving.target.place.name();
-            match self.take_kept(moving.volume, path) {
+            match left.clone().or_else(|| self.take_kept(moving.volume, path)) {
                 Some(left) => Accepted { content: TargetContent::Unknown, replica: Some(left) },
                 None => {
                     self.make_image(path, index);
@@ -276,7 +293,7 @@ impl SimHost {
         resumed: Resumed,
         keeps: bool,
         moves: Moves,
-    ) -> Option<oneshot::Receiver<Outcome>> {
+    ) -> Option<Ends> {
         let stay = StayId::Arrived(id.0);
         let coming = self.wait_for_volumes(stay, recorded, resumed, (from, remote))?;
         let left_behind = keeps.then_some(ReplicaOf::Host { host: from.host().0, departure: remote.0 });
@@ -298,6 +315,13 @@ impl SimHost {
         source: (Place, MigrationId),
     ) -> Option<Vec<IncomingVolume>> {
         let mut waiting = Vec::new();
+        let takes_back = match stay {
+            StayId::Arrived(id) => self.journal().look(|state, _| state.takes_back(MigrationId(id))),
+            StayId::Made => None,
+        };
+        if let Some(left_by) = takes_back {
+            self.reopen_reservoirs(source.0, left_by, recorded);
+        }
         for ((index, moving), generation) in recorded.volumes.iter().enumerate().zip(generations_of(recorded))
         {
             let path = moving.target.place.name();
@@ -326,7 +350,7 @@ impl SimHost {
             self.with_serving(|serving| serving.volumes[index] = Some(Rc::clone(&volume)));
             self.offer_to_clients(index);
             let store = FlushDebt::new(store);
-            let filling = match self.manner.leaves_blocks() {
+            let filling = match self.manner.leaves_blocks() && takes_back.is_none() {
                 false => None,
                 true => {
                     let key = StayKey { volume: moving.volume, stay };
@@ -351,7 +375,7 @@ impl SimHost {
         resumed: Resumed,
         mut coming: Vec<IncomingVolume>,
         moves: Moves,
-    ) -> Option<oneshot::Receiver<Outcome>> {
+    ) -> Option<Ends> {
         let subject = Subject::Migration(from, remote);
         let channel = self.channel(from, subject)?;
         for (index, coming) in coming.iter().enumerate() {
@@ -399,7 +423,7 @@ impl SimHost {
             me.world.say(|| format!("{}: incoming {id} ended: {outcome:?}", me.place));
             me.with_serving(|serving| serving.target.replace(None));
             // The session may have gone with the daemon.
-            let _ = ended.send(outcome);
+            let _ = ended.send(Some(outcome));
         });
         Some(ends)
     }

@@ -25,7 +25,7 @@ use super::host::SimHost;
 use super::tally::Event as Tallied;
 use crate::disk;
 use crate::scenario::MigrationPlan;
-use crate::session::{PATIENCE, Work, driver_ends, recorded};
+use crate::session::{Ends, PATIENCE, Work, driver_ends, recorded};
 use crate::world::Stop;
 
 /// In how many of a hundred cases a step cannot be done.
@@ -46,7 +46,7 @@ struct LocalMigration {
     id: MigrationId,
     moving: Vec<MigratingVolume>,
     /// What the driver ends with, once there is one.
-    ends: Option<oneshot::Receiver<Outcome>>,
+    ends: Option<Ends>,
 }
 
 impl SimHost {
@@ -178,7 +178,7 @@ impl LocalMigration {
             let outcome = driver.run().await;
             host.local_driver_ended();
             // The session may have gone with the daemon.
-            let _ = ending.send(outcome);
+            let _ = ending.send(Some(outcome));
         });
         Ok(())
     }

@@ -28,6 +28,8 @@ const LOOK_LATER: Duration = Duration::from_millis(25);
 const LATER: Duration = Duration::from_secs(8);
 /// Of a hundred looks at something that could be done, in so many it is.
 const BEGINS_PERCENT: [u64; 3] = [30, 30, 4];
+/// At how many of a hundred looks at volumes that lack blocks somebody brings them back.
+const GOES_BACK_PERCENT: u64 = 4;
 const PROMOTES_PERCENT: [u64; 3] = [4, 4, 40];
 /// Between hosts: how many migrations go to another store of the same host …
 const WITHIN: [u32; 5] = [0, 0, 0, 1, 3];
@@ -151,6 +153,7 @@ impl Fleet {
     /// Sees to a branch whose volumes rest: they, or its guests, go elsewhere.
     fn see_to(self: &Rc<Self>, branch: &Branch, branches: &[Rc<Branch>]) {
         let Some(owner) = self.hosts.iter().find(|host| host.owns(branch.number)) else { return };
+        self.perhaps_go_back(branch, owner);
         if !owner.is_up() || !owner.has_nothing_to_do() {
             return;
         }
@@ -201,6 +204,21 @@ impl Fleet {
         if let Some(vm) = self.vm.as_ref().filter(|_| branch.number == TRUNK) {
             vm.settle(owner.place);
         }
+        owner.begin_migration(target);
+    }
+
+    /// Volumes that lack blocks go back to the host that has these.
+    fn perhaps_go_back(&self, branch: &Branch, owner: &Rc<SimHost>) {
+        // Of two branches one would wait for ever for what the other has written over.
+        let may =
+            owner.is_up() && !self.operators.may_force() && self.vm.is_none() && branch.goes.get().is_none();
+        let left = self.operators.migrations_left.get();
+        let Some(target) = owner.may_go_back_to().filter(|_| may && left > 0) else { return };
+        if !self.hears(owner, target) || !self.random.borrow_mut().percent(GOES_BACK_PERCENT) {
+            return;
+        }
+        self.operators.migrations_left.set(left - 1);
+        self.tally(Event::GoesBack);
         owner.begin_migration(target);
     }
 

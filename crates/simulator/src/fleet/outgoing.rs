@@ -6,6 +6,7 @@ use std::time::Duration;
 use block::{BlockDevice, Geometry, ZeroMode};
 use chronicle::{Generation, ReplicaOf, StayId};
 use futures_channel::oneshot;
+use futures_util::future::{Either, select};
 use lane::peer::head::Address;
 use lane::peer::{CallsOnly, PeerStore, RequestPriority, RpcChannel, Service};
 use lane::reservoir::Reservoir;
@@ -29,9 +30,10 @@ use super::link::Subject;
 use super::listener::send;
 use super::place::Place;
 use super::serving::{Channel, SourceHalf};
+use super::taking_back::{GOES_BACK, SetAside, goes_back};
 use super::vm_note::VmNote;
 use crate::disk;
-use crate::session::{PATIENCE, Work, driver_ends, recorded};
+use crate::session::{Ends, PATIENCE, Work, driver_ends, recorded};
 
 /// Pause before the other host is asked again to take a migration.
 const ASK_AGAIN: Duration = Duration::from_millis(30);
@@ -58,7 +60,7 @@ struct OutgoingMigration {
     /// A driver had it, or a restart goes on with it: the journal says how far it is.
     is_resumed: bool,
     /// How the driver ends it.
-    ends: Option<oneshot::Receiver<Outcome>>,
+    ends: Option<Ends>,
 }
 
 impl Work for OutgoingMigration {
@@ -78,7 +80,10 @@ impl Work for OutgoingMigration {
                 self.host.cancel_driver();
                 return None;
             }
-            Action::Conclude(_) => {
+            Action::Conclude(outcome) => {
+                if outcome == Outcome::TakenBack {
+                    self.host.tally(super::tally::Event::TakenBack);
+                }
                 self.host.check_concluded(self.id?);
                 return None;
             }
@@ -185,7 +190,10 @@ impl SimHost {
     fn started(&self, target: Place) -> (MigrationId, Record) {
         let id = self.next_migration();
         let state = self.journal().acknowledged();
-        let keep_source = self.random.borrow_mut().percent(self.manner.keep_percent);
+        let goes_back = state.fillings.values().any(|filling| filling.peer == target.host());
+        // N.B. an image that lacks blocks is worth nothing once its volume has left.
+        let is_wanted = self.random.borrow_mut().percent(self.manner.keep_percent);
+        let keep_source = state.keeps_source(is_wanted, state.volumes.keys().copied());
         let (here, there) = (self.place.letter(), target.letter());
         let moving = (0..self.manner.block_sizes.len()).filter_map(|index| {
             let volume = state.volumes.get(&volume_id(index))?;
@@ -199,7 +207,7 @@ impl SimHost {
         let side = Side::Outgoing {
             peer: target.host(),
             peer_name: there.to_string(),
-            store: there.to_string(),
+            store: if goes_back { GOES_BACK.to_owned() } else { there.to_string() },
             forwarding: Forwarding::Always,
         };
         let volumes = moving.collect();
@@ -251,6 +259,9 @@ impl SimHost {
 
     /// Whether lanes can take a migration now.
     fn can_begin(self: &Rc<Self>, id: MigrationId, recorded: Option<&MigrationState>) -> Result<(), Failure> {
+        if self.journal().look(|state, _| state.taken_back_by(id).is_some()) {
+            return Err(internal("its volumes are coming back".to_owned()));
+        }
         let Some(recorded) = recorded else {
             return self.perhaps_fails(REFUSED_PERCENT, "a lane has something else to do");
         };
@@ -298,7 +309,7 @@ impl SimHost {
         moves: Moves,
         recorded: Option<&MigrationState>,
         accepted: &[Accepted],
-    ) -> Option<oneshot::Receiver<Outcome>> {
+    ) -> Option<Ends> {
         let state = self.journal().acknowledged();
         let known = state.migrations.get(&id)?;
         let peer = known.side.peer().map(|(peer, _)| Place::of(peer))?;
@@ -306,12 +317,10 @@ impl SimHost {
         let mut volumes = self.leaving_volumes(known, recorded, accepted, peer, &channel)?;
         let remembered: Vec<_> =
             volumes.iter().map(|leaving| (Rc::clone(&leaving.volume), leaving.replica.known)).collect();
-        self.world.copies_by(self.manner.strategy);
-        let copying = CopySettings {
-            pacing: self.manner.pacing.clone(),
-            limits: self.manner.limits,
-            strategy: self.manner.strategy,
-        };
+        self.world.copies_by(self.strategy_of(known));
+        let strategy = self.strategy_of(known);
+        let copying =
+            CopySettings { pacing: self.manner.pacing.clone(), limits: self.manner.limits, strategy };
         let copies = recorded.is_none_or(|recorded| recorded.stage == Stage::Copying);
         let (mut group, mut followers) = (OutgoingGroup::default(), Vec::new());
         for leaving in volumes.split_off(1) {
@@ -341,7 +350,8 @@ impl SimHost {
             Some(recorded) => SourceDriver::resume(handle, control, buffers, plan, post, recorded),
         };
         let (driver, source) = made?;
-        let half = SourceHalf { subject, driver: source, followers };
+        let (set_aside, is_set_aside) = oneshot::channel::<oneshot::Sender<SetAside>>();
+        let half = SourceHalf { subject, driver: source, followers, set_aside: Some(set_aside) };
         self.with_serving(|serving| serving.source.replace(Some(half)));
         if copies {
             self.enter_copying();
@@ -349,7 +359,14 @@ impl SimHost {
         remembered.into_iter().for_each(|(volume, known)| self.remember(id, volume, known));
         let (me, (ended, ends)) = (Rc::clone(self), oneshot::channel());
         self.handle.spawn(async move {
-            let outcome = driver.run().await;
+            let (outcome, asked) = match select(Box::pin(driver.run()), is_set_aside).await {
+                Either::Left((outcome, _)) => (Some(outcome), None),
+                Either::Right((Ok(asked), run)) => {
+                    drop(run);
+                    (None, Some(asked))
+                }
+                Either::Right((Err(_), run)) => (Some(run.await), None),
+            };
             me.world.say(|| format!("{}: outgoing {id} ended: {outcome:?}", me.place));
             me.world.note("migration ended", id.0, 0);
             me.world.set_phase(None);
@@ -358,8 +375,11 @@ impl SimHost {
             if let Some(fleet) = me.fleet() {
                 fleet.draw_kill_after_end(me.place);
             }
-            // The session may have gone with the daemon.
-            let _ = ended.send(outcome);
+            // Either may have gone with the daemon.
+            match asked {
+                Some(asked) => drop(asked.send(SetAside::new(ended))),
+                None => drop(ended.send(outcome)),
+            }
         });
         Some(ends)
     }
@@ -421,7 +441,8 @@ impl SimHost {
                     self.tally(super::tally::Event::ReturnFromFurther);
                 }
             }
-            let leaves_blocks = self.manner.leaves_blocks();
+            let leaves_blocks = self.manner.leaves_blocks() && !goes_back(known);
+            let filling = self.filling_of(index);
             let replica = Replica {
                 bulk: store(RequestPriority::Bulk),
                 mirrored: store(RequestPriority::Mirrored),
@@ -454,6 +475,7 @@ impl SimHost {
                 to: Some(peer.host()),
                 lease,
                 reservoir,
+                filling,
             });
         }
         self.offer_reservoirs(peer, id, &leaving);
@@ -468,8 +490,15 @@ impl SimHost {
 
     /// Lets the target read what it lacks.
     fn offer_reservoirs(&self, peer: Place, id: MigrationId, leaving: &[OutgoingVolume]) {
+        let reservoirs: Vec<_> = leaving.iter().filter_map(|leaving| leaving.reservoir.clone()).collect();
+        self.offer_reservoirs_of(peer, id, &reservoirs);
+    }
+
+    /// The same, of these reservoirs.
+    pub(super) fn offer_reservoirs_of(&self, peer: Place, id: MigrationId, reservoirs: &[Rc<Reservoir>]) {
         let subject = Subject::Reservoir(self.place, id);
-        if leaving.iter().all(|leaving| leaving.reservoir.is_none()) {
+        let is_offered = self.with_serving(|serving| serving.reservoirs.contains_key(&subject));
+        if reservoirs.is_empty() || is_offered == Some(true) {
             return;
         }
         let Some(link) = self.link_to(peer) else { return };
@@ -478,8 +507,7 @@ impl SimHost {
         line.is_known_to(peer);
         let Some((line, arrivals)) = line.open(self.place, self.guard(subject, peer)) else { return };
         let service = Service::new(self.handle.clone(), self.buffers.clone());
-        for (index, leaving) in leaving.iter().enumerate() {
-            let Some(reservoir) = &leaving.reservoir else { continue };
+        for (index, reservoir) in reservoirs.iter().enumerate() {
             let store = reservoir.of(id, self.manner.geometries[index]);
             let (geometry, handle) = (self.manner.geometries[index], self.handle.clone());
             let background = reservoir.in_background(id, geometry, handle);
@@ -506,7 +534,8 @@ impl SimHost {
             let serving = serving.as_ref().and_then(|serving| serving.as_ref());
             serving.is_none_or(|serving| serving.source_of(subject).is_none())
         };
-        let consumed = known.filter(|(of, _)| matches!(of, ReplicaOf::Host { .. }));
+        // What was left where it goes back to stays, whatever becomes of this.
+        let consumed = known.filter(|(of, _)| matches!(of, ReplicaOf::Host { .. }) && !self.lacks_blocks());
         self.handle.spawn(resuming::remember(handle, volume, id, self.manner.rhythm, consumed, is_over));
     }
 }

@@ -8,7 +8,8 @@ use block::filter::Aligner;
 use block::{BlockDevice, Geometry};
 use chronicle::Generation;
 use chronicle::StayId;
-use futures_channel::mpsc;
+use futures_channel::{mpsc, oneshot};
+use lane::filling::FillingStore;
 use lane::peer::{CallsOnly, PeerVolume, RpcChannel, Service};
 use lane::stack::GateMode;
 use lane::{
@@ -26,6 +27,7 @@ use super::link::{Link, Subject};
 use super::listener::MigrationListener;
 use super::local::LocalHalves;
 use super::place::Place;
+use super::taking_back::SetAside;
 use crate::guest::{Caller, Connection};
 use crate::probe::Probe;
 
@@ -37,6 +39,8 @@ pub(super) struct Serving {
     clients: BTreeMap<Subject, (Rc<RpcChannel>, Rc<Service>, Place)>,
     /// What targets of migrations from here read.
     pub(super) reservoirs: BTreeMap<Subject, Rc<RpcChannel>>,
+    /// Stores of volumes that lack blocks, or may.
+    pub(super) fillings: Vec<Weak<FillingStore>>,
     /// Of migrations, to and from other hosts.
     channels: BTreeMap<Subject, Rc<Channel>>,
     pub(super) source: RefCell<Option<SourceHalf>>,
@@ -61,6 +65,8 @@ pub(super) struct SourceHalf {
     pub(super) driver: SourceHandle,
     /// Volumes that are leased to its driver, as by lanes of their own.
     pub(super) followers: Vec<SourceParticipantRef>,
+    /// Has it be left where it is; whoever asks is given what its session waits for.
+    pub(super) set_aside: Option<oneshot::Sender<oneshot::Sender<SetAside>>>,
 }
 
 /// Whether a half goes on with what a restart interrupted.
@@ -92,6 +98,7 @@ impl SimHost {
             volumes: Vec::new(),
             clients: BTreeMap::new(),
             reservoirs: BTreeMap::new(),
+            fillings: Vec::new(),
             channels: BTreeMap::new(),
             source: RefCell::default(),
             target: RefCell::default(),
@@ -358,11 +365,7 @@ impl SimHost {
         let state = self.journal().acknowledged();
         let image = &state.volumes.get(&volume_id(index))?.record.image;
         let disk = self.images.borrow().get(image.place.name()).cloned()?;
-        let content = disk.with_medium(|medium| medium.current().to_vec());
-        match state.fillings.get(&volume_id(index)) {
-            None => Some(content),
-            Some(filling) => self.with_missing(index, filling, content),
-        }
+        self.left_whole(volume_id(index), disk.with_medium(|medium| medium.current().to_vec()))
     }
 
     /// What a volume was when it was released here, and its generation then.
@@ -370,7 +373,8 @@ impl SimHost {
         let state = self.journal().acknowledged();
         let volume = &state.moved.get(&volume_id(index))?.volume;
         let disk = self.images.borrow().get(volume.record.image.place.name()).cloned()?;
-        Some((volume.record.generation, disk.with_medium(|medium| medium.current().to_vec())))
+        let content = disk.with_medium(|medium| medium.current().to_vec());
+        Some((volume.record.generation, self.left_whole(volume_id(index), content)?))
     }
 
     pub(super) fn has_nothing_to_do(&self) -> bool {

@@ -56,6 +56,10 @@ pub(crate) enum Event {
     OwnerPowerCut,
     /// A host asks for what it was given once.
     Rogue,
+    /// Volumes that lack blocks begin to go back to what has them.
+    GoesBack,
+    /// They are back, and what was missing need not follow.
+    TakenBack,
 }
 
 /// How often things have happened, in one simulation or, by seeds, in many.
@@ -65,7 +69,7 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 25] = [
+    const ALL: [Self; 27] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
@@ -91,6 +95,8 @@ impl Event {
         Self::Wander,
         Self::OwnerPowerCut,
         Self::Rogue,
+        Self::GoesBack,
+        Self::TakenBack,
     ];
 
     fn name(self) -> &'static str {
@@ -120,6 +126,8 @@ impl Event {
             Self::Wander => "guests go to another host by themselves",
             Self::OwnerPowerCut => "power cut under guests",
             Self::Rogue => "a host asks for what it was given once",
+            Self::GoesBack => "goes back to what it lacks",
+            Self::TakenBack => "is back at what it lacked",
         }
     }
 }

@@ -22,6 +22,7 @@ use transport::Session;
 use crate::error::{RequestError, with_causes};
 use crate::files::descriptors;
 use crate::host::migrations::leave::refusal;
+use crate::host::migrations::taking_back::SetAside;
 use crate::host::volumes::reserve::Reserved;
 use crate::host::{Host, blocking};
 use crate::images;
@@ -50,6 +51,8 @@ pub(in crate::host) struct Expected {
     claim: Claim,
     /// The lane that forwards its clients, of a volume that comes home to them.
     home: Option<LaneHandle>,
+    /// Which image of an earlier stay it comes into, as it is; `None`: into one of its own.
+    left: Option<LeftImage>,
 }
 
 /// A volume whose image is there.
@@ -58,8 +61,8 @@ pub(in crate::host) struct Arriving {
     pub(in crate::host) record: VolumeRecord,
     /// Whether the source keeps a replica.
     pub(in crate::host) left_behind: LeftBehind,
-    /// Its image.
-    pub(in crate::host) store: ArrivingStore,
+    /// Its image; `None`: its lane has it open.
+    pub(in crate::host) store: Option<ArrivingStore>,
     /// Its name.
     pub(in crate::host) claim: Claim,
     /// The lane that forwards its clients, of a volume that comes home to them.
@@ -108,7 +111,7 @@ impl Host {
         self: &Arc<Self>,
         peer: HostId,
         offer: &Offer,
-    ) -> Result<Vec<Expected>, RequestError> {
+    ) -> Result<(Vec<Expected>, Option<SetAside>), RequestError> {
         if !(1..=VOLUMES_MAX).contains(&offer.volumes.len()) {
             let text =
                 format!("a migration has one volume to {VOLUMES_MAX}, this one {}", offer.volumes.len());
@@ -124,6 +127,9 @@ impl Host {
             self.check_vm_name(&vm.name)?;
         }
         blocking(descriptors::require_for_volume).await?;
+        if let Some(left_by) = self.takes_back(peer, offer)? {
+            return self.take_images_back(left_by, offer).await;
+        }
         let mut expected = Vec::new();
         for offered in &offer.volumes {
             match self.make_room(offer, offered).await {
@@ -134,7 +140,57 @@ impl Host {
                 }
             }
         }
-        Ok(expected)
+        Ok((expected, None))
+    }
+
+    /// Takes the images that volumes have left, with what is missing at their owner.
+    async fn take_images_back(
+        self: &Arc<Self>,
+        left_by: MigrationId,
+        offer: &Offer,
+    ) -> Result<(Vec<Expected>, Option<SetAside>), RequestError> {
+        let (mut expected, mut lanes) = (Vec::new(), Vec::new());
+        for offered in &offer.volumes {
+            let name = offered.name.clone();
+            let (claim, home) = self.claim_when_free(&name, offered.volume).await?;
+            let left = self.left_image(offered.volume);
+            // Without a lane it is being opened by its departure just now, after a start.
+            let (Some(home), Some((image, left))) = (home, left) else {
+                return Err(RequestError::VolumeBusy(name));
+            };
+            lanes.push((name, home.clone()));
+            let reserved = Reserved::of_image(image);
+            let record = self.record_of(offered, &reserved, true);
+            let (left_behind, origin) = (offered.left_behind, offered.origin);
+            let (home, left) = (Some(home), Some(left));
+            expected.push(Expected { record, left_behind, origin, reserved, claim, home, left });
+        }
+        let set_aside = self.set_aside(left_by, &lanes).await?;
+        Ok((expected, Some(set_aside)))
+    }
+
+    /// What will be served here of a volume that comes into this place.
+    fn record_of(&self, offered: &OfferedVolume, reserved: &Reserved, has_lane: bool) -> VolumeRecord {
+        let former = self
+            .journal
+            .read(|state| state.moved.get(&offered.volume).map(|moved| moved.volume.record.clone()));
+        // The lane that clients were left with records in the blocks with which it began. Otherwise a new stay begins here,
+        // and nothing of it has been recorded: no set of blocks goes from host to host.
+        let block_size_bytes = match &former {
+            Some(former) if has_lane => former.block_size_bytes,
+            _ => BlockSize::DEFAULT.into(),
+        };
+        // A volume that comes home is offered as it was before.
+        let export = former.map_or_else(ExportSettings::default, |former| former.export);
+        VolumeRecord {
+            volume: offered.volume,
+            name: offered.name.clone(),
+            size_bytes: offered.size_bytes,
+            block_size_bytes,
+            image: reserved.location.clone(),
+            generation: offered.generation,
+            export,
+        }
     }
 
     /// Checks that a volume may come, and takes its name and a place for its image.
@@ -170,28 +226,9 @@ impl Host {
                 .await?;
             }
         }
-        let former = self
-            .journal
-            .read(|state| state.moved.get(&offered.volume).map(|moved| moved.volume.record.clone()));
-        // The lane that clients were left with records in the blocks with which it began. Otherwise a new stay begins here,
-        // and nothing of it has been recorded: no set of blocks goes from host to host.
-        let block_size_bytes = match (&home, &former) {
-            (Some(_), Some(former)) => former.block_size_bytes,
-            _ => BlockSize::DEFAULT.into(),
-        };
-        // A volume that comes home is offered as it was before.
-        let export = former.map_or_else(ExportSettings::default, |former| former.export);
-        let record = VolumeRecord {
-            volume: offered.volume,
-            name,
-            size_bytes: offered.size_bytes,
-            block_size_bytes,
-            image: reserved.location.clone(),
-            generation: offered.generation,
-            export,
-        };
+        let record = self.record_of(offered, &reserved, home.is_some());
         let (left_behind, origin) = (offered.left_behind, offered.origin);
-        Ok(Expected { record, left_behind, origin, reserved, claim, home })
+        Ok(Expected { record, left_behind, origin, reserved, claim, home, left: None })
     }
 
     /// Waits a little for the end of a migration by which the volume has left: until then its image is where it was.
@@ -306,11 +343,16 @@ impl Host {
         sharing: Sharing,
     ) -> Result<(Vec<AcceptedVolume>, Vec<Arriving>), RequestError> {
         let (mut answer, mut arriving) = (Vec::new(), Vec::new());
-        for Expected { record, left_behind, reserved, claim, home, .. } in expected {
+        for Expected { record, left_behind, reserved, claim, home, left, .. } in expected {
+            if left.is_some() {
+                answer.push(accepted(record.volume, TargetContent::Unknown, left, None));
+                arriving.push(Arriving { record, left_behind, store: None, claim, home });
+                continue;
+            }
             let (store, content, replica) = self.make_image(&record, &reserved).await?;
             let (store, beside) = self.offer_lease(&record, store, sharing).await;
             answer.push(accepted(record.volume, content, replica, beside));
-            arriving.push(Arriving { record, left_behind, store, claim, home });
+            arriving.push(Arriving { record, left_behind, store: Some(store), claim, home });
         }
         Ok((answer, arriving))
     }

@@ -71,9 +71,13 @@ impl Host {
             let started = match home {
                 Some(lane) => {
                     self.note_image(stay, &record).await;
-                    Ok((lane, Some(store), true))
+                    Ok((lane, store, true))
                 }
                 None => {
+                    let Some(store) = store else {
+                        self.stop_waiting(awaited).await;
+                        return Err(RequestError::VolumeBusy(record.name));
+                    };
                     let started = self.start_waiting(&record, stay, LaneStore::Arriving(store)).await;
                     started.map(|lane| (lane, None, false))
                 }
@@ -127,6 +131,7 @@ impl Host {
                 moves: arrival.moves,
                 recorded: arrival.recorded.clone(),
                 missing: self.missing_of(arrival, record).await,
+                takes_back: self.journal.read(|state| state.takes_back(arrival.migration)),
             };
             let line = |kind| {
                 let subject = Subject { kind, source: peer, migration: arrival.remote, volume: index };
@@ -248,7 +253,7 @@ impl Host {
             let store = self.reopen_arriving(&record, recorded).await?;
             // It is not in the journal; to remember for nobody costs little.
             let left_behind = LeftBehind::Replica;
-            arriving.push(Arriving { record, left_behind, store, claim, home });
+            arriving.push(Arriving { record, left_behind, store: Some(store), claim, home });
         }
         Ok(arriving)
     }

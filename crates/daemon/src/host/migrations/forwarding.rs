@@ -42,7 +42,9 @@ impl Host {
         // Before the arrivals: a volume on its way home comes to the lane that forwards its clients.
         for moved in moved {
             let name = moved.volume.record.name.clone();
-            if self.has_ended(moved.migration) && self.is_forwarded_at_start(&moved) {
+            let comes_back = self.journal.read(|state| state.taken_back_by(moved.migration).is_some());
+            let is_forwarded = self.has_ended(moved.migration) && self.is_forwarded_at_start(&moved);
+            if comes_back || is_forwarded {
                 let volume = moved.volume.record.volume;
                 if let Err(error) = self.forward_and_see(moved).await {
                     let reason = error.message();

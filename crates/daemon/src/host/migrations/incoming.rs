@@ -25,6 +25,7 @@ use crate::host::migrations::arrive::{Arriving, Expected, forget_room};
 use crate::host::migrations::await_arrival::{Arrival, Awaited};
 use crate::host::migrations::session::{PATIENCE, Task, Work, run};
 use crate::host::migrations::strategies::FILLINGS_SINCE;
+use crate::host::migrations::taking_back::SetAside;
 use crate::images;
 use crate::peers::host_id;
 use crate::vms::Standing;
@@ -37,6 +38,10 @@ pub(in crate::host) struct IncomingMigration {
     remote: MigrationId,
     /// What is offered, and over which session; `None`: a restart goes on with it, by what the journal says.
     offered: Option<(transport::Session, Offer)>,
+    /// The migration by which they have left, if they come into the images that they have left then …
+    takes_back: Option<MigrationId>,
+    /// … and that its driver was set aside, until it is durable that they come.
+    set_aside: Option<SetAside>,
     /// Volumes for which there is room.
     expected: Vec<Expected>,
     /// Volumes whose images are there, and what its source is told of them.
@@ -151,6 +156,8 @@ impl IncomingMigration {
             peer,
             remote,
             offered: None,
+            takes_back: None,
+            set_aside: None,
             expected: Vec::new(),
             arriving: Vec::new(),
             accepted: Vec::new(),
@@ -171,7 +178,7 @@ impl IncomingMigration {
 
     async fn make_room(&mut self) -> Result<(), RequestError> {
         if let Some((_, offer)) = &self.offered {
-            self.expected = self.task.host.make_room_for(self.peer, offer).await?;
+            (self.expected, self.set_aside) = self.task.host.make_room_for(self.peer, offer).await?;
         }
         Ok(())
     }
@@ -179,6 +186,7 @@ impl IncomingMigration {
     /// Makes durable that it begins.
     async fn record(&mut self) -> Event {
         let recorded = self.task.host.record_arrival(self.peer, self.remote, &self.expected).await;
+        drop(self.set_aside.take());
         let volumes = self.expected.iter().map(|volume| volume.record.volume).collect();
         self.task.recorded(recorded, volumes)
     }
@@ -192,6 +200,7 @@ impl IncomingMigration {
 
     async fn begin(&mut self) -> Result<(), RequestError> {
         let Some(migration) = self.task.migration else { return Ok(()) };
+        self.takes_back = self.task.host.journal.read(|state| state.takes_back(migration));
         self.task.hold_back_the_end();
         let arriving = std::mem::take(&mut self.arriving);
         if let (Some((session, _)), false) = (self.offered.clone(), arriving.is_empty()) {
@@ -236,7 +245,9 @@ impl IncomingMigration {
         // After a restart it is not known how they are copied.
         let leaves_blocks =
             self.offered.as_ref().is_none_or(|(_, offer)| offer.strategy == OfferedStrategy::PostCopy);
-        let may_lack = leaves_blocks && session.version().is_none_or(|version| version >= FILLINGS_SINCE);
+        let may_lack = leaves_blocks
+            && self.takes_back.is_none()
+            && session.version().is_none_or(|version| version >= FILLINGS_SINCE);
         let recorded = recorded.map(Box::new);
         let arrival = Arrival { migration, remote: self.remote, recorded, moves, may_lack };
         if let Err(error) = host.let_come(session, &arrival, &mut awaited).await {
@@ -259,9 +270,12 @@ impl IncomingMigration {
                 let recorded = self.task.migration.and_then(|migration| {
                     self.task.host.journal.read(|state| state.migrations.get(&migration).cloned())
                 });
+                let journal = &self.task.host.journal;
                 let targets =
                     recorded.into_iter().flat_map(|known| known.volumes).map(|moving| moving.target);
-                discard(targets.collect()).await
+                let is_read =
+                    |target: &ImageLocation| journal.read(|state| state.is_reservoir(target.place.name()));
+                discard(targets.filter(|target| !is_read(target)).collect()).await
             }
             Undo::Offer => String::new(),
         }
@@ -273,6 +287,9 @@ impl IncomingMigration {
             self.task.host.place_arrival(migration, awaited, outcome).await;
         }
         self.expected.clear();
+        if let Some(left_by) = self.takes_back {
+            self.task.host.look_again(left_by);
+        }
     }
 
     fn answer(&mut self, answer: Answer) {

@@ -89,14 +89,23 @@ impl Host {
         self: &Arc<Self>,
         departing: Vec<Departing>,
         elsewhere: Elsewhere,
-        order: MigrateVolume,
+        mut order: MigrateVolume,
         company: Option<Company>,
     ) -> Result<Migration, RequestError> {
         check_order_elsewhere(&order)?;
+        let volumes = departing.iter().map(|departing| departing.record.volume);
+        let keeps = self.journal.read(|state| state.keeps_source(order.keep_source, volumes));
+        let is_kept_as_wished = std::mem::replace(&mut order.keep_source, keeps) == keeps;
         let session = self.hosts.session(&elsewhere.peer)?;
         self.reach(&session, &elsewhere.peer).await?;
         check_peer_knows(&order, &session, &elsewhere.peer.name)?;
-        let looked = self.look_before(&session, &departing, &elsewhere, &order, company.as_ref()).await?;
+        let mut looked = self.look_before(&session, &departing, &elsewhere, &order, company.as_ref()).await?;
+        if !is_kept_as_wished {
+            let host = &elsewhere.peer.name;
+            looked.1.push(format!(
+                "what it leaves here lacks blocks that host \"{host}\" has, so it is not kept"
+            ));
+        }
         self.begin_outgoing((elsewhere, session), order, departing, company, looked).await
     }
 
@@ -231,7 +240,8 @@ pub(in crate::host) fn offer(
         size_bytes: record.size_bytes,
         block_size_bytes: record.block_size_bytes,
         generation: record.generation,
-        left_behind: match order.keep_source && is_replica(&record.image) {
+        // What leaves with blocks missing may come back before these have followed, and for little.
+        left_behind: match order.strategy.leaves_blocks() || order.keep_source && is_replica(&record.image) {
             true => LeftBehind::Replica,
             false => LeftBehind::Nothing,
         },

@@ -51,7 +51,7 @@ impl Host {
         if !order.together_with.is_empty() {
             return self.migrate_together(name, order).await;
         }
-        let (_claim, volume) = self.claim_at_rest(&name).await?;
+        let (_claim, volume) = self.claim_to_move(&name, &order).await?;
         let record = self.record(volume, &name)?;
         if let Some(elsewhere) = self.elsewhere(&order.to)? {
             let lane = self.volumes.lane(&name).await?;

@@ -269,6 +269,7 @@ impl Host {
             name: metadata.name.clone(),
             volumes: known.iter().map(|record| record.volume).collect(),
             need: Need::default(),
+            copied_to: None,
             shown: Box::new(queued(
                 &metadata.name,
                 &known.first().map_or_else(|| ImageLocation::raw_file("", ""), |record| record.image.clone()),
@@ -360,6 +361,7 @@ impl Host {
             order: order.clone(),
             volumes: moving.iter().map(|moving| moving.volume).collect(),
             need: Need::of(&moving),
+            copied_to: self.copied_to(order)?.filter(|_| self.vms.get(&metadata.name).is_err()),
             shown: Box::new(Migration {
                 retry_of: metadata.retry_of.map(|id| MigrationId(id).to_string()),
                 ..shown

@@ -109,7 +109,7 @@ fn check_end(migration: MigrationId, known: &MigrationState) -> Result<(), Retry
         return Err(RetryObstacle::Incoming { peer: peer_name.clone() });
     }
     match &known.stage {
-        Stage::Ended(Outcome::Moved { .. }) => Err(RetryObstacle::EndedWell(migration)),
+        Stage::Ended(Outcome::Moved { .. } | Outcome::TakenBack) => Err(RetryObstacle::EndedWell(migration)),
         Stage::Ended(_) => Ok(()),
         _ => Err(RetryObstacle::UnderWay(migration)),
     }

@@ -9,11 +9,13 @@
 
 use std::time::Duration;
 
+use api::MigrateVolume;
 use migration::journal::MigrationState;
-use migration::{MigrationId, VolumeId};
+use migration::{HostId, MigrationId, VolumeId};
 
 use crate::error::{LackingError, RequestError};
 use crate::host::Host;
+use crate::peers::host_id;
 use crate::volumes::registry::Claim;
 
 /// How long a command waits at most: two commits, and a start of a volume's VM.
@@ -32,6 +34,41 @@ impl Host {
         let (claim, volume) = self.volumes.claim(name)?;
         self.check_whole(volume, name)?;
         self.not_migrating(claim, volume, name)
+    }
+
+    /// The same for a migration, for which a volume may lack what is where it goes.
+    ///
+    /// # Errors
+    /// As [`Host::claim_at_rest`]; [`RequestError::DestinationNotFound`].
+    pub(in crate::host) async fn claim_to_move(
+        &self,
+        name: &str,
+        order: &MigrateVolume,
+    ) -> Result<(Claim, VolumeId), RequestError> {
+        self.settled(name).await;
+        let (claim, volume) = self.volumes.claim(name)?;
+        if !self.goes_back(volume, order)? {
+            self.check_whole(volume, name)?;
+        }
+        self.not_migrating(claim, volume, name)
+    }
+
+    /// The host that all of a volume is copied to before it is handed over by this order; `None`: there is none.
+    ///
+    /// # Errors
+    /// [`RequestError::DestinationNotFound`], [`RequestError::Invalid`].
+    pub(in crate::host) fn copied_to(&self, order: &MigrateVolume) -> Result<Option<HostId>, RequestError> {
+        let elsewhere = self.elsewhere(&order.to)?.filter(|_| !order.strategy.leaves_blocks());
+        Ok(elsewhere.map(|elsewhere| host_id(elsewhere.peer.id)))
+    }
+
+    /// Whether a volume lacks blocks, and goes by this order to the host that has these.
+    fn goes_back(&self, volume: VolumeId, order: &MigrateVolume) -> Result<bool, RequestError> {
+        let to = self.copied_to(order)?;
+        Ok(self.journal.read(|state| {
+            let filling = state.fillings.get(&volume).filter(|filling| !filling.is_given_up);
+            filling.is_some_and(|filling| Some(filling.peer) == to)
+        }))
     }
 
     /// The same to remove it, which a volume that lacks something for good may be.

@@ -74,6 +74,9 @@ impl Host {
         record: &VolumeRecord,
         recorded: &MigrationState,
     ) -> Result<ArrivingStore, RequestError> {
+        if self.journal.read(|state| state.is_reservoir(record.image.place.name())) {
+            return Ok(ArrivingStore::Own(self.open_for_resuming(record).await?));
+        }
         let (path, size_bytes) = (record.image.place.file().map(PathBuf::from), record.size_bytes);
         let shared = blocking(move || {
             let Some(path) = path else { return Ok(None) };

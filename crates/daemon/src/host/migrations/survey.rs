@@ -60,8 +60,15 @@ impl Host {
         {
             found.refusals.push(refusal(&error));
         }
+        let takes_back = self.takes_back(peer, &offer);
+        found.refusals.extend(takes_back.as_ref().err().map(refusal));
         let mut needed = BTreeMap::<String, u64>::new();
         for ((offered, held), called) in offer.volumes.iter().zip(held_bytes).zip(called) {
+            if matches!(takes_back, Ok(Some(_))) {
+                let place = self.place_of_left(offered);
+                found.places.extend(place.map(|place| SurveyedPlace { volume: called, ..place }));
+                continue;
+            }
             if self.leaving_migration(offered.volume).is_some() {
                 let name = &offered.name;
                 found.warnings.push(format!(

@@ -25,7 +25,7 @@ impl Host {
         let Some(elsewhere) = self.elsewhere(&order.to)? else { return Err(only_to_a_host(&order)) };
         let (mut claims, mut departing) = (Vec::new(), Vec::new());
         for name in names {
-            let (claim, volume) = self.claim_at_rest(&name).await?;
+            let (claim, volume) = self.claim_to_move(&name, &order).await?;
             claims.push(claim);
             let record: VolumeRecord = self.record(volume, &name)?;
             departing.push(Departing { record, lane: self.volumes.lane(&name).await? });

@@ -41,7 +41,15 @@ pub(in crate::host) struct Reserved {
     pub chain: Option<TopLayer>,
     /// Its file, empty; `None`: it is none.
     pub file: Option<(PathBuf, File)>,
-    _claim: StoreClaim,
+    /// `None`: it is taken already, by what is there.
+    _claim: Option<StoreClaim>,
+}
+
+impl Reserved {
+    /// The place of an image that is there, and that a volume comes into.
+    pub(in crate::host) fn of_image(location: ImageLocation) -> Self {
+        Self { location, allocation: Allocation::Thin, chain: None, file: None, _claim: None }
+    }
 }
 
 /// Where an image would be.
@@ -70,12 +78,16 @@ impl Host {
             let chain = wanted.chain;
             let Some(path) = location.place.file().map(PathBuf::from) else {
                 // The size is seen when it is opened, before anything is copied.
-                return Ok(Reserved { location, allocation, chain, file: None, _claim: claim });
+                return Ok(Reserved { location, allocation, chain, file: None, _claim: Some(claim) });
             };
             match images::reserve(&path) {
-                Ok(Some(file)) => {
-                    Ok(Reserved { location, allocation, chain, file: Some((path, file)), _claim: claim })
-                }
+                Ok(Some(file)) => Ok(Reserved {
+                    location,
+                    allocation,
+                    chain,
+                    file: Some((path, file)),
+                    _claim: Some(claim),
+                }),
                 Ok(None) => Err(RequestError::TargetExists { path }),
                 Err(error) => Err(RequestError::storage("make", &path, &error)),
             }

@@ -185,7 +185,7 @@ impl Host {
     ///
     /// # Errors
     /// [`RequestError::VolumeUnavailable`]: what it lacks is not known, or the host that has it is not.
-    async fn with_what_is_missing(
+    pub(in crate::host) async fn with_what_is_missing(
         &self,
         record: &VolumeRecord,
         store: Opened,

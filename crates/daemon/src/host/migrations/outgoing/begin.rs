@@ -5,7 +5,7 @@ use std::sync::Arc;
 use block::ZeroMode;
 use chronicle::{Generation, ReplicaOf};
 use lane::{
-    LaneHandle, LaneStore, OutgoingChannels, OutgoingGroup, OutgoingOrder, OutgoingRole, Rest, SharedImage,
+    LaneHandle, OutgoingChannels, OutgoingGroup, OutgoingOrder, OutgoingRole, Rest, SharedImage,
     TargetContent,
 };
 use migration::journal::{MigrationState, Side, Stage};
@@ -35,6 +35,8 @@ struct Departure {
     /// The generation that it has here.
     generation: Generation,
     lane: LaneHandle,
+    /// It leads its clients to the volume's owner already.
+    leads_on: bool,
     order: OutgoingOrder,
 }
 
@@ -78,7 +80,8 @@ impl OutgoingMigration {
                 recorded: None,
             };
             let (name, lane) = (record.name.clone(), lane.clone());
-            Departure { name, volume: record.volume, generation: record.generation, lane, order }
+            let (volume, generation) = (record.volume, record.generation);
+            Departure { name, volume, generation, lane, leads_on: false, order }
         });
         self.lanes = host.give_orders(session, departures.collect()).await?;
         let names: Vec<_> = ordered.volumes.iter().map(|volume| volume.record.name.as_str()).collect();
@@ -96,7 +99,11 @@ impl OutgoingMigration {
     /// Goes on with what a restart, or the end of a lane, interrupted.
     pub(super) async fn begin_again(&mut self, migration: MigrationId) -> Result<(), RequestError> {
         let begun = self.try_to_begin_again(migration).await;
-        begun.inspect_err(|error| self.task.say(error))
+        begun.inspect_err(|error| {
+            if !matches!(error, RequestError::AlreadyMigrating { .. }) {
+                self.task.say(error);
+            }
+        })
     }
 
     async fn try_to_begin_again(&mut self, migration: MigrationId) -> Result<(), RequestError> {
@@ -104,6 +111,10 @@ impl OutgoingMigration {
         let recorded = host.journal.read(|state| state.migrations.get(&migration).cloned());
         let Some(recorded) = recorded else { return Ok(()) };
         let Side::Outgoing { peer, .. } = &recorded.side else { return Ok(()) };
+        if let Some(later) = host.journal.read(|state| state.taken_back_by(migration)) {
+            let volume = recorded.names.first().cloned().unwrap_or_default();
+            return Err(RequestError::AlreadyMigrating { volume, migration: later });
+        }
         let session = host.hosts.session_with(*peer)?;
         let is_copying = matches!(recorded.stage, Stage::Copying);
         let moves = match (&self.task.vm, is_copying) {
@@ -176,9 +187,12 @@ impl Host {
     ) -> Result<Departure, RequestError> {
         let (moving, name) = (&recorded.volumes[position], &recorded.names[position]);
         let volume = moving.volume;
-        let lane = match recorded.stage {
-            Stage::Released(_) => self.wait_for_owner(volume).await?,
-            _ => self.volumes.lane(name).await?,
+        let (lane, leads_on) = match recorded.stage {
+            Stage::Released(_) => match self.lane_of_left(name, migration, volume).await {
+                Some(lane) => (lane, true),
+                None => (self.wait_for_owner(volume).await?, false),
+            },
+            _ => (self.volumes.lane(name).await?, false),
         };
         let metadata = self.metadata_folder.of(migration, recorded.started_unix_ms).unwrap_or_default();
         let ordered = metadata.order.unwrap_or_else(|| api::MigrateVolume::to(String::new()));
@@ -206,7 +220,18 @@ impl Host {
             rest: if metadata.is_paused { Rest::Pause } else { Rest::Resume },
             recorded: Some(Box::new(recorded.clone())),
         };
-        Ok(Departure { name: name.clone(), volume, generation, lane, order })
+        Ok(Departure { name: name.clone(), volume, generation, lane, leads_on, order })
+    }
+
+    /// The lane that goes on to serve clients of a volume that has left, if the driver of its migration was set aside there.
+    async fn lane_of_left(&self, name: &str, migration: MigrationId, volume: VolumeId) -> Option<LaneHandle> {
+        let has_left = self
+            .journal
+            .read(|state| state.moved.get(&volume).is_some_and(|left| left.migration == migration));
+        match self.volumes.service(name).filter(|_| has_left)? {
+            Service::Serving(lane) if lane.status().await.is_ok() => Some(lane),
+            _ => None,
+        }
     }
 
     /// A lane for a volume that was released to another host and may still come back: its clients wait.
@@ -216,7 +241,7 @@ impl Host {
         let moved = moved.ok_or_else(missing)?;
         let record = moved.volume.record.clone();
         let store = match self.open_for_resuming(&record).await {
-            Ok(opened) => LaneStore::Here(opened),
+            Ok(opened) => self.with_what_is_missing(&record, opened).await?,
             // It has been dealt with, so the other host has the volume for good: only the end was not recorded.
             Err(error) if error.code() == api::ErrorCode::ImageNotFound => self.store_elsewhere(&moved)?,
             Err(error) => return Err(error),
@@ -267,7 +292,8 @@ impl Host {
             let subject = Subject { kind, source: self.peers.own(), migration, volume };
             self.peers.line(session, subject)
         };
-        let lines = OutgoingChannels { replica: line(Kind::Migration), owner: line(Kind::Forwarding) };
+        let owner = (!departure.leads_on).then(|| line(Kind::Forwarding));
+        let lines = OutgoingChannels { replica: line(Kind::Migration), owner };
         let left = departure.lane.leave(departure.order, lines, role).await;
         left.map_err(|refused| RequestError::VolumeUnavailable {
             volume: departure.name,

@@ -1,0 +1,131 @@
+//! Volumes that left this host with blocks missing come back before these have followed, into the images that they have left.
+//!
+//! ```text
+//!   offered ─► the driver of their departure is set aside ─► started, durably ─► written, while what is missing is read
+//!                                                                  │                  └─► owned here ─► the departure has ended
+//!                                                                  └─► comes to nothing ─► the departure goes on as it was
+//! ```
+//! Who may, the journal says (`State::reservoir_for`). Until it says that this migration is over, the departure has no driver, and
+//! its images are deleted by nobody.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use chronicle::Generation;
+use futures_util::future::join_all;
+use lane::{LaneHandle, Refused};
+use migration::journal::{ImageLocation, Moved};
+use migration::session::Event;
+use migration::wire::{Offer, OfferedStrategy, OfferedVolume, SurveyedPlace};
+use migration::{HostId, MigrationId, VolumeId};
+
+use crate::error::RequestError;
+use crate::host::Host;
+
+/// How long a departure is waited for that is not as far yet as that its driver can be set aside.
+const SET_ASIDE_MAX: Duration = Duration::from_secs(5);
+/// How often it is looked meanwhile.
+const SET_ASIDE_POLL: Duration = Duration::from_millis(50);
+
+/// A departure whose driver was set aside. Its session hears of that when this is dropped: by then it is in the journal why it
+/// cannot go on, or it can.
+pub(in crate::host) struct SetAside {
+    host: Arc<Host>,
+    left_by: MigrationId,
+}
+
+impl Drop for SetAside {
+    fn drop(&mut self) {
+        self.host.sessions.tell(self.left_by, Event::DriverLost);
+    }
+}
+
+impl Host {
+    /// The migration by which volumes have left that are offered again, if they come back into the images that they have left;
+    /// `None`: they come as others do.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`]: they were to go somewhere else.
+    pub(in crate::host) fn takes_back(
+        &self,
+        peer: HostId,
+        offer: &Offer,
+    ) -> Result<Option<MigrationId>, RequestError> {
+        let volumes: Vec<_> = offer.volumes.iter().map(|offered| offered.volume).collect();
+        let left_by = self.journal.read(|state| state.reservoir_for(peer, &volumes));
+        let is_copied = offer.strategy != OfferedStrategy::PostCopy && offer.vm.is_none();
+        let Some(left_by) = left_by.filter(|_| is_copied) else { return Ok(None) };
+        for offered in &offer.volumes {
+            let Some(Moved { volume, .. }) = self.left(offered.volume) else { return Ok(None) };
+            let image = &volume.record.image;
+            let fits = (offer.store.is_empty() || offer.store == image.store)
+                && offer.format.is_none_or(|format| format == image.format);
+            if !fits {
+                let (name, store, format) = (&offered.name, &image.store, image.format.name());
+                let text = format!(
+                    "\"{name}\" lacks blocks that are in the store \"{store}\", as {format}: until it has them it moves there \
+                     only; leave the store and the format out, or wait until nothing is missing"
+                );
+                return Err(RequestError::Invalid(text));
+            }
+        }
+        Ok(Some(left_by))
+    }
+
+    /// The image that a volume comes back into, by which migration it was left, and of which generation it is.
+    pub(in crate::host) fn left_image(
+        &self,
+        volume: VolumeId,
+    ) -> Option<(ImageLocation, (MigrationId, Generation))> {
+        let Moved { volume, migration, .. } = self.left(volume)?;
+        Some((volume.record.image, (migration, volume.record.generation)))
+    }
+
+    fn left(&self, volume: VolumeId) -> Option<Moved> {
+        self.journal.read(|state| state.moved.get(&volume).cloned())
+    }
+
+    /// Where a volume would come back to.
+    pub(in crate::host) fn place_of_left(&self, offered: &OfferedVolume) -> Option<SurveyedPlace> {
+        let (image, _) = self.left_image(offered.volume)?;
+        let space = self.stores.get(&image.store).ok().and_then(|store| store.space().ok().flatten());
+        Some(SurveyedPlace {
+            volume: offered.volume,
+            has_replica: true,
+            place: image.place.name().to_owned(),
+            store: image.store,
+            format: image.format,
+            free_bytes: space.map(|space| space.free),
+        })
+    }
+
+    /// Ends the drivers of a departure on these lanes; what the volumes' owner lacks goes on to be read there.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the departure is not as far, or has ended just now.
+    pub(in crate::host) async fn set_aside(
+        self: &Arc<Self>,
+        left_by: MigrationId,
+        lanes: &[(String, LaneHandle)],
+    ) -> Result<SetAside, RequestError> {
+        let deadline = Instant::now() + SET_ASIDE_MAX;
+        loop {
+            let asked = join_all(lanes.iter().map(|(_, lane)| lane.set_aside(left_by))).await;
+            match asked.into_iter().zip(lanes).find_map(|(asked, (name, _))| Some((asked.err()?, name))) {
+                None => return Ok(SetAside { host: Arc::clone(self), left_by }),
+                Some((Refused::TooLate(_), _)) if Instant::now() < deadline => {
+                    tokio::time::sleep(SET_ASIDE_POLL).await;
+                }
+                Some((refused, name)) => {
+                    let (volume, reason) = (name.clone(), refused.to_string());
+                    return Err(RequestError::VolumeUnavailable { volume, reason });
+                }
+            }
+        }
+    }
+
+    /// Has a departure look whether it goes on, or has ended.
+    pub(in crate::host) fn look_again(&self, left_by: MigrationId) {
+        self.sessions.tell(left_by, Event::LookAgain);
+    }
+}

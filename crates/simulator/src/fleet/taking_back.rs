@@ -1,0 +1,138 @@
+//! Volumes that lack blocks go back to the host that has these, into the images that they have left.
+
+use futures_channel::oneshot;
+use std::rc::Rc;
+
+use block::BlockDevice;
+use chronicle::Generation;
+use lane::filling::FillingStore;
+use lane::reservoir::Reservoir;
+use migration::journal::{FailureCode, MigratingVolume, MigrationState, Outcome, Side, Stage};
+use migration::strategy::Strategy;
+use migration::{Failure, MigrationId, Phase};
+
+use super::host::SimHost;
+use super::place::Place;
+
+/// The store that a migration names which takes volumes back to what they lack.
+pub(super) const GOES_BACK: &str = "where what is missing is";
+
+/// A driver that was set aside: its session hears of it when this is dropped.
+pub(super) struct SetAside(Option<oneshot::Sender<Option<Outcome>>>);
+
+impl SetAside {
+    pub(super) fn new(session: oneshot::Sender<Option<Outcome>>) -> Self {
+        Self(Some(session))
+    }
+}
+
+impl Drop for SetAside {
+    fn drop(&mut self) {
+        // The session may have gone with the daemon.
+        let _ = self.0.take().map(|session| session.send(None));
+    }
+}
+
+/// Tells whether a migration takes volumes back to what they lack.
+pub(super) fn goes_back(known: &MigrationState) -> bool {
+    matches!(&known.side, Side::Outgoing { store, .. } if store == GOES_BACK)
+}
+
+impl SimHost {
+    /// How the volumes of a migration are copied. What goes back to what it lacks there is copied as a whole.
+    pub(super) fn strategy_of(&self, known: &MigrationState) -> Strategy {
+        if goes_back(known) { self.manner.strategy_back } else { self.manner.strategy }
+    }
+
+    /// The store of a volume that lacks blocks.
+    pub(super) fn filling_of(&self, index: usize) -> Option<Rc<FillingStore>> {
+        let filling = self.with_serving(|serving| serving.fillings.get(index)?.upgrade())?;
+        filling.filter(|filling| filling.lacks_blocks())
+    }
+
+    /// Tells whether one of its volumes lacks blocks.
+    pub(super) fn lacks_blocks(&self) -> bool {
+        (0..self.manner.block_sizes.len()).any(|index| self.filling_of(index).is_some())
+    }
+
+    /// The host to which volumes may go that lack blocks here, and for nothing else have something to be done.
+    pub(super) fn may_go_back_to(&self) -> Option<Place> {
+        let serving = self.serving.borrow();
+        let rests = serving.as_ref()?.sessions.is_empty() && !self.is_stopping.get();
+        let from = self.journal().look(|state, possible| {
+            let rests = rests && possible.is_empty() && state.unfinished().next().is_none();
+            state.fillings.values().next().map(|filling| filling.peer).filter(|_| rests)
+        })?;
+        Some(Place::of(from))
+    }
+
+    /// The migration that what is offered left by, if it may come back into the images that it has left then.
+    pub(super) fn may_take_back(&self, from: Place, offered: &MigrationState) -> Option<MigrationId> {
+        let volumes: Vec<_> = offered.volumes.iter().map(|moving| moving.volume).collect();
+        let left_by = self.journal().look(|state, possible| {
+            possible.is_empty().then(|| state.reservoir_for(from.host(), &volumes)).flatten()
+        })?;
+        let serving = self.serving.borrow();
+        let serving = serving.as_ref().filter(|serving| serving.sessions.len() == 1)?;
+        let source = serving.source.borrow();
+        let is_filling = source.as_ref()?.driver.phase() == Phase::Filling;
+        (is_filling && !self.is_stopping.get() && goes_back(offered)).then_some(left_by)
+    }
+
+    /// Ends the driver of a migration whose target reads here what it lacks.
+    pub(super) async fn set_aside(&self, left_by: MigrationId) -> Result<SetAside, Failure> {
+        let gone = || Failure { code: FailureCode::Internal, detail: "it is over".to_owned() };
+        let (asked, given) = oneshot::channel();
+        let is_asked = self.with_serving(|serving| {
+            let mut source = serving.source.borrow_mut();
+            let half = source.as_mut().filter(|half| half.driver.migration() == left_by);
+            let half = half.filter(|half| half.driver.phase() == Phase::Filling)?;
+            half.set_aside.take()?.send(asked).ok()
+        });
+        is_asked.flatten().ok_or_else(gone)?;
+        given.await.map_err(|_| gone())
+    }
+
+    /// Where volumes come to: to places of their own, or into the images that they have left.
+    pub(super) fn places_for(
+        &self,
+        offered: &[MigratingVolume],
+        takes_back: Option<MigrationId>,
+    ) -> Vec<MigratingVolume> {
+        let left = takes_back.and_then(|id| {
+            self.journal().look(|state, _| state.migrations.get(&id).map(|left| left.volumes.clone()))
+        });
+        let mut places = offered.to_vec();
+        for moving in &mut places {
+            let left = left.iter().flatten().find(|left| left.volume == moving.volume);
+            if let Some(left) = left {
+                moving.target = left.source.clone();
+            }
+        }
+        places
+    }
+
+    /// By which departure the images were left that volumes come back into, and of which generation they are; `None`: they do not.
+    pub(super) fn left_in_place(&self, recorded: &MigrationState) -> Option<(MigrationId, Generation)> {
+        let moving = recorded.volumes.first()?;
+        self.journal().look(|state, _| {
+            let moved = state.moved.get(&moving.volume)?;
+            let is_left = state.is_reservoir(moving.target.place.name());
+            is_left.then_some((moved.migration, moved.volume.record.generation))
+        })
+    }
+
+    /// Goes on to let the host read what it lacks from which volumes come back.
+    pub(super) fn reopen_reservoirs(&self, peer: Place, left_by: MigrationId, coming: &MigrationState) {
+        if !matches!(coming.stage, Stage::Copying | Stage::Prepared(_)) {
+            return;
+        }
+        let reservoirs = coming.volumes.iter().filter_map(|moving| {
+            let disk = self.images.borrow().get(moving.target.place.name()).cloned()?;
+            let reservoir = Rc::<Reservoir>::default();
+            reservoir.reopen(left_by, disk as Rc<dyn BlockDevice>);
+            Some(reservoir)
+        });
+        self.offer_reservoirs_of(peer, left_by, &reservoirs.collect::<Vec<_>>());
+    }
+}

@@ -1,0 +1,165 @@
+//! Volumes go back to the host that has what they lack, before that has followed them.
+
+use anyhow::{Context as _, ensure};
+use api::{Migration, MigrationState, Phase, VolumeState};
+use e2e::{Host, LinkState, Pair, guest, play_pair, until};
+use testbed::nbd_client::{Client, ClientOptions, Operation, WriteDurability};
+
+const DISK_BYTES: u64 = 64 << 20;
+const FILL_BYTES: u64 = 32 << 20;
+const BLOCK_BYTES: u64 = 4096;
+/// Requests that show that a guest works.
+const WORK_REQUESTS: u64 = 50;
+/// What may be copied besides what was written.
+const SLACK_BYTES: u64 = 1 << 20;
+
+/// Hands `v` over to beta before anything of it has come, and lets little come.
+fn hand_over(pair: &Pair) -> anyhow::Result<Migration> {
+    let order =
+        ["migrate", "v", "--to", "beta:a", "--strategy", "post-copy", "--bandwidth", "1MiB/s", "--detach"];
+    let begun: Migration = pair.alpha.ask(&order)?;
+    until("the volume works at beta, and lacks something", || {
+        Ok(pair.beta.volume().ok().filter(|v| v.state == VolumeState::Serving && v.filling.is_some()))
+    })?;
+    until("alpha waits until nothing is missing", || {
+        Ok((pair.alpha.migration(&begun.id)?.phase == Phase::Filling).then_some(()))
+    })?;
+    Ok(begun)
+}
+
+fn lacks(host: &Host) -> anyhow::Result<u64> {
+    Ok(host.volume()?.filling.map_or(0, |filling| filling.bytes_missing))
+}
+
+/// Checks that what left by `departure` is back, and what that is said to have come to.
+fn check_taken_back(pair: &Pair, departure: &str) -> anyhow::Result<()> {
+    pair.check_at(&pair.alpha, &pair.beta)?;
+    let departure = until("the departure has ended, too", || {
+        Ok(Some(pair.alpha.migration(departure)?).filter(|shown| shown.state != MigrationState::Running))
+    })?;
+    let said = departure.message.clone().unwrap_or_default();
+    ensure!(departure.state == MigrationState::Moved && said.contains("came back"), "{departure:?}");
+    ensure!(pair.beta.images("a")?.is_empty(), "{:?}", pair.beta.images("a")?);
+    Ok(())
+}
+
+#[test]
+fn what_was_written_goes_home_and_nothing_else() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        drop(guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?.client);
+        let mut content = std::fs::read(pair.alpha.path("a/v.img"))?;
+        let departure = hand_over(pair)?;
+        let mut client = Client::connect(&pair.beta.export()?, ClientOptions::default())?;
+        for offset in (0..FILL_BYTES).step_by(1 << 20) {
+            let data = vec![7; BLOCK_BYTES as usize];
+            content[offset as usize..][..data.len()].copy_from_slice(&data);
+            client.perform(Operation::Write { offset, data, durability: WriteDurability::Volatile })?;
+        }
+        drop(client);
+        ensure!(lacks(&pair.beta)? > FILL_BYTES / 2, "most of it is at alpha");
+        let home: Migration = pair.beta.ask(&["migrate", "v", "--to", "alpha", "--keep-source"])?;
+        ensure!(home.state == MigrationState::Moved && home.replica.is_some(), "{home:?}");
+        let written = FILL_BYTES / (1 << 20) * BLOCK_BYTES;
+        let sent = home.bytes_copied + home.bytes_mirrored;
+        ensure!(sent <= written + written / 20 + SLACK_BYTES, "{sent} bytes for {written} that were written");
+        ensure!(!home.keep_source, "what lacks blocks is no copy: {home:?}");
+        check_taken_back(pair, &departure.id)?;
+        let again: Migration = pair.alpha.ask(&["migrate", "v", "--to", "beta:a"])?;
+        ensure!(again.state == MigrationState::Moved, "{again:?}");
+        pair.beta.stop()?;
+        ensure!(std::fs::read(pair.beta.path("a/v.img"))? == content, "the disk is what it was");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_does_not_get_home_goes_on_to_come() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let departure = hand_over(pair)?;
+        for is_cut in [false, true] {
+            guest::until_worked(&guest, WORK_REQUESTS)?;
+            let order = ["migrate", "v", "--to", "alpha:a", "--bandwidth", "64KiB/s", "--detach"];
+            let home: Migration = pair.beta.ask(&order)?;
+            guest::until_worked(&guest, WORK_REQUESTS)?;
+            ensure!(pair.beta.migration(&home.id)?.state == MigrationState::Running);
+            if is_cut {
+                pair.link.set(LinkState::BlackHole);
+            }
+            pair.beta.sterna(["migration", "cancel", &home.id])?.success()?;
+            pair.link.set(LinkState::Up);
+            let home = pair.beta.wait_for_migration(&home.id)?;
+            ensure!(home.state == MigrationState::Cancelled, "{home:?}");
+            guest::until_worked(&guest, WORK_REQUESTS)?;
+            until("the departure goes on", || {
+                let shown = pair.alpha.migration(&departure.id)?;
+                Ok((shown.phase == Phase::Filling).then_some(()))
+            })?;
+            ensure!(lacks(&pair.beta)? > 0, "little has come");
+        }
+        until("it can be told to hurry", || {
+            let set = pair.alpha.sterna(["migration", "set", &departure.id, "--bandwidth", "none"])?;
+            Ok((set.code == 0).then_some(()))
+        })?;
+        until("nothing is missing", || Ok((lacks(&pair.beta)? == 0).then_some(())))?;
+        let departure = pair.alpha.wait_for_migration(&departure.id)?;
+        ensure!(departure.state == MigrationState::Moved && departure.message.is_none(), "{departure:?}");
+        ensure!(pair.alpha.images("a")?.is_empty(), "{:?}", pair.alpha.images("a")?);
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+/// How often daemons are killed; for long: `STERNA_FILLING_KILLS=200`.
+fn kills_wanted() -> anyhow::Result<u32> {
+    match std::env::var("STERNA_FILLING_KILLS") {
+        Ok(number) => Ok(number.parse()?),
+        Err(_) => Ok(6),
+    }
+}
+
+#[test]
+fn nothing_is_lost_whichever_host_is_killed_on_the_way_back() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let mut kills = 0;
+        while kills < kills_wanted()? {
+            let departure = hand_over(pair)?;
+            guest::until_worked(&guest, WORK_REQUESTS)?;
+            let order = ["migrate", "v", "--to", "alpha:a", "--bandwidth", "64KiB/s", "--detach"];
+            let home: Migration = pair.beta.ask(&order)?;
+            for _ in 0..3 {
+                kill(pair, kills)?;
+                kills += 1;
+                guest::until_worked(&guest, WORK_REQUESTS)?;
+            }
+            let shown = until("it goes on, or has ended", || {
+                let set = pair.beta.sterna(["migration", "set", &home.id, "--bandwidth", "none"])?;
+                let shown = pair.beta.migration(&home.id)?;
+                Ok(Some(shown).filter(|shown| set.code == 0 || shown.state != MigrationState::Running))
+            })?;
+            let home = pair.beta.wait_for_migration(&shown.id).context("the way back")?;
+            ensure!(home.state == MigrationState::Moved, "{home:?}");
+            check_taken_back(pair, &departure.id)?;
+        }
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+/// Kills the daemon of one host, or of both, and starts it again.
+fn kill(pair: &mut Pair, which: u32) -> anyhow::Result<()> {
+    let killed = [which % 3 != 1, which % 3 != 0];
+    for (host, is_killed) in [&mut pair.alpha, &mut pair.beta].into_iter().zip(killed) {
+        if is_killed {
+            host.kill()?;
+        }
+    }
+    for (host, is_killed) in [&mut pair.alpha, &mut pair.beta].into_iter().zip(killed) {
+        if is_killed {
+            host.start()?;
+        }
+    }
+    Ok(())
+}
