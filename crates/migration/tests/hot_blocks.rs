@@ -1,5 +1,7 @@
 //! What putting hot blocks off saves in rounds, under loads that are Zipf-distributed, uniform, and all hot.
 
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
 use std::time::Duration;
 
 use chronicle::{BlockSize, ByteRange};
