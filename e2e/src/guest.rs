@@ -18,7 +18,16 @@ const SEED: u64 = 0xe2e;
 /// # Errors
 /// If the disk cannot be reached or filled.
 pub fn start(export: &Address, fill_bytes: u64) -> anyhow::Result<Guest> {
-    begin(export, fill_bytes, ClientOptions { reconnect_deadline: DEADLINE, ..ClientOptions::default() })
+    start_with(export, fill_bytes, GuestOptions::default())
+}
+
+/// The same, and the guest works as it is told to.
+///
+/// # Errors
+/// If the disk cannot be reached or filled.
+pub fn start_with(export: &Address, fill_bytes: u64, work: GuestOptions) -> anyhow::Result<Guest> {
+    let options = ClientOptions { reconnect_deadline: DEADLINE, ..ClientOptions::default() };
+    begin(export, fill_bytes, options, work)
 }
 
 /// The same, and it stops at the first break of its connection.
@@ -30,6 +39,7 @@ pub fn start_without_reconnects(export: &Address, fill_bytes: u64) -> anyhow::Re
         export,
         fill_bytes,
         ClientOptions { reconnect_deadline: Duration::ZERO, ..ClientOptions::default() },
+        GuestOptions::default(),
     )
 }
 
@@ -69,11 +79,16 @@ pub fn verify_image(image: &Path, content: &Content) -> anyhow::Result<()> {
     check(&workload::verify_file(image, content, |_| {})?)
 }
 
-fn begin(export: &Address, fill_bytes: u64, options: ClientOptions) -> anyhow::Result<Guest> {
+fn begin(
+    export: &Address,
+    fill_bytes: u64,
+    options: ClientOptions,
+    work: GuestOptions,
+) -> anyhow::Result<Guest> {
     let mut client = Client::connect(export, options)?;
     let mut content = Content::new(client.export().size, BLOCK_BYTES, SEED);
     workload::fill(&mut client, &mut content, fill_bytes, |_| {})?;
-    Guest::start(client, content, GuestOptions::default())
+    Guest::start(client, content, work)
 }
 
 fn verify(mut stopped: StoppedGuest) -> anyhow::Result<StoppedGuest> {

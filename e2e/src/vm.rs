@@ -44,6 +44,8 @@ pub fn tpm_words() -> &'static [&'static str] {
 pub struct Work {
     /// How much of its disk it fills first, in bytes.
     pub fill_bytes: u64,
+    /// Requests in flight; 0: it fills its disk, and is idle then.
+    pub workers: u32,
     /// How much of its memory it checks and rewrites, at random, about 8 MB a second; in bytes.
     pub memory_bytes: u64,
     /// How much of its memory it writes as fast as it can, faster than a slow link carries; in bytes.
@@ -53,7 +55,7 @@ pub struct Work {
 impl Work {
     /// Work on the disk alone.
     pub fn on_disk(fill_bytes: u64) -> Self {
-        Self { fill_bytes, memory_bytes: 0, swept_bytes: 0 }
+        Self { fill_bytes, workers: 4, memory_bytes: 0, swept_bytes: 0 }
     }
 
     /// A small VM with so many disks that does this.
@@ -61,8 +63,8 @@ impl Work {
     /// # Errors
     /// If there is no guest image.
     pub(crate) fn options(self, disks: usize) -> anyhow::Result<VmOptions> {
-        let Self { fill_bytes, memory_bytes, swept_bytes } = self;
-        let (hardware, block_bytes, workers, seed) = (Hardware::SMALL, BLOCK_BYTES, 4, SEED);
+        let Self { fill_bytes, workers, memory_bytes, swept_bytes } = self;
+        let (hardware, block_bytes, seed) = (Hardware::SMALL, BLOCK_BYTES, SEED);
         let usual = VmOptions::new(GuestImage::find(None)?);
         let work = VmOptions { fill_bytes, memory_bytes, swept_bytes, block_bytes, workers, seed, ..usual };
         Ok(VmOptions { hardware, disks, ..work })
@@ -146,7 +148,11 @@ fn add_and_start(host: &Host, vm: Vm, definition: &str) -> anyhow::Result<Vm> {
     let file = file.to_str().context("a folder that is not UTF-8")?;
     host.sterna(["vm", "add", NAME, "--definition", file])?.success()?;
     host.sterna(["vm", "start", NAME])?.success()?;
-    vm.work_on(1)?;
+    if vm.options().workers > 0 {
+        vm.work_on(1)?;
+    } else {
+        until("the idle guest has filled its disk", || Ok((!vm.console().ticks().is_empty()).then_some(())))?;
+    }
     Ok(vm)
 }
 

@@ -27,7 +27,7 @@ fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
 
 fn start(pair: &Pair, fill_bytes: u64, memory_bytes: u64, swept_bytes: u64) -> anyhow::Result<vm::Vm> {
     pair.alpha.create_volume(DISK_BYTES)?;
-    vm::start_busy(&pair.alpha, &["v"], Work { fill_bytes, memory_bytes, swept_bytes })
+    vm::start_busy(&pair.alpha, &["v"], Work { memory_bytes, swept_bytes, ..Work::on_disk(fill_bytes) })
 }
 
 fn memory(scene: &Host, id: &str) -> anyhow::Result<Option<MemoryMove>> {

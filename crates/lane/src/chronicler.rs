@@ -31,6 +31,7 @@ use migration::{HostId, StayKey, VolumeId};
 use tracing::warn;
 
 use crate::control::LaneFuture;
+use crate::stack::Untold;
 
 /// Pause before a mark that could not be made is tried again.
 const MARK_RETRY: Duration = Duration::from_millis(200);
@@ -114,6 +115,8 @@ pub struct Chronicler {
     keeping: Option<Keeping>,
     /// Writes that had to wait for a mark.
     waits: Cell<u64>,
+    /// Failed flushes that copies are not told of yet.
+    untold: Untold,
 }
 
 impl Chronicler {
@@ -123,7 +126,14 @@ impl Chronicler {
         let regions = chronicle.mark_policy();
         let beginning = Beginning { id: StayId::Made, block_size, size_bytes, regions };
         let stay = RefCell::new(Stay::volatile(chronicle));
-        Rc::new(Self { volume, stay, beginning, keeping: None, waits: Cell::default() })
+        Rc::new(Self {
+            volume,
+            stay,
+            beginning,
+            keeping: None,
+            waits: Cell::default(),
+            untold: Untold::default(),
+        })
     }
 
     /// A chronicle of a stay that goes on with what a start believes of it: [`migration::stay::opening::open`].
@@ -134,7 +144,14 @@ impl Chronicler {
         keeping: Keeping,
     ) -> Rc<Self> {
         let stay = RefCell::new(Stay::resume(beginning, believed));
-        Rc::new(Self { volume, stay, beginning, keeping: Some(keeping), waits: Cell::default() })
+        Rc::new(Self {
+            volume,
+            stay,
+            beginning,
+            keeping: Some(keeping),
+            waits: Cell::default(),
+            untold: Untold::default(),
+        })
     }
 
     /// Bytes of a block.
@@ -337,6 +354,11 @@ impl Chronicler {
             Some(kept) => keeper.keep(self.key(), kept).await,
             None => Ok(()),
         }
+    }
+
+    /// Failed flushes whose askers are not told yet.
+    pub(crate) fn untold(&self) -> &Untold {
+        &self.untold
     }
 
     /// A flush of the volume's own store has failed. Resolves when it is durable that copies are not told by what that holds

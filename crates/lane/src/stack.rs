@@ -24,4 +24,5 @@ pub use meter::Counters;
 pub(crate) use meter::Meter;
 pub use mirror::MirrorFilter;
 pub use tracker::Tracker;
+pub(crate) use tracker::Untold;
 pub use volume::{Home, Volume};

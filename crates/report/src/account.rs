@@ -196,6 +196,11 @@ fn strategy(name: &str) -> String {
         "tracking" => "dirty block tracking: rounds, each of which copies what guests wrote in the one before; what is left in the \
                        end is copied while they are held"
             .to_owned(),
+        "three-phase" => "three phases: a few rounds, as by dirty block tracking; then the volume changes hands, and what is missing \
+                          follows it"
+            .to_owned(),
+        "post-copy" => "post-copy: the volume changes hands at once, and what it holds follows it, what guests read first"
+            .to_owned(),
         other => escape(other),
     }
 }

@@ -3,10 +3,14 @@
 //! A cell of the table is either possible, and then enough seeds must reach it, or impossible for a reason that is
 //! written down, and then none may: a reason that no longer holds is as much a failure as a cell that is missed.
 
+mod by_strategy;
+
 use migration::Phase;
 use migration::strategy::Strategy;
 
 use crate::faults::Fault;
+
+pub(crate) use by_strategy::ByStrategy;
 
 /// Which table is meant: what can happen in which phase is another story between hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -133,6 +137,15 @@ impl Struck {
 }
 
 impl Table {
+    /// That of so many hosts.
+    pub(crate) fn of_hosts(hosts: usize) -> Self {
+        match hosts {
+            ..=1 => Self::OneHost,
+            2 => Self::Pair,
+            _ => Self::Hosts,
+        }
+    }
+
     /// Its rows.
     pub(crate) fn faults(self) -> &'static [Fault] {
         match self {
@@ -203,34 +216,45 @@ impl Coverage {
 
 impl std::fmt::Display for Coverage {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{:<15}", "fault × phase")?;
+        let count = |fault, phase| self.counts[fault as usize][phase as usize];
+        table(f, self.table.faults(), count, |fault, phase| impossible(self.table, fault, phase))
+    }
+}
+
+/// Shows cells, and below them why some are impossible.
+fn table(
+    f: &mut std::fmt::Formatter<'_>,
+    faults: &[Fault],
+    count: impl Fn(Fault, Phase) -> u64,
+    impossible: impl Fn(Fault, Phase) -> Option<&'static str>,
+) -> std::fmt::Result {
+    write!(f, "{:<15}", "fault × phase")?;
+    for phase in Phase::ALL {
+        write!(f, "{:>12}", phase.name())?;
+    }
+    let mut reasons: Vec<&'static str> = Vec::new();
+    for fault in faults.iter().copied() {
+        write!(f, "\n{:<15}", fault.name())?;
         for phase in Phase::ALL {
-            write!(f, "{:>12}", phase.name())?;
-        }
-        let mut reasons: Vec<&'static str> = Vec::new();
-        for fault in self.table.faults().iter().copied() {
-            write!(f, "\n{:<15}", fault.name())?;
-            for phase in Phase::ALL {
-                let count = self.counts[fault as usize][phase as usize];
-                match impossible(self.table, fault, phase) {
-                    Some(_) if count > 0 => write!(f, "{:>12}", format!("{count}!"))?,
-                    Some(reason) => {
-                        let known = reasons.iter().position(|known| *known == reason);
-                        let index = known.unwrap_or_else(|| {
-                            reasons.push(reason);
-                            reasons.len() - 1
-                        });
-                        write!(f, "{:>12}", format!("-{}", index + 1))?;
-                    }
-                    None => write!(f, "{count:>12}")?,
+            let count = count(fault, phase);
+            match impossible(fault, phase) {
+                Some(_) if count > 0 => write!(f, "{:>12}", format!("{count}!"))?,
+                Some(reason) => {
+                    let known = reasons.iter().position(|known| *known == reason);
+                    let index = known.unwrap_or_else(|| {
+                        reasons.push(reason);
+                        reasons.len() - 1
+                    });
+                    write!(f, "{:>12}", format!("-{}", index + 1))?;
                 }
+                None => write!(f, "{count:>12}")?,
             }
         }
-        for (index, reason) in reasons.iter().enumerate() {
-            write!(f, "\n  -{} impossible: {reason}", index + 1)?;
-        }
-        Ok(())
     }
+    for (index, reason) in reasons.iter().enumerate() {
+        write!(f, "\n  -{} impossible: {reason}", index + 1)?;
+    }
+    Ok(())
 }
 
 /// All cells of the table, row by row.

@@ -114,6 +114,7 @@ pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Find
     let vm = if hosts > 1 { SimVm::draw(&world, seed) } else { None };
     let fleet = Fleet::new(&world, (seed, &mut random), &scenario, around, vm);
     fleet.begin(&scenario);
+    fleet.draw_seldom_faults(seed);
     loop {
         let mut deadline: Option<Duration> = None;
         for executor in &mut executors {

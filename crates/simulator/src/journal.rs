@@ -16,8 +16,8 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use lane::LaneFuture;
-use migration::CommitFault;
 use migration::journal::{Entry, Frames, HEADER, Record, State, encode};
+use migration::{CommitFault, Phase};
 
 use crate::checker::journal::wrong_state;
 use crate::faults::Fault;
@@ -307,15 +307,17 @@ impl SimJournal {
             Fate::Written
         };
         self.world.say(|| format!("commit of {records:?} ends in {latency:?}: {fate:?}"));
-        let (me, began) = (Weak::clone(&self.me), self.world.now());
+        let me = Weak::clone(&self.me);
+        // What is slow may end in a later try: the fault meets the phase that wanted the commit.
+        let (began, phase) = (self.world.now(), self.world.phase());
         self.world.clock.after(latency, move || {
             if let Some(journal) = me.upgrade() {
-                journal.finish(incarnation, began, fate);
+                journal.finish(incarnation, (began, phase), fate);
             }
         });
     }
 
-    fn finish(&self, incarnation: u64, began: Duration, fate: Fate) {
+    fn finish(&self, incarnation: u64, (began, phase): (Duration, Option<Phase>), fate: Fate) {
         let mut log = self.log.borrow_mut();
         if log.incarnation != incarnation {
             return;
@@ -337,12 +339,12 @@ impl SimJournal {
                 Ok(())
             }
             Fate::TakenBack => {
-                self.world.struck(Fault::JournalError);
+                self.world.struck_in(Fault::JournalError, phase);
                 log.possible.clear();
                 Err(CommitFault::NotWritten)
             }
             Fate::Unknown => {
-                self.world.struck(Fault::JournalError);
+                self.world.struck_in(Fault::JournalError, phase);
                 if self.random.borrow_mut().percent(50) {
                     log.write_at(position, &frame.bytes);
                 }

@@ -54,11 +54,7 @@ impl Rounds {
 impl Options {
     /// The table of what can go wrong.
     pub(crate) fn table(&self) -> Table {
-        match self.hosts {
-            ..=1 => Table::OneHost,
-            2 => Table::Pair,
-            _ => Table::Hosts,
-        }
+        Table::of_hosts(self.hosts.into())
     }
 }
 

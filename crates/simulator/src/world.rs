@@ -192,7 +192,9 @@ impl World {
         self.note("struck", fault as u64, 0);
         self.say(|| format!("fault: {}", fault.name()));
         if let Some(phase) = phase {
-            self.struck.borrow_mut().add(self.kind.get(), fault, phase);
+            // What fills a volume goes on beside the next migration, and by one strategy only.
+            let kind = if phase == Phase::Filling { Kind::PostCopy } else { self.kind.get() };
+            self.struck.borrow_mut().add(kind, fault, phase);
         }
     }
 

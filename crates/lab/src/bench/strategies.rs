@@ -66,7 +66,7 @@ pub struct Mover {
 pub enum Scale {
     /// Enough to judge by.
     Full,
-    /// In twelve minutes.
+    /// In nine minutes.
     Quick,
     /// In half a minute: no figure means anything, each is made.
     Tiny,
@@ -94,15 +94,25 @@ impl Scale {
     fn margin(self) -> Duration {
         match self {
             Self::Full => Duration::from_secs(5),
-            Self::Quick => Duration::from_secs(2),
+            Self::Quick => Duration::from_secs(1),
             Self::Tiny => Duration::from_millis(200),
+        }
+    }
+
+    /// How long a guest is looked at that nobody migrates.
+    fn look(self) -> Duration {
+        match self {
+            Self::Full => Duration::from_secs(10),
+            Self::Quick => Duration::from_secs(4),
+            Self::Tiny => Duration::from_millis(400),
         }
     }
 
     /// The guest's requests in flight (\[ESX\] Figure 4: 2 to 32).
     fn depths(self) -> &'static [u32] {
         match self {
-            Self::Full | Self::Quick => &[2, 4, 8, 16, 32],
+            Self::Full => &[2, 4, 8, 16, 32],
+            Self::Quick => &[2, 8, 32],
             Self::Tiny => &[16],
         }
     }
@@ -113,6 +123,15 @@ impl Scale {
             Self::Full => &[2, 4, 8],
             Self::Quick => &[2, 4],
             Self::Tiny => &[4],
+        }
+    }
+
+    /// Size of the image that goes to a target which is ten times as slow: rounds take four times as long as a copy before they are given
+    /// up.
+    fn slow_size(self, size_bytes: u64) -> u64 {
+        match self {
+            Self::Quick => size_bytes / 4,
+            Self::Full | Self::Tiny => size_bytes,
         }
     }
 

@@ -11,17 +11,22 @@ use crate::chronicler::Chronicler;
 pub struct Tracker {
     below: Rc<dyn BlockDevice>,
     chronicler: Rc<Chronicler>,
-    /// Flushes that have failed and whose askers are not told yet, and what the last of them said.
-    untold: Cell<Option<(u32, IoError)>>,
 }
 
+/// Flushes of a volume that have failed and whose askers are not told yet, and what the last of them said.
+///
+/// It outlasts its tracker: a flush that begins in the stack that a migration has left behind would vouch for what one that
+/// began in the migration's may have lost.
+#[derive(Default)]
+pub(crate) struct Untold(Cell<Option<(u32, IoError)>>);
+
 /// A flush that has failed, until its asker is told or has gone.
-struct Telling<'a>(&'a Cell<Option<(u32, IoError)>>);
+struct Telling<'a>(&'a Untold);
 
 impl Tracker {
     /// Makes a tracker above `below` that feeds the chronicle of `chronicler`.
     pub fn new(below: Rc<dyn BlockDevice>, chronicler: Rc<Chronicler>) -> Self {
-        Self { below, chronicler, untold: Cell::default() }
+        Self { below, chronicler }
     }
 }
 
@@ -57,10 +62,10 @@ impl BlockDevice for Tracker {
     /// would vouch for what may be lost: it fails as well.
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(async move {
-            let untold = self.untold.get().map_or(Ok(()), |(_, error)| Err(error));
+            let untold = self.chronicler.untold().error().map_or(Ok(()), Err);
             let result = self.below.flush().await.and(untold);
             if let Err(error @ IoError::Os { .. }) = result {
-                let _telling = Telling::begin(&self.untold, error);
+                let _telling = Telling::begin(self.chronicler.untold(), error);
                 self.chronicler.store_failed().await;
             }
             result
@@ -78,16 +83,45 @@ impl BlockDevice for Tracker {
     }
 }
 
+impl Untold {
+    fn error(&self) -> Option<IoError> {
+        self.0.get().map(|(_, error)| error)
+    }
+}
+
 impl<'a> Telling<'a> {
-    fn begin(untold: &'a Cell<Option<(u32, IoError)>>, error: IoError) -> Self {
-        untold.set(Some((untold.get().map_or(0, |(flushes, _)| flushes) + 1, error)));
+    fn begin(untold: &'a Untold, error: IoError) -> Self {
+        untold.0.set(Some((untold.0.get().map_or(0, |(flushes, _)| flushes) + 1, error)));
         Self(untold)
     }
 }
 
 impl Drop for Telling<'_> {
     fn drop(&mut self) {
-        let others = self.0.get().filter(|(flushes, _)| *flushes > 1);
-        self.0.set(others.map(|(flushes, error)| (flushes - 1, error)));
+        let others = self.0.0.get().filter(|(flushes, _)| *flushes > 1);
+        self.0.0.set(others.map(|(flushes, error)| (flushes - 1, error)));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::MemoryStore;
+    use chronicle::{BlockSize, Chronicle, Epoch};
+    use futures_util::FutureExt as _;
+    use migration::VolumeId;
+    use rustix::io::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_flush_in_the_next_stack_fails_until_one_that_failed_in_the_former_is_told() {
+        let chronicle = Chronicle::new(BlockSize::DEFAULT, 4096, Epoch(1));
+        let chronicler = Chronicler::volatile(VolumeId([7; 16]), chronicle);
+        let next = Tracker::new(Rc::new(MemoryStore::new(4096)), Rc::clone(&chronicler));
+        let lost = IoError::os("flush", Errno::IO);
+        let former = Telling::begin(chronicler.untold(), lost);
+        assert_eq!(next.flush().now_or_never(), Some(Err(lost)));
+        drop(former);
+        assert_eq!(next.flush().now_or_never(), Some(Ok(())));
     }
 }

@@ -73,10 +73,11 @@ impl HeatFilter {
         blocks.iter().all(|block| self.times(block) >= times)
     }
 
-    /// The first blocks of a run that are as hot, or not, as its first one.
-    pub fn alike(&self, run: BlockRange) -> (BlockRange, Heat) {
-        let first = self.is_hot(run.start);
-        let other = run.iter().skip(1).find(|block| self.is_hot(*block) != first);
+    /// The first blocks of a run that are as hot, or not, as its first one, if hot is what was written so many times.
+    pub fn alike(&self, run: BlockRange, times: u32) -> (BlockRange, Heat) {
+        let is_hot = |block| self.times(block) >= times;
+        let first = is_hot(run.start);
+        let other = run.iter().skip(1).find(|block| is_hot(*block) != first);
         let heat = if first { Heat::Hot } else { Heat::Cold };
         (BlockRange { end: other.unwrap_or(run.end), ..run }, heat)
     }

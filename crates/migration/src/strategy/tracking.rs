@@ -8,8 +8,8 @@
 //!              └──► not less: short enough? ──────────────► hand over, or give up
 //! ```
 //! Guests wait for nothing, and a target that is away costs them nothing. But nothing holds them back either: it need not
-//! converge. Blocks that are written again and again would be copied again and again: they are put off while there are others, and copied
-//! once, in the last round but one (§2.3.4).
+//! converge. Blocks that are written again and again would be copied again and again: they are put off while there are others, from the
+//! first round on, and copied once, in the last round but one (§2.3.4).
 //!
 //! ```text
 //!   everything ─► cold ─► cold ─► … ─► everything, also what was put off ─► few enough: the last round
@@ -44,6 +44,9 @@ const PATIENCE: u32 = 3;
 const COLD_PART: u64 = 4;
 /// Part of what is left that has to be put off for a round to count as cold: otherwise it has copied everything, about.
 const PUT_OFF_PART: u64 = 8;
+/// Times that a block has to be written ahead of the cursor for the first round to put it off. It takes less than to be hot: to
+/// put a block off that is not written any more costs nothing but a longer second round.
+const AGAIN: u32 = 2;
 /// Rounds after which it is given up, although one is smaller than another now and then.
 const ROUNDS_MAX: u64 = 50;
 /// Rounds that are reported one by one; later ones are added to the last.
@@ -204,7 +207,7 @@ impl Tracking {
         let is_late = self.took > self.first_took * PATIENCE;
         if self.shrinks() && (!is_late || left > within) && self.ended < ROUNDS_MAX {
             let lap = self.next_lap();
-            self.before_cold = (lap == Lap::Cold).then_some(left);
+            self.before_cold = (lap == Lap::Cold).then_some(dirty);
             self.begin_round(engine, now, lap)
         } else if left <= within {
             self.aim = Aim::HandOver;
@@ -316,7 +319,7 @@ impl Policy for Tracking {
     }
 
     fn next_run(&mut self, engine: &mut Engine) -> Option<BlockRange> {
-        engine.next_of_pass().or_else(|| match self.lap {
+        engine.next_cold_of_pass(AGAIN).or_else(|| match self.lap {
             Lap::Everything => engine.next_missing(),
             Lap::Cold => engine.next_cold(),
         })

@@ -68,6 +68,21 @@ const WEIGHTS: [(Fault, usize); 23] = [
     (Fault::ClockJump, 1),
 ];
 
+/// The stream of numbers that draws faults for what would be struck too seldom.
+const SELDOM_STREAM: u64 = 0x7365_6c64_6f6d_0000;
+/// In how many of a hundred simulations there are any.
+const SELDOM_PERCENT: u64 = 25;
+/// Phases that few migrations enter, or that are over in no time.
+const SELDOM: [Phase; 6] =
+    [Phase::TakingBack, Phase::TakingBack, Phase::Discarding, Phase::Memory, Phase::Closing, Phase::Retiring];
+/// How long after its beginning such a phase is struck at most.
+const SOON: Duration = Duration::from_millis(1);
+/// In how many of a hundred cases it is an image that is touched, in any phase: there has to be one that was kept.
+const TOUCHED_PERCENT: u64 = 40;
+
+/// At so many of the phase's beginnings.
+const TOUCHED_ENTRIES: u32 = 4;
+
 /// In how many of a hundred cases a daemon that recovers may be hit again …
 const RECOVERY_CRASH_PERCENT: u64 = 25;
 /// … and by when.
@@ -98,6 +113,50 @@ impl Fleet {
             }
             self.draw_loss_after_hand_back(&mut random);
         }
+    }
+
+    /// Draws faults in phases that the others seldom meet, with what leads there. From a stream of its own: whatever else is drawn
+    /// stays as it is.
+    pub(super) fn draw_seldom_faults(&self, seed: u64) {
+        let mut random = Random::new(seed ^ SELDOM_STREAM);
+        if self.is_alone() || !random.percent(SELDOM_PERCENT) {
+            return;
+        }
+        let table = Table::of_hosts(self.hosts.len());
+        let (fault, phase) = if self.hosts.len() > 2 && random.percent(TOUCHED_PERCENT) {
+            let some = random.pick(&Phase::ALL);
+            (Fault::ImageTouched, random.pick(&[some, some, Phase::Memory, Phase::TakingBack]))
+        } else {
+            (random.pick(table.faults()), random.pick(&SELDOM))
+        };
+        if impossible(table, fault, phase).is_some() {
+            return;
+        }
+        // An image that can be touched is there after some migrations only.
+        let entries = if fault == Fault::ImageTouched { TOUCHED_ENTRIES } else { 1 };
+        let lasting = |fault, phase, strikes_max| Planned {
+            window: AWAY_MAX,
+            percent: 100,
+            strikes_max,
+            ..planned(fault, phase)
+        };
+        if phase == Phase::TakingBack || fault == Fault::HandBack {
+            let strikes_max = random.pick(&[1, 3]);
+            let trial = lasting(Fault::HandBack, Phase::Committing, strikes_max);
+            (0..entries).for_each(|skip| self.world.faults.plan(Planned { skip, ..trial }));
+        }
+        if fault == Fault::HandBack {
+            // Other volumes' trials are to be under way when the first has failed.
+            self.world.faults.plan(lasting(Fault::TargetSlow, Phase::Committing, 3));
+        }
+        let plan = Planned {
+            delay: if random.percent(50) { Duration::ZERO } else { random.duration(Duration::ZERO, SOON) },
+            window: random.duration(Duration::from_millis(1), AWAY_MAX),
+            strikes_max: 5,
+            percent: 100,
+            ..planned(fault, phase)
+        };
+        (0..entries).for_each(|skip| self.world.faults.plan(Planned { skip, ..plan }));
     }
 
     /// Draws that a copy which has been handed back is not heard to be discarded.

@@ -19,7 +19,7 @@ pub(super) async fn slow_target(
 ) -> anyhow::Result<Vec<Figure>> {
     let source = stage.options.scale.device();
     let case = Case {
-        size_bytes: stage.options.bench.size_bytes,
+        size_bytes: stage.options.scale.slow_size(stage.options.bench.size_bytes),
         load: super::outstanding::oltp(DEPTH),
         target: source.slower(TIMES),
         x: TIMES as f64,

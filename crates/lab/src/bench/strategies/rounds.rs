@@ -26,7 +26,7 @@ fn usual(stage: &Stage<'_>) -> Case {
 /// Figure 2: how often each block was written, and the share of writes that wrote a block once more.
 pub(super) async fn rewrites(stage: &mut Stage<'_>, progress: &mut Progress) -> anyhow::Result<Vec<Figure>> {
     let (mut lines, mut shares) = (Vec::new(), Vec::new());
-    let span = stage.options.scale.margin() * 2;
+    let span = stage.options.scale.look();
     for (index, (name, case)) in loads(usual(stage)).into_iter().enumerate() {
         progress.note(name);
         progress.advance(index as f64 / 2.0);

@@ -12,7 +12,7 @@ use std::time::Duration;
 use chronicle::BlockRange;
 
 use super::{Engine, Toll, Write};
-use crate::strategy::heat::Heat;
+use crate::strategy::heat::{Heat, THRESHOLD};
 use crate::strategy::{HotBlocks, Route};
 
 impl Engine {
@@ -28,13 +28,26 @@ impl Engine {
     pub(in crate::strategy) fn next_cold(&mut self) -> Option<BlockRange> {
         loop {
             let run = self.next_missing()?;
-            let (alike, heat) = self.heat.alike(run);
-            self.scan = alike.end;
+            let cold = self.first_cold(run, THRESHOLD);
+            self.scan = cold.map_or(run.end, |cold| cold.end);
+            if cold.is_some() {
+                return cold;
+            }
+        }
+    }
+
+    /// The first part of a run of missing blocks that were not written so many times of late; what is before it is put off.
+    pub(super) fn first_cold(&mut self, run: BlockRange, times: u32) -> Option<BlockRange> {
+        let mut rest = run;
+        while !rest.is_empty() {
+            let (alike, heat) = self.heat.alike(rest, times);
             match heat {
                 Heat::Cold => return Some(alike),
                 Heat::Hot => self.replica.put_off(alike),
             }
+            rest.start = alike.end;
         }
+        None
     }
 
     /// What was put off is to be copied.

@@ -44,6 +44,18 @@ impl Engine {
         run
     }
 
+    /// The same, of blocks that were not written so many times of late; those that were, and were looked at for it, are put off.
+    pub(in crate::strategy) fn next_cold_of_pass(&mut self, times: u32) -> Option<BlockRange> {
+        loop {
+            let run = self.next_of_pass()?;
+            let cold = self.first_cold(run, times);
+            self.cursor = cold.map_or(run.end, |cold| cold.end);
+            if cold.is_some() {
+                return cold;
+            }
+        }
+    }
+
     /// The next run of missing blocks, round and round.
     pub(in crate::strategy) fn next_missing(&mut self) -> Option<BlockRange> {
         let run = self.unclaimed_run(self.scan).or_else(|| self.unclaimed_run(BlockIndex(0)))?;

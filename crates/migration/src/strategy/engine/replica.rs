@@ -152,6 +152,7 @@ impl ReplicaBlocks {
     /// Puts blocks off that are missing, or become so.
     pub(super) fn put_off(&mut self, blocks: BlockRange) {
         self.missing.remove(blocks);
+        self.dirty.remove(blocks);
         self.put_off.insert(blocks);
     }
 
