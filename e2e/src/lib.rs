@@ -15,6 +15,7 @@ pub mod browser;
 pub mod by_hand;
 pub mod fio;
 pub mod guest;
+pub mod libvirt;
 mod pair;
 pub mod pictures;
 mod play;

@@ -42,7 +42,7 @@ const RUN: [&str; 8] = [
 ];
 
 /// Blocks that nobody runs as they stand, by document and heading, and why.
-const NOT_RUN: [(&str, &str); 11] = [
+const NOT_RUN: [(&str, &str); 12] = [
     ("README.md#Try it", "it is the whole of the tests, and the demo, which a test of its own runs"),
     ("README.md#Install it", "it builds a package by the network; docs/operate.md has the rest, and is run"),
     ("docs/hostile-input.md#Fuzzing", "it takes ten minutes a target, and a nightly compiler"),
@@ -50,6 +50,7 @@ const NOT_RUN: [(&str, &str); 11] = [
     ("docs/hosts.md#Moving", "hosts of other names; the README's tour moves a volume there and home"),
     ("docs/hosts.md#Before anything moves", "hosts of other names; e2e/tests/dry_run.rs"),
     ("docs/hosts.md#When something breaks", "it has a ticket in it that only one migration fits"),
+    ("docs/libvirt.md", "a domain of another name, and other hosts; e2e/tests/libvirt.rs"),
     ("docs/nbd.md#What an export offers", "a part of a command; the README's tour has a whole one"),
     ("docs/observe.md#What happens", "it waits for ever; sterna/tests/program/watch.rs"),
     ("docs/performance.md#", "benchmarks take hours; sterna/tests/program/bench.rs runs short ones"),

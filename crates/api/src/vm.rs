@@ -28,11 +28,15 @@ pub struct Vm {
     /// QEMU's process; `None` while there is none.
     #[serde(default)]
     pub process: Option<u32>,
-    /// QEMU's version; `None` while it does not run.
+    /// What runs it, with its version, such as `QEMU 10.0.2` or `libvirt 9.0.0`; `None` while it does not run.
     #[serde(default)]
     pub hypervisor: Option<String>,
-    /// Absolute path of its monitor's socket. The daemon is connected to it; QEMU serves one client at a time.
+    /// Absolute path of its monitor's socket, or of libvirt's. The daemon is connected to a monitor; QEMU serves one client at a
+    /// time.
     pub monitor: String,
+    /// What libvirt calls it; `None`: it is no domain of libvirt.
+    #[serde(default)]
+    pub libvirt_domain: Option<String>,
     /// Absolute path of the file with what QEMU says; `None`: Sterna has not started it.
     #[serde(default)]
     pub log: Option<String>,
@@ -99,11 +103,23 @@ impl StopVm {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AdoptVm {
-    /// Absolute path of its monitor's socket (QMP). Nobody else may be connected to it meanwhile.
-    pub monitor: String,
-    /// Its disks, by the names of their devices or nodes; none: all that can be written.
+    /// Absolute path of its monitor's socket (QMP). Nobody else may be connected to it meanwhile. `None`: it is a domain of
+    /// libvirt.
+    #[serde(default)]
+    pub monitor: Option<String>,
+    /// Its disks, by the names of their devices or nodes, or by libvirt's (`vda`); none: all that can be written.
     #[serde(default)]
     pub disks: Vec<String>,
+    /// The domain of libvirt (`qemu:///system`), by its name or UUID: libvirt copies its disks to new volumes. `None`: it is named
+    /// by its monitor.
+    #[serde(default)]
+    pub libvirt: Option<String>,
+    /// Absolute path of libvirt's socket; `None`: the usual one.
+    #[serde(default)]
+    pub libvirt_socket: Option<String>,
+    /// The store of the new volumes of a domain of libvirt; `None`: the only one.
+    #[serde(default)]
+    pub store: Option<String>,
 }
 
 /// What has become of a VM that was removed.

@@ -47,7 +47,7 @@ use hypervisor::qemu::{Lifeline, Qemu};
 use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::task::AbortHandle;
 
-pub(crate) use self::adoptions::{Adopted, AdoptedDisk, Adoptions};
+pub(crate) use self::adoptions::{Adopted, AdoptedDisk, Adoptions, LibvirtDomain, Wanted};
 pub(crate) use self::arrival::Scope;
 pub(crate) use self::catalogue::Standing;
 use self::catalogue::{Catalogue, Fate, Record};
@@ -338,6 +338,10 @@ impl Vms {
         for entry in self.entries().values() {
             let Some(user) = qemu_sockets::user(&self.monitor_of(&entry.record)) else { continue };
             entry.definition.volumes().iter().for_each(|volume| self.grants.give(volume, user));
+        }
+        for adopted in self.adoptions.iter().flat_map(Adoptions::list) {
+            let Some(user) = adopted.libvirt.and_then(|domain| domain.user) else { continue };
+            adopted.disks.iter().for_each(|disk| self.grants.give(&disk.volume, user));
         }
     }
 

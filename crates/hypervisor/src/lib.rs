@@ -4,12 +4,14 @@
 //!   Hypervisor   what a migration needs of one running VM: checks, memory out, memory in, pause and resume
 //!      ├── qemu::Qemu   one QEMU process, over its machine protocol (QMP); what only QEMU has is there as well
 //!      └── fake::FakeVm no process at all: what a test needs of a VM
+//!   libvirt::Libvirt  domains of libvirt, whose disks it leads elsewhere itself
 //! ```
 //! A migration uses the trait alone. What starts a VM, adopts one or reads its command knows which hypervisor it is.
 //! `tests/qemu/contract.rs` asks the same of all implementations.
 
 mod error;
 pub mod fake;
+pub mod libvirt;
 mod memory;
 pub mod qemu;
 mod state;

@@ -1,11 +1,14 @@
-//! Guests that are paused for something that we do: when they may run again, and what is done with their disks meanwhile.
+//! Guests that are paused for something that we do: when they may run again, and what is done with their disks meanwhile; and
+//! disks that change hands while their guest works.
 //!
 //! ```text
 //!   Hold      note durable ─► may be paused ─► the reason is over ─► told to run ─► seen to run ─► note removed
 //!   Exchange  each disk:  its file ◄─► nothing ◄─► its volume's export; one way or back, until all are on one side
+//!   Copied    each disk:  its file ◄─► a copy ◄─► its volume's export; by copies of the hypervisor, which the guest does not notice
 //! ```
-//! Neither does anything: they are told what is seen of the hypervisor, and say what comes next. Both go on until a guest
-//! runs, and both can begin in any state that a killed daemon may leave.
+//! None does anything: they are told what is seen of the hypervisor, and say what comes next. They go on until a guest
+//! runs, and can begin in any state that a killed daemon may leave.
 
+pub mod copied;
 pub mod exchange;
 pub mod hold;

@@ -3,6 +3,7 @@
 pub(in crate::host) mod adopt;
 pub(in crate::host) mod adopted;
 pub(in crate::host) mod exchange;
+pub(in crate::host) mod libvirt;
 pub(in crate::host) mod manage;
 pub(in crate::host) mod move_vm;
 pub(in crate::host) mod preflight;

@@ -1,7 +1,7 @@
 //! VMs that were started without Sterna and have disks that it serves: which, and what it takes to give them back.
 //!
 //! Their QEMU is somebody else's: Sterna connects to its monitor when it has something to say, and leaves it to others
-//! otherwise.
+//! otherwise. Of a domain of libvirt the monitor is libvirt's, and libvirt is asked instead.
 
 use std::path::PathBuf;
 
@@ -17,10 +17,40 @@ pub(crate) type Adoptions = Listing<Adopted>;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Adopted {
     pub(crate) name: String,
-    /// Absolute path of its monitor's socket.
+    /// Absolute path of its monitor's socket; of a domain of libvirt that of libvirt's.
     pub(crate) monitor: PathBuf,
     pub(crate) disks: Vec<AdoptedDisk>,
     pub(crate) added_unix_ms: u64,
+    /// What it is to libvirt; `None`: somebody else has started its QEMU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) libvirt: Option<LibvirtDomain>,
+}
+
+/// A domain of libvirt whose disks were, or are being, copied to volumes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LibvirtDomain {
+    /// Its name when it was adopted, for people.
+    pub(crate) name: String,
+    pub(crate) uuid: String,
+    /// Where volumes for its disks are made; `None`: in the only store.
+    pub(crate) store: Option<String>,
+    /// The user that its QEMU runs as, who may connect to its volumes; `None`: libvirt does not tell.
+    pub(crate) user: Option<u32>,
+    pub(crate) wanted: Wanted,
+    /// Nothing is under way.
+    pub(crate) is_settled: bool,
+    /// The disks' files were not there when they were to be made: what is there is a copy.
+    pub(crate) owns_files: bool,
+}
+
+/// Where the disks of a domain are to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Wanted {
+    /// Over their volumes.
+    Volumes,
+    /// In files, without Sterna.
+    Files,
 }
 
 /// A disk that was adopted.
@@ -74,6 +104,31 @@ impl AdoptedDisk {
             cache_direct,
             cache_no_flush,
             detect_zeroes,
+        }
+    }
+
+    /// Remembers a disk of a domain, by what libvirt calls it, with the file that it is, or is to be, in.
+    pub(crate) fn of_domain(
+        target: &str,
+        volume: String,
+        file: PathBuf,
+        format: &str,
+        size_bytes: u64,
+    ) -> Self {
+        Self {
+            volume,
+            number: 0,
+            device: target.to_owned(),
+            drive: String::new(),
+            node: String::new(),
+            child: None,
+            format: format.to_owned(),
+            file,
+            size_bytes,
+            is_read_only: false,
+            cache_direct: false,
+            cache_no_flush: false,
+            detect_zeroes: "off".to_owned(),
         }
     }
 

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use api::ErrorCode;
 use hypervisor::HypervisorError;
+use hypervisor::libvirt::LibvirtError;
 use hypervisor::qemu::command_line::allowed::NotAllowed;
 
 use super::definition::DefinitionError;
@@ -91,6 +92,14 @@ pub(crate) enum VmError {
         /// Why.
         source: HypervisorError,
     },
+    /// libvirt did not do something.
+    #[error("the VM \"{vm}\": {source}")]
+    Libvirt {
+        /// Which.
+        vm: String,
+        /// What libvirt said.
+        source: LibvirtError,
+    },
     /// The kernel does not tell what its process is.
     #[error(
         "cannot look at the process {id} of the VM \"{vm}\": {source}; the daemon must run as the same user, or as root"
@@ -164,6 +173,7 @@ impl VmError {
                 ErrorCode::VmUnsuitable
             }
             Self::NoMonitor { source, .. } => code_of_monitor(source),
+            Self::Libvirt { source, .. } => code_of_libvirt(source),
             Self::VolumeTaken { .. } => ErrorCode::VolumeInUse,
             Self::Running(_)
             | Self::RunsAlready(_)
@@ -178,6 +188,19 @@ impl VmError {
             | Self::Hidden { .. } => ErrorCode::VmFailed,
             Self::Io { .. } | Self::Listing(_) | Self::Unusable(_) => ErrorCode::StorageFailed,
         }
+    }
+}
+
+/// The cause of what libvirt did not do, as the API calls it.
+fn code_of_libvirt(error: &LibvirtError) -> ErrorCode {
+    match error {
+        LibvirtError::Unreachable { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {
+            ErrorCode::NotPermitted
+        }
+        LibvirtError::Authentication { .. } => ErrorCode::NotPermitted,
+        error if error.is_no_domain() => ErrorCode::VmNotFound,
+        LibvirtError::Unreachable { .. } | LibvirtError::Definition(_) => ErrorCode::VmUnsuitable,
+        _ => ErrorCode::VmFailed,
     }
 }
 

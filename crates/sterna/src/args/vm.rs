@@ -15,7 +15,7 @@ pub(crate) enum VmCommand {
     /// Stop a VM: press its power button, and cut its power if it does not shut down.
     #[command(after_help = "Examples:\n  sterna vm stop web1\n  sterna vm stop web1 --now")]
     Stop(StopVmArguments),
-    /// Take over the disks of a running QEMU that somebody else has started: they can be moved then.
+    /// Take over the disks of a running QEMU, or of a domain of libvirt, that somebody else has started: they can be moved then.
     #[command(after_help = ADOPT_HELP)]
     Adopt(AdoptArguments),
     /// Give a VM its disks back as plain files; it goes on without Sterna.
@@ -64,24 +64,38 @@ pub(crate) struct StopVmArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct AdoptArguments {
-    /// Name for the VM; its volumes are called NAME, or NAME-0, NAME-1 and so on.
-    pub(crate) name: String,
+    /// Name for the VM; its volumes are called NAME, or NAME-0, NAME-1 and so on. A domain of libvirt keeps its own by default.
+    #[arg(required_unless_present = "libvirt")]
+    pub(crate) name: Option<String>,
     /// The socket of its monitor.
-    #[arg(long, value_name = "SOCKET")]
-    pub(crate) qmp: PathBuf,
-    /// A disk, by the name of its device or node; by default all that can be written.
+    #[arg(long, value_name = "SOCKET", required_unless_present = "libvirt", conflicts_with = "libvirt")]
+    pub(crate) qmp: Option<PathBuf>,
+    /// A domain of libvirt (qemu:///system), by its name or UUID: libvirt copies its disks to new volumes while it works.
+    #[arg(long, value_name = "DOMAIN")]
+    pub(crate) libvirt: Option<String>,
+    /// The store for the volumes of a domain of libvirt; by default the only one.
+    #[arg(long, value_name = "STORE", requires = "libvirt")]
+    pub(crate) store: Option<String>,
+    /// The socket of libvirt; by default that of virtqemud or libvirtd.
+    #[arg(long, value_name = "SOCKET", requires = "libvirt")]
+    pub(crate) libvirt_socket: Option<PathBuf>,
+    /// A disk, by the name of its device or node, or by libvirt's (vda); by default all that can be written.
     #[arg(long, value_name = "ID")]
     pub(crate) disk: Vec<String>,
 }
 
 const ADOPT_HELP: &str = "\
-Example:
+Examples:
   sterna vm adopt web1 --qmp /run/web1.qmp
+  sterna vm adopt --libvirt web1 --store fast
 
 Raw and qcow2 images, attached by -blockdev or -drive. The machine is paused for a moment and not restarted. Then its disks
 can be moved, and it can move to another host as a whole: sterna migrate web1 --to HOST. Nobody else may be connected to the
 monitor meanwhile. QEMU must be allowed to connect to the sockets of volumes: --socket-owner and
-[volume_sockets] of the configuration.";
+[volume_sockets] of the configuration.
+
+The disks of a domain of libvirt are copied to new volumes by libvirt, which knows of it all; nothing is paused. A copy that
+takes longer than a minute goes on in the background: sterna vm show web1. `sterna vm release` copies them back to files.";
 
 const ADD_HELP: &str = "\
 Example:

@@ -31,8 +31,15 @@ pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> 
             output::print(format, &client.stop_vm(&order.name, how).await?, vms::stopped)?;
         }
         VmCommand::Adopt(order) => {
-            let adopt = AdoptVm { monitor: absolute(&order.qmp)?, disks: order.disk };
-            output::print(format, &client.adopt_vm(&order.name, &adopt).await?, vms::adopted)?;
+            let named = order.name.or_else(|| order.libvirt.clone()).unwrap_or_default();
+            let adopt = AdoptVm {
+                monitor: order.qmp.as_deref().map(absolute).transpose()?,
+                disks: order.disk,
+                libvirt: order.libvirt,
+                libvirt_socket: order.libvirt_socket.as_deref().map(absolute).transpose()?,
+                store: order.store,
+            };
+            output::print(format, &client.adopt_vm(&named, &adopt).await?, vms::adopted)?;
         }
         VmCommand::Release(order) => {
             let vm = client.release_vm(&order.name).await?;

@@ -9,10 +9,12 @@ pub(crate) fn list(vms: &Vec<Vm>) -> String {
     if vms.is_empty() {
         return "no VMs; add one with: sterna vm add NAME --definition FILE\n".to_owned();
     }
-    let mut table = table(&["VM", "STATE", "PROCESS", "VOLUMES"], &[2]);
+    let mut table = table(&["VM", "STATE", "HYPERVISOR", "PROCESS", "VOLUMES"], &[3]);
     for vm in vms {
         let process = vm.process.map_or_else(dash, |process| process.to_string());
-        table.add_row([vm.name.clone(), state(vm.state).to_owned(), process, volumes(&vm.volumes)]);
+        let hypervisor = vm.hypervisor.clone().unwrap_or_else(dash);
+        let row = [vm.name.clone(), state(vm.state).to_owned(), hypervisor, process, volumes(&vm.volumes)];
+        table.add_row(row);
     }
     lines(&table)
 }
@@ -24,7 +26,13 @@ pub(crate) fn show(vm: &Vm) -> String {
     rows.push(("volumes", volumes(&vm.volumes)));
     rows.push(("process", vm.process.map_or_else(dash, |process| process.to_string())));
     rows.push(("hypervisor", vm.hypervisor.clone().unwrap_or_else(dash)));
-    rows.push(("monitor", vm.monitor.clone()));
+    match &vm.libvirt_domain {
+        Some(domain) => {
+            rows.push(("domain", domain.clone()));
+            rows.push(("libvirt", vm.monitor.clone()));
+        }
+        None => rows.push(("monitor", vm.monitor.clone())),
+    }
     rows.extend(vm.log.clone().map(|log| ("log", log)));
     if let Some(whole) = &vm.whole_move {
         let possible = || "can move to another host as a whole".to_owned();
@@ -55,6 +63,10 @@ pub(crate) fn stopped(vm: &Vm) -> String {
 /// That a VM's disks were adopted.
 pub(crate) fn adopted(vm: &Vm) -> String {
     let mut text = format!("{} goes on; its disks are served as: {}\n", vm.name, volumes(&vm.volumes));
+    if vm.libvirt_domain.is_some() {
+        text += &vm.message.as_ref().map(|message| format!("note: {message}\n")).unwrap_or_default();
+        return text + &format!("to move them: sterna migrate {} --to STORE\n", vm.volumes.join(", "));
+    }
     match &vm.whole_move {
         None => {}
         Some(WholeMove { obstacle: Some(obstacle), .. }) => {

@@ -44,6 +44,7 @@ impl Host {
             && order.named != Named::Volume
             && self.elsewhere(&order.to)?.is_some()
         {
+            self.refuse_domain(&adopted)?;
             return self.migrate_adopted(adopted, order).await;
         }
         self.check_is_volume(&name, &order)?;

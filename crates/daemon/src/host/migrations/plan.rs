@@ -187,6 +187,7 @@ impl Host {
     async fn plan_adopted(self: &Arc<Self>, adopted: &Adopted, plan: &mut MigrationPlan) -> Option<Company> {
         let name = &adopted.name;
         let looked = async {
+            self.refuse_domain(adopted)?;
             let vm = Qemu::connect(&adopted.monitor).await.map_err(VmError::of(name))?;
             let derived = derived(adopted, &vm).await?;
             check_movable(name, &vm).await?;

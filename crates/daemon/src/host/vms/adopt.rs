@@ -41,12 +41,15 @@ impl Host {
         names::check(&name).map_err(|reason| {
             RequestError::Invalid(format!("\"{name}\" cannot be the name of a VM: {reason}"))
         })?;
+        let monitor = match monitor_named(&order)? {
+            Named::Monitor(monitor) => monitor,
+            Named::Domain(domain) => return self.adopt_domain(name, domain, order).await,
+        };
         let turn = self.vms.turn(&name)?;
         let adoptions = self.adoptions()?;
         if adoptions.get(&name).is_some() || self.vms.get(&name).is_ok() {
             return Err(VmError::Exists(name).into());
         }
-        let monitor = PathBuf::from(&order.monitor);
         let no_monitor = |source| VmError::NoMonitor { vm: name.clone(), source };
         let qemu = Qemu::connect(&monitor).await.map_err(no_monitor)?;
         let disks = choose(&name, &qemu, &order.disks).await?;
@@ -61,6 +64,7 @@ impl Host {
                 .map(|(index, disk)| AdoptedDisk::of(disk, volume(index), number(index)))
                 .collect(),
             added_unix_ms: now_unix_ms(),
+            libvirt: None,
         };
         if let Some(disk) = adopted.disks.iter().find(|disk| self.volumes.service(&disk.volume).is_some()) {
             return Err(RequestError::VolumeExists(disk.volume.clone()));
@@ -88,6 +92,9 @@ impl Host {
     /// # Errors
     /// [`RequestError`]; what could not be given back is served as before.
     pub(crate) async fn release_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
+        if self.is_domain(&name)? {
+            return self.release_domain(name).await;
+        }
         let turn = self.vms.turn(&name)?;
         // Of a VM that is, or is on its way, elsewhere nothing can be given back here.
         let _operation = match self.vms.get(&name) {
@@ -135,6 +142,9 @@ impl Host {
     /// # Errors
     /// [`RequestError`]; what keeps it from running.
     pub(crate) async fn resume_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
+        if self.is_domain(&name)? {
+            return self.resume_domain(name).await;
+        }
         let turn = self.vms.turn(&name)?;
         let adopted = self.adoptions()?.get(&name);
         if self.vms.get(&name).is_ok() {
@@ -389,8 +399,13 @@ impl Host {
             let number = disk.number().unwrap_or_else(|| u32::try_from(index).unwrap_or(u32::MAX));
             disks.push(AdoptedDisk::of(&disk, volume.clone(), number));
         }
-        let adopted =
-            Adopted { name: name.to_owned(), monitor: known.monitor, disks, added_unix_ms: now_unix_ms() };
+        let adopted = Adopted {
+            name: name.to_owned(),
+            monitor: known.monitor,
+            disks,
+            added_unix_ms: now_unix_ms(),
+            libvirt: None,
+        };
         self.where_it_is_now(adopted)
     }
 
@@ -426,6 +441,9 @@ impl Host {
     }
 
     async fn describe_held(&self, adopted: &Adopted, answer_max: Duration) -> Vm {
+        if let Some(domain) = &adopted.libvirt {
+            return self.describe_domain(adopted, domain, answer_max).await;
+        }
         let mut vm = adopted::describe(adopted, answer_max).await;
         if vm.state != api::VmState::Running {
             vm.message = self.vms.holds.why(&adopted.name).or(vm.message);
@@ -433,14 +451,38 @@ impl Host {
         vm
     }
 
-    async fn remember_adopted(self: &Arc<Self>, adopted: Adopted) -> Result<(), RequestError> {
+    pub(in crate::host) async fn remember_adopted(
+        self: &Arc<Self>,
+        adopted: Adopted,
+    ) -> Result<(), RequestError> {
         let host = Arc::clone(self);
         blocking(move || Ok(host.adoptions()?.put(&adopted).map_err(VmError::from)?)).await
     }
 
-    async fn forget_adopted(self: &Arc<Self>, name: &str) -> Result<(), RequestError> {
+    pub(in crate::host) async fn forget_adopted(self: &Arc<Self>, name: &str) -> Result<(), RequestError> {
         let (host, name) = (Arc::clone(self), name.to_owned());
         blocking(move || Ok(host.adoptions()?.remove(&name).map(drop).map_err(VmError::from)?)).await
+    }
+}
+
+/// What an order names the VM by.
+enum Named {
+    Monitor(PathBuf),
+    Domain(String),
+}
+
+fn monitor_named(order: &AdoptVm) -> Result<Named, RequestError> {
+    match (&order.monitor, &order.libvirt) {
+        (Some(monitor), None) if order.store.is_none() => Ok(Named::Monitor(PathBuf::from(monitor))),
+        (None, Some(domain)) => Ok(Named::Domain(domain.clone())),
+        (Some(_), None) => {
+            let text = "images that QEMU has open are served where they are; leave the store out, and move the volumes then";
+            Err(RequestError::Invalid(text.to_owned()))
+        }
+        _ => {
+            let text = "a VM is adopted by its monitor (QMP) or as a domain of libvirt: name one of them";
+            Err(RequestError::Invalid(text.to_owned()))
+        }
     }
 }
 

@@ -90,6 +90,7 @@ pub(in crate::host) async fn describe(adopted: &Adopted, answer_max: Duration) -
         hypervisor,
         monitor: adopted.monitor.display().to_string(),
         log: None,
+        libvirt_domain: None,
         definition,
         whole_move,
         added_unix_ms: adopted.added_unix_ms,

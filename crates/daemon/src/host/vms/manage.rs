@@ -149,6 +149,7 @@ async fn describe(known: Known) -> Vm {
         hypervisor: alive.map(|alive| format!("QEMU {}", alive.qemu.version())),
         monitor: known.monitor.display().to_string(),
         log: known.log.map(|log| log.display().to_string()),
+        libvirt_domain: None,
         definition: Some(known.definition),
         whole_move: None,
         added_unix_ms: known.added_unix_ms,

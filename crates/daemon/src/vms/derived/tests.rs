@@ -66,6 +66,7 @@ impl Scene {
         let process =
             Launched { program, command, folder: self.folder.path().to_owned(), ..Launched::default() };
         let adopted = Adopted {
+            libvirt: None,
             name: "web1".to_owned(),
             monitor: "/run/web1.qmp".into(),
             disks: self.disks.clone(),

@@ -1,0 +1,433 @@
+//! Domains of libvirt: their disks are copied to volumes by libvirt itself, and back, while they work.
+//!
+//! ```text
+//!   adopt      refuse what others hold ─► remember ─► volume ─► libvirt copies ─► caught up ─► libvirt pivots ─► settled
+//!   release    remember ─► libvirt copies to a file ─► caught up ─► pivots ─► volume and its image gone ─► forget
+//!   release of a domain that is shut off:    volume gone, image kept ─► named in the definition ─► forget
+//! ```
+//! What comes next is said by [`migration::vm::copied`] and carried out in [`sides`]. libvirt's definition, locks and labels are
+//! true all the while, because libvirt does it; nothing is paused. Everything can take as long as a copy does, so an answer may
+//! come before it is done, and a daemon that is started again goes on.
+
+mod sides;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{AdoptVm, Vm, VmState, WholeMove};
+use hypervisor::libvirt::{
+    Definition, Disk, DiskSource, Domain, DomainState, Libvirt, LibvirtError, disks, parse_uuid, qemu_user,
+    show_uuid,
+};
+
+use crate::error::RequestError;
+use crate::host::{Host, blocking};
+use crate::journal::now_unix_ms;
+use crate::vms::{Adopted, AdoptedDisk, LibvirtDomain, VmError, Wanted};
+
+/// How long a copy may take until the answer says that it goes on in the background.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+
+impl Host {
+    /// Has the disks of a domain copied to new volumes.
+    ///
+    /// # Errors
+    /// [`RequestError`]; the domain has its disks as before then.
+    pub(in crate::host) async fn adopt_domain(
+        self: Arc<Self>,
+        name: String,
+        wanted: String,
+        order: AdoptVm,
+    ) -> Result<Vm, RequestError> {
+        let turn = self.vms.turn(&name)?;
+        if self.adoptions()?.get(&name).is_some() || self.vms.get(&name).is_ok() {
+            return Err(VmError::Exists(name).into());
+        }
+        let socket = order.libvirt_socket.as_deref().map(Path::new);
+        let failed = |source| RequestError::from(VmError::Libvirt { vm: name.clone(), source });
+        let libvirt = Libvirt::connect(socket).await.map_err(failed)?;
+        let domain = libvirt.domain(&wanted).await.map_err(failed)?;
+        let uuid = show_uuid(&domain.uuid);
+        let is_same = |vm: &Adopted| vm.libvirt.as_ref().is_some_and(|domain| domain.uuid == uuid);
+        if let Some(vm) = self.adoptions()?.find(is_same) {
+            return Err(VmError::Adopted(vm.name).into());
+        }
+        if libvirt.state(&domain).await.map_err(failed)? == DomainState::ShutOff {
+            return Err(refuse(&name, "the domain is shut off; start it first: virsh start"));
+        }
+        refuse_held(&name, &libvirt, &domain).await?;
+        let store = self.stores.choose(order.store.as_deref())?;
+        store.require()?;
+        let store = store.name().to_owned();
+        let definition = libvirt.definition(&domain, Definition::Current).await.map_err(failed)?;
+        let chosen = choose(&name, &disks(&definition).map_err(failed)?, &order.disks)?;
+        let mut adopted = Adopted {
+            name: name.clone(),
+            monitor: libvirt.socket().to_owned(),
+            disks: Vec::new(),
+            added_unix_ms: now_unix_ms(),
+            libvirt: Some(LibvirtDomain {
+                name: domain.name.clone(),
+                uuid,
+                store: Some(store.clone()),
+                user: qemu_user(&definition).map_err(failed)?,
+                wanted: Wanted::Volumes,
+                is_settled: false,
+                owns_files: false,
+            }),
+        };
+        let is_alone = chosen.len() == 1;
+        for (index, disk) in chosen.into_iter().enumerate() {
+            let free = if is_alone { name.clone() } else { format!("{name}-{index}") };
+            let kept = self.kept((&name, &store), &libvirt, (&domain, disk), free).await?;
+            adopted.disks.push(kept);
+        }
+        // N.B. Before anything is made: a daemon that is killed from here on knows what is under way.
+        self.remember_adopted(adopted).await?;
+        let left = self.change_sides_within(&name, turn).await?;
+        let mut vm = self.describe_vm(&name).await?;
+        if !left.is_empty() {
+            let left: Vec<_> = left.iter().map(|file| file.display().to_string()).collect();
+            vm.message = Some(format!("what it had until now is kept: {}", left.join(", ")));
+        }
+        Ok(vm)
+    }
+
+    /// What is remembered of a disk. One that is over a volume of this host already keeps it.
+    async fn kept(
+        self: &Arc<Self>,
+        (name, store): (&str, &str),
+        libvirt: &Libvirt,
+        (domain, disk): (&Domain, Disk),
+        free: String,
+    ) -> Result<AdoptedDisk, RequestError> {
+        let target = &disk.target;
+        match disk.source {
+            DiskSource::File(file) => {
+                if self.volumes.service(&free).is_some() {
+                    return Err(RequestError::VolumeExists(free));
+                }
+                let size = libvirt.disk_size(domain, target).await;
+                let size = size.map_err(|source| VmError::Libvirt { vm: name.to_owned(), source })?;
+                let (host, store) = (Arc::clone(self), store.to_owned());
+                blocking(move || host.stores.choose(Some(&store))?.require_space(size.allocated_bytes))
+                    .await?;
+                Ok(AdoptedDisk::of_domain(target, free, file, &disk.format, size.guest_bytes))
+            }
+            DiskSource::Nbd(source) => {
+                let record = self.record_named(&source.export).ok();
+                let record = record.filter(|_| self.sockets.volume_socket(&source.export) == source.socket);
+                let Some(record) = record else {
+                    return Err(refuse(
+                        name,
+                        &format!("{target} is over an NBD export that is none of this host's volumes"),
+                    ));
+                };
+                let beside = record.image.place.file().map(|file| format!("{file}.released"));
+                let file = beside.map(PathBuf::from).unwrap_or_default();
+                Ok(AdoptedDisk::of_domain(target, source.export, file, "raw", record.size_bytes))
+            }
+            DiskSource::None | DiskSource::Other(_) => Err(refuse(name, &format!("{target} is no file"))),
+        }
+    }
+
+    /// Gives a domain its disks back: copies of the volumes in files if it runs, the volumes' images themselves if it is
+    /// shut off. An adoption that is under way is ended.
+    ///
+    /// # Errors
+    /// [`RequestError`]; what could not be given back is served as before.
+    pub(in crate::host) async fn release_domain(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
+        let shown = self.describe_vm(&name).await?;
+        let mut adopted = self.adoption(&name)?;
+        let Some(domain) = &mut adopted.libvirt else { return Err(VmError::NotFound(name).into()) };
+        domain.wanted = Wanted::Files;
+        let turn = match self.vms.turn(&name) {
+            Ok(turn) => turn,
+            // Whoever copies sees it.
+            Err(_) if !domain.is_settled => {
+                self.remember_adopted(adopted).await?;
+                return self.describe_vm(&name).await;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        if domain.is_settled {
+            let failed = |source| RequestError::from(VmError::Libvirt { vm: name.clone(), source });
+            let libvirt = Libvirt::connect(Some(&adopted.monitor)).await.map_err(failed)?;
+            let found = found(&libvirt, domain).await.map_err(failed)?;
+            if let Some(found) = &found {
+                refuse_held(&name, &libvirt, found).await?;
+            }
+            // Of one that libvirt has no more, or has elsewhere, nothing is given back here.
+            for kept in adopted.disks.iter().filter(|_| found.is_some()) {
+                // One that has gone to another host must come home first.
+                self.record_named(&kept.volume)?;
+                if kept.file.exists() {
+                    let file = kept.file.display();
+                    return Err(refuse(
+                        &name,
+                        &format!(
+                            "{} is to be at {file}, and there is a file already; move it away",
+                            kept.device
+                        ),
+                    ));
+                }
+            }
+            (domain.is_settled, domain.owns_files) = (false, true);
+        }
+        // N.B. From here on what is found at the disks' files is a copy that was begun.
+        self.remember_adopted(adopted).await?;
+        self.change_sides_within(&name, turn).await?;
+        match self.adoptions()?.get(&name) {
+            Some(_) => self.describe_vm(&name).await,
+            None => Ok(Vm { message: None, volumes: Vec::new(), ..shown }),
+        }
+    }
+
+    /// Lets a domain run that is paused.
+    ///
+    /// # Errors
+    /// [`RequestError`].
+    pub(in crate::host) async fn resume_domain(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
+        let adopted = self.adoption(&name)?;
+        let failed = |source| RequestError::from(VmError::Libvirt { vm: name.clone(), source });
+        let libvirt = Libvirt::connect(Some(&adopted.monitor)).await.map_err(failed)?;
+        let domain = match &adopted.libvirt {
+            Some(domain) => found(&libvirt, domain).await.map_err(failed)?,
+            None => None,
+        };
+        let domain = domain.ok_or_else(|| VmError::NotRunning(name.clone()))?;
+        if libvirt.state(&domain).await.map_err(failed)? == DomainState::Paused {
+            libvirt.resume(&domain).await.map_err(failed)?;
+        }
+        self.describe_vm(&name).await
+    }
+
+    /// Goes on with what a daemon before was at.
+    pub(crate) fn settle_domains(self: &Arc<Self>) {
+        for adopted in self.adoptions().map(crate::vms::Adoptions::list).unwrap_or_default() {
+            if adopted.libvirt.as_ref().is_none_or(|domain| domain.is_settled) {
+                continue;
+            }
+            let host = Arc::clone(self);
+            tokio::spawn(async move {
+                let name = adopted.name;
+                tracing::info!(vm = %name, "the disks of a domain were changing hands");
+                for kept in &adopted.disks {
+                    host.until_decided(&kept.volume).await;
+                }
+                let done = match host.vms.turn(&name) {
+                    Ok(turn) => host.change_sides(&name, turn).await,
+                    Err(error) => Err(RequestError::from(error)),
+                };
+                if let Err(error) = done {
+                    tracing::warn!(vm = %name, reason = error.message(), "the disks of a domain");
+                }
+            });
+        }
+    }
+
+    /// Whether a VM is a domain of libvirt.
+    pub(in crate::host) fn is_domain(&self, name: &str) -> Result<bool, RequestError> {
+        Ok(self.adoptions()?.get(name).is_some_and(|adopted| adopted.libvirt.is_some()))
+    }
+
+    fn adoption(&self, name: &str) -> Result<Adopted, RequestError> {
+        Ok(self.adoptions()?.get(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?)
+    }
+
+    async fn change_sides_within(
+        self: &Arc<Self>,
+        name: &str,
+        turn: crate::vms::Turn,
+    ) -> Result<Vec<PathBuf>, RequestError> {
+        let (host, changing) = (Arc::clone(self), name.to_owned());
+        let work = tokio::spawn(async move { host.change_sides(&changing, turn).await });
+        match tokio::time::timeout(ANSWER_WITHIN, work).await {
+            Ok(done) => done.unwrap_or_else(|error| Err(RequestError::Internal(error.to_string()))),
+            // It goes on; what is shown of the VM says how far it is.
+            Err(_) => Ok(Vec::new()),
+        }
+    }
+
+    /// Describes a domain.
+    pub(in crate::host) async fn describe_domain(
+        &self,
+        adopted: &Adopted,
+        domain: &LibvirtDomain,
+        answer_max: Duration,
+    ) -> Vm {
+        let looked = tokio::time::timeout(answer_max, look(adopted, domain)).await;
+        let silent = || (VmState::Unknown, Some("libvirt does not answer".to_owned()), None);
+        let (state, seen, hypervisor) = match looked {
+            Ok(Ok(seen)) => seen,
+            Ok(Err(error)) => (VmState::Unknown, Some(error.to_string()), None),
+            Err(_) => silent(),
+        };
+        let under_way = match (domain.is_settled, domain.wanted) {
+            (true, _) => None,
+            (false, Wanted::Volumes) => Some("libvirt copies its disks to volumes"),
+            (false, Wanted::Files) => Some("libvirt gives it its disks back"),
+        };
+        let said = [under_way.map(str::to_owned), self.vms.holds.why(&adopted.name), seen];
+        let said: Vec<String> = said.into_iter().flatten().collect();
+        Vm {
+            name: adopted.name.clone(),
+            state,
+            message: (!said.is_empty()).then(|| said.join("; ")),
+            volumes: adopted.disks.iter().map(|disk| disk.volume.clone()).collect(),
+            process: None,
+            hypervisor,
+            monitor: adopted.monitor.display().to_string(),
+            libvirt_domain: Some(domain.name.clone()),
+            log: None,
+            definition: None,
+            whole_move: Some(WholeMove {
+                obstacle: Some(memory_is_libvirts(adopted)),
+                left_behind: Vec::new(),
+            }),
+            added_unix_ms: adopted.added_unix_ms,
+        }
+    }
+
+    /// Refuses to move a domain as a whole.
+    ///
+    /// # Errors
+    /// [`RequestError::VmUnmovable`], if it is one; what to do.
+    pub(in crate::host) fn refuse_domain(&self, adopted: &Adopted) -> Result<(), RequestError> {
+        if adopted.libvirt.is_none() {
+            return Ok(());
+        }
+        Err(RequestError::VmUnmovable { vm: adopted.name.clone(), reason: memory_is_libvirts(adopted) })
+    }
+}
+
+/// Why a domain does not move as a whole, and what to do.
+fn memory_is_libvirts(adopted: &Adopted) -> String {
+    let volumes: Vec<_> = adopted.disks.iter().map(|disk| disk.volume.as_str()).collect();
+    let volumes = volumes.join(" ");
+    format!(
+        "libvirt moves its memory, and does not let others say when that changes hosts; move its disks first (sterna migrate \
+         volume:NAME --to HOST --serve-here, for each of {volumes}), then its memory (virsh migrate --live): see docs/libvirt.md"
+    )
+}
+
+/// The domain, unless libvirt has none any more.
+async fn found(libvirt: &Libvirt, domain: &LibvirtDomain) -> Result<Option<Domain>, LibvirtError> {
+    let uuid = parse_uuid(&domain.uuid)
+        .ok_or_else(|| LibvirtError::Definition(format!("{} is no UUID", domain.uuid)))?;
+    match libvirt.domain_of(&uuid).await {
+        Ok(domain) => Ok(Some(domain)),
+        Err(error) if error.is_no_domain() => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// What a domain does, how far its copies are, and who runs it.
+async fn look(
+    adopted: &Adopted,
+    domain: &LibvirtDomain,
+) -> Result<(VmState, Option<String>, Option<String>), LibvirtError> {
+    let libvirt = Libvirt::connect(Some(&adopted.monitor)).await?;
+    let product = Some(format!("libvirt {}", libvirt.version()));
+    let Some(found) = found(&libvirt, domain).await? else {
+        let message = "libvirt has no such domain any more; to end this: sterna vm release".to_owned();
+        return Ok((VmState::Stopped, Some(message), product));
+    };
+    let state = match libvirt.state(&found).await? {
+        DomainState::Running => VmState::Running,
+        DomainState::Paused => VmState::Paused,
+        DomainState::ShutOff => return Ok((VmState::Stopped, None, product)),
+    };
+    let mut progress = Vec::new();
+    if !domain.is_settled {
+        for kept in &adopted.disks {
+            if let Some(job) = libvirt.block_job(&found, &kept.device).await? {
+                let percent = job.done.saturating_mul(100).checked_div(job.end).unwrap_or(0);
+                progress.push(format!("{}: {} {percent} %", kept.device, job.kind));
+            }
+        }
+    }
+    Ok((state, (!progress.is_empty()).then(|| progress.join(", ")), product))
+}
+
+/// Refuses a domain that something else works on.
+async fn refuse_held(name: &str, libvirt: &Libvirt, domain: &Domain) -> Result<(), RequestError> {
+    let failed = |source| RequestError::from(VmError::Libvirt { vm: name.to_owned(), source });
+    if libvirt.state(domain).await.map_err(failed)? == DomainState::ShutOff {
+        return Ok(());
+    }
+    if libvirt.has_job(domain).await.map_err(failed)? {
+        let why = "a job of libvirt works on the domain (a migration, save, dump or backup): virsh domjobinfo; wait for it, or end it: \
+                   virsh domjobabort";
+        return Err(refuse(name, why));
+    }
+    let snapshots = libvirt.snapshots(domain).await.map_err(failed)?;
+    if snapshots > 0 {
+        let why = format!(
+            "libvirt has {snapshots} snapshots of the domain, which its disks would lose: virsh snapshot-list; remove them first: virsh \
+             snapshot-delete"
+        );
+        return Err(refuse(name, &why));
+    }
+    let checkpoints = libvirt.checkpoints(domain).await.map_err(failed)?;
+    if checkpoints > 0 {
+        let why = format!(
+            "libvirt has {checkpoints} checkpoints of the domain for backups, which its disks would lose: virsh checkpoint-list; remove \
+             them first: virsh checkpoint-delete"
+        );
+        return Err(refuse(name, &why));
+    }
+    let definition = libvirt.definition(domain, Definition::Current).await.map_err(failed)?;
+    for disk in disks(&definition).map_err(failed)?.iter().filter(|disk| disk.device == "disk") {
+        let target = &disk.target;
+        if let Some(job) = libvirt.block_job(domain, target).await.map_err(failed)? {
+            let why = format!(
+                "{target}: libvirt's {} job works on it: virsh blockjob; wait for it, or end it: virsh blockjob {} {target} --abort",
+                job.kind, domain.name
+            );
+            return Err(refuse(name, &why));
+        }
+    }
+    Ok(())
+}
+
+/// The disks that are asked for, or all that can be written; each must be one that can be copied.
+fn choose(name: &str, found: &[Disk], wanted: &[String]) -> Result<Vec<Disk>, RequestError> {
+    if let Some(missing) = wanted.iter().find(|wanted| !found.iter().any(|disk| disk.target == **wanted)) {
+        return Err(refuse(name, &format!("the domain has no disk {missing}")));
+    }
+    let is_meant = |disk: &&Disk| {
+        if wanted.is_empty() {
+            disk.device != "cdrom" && disk.device != "floppy" && !disk.is_read_only
+        } else {
+            wanted.contains(&disk.target)
+        }
+    };
+    let chosen: Vec<Disk> = found.iter().filter(is_meant).cloned().collect();
+    for disk in &chosen {
+        let why = match (&disk.source, disk.obstacle) {
+            (_, Some(obstacle)) => obstacle.to_owned(),
+            _ if disk.device != "disk" || disk.is_read_only => {
+                format!("it is a {} that is not written", disk.device)
+            }
+            (DiskSource::None, _) => "it has no medium".to_owned(),
+            (DiskSource::Other(kind), _) => {
+                format!("it is no file, but of libvirt's type {kind}; only files can be adopted")
+            }
+            (DiskSource::File(_) | DiskSource::Nbd(_), _) if !matches!(&*disk.format, "raw" | "qcow2") => {
+                format!("its format is {}; only raw and qcow2 can be given back", disk.format)
+            }
+            (DiskSource::File(_) | DiskSource::Nbd(_), None) => continue,
+        };
+        return Err(refuse(name, &format!("{}: {why}", disk.target)));
+    }
+    if chosen.is_empty() {
+        return Err(refuse(name, "the domain has no disk that could be adopted"));
+    }
+    Ok(chosen)
+}
+
+fn refuse(name: &str, why: &str) -> RequestError {
+    VmError::Disk { vm: name.to_owned(), why: why.to_owned() }.into()
+}

@@ -1,0 +1,397 @@
+//! What is asked of libvirt, by the numbers of its protocol (`remote_protocol.x`, `qemu_protocol.x`), which libvirt keeps
+//! from version to version.
+
+use std::path::{Path, PathBuf};
+
+use super::connection::{Connection, QEMU, REMOTE};
+use super::error::LibvirtError;
+use super::xdr::{Decoder, Encoder};
+
+/// Numbers of procedures.
+mod procedure {
+    pub(super) const CONNECT_OPEN: i32 = 1;
+    pub(super) const DOMAIN_DEFINE_XML: i32 = 11;
+    pub(super) const DOMAIN_GET_XML_DESC: i32 = 14;
+    pub(super) const DOMAIN_LOOKUP_BY_NAME: i32 = 23;
+    pub(super) const DOMAIN_LOOKUP_BY_UUID: i32 = 24;
+    pub(super) const DOMAIN_RESUME: i32 = 28;
+    pub(super) const AUTH_LIST: i32 = 66;
+    pub(super) const AUTH_POLKIT: i32 = 70;
+    pub(super) const DOMAIN_IS_PERSISTENT: i32 = 151;
+    pub(super) const CONNECT_GET_LIB_VERSION: i32 = 157;
+    pub(super) const DOMAIN_GET_JOB_INFO: i32 = 163;
+    pub(super) const DOMAIN_SNAPSHOT_NUM: i32 = 187;
+    pub(super) const DOMAIN_GET_BLOCK_INFO: i32 = 194;
+    pub(super) const DOMAIN_GET_STATE: i32 = 212;
+    pub(super) const DOMAIN_BLOCK_JOB_ABORT: i32 = 237;
+    pub(super) const DOMAIN_GET_BLOCK_JOB_INFO: i32 = 238;
+    pub(super) const DOMAIN_BLOCK_COPY: i32 = 345;
+    pub(super) const DOMAIN_LIST_ALL_CHECKPOINTS: i32 = 413;
+    /// Of the program for QEMU.
+    pub(super) const QEMU_MONITOR_COMMAND: i32 = 1;
+}
+
+/// The driver that is asked.
+const URI: &str = "qemu:///system";
+/// libvirt's sockets: that of the daemon for QEMU alone, then that of the one for everything.
+const SOCKETS: [&str; 2] = ["/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"];
+/// `REMOTE_AUTH_NONE`, `REMOTE_AUTH_SASL` and `REMOTE_AUTH_POLKIT`.
+const AUTH_NONE: u32 = 0;
+/// See [`AUTH_NONE`].
+const AUTH_POLKIT: u32 = 2;
+/// Ways to authenticate that are read; libvirt has three.
+const AUTH_TYPES_MAX: u32 = 20;
+/// `VIR_DOMAIN_XML_SECURE`: with passwords, which a definition must not lose.
+const XML_SECURE: u32 = 1;
+/// `VIR_DOMAIN_XML_INACTIVE`.
+const XML_INACTIVE: u32 = 2;
+/// `VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB`: of a job that a later start of the domain does not go on with.
+const COPY_TRANSIENT_JOB: u32 = 4;
+/// `VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT`.
+const ABORT_PIVOT: u32 = 2;
+
+/// libvirt of a host, with its driver of QEMU (`qemu:///system`).
+#[derive(Debug)]
+pub struct Libvirt {
+    connection: Connection,
+    version: (u64, u64, u64),
+}
+
+/// A domain, as libvirt names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Domain {
+    /// Its name, which may be changed while it is shut off.
+    pub name: String,
+    /// Its identity, which stays.
+    pub uuid: [u8; 16],
+    id: i32,
+}
+
+/// What a domain does, by libvirt's numbers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DomainState {
+    /// Its processors run.
+    Running,
+    /// Its QEMU is there, and its processors are stopped.
+    Paused,
+    /// It has no QEMU.
+    ShutOff,
+}
+
+/// A job of libvirt on one disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockJob {
+    /// What it does, as libvirt names it.
+    pub kind: &'static str,
+    /// How far it is; its unit is libvirt's.
+    pub done: u64,
+    /// Where it ends.
+    pub end: u64,
+}
+
+/// How large a disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DiskSize {
+    /// Bytes that its uppermost image takes.
+    pub allocated_bytes: u64,
+    /// Bytes that the guest sees.
+    pub guest_bytes: u64,
+}
+
+/// Which definition of a domain is asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Definition {
+    /// As it runs, or as it would be started if it does not.
+    Current,
+    /// As it would be started, with its passwords: what can be given to [`Libvirt::define`].
+    Persistent,
+}
+
+impl Libvirt {
+    /// Connects to libvirt; without a `socket` to the usual one that is there.
+    ///
+    /// # Errors
+    /// [`LibvirtError`].
+    pub async fn connect(socket: Option<&Path>) -> Result<Self, LibvirtError> {
+        let usual = || SOCKETS.iter().map(PathBuf::from).find(|socket| socket.exists());
+        let fallback = || PathBuf::from(SOCKETS[1]);
+        let socket = socket.map(Path::to_owned).or_else(usual).unwrap_or_else(fallback);
+        let connection = Connection::connect(&socket).await?;
+        authenticate(&connection).await?;
+        let open = Encoder::default().present_string(URI).unsigned(0);
+        connection.call(REMOTE, procedure::CONNECT_OPEN, open).await?;
+        let answer = connection.call(REMOTE, procedure::CONNECT_GET_LIB_VERSION, Encoder::default()).await?;
+        let version = Decoder::new(&answer).hyper()?;
+        let version = (version / 1_000_000, version / 1000 % 1000, version % 1000);
+        Ok(Self { connection, version })
+    }
+
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        self.connection.socket()
+    }
+
+    /// Its version, such as `9.0.0`.
+    pub fn version(&self) -> String {
+        let (major, minor, patch) = self.version;
+        format!("{major}.{minor}.{patch}")
+    }
+
+    /// The domain of that name or UUID.
+    ///
+    /// # Errors
+    /// [`LibvirtError`]; [`LibvirtError::is_no_domain`]: there is none.
+    pub async fn domain(&self, name: &str) -> Result<Domain, LibvirtError> {
+        let by_name = self.look_up(procedure::DOMAIN_LOOKUP_BY_NAME, Encoder::default().string(name)).await;
+        match (by_name, parse_uuid(name)) {
+            (Err(error), Some(uuid)) if error.is_no_domain() => self.domain_of(&uuid).await,
+            (found, _) => found,
+        }
+    }
+
+    /// The domain of that identity.
+    ///
+    /// # Errors
+    /// As [`Self::domain`].
+    pub async fn domain_of(&self, uuid: &[u8; 16]) -> Result<Domain, LibvirtError> {
+        self.look_up(procedure::DOMAIN_LOOKUP_BY_UUID, Encoder::default().fixed(uuid)).await
+    }
+
+    async fn look_up(&self, procedure: i32, arguments: Encoder) -> Result<Domain, LibvirtError> {
+        let answer = self.connection.call(REMOTE, procedure, arguments).await?;
+        let mut decoder = Decoder::new(&answer);
+        Ok(Domain { name: decoder.string()?, uuid: decoder.fixed()?, id: decoder.int()? })
+    }
+
+    /// What a domain does.
+    ///
+    /// # Errors
+    /// [`LibvirtError`].
+    pub async fn state(&self, domain: &Domain) -> Result<DomainState, LibvirtError> {
+        let answer = self.call(procedure::DOMAIN_GET_STATE, about(domain).unsigned(0)).await?;
+        Ok(match Decoder::new(&answer).int()? {
+            // Running, and blocked on something, which QEMU never is.
+            1 | 2 => DomainState::Running,
+            // Paused, shutting down, suspended by its guest.
+            3 | 4 | 7 => DomainState::Paused,
+            _ => DomainState::ShutOff,
+        })
+    }
+
+    /// A domain's definition, as XML.
+    ///
+    /// # Errors
+    /// [`LibvirtError`].
+    pub async fn definition(&self, domain: &Domain, which: Definition) -> Result<String, LibvirtError> {
+        let flags = match which {
+            Definition::Current => 0,
+            Definition::Persistent => XML_INACTIVE | XML_SECURE,
+        };
+        let answer = self.call(procedure::DOMAIN_GET_XML_DESC, about(domain).unsigned(flags)).await?;
+        Decoder::new(&answer).string()
+    }
+
+    /// Whether a domain outlives its QEMU.
+    ///
+    /// # Errors
+    /// [`LibvirtError`].
+    pub async fn is_persistent(&self, domain: &Domain) -> Result<bool, LibvirtError> {
+        let answer = self.call(procedure::DOMAIN_IS_PERSISTENT, about(domain)).await?;
+        Ok(Decoder::new(&answer).int()? == 1)
+    }
+
+    /// Defines a domain anew, for its next start.
+    ///
+    /// # Errors
+    /// [`LibvirtError`]; it is as before then.
+    pub async fn define(&self, xml: &str) -> Result<(), LibvirtError> {
+        self.call(procedure::DOMAIN_DEFINE_XML, Encoder::default().string(xml)).await.map(drop)
+    }
+
+    /// Lets a domain's processors run.
+    ///
+    /// # Errors
+    /// [`LibvirtError`].
+    pub async fn resume(&self, domain: &Domain) -> Result<(), LibvirtError> {
+        self.call(procedure::DOMAIN_RESUME, about(domain)).await.map(drop)
+    }
+
+    /// Whether a job works on the domain as a whole: a migration, a save, a dump, a snapshot, a backup.
+    ///
+    /// # Errors
+    /// [`LibvirtError`].
+    pub async fn has_job(&self, domain: &Domain) -> Result<bool, LibvirtError> {
+        let answer = self.call(procedure::DOMAIN_GET_JOB_INFO, about(domain)).await?;
+        Ok(Decoder::new(&answer).int()? != 0)
+    }
+
+    /// How many snapshots libvirt knows of a domain.
+    ///
+    /// # Errors
+    /// [`LibvirtError`].
+    pub async fn snapshots(&self, domain: &Domain) -> Result<u32, LibvirtError> {
+        let answer = self.call(procedure::DOMAIN_SNAPSHOT_NUM, about(domain).unsigned(0)).await?;
+        Decoder::new(&answer).unsigned()
+    }
+
+    /// How many checkpoints, which are bitmaps for backups, libvirt knows of a domain; none before version 5.6.
+    ///
+    /// # Errors
+    /// [`LibvirtError`].
+    pub async fn checkpoints(&self, domain: &Domain) -> Result<u32, LibvirtError> {
+        let arguments = about(domain).int(0).unsigned(0);
+        match self.call(procedure::DOMAIN_LIST_ALL_CHECKPOINTS, arguments).await {
+            Ok(answer) => {
+                let mut decoder = Decoder::new(&answer);
+                let _none_listed = decoder.unsigned()?;
+                decoder.unsigned()
+            }
+            Err(error) if error.is_unsupported() => Ok(0),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// How large a disk is.
+    ///
+    /// # Errors
+    /// [`LibvirtError`].
+    pub async fn disk_size(&self, domain: &Domain, target: &str) -> Result<DiskSize, LibvirtError> {
+        let arguments = about(domain).string(target).unsigned(0);
+        let answer = self.call(procedure::DOMAIN_GET_BLOCK_INFO, arguments).await?;
+        let mut decoder = Decoder::new(&answer);
+        Ok(DiskSize { allocated_bytes: decoder.hyper()?, guest_bytes: decoder.hyper()? })
+    }
+
+    /// The job that works on a disk.
+    ///
+    /// # Errors
+    /// [`LibvirtError`].
+    pub async fn block_job(&self, domain: &Domain, target: &str) -> Result<Option<BlockJob>, LibvirtError> {
+        let arguments = about(domain).string(target).unsigned(0);
+        let answer = self.call(procedure::DOMAIN_GET_BLOCK_JOB_INFO, arguments).await?;
+        let mut decoder = Decoder::new(&answer);
+        let (found, kind, _bandwidth) = (decoder.int()?, decoder.int()?, decoder.hyper()?);
+        let kind = match kind {
+            1 => "pull",
+            2 => "copy",
+            3 | 4 => "commit",
+            5 => "backup",
+            _ => "unknown",
+        };
+        let job = BlockJob { kind, done: decoder.hyper()?, end: decoder.hyper()? };
+        Ok((found != 0).then_some(job))
+    }
+
+    /// Begins to copy a disk to where `to` says, a `<disk>` element: all of it, then what the guest writes.
+    ///
+    /// # Errors
+    /// [`LibvirtError`]; nothing was begun then.
+    pub async fn copy_disk(&self, domain: &Domain, target: &str, to: &str) -> Result<(), LibvirtError> {
+        // No typed parameters between the two.
+        let arguments = about(domain).string(target).string(to).unsigned(0).unsigned(COPY_TRANSIENT_JOB);
+        self.call(procedure::DOMAIN_BLOCK_COPY, arguments).await.map(drop)
+    }
+
+    /// As [`Self::copy_disk`], onto what is there already and has the right size.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn copy_disk_onto(&self, domain: &Domain, target: &str, to: &str) -> Result<(), LibvirtError> {
+        /// `VIR_DOMAIN_BLOCK_COPY_REUSE_EXT`.
+        const REUSE_EXTERNAL: u32 = 2;
+        let flags = COPY_TRANSIENT_JOB | REUSE_EXTERNAL;
+        let arguments = about(domain).string(target).string(to).unsigned(0).unsigned(flags);
+        self.call(procedure::DOMAIN_BLOCK_COPY, arguments).await.map(drop)
+    }
+
+    /// Has the disk of a copy that has caught up be its target from now on; returns when it is, and the source is closed.
+    ///
+    /// # Errors
+    /// [`LibvirtError`]; the disk is as before, and the copy goes on.
+    pub async fn pivot(&self, domain: &Domain, target: &str) -> Result<(), LibvirtError> {
+        let arguments = about(domain).string(target).unsigned(ABORT_PIVOT);
+        self.call(procedure::DOMAIN_BLOCK_JOB_ABORT, arguments).await.map(drop)
+    }
+
+    /// Ends the job on a disk, which is as before then.
+    ///
+    /// # Errors
+    /// [`LibvirtError`].
+    pub async fn cancel_block_job(&self, domain: &Domain, target: &str) -> Result<(), LibvirtError> {
+        let arguments = about(domain).string(target).unsigned(0);
+        self.call(procedure::DOMAIN_BLOCK_JOB_ABORT, arguments).await.map(drop)
+    }
+
+    /// Gives a command to the domain's QEMU, as JSON, and returns its answer. libvirt marks the domain as tainted by it.
+    ///
+    /// # Errors
+    /// [`LibvirtError`]: libvirt did not pass it on. What QEMU refuses is an answer.
+    pub async fn monitor_command(&self, domain: &Domain, command: &str) -> Result<String, LibvirtError> {
+        let arguments = about(domain).string(command).unsigned(0);
+        let answer = self.connection.call(QEMU, procedure::QEMU_MONITOR_COMMAND, arguments).await?;
+        Decoder::new(&answer).string()
+    }
+
+    async fn call(&self, procedure: i32, arguments: Encoder) -> Result<Vec<u8>, LibvirtError> {
+        self.connection.call(REMOTE, procedure, arguments).await
+    }
+}
+
+/// Does what libvirt asks of clients before anything else. root is asked for nothing.
+async fn authenticate(connection: &Connection) -> Result<(), LibvirtError> {
+    let answer = connection.call(REMOTE, procedure::AUTH_LIST, Encoder::default()).await?;
+    let mut decoder = Decoder::new(&answer);
+    let count = decoder.unsigned()?.min(AUTH_TYPES_MAX);
+    let kinds = (0..count).map(|_| decoder.unsigned()).collect::<Result<Vec<_>, _>>()?;
+    if kinds.is_empty() || kinds.contains(&AUTH_NONE) {
+        return Ok(());
+    }
+    if !kinds.contains(&AUTH_POLKIT) {
+        return Err(LibvirtError::Authentication { kind: "SASL", socket: connection.socket().to_owned() });
+    }
+    let asked = connection.call(REMOTE, procedure::AUTH_POLKIT, Encoder::default()).await;
+    asked.map(drop)
+}
+
+/// The arguments of a call about a domain, which it comes first in.
+fn about(domain: &Domain) -> Encoder {
+    Encoder::default().string(&domain.name).fixed(&domain.uuid).int(domain.id)
+}
+
+/// Reads a UUID as people write it.
+pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
+    let digits: Vec<char> = text.chars().filter(|character| *character != '-').collect();
+    let digits: Vec<u32> = digits.iter().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
+    let bytes = digits.chunks_exact(2).map(|pair| pair.iter().fold(0, |byte, digit| byte * 16 + digit));
+    let bytes: Vec<u8> = bytes.map(|byte| u8::try_from(byte).unwrap_or_default()).collect();
+    if digits.len() == 32 { bytes.try_into().ok() } else { None }
+}
+
+/// Writes a UUID as people read it.
+pub fn show_uuid(uuid: &[u8; 16]) -> String {
+    let mut text = String::new();
+    for (index, byte) in uuid.iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text += &format!("{byte:02x}");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn identities_are_written_and_read() {
+        let text = "55675114-5e41-40de-a57a-cd0d71773d54";
+        let uuid = parse_uuid(text).unwrap();
+        assert_eq!((uuid[0], uuid[15], show_uuid(&uuid).as_str()), (0x55, 0x54, text));
+        for other in
+            ["web1", "", "55675114-5e41-40de-a57a-cd0d71773d5", "55675114-5e41-40de-a57a-cd0d71773d5x"]
+        {
+            assert_eq!(parse_uuid(other), None, "{other}");
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! libvirt for tests: a daemon of its own, in a mount name space of its own, and a domain with the guest that checks its disk.
+//!
+//! ```text
+//!   Libvirtd ──► unshare -m: /etc/libvirt, /run/libvirt, /var/lib/libvirt … in memory ──► libvirtd, on a socket of the test's
+//!      └─ virsh
+//! ```
+//! Nothing of the machine's own libvirt is touched, and nothing is left of this one.
+
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use anyhow::{Context as _, ensure};
+use rustix::process::{Pid, Signal};
+use testbed::{Host, Program, until};
+
+use crate::vm::{Vm, Work};
+
+/// What the domain is called.
+pub const DOMAIN: &str = "web1";
+/// What libvirtd needs of the machine, in folders of its own.
+const FOLDERS: &str = "/etc/libvirt /var/lib/libvirt /var/log/libvirt /run/libvirt";
+/// What it has found out about QEMU, in cargo's target folder: that takes seconds each time.
+const CACHE: &str = "tmp/libvirt-cache";
+/// QEMU of tests is root; libvirt wants to know its own user all the same.
+const SCRIPT: &str = r#"
+set -e
+for folder in $FOLDERS; do mkdir -p "$folder"; mount -t tmpfs tmpfs "$folder"; done
+mkdir -p /etc/libvirt/qemu /var/cache/libvirt
+mount --bind "$CACHE" /var/cache/libvirt
+for names in passwd group; do
+  cp "/etc/$names" "$OWN/$names"
+  grep -q ^libvirt-qemu: "/etc/$names" || echo "$names" | sed -n \
+    's/passwd/libvirt-qemu:x:64055:64055::\/:\/usr\/sbin\/nologin/p; s/group/libvirt-qemu:x:64055:/p' >> "$OWN/$names"
+  mount --bind "$OWN/$names" "/etc/$names"
+done
+printf '%s\n' 'user = "root"' 'group = "root"' 'security_driver = "none"' 'remember_owner = 0' 'namespaces = []' \
+  'cgroup_controllers = []' 'stdio_handler = "file"' > /etc/libvirt/qemu.conf
+printf '%s\n' "unix_sock_dir = \"$OWN\"" 'auth_unix_rw = "none"' "log_outputs = \"3:file:$OWN/log\"" \
+  "host_uuid = \"$(cat /proc/sys/kernel/random/uuid)\"" > "$OWN/libvirtd.conf"
+exec libvirtd --pid-file "$OWN/pid" --config "$OWN/libvirtd.conf"
+"#;
+
+/// libvirt's daemon. Dropping it ends it and its domains.
+#[derive(Debug)]
+pub struct Libvirtd {
+    own: PathBuf,
+    daemon: Child,
+}
+
+impl Libvirtd {
+    /// Starts one with its sockets in the folder of `host`; `None`: it cannot be had here, and that was said.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn start(host: &Host) -> anyhow::Result<Option<Self>> {
+        let lacks = if !rustix::process::geteuid().is_root() {
+            Some("root, to run a libvirtd of a test's own")
+        } else if Program::of_package("libvirtd", "libvirt-daemon").arg("--version").run().is_err() {
+            Some("libvirtd: the packages libvirt-daemon, libvirt-daemon-driver-qemu and libvirt-clients")
+        } else {
+            None
+        };
+        if let Some(what) = lacks {
+            omission::machine_lacks(what);
+            return Ok(None);
+        }
+        let own = host.path("libvirt");
+        std::fs::create_dir(&own)?;
+        let cache = testbed::program::target_folder()?.join(CACHE);
+        std::fs::create_dir_all(&cache)?;
+        let mut command = Command::new("unshare");
+        command.args(["--mount", "sh", "-c", SCRIPT]).env("OWN", &own).env("FOLDERS", FOLDERS);
+        command.env("CACHE", cache);
+        let said = std::fs::File::create(own.join("said"))?;
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said).process_group(0);
+        let daemon = command.spawn().context("start libvirtd in a mount name space of its own")?;
+        let mut started = Self { own, daemon };
+        until("libvirtd answers", || {
+            if let Some(status) = started.daemon.try_wait()? {
+                let said = ["said", "log"].map(|name| std::fs::read_to_string(started.own.join(name)));
+                anyhow::bail!("libvirtd has ended: {status}: {said:?}");
+            }
+            Ok(started.virsh(&["version"]).is_ok().then_some(()))
+        })?;
+        Ok(Some(started))
+    }
+
+    /// The socket that Sterna is to be told.
+    ///
+    /// # Errors
+    /// If its path is no Unicode.
+    pub fn socket(&self) -> anyhow::Result<String> {
+        self.own.join("libvirt-sock").to_str().map(str::to_owned).context("a folder that is not UTF-8")
+    }
+
+    /// What virsh says to a command.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub fn virsh(&self, words: &[&str]) -> anyhow::Result<String> {
+        let uri = format!("qemu:///system?socket={}", self.socket()?);
+        Program::of_package("virsh", "libvirt-clients").args(["-c", &uri]).args(words).succeed()
+    }
+
+    /// Defines and starts a domain on these images, which its guest uses as one disk, and waits until it works.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub fn domain(&self, host: &Host, images: &[(&Path, &str)], fill_bytes: u64) -> anyhow::Result<Vm> {
+        let console = Vm::expect(&host.path("console"), Work::on_disk(fill_bytes).options(images.len())?)?;
+        let words = console.guest_words()?;
+        let words: String =
+            words.iter().map(|word| format!("<qemu:arg value='{}'/>", word.replace('&', "&amp;"))).collect();
+        let disks: String = images
+            .iter()
+            .zip('a'..)
+            .map(|((image, format), letter)| {
+                format!(
+                    "<disk type='file' device='disk'><driver name='qemu' type='{format}' cache='none'/><source file='{}'/>\
+                     <target dev='vd{letter}' bus='virtio'/></disk>",
+                    image.display()
+                )
+            })
+            .collect();
+        let hardware = console.options().hardware;
+        let definition = format!(
+            "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><name>{DOMAIN}</name>\
+             <description>what stays as it is</description><memory unit='KiB'>{}</memory><vcpu>1</vcpu>\
+             <os><type arch='x86_64' machine='{}'>hvm</type></os><features><acpi/></features><devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{disks}\
+             <controller type='usb' model='none'/><memballoon model='none'/></devices>\
+             <qemu:commandline>{words}</qemu:commandline></domain>",
+            hardware.memory_kib, hardware.machine
+        );
+        let file = self.own.join("domain.xml");
+        std::fs::write(&file, definition)?;
+        self.virsh(&["define", file.to_str().context("a folder that is not UTF-8")?])?;
+        self.virsh(&["start", DOMAIN])?;
+        console.work_on(1)?;
+        Ok(console)
+    }
+
+    /// The domain's definition as it runs, and as it would be started.
+    ///
+    /// # Errors
+    /// If libvirt does not tell.
+    pub fn definitions(&self) -> anyhow::Result<[String; 2]> {
+        Ok([self.virsh(&["dumpxml", DOMAIN])?, self.virsh(&["dumpxml", DOMAIN, "--inactive"])?])
+    }
+
+    /// Looks whether both definitions have all of these words, and none of those.
+    ///
+    /// # Errors
+    /// If not; with the definitions.
+    pub fn check_definitions(&self, words: &[&str], not: &[&str]) -> anyhow::Result<()> {
+        for definition in self.definitions()? {
+            ensure!(words.iter().all(|word| definition.contains(word)), "{words:?} in {definition}");
+            ensure!(!not.iter().any(|word| definition.contains(word)), "none of {not:?} in {definition}");
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Libvirtd {
+    fn drop(&mut self) {
+        let _ = self.virsh(&["destroy", DOMAIN]);
+        // It, and what it has started for itself; domains are gone.
+        if let Some(group) = i32::try_from(self.daemon.id()).ok().and_then(Pid::from_raw) {
+            let _ = rustix::process::kill_process_group(group, Signal::KILL);
+        }
+        let _ = self.daemon.wait();
+    }
+}
