@@ -3,7 +3,7 @@
 pub(in crate::host) mod adopt;
 pub(in crate::host) mod adopted;
 pub(in crate::host) mod exchange;
-pub(in crate::host) mod manage;
+pub(crate) mod manage;
 pub(in crate::host) mod move_vm;
 pub(in crate::host) mod preflight;
 pub(in crate::host) mod prove;
