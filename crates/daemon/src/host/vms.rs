@@ -2,6 +2,7 @@
 
 pub(in crate::host) mod adopt;
 pub(in crate::host) mod adopted;
+pub(in crate::host) mod bind;
 pub(in crate::host) mod exchange;
 pub(crate) mod manage;
 pub(in crate::host) mod move_vm;

@@ -21,6 +21,9 @@ pub(crate) struct Adopted {
     pub(crate) monitor: PathBuf,
     pub(crate) disks: Vec<AdoptedDisk>,
     pub(crate) added_unix_ms: u64,
+    /// Whether its disks were volumes before: nothing was moved under it, and nothing is given back.
+    #[serde(default)]
+    pub(crate) is_bound: bool,
 }
 
 /// A disk that was adopted.

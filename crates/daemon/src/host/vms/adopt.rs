@@ -49,6 +49,10 @@ impl Host {
         let monitor = PathBuf::from(&order.monitor);
         let no_monitor = |source| VmError::NoMonitor { vm: name.clone(), source };
         let qemu = Qemu::connect(&monitor).await.map_err(no_monitor)?;
+        if let Some(disks) = self.volumes_under(&name, &qemu, &order.disks).await? {
+            drop(qemu);
+            return self.bind_vm(name, &order, disks).await;
+        }
         let disks = choose(&name, &qemu, &order.disks).await?;
         let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
         let volume = |index: usize| if disks.len() == 1 { name.clone() } else { format!("{name}-{index}") };
@@ -61,6 +65,7 @@ impl Host {
                 .map(|(index, disk)| AdoptedDisk::of(disk, volume(index), number(index)))
                 .collect(),
             added_unix_ms: now_unix_ms(),
+            is_bound: false,
         };
         if let Some(disk) = adopted.disks.iter().find(|disk| self.volumes.service(&disk.volume).is_some()) {
             return Err(RequestError::VolumeExists(disk.volume.clone()));
@@ -96,6 +101,11 @@ impl Host {
         };
         let mut shown = self.describe_vm(&name).await?;
         let is_ours = self.vms.get(&name).is_ok();
+        if !is_ours && self.adoptions()?.get(&name).is_some_and(|adopted| adopted.is_bound) {
+            // Its disks are volumes, as they were.
+            self.forget_adopted(&name).await?;
+            return Ok(shown);
+        }
         let adopted = match self.adoptions()?.get(&name) {
             Some(adopted) => self.where_it_is_now(adopted)?,
             None => self.describe_own(&name).await?,
@@ -389,8 +399,13 @@ impl Host {
             let number = disk.number().unwrap_or_else(|| u32::try_from(index).unwrap_or(u32::MAX));
             disks.push(AdoptedDisk::of(&disk, volume.clone(), number));
         }
-        let adopted =
-            Adopted { name: name.to_owned(), monitor: known.monitor, disks, added_unix_ms: now_unix_ms() };
+        let adopted = Adopted {
+            name: name.to_owned(),
+            monitor: known.monitor,
+            disks,
+            added_unix_ms: now_unix_ms(),
+            is_bound: false,
+        };
         self.where_it_is_now(adopted)
     }
 
@@ -433,7 +448,10 @@ impl Host {
         vm
     }
 
-    async fn remember_adopted(self: &Arc<Self>, adopted: Adopted) -> Result<(), RequestError> {
+    pub(in crate::host) async fn remember_adopted(
+        self: &Arc<Self>,
+        adopted: Adopted,
+    ) -> Result<(), RequestError> {
         let host = Arc::clone(self);
         blocking(move || Ok(host.adoptions()?.put(&adopted).map_err(VmError::from)?)).await
     }
