@@ -28,7 +28,7 @@ fn python() -> Option<Program> {
 
 /// A daemon with two stores, and how the client finds it.
 fn daemon() -> (Host, String) {
-    let mut host = Host::new(program().unwrap()).unwrap();
+    let mut host = Host::new(program::sterna().unwrap()).unwrap();
     host.start().unwrap();
     let address = format!("{}", host.address().unwrap());
     (host, address)

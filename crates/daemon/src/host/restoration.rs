@@ -107,7 +107,7 @@ impl Host {
             machine.handle_timeout(now);
             let actions: Vec<Action> = std::iter::from_fn(|| machine.poll_action()).collect();
             drop(machine);
-            actions.into_iter().for_each(|action| self.carry_out_restoration(action));
+            actions.iter().for_each(|action| self.carry_out_restoration(action));
         }
         let names: Vec<String> = self.journal.read(|state| {
             state.restored_volumes().map(|(_, waiting)| waiting.volume.record.name.clone()).collect()
@@ -116,9 +116,9 @@ impl Host {
         !is_over
     }
 
-    fn carry_out_restoration(self: &Arc<Self>, action: Action) {
+    fn carry_out_restoration(self: &Arc<Self>, action: &Action) {
         let host = Arc::clone(self);
-        match action {
+        match *action {
             Action::Ask(peer) => drop(tokio::spawn(async move { host.ask_whose(peer).await })),
             Action::Look(volume) => drop(tokio::task::spawn_blocking(move || {
                 let record =
