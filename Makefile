@@ -58,6 +58,7 @@ test: ## Run every test: simulated migrations, planted bugs, a machine in QEMU, 
 	cargo run --bin simulator --features simulator/planted-bugs -- --planted all
 	cargo test --workspace --no-run
 	cargo run --bin simulator -- --seeds $(SEEDS)
+	cargo run --bin simulator -- --restored --seeds $(SEEDS)
 	cargo run --bin simulator -- --hosts 2 --seeds $(HOSTS_SEEDS)
 	cargo run --bin simulator -- --hosts 3 --seeds $(TOUR_SEEDS)
 	cargo test --workspace --test machine -- --ignored

@@ -6,7 +6,7 @@ import * as units from "./units.js";
 
 // Looks that a line in a row or a tile is made of: two minutes.
 const POINTS = 120;
-const VOLUME_TONES = { serving: "good", failed: "bad", waiting: "warm", creating: "busy", arriving: "busy", forwarding: "calm", removing: "warm" };
+const VOLUME_TONES = { serving: "good", failed: "bad", unconfirmed: "bad", waiting: "warm", creating: "busy", arriving: "busy", forwarding: "calm", removing: "warm" };
 const VM_TONES = { running: "good", paused: "warm", crashed: "bad", stopped: "calm", starting: "busy", arriving: "busy", leaving: "busy", unknown: "warm" };
 
 // Requests a second of each volume at the latest looks.

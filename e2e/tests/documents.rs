@@ -29,9 +29,42 @@ sterna vm list --json | jq -e 'any(.name == \"web3\" and .state == \"running\")'
 test -s /tmp/tour/web1.html
 ";
 
-/// Blocks that are run: the tour by a test of this file, the others by that of `operate.rs`.
-const RUN: [&str; 8] = [
+/// Headings of docs/hosts.md whose commands the tour's hosts run when it is over.
+const OF_HOSTS: [&str; 2] = ["## Before anything moves", "## Moving"];
+
+/// What those take for granted: one more host, and volumes of these names. Each command is one of several ways, so whatever it has moved
+/// comes home again behind it.
+const BEFORE_HOSTS: &str = "
+export PATH=/root/sterna/target/release:$PATH STERNA_HOST=unix:/tmp/tour/sterna.sock RACK=unix:/tmp/tour/rack/sterna.sock
+mkdir -p /tmp/tour/rack/fast
+cat >/tmp/tour/rack/sterna.toml <<'END'
+data_dir = \"/tmp/tour/rack/data\"
+api = \"unix:/tmp/tour/rack/sterna.sock\"
+[hosts]
+listen = [\"127.0.0.1:7443\"]
+[stores.fast]
+path = \"/tmp/tour/rack/fast\"
+END
+sterna serve --config /tmp/tour/rack/sterna.toml 2>/tmp/tour/rack/log &
+until sterna --host \"$RACK\" store list 2>/dev/null; do sleep 0.1; done
+sterna --host \"$RACK\" host init --name rack3-b
+sterna --host \"$RACK\" host invite --json | jq -r .token >/tmp/tour/rack/invitation
+sterna host join 127.0.0.1:7443 --token-file /tmp/tour/rack/invitation
+sterna volume create db-data --size 16MiB --store fast
+sterna volume create db-log --size 16MiB --store fast
+come_home() {
+  for volume in web1 db-data db-log; do
+    sterna --host \"$RACK\" migrate $volume --to here:fast 2>/dev/null || true
+  done
+  sterna volume list --json | jq -e '[.[] | select(.host == null and .state == \"serving\") | .name] | contains([\"web1\", \"db-data\", \"db-log\"])' >/dev/null
+}
+";
+
+/// Blocks that are run: the tour, and what the hosts of the tour can do, by a test of this file, the others by that of `operate.rs`.
+const RUN: [&str; 10] = [
     "README.md#A tour in five minutes",
+    "docs/hosts.md#Moving",
+    "docs/hosts.md#Before anything moves",
     "docs/operate.md",
     "docs/api.md",
     "docs/configuration.md",
@@ -42,13 +75,11 @@ const RUN: [&str; 8] = [
 ];
 
 /// Blocks that nobody runs as they stand, by document and heading, and why.
-const NOT_RUN: [(&str, &str); 12] = [
+const NOT_RUN: [(&str, &str); 10] = [
     ("README.md#Try it", "it is the whole of the tests, and the demo, which a test of its own runs"),
     ("README.md#Install it", "it builds a package by the network; docs/operate.md has the rest, and is run"),
     ("docs/hostile-input.md#Fuzzing", "it takes ten minutes a target, and a nightly compiler"),
     ("docs/hosts.md#Pairing", "lines of two hosts; the README's tour pairs two"),
-    ("docs/hosts.md#Moving", "hosts of other names; the README's tour moves a volume there and home"),
-    ("docs/hosts.md#Before anything moves", "hosts of other names; e2e/tests/dry_run.rs"),
     ("docs/hosts.md#When something breaks", "it has a ticket in it that only one migration fits"),
     ("docs/libvirt.md", "a domain of another name, and other hosts; e2e/tests/libvirt.rs"),
     ("docs/nbd.md#What an export offers", "a part of a command; the README's tour has a whole one"),
@@ -85,7 +116,22 @@ fn the_tour_of_the_readme_does_what_it_says() -> anyhow::Result<()> {
     let outcome = root.run(&script)?;
     let said = root.run("cat /tmp/said; tail -n 40 /tmp/tour/log /tmp/tour/there/log")?.stdout;
     outcome.expect(0).context(said)?;
-    Ok(())
+    run_of_hosts(&root)
+}
+
+/// Runs what the page about several hosts says, line by line.
+fn run_of_hosts(root: &ThrowAwayRoot) -> anyhow::Result<()> {
+    let page = std::fs::read_to_string(repository().join("docs/hosts.md"))?;
+    let mut script = format!("exec >/tmp/said 2>&1\nset -ev\n{BEFORE_HOSTS}");
+    for heading in OF_HOSTS {
+        let found = blocks(&page).into_iter().filter(|block| block.heading == heading);
+        let commands: String = found.map(|block| block.commands).collect();
+        ensure!(!commands.is_empty(), "docs/hosts.md has no commands below {heading}");
+        commands.lines().for_each(|line| script.push_str(&format!("{line}\ncome_home\n")));
+    }
+    let outcome = root.run(&script)?;
+    let said = root.run("cat /tmp/said; tail -n 40 /tmp/tour/log /tmp/tour/rack/log")?.stdout;
+    outcome.expect(0).context(said)
 }
 
 #[test]

@@ -13,6 +13,7 @@ pub struct MigrateVolume {
     pub to: String,
     /// Bytes a second that may be copied, at least 1; `None`: as fast as it goes. Guest writes are not slowed.
     #[serde(default)]
+    #[schema(minimum = 1)]
     pub bandwidth_bytes_per_second: Option<u64>,
     /// Keeps the source's image afterwards, under another name.
     #[serde(default)]
@@ -44,6 +45,7 @@ pub struct MigrateVolume {
     /// Streams that carry a VM's memory, 1 to 16; `None`: as many as are worth it. It is one where either hypervisor
     /// cannot do several.
     #[serde(default)]
+    #[schema(minimum = 1, maximum = 16)]
     pub memory_streams: Option<u8>,
     /// When a VM may run at the other host.
     #[serde(default)]
@@ -207,7 +209,7 @@ pub enum Allocation {
 pub struct SetMigration {
     /// How much may be copied, in bytes a second; `null`, which must be said: as fast as it goes.
     #[serde(deserialize_with = "Option::deserialize")]
-    #[schema(required = true)]
+    #[schema(required = true, minimum = 1)]
     pub bandwidth_bytes_per_second: Option<u64>,
 }
 

@@ -25,6 +25,7 @@ pub struct Identity {
 #[serde(deny_unknown_fields)]
 pub struct NewIdentity {
     /// What people call the host: letters, digits, '.', '-' and '_'.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     pub name: String,
 }
 
@@ -33,6 +34,7 @@ pub struct NewIdentity {
 #[serde(deny_unknown_fields)]
 pub struct NewInvitation {
     /// How long it is good, in seconds.
+    #[schema(minimum = 1, maximum = 604800)]
     pub lifetime_s: u64,
     /// Whether the host that redeems it may bring VMs, which run on this one.
     #[serde(default)]

@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 #[serde(deny_unknown_fields)]
 pub struct NewVm {
     /// Its name: letters, digits, '.', '_' and '-'.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     pub name: String,
     /// Its definition in TOML: the command that starts it, its disks and its files.
     pub definition: String,
@@ -91,6 +92,7 @@ pub struct StopVm {
     pub now: bool,
     /// How long its guest may take to shut down, in seconds; then its power is cut. `None`: a minute.
     #[serde(default)]
+    #[schema(maximum = 3600)]
     pub wait_s: Option<u64>,
 }
 
@@ -106,6 +108,7 @@ pub struct AdoptVm {
     /// Absolute path of its monitor's socket (QMP). Nobody else may be connected to it meanwhile. `None`: it is a domain of
     /// libvirt.
     #[serde(default)]
+    #[schema(pattern = "^/")]
     pub monitor: Option<String>,
     /// Its disks, by the names of their devices or nodes, or by libvirt's (`vda`); none: all that can be written.
     #[serde(default)]

@@ -160,6 +160,8 @@ pub enum VolumeState {
     Serving,
     /// It cannot be served; the message says why.
     Failed,
+    /// The journal was put back from a backup, and it is not known whose the volume is; the message says who has to say so.
+    Unconfirmed,
     /// It is being removed.
     Removing,
 }
@@ -211,12 +213,16 @@ pub struct PromoteVolume {
     /// Of a volume that works here and whose former host, which has the rest of it, is lost: clients that read what is missing get
     /// I/O errors from now on, and wait for it no longer. **N.B.** For good: it is not fetched any more.
     pub without_missing: bool,
+    /// Of a volume that is `unconfirmed`, for the journal was put back from a backup: it is this host's. **N.B.** If another host has
+    /// it, there are two of it from then on. With `force`: although another host, or an image, says otherwise.
+    pub restored: bool,
 }
 
 /// Makes a volume.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NewVolume {
     /// Its name: 1 to 64 letters, digits, `.`, `_` and `-`, beginning with a letter or digit.
+    #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     pub name: String,
     /// Where its bytes come from.
     pub source: VolumeSource,
@@ -233,6 +239,7 @@ pub enum VolumeSource {
     Create {
         /// Size in bytes, a multiple of 512; `None`: that of `image`, rounded up to 4,096.
         #[serde(default)]
+        #[schema(multiple_of = 512, minimum = 512)]
         size_bytes: Option<u64>,
         /// The store; `None`: the only one there is.
         #[serde(default)]
@@ -292,6 +299,7 @@ impl VolumeState {
             Self::Forwarding => "forwarding",
             Self::Serving => "serving",
             Self::Failed => "failed",
+            Self::Unconfirmed => "unconfirmed",
             Self::Removing => "removing",
         }
     }
@@ -323,6 +331,7 @@ impl ImageFormat {
 #[serde(deny_unknown_fields)]
 pub struct ResizeVolume {
     /// Its new size in bytes, a multiple of 4096. What is new reads as zeroes. The size that it has is a success.
+    #[schema(multiple_of = 4096, minimum = 4096)]
     pub size_bytes: u64,
 }
 

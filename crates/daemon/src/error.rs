@@ -2,6 +2,7 @@
 
 mod images;
 mod lacking;
+mod restored;
 mod retry;
 mod routes;
 mod store_files;
@@ -19,6 +20,7 @@ use migration::wire::Refusal;
 use migration::{CommitFault, MigrationId};
 
 pub(crate) use self::lacking::LackingError;
+pub(crate) use self::restored::RestoredError;
 pub(crate) use self::retry::RetryObstacle;
 pub(crate) use self::routes::RouteError;
 pub(crate) use self::store_files::{StoreFileError, StoreFileObstacle};
@@ -325,6 +327,9 @@ pub(crate) enum RequestError {
     /// The volume lacks blocks.
     #[error(transparent)]
     Lacking(#[from] LackingError),
+    /// The journal was put back, and it is not known whose the volume is.
+    #[error(transparent)]
+    Restored(#[from] RestoredError),
     /// The migration is not under way.
     #[error("migration {0} has ended; see: sterna migration show {0}")]
     NotMigrating(MigrationId),
@@ -538,6 +543,7 @@ impl RequestError {
             Self::Fenced { .. } => ErrorCode::PlaceFenced,
             Self::StoreFile(error) => error.code(),
             Self::Lacking(error) => error.code(),
+            Self::Restored(error) => error.code(),
             Self::Copy(CopyError::Io { .. }) => ErrorCode::StorageFailed,
             Self::Fill(FillError::Target(error)) if error.is_no_space() => ErrorCode::NoSpace,
             Self::Fill(_) | Self::Grow(_) => ErrorCode::StorageFailed,

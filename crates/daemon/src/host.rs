@@ -19,8 +19,9 @@ mod pairing;
 mod readiness;
 mod release;
 pub(crate) mod reload;
+mod restoration;
 mod store_files;
-mod vms;
+pub(crate) mod vms;
 pub(crate) mod volumes;
 
 pub(crate) use self::migrations::ahead::roomy;
@@ -94,6 +95,8 @@ pub(crate) struct Host {
     pub(crate) peers: Arc<Peers>,
     /// What is run before volumes change hands that go without a VM.
     pub(crate) volume_hooks: Arc<VolumeHooks>,
+    /// Whose volumes of a journal are that was put back.
+    restoring: restoration::Restoring,
     /// VMs on their way from here and to here.
     pub(crate) moving: Arc<VmMoves>,
     /// The VMs whose disks volumes are.
@@ -156,6 +159,7 @@ impl Host {
             queue,
             metadata_folder,
             sessions: Sessions::default(),
+            restoring: restoration::Restoring::default(),
             moving,
             volume_hooks: VolumeHooks::new(tokio::runtime::Handle::current()),
             sockets,

@@ -14,6 +14,7 @@ mod known;
 mod tests;
 mod view;
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -32,7 +33,7 @@ use crate::files::listing::ListingError;
 /// Name of the identity's folder in the data folder.
 const IDENTITY_FOLDER: &str = "identity";
 /// Longest that an invitation may be good: long enough to reach somebody, short enough to be forgotten safely.
-const LIFETIME_S_MAX: u64 = 7 * 24 * 60 * 60;
+pub(crate) const LIFETIME_S_MAX: u64 = 7 * 24 * 60 * 60;
 
 /// The other hosts, and this one as they see it.
 pub(crate) struct Hosts {
@@ -187,6 +188,12 @@ impl Hosts {
     /// The host of that name; `None`: nobody is called so, or nobody is known.
     pub(crate) fn find(&self, name: &str) -> Option<Peer> {
         self.known().ok()?.get(name)
+    }
+
+    /// All other hosts; `None`: the list cannot be read.
+    pub(crate) fn paired(&self) -> Option<BTreeSet<migration::HostId>> {
+        let known = self.known().ok()?.list();
+        Some(known.into_iter().map(|peer| migration::HostId(peer.id.0)).collect())
     }
 
     /// The session with another host, for whoever has something to say to it.

@@ -14,6 +14,7 @@ mod examine;
 mod export;
 mod figures;
 mod file;
+mod restore;
 mod writer;
 
 use std::future::Future;
@@ -33,6 +34,7 @@ pub(crate) use figures::Figures;
 use figures::SharedFigures;
 pub(crate) use file::now_unix_ms;
 use file::{JournalFile, ReplaceFault};
+pub use restore::{Replacing, RestoreError, RestoredJournal, restore_journal};
 pub(crate) use writer::step_of;
 use writer::{Request, Writer};
 
@@ -93,7 +95,7 @@ pub enum JournalError {
     /// Acknowledged records lie behind a damaged part.
     #[error(
         "the journal {path} is damaged at byte {position}, with more records behind it: do not go on with it, \
-         restore the data folder from a backup"
+         but put a backup back: sterna journal restore"
     )]
     Damaged {
         /// The file.
@@ -103,7 +105,7 @@ pub enum JournalError {
     },
     /// Its records contradict each other.
     #[error(
-        "the journal {path} contradicts itself: do not go on with it, restore the data folder from a backup"
+        "the journal {path} contradicts itself: do not go on with it, but put a backup back: sterna journal restore"
     )]
     Inconsistent {
         /// The file.
@@ -194,7 +196,7 @@ impl Journal {
 fn advice(error: &CodecError) -> &'static str {
     match error {
         CodecError::Version { .. } => "start the program that wrote it",
-        _ => "is this the right data folder? If so, restore it from a backup",
+        _ => "is this the right data folder? If so, put a backup back: sterna journal restore",
     }
 }
 

@@ -26,6 +26,7 @@ use lane::peer::head::{Address, Fault, Head};
 use lane::peer::{Asked, ChannelEvent, ChannelEvents, PeerChannel};
 use migration::authority::{Denied, Request};
 use migration::message::ToTarget;
+use migration::restoration;
 use migration::wire::{self, Acceptance, Message, Offer, Refusal};
 use migration::{Attempt, HostId, MigrationId, VolumeId, VolumeIndex};
 use tokio::sync::oneshot;
@@ -351,6 +352,11 @@ impl Peers {
             Ok(Message::Surveyed { question, surveyed }) => self.questions.answered(peer, question, surveyed),
             Ok(Message::Probe { question, store, secrets }) => {
                 self.asked_for_probes(session, question, store, secrets);
+            }
+            Ok(Message::Whose { question, volumes }) => self.asked_whose(session, question, volumes),
+            Ok(Message::Known { question, known, knows_all }) => {
+                let answer = restoration::Answer { known: known.into_iter().collect(), knows_all };
+                self.questions.known(peer, question, answer);
             }
             Ok(Message::Program { version }) => self.programs.said(peer, version),
             Ok(Message::Probed { question, seen }) => self.questions.probed(peer, question, seen),

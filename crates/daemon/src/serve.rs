@@ -228,6 +228,7 @@ impl Daemon {
         host.run_queue().await;
         host.go_on_with_interrupted().await;
         peers.begin();
+        host.begin_restoration();
         host.begin_retention();
         tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");
         Ok(Self { host, listener, api, hang_ups, successors })

@@ -361,9 +361,9 @@ impl Store {
     pub(crate) fn occupant(&self, state: &State) -> Option<Occupant> {
         let StoreKind::Single(place) = &self.kind else { return None };
         let is_here = |image: &ImageLocation| image.store == self.name || image.place == *place;
-        let volume = state.volumes.values().find(|volume| is_here(&volume.record.image));
+        let volume = state.claimed_records().find(|record| is_here(&record.image));
         if let Some(volume) = volume {
-            return Some(Occupant::Volume(volume.record.name.clone()));
+            return Some(Occupant::Volume(volume.name.clone()));
         }
         let filling = state
             .unfinished()

@@ -17,6 +17,7 @@ mod image;
 mod moves;
 mod origin;
 mod record;
+mod restored;
 mod side;
 mod stage;
 mod state;
@@ -29,6 +30,7 @@ pub use origin::{ImageFate, ImageWish, Origin};
 pub use record::{
     Entry, ExportAccess, ExportSettings, FailureCode, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
 };
+pub use restored::{Doubt, Restored, RestoredVolume};
 pub use side::{Branch, Forwarding, Moved, Promotion, Side};
 pub use stage::Stage;
 pub use state::{Inconsistent, MigrationState, State, VolumeState};

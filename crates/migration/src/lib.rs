@@ -35,6 +35,7 @@ pub mod planted;
 pub mod progress;
 pub mod queue;
 pub mod recovery;
+pub mod restoration;
 pub mod retention;
 pub mod session;
 pub mod stay;

@@ -115,10 +115,26 @@ pub enum Bug {
     HollowImageKept,
     /// 9: a copy at a third host, of which the volume's former host has told, is taken to lack only what it lacked then.
     ToldCopyForgetsWrites,
+    /// Decision 0067: a volume of a journal that was put back is served before every other host has said what it knows.
+    RestoredUnasked,
+    /// Decision 0067: a volume of a journal that was put back is served although another host has it.
+    RestoredUnheard,
+    /// Decision 0067: the word of a host counts of what it does not know, although its own journal was put back.
+    RestoredVouches,
+    /// Decision 0067: a volume of a journal that was put back is served although its image may be an old one that stayed.
+    RestoredDoubt,
+    /// Decision 0067: a volume of a journal that was put back is served from an image that a migration has not completed.
+    RestoredHalfMade,
+    /// Decision 0067: a volume of a journal that was put back is served although another store has the image that it moved to.
+    RestoredRival,
+    /// Decision 0067: a journal that was put back has the copies of migrations deleted of which it has lost the end.
+    RestoredDiscards,
+    /// Decision 0067: a journal that was put back gives numbers of migrations again that it has lost.
+    RestoredNumbersReused,
 }
 
 impl Bug {
-    /// All of them that the simulator meets.
+    /// All of them that the simulator meets with its fleet.
     pub const ALL: &[Self] = &[
         Self::PreparedTargetLeaves,
         Self::PromiseForgotten,
@@ -175,6 +191,23 @@ impl Bug {
         Self::HollowImageKept,
         Self::ToldCopyForgetsWrites,
     ];
+
+    /// Those of journals that are put back, which the simulator meets in a fleet of its own.
+    pub const OF_RESTORATION: &[Self] = &[
+        Self::RestoredUnasked,
+        Self::RestoredUnheard,
+        Self::RestoredVouches,
+        Self::RestoredDoubt,
+        Self::RestoredHalfMade,
+        Self::RestoredRival,
+        Self::RestoredDiscards,
+        Self::RestoredNumbersReused,
+    ];
+
+    /// All there are.
+    pub fn all() -> impl Iterator<Item = Self> {
+        Self::ALL.iter().chain(Self::OF_RESTORATION).copied()
+    }
 
     /// The name by which the simulator's command line knows it.
     pub fn name(self) -> &'static str {
@@ -233,6 +266,14 @@ impl Bug {
             Self::ReservoirDiscarded => "reservoir-discarded",
             Self::HollowImageKept => "hollow-image-kept",
             Self::ToldCopyForgetsWrites => "told-copy-forgets-writes",
+            Self::RestoredUnasked => "restored-unasked",
+            Self::RestoredUnheard => "restored-unheard",
+            Self::RestoredVouches => "restored-vouches",
+            Self::RestoredDoubt => "restored-doubt",
+            Self::RestoredHalfMade => "restored-half-made",
+            Self::RestoredRival => "restored-rival",
+            Self::RestoredDiscards => "restored-discards",
+            Self::RestoredNumbersReused => "restored-numbers-reused",
         }
     }
 }

@@ -80,6 +80,14 @@ pub fn answer_as_source(
     message: &ToSource,
 ) -> Option<ToTarget> {
     let (ToSource::Query(attempt) | ToSource::Prepared(attempt)) = message else { return None };
+    let has_moved = |recorded: &MigrationState| matches!(recorded.stage, Stage::Ended(Outcome::Moved { .. }));
+    if state.is_of_lost_time(migration)
+        && !state.migrations.get(&migration).is_some_and(has_moved)
+        && !broken(Bug::RestoredDiscards)
+    {
+        // N.B. it may have been released since, and what the target has be the only copy: people decide.
+        return None;
+    }
     let Some(recorded) = state.migrations.get(&migration) else {
         // Forgotten, so it has ended; had it ended by a move, its target would own the volumes and not ask.
         return Some(ToTarget::Discard);
@@ -114,6 +122,12 @@ pub fn answer_as_target(
     match (stage, message) {
         (Some(Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. })), ToTarget::Commit { attempt, .. }) => {
             Some(ToSource::Active { attempt: *attempt, own: Duration::ZERO })
+        }
+        // N.B. what is missing of volumes that came before this journal was put back is not known.
+        (Some(Stage::Ended(Outcome::Moved { .. })) | None, ToTarget::IsWhole(_))
+            if state.restored.is_some() =>
+        {
+            None
         }
         // N.B. never before *owned*: until then nothing says what is missing.
         (Some(Stage::Ended(Outcome::Moved { .. })) | None, ToTarget::IsWhole(attempt)) => {

@@ -5,6 +5,7 @@
 //!
 //!   source ── Survey, Surveyed ── target  a look ahead, before anything is offered
 //!   source ── Probe, Probed ──── target   whether both have the folder of a store
+//!   a host ── Whose, Known ───── another  what it knows of volumes, after a journal was put back
 //!   source ── Open ──────────► target         volumes, what is wanted of them there
 //!   source ◄── Accepted, or Refused ── target what the target has of them already, or why not
 //!   source ◄── ToTarget, ToSource ──► target  the conversation of `crate::message`
@@ -14,6 +15,7 @@
 
 mod forms;
 mod opening;
+mod restoring_forms;
 mod survey;
 mod survey_forms;
 
@@ -24,7 +26,8 @@ pub use opening::{
 pub use survey::{ProbeSeen, Survey, Surveyed, SurveyedPlace};
 
 use crate::handover::message::{ToSource, ToTarget};
-use crate::identity::MigrationId;
+use crate::identity::{MigrationId, VolumeId};
+use crate::restoration::Knowledge;
 
 /// Version of the encoding that this program writes; the transport agrees upon one that both ends know.
 pub const VERSION: u8 = 1;
@@ -42,6 +45,8 @@ pub const PLACE_BYTES_MAX: usize = 4096;
 pub const REMARKS_MAX: usize = 64;
 /// Bytes of what is needed to run a VM, without its files.
 pub const VM_BYTES_MAX: usize = 128 << 10;
+/// Volumes of one question after a journal was put back; a host that has more asks several times.
+pub const ASKED_MAX: usize = 4096;
 /// Probes of one question: a host has not nearly as many folders.
 pub const PROBES_MAX: usize = 64;
 
@@ -112,6 +117,22 @@ pub enum Message {
         question: u64,
         /// Of each, in the order of the question.
         seen: Vec<ProbeSeen>,
+    },
+    /// A host whose journal was put back from a backup asks what another one knows of volumes.
+    Whose {
+        /// A number of the host's that asks, as of a survey.
+        question: u64,
+        /// The volumes, called as those know them again who have them.
+        volumes: Vec<VolumeId>,
+    },
+    /// The other one says it.
+    Known {
+        /// The number of the question.
+        question: u64,
+        /// Those of the volumes that it knows something of, as they were called.
+        known: Vec<(VolumeId, Knowledge)>,
+        /// Whether it would know of the others: its own journal was never put back.
+        knows_all: bool,
     },
     /// Which program runs at the host that says so.
     Program {

@@ -5,11 +5,12 @@
 use chronicle::Generation;
 use migration::journal::{Forwarding, ImageFormat, Origin};
 use migration::message::ToSource;
+use migration::restoration::{Knowledge, Whereabouts};
 use migration::wire::{
-    Acceptance, AcceptedVolume, Allocation, Beside, DETAIL_BYTES_MAX, FormerContent, Held, LeftBehind,
-    MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedStrategy, OfferedVm, OfferedVolume, PROBES_MAX,
-    ProbeSeen, REMARKS_MAX, Refusal, RefusalCode, Sharing, Survey, Surveyed, SurveyedPlace, VERSION,
-    VOLUMES_MAX, WireError, decode, encode,
+    ASKED_MAX, Acceptance, AcceptedVolume, Allocation, Beside, DETAIL_BYTES_MAX, FormerContent, Held,
+    LeftBehind, MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedStrategy, OfferedVm, OfferedVolume,
+    PROBES_MAX, ProbeSeen, REMARKS_MAX, Refusal, RefusalCode, Sharing, Survey, Surveyed, SurveyedPlace,
+    VERSION, VOLUMES_MAX, WireError, decode, encode,
 };
 use migration::{Attempt, MigrationId, VolumeId};
 use proptest::prelude::*;
@@ -78,6 +79,19 @@ fn a_look_ahead_and_its_answer_are_read_as_they_were_sent() {
         |count| Message::Probe { question: 7, store: "fast".to_owned(), secrets: vec![[7; 32]; count] };
     check(&probe(PROBES_MAX));
     assert!(matches!(encode(&probe(PROBES_MAX + 1)), Err(WireError::TooMany { .. })));
+    let known = [
+        Whereabouts::Here,
+        Whereabouts::HereUnconfirmed,
+        Whereabouts::Waits,
+        Whereabouts::WithYou,
+        Whereabouts::Elsewhere,
+        Whereabouts::AtAThird,
+    ]
+    .map(|whereabouts| (VolumeId([6; 16]), Knowledge { generation: Generation(3), whereabouts }));
+    check(&Message::Known { question: 7, known: known.to_vec(), knows_all: true });
+    let whose = |count| Message::Whose { question: 7, volumes: vec![VolumeId([6; 16]); count] };
+    check(&whose(ASKED_MAX));
+    assert_eq!(encode(&whose(ASKED_MAX + 1)), Err(WireError::TooMany { what: "volumes" }));
     check(&Message::Probed {
         question: 7,
         seen: vec![ProbeSeen::Nothing, ProbeSeen::Unlocked, ProbeSeen::Locked],

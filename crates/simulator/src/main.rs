@@ -22,6 +22,7 @@ mod journal;
 mod paused;
 mod probe;
 mod random;
+mod restored;
 mod scenario;
 mod session;
 mod simulation;
@@ -36,6 +37,7 @@ use clap::Parser;
 
 use crate::campaign::{Order, Summary, Until};
 use crate::coverage::{ByStrategy, Cell, Coverage};
+use crate::restored::Telling;
 use crate::scenario::{Options, Rounds};
 use crate::trace::Audience;
 
@@ -72,6 +74,9 @@ struct Arguments {
     /// none any more does.
     #[arg(long, value_delimiter = ',')]
     known: Vec<u64>,
+    /// Puts journals back from backups, in a fleet of its own.
+    #[arg(long, conflicts_with_all = ["hosts", "strategy", "known"])]
+    restored: bool,
     /// Prints what happens; with --seed.
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -100,6 +105,7 @@ fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let passed = match (&arguments.planted, arguments.seed) {
         (Some(planted), seed) => run_planted(&arguments, planted, seed),
+        (None, seed) if arguments.restored => run_restored(&arguments, seed),
         (None, Some(seed)) => run_one(&arguments, seed),
         (None, None) if arguments.coverage => run_coverage(&arguments),
         (None, None) => run_many(&arguments).1,
@@ -189,6 +195,34 @@ fn run_one(arguments: &Arguments, seed: u64) -> bool {
         println!("violation ({}) at {:?}: {}", violation.checker, violation.at, violation.detail);
     }
     finding.violation.is_none()
+}
+
+/// Runs seeds of the fleet whose journals are put back; returns whether all rules were kept.
+fn run_restored(arguments: &Arguments, seed: Option<u64>) -> bool {
+    if let Some(seed) = seed {
+        let telling = if arguments.trace { Telling::Printed } else { Telling::Silent };
+        let violation = restored::replay(seed, telling);
+        println!("seed {seed}: {}", violation.as_deref().unwrap_or("no violation"));
+        return violation.is_none();
+    }
+    let shown = restored::campaign(arguments.first, arguments.seeds, false);
+    println!(
+        "{} seeds, {} writes; {} journals were put back, of which other hosts confirmed {} volumes, people ordered {} and forgot {}, \
+         and {} orders were refused",
+        shown.seeds,
+        shown.writes,
+        shown.restores,
+        shown.confirmed,
+        shown.ordered,
+        shown.given_up,
+        shown.refused
+    );
+    println!("{} violations", shown.violations.len());
+    for (seed, violation) in &shown.violations {
+        println!("  seed {seed}: {violation}");
+        println!("    cargo run -p simulator --release -- --restored --seed {seed} --trace");
+    }
+    shown.violations.is_empty()
 }
 
 /// Runs seeds with each number of hosts that makes a difference; returns whether all rules were kept, and every strategy has met
@@ -328,15 +362,18 @@ fn replay(arguments: &Arguments, seed: u64, more: &str) -> String {
 fn run_planted(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool {
     use migration::planted::{Bug, plant};
 
-    let chosen: Vec<_> =
-        Bug::ALL.iter().copied().filter(|bug| planted == "all" || bug.name() == planted).collect();
+    let chosen: Vec<_> = Bug::all().filter(|bug| planted == "all" || bug.name() == planted).collect();
     if chosen.is_empty() {
-        let names: Vec<_> = Bug::ALL.iter().map(|bug| bug.name()).collect();
+        let names: Vec<_> = Bug::all().map(Bug::name).collect();
         println!("no rule is called {planted}: all, {}", names.join(", "));
         return false;
     }
     let mut all_noticed = true;
     for bug in chosen {
+        if Bug::OF_RESTORATION.contains(&bug) {
+            all_noticed &= run_planted_restored(arguments, bug, seed);
+            continue;
+        }
         let arguments = &arguments.noticing(bug);
         if let Some(seed) = seed {
             plant(Some(bug));
@@ -367,6 +404,29 @@ fn run_planted(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool 
         }
     }
     all_noticed
+}
+
+/// Breaks a rule of journals that are put back; returns whether it was noticed.
+#[cfg(feature = "planted-bugs")]
+fn run_planted_restored(arguments: &Arguments, bug: migration::planted::Bug, seed: Option<u64>) -> bool {
+    use migration::planted::plant;
+
+    plant(Some(bug));
+    if let Some(seed) = seed {
+        return !run_restored(arguments, Some(seed));
+    }
+    let shown = restored::campaign(arguments.first, PLANTED_SEEDS_MAX, true);
+    plant(None);
+    let Some((seed, violation)) = shown.violations.first() else {
+        println!("{}: not noticed in {} seeds", bug.name(), shown.seeds);
+        return false;
+    };
+    if restored::replay(*seed, Telling::Silent).is_some() {
+        println!("{}: seed {seed} violates a rule without it, too", bug.name());
+        return false;
+    }
+    println!("{}: noticed after {} seeds: {violation}", bug.name(), shown.seeds);
+    true
 }
 
 /// Tells whether a seed shows nothing of a rule that is broken, for it violates one without that.

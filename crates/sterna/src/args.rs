@@ -22,7 +22,7 @@ pub(crate) use self::bench::{
 pub(crate) use self::config::{ConfigCommand, GenerateArguments};
 pub(crate) use self::demo::{DemoArguments, Scene};
 pub(crate) use self::host::HostCommand;
-pub(crate) use self::journal::{JournalArguments, JournalCommand};
+pub(crate) use self::journal::{JournalArguments, JournalCommand, RestoreArguments};
 pub(crate) use self::migration::{Limit, MigrationCommand, ReportArguments, RetryArguments, SetArguments};
 pub(crate) use self::replica::ReplicaCommand;
 pub(crate) use self::store::{ImportArguments, StoreCommand};
@@ -320,7 +320,7 @@ pub(crate) struct MigrateArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(group(clap::ArgGroup::new("grounds").required(true).args(["ticket", "force", "without_missing"]).multiple(true)))]
+#[command(group(clap::ArgGroup::new("grounds").required(true).args(["ticket", "force", "without_missing", "restored"]).multiple(true)))]
 pub(crate) struct PromoteArguments {
     /// Name of the volume.
     pub(crate) name: String,
@@ -335,6 +335,10 @@ pub(crate) struct PromoteArguments {
     /// --force also if that host answers.
     #[arg(long, conflicts_with = "ticket")]
     pub(crate) without_missing: bool,
+    /// Of a volume that is not served since the journal was put back from a backup: its image here is the volume, and no other host
+    /// has it. With --force also if another host says otherwise.
+    #[arg(long, conflicts_with_all = ["ticket", "without_missing"])]
+    pub(crate) restored: bool,
 }
 
 impl From<ImageFormat> for api::ImageFormat {
@@ -486,10 +490,12 @@ Examples:
   sterna volume promote web1 --ticket sterna-ticket-1-…
   sterna volume promote web1 --force
   sterna volume promote web1 --without-missing
+  sterna volume promote web1 --restored
 
 With a ticket or by force a volume is taken over that is all here: its source had everything copied, and was about to hand it
 over. If the source comes back, it learns of it. --without-missing is for one that works here already, and was handed over
-before all of it had come (post-copy, three-phase).";
+before all of it had come (post-copy, three-phase). --restored is for one that is not served since the journal was put back from a
+backup (`sterna journal restore`): if another host has it, there are two of it from then on, and what was written there is not here.";
 
 const REMOVE_HELP: &str = "\
 Examples:

@@ -73,6 +73,9 @@ pub(crate) enum CommandError {
     /// A journal cannot be read.
     #[error(transparent)]
     Journal(JournalError),
+    /// A journal was not put back.
+    #[error(transparent)]
+    Restore(#[from] daemon::RestoreError),
     /// The daemon could not start, or had to stop.
     #[error(transparent)]
     Serve(#[from] ServeError),

@@ -72,6 +72,7 @@ impl Exit {
             CommandError::Demo(_)
             | CommandError::Bench(_)
             | CommandError::Journal(_)
+            | CommandError::Restore(_)
             | CommandError::Page { .. }
             | CommandError::Generate { .. }
             | CommandError::Program(_)

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 /// What is kept of a request. Left out on purpose: `token` and `ticket`, which are secrets, and `definition`, a command that may have
 /// passwords in it.
-const KEPT: [&str; 43] = [
+const KEPT: [&str; 44] = [
     "address",
     "allocation",
     "allow_machines",
@@ -37,6 +37,7 @@ const KEPT: [&str; 43] = [
     "not_incremental",
     "now",
     "read_only",
+    "restored",
     "serve_here",
     "shared_target",
     "size_bytes",

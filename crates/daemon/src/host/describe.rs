@@ -258,6 +258,8 @@ fn recorded(state: &State, volume: VolumeId, service: &Service) -> Option<(Volum
         return coming(state.migrations.get(migration)?);
     }
     let known = state.volumes.get(&volume).map(|known| (known.record.clone(), known.added_unix_ms));
+    let restored = || state.restored_volume(volume).map(|waiting| &waiting.volume);
+    let known = known.or_else(|| restored().map(|known| (known.record.clone(), known.added_unix_ms)));
     known.or_else(|| promotion::waiting(state).find_map(|(_, arrival)| coming(arrival)))
 }
 
@@ -294,6 +296,7 @@ async fn add_service(shown: &mut api::Volume, service: Service) -> Option<LaneSt
         Service::Starting => (VolumeState::Waiting, Some("its image is being opened".to_owned())),
         Service::Waiting(reason) => (VolumeState::Waiting, Some(reason)),
         Service::Failed(reason) => (VolumeState::Failed, Some(reason)),
+        Service::Unconfirmed(reason) => (VolumeState::Unconfirmed, Some(reason)),
         Service::Removing => (VolumeState::Removing, None),
         Service::Arriving(_, migration) => {
             (VolumeState::Arriving, Some(format!("it is on its way here ({migration})")))

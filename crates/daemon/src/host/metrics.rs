@@ -61,6 +61,7 @@ impl Host {
                 Service::Serving(_) if moved => api::VolumeState::Forwarding,
                 Service::Serving(_) => api::VolumeState::Serving,
                 Service::Failed(_) => api::VolumeState::Failed,
+                Service::Unconfirmed(_) => api::VolumeState::Unconfirmed,
                 Service::Removing => api::VolumeState::Removing,
             };
             let (Service::Serving(lane) | Service::Arriving(lane, _)) = service else {

@@ -31,7 +31,7 @@ impl Host {
                 Service::Starting => {
                     problems.push(problem(Part::Volume, Some(&name), "its image is being opened"));
                 }
-                Service::Waiting(reason) | Service::Failed(reason) => {
+                Service::Waiting(reason) | Service::Failed(reason) | Service::Unconfirmed(reason) => {
                     problems.push(problem(Part::Volume, Some(&name), &reason));
                 }
                 Service::Creating(_) | Service::Arriving(..) | Service::Serving(_) | Service::Removing => {}

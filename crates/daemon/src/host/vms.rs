@@ -2,9 +2,10 @@
 
 pub(in crate::host) mod adopt;
 pub(in crate::host) mod adopted;
+pub(in crate::host) mod bind;
 pub(in crate::host) mod exchange;
 pub(in crate::host) mod libvirt;
-pub(in crate::host) mod manage;
+pub(crate) mod manage;
 pub(in crate::host) mod move_vm;
 pub(in crate::host) mod preflight;
 pub(in crate::host) mod prove;

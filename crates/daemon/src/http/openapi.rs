@@ -80,11 +80,28 @@ mod tests {
     use serde_json::Value;
 
     use super::document;
+    use crate::host::vms::manage::SHUT_DOWN_TIMEOUT;
+    use crate::hosts::LIFETIME_S_MAX;
+    use crate::names::NAME_BYTES_MAX;
 
     #[test]
     fn the_document_in_the_repository_is_the_one_that_is_served() {
         let kept = include_str!("../../../../docs/openapi.json");
         assert!(kept == document(), "docs/openapi.json is not up to date; run: make openapi");
+    }
+
+    #[test]
+    fn what_the_document_says_of_values_is_what_is_checked() {
+        let document: Value = serde_json::from_str(&document()).unwrap();
+        let of = |schema: &str, field: &str, what: &str| {
+            document["components"]["schemas"][schema]["properties"][field][what].clone()
+        };
+        assert_eq!(of("NewInvitation", "lifetime_s", "maximum"), LIFETIME_S_MAX);
+        assert_eq!(of("StopVm", "wait_s", "maximum"), SHUT_DOWN_TIMEOUT.as_secs());
+        assert_eq!(of("MigrateVolume", "memory_streams", "maximum"), api::MEMORY_STREAMS_MAX);
+        let name = format!("^[A-Za-z0-9][A-Za-z0-9._-]{{0,{}}}$", NAME_BYTES_MAX - 1);
+        assert_eq!(of("NewVolume", "name", "pattern"), name);
+        assert_eq!(of("NewVm", "name", "pattern"), name);
     }
 
     #[test]

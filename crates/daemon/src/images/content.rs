@@ -191,8 +191,7 @@ fn claims(state: &State) -> BTreeMap<PathBuf, Claim> {
             }
         }
     }
-    for volume in state.volumes.values() {
-        let record = &volume.record;
+    for record in state.claimed_records() {
         let moves = state
             .unfinished()
             .find(|(_, known)| known.volumes.iter().any(|moving| moving.volume == record.volume));

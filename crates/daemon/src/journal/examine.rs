@@ -51,6 +51,9 @@ pub struct JournalExamination {
     pub volumes: Vec<JournalVolume>,
     /// Migrations that have not ended.
     pub migrations: Vec<JournalMigration>,
+    /// Its bytes, as far as they are whole.
+    #[serde(skip)]
+    content: Vec<u8>,
     #[serde(skip)]
     found: Vec<Entry>,
     #[serde(skip)]
@@ -90,6 +93,8 @@ pub enum JournalOwner {
     Elsewhere,
     /// Another host's, from which it is on its way here.
     Arriving,
+    /// The journal was put back from a backup, and nobody has said whose it is.
+    Unconfirmed,
 }
 
 /// What a journal says of a migration that has not ended.
@@ -131,7 +136,7 @@ impl JournalExamination {
 
     /// Everything that the journal says, as JSON: each record, and what they come to.
     pub fn export(&self) -> serde_json::Value {
-        export::document(self, &self.found, &self.state)
+        export::document(self, &self.content, &self.found, &self.state)
     }
 
     /// Examines what a journal that is said to be at `path` holds.
@@ -169,6 +174,7 @@ impl JournalExamination {
             torn_bytes: torn as u64,
             volumes: volumes(&state),
             migrations: migrations(&state),
+            content: bytes.get(..end).unwrap_or_default().to_vec(),
             found,
             state,
         };
@@ -196,7 +202,7 @@ fn read(path: &Path) -> Result<(Vec<u8>, Look), JournalError> {
     Ok((bytes, (found.ino(), found.mtime(), found.mtime_nsec(), found.len())))
 }
 
-fn volumes(state: &State) -> Vec<JournalVolume> {
+pub(super) fn volumes(state: &State) -> Vec<JournalVolume> {
     let here = state.volumes.iter().map(|(id, known)| {
         let (record, filling) = (&known.record, state.fillings.get(id));
         JournalVolume {
@@ -239,7 +245,20 @@ fn volumes(state: &State) -> Vec<JournalVolume> {
             image: Some(record.image.place.name().to_owned()),
         })
     });
-    let mut all: Vec<JournalVolume> = here.chain(moved).chain(arriving).collect();
+    let unconfirmed = state.restored_volumes().map(|(id, waiting)| {
+        let record = &waiting.volume.record;
+        JournalVolume {
+            name: record.name.clone(),
+            id: id.to_string(),
+            owner: JournalOwner::Unconfirmed,
+            host: None,
+            generation: record.generation.0,
+            size_bytes: record.size_bytes,
+            store: (!record.image.is_adopted()).then(|| record.image.store.clone()),
+            image: Some(record.image.place.name().to_owned()),
+        }
+    });
+    let mut all: Vec<JournalVolume> = here.chain(moved).chain(arriving).chain(unconfirmed).collect();
     all.sort_by(|one, other| (&one.name, &one.id).cmp(&(&other.name, &other.id)));
     all
 }

@@ -1,23 +1,30 @@
-//! A journal as JSON, for support, and to look up what was true once. It is never read again: a daemon goes by its journal alone.
+//! A journal as JSON, for support, to look up what was true once, and to be put back (`super::restore`), for which the journal itself
+//! is in it as well: words are never read again.
 
 use std::collections::BTreeMap;
 
-use chronicle::Generation;
+use chronicle::{Generation, StayId};
 use migration::VolumeId;
 use migration::journal::{
-    Entry, ImageLocation, MigratingVolume, MigrationState, Outcome, Promotion, Record, ReservedContent, Side,
-    Stage, State, VolumeRecord, VolumeState,
+    Doubt, Entry, ImageLocation, MigratingVolume, MigrationState, Outcome, Promotion, Record,
+    ReservedContent, Restored, Side, Stage, State, VolumeRecord, VolumeState,
 };
 use serde_json::{Map, Value, json};
 
 use super::examine::{JournalExamination, stage_in_words};
+use super::restore;
 use crate::migrations::view::failure_name;
 
 /// Version of the document. Within it fields are only added.
 const VERSION: u32 = 1;
 
 /// All that a journal says.
-pub(super) fn document(examination: &JournalExamination, entries: &[Entry], state: &State) -> Value {
+pub(super) fn document(
+    examination: &JournalExamination,
+    content: &[u8],
+    entries: &[Entry],
+    state: &State,
+) -> Value {
     let entries: Vec<Value> = entries
         .iter()
         .enumerate()
@@ -33,6 +40,7 @@ pub(super) fn document(examination: &JournalExamination, entries: &[Entry], stat
         "examination": examination,
         "state": whole_state(state),
         "entries": entries,
+        restore::FIELD: restore::in_digits(content),
     })
 }
 
@@ -97,6 +105,25 @@ fn whole_state(state: &State) -> Value {
         "branches": branches.collect::<Vec<_>>(),
         "origins": origins,
         "fillings": fillings.collect::<Vec<_>>(),
+        "restored": state.restored.as_ref().map(restored),
+    })
+}
+
+fn restored(known: &Restored) -> Value {
+    let volumes = known.volumes.iter().map(|waiting| {
+        let doubt = waiting.doubt.as_ref().map(|doubt| match doubt {
+            Doubt::Lasting => json!({ "kind": "lasting" }),
+            Doubt::Copy { peer_name, .. } => json!({ "kind": "copy", "host_name": peer_name }),
+            Doubt::BetweenStores { other } => json!({ "kind": "between-stores", "other": image(other) }),
+            Doubt::Hollow { peer_name } => json!({ "kind": "hollow", "host_name": peer_name }),
+        });
+        json!({ "volume": volume_state(&waiting.volume), "doubt": doubt })
+    });
+    json!({
+        "backup_unix_ms": known.backup_unix_ms,
+        "restored_unix_ms": known.restored_unix_ms,
+        "numbers_from": known.numbers_from,
+        "volumes": volumes.collect::<Vec<_>>(),
     })
 }
 
@@ -244,6 +271,19 @@ pub(super) fn record(record: &Record) -> Value {
             }),
         ),
         Record::Filled { volume } => about("filled", json!({ "volume": volume.to_string() })),
+        Record::Restored(known) => about("restored", restored(known)),
+        Record::Reinstated { volume, generation, stay, branch } => about(
+            "reinstated",
+            json!({
+                "volume": volume.to_string(),
+                "generation": generation.0,
+                "stay": StayId::Arrived(stay.0).to_string(),
+                "branch": branch.map(|branch| branch.to_string()),
+            }),
+        ),
+        Record::RestoredForgotten { volume } => {
+            about("restored-forgotten", json!({ "volume": volume.to_string() }))
+        }
     }
 }
 

@@ -237,7 +237,7 @@ fn excerpt(state: &State, records: &[Record]) -> State {
     let mut migrations = BTreeSet::<MigrationId>::new();
     for record in records {
         match record {
-            Record::Snapshot(_) | Record::ReservationLifted { .. } => {}
+            Record::Snapshot(_) | Record::ReservationLifted { .. } | Record::Restored(_) => {}
             Record::VolumeAdded(record) => volumes.extend([record.volume]),
             Record::VolumeRemoved { volume }
             | Record::ResizeBegun { volume, .. }
@@ -246,6 +246,8 @@ fn excerpt(state: &State, records: &[Record]) -> State {
             | Record::FillingKnown { volume, .. }
             | Record::Filled { volume }
             | Record::MissingGivenUp { volume }
+            | Record::Reinstated { volume, .. }
+            | Record::RestoredForgotten { volume }
             | Record::OriginKnown { volume, .. } => {
                 volumes.extend([*volume]);
             }
@@ -278,6 +280,7 @@ fn excerpt(state: &State, records: &[Record]) -> State {
         branches: BTreeMap::new(),
         origins: BTreeMap::new(),
         fillings: BTreeMap::new(),
+        restored: state.restored.clone(),
     }
 }
 
@@ -303,6 +306,9 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         | Record::FillingKnown { .. }
         | Record::Filled { .. }
         | Record::MissingGivenUp { .. }
+        | Record::Restored(_)
+        | Record::Reinstated { .. }
+        | Record::RestoredForgotten { .. }
         | Record::OriginKnown { .. } => return None,
     })
 }

@@ -8,11 +8,13 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use migration::HostId;
-use migration::wire::{Message, ProbeSeen, Survey, Surveyed};
+use migration::restoration::{self, Answer};
+use migration::wire::{ASKED_MAX, Message, ProbeSeen, Survey, Surveyed};
+use migration::{HostId, VolumeId};
 use tokio::sync::oneshot;
 use transport::Session;
 
+use super::veil::{all_unveiled, veiled};
 use super::{Peers, host_id, lock, send_opening, turns};
 
 type Waiting<T> = Arc<Mutex<BTreeMap<(HostId, u64), oneshot::Sender<T>>>>;
@@ -23,6 +25,7 @@ pub(super) struct Questions {
     next: AtomicU64,
     surveys: Waiting<Surveyed>,
     probes: Waiting<Vec<ProbeSeen>>,
+    whose: Waiting<Answer>,
 }
 
 /// One of them, for as long as somebody waits.
@@ -47,6 +50,22 @@ impl Peers {
     ) -> Option<Vec<ProbeSeen>> {
         let message = |question| Message::Probe { question, store, secrets };
         self.ask(session, &self.questions.probes, message).await
+    }
+
+    /// Asks another host what it knows of volumes; waits as [`Self::survey`] does.
+    pub(crate) async fn whose(&self, session: &Session, volumes: &[VolumeId]) -> Option<Answer> {
+        let mut all = Answer { knows_all: true, ..Answer::default() };
+        for some in volumes.chunks(ASKED_MAX) {
+            let called: BTreeMap<VolumeId, VolumeId> =
+                some.iter().map(|volume| (veiled(*volume), *volume)).collect();
+            let names = called.keys().copied().collect();
+            let message = |question| Message::Whose { question, volumes: names };
+            let answer = self.ask(session, &self.questions.whose, message).await?;
+            let known = answer.known.into_iter();
+            all.known.extend(known.filter_map(|(name, known)| Some((*called.get(&name)?, known))));
+            all.knows_all &= answer.knows_all;
+        }
+        Some(all)
     }
 
     async fn ask<T>(
@@ -78,6 +97,24 @@ impl Peers {
             let _turn = turn;
             let surveyed = host.survey(host_id(session.peer()), survey).await;
             send_opening(&session, &Message::Surveyed { question, surveyed });
+        });
+    }
+
+    /// Another host, whose journal was put back, asks what this one knows of volumes.
+    pub(super) fn asked_whose(&self, session: &Session, question: u64, volumes: Vec<VolumeId>) {
+        let Some(host) = self.host() else { return };
+        // Each name is compared with all that are known here: a few hosts' worth at a time. Who is not answered asks again.
+        let asker = host_id(session.peer());
+        let Some(turn) = self.turns.take(asker) else { return };
+        let session = session.clone();
+        self.runtime.spawn_blocking(move || {
+            let _turn = turn;
+            let state = host.journal.read(migration::journal::State::clone);
+            let names = all_unveiled(&state, &volumes);
+            let known = names
+                .filter_map(|(name, volume)| Some((name, restoration::knowledge(&state, asker, volume)?)));
+            let (known, knows_all) = (known.collect(), restoration::knows_all(&state));
+            send_opening(&session, &Message::Known { question, known, knows_all });
         });
     }
 
@@ -117,10 +154,17 @@ impl Questions {
         let _ = waits.map(|answer| answer.send(seen));
     }
 
+    /// Another host says what it knows of volumes; whoever asked may have given up.
+    pub(super) fn known(&self, peer: HostId, question: u64, answer: Answer) {
+        let waits = lock(&self.whose).remove(&(peer, question));
+        let _ = waits.map(|told| told.send(answer));
+    }
+
     /// The process of another host has ended: it answers nothing that it was asked.
     pub(super) fn forget(&self, peer: HostId) {
         lock(&self.surveys).retain(|(host, _), _| *host != peer);
         lock(&self.probes).retain(|(host, _), _| *host != peer);
+        lock(&self.whose).retain(|(host, _), _| *host != peer);
     }
 }
 

@@ -1,5 +1,7 @@
 //! Identities of volumes in looks ahead: a host that has the volume, or had it, knows it again; others learn nothing of it.
 
+use std::collections::BTreeMap;
+
 use migration::VolumeId;
 use migration::journal::State;
 use ring::digest::{Context, SHA256};
@@ -21,6 +23,15 @@ pub(crate) fn veiled(volume: VolumeId) -> VolumeId {
 pub(crate) fn unveiled(state: &State, asked: VolumeId) -> VolumeId {
     let mut known = state.volumes.keys().chain(state.moved.keys()).chain(state.branches.keys());
     known.find(|known| veiled(**known) == asked).copied().unwrap_or(asked)
+}
+
+/// The volumes that are asked about, as they were called and as this host knows them; those that it knows nothing of are left out.
+pub(crate) fn all_unveiled(state: &State, asked: &[VolumeId]) -> impl Iterator<Item = (VolumeId, VolumeId)> {
+    let moving = state.migrations.values().flat_map(|known| &known.volumes).map(|moving| moving.volume);
+    let known = state.volumes.keys().chain(state.moved.keys()).copied().chain(moving);
+    let known = known.chain(state.restored_volumes().map(|(volume, _)| volume));
+    let by_name: BTreeMap<VolumeId, VolumeId> = known.map(|volume| (veiled(volume), volume)).collect();
+    asked.iter().filter_map(move |name| Some((*name, *by_name.get(name)?)))
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ impl Folder {
 
     /// Brings the folder in line with the journal, after a daemon that was killed.
     pub(super) fn settle(&self, store: &str, state: &State) -> std::io::Result<()> {
-        let images = state.volumes.values().filter_map(|volume| volume.record.image.place.file());
+        let images = state.claimed_records().filter_map(|record| record.image.place.file());
         let known: BTreeSet<&Path> = images.map(Path::new).collect();
         let moving = state.unfinished().flat_map(|(_, migration)| &migration.volumes);
         let awaited = moving.filter_map(|moving| moving.target.place.file());
@@ -111,7 +111,7 @@ impl Folder {
 
     /// Names of the images that are of no volume and no migration of `state`; may sleep.
     pub(super) fn unknown_images(&self, state: &State) -> std::io::Result<Vec<String>> {
-        let here = state.volumes.values().map(|known| &known.record.image);
+        let here = state.claimed_records().map(|record| &record.image);
         let moving = state.unfinished().flat_map(|(_, migration)| &migration.volumes);
         let images = here.chain(moving.flat_map(|moving| [&moving.source, &moving.target]));
         let known: BTreeSet<&Path> = images.filter_map(|image| image.place.file()).map(Path::new).collect();

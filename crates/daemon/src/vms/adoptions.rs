@@ -24,6 +24,9 @@ pub(crate) struct Adopted {
     /// What it is to libvirt; `None`: somebody else has started its QEMU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) libvirt: Option<LibvirtDomain>,
+    /// Whether its disks were volumes before: nothing was moved under it, and nothing is given back.
+    #[serde(default)]
+    pub(crate) is_bound: bool,
 }
 
 /// A domain of libvirt whose disks were, or are being, copied to volumes.

@@ -7,7 +7,7 @@
 //!               Waiting ────────────────────┘      (somebody holds the image's lock)
 //! ```
 //!
-//! What a volume *is* is in the journal. Here is only what this process does about it.
+//! One of a journal that was put back is Unconfirmed before it is Starting. What a volume *is* is in the journal. Here is only what this process does about it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -60,6 +60,8 @@ pub(crate) enum Service {
     Serving(LaneHandle),
     /// It cannot be served; the text says why.
     Failed(String),
+    /// The journal was put back from a backup, and it is not known whose it is; the text says who has to say so.
+    Unconfirmed(String),
     /// It is being removed.
     Removing,
 }
@@ -208,7 +210,7 @@ impl Volumes {
         let reason = match self.service(name) {
             None => return Err(RequestError::VolumeNotFound(name.to_owned())),
             Some(Service::Serving(lane)) => return Ok(lane),
-            Some(Service::Waiting(reason) | Service::Failed(reason)) => reason,
+            Some(Service::Waiting(reason) | Service::Failed(reason) | Service::Unconfirmed(reason)) => reason,
             Some(Service::Creating(_)) => "it is being created".to_owned(),
             Some(Service::Arriving(_, migration)) => format!("it is still on its way here ({migration})"),
             Some(Service::Starting) => "its image is being opened".to_owned(),

@@ -1,12 +1,13 @@
 //! The records of the journal. Their encoding is stored: variants are only ever appended, and [`super::VERSION`] grows
 //! when that is not enough; a field more is not.
 
-use chronicle::Generation;
+use chronicle::{BranchId, Generation};
 use serde::{Deserialize, Serialize};
 
 use super::filling::{Hollow, VolumeFilling};
 use super::image::{ImageLocation, Place};
 use super::origin::Origin;
+use super::restored::Restored;
 use super::side::{Promotion, Side};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 
@@ -163,6 +164,24 @@ pub enum Record {
     },
     /// What is missing of a volume that is being filled is given up: the host that had it is lost. Also behind a snapshot.
     MissingGivenUp {
+        /// Which.
+        volume: VolumeId,
+    },
+    /// The journal was put back from a backup, and nobody has said yet whose these volumes are: behind a snapshot.
+    Restored(Box<Restored>),
+    /// A volume of a journal that was put back is this host's. **N.B.** Durable before it is served.
+    Reinstated {
+        /// Which.
+        volume: VolumeId,
+        /// Its generation from now on.
+        generation: Generation,
+        /// A number that no migration has, or will have: that of the stay that begins with it.
+        stay: MigrationId,
+        /// The branch that it is from now on, if somebody has ordered it although other hosts had not confirmed it.
+        branch: Option<BranchId>,
+    },
+    /// A volume of a journal that was put back is not this host's, and need not be known here.
+    RestoredForgotten {
         /// Which.
         volume: VolumeId,
     },

@@ -9,6 +9,7 @@ use super::filling::{Hollow, VolumeFilling};
 use super::image::{Place, Reservation, ReservedContent};
 use super::origin::Origin;
 use super::record::{Entry, MigratingVolume, Outcome, Record, Summary, VolumeRecord};
+use super::restored::Restored;
 use super::side::{Branch, Moved, Promotion, Side};
 use super::stage::Stage;
 use crate::authority::is_needed;
@@ -39,6 +40,9 @@ pub struct State {
     /// Volumes of this host that were handed over with blocks missing, and lack some. As above.
     #[serde(skip)]
     pub fillings: BTreeMap<VolumeId, VolumeFilling>,
+    /// What this journal has waited for since it was put back from a backup; `None`: it never was. As above.
+    #[serde(skip)]
+    pub restored: Option<Restored>,
 }
 
 /// A volume that this host serves.
@@ -230,6 +234,11 @@ impl State {
                 self.forget_origins();
             }
             Record::OriginKnown { volume, origin } => self.learn_origin(*volume, *origin),
+            Record::Restored(restored) => self.restored = Some((**restored).clone()),
+            Record::Reinstated { volume, generation, stay, branch } => {
+                self.reinstate(*volume, *generation, *stay, *branch)?;
+            }
+            Record::RestoredForgotten { volume } => self.forget_restored(*volume)?,
             Record::ResizeBegun { volume, size_bytes } => {
                 self.volume(*volume)?.resizing_to = Some(*size_bytes);
             }

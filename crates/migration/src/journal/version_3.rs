@@ -187,6 +187,7 @@ impl From<State> for state::State {
             branches: old.branches,
             origins: BTreeMap::new(),
             fillings: BTreeMap::new(),
+            restored: None,
         }
     }
 }

@@ -10,9 +10,10 @@ use super::opening::{
     Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedStrategy,
     OfferedVm, OfferedVolume, Refusal, RefusalCode, Sharing,
 };
+use super::restoring_forms::KnownForm;
 use super::survey::ProbeSeen;
 use super::survey_forms::{SurveyForm, SurveyedForm};
-use super::{DETAIL_BYTES_MAX, Message, NAME_BYTES_MAX, PROBES_MAX, VOLUMES_MAX, WireError};
+use super::{ASKED_MAX, DETAIL_BYTES_MAX, Message, NAME_BYTES_MAX, PROBES_MAX, VOLUMES_MAX, WireError};
 use crate::filling::Manifest;
 use crate::handover::message::{ToSource, ToTarget};
 use crate::identity::{Attempt, MigrationId, VolumeId};
@@ -132,6 +133,15 @@ pub(super) enum Form {
     /// Which program runs.
     Program {
         version: String,
+    },
+    Whose {
+        question: u64,
+        volumes: Vec<[u8; 16]>,
+    },
+    Known {
+        question: u64,
+        known: Vec<KnownForm>,
+        knows_all: bool,
     },
 }
 
@@ -255,6 +265,8 @@ impl Form {
             }
             Self::Probed { seen, .. } => at_most(seen.len(), PROBES_MAX, "probes"),
             Self::Program { version } => at_most(version.len(), NAME_BYTES_MAX, "bytes of a name"),
+            Self::Whose { volumes, .. } => at_most(volumes.len(), ASKED_MAX, "volumes"),
+            Self::Known { known, .. } => at_most(known.len(), ASKED_MAX, "volumes"),
             Self::Discarded { left_over, .. } => {
                 at_most(left_over.len(), DETAIL_BYTES_MAX, "bytes of an explanation")
             }
@@ -302,6 +314,12 @@ impl From<Message> for Form {
                 Self::Surveyed { question, surveyed: surveyed.into() }
             }
             Message::Program { version } => Self::Program { version },
+            Message::Whose { question, volumes } => {
+                Self::Whose { question, volumes: volumes.into_iter().map(|volume| volume.0).collect() }
+            }
+            Message::Known { question, known, knows_all } => {
+                Self::Known { question, known: known.into_iter().map(KnownForm::from).collect(), knows_all }
+            }
             Message::Probe { question, store, secrets } => Self::Probe { question, store, secrets },
             Message::Probed { question, seen } => {
                 Self::Probed { question, seen: seen.into_iter().map(ProbeSeenForm::from).collect() }
@@ -370,6 +388,12 @@ impl From<Form> for Message {
             Form::Survey { question, survey } => Self::Survey { question, survey: survey.into() },
             Form::Surveyed { question, surveyed } => Self::Surveyed { question, surveyed: surveyed.into() },
             Form::Program { version } => Self::Program { version },
+            Form::Whose { question, volumes } => {
+                Self::Whose { question, volumes: volumes.into_iter().map(VolumeId).collect() }
+            }
+            Form::Known { question, known, knows_all } => {
+                Self::Known { question, known: known.into_iter().map(Into::into).collect(), knows_all }
+            }
             Form::Probe { question, store, secrets } => Self::Probe { question, store, secrets },
             Form::Probed { question, seen } => {
                 Self::Probed { question, seen: seen.into_iter().map(ProbeSeen::from).collect() }

@@ -7,9 +7,10 @@ use std::path::PathBuf;
 use daemon::config::Overrides;
 use daemon::{
     Config, Folders, JournalError, JournalExamination, JournalMigration, JournalOwner, JournalVolume,
+    Replacing, RestoredJournal, restore_journal,
 };
 
-use crate::args::{JournalArguments, JournalCommand};
+use crate::args::{JournalArguments, JournalCommand, RestoreArguments};
 use crate::commands::CommandError;
 use crate::exit::Exit;
 use crate::output::{self, Format};
@@ -31,6 +32,10 @@ pub(super) fn run(command: JournalCommand, format: Format) -> Result<Exit, Comma
             }
             found
         }
+        JournalCommand::Restore(order) => {
+            output::print(format, &restore(order)?, restored)?;
+            return Ok(Exit::Success);
+        }
     };
     Ok(if found.intact { Exit::Success } else { Exit::Unexpected })
 }
@@ -46,6 +51,24 @@ fn examine(JournalArguments { path, config }: JournalArguments) -> Result<Journa
         }
         fault => CommandError::Journal(fault),
     })
+}
+
+fn restore(order: RestoreArguments) -> Result<RestoredJournal, CommandError> {
+    let RestoreArguments { from, replace, data_dir, config } = order;
+    let data_dir = data_dir.map_or_else(|| data_folder(config), Ok)?;
+    let replacing = if replace { Replacing::Ordered } else { Replacing::Refused };
+    Ok(restore_journal(&data_dir, &from, replacing)?)
+}
+
+fn restored(restored: &RestoredJournal) -> String {
+    let (path, age) = (restored.path.display(), output::replicas::age(restored.backup_unix_ms));
+    let mut text = format!("{path} is the journal of {age} ago\n");
+    if let Some(replaced) = &restored.replaced {
+        // Writing to a string does not fail.
+        let _ = writeln!(text, "what was there before is {}", replaced.display());
+    }
+    let then = "\nThe daemon serves an unconfirmed volume when all other hosts have confirmed it. See: sterna volume list\n";
+    text + &volumes(&restored.volumes) + then
 }
 
 fn data_folder(config_file: Option<PathBuf>) -> Result<PathBuf, CommandError> {
@@ -93,6 +116,7 @@ fn volumes(volumes: &[JournalVolume]) -> String {
             JournalOwner::BeingFilled => format!("here, being filled from host {host}"),
             JournalOwner::Elsewhere => format!("at host {host}"),
             JournalOwner::Arriving => format!("on its way here from host {host}"),
+            JournalOwner::Unconfirmed => "unconfirmed".to_owned(),
         };
         let image = volume.image.clone().unwrap_or_else(|| "-".to_owned());
         table.add_row([

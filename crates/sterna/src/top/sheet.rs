@@ -321,7 +321,7 @@ fn volume_state(volume: &VolumeAtWork) -> Cell {
     let (text, tone) = match volume.state {
         VolumeState::Serving if volume.migration.is_some() => ("moving", Tone::Busy),
         VolumeState::Serving => ("serving", Tone::Good),
-        VolumeState::Failed => ("failed", Tone::Bad),
+        VolumeState::Failed | VolumeState::Unconfirmed => (volume.state.name(), Tone::Bad),
         VolumeState::Creating | VolumeState::Arriving => (volume.state.name(), Tone::Busy),
         VolumeState::Forwarding => ("forwarding", Tone::Quiet),
         VolumeState::Waiting | VolumeState::Removing => (volume.state.name(), Tone::Warm),

@@ -108,6 +108,41 @@ fn disk_of_drive_is_adopted_moved_and_released() {
 }
 
 #[test]
+fn a_vm_that_is_a_client_of_a_volume_is_bound_to_it_and_nothing_moves_under_it() {
+    let scene = Scene::started();
+    scene.create_volume();
+    let (_, volume) = scene.json(&["volume", "show", "v"]);
+    let uri = volume["uri"].as_str().unwrap();
+    let drive = format!("file={uri},if=virtio,format=raw");
+    let Some(machine) = Machine::start(&scene, &["-drive", &drive]) else { return };
+    assert!(adopt(&scene).contains("are served as: v"));
+    let (_, vm) = scene.json(&["vm", "show", "m"]);
+    let (state, volumes) = (&vm["state"], &vm["volumes"]);
+    assert_eq!((state, volumes), (&"running".into(), &serde_json::json!(["v"])), "{vm}");
+    assert_eq!(vm["process"], machine.qemu.id(), "{vm}");
+    // It has never been led anywhere, and has connected once.
+    let (_, volume) = scene.json(&["volume", "show", "v"]);
+    assert_eq!(
+        (&volume["statistics"]["connections"], &volume["generation"]),
+        (&1.into(), &0.into()),
+        "{volume}"
+    );
+    assert_eq!(code(&scene.json(&["volume", "remove", "v", "--force"]).1), "vm_wrong_state");
+    scene.succeed(&["migrate", "v", "--to", "b"]);
+    // Nobody else has it as well.
+    let other = ["vm", "adopt", "other", "--qmp", scene.path("m.qmp").to_str().unwrap()].map(str::to_owned);
+    assert_eq!(code(&scene.json(&other.each_ref().map(String::as_str)).1), "volume_in_use");
+    scene.succeed(&["vm", "release", "m"]);
+    assert_eq!(scene.json(&["vm", "list"]).1, serde_json::json!([]));
+    let (_, volume) = scene.json(&["volume", "show", "v"]);
+    assert_eq!(
+        (&volume["state"], &volume["statistics"]["connections"]),
+        (&"serving".into(), &1.into()),
+        "{volume}"
+    );
+}
+
+#[test]
 fn disk_that_is_not_moved_is_released_where_it_was_also_after_the_daemon_was_killed() {
     let mut scene = Scene::started();
     let Some(machine) = Machine::start(&scene, &["-drive", "file=IMAGE,if=virtio,format=raw"]) else {

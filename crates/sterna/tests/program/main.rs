@@ -28,6 +28,7 @@ mod reload;
 mod remote;
 mod replicas;
 mod resize;
+mod restored;
 mod scene;
 mod ssh;
 mod store_files;

@@ -35,6 +35,10 @@ impl Host {
 fn other_branch(state: &State, offered: &OfferedVolume) -> Option<RequestError> {
     let volume = |record: &VolumeRecord| record.name.clone();
     let offer = offered.generation;
+    if let Some(waiting) = state.restored_volume(offered.volume) {
+        let (volume, here) = (volume(&waiting.volume.record), waiting.volume.record.generation);
+        return Some(RequestError::BranchPresent { volume, here, offered: offer });
+    }
     if let Some(here) = state.volumes.get(&offered.volume) {
         let (volume, here) = (volume(&here.record), here.record.generation);
         return Some(RequestError::BranchPresent { volume, here, offered: offer });

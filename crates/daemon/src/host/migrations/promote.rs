@@ -45,6 +45,9 @@ impl Host {
         name: String,
         order: api::PromoteVolume,
     ) -> Result<api::Volume, RequestError> {
+        if order.restored {
+            return self.take_restored(name, &order).await;
+        }
         if order.without_missing {
             return self.give_up_missing(name, &order).await;
         }
@@ -113,6 +116,9 @@ impl Host {
 
     fn find_promotable(&self, name: &str) -> Result<(Promotable, MigrationState), RequestError> {
         self.journal.read(|state| {
+            if state.restored_named(name).is_some() {
+                return Err(self.unconfirmed(name).into());
+            }
             let waiting = promotion::waiting_named(state, name);
             if let Some((waiting, recorded)) = waiting {
                 return Ok((waiting, recorded.clone()));

@@ -52,6 +52,10 @@ impl Host {
         }
         let no_monitor = |source| VmError::NoMonitor { vm: name.clone(), source };
         let qemu = Qemu::connect(&monitor).await.map_err(no_monitor)?;
+        if let Some(disks) = self.volumes_under(&name, &qemu, &order.disks).await? {
+            drop(qemu);
+            return self.bind_vm(name, monitor, disks).await;
+        }
         let disks = choose(&name, &qemu, &order.disks).await?;
         let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
         let volume = |index: usize| if disks.len() == 1 { name.clone() } else { format!("{name}-{index}") };
@@ -65,6 +69,7 @@ impl Host {
                 .collect(),
             added_unix_ms: now_unix_ms(),
             libvirt: None,
+            is_bound: false,
         };
         if let Some(disk) = adopted.disks.iter().find(|disk| self.volumes.service(&disk.volume).is_some()) {
             return Err(RequestError::VolumeExists(disk.volume.clone()));
@@ -103,6 +108,11 @@ impl Host {
         };
         let mut shown = self.describe_vm(&name).await?;
         let is_ours = self.vms.get(&name).is_ok();
+        if !is_ours && self.adoptions()?.get(&name).is_some_and(|adopted| adopted.is_bound) {
+            // Its disks are volumes, as they were.
+            self.forget_adopted(&name).await?;
+            return Ok(shown);
+        }
         let adopted = match self.adoptions()?.get(&name) {
             Some(adopted) => self.where_it_is_now(adopted)?,
             None => self.describe_own(&name).await?,
@@ -405,6 +415,7 @@ impl Host {
             disks,
             added_unix_ms: now_unix_ms(),
             libvirt: None,
+            is_bound: false,
         };
         self.where_it_is_now(adopted)
     }

@@ -76,6 +76,7 @@ impl Host {
                 is_settled: false,
                 owns_files: false,
             }),
+            is_bound: false,
         };
         let is_alone = chosen.len() == 1;
         for (index, disk) in chosen.into_iter().enumerate() {

@@ -12,7 +12,7 @@ use crate::host::{Host, blocking};
 use crate::names;
 use crate::vms::{Definition, Ended, Ending, Known, Life, Standing, VmError};
 /// The longest that it may be given: a client waits meanwhile.
-const SHUT_DOWN_TIMEOUT: Duration = Duration::from_secs(3600);
+pub(crate) const SHUT_DOWN_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long QEMU may take to say what a VM does before that is left out of its description.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 

@@ -117,6 +117,8 @@ impl Host {
         self.journal.read(|state| {
             let mut between = state.unfinished().filter(|(_, known)| known.side != Side::OneHost);
             between.any(|(_, known)| known.names.iter().any(|name| volumes.contains(name)))
+                // Whose they are is not known since the journal was put back.
+                || volumes.iter().any(|name| state.restored_named(name).is_some())
         })
     }
 

@@ -189,9 +189,9 @@ impl Host {
         }
         self.journal.read(|state| {
             let is_here = |image: &ImageLocation| image.place == *place;
-            let volume = state.volumes.values().find(|volume| is_here(&volume.record.image));
+            let volume = state.claimed_records().find(|record| is_here(&record.image));
             if let Some(volume) = volume {
-                let volume = volume.record.name.clone();
+                let volume = volume.name.clone();
                 return Err(RequestError::PlaceTaken { place: place.clone(), volume });
             }
             match state.reservations.get(place) {
@@ -221,7 +221,7 @@ impl Host {
             match self.volumes.service(name) {
                 Some(Service::Starting | Service::Creating(_)) => changed.await,
                 Some(Service::Serving(_) | Service::Arriving(..)) => return Ok(()),
-                Some(Service::Waiting(reason) | Service::Failed(reason)) => {
+                Some(Service::Waiting(reason) | Service::Failed(reason) | Service::Unconfirmed(reason)) => {
                     let reason = format!("it was made, but {reason}");
                     return Err(RequestError::VolumeUnavailable { volume: name.to_owned(), reason });
                 }

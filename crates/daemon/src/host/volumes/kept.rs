@@ -122,8 +122,8 @@ impl Host {
     fn check_unused(&self, path: &Path) -> Result<(), RequestError> {
         let is_it = |image: &ImageLocation| image.place.file().map(Path::new) == Some(path);
         let user = self.journal.read(|state| {
-            let user = state.volumes.values().find(|known| is_it(&known.record.image));
-            user.map(|known| known.record.name.clone())
+            let user = state.claimed_records().find(|record| is_it(&record.image));
+            user.map(|record| record.name.clone())
         });
         match user {
             None => Ok(()),

@@ -56,6 +56,7 @@ impl Host {
             let records = state.volumes.iter().map(|(id, volume)| (volume.record.name.clone(), *id));
             records.collect::<Vec<_>>()
         });
+        self.hold_restored();
         for (name, volume) in volumes {
             self.volumes.add(&name, volume);
             self.serve_in_background(&name);
@@ -308,21 +309,23 @@ impl Host {
 
     /// The volume's record in the journal.
     pub(in crate::host) fn record(&self, volume: VolumeId, name: &str) -> Result<VolumeRecord, RequestError> {
-        self.journal.read(|state| match (state.volumes.get(&volume), state.moved.get(&volume)) {
+        let found = self.journal.read(|state| match (state.volumes.get(&volume), state.moved.get(&volume)) {
             (Some(volume), _) => Ok(volume.record.clone()),
             (None, Some(moved)) => Err(elsewhere(moved)),
             (None, None) => Err(RequestError::VolumeNotFound(name.to_owned())),
-        })
+        });
+        found.map_err(|error| self.or_unconfirmed(name, error))
     }
 
     pub(in crate::host) fn record_named(&self, name: &str) -> Result<VolumeRecord, RequestError> {
-        self.journal.read(|state| match state.volume_named(name) {
+        let found = self.journal.read(|state| match state.volume_named(name) {
             Some((_, volume)) => Ok(volume.record.clone()),
             None => {
                 let moved = state.moved.values().find(|moved| moved.volume.record.name == name);
                 Err(moved.map_or_else(|| RequestError::VolumeNotFound(name.to_owned()), elsewhere))
             }
-        })
+        });
+        found.map_err(|error| self.or_unconfirmed(name, error))
     }
 
     /// Opens an image as soon as nobody else holds it, saying who does; sleeps.

@@ -228,6 +228,9 @@ fn every_record_is_exported_by_a_name_of_its_own() {
         Record::FillingKnown { volume: VOLUME, filling: Box::new(filling) },
         Record::Filled { volume: VOLUME },
         Record::MissingGivenUp { volume: VOLUME },
+        Record::Restored(Box::default()),
+        Record::Reinstated { volume: VOLUME, generation: Generation(1), stay: migration, branch: None },
+        Record::RestoredForgotten { volume: VOLUME },
     ];
     let exported: Vec<Value> = records.iter().map(export::record).collect();
     let names: std::collections::BTreeSet<&str> =

@@ -71,6 +71,7 @@ impl Scene {
             monitor: "/run/web1.qmp".into(),
             disks: self.disks.clone(),
             added_unix_ms: 0,
+            is_bound: false,
         };
         derive(&adopted, &process, &self.running).map_err(|error| error.to_string())
     }

@@ -16,7 +16,8 @@ use crate::{Config, Daemon, Folders, read_journal};
 const VOLUME: VolumeId = VolumeId([5; 16]);
 const MIGRATION: MigrationId = MigrationId(1);
 const ATTEMPT: Attempt = Attempt(1);
-const FORCE: PromoteVolume = PromoteVolume { ticket: None, force: true, without_missing: false };
+const FORCE: PromoteVolume =
+    PromoteVolume { ticket: None, force: true, without_missing: false, restored: false };
 
 /// A host with a journal, an image, and nothing that says who its other hosts are.
 struct Stranded {
@@ -113,10 +114,7 @@ async fn check_promoted(records: Vec<Record>, generation: u64) {
         let advice = shown.message.unwrap();
         assert!(advice.contains("\"dead\"") && advice.contains("promote v --force"), "{advice}");
         assert_eq!(host.client.volumes().await.unwrap().len(), 1);
-        let refused = host
-            .client
-            .promote_volume("v", &PromoteVolume { ticket: None, force: false, without_missing: false })
-            .await;
+        let refused = host.client.promote_volume("v", &PromoteVolume { force: false, ..FORCE }).await;
         assert_eq!(refused.unwrap_err().code(), Some(ErrorCode::InvalidRequest));
         let promoted = host.client.promote_volume("v", &FORCE).await.unwrap();
         assert_eq!((promoted.state, promoted.generation), (VolumeState::Serving, generation));

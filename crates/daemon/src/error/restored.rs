@@ -1,0 +1,42 @@
+//! What is refused because a journal was put back from a backup.
+
+use api::ErrorCode;
+use migration::restoration::Refused;
+
+/// Why a volume of a journal that was put back is not taken by somebody's order.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RestoredError {
+    /// It is no such volume.
+    #[error(
+        "volume \"{0}\" does not wait for that: only one that is unconfirmed is taken so (sterna volume list)"
+    )]
+    NotWaiting(String),
+    /// It is one, and something else was ordered.
+    #[error("volume \"{volume}\" is not served: {standing}")]
+    Unconfirmed {
+        /// Which volume.
+        volume: String,
+        /// What it waits for, and what can be done.
+        standing: String,
+    },
+    /// Something speaks against it.
+    #[error("volume \"{volume}\" is not taken: {reason}; {standing}")]
+    Refused {
+        /// Which volume.
+        volume: String,
+        /// Why.
+        reason: Refused,
+        /// What it waits for, and what can be done.
+        standing: String,
+    },
+}
+
+impl RestoredError {
+    /// What programs are told.
+    pub(crate) fn code(&self) -> ErrorCode {
+        match self {
+            Self::NotWaiting(_) | Self::Refused { .. } => ErrorCode::NotPrepared,
+            Self::Unconfirmed { .. } => ErrorCode::VolumeUnavailable,
+        }
+    }
+}

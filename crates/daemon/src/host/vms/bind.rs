@@ -1,0 +1,100 @@
+//! Taking in a VM of somebody else's whose disks are volumes of this daemon already: its QEMU is a client of their exports. Nothing is
+//! moved under it, and it is not paused: it is remembered which volumes are its.
+
+use std::path::PathBuf;
+
+use api::Vm;
+use hypervisor::qemu::{LocalDisk, Qemu};
+
+use crate::error::RequestError;
+use crate::host::Host;
+use crate::host::vms::adopted;
+use crate::host::vms::exchange::name_of;
+use crate::journal::now_unix_ms;
+use crate::vms::{Adopted, AdoptedDisk, VmError};
+use crate::volumes::registry::Service;
+
+impl Host {
+    /// The disks of a VM that are over volumes of this daemon, with these; `None`: there are none, or others were asked for.
+    ///
+    /// # Errors
+    /// [`RequestError`]: it has other disks as well, or one of them is another VM's.
+    pub(in crate::host) async fn volumes_under(
+        &self,
+        name: &str,
+        qemu: &Qemu,
+        wanted: &[String],
+    ) -> Result<Option<Vec<(String, LocalDisk)>>, RequestError> {
+        let refuse = |why: String| RequestError::from(VmError::Disk { vm: name.to_owned(), why });
+        let mut bound: Vec<(String, LocalDisk)> = Vec::new();
+        for (volume, _, service) in self.volumes.list() {
+            if !matches!(service, Service::Serving(_)) {
+                continue;
+            }
+            let disk = qemu.disk_over(&self.export_named(&volume)).await.map_err(VmError::of(name))?;
+            bound.extend(disk.map(|disk| (volume, disk)));
+        }
+        let is_wanted =
+            |disk: &LocalDisk| wanted.iter().any(|wanted| *wanted == disk.device || *wanted == disk.node);
+        bound.retain(|(_, disk)| wanted.is_empty() || is_wanted(disk));
+        if bound.is_empty() {
+            return Ok(None);
+        }
+        let is_bound = |device: &str| bound.iter().any(|(_, disk)| disk.device == device);
+        let others = qemu.local_disks().await.map_err(VmError::of(name))?;
+        for other in others.iter().filter(|_| wanted.is_empty()) {
+            let (device, is_apart) = match other {
+                Ok(disk) => (&disk.device, disk.options.is_read_only || disk.is_firmware()),
+                Err(staying) => (&staying.device, staying.is_firmware()),
+            };
+            if !is_apart && !is_bound(device) {
+                return Err(refuse(format!(
+                    "some of its disks are volumes already, and {device} is none; name those that are (--disk), or attach that one over a \
+                     volume as well"
+                )));
+            }
+        }
+        if let Some(missing) = wanted
+            .iter()
+            .find(|wanted| !bound.iter().any(|(_, disk)| **wanted == disk.device || **wanted == disk.node))
+        {
+            return Err(refuse(format!(
+                "some of the disks that are named are volumes already, and {missing} is none; name either those or the others"
+            )));
+        }
+        for (volume, _) in &bound {
+            let user = self.vms.user_of(volume);
+            let user = match user {
+                Some(user) => Some(user),
+                None => self.adoptions()?.find(|adopted| adopted.uses(volume)).map(|adopted| adopted.name),
+            };
+            if let Some(vm) = user {
+                return Err(RequestError::VolumeOfVm { volume: volume.clone(), vm });
+            }
+        }
+        Ok(Some(bound))
+    }
+
+    /// Remembers that volumes are a VM's.
+    pub(in crate::host) async fn bind_vm(
+        self: &std::sync::Arc<Self>,
+        name: String,
+        monitor: PathBuf,
+        disks: Vec<(String, LocalDisk)>,
+    ) -> Result<Vm, RequestError> {
+        let mut bound = Vec::new();
+        for (index, (volume, disk)) in disks.into_iter().enumerate() {
+            let number = disk.number().unwrap_or_else(|| u32::try_from(index).unwrap_or(u32::MAX));
+            let record = self.record_named(&volume)?;
+            let mut kept = AdoptedDisk::of(&disk, volume, number);
+            kept.file = PathBuf::from(record.image.place.name());
+            kept.format = name_of(record.image.format).to_owned();
+            bound.push(kept);
+        }
+        let added_unix_ms = now_unix_ms();
+        let adopted = Adopted { name, monitor, disks: bound, added_unix_ms, libvirt: None, is_bound: true };
+        self.remember_adopted(adopted.clone()).await?;
+        tracing::info!(vm = %adopted.name, disks = adopted.disks.len(), "a VM is taken in whose disks are volumes already");
+        Ok(adopted::describe(&adopted, adopted::SETTLED_TIMEOUT).await)
+    }
+}

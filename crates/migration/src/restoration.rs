@@ -1,0 +1,128 @@
+//! A journal that was put back from a backup: what of it is believed, and when volumes may be served again.
+//!
+//! ```text
+//!   journal of then ──restore()──► nothing is this host's; migrations of then have ended; numbers far beyond those of then
+//!                                        │ each volume waits
+//!   other hosts ──Answer──► Restoration ─┼─ all confirm, and its image is fit ──► Reinstated: served
+//!                                        ├─ somebody orders it (`order`) ───────► Reinstated: served, a branch if in doubt
+//!                                        └─ another host has it, or had it later ─► held until somebody forgets it here
+//! ```
+//! Between the backup and its return volumes may have left, come, been copied between stores and been removed, and no record of it
+//! is left here. So an old journal gives no right: neither to serve, nor to go on with a migration, nor to delete anything. What
+//! this host has lost its paired hosts know, except what never left this host; that is told by the images
+//! ([`Look`]), or by people. Nothing here asks anybody: the daemon carries the questions ([`Restoration`]).
+
+mod knowledge;
+mod machine;
+mod order;
+
+use chronicle::StayId;
+
+use crate::identity::MigrationId;
+use crate::journal::{
+    Doubt, MigrationState, Outcome, Restored, RestoredVolume, Side, Stage, State, VolumeState,
+};
+use crate::planted::{Bug, broken};
+
+pub use knowledge::{Knowledge, Whereabouts, Word, knowledge, knows_all};
+pub use machine::{ANSWER_MAX, ASK_AGAIN, Action, Answer, Claim, Event, Look, Restoration, Standing};
+pub use order::{Order, Refused, forget, order, reinstate};
+
+/// Numbers of migrations go on with the seconds since 1970, of which no host uses one each: what was given in the time that is lost
+/// is not given again, nor if the same backup is put back a second time.
+const MS_A_NUMBER: u64 = 1000;
+/// How many are skipped if the clock stands before its time. One migration a minute makes as many in two years.
+const NUMBERS_SKIPPED: u64 = 1 << 20;
+
+/// The journal that is put in place of one that was lost: the state that a backup has, of which nothing is believed yet.
+///
+/// `backup_unix_ms` says when the last commit was made that the backup has, for people; `at_unix_ms` what time it is.
+pub fn restore(backup: &State, backup_unix_ms: u64, at_unix_ms: u64) -> State {
+    let mut state = backup.clone();
+    let mut waiting: Vec<RestoredVolume> =
+        state.restored.take().map_or_else(Vec::new, |earlier| earlier.volumes);
+    for (id, known) in std::mem::take(&mut state.volumes) {
+        let hollow = state.fillings.remove(&id).map(|filling| Doubt::Hollow { peer_name: filling.peer_name });
+        let lasting = || known.record.image.place.outlasts_its_volume().then_some(Doubt::Lasting);
+        let doubt = hollow.or_else(|| between_stores(&state, &known)).or_else(lasting);
+        waiting.push(RestoredVolume { volume: settled(known), doubt });
+    }
+    state.fillings.clear();
+    for migration in state.migrations.values_mut().filter(|migration| !migration.has_ended()) {
+        for copy in waiting_copies(migration) {
+            waiting.push(copy);
+        }
+        end(migration, at_unix_ms);
+    }
+    // A copy that came home waits here, and is not led to elsewhere.
+    waiting.iter().for_each(|copy| drop(state.moved.remove(&copy.volume.record.volume)));
+    if !broken(Bug::RestoredNumbersReused) {
+        let (next, by_the_clock) = (state.next_migration, at_unix_ms / MS_A_NUMBER);
+        // The clock may stand before its time.
+        state.next_migration =
+            if by_the_clock > next { by_the_clock } else { next.saturating_add(NUMBERS_SKIPPED) };
+    }
+    let numbers_from = state.next_migration;
+    state.restored =
+        Some(Restored { backup_unix_ms, restored_unix_ms: at_unix_ms, numbers_from, volumes: waiting });
+    state
+}
+
+/// What is not certain of a volume that was between two stores past the commit point: which of the two has it.
+fn between_stores(state: &State, known: &VolumeState) -> Option<Doubt> {
+    let released = state.unfinished().filter(|(_, migration)| matches!(migration.stage, Stage::Released(_)));
+    let mut moving = released.flat_map(|(_, migration)| &migration.volumes);
+    let moving = moving.find(|moving| moving.volume == known.record.volume)?;
+    Some(Doubt::BetweenStores { other: moving.target.clone() })
+}
+
+/// A volume without what was under way.
+fn settled(mut known: VolumeState) -> VolumeState {
+    // N.B. an image that has grown since must not be cut to what it was to have.
+    known.resizing_to = None;
+    known
+}
+
+/// Complete copies that waited for the word of their source. It may have come since, so they are heard of no more by themselves.
+fn waiting_copies(migration: &MigrationState) -> Vec<RestoredVolume> {
+    let (Side::Incoming { peer, peer_name, volumes, .. }, Stage::Prepared(_)) =
+        (&migration.side, &migration.stage)
+    else {
+        return Vec::new();
+    };
+    let doubt = || match migration.is_hollow() {
+        true => Doubt::Hollow { peer_name: peer_name.clone() },
+        false => Doubt::Copy { peer: *peer, peer_name: peer_name.clone() },
+    };
+    let copies = volumes.iter().map(|record| {
+        let mut record = record.clone();
+        record.generation = record.generation.next();
+        let added_unix_ms = migration.started_unix_ms;
+        let volume = VolumeState { record, stay: StayId::Made, added_unix_ms, resizing_to: None };
+        RestoredVolume { volume, doubt: Some(doubt()) }
+    });
+    copies.collect()
+}
+
+/// Ends a migration as far as this journal is concerned. **N.B.** Nothing is deleted: an image that was half-made then may be the
+/// volume now.
+fn end(migration: &mut MigrationState, at_unix_ms: u64) {
+    let why = "the journal was put back from a backup".to_owned();
+    let outcome = match &migration.stage {
+        Stage::Released(_) | Stage::Owned(_) => Outcome::Moved { left_over: String::new() },
+        Stage::HandedBack => Outcome::HandedBack { detail: why },
+        Stage::Discarding(outcome) | Stage::Ended(outcome) => outcome.clone(),
+        Stage::Copying | Stage::Prepared(_) => {
+            Outcome::Failed { code: crate::journal::FailureCode::DaemonStopped, detail: why }
+        }
+    };
+    migration.stage = Stage::Ended(outcome);
+    migration.ended_unix_ms = Some(at_unix_ms);
+    migration.returning.clear();
+    migration.hollow = None;
+}
+
+/// A number for the stay of a volume that is reinstated, which no migration of this journal has.
+fn next_stay(state: &State) -> MigrationId {
+    MigrationId(state.next_migration)
+}

@@ -1,0 +1,256 @@
+//! Journals that are put back from a backup, in a fleet of hosts between which volumes move. It is a fleet of its own, with the
+//! product's journals and its machine [`Restoration`], and no disks: what matters here is who may serve a volume, and from which
+//! image, and journals that go back in time would break every rule of the other fleet at once.
+//!
+//! ```text
+//!   guests write to whoever serves ──► checked: one host serves at most, and its image has all that was acknowledged
+//!   volumes move between hosts and stores, step by step (moves.rs); journals are backed up at any step
+//!   fault: a host's journal is an older one ──► it asks the others over links that are down at times (asking.rs)
+//!   people forget, and order what they know to be so
+//! ```
+//! The same seed gives the same simulation.
+
+mod asking;
+mod host;
+mod moves;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use migration::{MigrationId, VolumeId};
+
+use self::asking::Answering;
+use self::host::SimHost;
+use crate::random::Random;
+
+/// Steps of a simulation.
+const STEPS: u32 = 600;
+/// Longest time between two steps.
+const STEP_MAX: Duration = Duration::from_secs(4);
+/// What the wall clock says in the beginning, and goes on by with each step: people put journals back days later.
+const FIRST_UNIX_MS: u64 = 1_700_000_000_000;
+const STEP_UNIX_MS: u64 = 3_600_000;
+/// Journals that are put back in one simulation, at most.
+const RESTORES_MAX: u32 = 3;
+
+/// What seeds have shown.
+#[derive(Debug, Default)]
+pub(crate) struct Shown {
+    pub(crate) seeds: u64,
+    pub(crate) writes: u64,
+    pub(crate) restores: u64,
+    /// Volumes that other hosts have confirmed.
+    pub(crate) confirmed: u64,
+    /// Volumes that somebody ordered to be served.
+    pub(crate) ordered: u64,
+    /// Volumes that turned out to be another host's.
+    pub(crate) given_up: u64,
+    /// Orders that were refused, for other hosts spoke against them.
+    pub(crate) refused: u64,
+    /// Rules that were broken, by seed.
+    pub(crate) violations: Vec<(u64, String)>,
+}
+
+/// Runs seeds one after the other; with `until_found` only up to the first that breaks a rule.
+pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
+    let mut shown = Shown::default();
+    for seed in first..first.saturating_add(count) {
+        let fleet = Fleet::run(seed, Telling::Silent);
+        shown.seeds += 1;
+        shown.add(&fleet);
+        if let Some(violation) = fleet.violation {
+            shown.violations.push((seed, violation));
+            if until_found {
+                break;
+            }
+        }
+    }
+    shown
+}
+
+/// Runs one seed; returns the rule that was broken.
+pub(crate) fn replay(seed: u64, telling: Telling) -> Option<String> {
+    Fleet::run(seed, telling).violation
+}
+
+/// Whether it is printed what happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Telling {
+    Silent,
+    Printed,
+}
+
+impl Shown {
+    fn add(&mut self, fleet: &Fleet) {
+        self.writes += fleet.shown.writes;
+        self.restores += fleet.shown.restores;
+        self.confirmed += fleet.shown.confirmed;
+        self.ordered += fleet.shown.ordered;
+        self.given_up += fleet.shown.given_up;
+        self.refused += fleet.shown.refused;
+    }
+}
+
+/// All hosts, and what guests were told.
+struct Fleet {
+    random: Random,
+    now: Duration,
+    step: u32,
+    hosts: Vec<SimHost>,
+    /// Writes that were acknowledged, of each volume.
+    acknowledged: BTreeMap<VolumeId, u64>,
+    /// Answers on their way.
+    answers: Vec<Answering>,
+    /// Migrations that were released, by host, also those that its journal has lost.
+    released: BTreeSet<(usize, MigrationId)>,
+    /// Links that are down, of pairs of hosts.
+    down: Vec<(usize, usize)>,
+    shown: Shown,
+    violation: Option<String>,
+    telling: Telling,
+}
+
+impl Fleet {
+    fn run(seed: u64, telling: Telling) -> Self {
+        let mut random = Random::new(seed ^ 0x5E57_02ED);
+        let count = 2 + random.index(3);
+        let hosts: Vec<SimHost> = (0..count).map(SimHost::new).collect();
+        let mut fleet = Self {
+            random,
+            now: Duration::ZERO,
+            step: 0,
+            hosts,
+            acknowledged: BTreeMap::new(),
+            answers: Vec::new(),
+            released: BTreeSet::new(),
+            down: Vec::new(),
+            shown: Shown::default(),
+            violation: None,
+            telling,
+        };
+        for number in 0..1 + fleet.random.index(2) {
+            let (at, volume) = (fleet.random.index(count), VolumeId([number as u8 + 1; 16]));
+            fleet.hosts[at].make(volume);
+            fleet.acknowledged.insert(volume, 0);
+        }
+        for step in 0..STEPS {
+            fleet.step = step;
+            fleet.step();
+            if fleet.violation.is_some() {
+                break;
+            }
+        }
+        fleet
+    }
+
+    fn step(&mut self) {
+        self.now += self.random.duration(Duration::from_millis(10), STEP_MAX);
+        match self.random.below(100) {
+            0..=24 => self.write(),
+            25..=30 => self.begin_between_stores(),
+            31..=40 => self.begin_between_hosts(),
+            41..=72 => self.advance(),
+            73..=76 => self.back_up(),
+            77..=78 => self.put_back(),
+            79..=82 => self.change_link(),
+            83..=84 => self.forget_where_one_went(),
+            85..=92 => self.order(),
+            _ => {}
+        }
+        self.ask_and_answer();
+        self.write();
+    }
+
+    /// A guest of each volume writes to whoever serves it.
+    fn write(&mut self) {
+        let volumes: Vec<VolumeId> = self.acknowledged.keys().copied().collect();
+        for volume in volumes {
+            let serving: Vec<usize> =
+                (0..self.hosts.len()).filter(|host| self.hosts[*host].serves(volume)).collect();
+            if let [one, other, ..] = serving[..] {
+                self.violated(|| format!("hosts {one} and {other} serve volume {volume}"));
+                return;
+            }
+            let Some(host) = serving.first().copied() else { continue };
+            let acknowledged = self.acknowledged[&volume];
+            let Some(image) = self.hosts[host].image_of(volume) else { continue };
+            if image.writes != acknowledged {
+                let found = image.writes;
+                self.violated(|| {
+                    format!("host {host} serves write {found} of volume {volume}, of {acknowledged}")
+                });
+                return;
+            }
+            if self.is_gate_closed(host, volume) {
+                continue;
+            }
+            self.hosts[host].write(volume, acknowledged + 1);
+            self.acknowledged.insert(volume, acknowledged + 1);
+            self.shown.writes += 1;
+        }
+    }
+
+    fn back_up(&mut self) {
+        let host = self.random.index(self.hosts.len());
+        self.say(|| format!("host {host} is backed up"));
+        let host = &mut self.hosts[host];
+        host.backups.push(host.state.clone());
+    }
+
+    /// The fault: a host's journal is an older one of its own from now on.
+    fn put_back(&mut self) {
+        let host = self.random.index(self.hosts.len());
+        let backups = self.hosts[host].backups.len();
+        if backups == 0 || self.shown.restores >= u64::from(RESTORES_MAX) {
+            return;
+        }
+        // Mostly one of late: a backup of long ago has little in common with what is so.
+        let back = self.random.index(backups.min(4));
+        self.say(|| format!("host {host} is put back to backup {}", backups - 1 - back));
+        let at_unix_ms = FIRST_UNIX_MS + u64::from(self.step) * STEP_UNIX_MS;
+        self.hosts[host].put_back(backups - 1 - back, at_unix_ms);
+        self.shown.restores += 1;
+    }
+
+    fn change_link(&mut self) {
+        let (one, other) = (self.random.index(self.hosts.len()), self.random.index(self.hosts.len()));
+        let pair = (one.min(other), one.max(other));
+        if self.down.contains(&pair) {
+            self.down.retain(|down| *down != pair);
+        } else if one != other {
+            self.down.push(pair);
+        }
+    }
+
+    fn is_connected(&self, one: usize, other: usize) -> bool {
+        !self.down.contains(&(one.min(other), one.max(other)))
+    }
+
+    fn violated(&mut self, what: impl FnOnce() -> String) {
+        let what = what();
+        self.say(|| format!("violation: {what}"));
+        self.violation.get_or_insert(what);
+    }
+
+    fn say(&self, what: impl FnOnce() -> String) {
+        if self.telling == Telling::Printed {
+            println!("{:>9.3} {}", self.now.as_secs_f64(), what());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn journals_that_are_put_back_never_make_two_owners_nor_lose_what_was_acknowledged() {
+        let shown = campaign(0, 2000, false);
+        assert_eq!(shown.violations, []);
+        for seen in
+            [shown.writes, shown.restores, shown.confirmed, shown.ordered, shown.given_up, shown.refused]
+        {
+            assert!(seen > 100, "{shown:?}");
+        }
+    }
+}

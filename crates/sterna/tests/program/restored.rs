@@ -1,0 +1,115 @@
+//! A journal that is put back from a backup: nothing of it is served before other hosts, or people, have said whose it is.
+
+use std::time::Instant;
+
+use serde_json::Value;
+
+use crate::hosts::{host, init, wait_connected};
+use crate::scene::{DEADLINE, Scene, code};
+
+/// Waits until a volume is as it is to be.
+fn wait_for(scene: &Scene, name: &str, state: &str, words: &str) -> Value {
+    let begun = Instant::now();
+    loop {
+        let (_, volume) = scene.json(&["volume", "show", name]);
+        if volume["state"] == state && volume["message"].as_str().unwrap_or_default().contains(words) {
+            return volume;
+        }
+        assert!(begun.elapsed() < DEADLINE, "{volume}");
+    }
+}
+
+fn export(scene: &Scene, name: &str) -> String {
+    let (data, path) = (scene.path("data").display().to_string(), scene.path(name));
+    std::fs::write(&path, scene.succeed(&["journal", "export", &data])).unwrap();
+    path.display().to_string()
+}
+
+#[test]
+fn what_another_host_has_is_not_served_and_what_all_confirm_is() {
+    let ((mut one, address), (mut two, _)) = (host(), host());
+    init(&one, "one");
+    init(&two, "two");
+    let token = one.json(&["host", "invite"]).1["token"].as_str().unwrap().to_owned();
+    two.succeed(&["host", "join", &address, &token]);
+    wait_connected(&one, "two");
+    for name in ["moves", "stays"] {
+        one.succeed(&["volume", "create", name, "--store", "a", "--size", "1MiB"]);
+    }
+    let backup = export(&one, "journal.json");
+    one.succeed(&["migrate", "moves", "--to", "two:a"]);
+    let data = one.path("data").display().to_string();
+    // A daemon has the folder; and a journal that is good is not replaced by mistake.
+    let restore = ["journal", "restore", backup.as_str(), "--data-dir", data.as_str()];
+    assert_eq!(one.run(&restore).code, 1);
+    one.stop();
+    two.stop();
+    let refused = one.run(&restore);
+    assert!(refused.code == 1 && refused.stderr.contains("--replace"), "{refused:?}");
+    let said = one.succeed(&[&restore[..], &["--replace"]].concat());
+    assert!(said.contains("unconfirmed") && said.contains("journal.before-restore-"), "{said}");
+    // Nobody is there who could confirm.
+    one.start(None);
+    for name in ["moves", "stays"] {
+        wait_for(&one, name, "unconfirmed", "have not said whose it is: \"two\"");
+    }
+    let (exit, error) = one.json(&["migrate", "stays", "--to", "b"]);
+    assert_eq!((exit != 0, code(&error)), (true, "volume_unavailable"), "{error}");
+    let (exit, error) = one.json(&["volume", "create", "moves", "--store", "b", "--size", "1MiB"]);
+    assert_eq!((exit != 0, code(&error)), (true, "volume_exists"), "{error}");
+    assert_eq!(one.run(&["health"]).code, 10, "somebody who starts daemons is told");
+    two.start(None);
+    wait_for(&one, "stays", "serving", "");
+    wait_for(&one, "moves", "unconfirmed", "another host has it, with generation 1");
+    assert!(one.path("a/stays.img").exists() && !one.path("a/moves.img").exists());
+    let (exit, error) = one.json(&["volume", "promote", "moves", "--restored"]);
+    assert!(exit == 4 && code(&error) == "not_prepared", "{error}");
+    assert_eq!(two.json(&["volume", "show", "moves"]).1["state"], "serving");
+    let (_, removed) = one.json(&["volume", "remove", "moves"]);
+    assert_eq!(removed["image_fate"], "kept", "{removed}");
+    // It comes home as any other.
+    two.succeed(&["migrate", "moves", "--to", "one:b"]);
+    wait_for(&one, "moves", "serving", "");
+    // What was confirmed is so after the next start as well.
+    one.kill();
+    one.start(None);
+    wait_for(&one, "stays", "serving", "");
+}
+
+#[test]
+fn a_host_alone_serves_what_is_there_and_people_say_the_rest() {
+    let mut scene = Scene::started();
+    scene.create_volume();
+    scene.succeed(&["volume", "create", "gone", "--store", "a", "--size", "1MiB"]);
+    scene.stop();
+    let data = scene.path("data").display().to_string();
+    std::fs::rename(scene.path("a/gone.img"), scene.path("gone.img")).unwrap();
+    // The folder came from a backup as a whole.
+    scene.succeed(&["journal", "restore", &data, "--data-dir", &data]);
+    let (_, found) = scene.json(&["journal", "check", &data]);
+    assert_eq!(found["volumes"][0]["owner"], "unconfirmed", "{found}");
+    scene.start(None);
+    wait_for(&scene, "v", "serving", "");
+    wait_for(&scene, "gone", "unconfirmed", "its image is not there");
+    let (exit, error) = scene.json(&["volume", "promote", "gone", "--restored", "--force"]);
+    assert_eq!((exit, code(&error)), (4, "not_prepared"), "{error}");
+    std::fs::rename(scene.path("gone.img"), scene.path("a/gone.img")).unwrap();
+    wait_for(&scene, "gone", "serving", "");
+    let (exit, error) = scene.json(&["volume", "promote", "gone", "--restored"]);
+    assert_eq!((exit, code(&error)), (4, "not_prepared"), "{error}");
+    // Another image of its name, which a migration has completed, may be the later one.
+    scene.stop();
+    std::fs::copy(scene.path("a/v.img"), scene.path("b/v.img")).unwrap();
+    scene.succeed(&["journal", "restore", &data, "--data-dir", &data]);
+    scene.start(None);
+    wait_for(&scene, "v", "unconfirmed", "another image of it");
+    let (exit, error) = scene.json(&["volume", "promote", "v", "--restored"]);
+    assert_eq!((exit, code(&error)), (4, "not_prepared"), "{error}");
+    scene.succeed(&["volume", "promote", "v", "--restored", "--force"]);
+    wait_for(&scene, "v", "serving", "");
+    let audit = std::fs::read_to_string(scene.path("data/audit.log")).unwrap();
+    assert!(
+        audit.lines().any(|line| line.contains("promote") && line.contains("\"restored\":true")),
+        "{audit}"
+    );
+}
