@@ -561,7 +561,8 @@ impl LaneHandle {
         passed.unwrap_or_default()
     }
 
-    /// Flushes the store while guests work, so that little is left to flush when the lane ends.
+    /// Flushes the store while guests work, so that little is left to flush when the lane ends. What is another host's is left to
+    /// that.
     pub async fn settle(&self) {
         // A lane that has ended has nothing to flush.
         let _ = self.ask(|answer| Command::Settle { answer }).await;

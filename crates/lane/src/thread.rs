@@ -328,8 +328,10 @@ impl Lane {
                 Command::Settle { answer } => {
                     let lane = Rc::clone(&self);
                     self.handle.spawn(async move {
-                        // Whoever flushes in earnest hears of a failure.
-                        let _ = lane.volume.store_for_us().flush().await;
+                        if matches!(lane.volume.home(), Home::Here(_)) {
+                            // Whoever flushes in earnest hears of a failure.
+                            let _ = lane.volume.store_for_us().flush().await;
+                        }
                         let _ = answer.send(());
                     });
                 }
