@@ -381,6 +381,10 @@ pub(crate) enum Command {
     GiveUpMissing {
         answer: oneshot::Sender<()>,
     },
+    LimitWaits {
+        to: Option<Duration>,
+        answer: oneshot::Sender<()>,
+    },
     SetBandwidth {
         migration: MigrationId,
         bytes_per_second: Option<u64>,
@@ -513,6 +517,15 @@ impl LaneHandle {
         bytes_per_second: Option<u64>,
     ) -> Result<(), Refused> {
         self.ask(|answer| Command::SetBandwidth { migration, bytes_per_second, answer }).await?
+    }
+
+    /// Has reads of what is missing of a volume that is being filled wait so long at most for a host that does not answer, and then get
+    /// an error; `None`: for however long, as in the beginning. It changes nothing for other volumes.
+    ///
+    /// # Errors
+    /// [`Refused::Ended`].
+    pub async fn limit_waits(&self, to: Option<Duration>) -> Result<(), Refused> {
+        self.ask(|answer| Command::LimitWaits { to, answer }).await
     }
 
     /// Gives up what is missing of a volume that is being filled: whoever reads that gets an error from now on.

@@ -310,6 +310,12 @@ impl Lane {
                     }
                     let _ = answer.send(());
                 }
+                Command::LimitWaits { to, answer } => {
+                    if let Some(filling) = &*self.filling.borrow() {
+                        filling.limit_waits(to);
+                    }
+                    let _ = answer.send(());
+                }
                 Command::SetBandwidth { migration, bytes_per_second, answer } => {
                     let _ = answer.send(self.with_migration(migration, |driver| {
                         driver.set_bandwidth(bytes_per_second);

@@ -3,9 +3,11 @@
 //! ```text
 //!   Hold      note durable ─► may be paused ─► the reason is over ─► told to run ─► seen to run ─► note removed
 //!   Exchange  each disk:  its file ◄─► nothing ◄─► its volume's export; one way or back, until all are on one side
+//!   stall     noted ─► reads of what another host has are refused, which stops it ─► that has come ─► goes on ─► note removed
 //! ```
-//! Neither does anything: they are told what is seen of the hypervisor, and say what comes next. Both go on until a guest
-//! runs, and both can begin in any state that a killed daemon may leave.
+//! None does anything: they are told what is seen of the hypervisor, and say what comes next. All go on until a guest
+//! runs, and can begin in any state that a killed daemon may leave.
 
 pub mod exchange;
 pub mod hold;
+pub mod stall;

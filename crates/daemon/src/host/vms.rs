@@ -7,4 +7,5 @@ pub(in crate::host) mod manage;
 pub(in crate::host) mod move_vm;
 pub(in crate::host) mod preflight;
 pub(in crate::host) mod prove;
+pub(in crate::host) mod stall;
 pub(in crate::host) mod standing;

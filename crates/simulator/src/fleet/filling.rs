@@ -35,7 +35,9 @@ impl SimHost {
             buffers: self.buffers.clone(),
             control: HostControl::new(self, from),
         };
-        Some(FillingStore::new(surroundings, key, store, there, settings, missing))
+        let filling = FillingStore::new(surroundings, key, store, there, settings, missing);
+        filling.limit_waits(self.manner.wait_max);
+        Some(filling)
     }
 
     /// A start goes on with what it finds.

@@ -49,6 +49,8 @@ pub(crate) struct Manner {
     pub(crate) pacing: PacingSettings,
     pub(crate) limits: TimeLimits,
     pub(crate) strategy: Strategy,
+    /// How long reads wait of what another host does not give; `None`: for however long.
+    pub(crate) wait_max: Option<Duration>,
     pub(crate) target_disk: DiskSettings,
     /// Of each volume where it is made …
     pub(crate) block_sizes: Vec<BlockSize>,
@@ -190,6 +192,7 @@ impl Manner {
             pacing: plan.pacing.clone(),
             limits: TimeLimits { switch_over_max: SWITCH_OVER_MAX, ..scenario.limits },
             strategy: scenario.rounds_away.unwrap_or(strategy),
+            wait_max: scenario.wait_max,
             target_disk: DiskSettings { latency: plan.target_latency, ..scenario.volumes[0].disk.clone() },
             block_sizes: scenario.volumes.iter().map(|volume| volume.block_size).collect(),
             geometries,

@@ -56,6 +56,8 @@ pub(crate) enum Event {
     OwnerPowerCut,
     /// A host asks for what it was given once.
     Rogue,
+    /// A read of what another host did not give was refused, for a guest that is stopped by that.
+    LateRead,
 }
 
 /// How often things have happened, in one simulation or, by seeds, in many.
@@ -65,7 +67,7 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 25] = [
+    const ALL: [Self; 26] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
@@ -91,6 +93,7 @@ impl Event {
         Self::Wander,
         Self::OwnerPowerCut,
         Self::Rogue,
+        Self::LateRead,
     ];
 
     fn name(self) -> &'static str {
@@ -120,6 +123,7 @@ impl Event {
             Self::Wander => "guests go to another host by themselves",
             Self::OwnerPowerCut => "power cut under guests",
             Self::Rogue => "a host asks for what it was given once",
+            Self::LateRead => "a read is refused, and its guest stopped",
         }
     }
 }
