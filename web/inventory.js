@@ -84,7 +84,8 @@ function standings(migrations) {
 // What has not come of a volume that works here already.
 function missing(filling) {
   const waiting = filling.requests_waiting ? `, ${units.count(filling.requests_waiting)} requests wait` : "";
-  return `${units.bytes(filling.bytes_missing)} have not come from ${filling.host}${waiting}${filling.waits_for ? ": waits for " + filling.waits_for : ""}`;
+  const refused = filling.reads_refused ? `, ${units.count(filling.reads_refused)} reads were refused and stopped their VM` : "";
+  return `${units.bytes(filling.bytes_missing)} have not come from ${filling.host}${waiting}${refused}${filling.waits_for ? ": waits for " + filling.waits_for : ""}`;
 }
 
 const where = (volume) => volume.host ? "at " + volume.host : volume.store ?? "in place";

@@ -89,6 +89,12 @@ fn only_what_is_missing_waits_while_the_link_is_away() {
         let written = read(&export, missing, NO_ANSWER).context("what was written is there")?;
         ensure!(written == [7; BLOCK_BYTES as usize]);
         let missing = missing + BLOCK_BYTES;
+        let data = vec![8; BLOCK_BYTES as usize];
+        let write = Operation::Write { offset: missing, data, durability: WriteDurability::Volatile };
+        perform(&export, write, NO_ANSWER)?;
+        content[missing as usize..][..BLOCK_BYTES as usize].fill(8);
+        perform(&export, Operation::Flush, NO_ANSWER).context("a flush waits for nothing that is missing")?;
+        let missing = missing + BLOCK_BYTES;
         ensure!(read(&export, missing, NO_ANSWER).is_err(), "it has not come, and is not made up");
         ensure!(
             pair.alpha.images("a")?.iter().any(|image| image == "v.img"),
@@ -119,7 +125,13 @@ fn what_would_hurt_a_volume_that_is_filled_is_refused_and_its_way_home_waits() {
             let refused = pair.beta.sterna(arguments)?;
             ensure!(refused.code != 0 && refused.stderr.contains("filled from host"), "{refused:?}");
         }
-        for arguments in [&["migration", "cancel", &begun.id][..], &["volume", "promote", "v", "--force"]] {
+        for arguments in [
+            &["migration", "cancel", &begun.id][..],
+            &["volume", "promote", "v", "--force"],
+            &["volume", "remove", "v", "--force"],
+            &["replica", "drop", "v"],
+            &["replica", "drop", "v", "--all"],
+        ] {
             let refused = pair.alpha.sterna(arguments)?;
             ensure!(refused.code != 0, "{refused:?}");
         }

@@ -1,5 +1,7 @@
 //! Clients that stay at a host which their volume has left, or is on its way to, whatever becomes of the daemons.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, VolumeState};
 use e2e::{Host, LinkState, Pair, guest, host, play_pair, until};
@@ -10,6 +12,8 @@ const FILL_BYTES: u64 = 16 << 20;
 const WORK_REQUESTS: u64 = 200;
 /// Slow enough that a migration of what is filled is under way until a daemon has been started again, and its clients work.
 const SLOWLY: &str = "2MiB/s";
+/// How long a daemon that ends may wait for a volume: far longer than it needs, and shorter than a test waits for its end.
+const STOP_WAIT_MAX: Duration = Duration::from_secs(60);
 
 /// Begins to bring the volume `v` from `beta` home, and says which migration that is.
 fn begin_to_come_home(pair: &Pair, bandwidth: Option<&str>) -> anyhow::Result<Migration> {
@@ -147,6 +151,28 @@ fn a_host_that_was_unpaired_when_it_was_started_forwards_once_it_is_paired_again
         pair.join()?;
         guest::until_worked(&guest, WORK_REQUESTS)?;
         guest::stop_and_verify(guest)?;
+        Ok(())
+    });
+}
+
+#[test]
+fn a_daemon_that_ends_waits_for_no_host_that_is_down_and_has_its_volume() {
+    play_pair(|pair| {
+        pair.alpha.configure(&format!("[limits]\nstop_wait_max_ms = {}\n", STOP_WAIT_MAX.as_millis()))?;
+        pair.alpha.stop()?;
+        pair.alpha.start()?;
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let moved: Migration = pair.alpha.ask(&["migrate", "v", "--to", "beta:a", "--serve-here"])?;
+        ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+        // What a client has written there is its owner's to flush.
+        guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?;
+        pair.beta.stop()?;
+        let begun = Instant::now();
+        pair.alpha.take_over(&[])?;
+        ensure!(begun.elapsed() < STOP_WAIT_MAX, "the daemon that was taken over waited as long as it may");
+        let begun = Instant::now();
+        pair.alpha.stop()?;
+        ensure!(begun.elapsed() < STOP_WAIT_MAX, "the daemon waited as long as it may");
         Ok(())
     });
 }

@@ -77,6 +77,9 @@ pub struct VolumeFilling {
     pub bytes_unreadable: u64,
     /// Requests of clients that wait for what is missing.
     pub requests_waiting: u64,
+    /// Reads of a VM that got an I/O error because the other host did not answer in time: it is stopped by that, and goes on by itself.
+    #[serde(default)]
+    pub reads_refused: u64,
     /// Why nothing comes; `None` if something does.
     pub waits_for: Option<String>,
     /// Whether what is missing was given up (`volume promote --without-missing`).

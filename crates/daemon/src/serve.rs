@@ -224,6 +224,7 @@ impl Daemon {
         host.settle_vms().await;
         host.settle_holds();
         host.settle_domains();
+        host.begin_to_see_to_stalls();
         host.close_unknown_clients();
         host.run_queue().await;
         host.go_on_with_interrupted().await;

@@ -59,6 +59,8 @@ pub struct FillingStore {
     reservoir: Missing,
     state: RefCell<State>,
     settings: FillingSettings,
+    /// How long reads may wait for a reservoir that does not answer; `None`: for however long.
+    wait_max: Cell<Option<Duration>>,
     next_request: Cell<u64>,
     /// Guests' requests that wait for the core's word.
     tickets: RefCell<BTreeMap<RequestId, Rc<TicketState>>>,
@@ -143,6 +145,7 @@ impl FillingStore {
             reservoir,
             state: RefCell::new(State::Waiting(told)),
             settings,
+            wait_max: Cell::default(),
             next_request: Cell::new(0),
             tickets: RefCell::default(),
             fetched: RefCell::default(),
@@ -193,7 +196,13 @@ impl FillingStore {
         info!(volume = %self.key.volume, units = known.missing.count(), "what is missing is fetched");
         *state = State::Filling(Box::new(Filling::new(self.settings.clone(), known)));
         drop(state);
-        self.with_machine(Filling::handle_timeout);
+        self.event(FillingEvent::WaitsLimited { to: self.wait_max.get() });
+    }
+
+    /// Has reads wait so long at most for a former host that does not answer, and then get an error; `None`: for however long.
+    pub fn limit_waits(&self, to: Option<Duration>) {
+        self.wait_max.set(to);
+        self.event(FillingEvent::WaitsLimited { to });
     }
 
     /// Fetches nothing any more: the former host is lost. Whoever reads what is missing gets an error.
@@ -325,7 +334,7 @@ impl FillingStore {
                     filling.event(FillingEvent::Noted { note, result });
                 });
             }
-            FillingAction::Refuse { request } => self.answer(request, Word::Refused),
+            FillingAction::Refuse { request, why } => self.answer(request, Word::Refused(why)),
             FillingAction::Flushed { request, result } => self.answer(request, Word::Flushed(result)),
             FillingAction::Fetch { fetch, range, urgency } => {
                 self.spawn(move |filling| async move { filling.fetch(fetch, range, urgency).await });

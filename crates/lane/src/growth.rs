@@ -19,7 +19,8 @@ use tracing::{info, warn};
 use crate::control::Control;
 use crate::copy::VolumeCopy;
 use crate::driver::SourceHandle;
-use crate::handle::{Refused, StoreRole};
+use crate::handle::StoreRole;
+use crate::refused::Refused;
 use crate::stack::Volume;
 
 /// Makes `volume` `size` bytes large; `driver` is that of its migration, if it is being migrated.

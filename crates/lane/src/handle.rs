@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-use block::{IoError, Opened, ZeroMode};
+use block::{Opened, ZeroMode};
 use futures_channel::{mpsc, oneshot};
 use futures_util::FutureExt;
 use futures_util::future::Shared;
@@ -13,11 +13,12 @@ use migration::filling::UnitMap;
 use migration::journal::{FailureCode, ImageLocation, MigrationState, Promotion};
 use migration::source::Moves;
 use migration::strategy::Choice;
-use migration::{Attempt, CommitFault, HostId, MigrationId, PacingSettings, VolumeId, VolumeIndex};
+use migration::{Attempt, HostId, MigrationId, PacingSettings, VolumeId, VolumeIndex};
 
 use crate::driver::{IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation};
 use crate::front_end::{Access, ClientsAtEnd, Encryption, PassedConnection};
 use crate::peer::PeerChannel;
+use crate::refused::Refused;
 use crate::shared_storage::{ArrivingStore, SharedImage};
 use crate::status::LaneStatus;
 
@@ -244,65 +245,6 @@ pub struct MigrationTarget {
     pub zeroes: ZeroMode,
 }
 
-/// Why a lane did not do what it was asked for.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// The volume is being migrated already.
-    #[error("the volume is being migrated already ({0})")]
-    Migrating(MigrationId),
-    /// No such migration is under way here.
-    #[error("migration {0} is not under way")]
-    NotMigrating(MigrationId),
-    /// The migration is past its commit point, or has failed already.
-    #[error("migration {0} can no longer be cancelled: it is being completed")]
-    TooLate(MigrationId),
-    /// The target image does not fit.
-    #[error("the target has {target_bytes} bytes, the volume has {source_bytes}")]
-    SizeDiffers {
-        /// Size of the target image in bytes.
-        target_bytes: u64,
-        /// Size of the volume in bytes.
-        source_bytes: u64,
-    },
-    /// The target cannot be used.
-    #[error("the target cannot be opened: {0}")]
-    Target(IoError),
-    /// The volume is becoming larger.
-    #[error("the volume is being resized; try again when that is done")]
-    Growing,
-    /// A volume does not become smaller.
-    #[error("the volume has {size_bytes} bytes, and volumes do not shrink")]
-    Shrinks {
-        /// Its size in bytes.
-        size_bytes: u64,
-    },
-    /// The volume is changing hands, and that takes long.
-    #[error("the volume is being handed over by {0}; try again when that has ended")]
-    HandingOver(MigrationId),
-    /// A store cannot become as large.
-    #[error("{store} has {capacity_bytes} bytes")]
-    NoRoom {
-        /// Which one.
-        store: StoreRole,
-        /// What it could have at most, in bytes.
-        capacity_bytes: u64,
-    },
-    /// A store did not become larger; both have the size that they had.
-    #[error("{store} cannot grow: {error}")]
-    NotGrown {
-        /// Which one.
-        store: StoreRole,
-        /// Why.
-        error: IoError,
-    },
-    /// The journal did not take it.
-    #[error("the journal could not be written: {0}")]
-    NotRecorded(CommitFault),
-    /// The lane has ended.
-    #[error("the volume is no longer served")]
-    Ended,
-}
-
 /// What a store is to a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreRole {
@@ -385,6 +327,10 @@ pub(crate) enum Command {
         answer: oneshot::Sender<Result<(), Refused>>,
     },
     GiveUpMissing {
+        answer: oneshot::Sender<()>,
+    },
+    LimitWaits {
+        to: Option<Duration>,
         answer: oneshot::Sender<()>,
     },
     SetBandwidth {
@@ -530,6 +476,15 @@ impl LaneHandle {
         self.ask(|answer| Command::SetBandwidth { migration, bytes_per_second, answer }).await?
     }
 
+    /// Has reads of what is missing of a volume that is being filled wait so long at most for a host that does not answer, and then get
+    /// an error; `None`: for however long, as in the beginning. It changes nothing for other volumes.
+    ///
+    /// # Errors
+    /// [`Refused::Ended`].
+    pub async fn limit_waits(&self, to: Option<Duration>) -> Result<(), Refused> {
+        self.ask(|answer| Command::LimitWaits { to, answer }).await
+    }
+
     /// Gives up what is missing of a volume that is being filled: whoever reads that gets an error from now on.
     ///
     /// # Errors
@@ -576,7 +531,8 @@ impl LaneHandle {
         passed.unwrap_or_default()
     }
 
-    /// Flushes the store while guests work, so that little is left to flush when the lane ends.
+    /// Flushes the store while guests work, so that little is left to flush when the lane ends. What is another host's is left to
+    /// that.
     pub async fn settle(&self) {
         // A lane that has ended has nothing to flush.
         let _ = self.ask(|answer| Command::Settle { answer }).await;

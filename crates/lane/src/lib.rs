@@ -29,6 +29,7 @@ mod mover;
 pub mod peer;
 mod pulse;
 mod recorder;
+mod refused;
 pub mod reservoir;
 pub mod resuming;
 pub mod shared_storage;
@@ -57,9 +58,10 @@ pub use front_end::{
 pub use handle::{
     FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle, LaneSettings, LaneStore,
     Listeners, MigrationOrder, MigrationTarget, Opening, OutgoingChannels, OutgoingOrder, OutgoingRole,
-    Promoted, Refused, Rest, StoreRole,
+    Promoted, Rest, StoreRole,
 };
 pub use pulse::Window;
+pub use refused::Refused;
 pub use shared_storage::{ArrivingStore, DataPath, Leasable, Promise, SharedImage};
 pub use stack::{ClientRequests, ClientSession, Home, Volume};
 pub use status::LaneStatus;

@@ -36,12 +36,12 @@ use crate::driver::{
 use crate::filling::FillingStore;
 use crate::front_end::{self, FrontEnd};
 use crate::handle::{
-    Command, LaneHandle, LaneSettings, LaneStore, Listeners, MigrationOrder, MigrationTarget, Opening,
-    Refused, Rest,
+    Command, LaneHandle, LaneSettings, LaneStore, Listeners, MigrationOrder, MigrationTarget, Opening, Rest,
 };
 use crate::peer::{RpcChannel, Service};
 use crate::pulse::Pulse;
 use crate::recorder::Recorder;
+use crate::refused::Refused;
 use crate::reservoir::Reservoir;
 use crate::shared_storage::LeasedImage;
 use crate::signal::Signal;
@@ -320,6 +320,12 @@ impl Lane {
                     }
                     let _ = answer.send(());
                 }
+                Command::LimitWaits { to, answer } => {
+                    if let Some(filling) = &*self.filling.borrow() {
+                        filling.limit_waits(to);
+                    }
+                    let _ = answer.send(());
+                }
                 Command::SetBandwidth { migration, bytes_per_second, answer } => {
                     let _ = answer.send(self.with_migration(migration, |driver| {
                         driver.set_bandwidth(bytes_per_second);
@@ -338,8 +344,10 @@ impl Lane {
                 Command::Settle { answer } => {
                     let lane = Rc::clone(&self);
                     self.handle.spawn(async move {
-                        // Whoever flushes in earnest hears of a failure.
-                        let _ = lane.volume.store_for_us().flush().await;
+                        if matches!(lane.volume.home(), Home::Here(_)) {
+                            // Whoever flushes in earnest hears of a failure.
+                            let _ = lane.volume.store_for_us().flush().await;
+                        }
                         let _ = answer.send(());
                     });
                 }

@@ -18,6 +18,7 @@
 //! recorded (design §5.6, hard case 7); the caller only does it.
 
 mod background;
+mod lateness;
 mod log;
 mod manifest;
 mod noting;
@@ -31,6 +32,7 @@ use std::time::Duration;
 use chronicle::{BlockRange, ByteRange, LayeredBitmap};
 
 use self::background::Background;
+use self::lateness::Lateness;
 use self::noting::Noting;
 use self::recording::Recording;
 use self::requests::Waiting;
@@ -127,6 +129,11 @@ pub enum FillingEvent {
     Rest,
     /// It is fetched again.
     GoOn,
+    /// Reads wait so long at most for a reservoir that does not answer, and are refused then; `None`: for however long.
+    WaitsLimited {
+        /// How long.
+        to: Option<Duration>,
+    },
     /// What was to be noted is, or is not.
     Noted {
         /// What.
@@ -156,10 +163,12 @@ pub enum FillingAction {
         /// The units.
         units: Vec<BlockRange>,
     },
-    /// Fail a guest's read: the reservoir cannot read what it asks for.
+    /// Fail a guest's read.
     Refuse {
         /// Which.
         request: RequestId,
+        /// Why.
+        why: Refusal,
     },
     /// Ask the reservoir for these bytes.
     Fetch {
@@ -200,6 +209,15 @@ pub enum FillingAction {
     },
     /// Nothing is missing any more, durably.
     Whole,
+}
+
+/// Why a guest's read is failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The reservoir cannot read what it asks for, or is lost.
+    Unreadable,
+    /// The reservoir has not answered for as long as the read may wait. What it asks for is fetched all the same.
+    Late,
 }
 
 /// Whether a guest waits for what is fetched.
@@ -261,6 +279,10 @@ pub struct FillingProgress {
     pub units_unreadable: u64,
     /// Requests of guests that wait.
     pub requests_waiting: usize,
+    /// Guests' reads that were refused because the reservoir did not answer.
+    pub reads_late: u64,
+    /// Units that they were refused for, and that have not come.
+    pub units_owed: u64,
     /// Why nothing is fetched; `None` if something is, or need not be.
     pub waits_for: Option<&'static str>,
     /// Whether what is missing was given up.
@@ -287,6 +309,7 @@ pub struct Filling {
     /// What reads in sequence have come to.
     streams: VecDeque<requests::Stream>,
     background: Background,
+    lateness: Lateness,
     noting: Noting,
     recording: Recording,
     next: u64,
@@ -319,6 +342,7 @@ impl Filling {
             waiting: VecDeque::new(),
             streams: VecDeque::new(),
             background: Background::new(late, Pacing::new(settings.pacing.clone())),
+            lateness: Lateness::new(units),
             noting: Noting::new(units),
             recording: Recording::new(volatile),
             next: 0,
@@ -333,7 +357,7 @@ impl Filling {
     /// Takes what happened. An event that does not fit (an answer to something unknown) changes nothing.
     pub fn handle_event(&mut self, now: Duration, event: FillingEvent) {
         match event {
-            FillingEvent::ReadArrived { request, range } => self.read_arrived(request, covering(range)),
+            FillingEvent::ReadArrived { request, range } => self.read_arrived(now, request, covering(range)),
             FillingEvent::WriteArrived { request, range } => self.write_arrived(request, covering(range)),
             FillingEvent::WriteEnded { request, result } => self.write_ended(now, request, result),
             FillingEvent::Withdrawn { request } => self.withdrawn(request),
@@ -346,6 +370,7 @@ impl Filling {
             FillingEvent::MissingGivenUp => self.give_up_missing(),
             FillingEvent::Rest => self.background.rest(true),
             FillingEvent::GoOn => self.background.rest(false),
+            FillingEvent::WaitsLimited { to } => self.lateness.limit(to),
         }
         self.advance(now);
     }
@@ -390,6 +415,7 @@ impl Filling {
             .chain(reread)
             .chain(self.noting.deadline())
             .chain(self.recording.deadline())
+            .chain(self.lateness.deadline())
             .min_by_key(|(at, _)| *at)
     }
 
@@ -415,6 +441,7 @@ impl Filling {
             units_missing: self.missing.count(),
             units_unreadable: self.unreadable.count(),
             requests_waiting: self.waiting.len(),
+            units_owed: self.lateness.owed().count(),
             waits_for: match self.missing.is_empty() || self.is_given_up {
                 true => None,
                 false => self.background.waits_for(),
@@ -429,6 +456,7 @@ impl Filling {
         self.background.end_pause(now);
         self.reread(now);
         self.serve_waiting();
+        self.refuse_late(now);
         self.fetch_rest(now);
         let answers =
             self.noting.take_recorded().into_iter().map(|request| FillingAction::Written { request });
@@ -493,6 +521,7 @@ impl Filling {
         self.wanted.remove(units);
         self.unreadable.remove(units);
         self.background.taken(units);
+        self.lateness.settled(units);
         count
     }
 
@@ -503,8 +532,11 @@ impl Filling {
 
     fn refuse_readers(&mut self, units: BlockRange) {
         self.unreadable.insert(units);
+        self.lateness.settled(units);
         let refused: BTreeSet<_> = self.waiting.iter().filter_map(|waiting| waiting.read_of(units)).collect();
         self.waiting.retain(|waiting| !refused.contains(&waiting.request()));
-        self.actions.extend(refused.into_iter().map(|request| FillingAction::Refuse { request }));
+        self.actions.extend(
+            refused.into_iter().map(|request| FillingAction::Refuse { request, why: Refusal::Unreadable }),
+        );
     }
 }

@@ -5,10 +5,12 @@
 //!   Hold      note durable ─► may be paused ─► the reason is over ─► told to run ─► seen to run ─► note removed
 //!   Exchange  each disk:  its file ◄─► nothing ◄─► its volume's export; one way or back, until all are on one side
 //!   Copied    each disk:  its file ◄─► a copy ◄─► its volume's export; by copies of the hypervisor, which the guest does not notice
+//!   stall     noted ─► reads of what another host has are refused, which stops it ─► that has come ─► goes on ─► note removed
 //! ```
-//! None does anything: they are told what is seen of the hypervisor, and say what comes next. They go on until a guest
+//! None does anything: they are told what is seen of the hypervisor, and say what comes next. All go on until a guest
 //! runs, and can begin in any state that a killed daemon may leave.
 
 pub mod copied;
 pub mod exchange;
 pub mod hold;
+pub mod stall;

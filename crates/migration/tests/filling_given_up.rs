@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use chronicle::{BlockRange, ByteRange, Generation, LayeredBitmap};
 use migration::filling::{
-    Filling, FillingAction, FillingEvent, FillingSettings, Manifest, RequestId, UNIT_BYTES, UnitMap, units_of,
+    Filling, FillingAction, FillingEvent, FillingSettings, Manifest, Refusal, RequestId, UNIT_BYTES, UnitMap,
+    units_of,
 };
 use migration::journal::{
     Entry, ExportSettings, Hollow, ImageLocation, MigratingVolume, Outcome, Record, Side, State, Summary,
@@ -31,6 +32,10 @@ fn filling() -> Filling {
     let settings = FillingSettings { size_bytes, pacing: PacingSettings::default() };
     let known = UnitMap { missing, late: empty(), volatile: empty(), manifest };
     Filling::new(settings, known)
+}
+
+fn refuse(request: u64) -> FillingAction {
+    FillingAction::Refuse { request: RequestId(request), why: Refusal::Unreadable }
 }
 
 /// Carries out what is asked for, fetches aside: the former host never answers. Returns the rest.
@@ -66,8 +71,8 @@ fn who_waits_for_what_was_given_up_is_refused_and_who_overwrites_it_is_not() {
     filling.handle_timeout(NOW);
     assert!(read(&mut filling, 1, units(3, 4)).is_empty(), "it waits");
     filling.handle_event(NOW, FillingEvent::MissingGivenUp);
-    assert_eq!(carry_out(&mut filling), [FillingAction::Refuse { request: RequestId(1) }]);
-    assert_eq!(read(&mut filling, 2, units(0, 2)), [FillingAction::Refuse { request: RequestId(2) }]);
+    assert_eq!(carry_out(&mut filling), [refuse(1)]);
+    assert_eq!(read(&mut filling, 2, units(0, 2)), [refuse(2)]);
     assert_eq!(read(&mut filling, 3, units(0, 1)), [FillingAction::Admit { request: RequestId(3) }]);
     assert_eq!(filling.first_missing(9), [units(1, UNITS)]);
     assert!(filling.progress().is_given_up && filling.progress().waits_for.is_none());

@@ -10,13 +10,16 @@ use chronicle::{BlockRange, ByteRange, LayeredBitmap};
 use migration::PacingSettings;
 use migration::filling::{
     FetchFault, FetchId, Filling, FillingAction, FillingEvent, FillingSettings, LogEntry, Manifest, NoteId,
-    OnBehalf, RecordingId, RequestId, StoreFault, Telling, UNIT_BYTES, UnitMap, encode_entry, header, replay,
-    units_of,
+    OnBehalf, RecordingId, Refusal, RequestId, StoreFault, Telling, UNIT_BYTES, UnitMap, encode_entry,
+    header, replay, units_of,
 };
 
 const UNITS: u64 = 48;
 const SIZE: u64 = UNITS * UNIT_BYTES;
 const WHOSE: [u8; 32] = [7; 32];
+
+/// How long reads may wait, where that is limited: long enough that most do not.
+const WAIT_MAX: Duration = Duration::from_millis(600);
 
 fn boot(number: u8) -> [u8; 16] {
     [number; 16]
@@ -93,6 +96,9 @@ struct World {
     boot: u8,
     whole: bool,
     reads_checked: u64,
+    /// How long reads may wait for the reservoir.
+    wait_max: Option<Duration>,
+    reads_refused: u64,
 }
 
 fn units(range: ByteRange) -> BlockRange {
@@ -162,6 +168,8 @@ impl World {
             boot: 0,
             whole: false,
             reads_checked: 0,
+            wait_max: seed.is_multiple_of(3).then_some(WAIT_MAX),
+            reads_refused: 0,
         }
     }
 
@@ -188,7 +196,12 @@ impl World {
                     }
                 }
                 FillingAction::Note { note, units } => self.notes.push((note, units)),
-                FillingAction::Refuse { request } => drop(self.reads.remove(&request)),
+                FillingAction::Refuse { request, why } => {
+                    assert_eq!(why, Refusal::Late, "nothing is unreadable");
+                    assert!(self.wait_max.is_some(), "reads wait, for however long");
+                    self.reads.remove(&request);
+                    self.reads_refused += 1;
+                }
                 FillingAction::Fetch { fetch, range, .. } => self.fetches.push((fetch, units(range))),
                 FillingAction::Store { fetch, parts } => self.stores.push((fetch, parts)),
                 FillingAction::FlushStore { recording, on_behalf } => {
@@ -215,6 +228,8 @@ impl World {
     }
 
     fn step(&mut self) {
+        // Also once more after a restart.
+        self.event(FillingEvent::WaitsLimited { to: self.wait_max });
         self.now += Duration::from_millis(self.random.below(120));
         match self.random.below(100) {
             0..=17 => {
@@ -426,7 +441,7 @@ impl World {
 
 #[test]
 fn guests_see_what_they_were_promised_whatever_is_fetched_overwritten_fails_or_is_lost() {
-    let mut reads = 0;
+    let (mut reads, mut refused) = (0, 0);
     for seed in 1..=3000 {
         let mut world = World::new(seed);
         let run = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -443,8 +458,10 @@ fn guests_see_what_they_were_promised_whatever_is_fetched_overwritten_fails_or_i
         }));
         assert!(run.is_ok(), "seed {seed}");
         reads += world.reads_checked;
+        refused += world.reads_refused;
     }
     assert!(reads > 100_000, "{reads} units were read");
+    assert!(refused > 1000, "{refused} reads waited as long as they may");
 }
 
 #[test]

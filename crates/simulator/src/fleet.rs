@@ -381,7 +381,8 @@ impl Fleet {
     fn finding(&self) -> Finding {
         let branches = self.branches.all();
         let guests = branches.iter().flat_map(|branch| &branch.guests);
-        let tally = *self.tally.borrow();
+        let mut tally = *self.tally.borrow();
+        guests.clone().filter(|guest| guest.was_late()).for_each(|_| tally.add(Event::LateRead));
         // With two branches there may be two migrations at once, and no phase that is meant.
         let is_clear = tally.count(Event::Branch) == 0;
         Finding {

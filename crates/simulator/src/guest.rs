@@ -12,6 +12,7 @@ use std::time::Duration;
 use block::{BlockDevice, BufferPool, ByteRange, Durability, Handle, IoError, ZeroMode};
 
 use lane::Presence;
+use rustix::io::Errno;
 
 use crate::checker::content::{self, Began, Content, Leaves, Outcome};
 use crate::checker::patience::is_owners_fault;
@@ -43,6 +44,8 @@ pub(crate) struct GuestSettings {
     pub(crate) hot_for: Option<u32>,
     /// In how many of a hundred cases it changes something.
     pub(crate) change_percent: u64,
+    /// Whether it may be told that a disk's answer is late: its hypervisor asks again for it.
+    pub(crate) is_stopped_by_errors: bool,
 }
 
 /// What is hot at a time.
@@ -59,6 +62,8 @@ pub(crate) struct Guest {
     requests: RefCell<BTreeMap<u32, Request>>,
     next_request: Cell<u32>,
     answered: Cell<u32>,
+    /// Whether a request of it was refused because another host did not answer.
+    was_late: Cell<bool>,
     /// The way to its disk; `None` while there is no daemon.
     connection: RefCell<Option<Connection>>,
     /// Requests that are to begin; each has its pause behind it.
@@ -149,6 +154,7 @@ impl Guest {
             requests: RefCell::default(),
             next_request: Cell::new(1),
             answered: Cell::default(),
+            was_late: Cell::default(),
             connection: RefCell::default(),
             mood: Cell::new(Mood::Busy),
             told_of_loss_at: Cell::default(),
@@ -247,6 +253,17 @@ impl Guest {
     /// What it waits for, for people.
     pub(crate) fn waits_for(&self) -> String {
         format!("volume {}: {:?}", self.number, self.requests.borrow().values().collect::<Vec<_>>())
+    }
+
+    /// Tells whether a request of it was refused because another host did not answer.
+    pub(crate) fn was_late(&self) -> bool {
+        self.was_late.get()
+    }
+
+    fn may_be_late(&self, error: &IoError) -> bool {
+        let is_late = error.errno() == Errno::TIMEDOUT;
+        self.was_late.set(self.was_late.get() || is_late);
+        is_late && self.settings.is_stopped_by_errors
     }
 
     fn judge(&self, result: Result<(), String>) {
@@ -358,6 +375,7 @@ impl Guest {
         self.answered.set(self.answered.get() + 1);
         if let Err(error) = result
             && !is_owners_fault(error)
+            && !self.may_be_late(error)
         {
             self.world.violated("patience", || format!("a guest's {what:?} failed: {error}"));
         }

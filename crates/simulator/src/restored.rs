@@ -1,5 +1,5 @@
 //! Journals that are put back from a backup, in a fleet of hosts between which volumes move. It is a fleet of its own, with the
-//! product's journals and its machine [`Restoration`], and no disks: what matters here is who may serve a volume, and from which
+//! product's journals and its machine `Restoration`, and no disks: what matters here is who may serve a volume, and from which
 //! image, and journals that go back in time would break every rule of the other fleet at once.
 //!
 //! ```text

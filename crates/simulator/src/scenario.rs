@@ -68,6 +68,8 @@ pub(crate) struct Scenario {
     pub(crate) faults: Vec<Planned>,
     /// How volumes are copied to other hosts, if it is in rounds.
     pub(crate) rounds_away: Option<Strategy>,
+    /// How long reads wait of what another host has and does not give, if guests are stopped by errors then.
+    pub(crate) wait_max: Option<Duration>,
 }
 
 /// The stream of numbers that draws which migrations copy in rounds.
@@ -122,7 +124,7 @@ impl Scenario {
             switch_over_max: Duration::from_millis(500),
             no_progress_max: random.pick(&[Duration::from_secs(5), Duration::from_secs(20)]),
         };
-        Self { volumes, migrations, limits, faults, rounds_away: None }
+        Self { volumes, migrations, limits, faults, rounds_away: None, wait_max: None }
     }
 
     /// Has some migrations copy in rounds. From a stream of its own: whatever else is drawn stays as it is.
@@ -145,6 +147,11 @@ impl Scenario {
         if leaves_blocks {
             let mut random = Random::new(seed ^ POST_COPY_STREAM << 1);
             self.rounds_away = Some(Strategy::PostCopy { rounds_max: random.pick(&[0, 0, 1, 2, 4]) });
+            let (shortest, longest) = (Duration::from_millis(20), Duration::from_millis(500));
+            self.wait_max = random.percent(50).then(|| random.duration(shortest, longest));
+            for volume in &mut self.volumes {
+                volume.guest.is_stopped_by_errors = self.wait_max.is_some();
+            }
         }
     }
 }
@@ -173,6 +180,7 @@ impl VolumePlan {
             hot_offset: random.below(size_bytes / 4096) * 4096,
             hot_for: random.pick(&[None, Some(20), Some(60)]),
             change_percent: random.pick(&[30, 60, 60, 90]),
+            is_stopped_by_errors: false,
         };
         Self {
             block_size: BlockSize::new(block_bytes as u32).unwrap_or(BlockSize::DEFAULT),

@@ -32,10 +32,18 @@ class Activity(TypedDict):
 class AdoptVm(TypedDict):
     """Takes over disks of a VM that somebody else has started."""
 
-    # Its disks, by the names of their devices or nodes; none: all that can be written.
+    # Its disks, by the names of their devices or nodes, or by libvirt's (`vda`); none: all that can be written.
     disks: NotRequired[list[str]]
-    # Absolute path of its monitor's socket (QMP). Nobody else may be connected to it meanwhile.
-    monitor: str
+    # The domain of libvirt (`qemu:///system`), by its name or UUID: libvirt copies its disks to new volumes. null: it
+    # is named by its monitor.
+    libvirt: NotRequired[str | None]
+    # Absolute path of libvirt's socket; null: the usual one.
+    libvirt_socket: NotRequired[str | None]
+    # Absolute path of its monitor's socket (QMP). Nobody else may be connected to it meanwhile. null: it is a domain of
+    # libvirt.
+    monitor: NotRequired[str | None]
+    # The store of the new volumes of a domain of libvirt; null: the only one.
+    store: NotRequired[str | None]
 
 
 # How much of its space a new image takes at once.
@@ -1187,13 +1195,16 @@ class Vm(TypedDict):
     added_unix_ms: int
     # Its definition, as it was written, or as another host would be given it; null: it has none.
     definition: NotRequired[str | None]
-    # QEMU's version; null while it does not run.
+    # What runs it, with its version, such as `QEMU 10.0.2` or `libvirt 9.0.0`; null while it does not run.
     hypervisor: NotRequired[str | None]
+    # What libvirt calls it; null: it is no domain of libvirt.
+    libvirt_domain: NotRequired[str | None]
     # Absolute path of the file with what QEMU says; null: Sterna has not started it.
     log: NotRequired[str | None]
     # Why it is so, or what QEMU said last; null if there is nothing to say.
     message: NotRequired[str | None]
-    # Absolute path of its monitor's socket. The daemon is connected to it; QEMU serves one client at a time.
+    # Absolute path of its monitor's socket, or of libvirt's. The daemon is connected to a monitor; QEMU serves one
+    # client at a time.
     monitor: str
     # Its name.
     name: str
@@ -1337,6 +1348,9 @@ class VolumeFilling(TypedDict):
     is_given_up: bool
     # Where it is missing, in order; the first 256 places.
     ranges: list[MissingRange]
+    # Reads of a VM that got an I/O error because the other host did not answer in time: it is stopped by that, and goes
+    # on by itself.
+    reads_refused: NotRequired[int]
     # Requests of clients that wait for what is missing.
     requests_waiting: int
     # Why nothing comes; null if something does.

@@ -236,6 +236,7 @@ impl Host {
             bytes_overwritten: bytes(progress.units_overwritten),
             bytes_unreadable: bytes(progress.units_unreadable),
             requests_waiting: progress.requests_waiting as u64,
+            reads_refused: progress.reads_late,
             waits_for: silence().or_else(|| progress.waits_for.map(str::to_owned)),
             is_given_up: progress.is_given_up,
             ranges: status.missing.iter().map(missing_range).collect(),

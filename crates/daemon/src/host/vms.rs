@@ -9,4 +9,5 @@ pub(crate) mod manage;
 pub(in crate::host) mod move_vm;
 pub(in crate::host) mod preflight;
 pub(in crate::host) mod prove;
+pub(in crate::host) mod stall;
 pub(in crate::host) mod standing;

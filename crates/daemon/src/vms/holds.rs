@@ -59,6 +59,8 @@ pub(crate) enum NotedReason {
     Move,
     /// [`Reason::Resume`].
     Resume,
+    /// [`Reason::Missing`].
+    Missing,
 }
 
 /// The hypervisor of a guest, as far as it can be reached.
@@ -106,7 +108,14 @@ impl Holds {
     pub(crate) fn why(&self, name: &str) -> Option<String> {
         let held = self.held().get(name).cloned();
         let why = held.and_then(|held| lock(&held.why).clone());
-        why.or_else(|| self.get(name).map(|note| format!("paused {}", note.reason.text())))
+        // That its reads may be refused is no reason yet.
+        let note = self.get(name).filter(|note| note.reason != NotedReason::Missing);
+        why.or_else(|| note.map(|note| format!("paused {}", note.reason.text())))
+    }
+
+    /// Whether it is said why a guest does not run.
+    pub(crate) fn is_told(&self, name: &str) -> bool {
+        self.held().get(name).is_some_and(|held| lock(&held.why).is_some())
     }
 
     /// Says why a guest does not run yet, or nothing.
@@ -286,6 +295,7 @@ impl NotedReason {
             Self::Release => "while it is given its disks back",
             Self::Move => "for its move to another host",
             Self::Resume => "for some time",
+            Self::Missing => "while a disk waits for what another host has",
         }
     }
 }
@@ -297,6 +307,7 @@ impl From<Reason> for NotedReason {
             Reason::Release => Self::Release,
             Reason::Move => Self::Move,
             Reason::Resume => Self::Resume,
+            Reason::Missing => Self::Missing,
         }
     }
 }

@@ -17,6 +17,7 @@
 //! back. Whoever serves the export does not hold QEMU's locks on the image when a command is given here: QEMU holds them until
 //! it is led away, and takes them when it is led back.
 
+mod errors;
 mod lead;
 mod prove;
 mod survey;

@@ -8,6 +8,7 @@
 //! ```
 //! The guest stays connected at the first host, so while the volume is at the other one its requests cross the link.
 
+mod figures;
 mod report;
 
 use std::time::Duration;
@@ -21,7 +22,7 @@ use tokio::time::sleep;
 pub use self::report::{LoadReport, ReturnReport, WayReport};
 use super::fio::{Job, Pattern};
 use super::folder::BenchFolder;
-use super::guest::{Guest, Limit, Load as GuestLoad, Requests, wait_for_guest};
+use super::guest::{Guest, Limit, Load as GuestLoad, Moment, Requests, wait_for_guest};
 use super::image::{Holes, fill};
 use super::migration::{Course, compared};
 use super::tools::{FIO, check_fio_engines};
@@ -116,6 +117,8 @@ struct Trip {
     ways: [Course; 2],
     /// Requests a second: before, there, at the other host, home, afterwards.
     iops: [f64; 5],
+    /// The same in tenths of a second, from the order for the way there.
+    moments: Vec<Moment>,
     /// Bytes that were compared in the end, and are equal.
     compared_bytes: u64,
 }
@@ -137,7 +140,7 @@ pub async fn run(options: &ReturnOptions, progress: &mut Progress) -> anyhow::Re
     in_folder(folder, progress, async |folder, progress| {
         progress.begin("filling the image");
         fill(&folder.path("image"), bench.size_bytes, Holes::None, progress).await?;
-        let mut loads = Vec::new();
+        let (mut loads, mut lives) = (Vec::new(), Vec::new());
         for &load in &options.loads {
             let mut trips = Vec::new();
             for round in 0..bench.rounds {
@@ -145,6 +148,7 @@ pub async fn run(options: &ReturnOptions, progress: &mut Progress) -> anyhow::Re
                 trips.push(travel(options, folder, load).await.with_context(|| load.name())?);
             }
             loads.push(LoadReport::of(load, &trips).context("a measurement has no figures")?);
+            lives.extend(trips.into_iter().next().map(|trip| (load, trip)));
         }
         let (size_bytes, rounds) = (bench.size_bytes, bench.rounds);
         Ok(ReturnReport {
@@ -153,6 +157,7 @@ pub async fn run(options: &ReturnOptions, progress: &mut Progress) -> anyhow::Re
             rounds,
             link_bytes_per_second: RATE.bytes_per_second(),
             loads,
+            figures: figures::of(&lives),
         })
     })
     .await
@@ -177,13 +182,16 @@ async fn travel(options: &ReturnOptions, folder: &BenchFolder, load: Load) -> an
     sleep(margin).await;
     let requests = guest.stop().await?;
     let iops = iops(&requests, &there, &home, options.seconds);
+    let margin_ms = u64::from(options.seconds) * 1000;
+    let life = there.begun_ms.saturating_sub(margin_ms)..home.ended_ms + margin_ms;
+    let moments = requests.moments(life, there.begun_ms);
     let [near, far] = hosts.stores();
     let folders = hosts.end_daemons().await?;
     let Job { block_bytes, depth, .. } = guest_load.job;
     // What was under way when the guest was ended is not in its log.
     let compared_bytes = compared(&[far, near], block_bytes.into(), &home, &requests, depth.into()).await?;
     folders.into_iter().try_for_each(Folder::remove)?;
-    Ok(Trip { ways: [there, home], iops, compared_bytes })
+    Ok(Trip { ways: [there, home], iops, moments, compared_bytes })
 }
 
 fn iops(requests: &Requests, there: &Course, home: &Course, seconds: u32) -> [f64; 5] {

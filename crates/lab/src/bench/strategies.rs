@@ -25,6 +25,7 @@ use std::time::Duration;
 use api::{MigrateVolume, Strategy};
 use serde::Serialize;
 
+pub(super) use self::figure::Form;
 pub use self::figure::{Figure, Point, Series};
 pub use self::run::Sample;
 use self::run::Stage;

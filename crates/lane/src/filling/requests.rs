@@ -11,7 +11,7 @@ use block::{
     IoFuture, ZeroMode,
 };
 use chronicle::BlockSize;
-use migration::filling::{FillingEvent, RequestId, StoreFault};
+use migration::filling::{FillingEvent, Refusal, RequestId, StoreFault};
 use rustix::io::Errno;
 
 use super::{FillingStore, State};
@@ -27,7 +27,7 @@ pub(super) struct TicketState {
 pub(super) enum Word {
     Admitted,
     Written,
-    Refused,
+    Refused(Refusal),
     /// The volume is not this host's any more.
     Left,
     Flushed(Result<(), StoreFault>),
@@ -79,7 +79,13 @@ impl FillingStore {
         {
             match ticket.word().await {
                 Word::Left => return Err(IoError::Closed),
-                Word::Refused => return Err(IoError::os("read what only the former host has", Errno::IO)),
+                Word::Refused(why) => {
+                    let errno = match why {
+                        Refusal::Unreadable => Errno::IO,
+                        Refusal::Late => Errno::TIMEDOUT,
+                    };
+                    return Err(IoError::os("read what only the former host has", errno));
+                }
                 Word::Admitted | Word::Written | Word::Flushed(_) => {}
             }
         }

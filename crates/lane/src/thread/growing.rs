@@ -7,7 +7,7 @@ use futures_util::future::{Either, select};
 
 use super::Lane;
 use crate::growth;
-use crate::handle::Refused;
+use crate::refused::Refused;
 
 /// How long a volume waits for its handover before it grows: longer than one takes whose stores work.
 const HANDOVER_WAIT_MAX: Duration = Duration::from_secs(10);

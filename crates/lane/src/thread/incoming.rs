@@ -19,9 +19,10 @@ use crate::copies_elsewhere::Learner;
 use crate::driver::{
     IncomingGroup, IncomingVolume, SendMessage, TargetDriver, TargetHandle, TargetParticipation, TargetPlan,
 };
-use crate::handle::{IncomingChannels, IncomingOrder, IncomingRole, Promoted, Refused};
+use crate::handle::{IncomingChannels, IncomingOrder, IncomingRole, Promoted};
 use crate::peer::head::Address;
 use crate::peer::{CallsOnly, Capabilities, Listener, PeerChannel, RpcChannel, Service};
+use crate::refused::Refused;
 use crate::shared_storage::{ArrivingStore, LeasedImage};
 use crate::stack::{GateMode, Home};
 

@@ -19,11 +19,12 @@ use crate::driver::{
     CopySettings, OutgoingGroup, OutgoingVolume, Replica, SendMessage, SourceDriver, SourceHandle,
     SourceParticipantRef, SourceParticipation, SourcePlan, TimeLimits,
 };
-use crate::handle::{OutgoingChannels, OutgoingOrder, OutgoingRole, Refused, Rest};
+use crate::handle::{OutgoingChannels, OutgoingOrder, OutgoingRole, Rest};
 use crate::peer::head::Address;
 use crate::peer::{
     CallsOnly, Listener, PeerChannel, PeerStore, PeerVolume, RequestPriority, RpcChannel, Service,
 };
+use crate::refused::Refused;
 use crate::resuming::{self, Rhythm};
 use crate::shared_storage::{HeldLease, ReplicaStore, SharedImage};
 use crate::stack::Home;

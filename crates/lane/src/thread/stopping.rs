@@ -1,4 +1,4 @@
-//! The end of a lane, in order: no new requests, those in flight end, the store is flushed.
+//! The end of a lane, in order: no new requests, those in flight end, the store is flushed if it is this host's.
 //!
 //! ```text
 //!   a handover under way is decided ──► clients drain ──► what other hosts asked for is answered ──► flush ──► chronicle
@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use block::BlockDevice;
 use chronicle::StayId;
 use futures_util::future::{Either, join_all, select};
 use tracing::{info, warn};
@@ -21,7 +22,8 @@ const HELD_WAIT: Duration = Duration::from_millis(50);
 
 impl Lane {
     /// Ends in order. A migration before its commit point is left as it is: the next start ends it. Returns the stay, if
-    /// all that was written in it has reached its store, and the connections that are left open.
+    /// all that was written in it has reached its store, and the connections that are left open. A volume of another host
+    /// has no stay here.
     pub(super) async fn stop(
         &self,
         deadline: Duration,
@@ -39,16 +41,11 @@ impl Lane {
         if let Either::Right(_) = select(Box::pin(answered), self.handle.sleep(deadline)).await {
             warn!(volume = %self.settings.name, "what other hosts asked for is still under way");
         }
-        let store = self.volume.store();
-        // Another host may be out of reach, for however long.
-        let flushed = select(store.flush(), self.handle.sleep(deadline)).await;
-        if let Either::Left((Err(error), _)) = &flushed {
-            warn!(volume = %self.settings.name, %error, "the last flush failed");
-            if matches!(self.volume.home(), Home::Here(_)) {
-                self.volume.chronicler().store_failed().await;
-            }
-        }
-        let is_flushed = matches!(flushed, Either::Left((Ok(()), _)));
+        let is_flushed = match self.volume.home() {
+            Home::Here(store) => self.flush(&*store, deadline).await,
+            // Its owner flushes it, and may be out of reach for however long.
+            Home::Elsewhere(_) => false,
+        };
         let is_closed = is_flushed && self.volume.gate().in_flight() == 0;
         // N.B. after the last write: from here on the marks are not needed any more.
         if let Err(error) = self.volume.chronicler().close().await {
@@ -56,6 +53,19 @@ impl Lane {
         }
         info!(volume = %self.settings.name, passed_on = passed.len(), "no longer served");
         (is_closed.then(|| self.volume.chronicler().stay()), passed)
+    }
+
+    /// Flushes the volume's store for the last time; tells whether everything in it is durable.
+    async fn flush(&self, store: &dyn BlockDevice, deadline: Duration) -> bool {
+        match select(store.flush(), self.handle.sleep(deadline)).await {
+            Either::Left((Ok(()), _)) => true,
+            Either::Left((Err(error), _)) => {
+                warn!(volume = %self.settings.name, %error, "the last flush failed");
+                self.volume.chronicler().store_failed().await;
+                false
+            }
+            Either::Right(_) => false,
+        }
     }
 
     /// Waits for a migration that is being handed over.

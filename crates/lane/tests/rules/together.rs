@@ -71,6 +71,7 @@ impl Together {
                 manifest: None,
             },
             reservoir: None,
+            filling: None,
             source_image: location("source"),
             successor: None,
             channel: None,

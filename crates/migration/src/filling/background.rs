@@ -80,6 +80,11 @@ impl Background {
         self.pause.is_some()
     }
 
+    /// Tells whether it is this host's own store that keeps units from coming.
+    pub(super) fn waits_for_store(&self) -> bool {
+        matches!(self.pause, Some((_, Pause::StoreFails)))
+    }
+
     pub(super) fn store_fails(&mut self, now: Duration) {
         self.pause = Some((now + self.store_pause, Pause::StoreFails));
         self.store_pause = (self.store_pause * 2).min(STORE_PAUSE_MAX);

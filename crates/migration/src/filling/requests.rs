@@ -5,7 +5,7 @@ use std::time::Duration;
 use chronicle::BlockRange;
 
 use super::units::{UNIT_BYTES, within};
-use super::{FetchFault, FetchId, Filling, FillingAction, RequestId, StoreFault, Urgency};
+use super::{FetchFault, FetchId, Filling, FillingAction, Refusal, RequestId, StoreFault, Urgency};
 use crate::planted::{Bug, broken};
 
 /// Bytes that are fetched ahead of a guest that reads in sequence, at most.
@@ -18,8 +18,8 @@ const STREAMS_MAX: usize = 8;
 /// A request that is not admitted yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Waiting {
-    /// It waits for its units to be present.
-    Read { request: RequestId, units: BlockRange },
+    /// It waits for its units to be present, since it came.
+    Read { request: RequestId, units: BlockRange, since: Duration },
     /// It waits for what is being stored where it goes.
     Write { request: RequestId, units: BlockRange },
 }
@@ -43,22 +43,22 @@ impl Waiting {
     /// The request, if it reads some of these units.
     pub(super) fn read_of(&self, touched: BlockRange) -> Option<RequestId> {
         match self {
-            Self::Read { request, units } if units.overlaps(&touched) => Some(*request),
+            Self::Read { request, units, .. } if units.overlaps(&touched) => Some(*request),
             _ => None,
         }
     }
 }
 
 impl Filling {
-    pub(super) fn read_arrived(&mut self, request: RequestId, units: BlockRange) {
+    pub(super) fn read_arrived(&mut self, now: Duration, request: RequestId, units: BlockRange) {
         if !self.is_read_held(units) {
             self.follow(units);
             self.actions.push_back(FillingAction::Admit { request });
         } else if self.unreadable.contains_any(units) {
-            self.actions.push_back(FillingAction::Refuse { request });
+            self.actions.push_back(FillingAction::Refuse { request, why: Refusal::Unreadable });
         } else {
             let ahead = self.follow(units);
-            self.waiting.push_back(Waiting::Read { request, units });
+            self.waiting.push_back(Waiting::Read { request, units, since: now });
             self.pull(units, ahead);
         }
     }
@@ -176,12 +176,12 @@ impl Filling {
 
     /// Lets go on what need not wait any more, and asks for what nobody is about to bring.
     pub(super) fn serve_waiting(&mut self) {
-        if self.waiting.is_empty() {
-            return;
+        for owed in self.lateness.owed().runs().collect::<Vec<_>>() {
+            self.pull(owed, 0);
         }
         for waiting in std::mem::take(&mut self.waiting) {
             match waiting {
-                Waiting::Read { request, units } if !self.is_read_held(units) => {
+                Waiting::Read { request, units, .. } if !self.is_read_held(units) => {
                     self.actions.push_back(FillingAction::Admit { request });
                 }
                 Waiting::Read { units, .. } => {
@@ -204,6 +204,7 @@ impl Filling {
         match result {
             Ok(()) => {
                 self.background.reservoir_answers();
+                self.lateness.reservoir_answers(now);
                 let parts = self.still_wanted(units);
                 let count: u64 = parts.iter().map(BlockRange::len).sum();
                 self.progress.units_dropped += units.len() - count;
@@ -221,9 +222,14 @@ impl Filling {
                 self.fetches.remove(&id);
                 match fault {
                     FetchFault::Away => self.background.reservoir_is_away(now),
-                    FetchFault::Unreadable if units.len() == 1 => self.unreadable_now(now, units),
-                    // Which of them it is shows when they are asked for one by one.
-                    FetchFault::Unreadable => drop(self.suspect.insert(units)),
+                    FetchFault::Unreadable => {
+                        self.lateness.reservoir_answers(now);
+                        match units.len() {
+                            1 => self.unreadable_now(now, units),
+                            // Which of them it is shows when they are asked for one by one.
+                            _ => drop(self.suspect.insert(units)),
+                        }
+                    }
                 }
                 self.want(units);
             }

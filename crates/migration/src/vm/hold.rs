@@ -36,6 +36,8 @@ pub enum Reason {
     Move,
     /// Somebody asked for it to run.
     Resume,
+    /// What another host has of its disks may not come in time ([`stall`](super::stall)).
+    Missing,
 }
 
 /// What has happened.

@@ -93,7 +93,7 @@ pub(crate) fn too_long(
 /// Tells whether a guest may see this error: only its volume's owner may fail.
 pub(crate) fn is_owners_fault(error: &IoError) -> bool {
     match error {
-        IoError::Os { errno: Errno::NOSPC, .. } => false,
+        IoError::Os { errno: Errno::NOSPC | Errno::TIMEDOUT, .. } => false,
         IoError::Os { errno, .. } => errno.raw_os_error() < FOREIGN_ERRNO,
         _ => false,
     }

@@ -40,6 +40,7 @@ impl SimHost {
             serving.fillings.resize(serving.fillings.len().max(index + 1), Weak::new());
             serving.fillings[index] = Rc::downgrade(&filling);
         });
+        filling.limit_waits(self.manner.wait_max);
         Some(filling)
     }
 

@@ -51,6 +51,8 @@ pub(crate) struct Manner {
     pub(crate) strategy: Strategy,
     /// How volumes go back to what they lack.
     pub(crate) strategy_back: Strategy,
+    /// How long reads wait of what another host does not give; `None`: for however long.
+    pub(crate) wait_max: Option<Duration>,
     pub(crate) target_disk: DiskSettings,
     /// Of each volume where it is made …
     pub(crate) block_sizes: Vec<BlockSize>,
@@ -193,6 +195,7 @@ impl Manner {
             limits: TimeLimits { switch_over_max: SWITCH_OVER_MAX, ..scenario.limits },
             strategy: scenario.rounds_away.unwrap_or(strategy),
             strategy_back: strategy,
+            wait_max: scenario.wait_max,
             target_disk: DiskSettings { latency: plan.target_latency, ..scenario.volumes[0].disk.clone() },
             block_sizes: scenario.volumes.iter().map(|volume| volume.block_size).collect(),
             geometries,

@@ -273,7 +273,7 @@ impl SimHost {
         let left = self.left_in_place(recorded);
         let make = |(index, moving): (usize, &migration::journal::MigratingVolume)| {
             let path = moving.target.place.name();
-            match left.clone().or_else(|| self.take_kept(moving.volume, path)) {
+            match left.or_else(|| self.take_kept(moving.volume, path)) {
                 Some(left) => Accepted { content: TargetContent::Unknown, replica: Some(left) },
                 None => {
                     self.make_image(path, index);

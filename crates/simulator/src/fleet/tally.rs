@@ -60,6 +60,8 @@ pub(crate) enum Event {
     GoesBack,
     /// They are back, and what was missing need not follow.
     TakenBack,
+    /// A read of what another host did not give was refused, for a guest that is stopped by that.
+    LateRead,
 }
 
 /// How often things have happened, in one simulation or, by seeds, in many.
@@ -69,7 +71,7 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 27] = [
+    const ALL: [Self; 28] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
@@ -97,6 +99,7 @@ impl Event {
         Self::Rogue,
         Self::GoesBack,
         Self::TakenBack,
+        Self::LateRead,
     ];
 
     fn name(self) -> &'static str {
@@ -128,6 +131,7 @@ impl Event {
             Self::Rogue => "a host asks for what it was given once",
             Self::GoesBack => "goes back to what it lacks",
             Self::TakenBack => "is back at what it lacked",
+            Self::LateRead => "a read is refused, and its guest stopped",
         }
     }
 }

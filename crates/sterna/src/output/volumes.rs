@@ -64,6 +64,14 @@ pub(crate) fn filling(filling: &VolumeFilling) -> String {
         1 => text += "; one request waits for that",
         waiting => text += &format!("; {waiting} requests wait for that"),
     }
+    match filling.reads_refused {
+        0 => {}
+        1 => text += "; one read got an error for that, and its VM is stopped until it has come",
+        refused => {
+            text +=
+                &format!("; {refused} reads got errors for that, and their VM is stopped until it has come");
+        }
+    }
     if filling.bytes_unreadable > 0 {
         text += &format!("; {} cannot be read there", bytes(filling.bytes_unreadable));
     }

@@ -238,12 +238,26 @@ fn bench_return_brings_a_volume_there_and_home_and_compares_it() {
     let outcome = Outcome::of(bench(folder.path(), &order));
     assert_eq!(outcome.code, 0, "{outcome:?}");
     expect_empty(folder.path());
-    assert!(std::fs::read_to_string(&page).unwrap().contains("a web server"));
+    let shown = std::fs::read_to_string(&page).unwrap();
+    assert!(
+        shown.contains("a web server") && shown.contains("figure-5") && shown.contains("<polyline"),
+        "{shown}"
+    );
     drop(pages);
     let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
     let [load] = &report["loads"].as_array().unwrap()[..] else { panic!("one load was asked for: {report}") };
     assert_eq!(load["load"], "web");
     assert!(load["compared_bytes"][0].as_u64() > Some(0), "{load}");
+    let [figure] = &report["figures"].as_array().unwrap()[..] else {
+        panic!("one figure is of it: {report}")
+    };
+    let points = |line: usize| figure["series"][line]["points"].as_array().unwrap();
+    let seconds = |point: &Value| point["x"].as_f64().unwrap();
+    // Before, there, away, home and after: from a second before the order to one after the guest is home.
+    let (there, home) = (points(1), points(2));
+    assert!(seconds(&there[0]).abs() < 0.001 && seconds(&home[0]) > seconds(&there[1]), "{figure}");
+    let life = points(0);
+    assert!(seconds(&life[0]) < 0.0 && seconds(life.last().unwrap()) > seconds(&home[1]) - 0.5, "{figure}");
     let moved = |way: &str| load[way]["bytes_moved"]["median"].as_f64().unwrap();
     // N.B. no speed: only what was written goes home.
     assert!(moved("there") >= f64::from(64 << 20) && moved("home") < moved("there") / 2.0, "{load}");

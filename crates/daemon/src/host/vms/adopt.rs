@@ -200,6 +200,10 @@ impl Host {
     }
 
     async fn settle_hold(self: &Arc<Self>, name: &str, reason: NotedReason) -> Result<(), RequestError> {
+        if reason == NotedReason::Missing {
+            // It may be stopped by an error, and is seen to as such.
+            return Ok(());
+        }
         if reason == NotedReason::Move {
             self.vms.until_found(name).await;
             return match self.vms.get(name) {

@@ -20,7 +20,7 @@ fn wish(volume: u8, stores: &str) -> Wish {
     let (order, source) = (api::MigrateVolume::to("b"), ImageLocation::raw_file("a", "/a/v.img"));
     let shown = Box::new(queued("v", &source, "b", &order, 0));
     let volumes = vec![VolumeId([volume; 16])];
-    Wish { name: format!("v{volume}"), order, volumes, need: need(stores), shown }
+    Wish { name: format!("v{volume}"), order, volumes, need: need(stores), copied_to: None, shown }
 }
 
 fn under_way(volume: u8, stores: &str) -> UnderWay {

@@ -5,6 +5,7 @@ use serde::Serialize;
 use super::{Load, Trip};
 use crate::bench::page::{page, section};
 use crate::bench::show::{Table, mebibytes, milliseconds, seconds, thousands};
+use crate::bench::strategies::Figure;
 use crate::bench::{Environment, Summary};
 use crate::demo::Bytes;
 
@@ -21,6 +22,8 @@ pub struct ReturnReport {
     pub link_bytes_per_second: f64,
     /// What each guest met.
     pub loads: Vec<LoadReport>,
+    /// What they got of their disks over time, in the first round: the paper's Figures 5 and 6.
+    pub figures: Vec<Figure>,
 }
 
 /// The journeys under one load.
@@ -140,14 +143,15 @@ impl WayReport {
 impl ReturnReport {
     /// The report as a page of HTML.
     pub fn page(&self) -> String {
-        let Self { environment, size_bytes, rounds, loads, .. } = self;
+        let Self { environment, size_bytes, rounds, loads, figures, .. } = self;
         let lead = format!(
             "An image of {} goes to another host and comes home, by three-phase migration, under a guest: {rounds} rounds. Every \
              image that has come home was compared with what the other host had kept.",
             Bytes(*size_bytes)
         );
         let sections = loads.iter().map(|load| section(load.load.title(), &load.table(), ""));
-        page("There and home again", &lead, environment, &sections.collect::<String>())
+        let sections: String = sections.chain(figures.iter().map(Figure::section)).collect();
+        page("There and home again", &lead, environment, &sections)
     }
 }
 

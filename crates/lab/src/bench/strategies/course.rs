@@ -29,7 +29,10 @@ pub(super) async fn slow_target(
     if let Some(mirrored) = samples.iter().find(|sample| sample.column == "mirror") {
         let margin = stage.options.scale.margin().as_secs_f64();
         let latencies = Latencies::of(source, case.target, stage.options.mover);
-        series.push(Series { name: "the guest".to_owned(), points: per_half_second(mirrored) });
+        series.push(Series {
+            name: "the guest".to_owned(),
+            points: Point::over_time(&mirrored.moments, |iops| iops),
+        });
         series.push(Series {
             name: "Equation 1".to_owned(),
             points: equation(&mirrored.progress, mirrored.seconds, margin, latencies),
@@ -84,7 +87,10 @@ pub(super) async fn over_time(stage: &mut Stage<'_>, progress: &mut Progress) ->
     let samples = stage.measure(Experiment::OverTime.name(), &Column::all(), &[case], progress).await?;
     let first = |column: Column| samples.iter().find(|sample| sample.column == column.name);
     let line = |column: Column| {
-        Some(Series { name: column.name.to_owned(), points: per_half_second(first(column)?) })
+        Some(Series {
+            name: column.name.to_owned(),
+            points: Point::over_time(&first(column)?.moments, |iops| iops),
+        })
     };
     let phases = |column: Column| {
         let sample = first(column)?;
@@ -120,14 +126,6 @@ pub(super) async fn over_time(stage: &mut Stage<'_>, progress: &mut Progress) ->
             form: Form::Table,
         },
     ])
-}
-
-/// The guest's requests a second, in halves of a second: tenths are too rough for a slow device.
-fn per_half_second(sample: &Sample) -> Vec<Point> {
-    let halves = sample.moments.chunks(5).filter(|half| half.len() == 5);
-    let mean =
-        |half: &[crate::bench::guest::Moment]| half.iter().map(|moment| moment.iops).sum::<f64>() / 5.0;
-    halves.map(|half| Point::of(half[0].seconds, vec![mean(half)])).collect()
 }
 
 /// How long a request of the guest takes, in seconds.

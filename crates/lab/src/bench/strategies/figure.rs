@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 
+use crate::bench::guest::Moment;
 use crate::bench::show::Table;
 use crate::bench::statistics::Summary;
 
@@ -24,12 +25,12 @@ pub struct Figure {
     pub note: &'static str,
     /// How it is drawn.
     #[serde(skip)]
-    pub(super) form: Form,
+    pub(in crate::bench) form: Form,
 }
 
 /// How a figure is drawn, and whether it has a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(in crate::bench) enum Form {
     /// Few values of x: a table, and lines with dots.
     Table,
     /// Time on x: lines, and a table of means is not made.
@@ -60,8 +61,15 @@ pub struct Point {
 
 impl Point {
     /// One of samples.
-    pub(super) fn of(x: f64, samples: Vec<f64>) -> Self {
+    pub(in crate::bench) fn of(x: f64, samples: Vec<f64>) -> Self {
         Self { x, label: None, y: Summary::of(samples) }
+    }
+
+    /// A guest's life: `y` of its requests a second, in halves of a second. Tenths are too rough for a slow device.
+    pub(in crate::bench) fn over_time(moments: &[Moment], y: impl Fn(f64) -> f64) -> Vec<Self> {
+        let halves = moments.chunks(5).filter(|half| half.len() == 5);
+        let mean = |half: &[Moment]| half.iter().map(|moment| moment.iops).sum::<f64>() / 5.0;
+        halves.map(|half| Self::of(half[0].seconds, vec![y(mean(half))])).collect()
     }
 
     pub(super) fn called(self, label: &'static str) -> Self {

@@ -37,7 +37,8 @@ impl Figure {
         format!("{}: {}", self.name, self.title)
     }
 
-    fn section(&self) -> String {
+    /// The figure as a part of a page.
+    pub(in crate::bench) fn section(&self) -> String {
         let caption = escape(&format!("{} by {}", self.y, self.x));
         let plot = format!("<figure><figcaption>{caption}</figcaption>\n{}</figure>\n", draw(self));
         match self.table() {

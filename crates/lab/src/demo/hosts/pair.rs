@@ -51,8 +51,7 @@ impl Pair {
     /// # Errors
     /// If one of them does not end in order.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
-        // N.B. one after the other: while the first one leads clients to the second, it waits for that.
-        let (near, far) = (self.near.stop().await, self.far.stop().await);
+        let (near, far) = tokio::join!(self.near.stop(), self.far.stop());
         near.with_context(|| format!("on host {}", NAMES[0]))?;
         far.with_context(|| format!("on host {}", NAMES[1]))
     }

@@ -1,0 +1,78 @@
+//! What QEMU does with a guest when a disk answers with an error.
+
+use serde_json::json;
+
+use super::LocalDisk;
+use crate::HypervisorError;
+use crate::qemu::command_line::{Values, parse};
+use crate::qemu::process::{ANSWER_DEADLINE, Qemu};
+
+/// What has QEMU stop the guest, and ask again when it goes on.
+const STOP: &str = "stop";
+/// What leaves it to the `-drive`.
+const AUTO: &str = "auto";
+/// What is said of reads.
+const READS: &str = "rerror";
+/// What is said of writes.
+const WRITES: &str = "werror";
+
+impl Qemu {
+    /// Tells whether QEMU stops the guest at each error of a disk, and asks again when the guest goes on (`rerror=stop,werror=stop`);
+    /// `command`: QEMU's own, with its program. A device that does not say so does not.
+    ///
+    /// # Errors
+    /// If QEMU does not answer.
+    pub async fn stops_at_errors(
+        &self,
+        disk: &LocalDisk,
+        command: &[String],
+    ) -> Result<bool, HypervisorError> {
+        for what in [READS, WRITES] {
+            let is_asked = what == READS || !disk.options.is_read_only;
+            if is_asked && !self.stops_at(disk, what, command).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn stops_at(
+        &self,
+        disk: &LocalDisk,
+        what: &str,
+        command: &[String],
+    ) -> Result<bool, HypervisorError> {
+        let asked = json!({ "path": disk.device, "property": what });
+        let answer = self.qmp().execute("qom-get", asked, ANSWER_DEADLINE).await;
+        match answer.map_err(HypervisorError::from) {
+            Ok(policy) if policy == AUTO => Ok(of_drive(command, &disk.drive, what).as_deref() == Some(STOP)),
+            Ok(policy) => Ok(policy == STOP),
+            // Not every device has it.
+            Err(HypervisorError::Refused(_)) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// What the `-drive` of this name says.
+fn of_drive(command: &[String], drive: &str, what: &str) -> Option<String> {
+    let words = command.get(1..).unwrap_or_default();
+    let drives = parse(words).into_iter().filter(|argument| argument.option == "-drive");
+    let mut drives = drives.filter_map(|argument| Some(Values::read(&argument.value?)));
+    drives.find(|values| values.get("id").as_deref() == Some(drive))?.get(what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_drive_says_is_found_by_its_name() {
+        let command = ["qemu", "-drive", "id=a,file=x", "-drive", "file=y,id=b,rerror=stop,werror=enospc"];
+        let command = command.map(str::to_owned);
+        assert_eq!(of_drive(&command, "b", READS).as_deref(), Some(STOP));
+        assert_eq!(of_drive(&command, "b", WRITES).as_deref(), Some("enospc"));
+        assert_eq!(of_drive(&command, "a", READS), None);
+        assert_eq!(of_drive(&command, "", READS), None);
+    }
+}

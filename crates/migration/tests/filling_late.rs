@@ -1,0 +1,153 @@
+//! A volume whose former host does not answer, and guests that are better off with an error than with a wait without an end.
+
+use std::time::Duration;
+
+use chronicle::{BlockRange, ByteRange, LayeredBitmap};
+use migration::PacingSettings;
+use migration::filling::{
+    FetchFault, FetchId, Filling, FillingAction, FillingEvent, FillingSettings, Manifest, Refusal, RequestId,
+    StoreFault, UNIT_BYTES, UnitMap, Urgency, units_of,
+};
+
+const UNITS: u64 = 8;
+const WAIT_MAX: Duration = Duration::from_secs(20);
+
+fn at(seconds: u64) -> Duration {
+    Duration::from_secs(seconds)
+}
+
+fn units(start: u64, end: u64) -> ByteRange {
+    ByteRange::new(start * UNIT_BYTES, (end - start) * UNIT_BYTES)
+}
+
+/// A volume that lacks all but its first unit, and fetches one unit at a time in the background.
+fn filling() -> Filling {
+    let size_bytes = UNITS * UNIT_BYTES;
+    let empty = || LayeredBitmap::new(units_of(size_bytes));
+    let mut missing = empty();
+    missing.insert(BlockRange::new(1, UNITS));
+    let manifest = Manifest::of(&missing);
+    let pacing = PacingSettings { depth: 1, chunk_bytes: UNIT_BYTES, bytes_per_second: None };
+    let known = UnitMap { missing, late: empty(), volatile: empty(), manifest };
+    Filling::new(FillingSettings { size_bytes, pacing }, known)
+}
+
+/// What is asked for at this moment, without what concerns durability.
+fn asked(filling: &mut Filling, now: Duration) -> Vec<FillingAction> {
+    filling.handle_timeout(now);
+    let mut actions = Vec::new();
+    while let Some(action) = filling.poll_action() {
+        match action {
+            FillingAction::FlushStore { .. } | FillingAction::Record { .. } | FillingAction::Note { .. } => {}
+            action => actions.push(action),
+        }
+    }
+    actions
+}
+
+fn read(filling: &mut Filling, now: Duration, request: u64, range: ByteRange) {
+    filling.handle_event(now, FillingEvent::ReadArrived { request: RequestId(request), range });
+}
+
+fn refuses(actions: &[FillingAction]) -> Vec<u64> {
+    let refused = actions.iter().filter_map(|action| match action {
+        FillingAction::Refuse { request, why: Refusal::Late } => Some(request.0),
+        _ => None,
+    });
+    refused.collect()
+}
+
+fn pulls(actions: &[FillingAction]) -> Vec<(FetchId, ByteRange)> {
+    let pulled = actions.iter().filter_map(|action| match action {
+        FillingAction::Fetch { fetch, range, urgency: Urgency::Urgent } => Some((*fetch, *range)),
+        _ => None,
+    });
+    pulled.collect()
+}
+
+/// Lets a fetch arrive and be stored.
+fn arrives(filling: &mut Filling, now: Duration, fetch: FetchId) {
+    filling.handle_event(now, FillingEvent::Fetched { fetch, result: Ok(()) });
+    filling.handle_event(now, FillingEvent::Stored { fetch, result: Ok(()) });
+}
+
+#[test]
+fn reads_wait_for_ever_unless_that_is_limited() {
+    let mut filling = filling();
+    read(&mut filling, at(0), 1, units(4, 5));
+    assert!(refuses(&asked(&mut filling, at(100_000))).is_empty());
+    // Those that wait already have waited long enough.
+    filling.handle_event(at(100_000), FillingEvent::WaitsLimited { to: Some(WAIT_MAX) });
+    assert_eq!(refuses(&asked(&mut filling, at(100_000))), [1]);
+}
+
+#[test]
+fn a_read_is_refused_when_the_reservoir_has_said_nothing_for_so_long_and_finds_its_bytes_when_it_comes_back()
+{
+    let mut filling = filling();
+    filling.handle_event(at(0), FillingEvent::WaitsLimited { to: Some(WAIT_MAX) });
+    read(&mut filling, at(1), 1, units(4, 6));
+    let pulled = pulls(&asked(&mut filling, at(1)));
+    assert_eq!(pulled.iter().map(|(_, range)| *range).collect::<Vec<_>>(), [units(4, 6)]);
+    assert_eq!(filling.poll_timeout().map(|(when, _)| when), Some(at(21)));
+    assert!(refuses(&asked(&mut filling, at(20))).is_empty());
+    assert_eq!(refuses(&asked(&mut filling, at(21))), [1]);
+    let progress = filling.progress();
+    assert_eq!((progress.reads_late, progress.units_owed, progress.requests_waiting), (1, 2, 0));
+    assert_eq!(filling.poll_timeout(), None, "nobody waits");
+
+    // The host was started again meanwhile: it is asked once more, as urgently, although nobody waits.
+    let (fetch, _) = pulled[0];
+    filling.handle_event(at(60), FillingEvent::Fetched { fetch, result: Err(FetchFault::Away) });
+    let again = pulls(&asked(&mut filling, at(61)));
+    assert_eq!(again.iter().map(|(_, range)| *range).collect::<Vec<_>>(), [units(4, 6)]);
+    arrives(&mut filling, at(62), again[0].0);
+    assert_eq!(filling.progress().units_owed, 0);
+    read(&mut filling, at(63), 2, units(4, 6));
+    assert!(asked(&mut filling, at(63)).contains(&FillingAction::Admit { request: RequestId(2) }));
+}
+
+#[test]
+fn a_reservoir_that_answers_somebody_is_not_away() {
+    let mut filling = filling();
+    filling.handle_event(at(0), FillingEvent::WaitsLimited { to: Some(WAIT_MAX) });
+    read(&mut filling, at(0), 1, units(4, 5));
+    read(&mut filling, at(0), 2, units(6, 7));
+    let pulled = pulls(&asked(&mut filling, at(0)));
+    arrives(&mut filling, at(19), pulled[0].0);
+    assert!(refuses(&asked(&mut filling, at(38))).is_empty());
+    assert_eq!(refuses(&asked(&mut filling, at(39))), [2]);
+}
+
+#[test]
+fn what_waits_for_this_hosts_own_store_is_not_refused() {
+    let mut filling = filling();
+    filling.handle_event(at(0), FillingEvent::WaitsLimited { to: Some(WAIT_MAX) });
+    // One that a guest is about to write.
+    let write = RequestId(1);
+    filling.handle_event(at(0), FillingEvent::WriteArrived { request: write, range: units(7, 8) });
+    read(&mut filling, at(0), 2, units(7, 8));
+    // One that has arrived, and is being stored.
+    read(&mut filling, at(0), 3, units(4, 5));
+    let pulled = pulls(&asked(&mut filling, at(0)));
+    filling.handle_event(at(0), FillingEvent::Fetched { fetch: pulled[0].0, result: Ok(()) });
+    assert!(refuses(&asked(&mut filling, at(60))).is_empty());
+    filling.handle_event(at(60), FillingEvent::Stored { fetch: pulled[0].0, result: Err(StoreFault) });
+    assert!(refuses(&asked(&mut filling, at(60))).is_empty(), "the store takes nothing");
+    filling.handle_event(at(60), FillingEvent::WriteEnded { request: write, result: Ok(()) });
+    assert!(asked(&mut filling, at(60)).contains(&FillingAction::Admit { request: RequestId(2) }));
+}
+
+#[test]
+fn what_is_given_up_or_overwritten_is_owed_to_nobody() {
+    let mut filling = filling();
+    filling.handle_event(at(0), FillingEvent::WaitsLimited { to: Some(WAIT_MAX) });
+    read(&mut filling, at(0), 1, units(4, 7));
+    assert_eq!(refuses(&asked(&mut filling, at(20))), [1]);
+    let write = RequestId(2);
+    filling.handle_event(at(20), FillingEvent::WriteArrived { request: write, range: units(4, 5) });
+    filling.handle_event(at(20), FillingEvent::WriteEnded { request: write, result: Ok(()) });
+    assert_eq!(filling.progress().units_owed, 2);
+    filling.handle_event(at(20), FillingEvent::MissingGivenUp);
+    assert_eq!(filling.progress().units_owed, 0);
+}
