@@ -499,7 +499,7 @@ impl LaneHandle {
     ///
     /// # Errors
     /// [`Refused`]; the volume has the size that it had then. If that is [`Refused::NotRecorded`] with
-    /// [`CommitFault::Unknown`], the next start of its lane decides.
+    /// [`migration::CommitFault::Unknown`], the next start of its lane decides.
     pub async fn grow(&self, size: u64) -> Result<(), Refused> {
         self.ask(|answer| Command::Grow { size, answer }).await?
     }
