@@ -205,8 +205,10 @@ impl SourceVolume {
             SourceOrder::ServeFromSuccessor => {
                 self.has_left.set(true);
                 self.leave_reservoir();
-                if matches!(volume.home(), Home::Elsewhere(_)) {
-                    // A driver before this one has seen to it.
+                if let (Home::Elsewhere(owner), Some(successor)) = (volume.home(), &self.leaving.successor)
+                    && Rc::ptr_eq(&owner, successor)
+                {
+                    // A driver before this one, which was set aside, has seen to it.
                     volume.open();
                     return;
                 }

@@ -3,8 +3,8 @@
 
 use std::rc::Rc;
 
-use block::BlockDevice;
 use block::filter::FlushDebt;
+use block::{BlockDevice, IoError};
 use chronicle::StayId;
 use migration::journal::{Outcome, Summary};
 use migration::message::ToSource;
@@ -41,6 +41,8 @@ impl Lane {
         let reservoir = order.takes_back.and_then(|left_by| self.reservoir.store_of(left_by));
         let store = match (reservoir, store) {
             (Some(reservoir), _) => Ok((reservoir, None)),
+            // N.B. what leads to another host is no place for a volume to come to.
+            (None, None) if matches!(self.volume.home(), Home::Elsewhere(_)) => Err(IoError::Closed),
             (None, None) => Ok((self.volume.store(), self.leased.take())),
             (None, Some(store)) => store.into_device(&self.handle, &self.engine).await,
         };

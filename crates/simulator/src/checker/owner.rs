@@ -54,7 +54,8 @@ pub(crate) fn permission(state: &State, path: &str) -> Permission {
     };
     let is_reservoir = !owns && state.migrations.values().any(reads_here);
     let lacks = |migration: &MigrationState| {
-        migration.volumes.iter().any(|moving| state.fillings.contains_key(&moving.volume))
+        !migration.side.has_target()
+            && migration.volumes.iter().any(|moving| state.fillings.contains_key(&moving.volume))
     };
     for migration in state.migrations.values().rev() {
         let (source, target) = (
@@ -71,7 +72,8 @@ pub(crate) fn permission(state: &State, path: &str) -> Permission {
             Stage::HandedBack | Stage::Discarding(_) if target && !migration.side.has_source() => {
                 target_of_failed = true;
             }
-            Stage::Released(_) if source && owns => return Permission::Owner,
+            // It has come back.
+            Stage::Released(_) if source && owns && !migration.side.has_target() => return Permission::Owner,
             Stage::Released(_) if source && migration.hollow_now().is_some() => return Permission::Reservoir,
             // What is still fetched of what it lacked is right if it is handed back, and of no use otherwise.
             Stage::Released(_) if source && lacks(migration) => return Permission::Worthless,

@@ -12,7 +12,8 @@ use lane::peer::{CallsOnly, PeerStore, RequestPriority, RpcChannel, Service};
 use lane::reservoir::Reservoir;
 use lane::resuming;
 use lane::{
-    Control, CopySettings, OutgoingGroup, OutgoingVolume, Replica, SourceDriver, SourcePlan, TargetContent,
+    Control, CopySettings, Home, OutgoingGroup, OutgoingVolume, Replica, SourceDriver, SourcePlan,
+    TargetContent,
 };
 use migration::journal::{
     FailureCode, Forwarding, ImageLocation, MigratingVolume, MigrationState, Outcome, Record, Side, Stage,
@@ -463,7 +464,10 @@ impl SimHost {
                 reservoir
             });
             let source_image = moving.source.clone();
-            let successor = self.elsewhere(index, peer, id);
+            let successor = match volume.home() {
+                Home::Elsewhere(owner) => Some(owner),
+                Home::Here(_) => self.elsewhere(index, peer, id),
+            };
             let channel = Some(Rc::clone(&channel.channel));
             let lease = None;
             leaving.push(OutgoingVolume {

@@ -128,7 +128,7 @@ impl Host {
         }
         blocking(descriptors::require_for_volume).await?;
         if let Some(left_by) = self.takes_back(peer, offer)? {
-            return self.take_images_back(left_by, offer).await;
+            return self.take_images_back((peer, left_by), offer).await;
         }
         let mut expected = Vec::new();
         for offered in &offer.volumes {
@@ -146,7 +146,7 @@ impl Host {
     /// Takes the images that volumes have left, with what is missing at their owner.
     async fn take_images_back(
         self: &Arc<Self>,
-        left_by: MigrationId,
+        (peer, left_by): (HostId, MigrationId),
         offer: &Offer,
     ) -> Result<(Vec<Expected>, Option<SetAside>), RequestError> {
         let (mut expected, mut lanes) = (Vec::new(), Vec::new());
@@ -166,6 +166,11 @@ impl Host {
             expected.push(Expected { record, left_behind, origin, reserved, claim, home, left });
         }
         let set_aside = self.set_aside(left_by, &lanes).await?;
+        // N.B. it may have ended before its driver was set aside: what it has left is gone then, or about to go.
+        if self.takes_back(peer, offer)? != Some(left_by) {
+            let name = offer.volumes.first().map(|offered| offered.name.clone()).unwrap_or_default();
+            return Err(RequestError::VolumeBusy(name));
+        }
         Ok((expected, Some(set_aside)))
     }
 
