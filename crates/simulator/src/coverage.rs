@@ -280,7 +280,8 @@ fn impossible_between_hosts(fault: Fault, phase: Phase) -> Option<&'static str> 
         (Fault::Cancel, Releasing | Committing | Filling | Retiring | TakingBack | Discarding) => {
             Some("it is too late for that")
         }
-        (Fault::HandBack, phase) if !matches!(phase, Committing | TakingBack | Discarding) => {
+        // Of a volume that goes back to what it lacks the departure may be in this phase still.
+        (Fault::HandBack, phase) if !matches!(phase, Committing | Filling | TakingBack | Discarding) => {
             Some("trials are made once the volumes have been handed over, and not given back")
         }
         _ => None,

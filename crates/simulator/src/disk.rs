@@ -251,7 +251,8 @@ impl SimDisk {
                 continue;
             }
             let before = operation.ends;
-            self.strike(fault, operation.asked_by, &mut operation.ends, &mut operation.fate);
+            let asked = (&operation.what, operation.asked_by);
+            self.strike(fault, asked, &mut operation.ends, &mut operation.fate);
             let (after, now) = (operation.ends, self.world.now());
             drop(in_flight);
             if let Some(ends) = after.filter(|_| after != before) {
@@ -302,7 +303,7 @@ impl SimDisk {
         let mut fate = Fate::Succeeds;
         for fault in DISK_FAULTS {
             if self.can_strike(fault, &what, permission) && self.world.strikes(fault) {
-                self.strike(fault, permission, &mut ends, &mut fate);
+                self.strike(fault, (&what, permission), &mut ends, &mut fate);
             }
         }
         let (era, slot_of_it) = (self.world.era(), Some(Rc::clone(&slot)));
@@ -346,6 +347,7 @@ impl SimDisk {
         match fault {
             // What only a reservoir has, and cannot be read, a guest hears of: that is not simulated.
             Fault::SourceError if asked_by == Permission::Reservoir => false,
+            Fault::TargetError if is_pulled(what, asked_by) => false,
             Fault::SourceError | Fault::SourceSlow => self.role.get() == Role::Source,
             Fault::TargetError | Fault::TargetHang | Fault::TargetSlow => is_target,
             Fault::TargetFull => {
@@ -357,7 +359,13 @@ impl SimDisk {
     }
 
     /// A fault strikes a request: it ends later (`None`: never), or badly.
-    fn strike(&self, fault: Fault, asked_by: Permission, ends: &mut Option<Duration>, fate: &mut Fate) {
+    fn strike(
+        &self,
+        fault: Fault,
+        (what, asked_by): (&What, Permission),
+        ends: &mut Option<Duration>,
+        fate: &mut Fate,
+    ) {
         let mut random = self.random.borrow_mut();
         let now = self.world.now();
         match fault {
@@ -370,8 +378,9 @@ impl SimDisk {
             }
             Fault::TargetHang => {
                 self.world.struck(fault);
-                // An owner that hangs for ever is nobody's fault but its own.
-                let for_ever = asked_by != Permission::Owner && random.percent(30);
+                // An owner that hangs for ever is nobody's fault but its own; so is what an owner's guests read elsewhere.
+                let is_owners = asked_by == Permission::Owner || is_pulled(what, asked_by);
+                let for_ever = !is_owners && random.percent(30);
                 let hang = random.duration(Duration::from_millis(100), HANG_MAX);
                 *ends = (!for_ever).then_some(now + hang);
             }
@@ -496,4 +505,8 @@ impl BlockDevice for SimDisk {
             }
         })
     }
+}
+/// Tells whether a target is read by the host that lacks this: what comes back to it is only written.
+fn is_pulled(what: &What, asked_by: Permission) -> bool {
+    asked_by == Permission::Refilled && matches!(what, What::Read(..))
 }

@@ -96,8 +96,8 @@ fn impossible_by(kind: Kind, _: Fault, phase: Phase) -> Option<&'static str> {
 /// Why a fault need not have struck a phase of migrations that copy so, although it may if something else goes wrong as well.
 fn excused(kind: Kind, fault: Fault, phase: Phase) -> Option<&'static str> {
     use Fault::{
-        CancelThere, JournalError, JournalSlow, SourceError, SourceSlow, TargetError, TargetFull, TargetHang,
-        TargetSlow,
+        CancelThere, HandBack, JournalError, JournalSlow, SourceError, SourceSlow, TargetError, TargetFull,
+        TargetHang, TargetSlow,
     };
     use Phase::{
         Closing, Committing, Discarding, Filling, Memory, Preparing, Releasing, Retiring, TakingBack,
@@ -131,6 +131,7 @@ fn excused(kind: Kind, fault: Fault, phase: Phase) -> Option<&'static str> {
         (TargetFull, Preparing | Releasing | Committing | Filling | Retiring | TakingBack) => {
             Some("nothing is written to the target before it is the owner: all is there, or follows")
         }
+        (HandBack, Filling) => Some("only what goes back to what it lacks is tried while it lacks that"),
         (JournalError | JournalSlow, Memory | Closing) => Some("nothing is committed"),
         (CancelThere, Releasing | Committing | Filling | Retiring | TakingBack | Discarding) => {
             Some("a target that has promised something cannot cancel")
