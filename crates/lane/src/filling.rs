@@ -23,12 +23,12 @@ use std::time::Duration;
 
 use block::filter::FlushDebt;
 use block::{BlockDevice, Buffer, BufferPool, ByteRange, Geometry, Handle, IoError, ZeroMode};
-use chronicle::{BlockRange, BlockSize, LayeredBitmap};
+use chronicle::{BlockSize, LayeredBitmap};
 use futures_util::future::{Either, join_all, select};
 use migration::StayKey;
 use migration::filling::{
     FetchFault, FetchId, Filling, FillingAction, FillingEvent, FillingProgress, FillingSettings, LogEntry,
-    Manifest, OnBehalf, RecordingId, RequestId, StoreFault, UNIT_BYTES, UnitMap, Urgency,
+    Manifest, OnBehalf, RecordingId, RequestId, StoreFault, UnitMap, Urgency,
 };
 use migration::journal::Record;
 use rustix::io::Errno;
@@ -218,32 +218,17 @@ impl FillingStore {
         });
     }
 
-    /// What the host lacks that has what is missing here, in blocks of this size; `written`: what was written here since the volume
-    /// came, as far as that is known. What is missing here is there.
-    pub fn lacking_there(&self, written: Option<LayeredBitmap>, block_size: BlockSize) -> LayeredBitmap {
-        let size_bytes = self.settings.size_bytes;
-        let mut lacking = written.unwrap_or_else(|| {
-            let blocks = block_size.blocks_of(size_bytes);
-            let mut all = LayeredBitmap::new(blocks);
-            all.insert(BlockRange::new(0, blocks.0));
-            all
-        });
-        if let State::Filling(machine) = &*self.state.borrow() {
-            for run in machine.missing().runs() {
-                // A block that is missing in part is written there as a whole: with what is there already.
-                let start = (run.start.0 * UNIT_BYTES).div_ceil(block_size.bytes());
-                let end = (run.end.0 * UNIT_BYTES).min(size_bytes);
-                let end = if end == size_bytes {
-                    end.div_ceil(block_size.bytes())
-                } else {
-                    end / block_size.bytes()
-                };
-                if start < end {
-                    lacking.remove(BlockRange::new(start, end));
-                }
-            }
+    /// What the host lacks that has what is missing here ([`Filling::lacking_there`]); `None`: nothing is missing any more, or not
+    /// yet.
+    pub(crate) fn lacking_there(
+        &self,
+        written: Option<LayeredBitmap>,
+        block_size: BlockSize,
+    ) -> Option<LayeredBitmap> {
+        match &*self.state.borrow() {
+            State::Filling(machine) => Some(machine.lacking_there(written, block_size)),
+            State::Waiting(_) | State::Left => written,
         }
-        lacking
     }
 
     /// The first runs of what is missing; empty before the volume is this host's.
@@ -271,7 +256,7 @@ impl FillingStore {
 
     /// Whether the volume is this host's, and lacks blocks.
     pub fn lacks_blocks(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Filling(machine) if !machine.missing().is_empty())
+        matches!(&*self.state.borrow(), State::Filling(machine) if machine.progress().units_missing > 0)
     }
 
     fn is_whole(&self) -> bool {

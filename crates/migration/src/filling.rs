@@ -29,7 +29,7 @@ mod units;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
-use chronicle::{BlockRange, ByteRange, LayeredBitmap};
+use chronicle::{BlockRange, BlockSize, ByteRange, LayeredBitmap};
 
 use self::background::Background;
 use self::lateness::Lateness;
@@ -384,9 +384,24 @@ impl Filling {
         runs.into_iter().for_each(|run| self.refuse_readers(run));
     }
 
-    /// What is missing.
-    pub fn missing(&self) -> &LayeredBitmap {
-        &self.missing
+    /// What the reservoir lacks, in blocks of this size; `written`: what guests have written since the volume came, as far as that is
+    /// known. What is missing here is there; a block of which only a part is missing is copied there as a whole.
+    pub fn lacking_there(&self, written: Option<LayeredBitmap>, block_size: BlockSize) -> LayeredBitmap {
+        let blocks = block_size.blocks_of(self.settings.size_bytes);
+        let mut lacking = written.unwrap_or_else(|| {
+            let mut all = LayeredBitmap::new(blocks);
+            all.insert(BlockRange::new(0, blocks.0));
+            all
+        });
+        for run in self.missing.runs().map(|run| self.bytes(run)) {
+            let is_last = run.end() == self.settings.size_bytes;
+            let end = if is_last { blocks.0 } else { run.end() / block_size.bytes() };
+            let whole = BlockRange::new(run.offset.div_ceil(block_size.bytes()).min(end), end);
+            if !whole.is_empty() {
+                lacking.remove(whole);
+            }
+        }
+        lacking
     }
 
     /// The first runs of what is missing.

@@ -444,10 +444,13 @@ fn start_copy(
         in_place.await;
         // Not before: what passed the mirror by is in the chronicle when it has ended.
         let lacking = known.and_then(|(of, generation)| chronicler.lacking(of, generation));
-        match (lacking, filling) {
-            (Some(lacking), None) => begins.begin_with(&lacking),
-            (None, None) => begins.begin().await,
-            (lacking, Some(filling)) => begins.begin_with(&filling.lacking_there(lacking, block_size)),
+        let lacking = match filling {
+            None => lacking,
+            Some(filling) => filling.lacking_there(lacking, block_size),
+        };
+        match lacking {
+            Some(lacking) => begins.begin_with(&lacking),
+            None => begins.begin().await,
         }
     });
     copy
