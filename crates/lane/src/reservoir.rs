@@ -9,6 +9,7 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Handle, IoError, IoFuture};
+use futures_util::future::select;
 use migration::MigrationId;
 
 use crate::handle::Rest;
@@ -141,7 +142,9 @@ impl Reservoir {
         let start = self.carried_at.get().max(handle.now());
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
         self.carried_at.set(start + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)));
-        handle.sleep_until(start).await;
+        // What waits at a limit that is changed waits no longer: what comes after it has the new one.
+        let changed = self.changed.wait_for(|| (self.rate.get() != Some(rate)).then_some(()));
+        select(handle.sleep_until(start), Box::pin(changed)).await;
     }
 }
 

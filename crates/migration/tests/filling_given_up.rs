@@ -2,37 +2,21 @@
 
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
+#[path = "filling/support.rs"]
+mod support;
+
 use std::time::Duration;
 
-use chronicle::{BlockRange, ByteRange, Generation, LayeredBitmap};
-use migration::filling::{
-    Filling, FillingAction, FillingEvent, FillingSettings, Manifest, Refusal, RequestId, UNIT_BYTES, UnitMap,
-    units_of,
-};
+use chronicle::{ByteRange, Generation};
+use migration::filling::{Filling, FillingAction, FillingEvent, Manifest, Refusal, RequestId, UNIT_BYTES};
 use migration::journal::{
     Entry, ExportSettings, Hollow, ImageLocation, MigratingVolume, Outcome, Record, Side, State, Summary,
     VolumeRecord,
 };
 use migration::{Attempt, HostId, MigrationId, PacingSettings, VolumeId};
+use support::{UNITS, units};
 
-const UNITS: u64 = 8;
 const NOW: Duration = Duration::from_secs(1);
-
-fn units(start: u64, end: u64) -> ByteRange {
-    ByteRange::new(start * UNIT_BYTES, (end - start) * UNIT_BYTES)
-}
-
-/// A volume that lacks all but its first unit.
-fn filling() -> Filling {
-    let size_bytes = UNITS * UNIT_BYTES;
-    let empty = || LayeredBitmap::new(units_of(size_bytes));
-    let mut missing = empty();
-    missing.insert(BlockRange::new(1, UNITS));
-    let manifest = Manifest::of(&missing);
-    let settings = FillingSettings { size_bytes, pacing: PacingSettings::default() };
-    let known = UnitMap { missing, late: empty(), volatile: empty(), manifest };
-    Filling::new(settings, known)
-}
 
 fn refuse(request: u64) -> FillingAction {
     FillingAction::Refuse { request: RequestId(request), why: Refusal::Unreadable }
@@ -67,7 +51,7 @@ fn read(filling: &mut Filling, request: u64, range: ByteRange) -> Vec<FillingAct
 
 #[test]
 fn who_waits_for_what_was_given_up_is_refused_and_who_overwrites_it_is_not() {
-    let mut filling = filling();
+    let mut filling = support::filling(PacingSettings::default());
     filling.handle_timeout(NOW);
     assert!(read(&mut filling, 1, units(3, 4)).is_empty(), "it waits");
     filling.handle_event(NOW, FillingEvent::MissingGivenUp);

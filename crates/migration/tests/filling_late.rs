@@ -1,35 +1,27 @@
 //! A volume whose former host does not answer, and guests that are better off with an error than with a wait without an end.
 
+#[path = "filling/support.rs"]
+mod support;
+
 use std::time::Duration;
 
-use chronicle::{BlockRange, ByteRange, LayeredBitmap};
+use chronicle::ByteRange;
 use migration::PacingSettings;
 use migration::filling::{
-    FetchFault, FetchId, Filling, FillingAction, FillingEvent, FillingSettings, Manifest, Refusal, RequestId,
-    StoreFault, UNIT_BYTES, UnitMap, Urgency, units_of,
+    FetchFault, FetchId, Filling, FillingAction, FillingEvent, Refusal, RequestId, StoreFault, UNIT_BYTES,
+    Urgency,
 };
+use support::units;
 
-const UNITS: u64 = 8;
 const WAIT_MAX: Duration = Duration::from_secs(20);
 
 fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-fn units(start: u64, end: u64) -> ByteRange {
-    ByteRange::new(start * UNIT_BYTES, (end - start) * UNIT_BYTES)
-}
-
-/// A volume that lacks all but its first unit, and fetches one unit at a time in the background.
+/// It fetches one unit at a time in the background.
 fn filling() -> Filling {
-    let size_bytes = UNITS * UNIT_BYTES;
-    let empty = || LayeredBitmap::new(units_of(size_bytes));
-    let mut missing = empty();
-    missing.insert(BlockRange::new(1, UNITS));
-    let manifest = Manifest::of(&missing);
-    let pacing = PacingSettings { depth: 1, chunk_bytes: UNIT_BYTES, bytes_per_second: None };
-    let known = UnitMap { missing, late: empty(), volatile: empty(), manifest };
-    Filling::new(FillingSettings { size_bytes, pacing }, known)
+    support::filling(PacingSettings { depth: 1, chunk_bytes: UNIT_BYTES, bytes_per_second: None })
 }
 
 /// What is asked for at this moment, without what concerns durability.

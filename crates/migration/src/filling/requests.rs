@@ -5,7 +5,7 @@ use std::time::Duration;
 use chronicle::BlockRange;
 
 use super::units::{UNIT_BYTES, within};
-use super::{FetchFault, FetchId, Filling, FillingAction, Refusal, RequestId, StoreFault, Urgency};
+use super::{Fetch, FetchFault, FetchId, Filling, FillingAction, Refusal, RequestId, StoreFault, Urgency};
 use crate::planted::{Bug, broken};
 
 /// Bytes that are fetched ahead of a guest that reads in sequence, at most.
@@ -101,6 +101,22 @@ impl Filling {
                 }
             }
         }
+        // What is on its way in the background comes when a limit lets it, or a pause is over: a guest waits for neither.
+        for run in self.pushed(units) {
+            self.pieces(run, URGENT_UNITS_MAX).into_iter().for_each(|piece| self.ask(piece, Urgency::Urgent));
+        }
+    }
+
+    /// The units that are on their way in the background, and in no other way.
+    fn pushed(&self, units: BlockRange) -> Vec<BlockRange> {
+        let is_pushed = |fetch: &&Fetch| fetch.urgency == Urgency::Background && fetch.storing.is_none();
+        let pushed = self.fetches.values().filter(is_pushed).map(|fetch| fetch.units.intersect(&units));
+        let mut pushed: Vec<_> = pushed.flat_map(|run| within(&self.missing, run)).collect();
+        let pulled = self.fetches.values().filter(|fetch| fetch.urgency == Urgency::Urgent);
+        for busy in pulled.map(|fetch| &fetch.units).chain(self.overwrites.values()) {
+            pushed = pushed.into_iter().flat_map(|run| super::units::without(run, *busy)).collect();
+        }
+        pushed
     }
 
     /// A run in pieces of at most so many units; what may be unreadable is a piece by itself.
@@ -186,9 +202,7 @@ impl Filling {
                 }
                 Waiting::Read { units, .. } => {
                     self.waiting.push_back(waiting);
-                    if self.wanted.contains_any(units) {
-                        self.pull(units, 0);
-                    }
+                    self.pull(units, 0);
                 }
                 Waiting::Write { request, units } if !self.is_write_held(units) => {
                     self.admit_write(request, units);
@@ -236,13 +250,14 @@ impl Filling {
         }
     }
 
-    /// What of a fetch is to be stored: what is missing, and no guest is about to write.
+    /// What of a fetch is to be stored: what is missing, and neither a guest is about to write nor another fetch is stored to.
     fn still_wanted(&self, units: BlockRange) -> Vec<BlockRange> {
         if broken(Bug::FillOverNewerWrite) {
             return vec![units];
         }
         let mut parts = within(&self.missing, units);
-        for busy in self.overwrites.values() {
+        let stored = self.fetches.values().flat_map(|fetch| fetch.storing.iter().flatten());
+        for busy in self.overwrites.values().chain(stored) {
             parts = parts.into_iter().flat_map(|part| super::units::without(part, *busy)).collect();
         }
         parts

@@ -1,0 +1,24 @@
+//! A volume that is being filled.
+
+use chronicle::{BlockRange, ByteRange, LayeredBitmap};
+use migration::PacingSettings;
+use migration::filling::{Filling, FillingSettings, Manifest, UNIT_BYTES, UnitMap, units_of};
+
+/// Its size.
+pub(crate) const UNITS: u64 = 8;
+
+/// The bytes of some of its units.
+pub(crate) fn units(start: u64, end: u64) -> ByteRange {
+    ByteRange::new(start * UNIT_BYTES, (end - start) * UNIT_BYTES)
+}
+
+/// One that lacks all but its first unit.
+pub(crate) fn filling(pacing: PacingSettings) -> Filling {
+    let size_bytes = UNITS * UNIT_BYTES;
+    let empty = || LayeredBitmap::new(units_of(size_bytes));
+    let mut missing = empty();
+    missing.insert(BlockRange::new(1, UNITS));
+    let manifest = Manifest::of(&missing);
+    let known = UnitMap { missing, late: empty(), volatile: empty(), manifest };
+    Filling::new(FillingSettings { size_bytes, pacing }, known)
+}
