@@ -351,6 +351,31 @@ fn writes_in_flight_when_the_driver_is_dropped_have_landed_when_it_is_gone() {
 }
 
 #[test]
+fn a_disk_is_given_the_second_of_two_writes_before_the_thread_turns_to_the_ring() {
+    let Ok((driver, engine)) = ring::open(RingOptions::default()) else {
+        return omission::kernel_lacks("io_uring");
+    };
+    let mut executor = Executor::new(driver);
+    executor.run(async move {
+        let file = temporary_file();
+        let written = || rustix::fs::fstat(&*file).unwrap().st_size;
+        let mut first = engine.write_at(&file, 0, Buffer::copy_of(&[1; 512]), Durability::Volatile);
+        let mut second = engine.write_at(&file, 512, Buffer::copy_of(&[2; 512]), Durability::Volatile);
+        assert!(first.as_mut().now_or_never().is_none());
+        // Nobody else does anything, so a receive can go with it.
+        assert_eq!(written(), 0);
+        assert!(second.as_mut().now_or_never().is_none());
+        // N.B. the page cache takes such a write while it is submitted, or a worker of the kernel's does at once.
+        let deadline = std::time::Instant::now() + Duration::from_secs(10);
+        while written() < 1024 && std::time::Instant::now() < deadline {
+            std::thread::yield_now();
+        }
+        assert_eq!(written(), 1024, "both were submitted while this thread did not wait");
+        assert!(join(first, second).await.0.is_ok());
+    });
+}
+
+#[test]
 fn a_small_ring_without_registration_does_the_same() {
     let options = RingOptions { entries: 4, registration: Registration::Off };
     let Ok((driver, engine)) = ring::open(options) else {

@@ -21,9 +21,9 @@
 
 mod entry;
 mod files;
-mod polling;
 mod queue;
 mod request;
+mod timing;
 
 use std::cell::RefCell;
 use std::future::Future;

@@ -7,7 +7,8 @@
 //!
 //! Off unless the log shows this module at the level `trace` when a client begins to use an export; then it costs a look at
 //! the clock for each step, and the histograms are logged once, at the connection's end. Whether a request waits for
-//! the disk or for the ring to be entered is not told apart: both are `device`.
+//! the disk or for the ring to be entered, both of which are `device`, is what the ring itself can tell
+//! (`block::engine::ring::timing`).
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};

@@ -19,10 +19,9 @@ use rustix::io::Errno;
 use slab::Slab;
 
 use super::files::FileTable;
-use super::polling::Polling;
 use super::request::{FileReference, Outcome, Request, Step};
+use super::timing::{Stage, Timing};
 use crate::buffer::BufferPool;
-use crate::engine::clock;
 use crate::error::IoError;
 
 /// Marks completions that nobody waits for: those of cancellations.
@@ -31,6 +30,11 @@ const NOBODY: u64 = u64::MAX;
 /// How long a ring that is closed waits for file operations in flight. A store that hangs longer than this keeps
 /// their memory and files for ever: they are leaked, because the kernel may still write to them.
 const CLOSE_WAIT: Duration = Duration::from_secs(10);
+
+/// From so many operations of files under way on, one that is asked for is submitted at once. What is submitted together is
+/// given to the disk together, when the last of it has been made ready: the first of sixteen would wait for all of them.
+/// One by itself goes when the thread turns to the ring, with the receive of the next request.
+const SUBMITTED_AT_ONCE_FROM: usize = 2;
 
 /// An io_uring with its operations.
 pub(super) struct Queue {
@@ -46,16 +50,21 @@ pub(super) struct Queue {
     buffers: BufferPool,
     /// Scratch space for completions.
     completions: Vec<(u64, i32)>,
-    polling: Polling,
+    /// Operations of files that the kernel has, or will have with the next submission.
+    file_operations: usize,
     closed: bool,
     /// The last failure of `io_uring_enter` that was logged.
     complained: Option<i32>,
+    /// `None` unless somebody wants to know where the time goes.
+    timing: Option<Box<Timing>>,
 }
 
 struct Operation {
     /// `None` once it has finished.
     request: Option<Request>,
     phase: Phase,
+    /// Whether it is one of a file, and ends without anybody's doing.
+    is_file: bool,
     /// Whether its future waits for no more than has arrived.
     is_cancelled: bool,
     sequence: u32,
@@ -86,13 +95,6 @@ pub(super) enum Wait {
     AtMost(Duration),
 }
 
-/// What a look for completions has found.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Found {
-    Something,
-    Nothing,
-}
-
 impl Queue {
     pub(super) fn new(ring: IoUring, buffers: BufferPool) -> Self {
         let files = FileTable::new(&ring.submitter());
@@ -104,9 +106,10 @@ impl Queue {
             files,
             buffers,
             completions: Vec::new(),
-            polling: Polling::default(),
+            file_operations: 0,
             closed: false,
             complained: None,
+            timing: Timing::if_wanted(),
         }
     }
 
@@ -119,11 +122,16 @@ impl Queue {
             return Err(IoError::Closed);
         }
         self.sequence = self.sequence.wrapping_add(1);
-        let phase = Phase::InFlight(waker);
-        let operation =
-            Operation { request: Some(request), phase, is_cancelled: false, sequence: self.sequence };
-        let key = self.operations.insert(operation);
-        self.enqueue(key).inspect_err(|_| drop(self.operations.remove(key)))?;
+        let (phase, is_file) = (Phase::InFlight(waker), !request.waits_for_peer());
+        let key = self.operations.insert(Operation {
+            request: Some(request),
+            phase,
+            is_file,
+            is_cancelled: false,
+            sequence: self.sequence,
+        });
+        self.file_operations += usize::from(is_file);
+        self.enqueue(key).inspect_err(|_| self.remove(key))?;
         Ok(key)
     }
 
@@ -134,21 +142,29 @@ impl Queue {
                 current.clone_from(waker);
                 None
             }
-            Some(Phase::Finished(_)) => match self.operations.remove(key).phase {
-                Phase::Finished(result) => Some(result),
-                Phase::InFlight(_) | Phase::Abandoned => None,
-            },
+            Some(Phase::Finished(_)) => {
+                if let Some(timing) = &mut self.timing {
+                    timing.taken(key, Instant::now());
+                }
+                match self.operations.remove(key).phase {
+                    Phase::Finished(result) => Some(result),
+                    Phase::InFlight(_) | Phase::Abandoned => None,
+                }
+            }
             Some(Phase::Abandoned) | None => Some(Err(IoError::Closed)),
         }
     }
 
     /// Forgets an operation whose future was dropped, as soon as the kernel is done with it.
     pub(super) fn abandon(&mut self, key: usize) {
+        if let Some(timing) = &mut self.timing {
+            timing.forget(key);
+        }
         let queued =
             self.backlog.iter().position(|waiting| matches!(waiting, Waiting::Operation(k) if *k == key));
         if let Some(index) = queued {
             self.backlog.remove(index);
-            self.operations.try_remove(key);
+            self.remove(key);
             return;
         }
         let Some(operation) = self.operations.get_mut(key) else { return };
@@ -186,7 +202,7 @@ impl Queue {
         self.submit_backlog(wakers);
         self.files.sweep(&self.ring.submitter());
         let wait = if self.ring.completion().is_empty() && self.backlog.is_empty() { wait } else { Wait::No };
-        let wait = if wait == Wait::No || self.look(wait) == Found::Nothing { wait } else { Wait::No };
+        let began = self.timing.is_some().then(Instant::now);
         let result = match wait {
             Wait::No => self.submit_without_waiting(),
             Wait::Forever => self.ring.submit_and_wait(1).map(drop),
@@ -196,31 +212,14 @@ impl Queue {
             }
         };
         self.judge(result);
+        if let (Some(timing), Some(began)) = (&mut self.timing, began) {
+            // N.B. an enter that waits submits first: that is counted as the wait's.
+            timing.submitted(began);
+            if wait != Wait::No {
+                timing.note(Stage::Asleep, began.elapsed());
+            }
+        }
         self.collect(wakers);
-    }
-
-    /// Submits what is queued and looks for completions for a moment, if that is likely to save a sleep.
-    fn look(&mut self, wait: Wait) -> Found {
-        let look = match wait {
-            Wait::AtMost(limit) => self.polling.look().min(limit),
-            Wait::No | Wait::Forever => self.polling.look(),
-        };
-        if look.is_zero() {
-            return Found::Nothing;
-        }
-        let result = self.submit_without_waiting();
-        self.judge(result);
-        let until = clock::now() + look;
-        loop {
-            // The kernel does its part only when it is entered; it says so when there is any.
-            if self.ring.submission().taskrun() || !self.ring.completion().is_empty() {
-                return Found::Something;
-            }
-            if clock::now() >= until {
-                return Found::Nothing;
-            }
-            std::hint::spin_loop();
-        }
     }
 
     /// Releases the ring's hold on a file.
@@ -273,13 +272,25 @@ impl Queue {
             );
         }
         self.files.unregister(&self.ring.submitter());
+        if let Some(timing) = &self.timing {
+            timing.log();
+        }
     }
 
     /// Puts an operation into the submission queue, or into the backlog if that is full.
     fn enqueue(&mut self, key: usize) -> Result<(), IoError> {
         // Made also if it has to wait: what cannot be asked for is refused at once.
         let entry = self.entry(key)?;
+        let is_file = self.operations.get(key).is_some_and(|operation| operation.is_file);
+        if let Some(timing) = &mut self.timing
+            && is_file
+        {
+            timing.asked(key, Instant::now());
+        }
         if self.backlog.is_empty() && self.push(&entry) {
+            if is_file && self.file_operations >= SUBMITTED_AT_ONCE_FROM {
+                self.submit_now();
+            }
             return Ok(());
         }
         self.backlog.push_back(Waiting::Operation(key));
@@ -343,6 +354,9 @@ impl Queue {
     fn submit_now(&mut self) {
         let result = self.ring.submit().map(drop);
         self.judge(result);
+        if let Some(timing) = &mut self.timing {
+            timing.submitted(Instant::now());
+        }
     }
 
     /// Submits what is queued; without that, enters the kernel only if it says that it holds completions back.
@@ -370,7 +384,6 @@ impl Queue {
     fn collect(&mut self, wakers: &mut Vec<Waker>) {
         let mut completions = std::mem::take(&mut self.completions);
         completions.extend(self.ring.completion().map(|entry| (entry.user_data(), entry.result())));
-        self.polling.note(clock::now(), u32::try_from(completions.len()).unwrap_or(u32::MAX));
         for (user_data, result) in completions.drain(..) {
             if user_data != NOBODY {
                 self.complete(user_data, result, wakers);
@@ -388,6 +401,9 @@ impl Queue {
             "a slot is kept until its completion"
         );
         let Some(request) = &mut operation.request else { return };
+        if let Some(timing) = &mut self.timing {
+            timing.completed(key, Instant::now());
+        }
         let step = request.advance(result);
         let is_wanted = matches!(operation.phase, Phase::InFlight(_)) && !self.closed;
         match step {
@@ -409,10 +425,20 @@ impl Queue {
 
     fn finish(&mut self, key: usize, result: Result<Outcome, IoError>, wakers: &mut Vec<Waker>) {
         let Some(operation) = self.operations.get_mut(key) else { return };
-        operation.request = None;
+        if operation.request.take().is_some() && operation.is_file {
+            self.file_operations -= 1;
+        }
         match std::mem::replace(&mut operation.phase, Phase::Finished(result)) {
             Phase::InFlight(waker) => wakers.push(waker),
             Phase::Abandoned | Phase::Finished(_) => drop(self.operations.remove(key)),
+        }
+    }
+
+    /// Drops an operation that the kernel does not have.
+    fn remove(&mut self, key: usize) {
+        let removed = self.operations.try_remove(key);
+        if removed.is_some_and(|operation| operation.request.is_some() && operation.is_file) {
+            self.file_operations -= 1;
         }
     }
 }

@@ -11,8 +11,22 @@ use crate::bench::show::{Table, microseconds};
 use crate::bench::statistics::Summary;
 
 /// What makes a daemon log the time lines of its connections, one JSON object a line.
-pub(super) const LOG: [(&str, &str); 2] =
-    [("STERNA_LOG", "info,export::nbd::timeline=trace"), ("STERNA_LOG_FORMAT", "json")];
+pub(super) const LOG: [(&str, &str); 2] = [
+    ("STERNA_LOG", "info,export::nbd::timeline=trace,block::engine::ring::timing=trace"),
+    ("STERNA_LOG_FORMAT", "json"),
+];
+
+/// What a daemon calls the times of a connection, and the stage that counts its requests.
+const CONNECTION: Kind = Kind { message: "time line", counted_by: WHOLE };
+/// The same of a ring, whose operations are counted.
+const RING: Kind = Kind { message: "times of a ring", counted_by: "disk" };
+
+/// One kind of what is logged.
+#[derive(Clone, Copy)]
+struct Kind {
+    message: &'static str,
+    counted_by: &'static str,
+}
 
 /// One step of the requests of a connection, as the daemon logs it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -43,32 +57,35 @@ pub struct StageFigures {
 /// The step that counts the requests: all others are related to it.
 const WHOLE: &str = "whole";
 
-/// What a daemon has logged of the connection that made the most requests.
+/// What a daemon has logged of the connection that made the most requests, and of the ring that made the most operations: none
+/// if its engine has no ring.
 ///
 /// # Errors
 /// If it has logged nothing.
 pub(super) fn read(log: &Path) -> anyhow::Result<Vec<StageSample>> {
     let log = std::fs::read_to_string(log).context("read the daemon's log")?;
-    busiest(&log).context("the daemon has logged no time line")
+    let mut stages = busiest(&log, CONNECTION).context("the daemon has logged no time line")?;
+    stages.extend(busiest(&log, RING).unwrap_or_default());
+    Ok(stages)
 }
 
-fn busiest(log: &str) -> Option<Vec<StageSample>> {
+fn busiest(log: &str, kind: Kind) -> Option<Vec<StageSample>> {
     let lines = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let mut connections: Vec<Vec<StageSample>> = vec![Vec::new()];
-    for line in lines.filter(|line| line["fields"]["message"] == "time line") {
+    let mut groups: Vec<Vec<StageSample>> = vec![Vec::new()];
+    for line in lines.filter(|line| line["fields"]["message"] == kind.message) {
         let stage: StageSample = serde_json::from_value(line["fields"].clone()).ok()?;
-        let known = |connection: &Vec<StageSample>| connection.iter().any(|seen| seen.stage == stage.stage);
-        if connections.last().is_some_and(known) {
-            connections.push(Vec::new());
+        let known = |group: &Vec<StageSample>| group.iter().any(|seen| seen.stage == stage.stage);
+        if groups.last().is_some_and(known) {
+            groups.push(Vec::new());
         }
-        connections.last_mut()?.push(stage);
+        groups.last_mut()?.push(stage);
     }
-    let busiest = connections.into_iter().max_by_key(|stages| requests(stages))?;
-    if requests(&busiest) > 0 { Some(busiest) } else { None }
+    let busiest = groups.into_iter().max_by_key(|stages| count_of(stages, kind.counted_by))?;
+    if count_of(&busiest, kind.counted_by) > 0 { Some(busiest) } else { None }
 }
 
-fn requests(stages: &[StageSample]) -> u64 {
-    stages.iter().find(|stage| stage.stage == WHOLE).map_or(0, |whole| whole.count)
+fn count_of(stages: &[StageSample], name: &str) -> u64 {
+    stages.iter().find(|stage| stage.stage == name).map_or(0, |stage| stage.count)
 }
 
 impl StageFigures {
@@ -82,7 +99,7 @@ impl StageFigures {
         let summary = |figure: &dyn Fn(&StageSample, f64) -> f64| {
             let of_round = |stages: &&[StageSample]| {
                 let stage = stages.iter().find(|stage| stage.stage == name)?;
-                Some(figure(stage, requests(stages) as f64))
+                Some(figure(stage, count_of(stages, WHOLE) as f64))
             };
             Summary::of(rounds.iter().map(of_round).collect::<Option<_>>()?)
         };
@@ -134,7 +151,7 @@ mod tests {
         let log = ["not JSON\n".to_owned(), line("device", 1, 5.0), line("whole", 1, 6.0)].concat()
             + &[line("device", 10, 500.0), line("whole", 10, 700.0), line("device-idle", 2, 50.0)].concat()
             + &[line("device", 3, 5.0), line("whole", 3, 6.0)].concat();
-        let stages = busiest(&log).unwrap();
+        let stages = busiest(&log, CONNECTION).unwrap();
         let figures = StageFigures::of(&[&stages]);
         let told: Vec<_> =
             figures.iter().map(|stage| (stage.name.as_str(), stage.us_per_request.median)).collect();
@@ -142,8 +159,21 @@ mod tests {
     }
 
     #[test]
+    fn what_a_ring_did_is_shared_by_the_requests_of_the_connection() {
+        let of_ring = |line: String| line.replace(CONNECTION.message, RING.message);
+        let log = [line("whole", 10, 700.0)].concat()
+            + &[of_ring(line("queued", 1, 1.0)), of_ring(line("disk", 1, 9.0))].concat()
+            + &[of_ring(line("queued", 20, 40.0)), of_ring(line("disk", 20, 300.0))].concat();
+        let stages = [busiest(&log, CONNECTION).unwrap(), busiest(&log, RING).unwrap()].concat();
+        let figures = StageFigures::of(&[&stages]);
+        let told: Vec<_> =
+            figures.iter().map(|stage| (stage.name.as_str(), stage.us_per_request.median)).collect();
+        assert_eq!(told, [("whole", 70.0), ("queued", 4.0), ("disk", 30.0)]);
+    }
+
+    #[test]
     fn a_log_without_requests_has_no_time_line() {
-        assert_eq!(busiest(""), None);
-        assert_eq!(busiest(&line("whole", 0, 0.0)), None);
+        assert_eq!(busiest("", CONNECTION), None);
+        assert_eq!(busiest(&line("whole", 0, 0.0), CONNECTION), None);
     }
 }

@@ -1,0 +1,166 @@
+//! Where the time of a ring's file operations goes, and that of its thread, for those who look for it.
+//!
+//! ```text
+//!   asked for ──► submitted ──► completion seen ──► taken by its future
+//!            queued         disk             handed-back
+//! ```
+//!
+//! Off unless the log shows this module at the level `trace` when the ring is made; then it costs a look at the clock for
+//! each step, and the histograms are logged once, when the ring is closed. What waits for a peer is left out. A completion
+//! is seen when the thread comes back to the ring: what the disk has done by then counts as `disk`.
+
+use std::time::{Duration, Instant};
+
+use tracing::Level;
+
+use crate::latency::Latencies;
+
+/// The times of one ring.
+pub(super) struct Timing {
+    /// Marks of the operations under way, by their keys.
+    operations: Vec<Option<Marks>>,
+    /// Keys of those that the kernel has not been told of.
+    queued: Vec<usize>,
+    times: [Latencies; STAGES.len()],
+}
+
+/// When an operation took its steps.
+#[derive(Clone, Copy)]
+struct Marks {
+    asked: Instant,
+    submitted: Instant,
+    completed: Instant,
+}
+
+/// What is measured.
+#[derive(Clone, Copy)]
+pub(super) enum Stage {
+    /// Asked for, and the kernel has not been entered since.
+    Queued,
+    /// From then until the completion is seen.
+    Disk,
+    /// From then until the future that asked has it.
+    HandedBack,
+    /// The thread is in the kernel to wait for one.
+    Asleep,
+}
+
+/// All stages in the order of [`Stage`], as they are called in the log.
+const STAGES: [(Stage, &str); 4] = [
+    (Stage::Queued, "queued"),
+    (Stage::Disk, "disk"),
+    (Stage::HandedBack, "handed-back"),
+    (Stage::Asleep, "asleep"),
+];
+
+impl Timing {
+    /// Times, if somebody wants them.
+    pub(super) fn if_wanted() -> Option<Box<Self>> {
+        tracing::enabled!(Level::TRACE).then(|| Box::new(Self::new()))
+    }
+
+    fn new() -> Self {
+        Self {
+            operations: Vec::new(),
+            queued: Vec::new(),
+            times: std::array::from_fn(|_| Latencies::default()),
+        }
+    }
+
+    /// Notes that an operation waits for the kernel to be entered.
+    pub(super) fn asked(&mut self, key: usize, now: Instant) {
+        if self.operations.len() <= key {
+            self.operations.resize(key + 1, None);
+        }
+        self.operations[key] = Some(Marks { asked: now, submitted: now, completed: now });
+        self.queued.push(key);
+    }
+
+    /// Notes that the kernel has been told of all that was asked for.
+    pub(super) fn submitted(&mut self, now: Instant) {
+        for key in self.queued.drain(..) {
+            if let Some(marks) = self.operations.get_mut(key).and_then(Option::as_mut) {
+                marks.submitted = now;
+            }
+        }
+    }
+
+    /// Notes that the completion of an operation has been seen.
+    pub(super) fn completed(&mut self, key: usize, now: Instant) {
+        if let Some(marks) = self.operations.get_mut(key).and_then(Option::as_mut) {
+            marks.completed = now;
+        }
+    }
+
+    /// Notes that the future of an operation has its result.
+    pub(super) fn taken(&mut self, key: usize, now: Instant) {
+        let Some(marks) = self.operations.get_mut(key).and_then(Option::take) else { return };
+        self.note(Stage::Queued, marks.submitted.saturating_duration_since(marks.asked));
+        self.note(Stage::Disk, marks.completed.saturating_duration_since(marks.submitted));
+        self.note(Stage::HandedBack, now.saturating_duration_since(marks.completed));
+    }
+
+    /// Forgets an operation whose future was dropped.
+    pub(super) fn forget(&mut self, key: usize) {
+        if let Some(marks) = self.operations.get_mut(key) {
+            *marks = None;
+        }
+    }
+
+    /// Counts a time of the thread.
+    pub(super) fn note(&mut self, stage: Stage, time: Duration) {
+        self.times[stage as usize].add(time);
+    }
+
+    /// Logs what has been measured, stage by stage; nothing if no file was used.
+    pub(super) fn log(&self) {
+        if self.times[Stage::Disk as usize].count() == 0 {
+            return;
+        }
+        let us = |time: Duration| time.as_secs_f64() * 1e6;
+        for ((_, stage), times) in STAGES.iter().zip(&self.times) {
+            let quantile = |permille| us(times.quantile(permille).unwrap_or_default());
+            let (count, sum_us) = (times.count(), us(times.sum()));
+            let (median_us, p99_us) = (quantile(500), quantile(990));
+            tracing::trace!(stage, count, sum_us, median_us, p99_us, "times of a ring");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn us(time: u64) -> Duration {
+        Duration::from_micros(time)
+    }
+
+    #[test]
+    fn the_steps_of_an_operation_follow_each_other_and_what_is_dropped_does_not_count() {
+        let begin = Instant::now();
+        let mut timing = Timing::new();
+        timing.asked(0, begin);
+        timing.asked(3, begin + us(10));
+        timing.submitted(begin + us(15));
+        timing.asked(1, begin + us(20));
+        timing.completed(3, begin + us(100));
+        timing.taken(3, begin + us(107));
+        timing.completed(0, begin + us(120));
+        timing.forget(0);
+        timing.taken(0, begin + us(130));
+        timing.note(Stage::Asleep, us(40));
+        let told = |stage: Stage| {
+            let times = &timing.times[stage as usize];
+            (times.count(), times.sum())
+        };
+        assert_eq!(told(Stage::Queued), (1, us(5)));
+        assert_eq!(told(Stage::Disk), (1, us(85)));
+        assert_eq!(told(Stage::HandedBack), (1, us(7)));
+        assert_eq!(told(Stage::Asleep), (1, us(40)));
+    }
+
+    #[test]
+    fn stages_are_named_in_their_order() {
+        assert!(STAGES.iter().enumerate().all(|(index, (stage, _))| *stage as usize == index));
+    }
+}
