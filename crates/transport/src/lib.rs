@@ -38,6 +38,7 @@ mod message;
 mod outgoing;
 mod pairing;
 mod peer;
+pub mod pinned;
 mod receiver;
 mod sequence_set;
 mod session;
