@@ -46,6 +46,7 @@ mod settings;
 mod socket;
 mod tls;
 
+pub use accept::network;
 pub use compression::Compression;
 pub use credit::{Credit, WINDOW_BYTES_MIN};
 pub use endpoint::{Endpoint, PendingJoin, StartError};

@@ -8,6 +8,8 @@
 //! nothing that reads requests. It knows nothing of what goes over a connection, and limits neither their number nor their time:
 //! that is the caller's.
 
+mod token;
+
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -26,6 +28,8 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 use crate::host_id::HostId;
 use crate::identity::Identity;
 use crate::tls::{self, HoldsItsKey};
+
+pub use self::token::{AccessToken, GarbledAccessToken};
 
 /// The protocol's name in the handshake (ALPN): what clients of HTTP offer.
 const PROTOCOL: &[u8] = b"http/1.1";
@@ -87,7 +91,8 @@ impl Acceptor {
         stream: S,
     ) -> Result<(ServerStream<S>, HostId), Refused<S>> {
         let accepted = self.0.accept(stream).into_fallible().await;
-        let stream = accepted.map_err(|(error, stream)| Refused { key: refused_key(&error), error, stream })?;
+        let stream =
+            accepted.map_err(|(error, stream)| Refused { key: refused_key(&error), error, stream })?;
         match tls::host_of(stream.get_ref().1.peer_certificates()) {
             Some(key) => Ok((stream, key)),
             // The verifier has let nobody through without one.
@@ -124,10 +129,7 @@ impl Connector {
     ///
     /// # Errors
     /// The server has another key, or speaks no TLS.
-    pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(
-        &self,
-        stream: S,
-    ) -> io::Result<ClientStream<S>> {
+    pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<ClientStream<S>> {
         let name = tls::Tls::server_name().map_err(io::Error::other)?;
         self.0.connect(name, stream).await
     }
@@ -183,7 +185,9 @@ impl std::error::Error for WrongKey {}
 impl WrongKey {
     fn error(key: Option<HostId>, is_server: bool) -> Error {
         match key {
-            Some(key) => CertificateError::Other(rustls::OtherError(Arc::new(Self { key, is_server }))).into(),
+            Some(key) => {
+                CertificateError::Other(rustls::OtherError(Arc::new(Self { key, is_server }))).into()
+            }
             None => CertificateError::BadEncoding.into(),
         }
     }
