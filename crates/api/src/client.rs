@@ -1,6 +1,9 @@
-//! A client of the API over a unix socket: one connection a request, which costs tens of microseconds.
+//! A client of the API, over a unix socket or however it is had connect: one connection a request, which costs tens of microseconds
+//! over a socket, and two round trips over TLS.
 
+mod access;
 mod exchange;
+mod way;
 
 use std::pin::pin;
 use std::sync::Arc;
@@ -11,6 +14,8 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use self::exchange::{Answer, Segment, exchange};
+use self::way::Way;
+pub use self::way::{Connect, Connecting, Stream};
 use crate::{
     Address, AdoptVm, DropReplica, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost,
     MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewVm, NewVolume,
@@ -22,7 +27,7 @@ use crate::{
 /// Talks to one daemon.
 #[derive(Clone)]
 pub struct Client {
-    address: Address,
+    way: Way,
     /// Who is told when an answer takes long; `None`: nobody.
     late: Option<Late>,
 }
@@ -31,23 +36,23 @@ pub struct Client {
 #[derive(Clone)]
 struct Late {
     after: Duration,
-    tell: Arc<dyn Fn(&Address) + Send + Sync>,
+    tell: Arc<dyn Fn(&str) + Send + Sync>,
 }
 
 impl std::fmt::Debug for Client {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Client").field("address", &self.address).finish_non_exhaustive()
+        f.debug_struct("Client").field("address", &self.address()).finish_non_exhaustive()
     }
 }
 
 /// Why a request has no answer that can be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens at the address.
+    /// Nobody listens at the address, or who does lets this client do nothing.
     #[error("no daemon answers at {address}")]
     Unreachable {
-        /// Where it was looked for.
-        address: Address,
+        /// Where it was looked for, as people write it.
+        address: String,
         /// What the system answered.
         source: std::io::Error,
     },
@@ -83,19 +88,30 @@ impl ClientError {
 impl Client {
     /// A client of the daemon at `address`. It connects with each request.
     pub fn new(address: Address) -> Self {
-        Self { address, late: None }
+        Self { way: Way::Unix(address), late: None }
+    }
+
+    /// A client of the daemon that is reached so. It connects with each request.
+    pub fn over(connect: Arc<dyn Connect>) -> Self {
+        Self { way: Way::Other(connect), late: None }
+    }
+
+    /// The same, of whose late answers nobody is told.
+    #[must_use]
+    pub fn never_late(&self) -> Self {
+        Self { way: self.way.clone(), late: None }
     }
 
     /// Has `tell` called once for each request that has no answer after so long. Requests that wait for news on purpose
     /// ([`Watch::wait_ms`]) are left out.
     #[must_use]
-    pub fn when_late(self, after: Duration, tell: impl Fn(&Address) + Send + Sync + 'static) -> Self {
+    pub fn when_late(self, after: Duration, tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self { late: Some(Late { after, tell: Arc::new(tell) }), ..self }
     }
 
-    /// Where the daemon is looked for.
-    pub fn address(&self) -> &Address {
-        &self.address
+    /// Where the daemon is looked for, as people write it.
+    pub fn address(&self) -> String {
+        self.way.to_string()
     }
 
     /// Describes the daemon.
@@ -293,7 +309,7 @@ impl Client {
         let path = format!("/v1/migrations/{}?wait_ms={}{after}", Segment(id), watch.wait_ms);
         match watch.wait_ms {
             0 => self.get(&path).await,
-            _ => exchange(&self.address, Method::GET, &path, None::<&()>).await?.parse(),
+            _ => exchange(&self.way, Method::GET, &path, None::<&()>).await?.parse(),
         }
     }
 
@@ -478,12 +494,12 @@ impl Client {
         path: &str,
         body: Option<&impl Serialize>,
     ) -> Result<Answer, ClientError> {
-        let mut exchange = pin!(exchange(&self.address, method, path, body));
+        let mut exchange = pin!(exchange(&self.way, method, path, body));
         let Some(Late { after, tell }) = &self.late else { return exchange.await };
         match tokio::time::timeout(*after, &mut exchange).await {
             Ok(answer) => answer,
             Err(_) => {
-                tell(&self.address);
+                tell(&self.address());
                 exchange.await
             }
         }

@@ -37,6 +37,8 @@ pub enum ErrorCode {
     ImageNotFound,
     /// No image of this volume was kept.
     ReplicaNotFound,
+    /// Nobody of this name may use the API over TLS.
+    GrantNotFound,
     /// The API has no such path.
     RouteNotFound,
     /// The API has the path, and not for this method; the header `Allow` says for which.
@@ -51,6 +53,8 @@ pub enum ErrorCode {
     VmUnsuitable,
     /// The VM's QEMU did not start, or does not do what it is told.
     VmFailed,
+    /// Somebody of this name, or with this key, may use the API over TLS already.
+    GrantExists,
     /// The host has an identity already.
     IdentityExists,
     /// The host has no identity yet, or cannot use it; the message says why.
@@ -99,7 +103,7 @@ pub enum ErrorCode {
     ImageInUse,
     /// The image file is none that can be served.
     ImageUnsuitable,
-    /// The daemon may not read or write what was named; the message says what.
+    /// The daemon may not read or write what was named, or the client may not order that; the message says what.
     NotPermitted,
     /// The invitation is garbled, expired, redeemed or not known.
     InvitationRefused,
@@ -137,10 +141,12 @@ impl ErrorCode {
             | Self::VmNotFound
             | Self::ImageNotFound
             | Self::ReplicaNotFound
+            | Self::GrantNotFound
             | Self::RouteNotFound => 404,
             Self::VolumeExists
             | Self::VmExists
             | Self::VmWrongState
+            | Self::GrantExists
             | Self::IdentityExists
             | Self::NoIdentity
             | Self::TargetExists

@@ -45,6 +45,8 @@ pub enum Part {
     Volume,
     /// The endpoint for other hosts: they cannot reach this one.
     Hosts,
+    /// The API over TLS: nobody is let in.
+    Access,
 }
 
 impl Part {
@@ -55,6 +57,7 @@ impl Part {
             Self::Journal => "journal",
             Self::Volume => "volume",
             Self::Hosts => "hosts",
+            Self::Access => "access",
         }
     }
 }

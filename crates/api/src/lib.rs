@@ -1,7 +1,7 @@
 //! Requests and responses of the HTTP API, and a client for it.
 //!
 //! ```text
-//!   sterna, the lab, scripts ──► Client ──► HTTP/1.1 + JSON over a unix socket ──► daemon
+//!   sterna, the lab, scripts ──► Client ──► HTTP/1.1 + JSON over a unix socket, or TLS ──► daemon
 //!
 //!   GET    /metrics                     text
 //!   GET    /health                      Health
@@ -43,6 +43,11 @@
 //!   POST   /v1/hosts                    JoinHost       -> Peer
 //!   GET    /v1/hosts/{name}             Peer
 //!   DELETE /v1/hosts/{name}             RemovePeer     -> RemovedPeer
+//!   GET    /v1/access                   Access
+//!   POST   /v1/access                   NewGrant       -> NewlyGranted
+//!   PATCH  /v1/access/{name}            SetGrant       -> Grant
+//!   DELETE /v1/access/{name}            Grant
+//!   POST   /v1/redemption               RedeemGrant    -> Grant
 //! ```
 //!
 //! The path carries the version. Within a version fields and codes are only added: readers ignore fields that they do
@@ -52,6 +57,7 @@ mod address;
 mod amount;
 mod client;
 mod error;
+mod grant;
 mod health;
 mod history;
 mod host;
@@ -66,8 +72,9 @@ mod volume;
 
 pub use address::{Address, AddressError};
 pub use amount::Bytes;
-pub use client::{Client, ClientError};
+pub use client::{Client, ClientError, Connect, Connecting, Stream};
 pub use error::{ErrorBody, ErrorCode, ErrorDetail};
+pub use grant::{Access, Grant, NewGrant, NewlyGranted, RedeemGrant, Role, RoleError, SetGrant};
 pub use health::{Health, Part, Problem, Readiness};
 pub use history::{
     Decisions, GuestFigures, HistorySample, MigrationHistory, PhaseEntered, Recording, Suspension, Waited,

@@ -56,7 +56,7 @@ pub(crate) struct State {
 }
 
 /// Who orders.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum By {
     /// A process of this host, as the kernel knew it when it connected to the API's socket.
@@ -68,6 +68,17 @@ pub(crate) enum By {
         /// Its number; it may have ended since. `None`: the kernel does not say.
         #[serde(skip_serializing_if = "Option::is_none")]
         pid: Option<i32>,
+    },
+    /// Whoever has a key that may use the API over TLS.
+    Grant {
+        /// What he is called.
+        grant: String,
+        /// The digest of his key.
+        #[serde(serialize_with = "as_text")]
+        key: HostId,
+        /// What he may do; `None`: he was invited.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        role: Option<api::Role>,
     },
     /// Another host.
     Host {

@@ -9,6 +9,9 @@
 //! mode = "0660"
 //! owner = "root:sterna"
 //!
+//! [api_tls]                                 # the API over TLS, for those whose keys it knows: `sterna access`
+//! listen = "0.0.0.0:7425"
+//!
 //! [nbd]                                     # where volumes have ports: `volume create --listen ADDRESS:PORT`
 //! tls = { certificate = "/etc/sterna/server.pem", key = "/etc/sterna/server.key" }
 //!
@@ -54,6 +57,7 @@
 //!
 //! Every deviation is an error that names the key: a daemon that guesses serves the wrong disk.
 
+mod api_tls;
 mod faults;
 pub mod folders;
 mod hooks;
@@ -73,6 +77,7 @@ use std::path::{Path, PathBuf};
 use api::{Address, AddressError};
 use serde::Deserialize;
 
+use self::api_tls::FileApiTls;
 use self::faults::{all, both};
 use self::hooks::FileHooks;
 use self::hosts::FileHosts;
@@ -82,6 +87,7 @@ use self::nbd::FileNbd;
 use self::sockets::FileSocket;
 use self::stores::FileStore;
 use self::web::FileWeb;
+pub use api_tls::ApiTlsConfig;
 pub use faults::Faults;
 pub(crate) use hooks::TIMEOUT_S as HOOK_TIMEOUT_S;
 pub use hooks::{HookProblem, HooksConfig};
@@ -117,6 +123,8 @@ pub struct Config {
     pub engine: EngineSetting,
     /// Who may use the API.
     pub api_socket: SocketAccess,
+    /// Where the API is served over TLS.
+    pub api_tls: ApiTlsConfig,
     /// Who may connect to volumes that nothing else is said about.
     pub volume_sockets: SocketAccess,
     /// How volumes are served over NBD.
@@ -306,6 +314,16 @@ pub enum ConfigError {
         /// What is wrong with it.
         fault: WebFault,
     },
+    /// The API cannot be served there over TLS.
+    #[error(
+        "{path}: api_tls.listen = \"{listen}\" is no address with a port; write for example \"0.0.0.0:7425\""
+    )]
+    ApiTls {
+        /// Which file.
+        path: PathBuf,
+        /// What is written.
+        listen: String,
+    },
     /// The API's address cannot be used.
     #[error("the API cannot be served there")]
     Address(#[from] AddressError),
@@ -393,11 +411,12 @@ impl Config {
             file.api_socket.check(path, "api_socket"),
             file.volume_sockets.check(path, "volume_sockets"),
         );
-        let network = both(both(file.nbd.check(path), file.hosts.check(path)), file.web.check(path));
+        let ports = both(file.web.check(path), file.api_tls.check(path));
+        let network = both(both(file.nbd.check(path), file.hosts.check(path)), ports);
         let vms = both(file.machines.check(path), file.hooks.check(path));
         let (((data_dir, (stores, impairments)), limits), rest) =
             both(storage, both(both(api, sockets), both(network, vms)))?;
-        let ((api, (api_socket, volume_sockets)), (((nbd, hosts), web), (machines, hooks))) = rest;
+        let ((api, (api_socket, volume_sockets)), (((nbd, hosts), (web, api_tls)), (machines, hooks))) = rest;
         let volume_sockets_dir =
             api.path().parent().unwrap_or_else(|| Path::new("/")).join(VOLUME_SOCKETS_FOLDER);
         Ok(Self {
@@ -406,6 +425,7 @@ impl Config {
             volume_sockets_dir,
             engine: file.engine,
             api_socket,
+            api_tls,
             volume_sockets,
             nbd,
             hosts,
@@ -445,6 +465,7 @@ struct File {
     api: Option<String>,
     engine: EngineSetting,
     api_socket: FileSocket,
+    api_tls: FileApiTls,
     volume_sockets: FileSocket,
     nbd: FileNbd,
     hosts: FileHosts,

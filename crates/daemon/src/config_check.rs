@@ -79,6 +79,9 @@ fn advice(fault: &ConfigError) -> String {
         ConfigError::Web { .. } => {
             "write \"127.0.0.1:7424\", or remove the key: the page is on the API's socket then"
         }
+        ConfigError::ApiTls { .. } => {
+            "write an address of this host, or 0.0.0.0 or [::] for all, and a port; or remove the key: the API is on its socket then"
+        }
         ConfigError::StoreName { .. } => "choose another name",
         ConfigError::Store { .. } => "correct the store, or remove it",
         ConfigError::Address(_) => "correct the key api; without it the API is where clients look for it",
@@ -109,6 +112,7 @@ fn look(config: &Config) -> Vec<ConfigProblem> {
     }
     let listen = config.hosts.listen.iter().map(|address| ("hosts.listen", address));
     let listen = listen.chain(config.web.listen.iter().map(|address| ("web.listen", address)));
+    let listen = listen.chain(config.api_tls.listen.iter().map(|address| ("api_tls.listen", address)));
     problems.extend(listen.filter_map(|(key, address)| listen_problem(key, address)));
     // A shared folder may be mounted at any time; what a VM may name is to be there when it comes.
     problems.extend(config.machines.folders.iter().filter(|folder| !folder.is_dir()).map(|folder| {

@@ -28,6 +28,7 @@ pub(crate) use self::words::fenced;
 
 use self::images::{code_of_image, code_of_qcow2, code_of_remote};
 use self::words::{if_kept, if_others};
+use crate::grants::GrantsError;
 use crate::hosts::HostsError;
 use crate::images::CopyError;
 use crate::images::copying::FillError;
@@ -458,6 +459,9 @@ pub(crate) enum RequestError {
     /// Something about other hosts was not done.
     #[error(transparent)]
     Hosts(#[from] HostsError),
+    /// Something about who may use the API was not done.
+    #[error(transparent)]
+    Grants(#[from] GrantsError),
     /// Something about VMs was not done.
     #[error(transparent)]
     Vm(#[from] VmError),
@@ -552,6 +556,7 @@ impl RequestError {
             Self::Shrinks { .. } => ErrorCode::CannotShrink,
             Self::CannotGrow { .. } => ErrorCode::CannotGrow,
             Self::Hosts(error) => error.code(),
+            Self::Grants(error) => error.code(),
             Self::Vm(error) => error.code(),
             Self::VolumeOfVm { .. } => ErrorCode::VolumeInUse,
             Self::ShuttingDown => ErrorCode::ShuttingDown,

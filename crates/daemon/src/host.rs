@@ -4,12 +4,13 @@
 //!   http ──► Host ──┬─ migrations   ordered, looked ahead at, begun, taken in, gone on with, promoted
 //!                   ├─ volumes      made, served, offered, made larger, removed
 //!                   ├─ vms          adopted and given back, moved, settled
-//!                   ├─ describe, overview, metrics, readiness, accounts, pairing, release, store_files
+//!                   ├─ access, describe, overview, metrics, readiness, accounts, pairing, release, store_files
 //!                   └─ the journal, the stores and whatever else it has: a file of the crate each
 //! ```
 //!
 //! An operation runs in a task of its own: a client that goes away does not leave it half done.
 
+mod access;
 mod accounts;
 mod describe;
 mod metrics;
@@ -41,6 +42,7 @@ use crate::audit::Audit;
 use crate::config::{Config, Limits};
 use crate::error::RequestError;
 use crate::files::sockets::SocketFolder;
+use crate::grants::Grants;
 use crate::hosts::Hosts;
 use crate::journal::{Journal, now_unix_ms};
 use crate::migrations::ends::Ends;
@@ -67,6 +69,8 @@ const LOOKS_MAX: usize = 64;
 pub(crate) struct Host {
     /// Who has ordered what.
     pub(crate) audit: Audit,
+    /// Who may use the API over TLS.
+    pub(crate) grants: Arc<Grants>,
     /// What it has begun with.
     pub(crate) config: Config,
     /// The limits that hold now.
@@ -131,6 +135,7 @@ impl Host {
         hosts: Arc<Hosts>,
         peers: Arc<Peers>,
     ) -> Arc<Self> {
+        let grants = Grants::begin(&config);
         let migrations = Arc::<Migrations>::default();
         migrations.name({
             let hosts = Arc::clone(&hosts);
@@ -143,6 +148,7 @@ impl Host {
         migrations.ask_of_vms(&moving);
         Arc::new(Self {
             audit,
+            grants,
             encryption,
             hosts,
             peers,

@@ -25,7 +25,7 @@ use transport::{
 };
 
 use self::known::Known;
-pub(crate) use self::known::{Acquaintance, Trust};
+pub(crate) use self::known::{Acquaintance, Trust, id as id_text};
 use crate::audit::Audit;
 use crate::config::{Config, HostsConfig};
 use crate::files::listing::ListingError;

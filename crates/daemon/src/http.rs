@@ -1,11 +1,14 @@
-//! The HTTP API: requests become operations of the host, their results JSON. Nothing is decided here.
+//! The HTTP API: requests become operations of the host, their results JSON. Nothing is decided here but who may ask.
 
+mod access;
 mod audited;
 mod hosts;
 mod observe;
 mod openapi;
 mod places;
+pub(crate) mod remote;
 mod replicas;
+mod roles;
 mod server;
 mod stores;
 mod vms;
@@ -33,6 +36,7 @@ use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use crate::error::{RequestError, RouteError};
+use crate::grants::Granted;
 use crate::host::Host;
 use crate::migrations::registry::parse_id;
 
@@ -51,7 +55,7 @@ const BODY_WAIT_MAX: Duration = Duration::from_secs(10);
 pub(crate) fn router(host: Arc<Host>) -> Router {
     let audit = host.audit.clone();
     Router::from(routes())
-        .route("/v1/openapi.json", get(openapi::show))
+        .route(roles::OPENAPI, get(openapi::show))
         .merge(web::routes())
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
@@ -59,6 +63,23 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
         .layer(from_fn(refuse_pages))
         .layer(from_fn_with_state(audit, audited::audited))
 }
+
+/// All that is answered over TLS: the same without the page, to whom it may be answered.
+pub(crate) fn remote_router(host: Arc<Host>) -> Router {
+    let audit = host.audit.clone();
+    Router::from(routes())
+        .route(roles::OPENAPI, get(openapi::show))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .with_state(host)
+        .layer(from_fn(roles::authorized))
+        .layer(from_fn(refuse_pages))
+        .layer(from_fn_with_state(audit, audited::audited))
+}
+
+/// Who asks over TLS; `None`: somebody whose key is not known any more.
+#[derive(Clone, Debug)]
+struct Caller(Option<Granted>);
 
 /// Tells whether a request is answered: by the routes themselves, so that clients who take all connections do not matter.
 pub(crate) async fn answers(router: Router) -> bool {
@@ -86,6 +107,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(retry_migration))
         .routes(routes!(promote_volume))
         .routes(routes!(show_history))
+        .merge(access::routes())
         .merge(hosts::routes())
         .merge(observe::routes())
         .merge(replicas::routes())

@@ -9,6 +9,7 @@
 //!              ├──► journal    ◄────┘
 //!              ├──► stores, images ──► files
 //!              ├──► vms ──► hypervisor: QEMU processes
+//!              ├──► grants: who may use the API over TLS
 //!              └──► hosts ──► transport ──► peers: what other hosts say
 //! ```
 //!
@@ -24,6 +25,7 @@ mod config_check;
 mod error;
 pub mod fail_point;
 mod files;
+mod grants;
 mod hooks;
 mod host;
 mod hosts;

@@ -46,8 +46,8 @@ use crate::take_over::{
 };
 use crate::volumes::chronicles::Chronicles;
 
-/// Time between two tries to have the page's port: a daemon that is being replaced gives it up in less.
-const PAGE_RETRY: Duration = Duration::from_secs(1);
+/// Time between two tries to have a port: a daemon that is being replaced gives it up in less.
+const PORT_RETRY: Duration = Duration::from_secs(1);
 /// How long clients of the API may take to take their answers when guests wait for the next daemon.
 const ANSWERS_WAIT_MAX: Duration = Duration::from_millis(20);
 
@@ -344,6 +344,7 @@ async fn run(
         let _ = closing.send(stop.await);
     }));
     let page = host.config.web.listen.map(|address| tokio::spawn(serve_page(address, Arc::clone(&host))));
+    let remote = tokio::spawn(serve_remote(Arc::clone(&host)));
     let hang_ups = tokio::spawn(Arc::clone(&host).reload_at_hang_up(hang_ups, read));
     // Until the end: stopping may take its time, and is to be seen alive meanwhile.
     let is_alive = move || http::answers(watched.clone());
@@ -365,9 +366,13 @@ async fn run(
         Clients::Closed => host.limits().stop_wait_max,
         Clients::PassedOn => ANSWERS_WAIT_MAX,
     };
-    if tokio::time::timeout(answers_wait_max, server).await.is_err() {
+    let remote_end = remote.abort_handle();
+    let answered = tokio::time::timeout(answers_wait_max, async { (server.await, remote.await) }).await;
+    if answered.is_err() {
         tracing::warn!("a client of the API does not take its answer");
     }
+    // The next daemon is to have the port.
+    remote_end.abort();
     alive.abort();
     // Nothing is ordered any more.
     if tokio::task::spawn_blocking(move || host.audit.flush()).await.is_err() {
@@ -382,20 +387,39 @@ async fn run(
 
 /// Serves the page on a port, as soon as that can be had, until the daemon is to stop.
 async fn serve_page(address: SocketAddr, host: Arc<Host>) {
-    let mut was_refused = false;
-    let listener = loop {
-        match TcpListener::bind(address).await {
-            Ok(listener) => break listener,
-            Err(error) => {
-                if !std::mem::replace(&mut was_refused, true) {
-                    tracing::warn!(%address, %error, "the page is not served yet: the port is tried every second");
-                }
-                tokio::time::sleep(PAGE_RETRY).await;
-            }
-        }
-    };
+    let listener = listen_in_the_end(address, "the page").await;
     tracing::info!(url = %format_args!("http://{address}/"), "the page is served");
     http::serve(listener, http::page_router(Arc::clone(&host)), host.stopping()).await;
+}
+
+/// Serves the API over TLS, if it is to be, as soon as its port can be had, until the daemon is to stop.
+async fn serve_remote(host: Arc<Host>) {
+    let (Some(address), Some(acceptor)) = (host.config.api_tls.listen, host.grants.acceptor()) else {
+        return;
+    };
+    let listener = tokio::select! {
+        listener = listen_in_the_end(address, "the API over TLS") => listener,
+        () = host.stopping() => return,
+    };
+    tracing::info!(%address, "the API is served over TLS");
+    let router = http::remote_router(Arc::clone(&host));
+    http::remote::serve(listener, acceptor, Arc::clone(&host.grants), router, host.stopping()).await;
+}
+
+/// Listens on a port as soon as it can be had.
+async fn listen_in_the_end(address: SocketAddr, what: &str) -> TcpListener {
+    let mut was_refused = false;
+    loop {
+        match TcpListener::bind(address).await {
+            Ok(listener) => return listener,
+            Err(error) => {
+                if !std::mem::replace(&mut was_refused, true) {
+                    tracing::warn!(%address, %error, "{what} is not served yet: the port is tried every second");
+                }
+                tokio::time::sleep(PORT_RETRY).await;
+            }
+        }
+    }
 }
 
 fn make_folder(path: &Path) -> Result<(), ServeError> {

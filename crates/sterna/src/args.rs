@@ -1,5 +1,6 @@
 //! The command line.
 
+mod access;
 mod bench;
 mod config;
 mod demo;
@@ -15,6 +16,7 @@ mod volume;
 
 use std::path::PathBuf;
 
+pub(crate) use self::access::{AccessCommand, AddRemoteArguments, RemoteCommand};
 pub(crate) use self::bench::{
     BenchCommand, BenchLinkArguments, BenchMachineArguments, BenchMirrorArguments, BenchNbdArguments,
     BenchReturnArguments, BenchStrategiesArguments,
@@ -44,9 +46,14 @@ use crate::units::{parse_rate, parse_size};
 #[command(name = "sterna", version, after_help = exit::HELP, max_term_width = 110)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 pub(crate) struct Arguments {
-    /// The daemon to talk to, here or, by ssh, on another machine; by default the one of the same user. Paths that a command
+    /// The daemon to talk to, here or, by ssh or over TLS (sterna remote), on another machine; by default the one of the same user. Paths that a command
     /// names are of the daemon's machine.
-    #[arg(long, global = true, env = "STERNA_HOST", value_name = "unix:PATH|ssh://USER@HOST")]
+    #[arg(
+        long,
+        global = true,
+        env = "STERNA_HOST",
+        value_name = "unix:PATH|ssh://USER@HOST|https://HOST:PORT"
+    )]
     pub(crate) host: Option<HostAddress>,
     /// Print JSON instead of text; errors too.
     #[arg(long, global = true)]
@@ -88,6 +95,12 @@ pub(crate) enum Command {
     /// Other hosts: pair this one with them, see how they are connected.
     #[command(subcommand)]
     Host(HostCommand),
+    /// Who may use this daemon over TLS: grant, list, revoke.
+    #[command(subcommand)]
+    Access(AccessCommand),
+    /// Daemons that this user asks over TLS: add, list, remove.
+    #[command(subcommand)]
+    Remote(RemoteCommand),
     /// Volumes: make, list, remove.
     #[command(subcommand)]
     Volume(VolumeCommand),
@@ -134,6 +147,7 @@ impl Command {
             Self::Serve(_)
                 | Self::Config(_)
                 | Self::Journal(_)
+                | Self::Remote(_)
                 | Self::Demo(_)
                 | Self::Bench(_)
                 | Self::Generate(_)
@@ -434,6 +448,8 @@ Without --config: /etc/sterna/sterna.toml for root, ~/.config/sterna/sterna.toml
   owner = \"root:kvm\"
   [hosts]                          # where other hosts reach this one
   listen = [\"0.0.0.0:7423\"]
+  [api_tls]                        # the API over TLS, for those whom sterna access lets in
+  listen = \"0.0.0.0:7425\"
   [web]                            # the page for browsers, besides on the API's socket
   listen = \"127.0.0.1:7424\"
   [hooks]                          # run on both hosts when a machine changes its host

@@ -1,5 +1,6 @@
 //! The commands, one file for each noun.
 
+mod access;
 mod bench;
 mod config;
 mod demo;
@@ -10,6 +11,7 @@ mod journal;
 mod metrics;
 mod migrate;
 mod migration;
+mod remote;
 mod replica;
 mod report;
 mod serve;
@@ -28,6 +30,7 @@ use daemon::{ConfigError, Folders, JournalError, ServeError};
 use crate::args::{Arguments, Command};
 use crate::exit::Exit;
 use crate::output::{self, Format};
+use crate::remotes::{RemoteError, Remotes};
 use crate::tunnel::{HostAddress, Tunnel, TunnelError};
 
 /// When somebody who waits for the daemon is told so: most answers take some milliseconds, and nobody is patient with a
@@ -61,6 +64,9 @@ pub(crate) enum CommandError {
         /// How the connection ended.
         source: ClientError,
     },
+    /// The daemon is asked over TLS, and cannot be.
+    #[error(transparent)]
+    Remote(#[from] RemoteError),
     /// There is no configuration to serve by.
     #[error(transparent)]
     Config(#[from] ConfigError),
@@ -151,12 +157,15 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
         _ => None,
     };
     let client = |host: Option<&HostAddress>| -> Result<Client, CommandError> {
-        let address = match (&tunnel, host) {
-            (Some(tunnel), _) => tunnel.address().clone(),
-            (None, Some(HostAddress::Here(address))) => address.clone(),
-            (None, _) => Address::unix(Folders::of_this_user().api_socket()).map_err(ConfigError::from)?,
+        let client = match (&tunnel, host) {
+            (Some(tunnel), _) => Client::new(tunnel.address().clone()),
+            (None, Some(HostAddress::Here(address))) => Client::new(address.clone()),
+            (None, Some(HostAddress::Https(address))) => Remotes::of_this_user()?.client(address)?,
+            (None, _) => {
+                let socket = Folders::of_this_user().api_socket();
+                Client::new(Address::unix(socket).map_err(ConfigError::from)?)
+            }
         };
-        let client = Client::new(address);
         Ok(match format {
             Format::Text => client.when_late(LATE, |address| {
                 output::say(&format!("waiting for the answer of the daemon at {address}"));
@@ -188,6 +197,8 @@ async fn run_command(
         Command::Journal(command) => journal::run(command, format),
         Command::Serve(order) => serve::run(order).await,
         Command::Store(command) => store::run(&client()?, command, format).await,
+        Command::Access(command) => access::run(&client()?, command, format).await,
+        Command::Remote(command) => remote::run(command, format).await,
         Command::Host(command) => host::run(&client()?, command, format).await,
         Command::Volume(command) => volume::run(&client()?, command, format).await,
         Command::Replica(command) => replica::run(&client()?, command, format).await,

@@ -6,6 +6,7 @@ use api::{ClientError, ErrorCode, Migration, MigrationState};
 use daemon::JournalError;
 
 use crate::commands::CommandError;
+use crate::remotes::RemoteError;
 
 /// How a command went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,7 +63,8 @@ impl Exit {
                 Self::Unreachable
             }
             CommandError::Config(_) | CommandError::File { .. } | CommandError::NoTerminal => Self::Usage,
-            CommandError::NoJournal { .. } => Self::NotFound,
+            CommandError::NoJournal { .. } | CommandError::Remote(RemoteError::Unknown(_)) => Self::NotFound,
+            CommandError::Remote(RemoteError::Token(_) | RemoteError::Key) => Self::Usage,
             CommandError::Journal(JournalError::Io { source, .. })
                 if source.kind() == std::io::ErrorKind::PermissionDenied =>
             {
@@ -72,6 +74,7 @@ impl Exit {
             CommandError::Demo(_)
             | CommandError::Bench(_)
             | CommandError::Journal(_)
+            | CommandError::Remote(_)
             | CommandError::Restore(_)
             | CommandError::Page { .. }
             | CommandError::Generate { .. }
@@ -114,6 +117,7 @@ impl Exit {
             | ErrorCode::HostNotFound
             | ErrorCode::VmNotFound
             | ErrorCode::ReplicaNotFound
+            | ErrorCode::GrantNotFound
             | ErrorCode::ImageNotFound => Self::NotFound,
             ErrorCode::InvalidRequest => Self::Usage,
             ErrorCode::NotPermitted => Self::NotPermitted,
@@ -141,6 +145,7 @@ impl Exit {
             | ErrorCode::PlaceFenced
             | ErrorCode::NotHalfMade
             | ErrorCode::ImageUnsuitable
+            | ErrorCode::GrantExists
             | ErrorCode::IdentityExists
             | ErrorCode::NoIdentity
             | ErrorCode::InvitationRefused

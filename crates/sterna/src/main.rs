@@ -9,6 +9,7 @@ mod happenings;
 mod log;
 mod output;
 mod progress;
+mod remotes;
 mod top;
 mod tunnel;
 mod units;

@@ -1,5 +1,6 @@
 //! How results and errors are printed: tables and sentences for people, JSON for programs.
 
+pub(crate) mod access;
 pub(crate) mod hosts;
 mod plan;
 pub(crate) mod replicas;
@@ -18,6 +19,7 @@ pub(crate) use plan::plan;
 pub(crate) use volumes::{filling, volume, volumes};
 
 use crate::commands::CommandError;
+use crate::remotes::RemoteError;
 use crate::units::{bytes, duration, percent};
 
 /// For whom results are printed.
@@ -83,6 +85,7 @@ pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<(
         | CommandError::Lost { .. }
         | CommandError::Tunnel(_)
         | CommandError::NoDaemonThere { .. } => "daemon_unreachable".into(),
+        CommandError::Remote(RemoteError::Unknown(_)) => "remote_not_found".into(),
         CommandError::Config(_) => "invalid_configuration".into(),
         CommandError::NoJournal { .. } => "journal_not_found".into(),
         CommandError::Journal(JournalError::Io { source, .. })
@@ -126,7 +129,10 @@ fn message(error: &CommandError) -> String {
         CommandError::Client(ClientError::Unreachable { address, source })
             if source.kind() == io::ErrorKind::PermissionDenied =>
         {
-            format!("this user may not use the daemon's socket {address}: {source}")
+            match address.strip_prefix("https://") {
+                Some(_) => format!("the daemon at {address} does not know this user's key: {source}"),
+                None => format!("this user may not use the daemon's socket {address}: {source}"),
+            }
         }
         error => with_causes(error),
     }
@@ -135,13 +141,18 @@ fn message(error: &CommandError) -> String {
 /// What to do about an error that does not say so itself.
 fn advice(error: &CommandError) -> &'static str {
     match error {
+        CommandError::Client(ClientError::Unreachable { address, source })
+            if source.kind() == io::ErrorKind::PermissionDenied && address.starts_with("https://") =>
+        {
+            "; its administrator sees who may use it with: sterna access list, and lets you in with: sterna access grant"
+        }
         CommandError::Client(ClientError::Unreachable { source, .. })
             if source.kind() == io::ErrorKind::PermissionDenied =>
         {
             "; who may use the API is said by api_socket in the daemon's configuration"
         }
         CommandError::Client(ClientError::Unreachable { .. }) => {
-            "; start one with: sterna serve, or name another with --host unix:PATH, --host ssh://USER@HOST or STERNA_HOST"
+            "; start one with: sterna serve, or name another with --host unix:PATH, --host ssh://USER@HOST, --host https://HOST:PORT or STERNA_HOST"
         }
         _ => "",
     }
@@ -491,7 +502,7 @@ mod tests {
     #[test]
     fn who_may_not_ask_is_not_told_that_nobody_answers() {
         let said = |kind: io::ErrorKind| {
-            let address = "unix:/run/api.sock".parse().unwrap();
+            let address = "unix:/run/api.sock".to_owned();
             message(&CommandError::Client(ClientError::Unreachable { address, source: kind.into() }))
         };
         let refused = said(io::ErrorKind::PermissionDenied);

@@ -16,6 +16,8 @@ use std::time::Duration;
 
 use api::{Address, AddressError};
 
+use crate::remotes::RemoteAddress;
+
 /// Where a daemon of a package listens.
 const SOCKET: &str = "/run/sterna/sterna.sock";
 /// Time between two looks for the socket that ssh makes once it is through. Whoever types a password takes seconds.
@@ -28,8 +30,10 @@ const FOLDERS_TRIED: u32 = 100;
 pub(crate) enum HostAddress {
     /// On this machine.
     Here(Address),
-    /// On another one.
+    /// On another one, by ssh.
     Ssh(SshAddress),
+    /// On another one, over TLS.
+    Https(RemoteAddress),
 }
 
 /// A daemon on another machine: `ssh://[USER@]HOST[:PORT][/PATH]`.
@@ -46,13 +50,16 @@ pub(crate) struct SshAddress {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HostAddressError {
     /// It is none of this machine, and no other kind.
-    #[error("{0}; for another machine: ssh://USER@HOST")]
+    #[error("{0}; for another machine: ssh://USER@HOST, or https://HOST:PORT")]
     Here(#[from] AddressError),
     /// It begins with `ssh://`, and goes on otherwise.
     #[error(
         "\"{0}\" names no machine: write ssh://USER@HOST, ssh://HOST:PORT or ssh://USER@HOST/PATH/OF/THE/SOCKET"
     )]
     Ssh(String),
+    /// It begins with `https://`, and goes on otherwise.
+    #[error("{0}")]
+    Https(String),
 }
 
 /// Why another machine's daemon cannot be asked.
@@ -83,6 +90,9 @@ impl FromStr for HostAddress {
     type Err = HostAddressError;
 
     fn from_str(text: &str) -> Result<Self, HostAddressError> {
+        if text.starts_with("https://") {
+            return text.parse().map(Self::Https).map_err(HostAddressError::Https);
+        }
         match text.strip_prefix("ssh://") {
             Some(rest) => parse(rest).map(Self::Ssh).ok_or_else(|| HostAddressError::Ssh(text.to_owned())),
             None => Ok(Self::Here(text.parse()?)),

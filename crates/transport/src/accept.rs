@@ -177,7 +177,8 @@ impl Strangers {
 }
 
 /// What counts as one address: with IPv6 a host has as many as it likes in its network.
-fn network(address: IpAddr) -> IpAddr {
+#[must_use]
+pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {
             let [one, two, three, four, ..] = address.segments();

@@ -15,13 +15,17 @@ use std::path::{Path, PathBuf};
 
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair};
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
 use crate::host_id::HostId;
 use crate::tls;
 
 /// Characters that a host's name may have: it stands in tables and certificates.
 pub const NAME_LENGTH_MAX: usize = 63;
+
+/// What is before the 32 bytes of an Ed25519 key in PKCS #8 (RFC 8410).
+const ED25519_HEAD: [u8; 16] =
+    [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
 const KEY: &str = "key.pem";
 const CERTIFICATE: &str = "certificate.pem";
@@ -60,6 +64,20 @@ impl Identity {
     pub fn in_memory(name: &str) -> Result<Self, IdentityError> {
         check_name(name)?;
         let made = Made::new(name)?;
+        Self::from_pem(Path::new(""), name, made.key.as_bytes(), made.certificate.as_bytes())
+    }
+
+    /// Makes the identity that a secret stands for, always the same; it is kept nowhere.
+    ///
+    /// # Errors
+    ///
+    /// The name is no name, or the key cannot be made.
+    pub fn of_secret(name: &str, secret: &[u8; 32]) -> Result<Self, IdentityError> {
+        check_name(name)?;
+        let make = |source| IdentityError::Make { source };
+        let key = PrivatePkcs8KeyDer::from([&ED25519_HEAD[..], secret].concat());
+        let pair = KeyPair::try_from(&key).map_err(make)?;
+        let made = Made::of(name, &pair).map_err(make)?;
         Self::from_pem(Path::new(""), name, made.key.as_bytes(), made.certificate.as_bytes())
     }
 
@@ -226,15 +244,16 @@ struct Made {
 
 impl Made {
     fn new(name: &str) -> Result<Self, IdentityError> {
-        let make = || {
-            let key = KeyPair::generate()?;
-            let mut parameters = CertificateParams::new(Vec::new())?;
-            parameters.distinguished_name = DistinguishedName::new();
-            parameters.distinguished_name.push(DnType::CommonName, name);
-            let certificate = parameters.self_signed(&key)?;
-            Ok(Self { key: key.serialize_pem(), certificate: certificate.pem() })
-        };
-        make().map_err(|source| IdentityError::Make { source })
+        let made = KeyPair::generate().and_then(|key| Self::of(name, &key));
+        made.map_err(|source| IdentityError::Make { source })
+    }
+
+    fn of(name: &str, key: &KeyPair) -> Result<Self, rcgen::Error> {
+        let mut parameters = CertificateParams::new(Vec::new())?;
+        parameters.distinguished_name = DistinguishedName::new();
+        parameters.distinguished_name.push(DnType::CommonName, name);
+        let certificate = parameters.self_signed(key)?;
+        Ok(Self { key: key.serialize_pem(), certificate: certificate.pem() })
     }
 
     fn write(&self, folder: &Path, name: &str) -> io::Result<()> {

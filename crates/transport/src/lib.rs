@@ -38,6 +38,7 @@ mod message;
 mod outgoing;
 mod pairing;
 mod peer;
+pub mod pinned;
 mod receiver;
 mod sequence_set;
 mod session;
@@ -45,6 +46,7 @@ mod settings;
 mod socket;
 mod tls;
 
+pub use accept::network;
 pub use compression::Compression;
 pub use credit::{Credit, WINDOW_BYTES_MIN};
 pub use endpoint::{Endpoint, PendingJoin, StartError};

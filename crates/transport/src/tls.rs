@@ -35,7 +35,7 @@ pub(crate) struct Tls {
 impl Tls {
     pub(crate) fn new(identity: &Identity) -> Result<Self, Error> {
         let provider = Arc::new(ring::default_provider());
-        let verifier = Arc::new(HoldsItsKey(provider.signature_verification_algorithms));
+        let verifier = Arc::new(HoldsItsKey::of(&provider));
         let chain = || vec![identity.certificate().clone()];
         let versions = [&rustls::version::TLS13];
         let mut client = ClientConfig::builder_with_provider(Arc::<CryptoProvider>::clone(&provider))
@@ -74,9 +74,13 @@ pub(crate) fn host_of_certificate(certificate: &CertificateDer<'_>) -> Option<Ho
 
 /// Checks that the other side holds the key of the certificate that it shows, and nothing else.
 #[derive(Debug)]
-struct HoldsItsKey(WebPkiSupportedAlgorithms);
+pub(crate) struct HoldsItsKey(WebPkiSupportedAlgorithms);
 
 impl HoldsItsKey {
+    pub(crate) fn of(provider: &CryptoProvider) -> Self {
+        Self(provider.signature_verification_algorithms)
+    }
+
     fn check_form(certificate: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> Result<(), Error> {
         ParsedCertificate::try_from(certificate)?;
         if others.is_empty() { Ok(()) } else { Err(CertificateError::BadEncoding.into()) }

@@ -1,4 +1,4 @@
-"""One request after the other to the daemon, over its unix socket. It knows no operation: those are in operations.py."""
+"""One request after the other to the daemon, over its unix socket or TLS. It knows no operation: those are in operations.py."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import os
 import socket
 import urllib.parse
 from typing import Any, Mapping
+
+from .remote import SCHEME, Remote
 
 DEFAULT_SOCKET = "/run/sterna/sterna.sock"
 """Where a daemon that was installed listens. STERNA_HOST in the environment names another one, as for the command line."""
@@ -31,13 +33,15 @@ class NoAnswer(Exception):
 class Connection:
     """The way to a daemon.
 
-    `path` is the socket; None: what STERNA_HOST says (`unix:PATH`), or the place where an installed daemon has it. `timeout` is how
-    many seconds an answer may take, None: without end; orders that copy an image take their time.
+    `path` is the socket, or `https://HOST:PORT` of a daemon that this user has added by `sterna remote add`; None: what STERNA_HOST says
+    (`unix:PATH` or `https://HOST:PORT`), or the place where an installed daemon has it. `timeout` is how many seconds an answer may take,
+    None: without end; orders that copy an image take their time.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, timeout: float | None = None) -> None:
-        self.path = os.fspath(path) if path else _socket_of(os.environ.get("STERNA_HOST", ""))
+        self.path = os.fspath(path) if path else _place_of(os.environ.get("STERNA_HOST", ""))
         self.timeout = timeout
+        self._remote = Remote.of(self.path) if self.path.startswith(SCHEME) else None
 
     def ask(
         self,
@@ -81,7 +85,7 @@ class Connection:
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, str, bytes]:
         """Sends one request as it is, and returns the status, the type and the body of its answer."""
-        connection = _UnixConnection(self.path, self.timeout)
+        connection = self._remote.connection(self.timeout) if self._remote else _UnixConnection(self.path, self.timeout)
         try:
             try:
                 connection.request(method, path, body, headers)
@@ -107,11 +111,11 @@ class _UnixConnection(http.client.HTTPConnection):
         self.sock.connect(self._path)
 
 
-def _socket_of(host: str) -> str:
+def _place_of(host: str) -> str:
     if not host:
         return DEFAULT_SOCKET
-    if not host.startswith("unix:"):
-        raise ValueError(f"STERNA_HOST is {host}: this client knows unix:PATH only")
+    if not host.startswith(("unix:", SCHEME)):
+        raise ValueError(f"STERNA_HOST is {host}: this client knows unix:PATH and https://HOST:PORT only")
     return host.removeprefix("unix:")
 
 

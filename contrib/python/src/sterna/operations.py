@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from .connection import Connection, segment
 from .types import (
+    Access,
     AdoptVm,
+    Grant,
     Health,
     Host,
     Identity,
@@ -17,19 +19,23 @@ from .types import (
     Migration,
     MigrationHistory,
     MigrationPlan,
+    NewGrant,
     NewIdentity,
     NewInvitation,
     NewVm,
     NewVolume,
+    NewlyGranted,
     Overview,
     Peer,
     PromoteVolume,
     Readiness,
+    RedeemGrant,
     RemovedPeer,
     RemovedVm,
     RemovedVolume,
     Replica,
     ResizeVolume,
+    SetGrant,
     SetMigration,
     SetPeer,
     StopVm,
@@ -55,6 +61,22 @@ class Operations(Connection):
     def show_readiness(self) -> Readiness:
         """Says whether the daemon does all that it is to do, and what it does not."""
         return self.ask("GET", "/ready", statuses=(200, 503))
+
+    def show_access(self) -> Access:
+        """Says who may use the API over TLS, and where."""
+        return self.ask("GET", "/v1/access")
+
+    def grant_access(self, order: NewGrant) -> NewlyGranted:
+        """Lets somebody use the API over TLS: by his key, or by an invitation."""
+        return self.ask("POST", "/v1/access", order=order)
+
+    def revoke_access(self, name: str) -> Grant:
+        """Lets somebody in no more; holds from his next request on."""
+        return self.ask("DELETE", f"/v1/access/{segment(name)}")
+
+    def set_access(self, name: str, order: SetGrant) -> Grant:
+        """Changes what somebody may do over TLS; holds from his next request on."""
+        return self.ask("PATCH", f"/v1/access/{segment(name)}", order=order)
 
     def show_host(self) -> Host:
         """Describes the daemon."""
@@ -132,6 +154,10 @@ class Operations(Connection):
     def show_overview(self) -> Overview:
         """The host at one glance."""
         return self.ask("GET", "/v1/overview")
+
+    def redeem_access(self, order: RedeemGrant) -> Grant:
+        """Redeems an invitation: who connects by its key is known by another one from then on."""
+        return self.ask("POST", "/v1/redemption", order=order)
 
     def list_replicas(self) -> list[Replica]:
         """Lists the images that migrations left and that were kept, by volume."""

@@ -8,6 +8,19 @@ from __future__ import annotations
 from typing import Literal, NotRequired, TypedDict
 
 
+class Access(TypedDict):
+    """Who may use the API over TLS, and where."""
+
+    # The keys, by name.
+    grants: list[Grant]
+    # Digest of the daemon's public key, 64 hexadecimal digits: what clients know it by. null: it does not listen.
+    key: NotRequired[str | None]
+    # Where the daemon listens, as the configuration says; null: nowhere.
+    listen: NotRequired[str | None]
+    # Why nobody is let in; null if nothing is wrong.
+    problem: NotRequired[str | None]
+
+
 class Activity(TypedDict):
     """What guests did between the latest two looks at a volume."""
 
@@ -123,6 +136,7 @@ ErrorCode = Literal[
     "vm_not_found",
     "image_not_found",
     "replica_not_found",
+    "grant_not_found",
     "route_not_found",
     "method_not_allowed",
     "volume_exists",
@@ -130,6 +144,7 @@ ErrorCode = Literal[
     "vm_wrong_state",
     "vm_unsuitable",
     "vm_failed",
+    "grant_exists",
     "identity_exists",
     "no_identity",
     "target_exists",
@@ -206,6 +221,21 @@ FileRole = Literal[
     "unclaimed",
     "other",
 ]
+
+
+class Grant(TypedDict):
+    """A key that may use the API over TLS."""
+
+    # When it was granted, in milliseconds since 1970.
+    granted_unix_ms: int
+    # Until when the invitation can be redeemed, in milliseconds since 1970; null: it was, or there is none.
+    invited_until_unix_ms: NotRequired[int | None]
+    # Digest of the public key, 64 hexadecimal digits; null until the invitation is redeemed.
+    key: NotRequired[str | None]
+    # Whose key it is, as the audit log names him.
+    name: str
+    # What he may do.
+    role: Role
 
 
 class GuestFigures(TypedDict):
@@ -626,6 +656,19 @@ Named = Literal[
 ]
 
 
+class NewGrant(TypedDict):
+    """Lets somebody use the API over TLS."""
+
+    # Digest of his public key, 64 hexadecimal digits; null: he is invited, and brings one when he redeems that.
+    key: NotRequired[str | None]
+    # How long the invitation is good, in seconds.
+    lifetime_s: NotRequired[int]
+    # What he is called: letters, digits, '.', '-' and '_'.
+    name: str
+    # What he may do.
+    role: Role
+
+
 class NewIdentity(TypedDict):
     """Makes the host's identity."""
 
@@ -662,6 +705,17 @@ class NewVolume(TypedDict):
     source: VolumeSource
 
 
+class NewlyGranted(TypedDict):
+    """What was granted."""
+
+    # The grant.
+    grant: Grant
+    # Where the daemon listens, as the configuration says.
+    listen: NotRequired[str | None]
+    # What he is to be given; null: his key is known. **It holds a secret.**
+    token: NotRequired[str | None]
+
+
 class Overview(TypedDict):
     """The host at one instant. A daemon takes it at most once a second, however many ask; those in between get the
     latest.
@@ -695,6 +749,7 @@ Part = Literal[
     "journal",
     "volume",
     "hosts",
+    "access",
 ]
 
 
@@ -942,6 +997,13 @@ class Recording(TypedDict):
     waits: list[Waited]
 
 
+class RedeemGrant(TypedDict):
+    """Redeems an invitation."""
+
+    # Digest of the public key by which the client is known from now on, 64 hexadecimal digits.
+    key: str
+
+
 class RemainingSeconds(TypedDict):
     """When the copying is expected to end, counted from now."""
 
@@ -1026,6 +1088,14 @@ class ResizeVolume(TypedDict):
     size_bytes: int
 
 
+# What somebody may do who uses the API over TLS. Each role may do what those before it may.
+Role = Literal[
+    "read",
+    "operate",
+    "admin",
+]
+
+
 class Round(TypedDict):
     """A round of a volume that is tracked."""
 
@@ -1041,6 +1111,13 @@ class Round(TypedDict):
     seconds: float
     # Which volume of the migration, from 0.
     volume: int
+
+
+class SetGrant(TypedDict):
+    """Changes what somebody may do."""
+
+    # What he may do from now on.
+    role: Role
 
 
 class SetMigration(TypedDict):

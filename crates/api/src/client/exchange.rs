@@ -1,5 +1,7 @@
 //! One request and its answer, over a connection of its own.
 
+use std::io;
+
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
 use hyper::body::Bytes;
 use hyper::header::{CONTENT_TYPE, HOST};
@@ -7,10 +9,10 @@ use hyper::{Method, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use tokio::net::UnixStream;
 
 use super::ClientError;
-use crate::{Address, ErrorBody, RESPONSE_BYTES_MAX};
+use super::way::Way;
+use crate::{ErrorBody, RESPONSE_BYTES_MAX};
 
 /// What the daemon has answered.
 pub(super) struct Answer {
@@ -20,14 +22,17 @@ pub(super) struct Answer {
 
 /// Sends one request and reads its answer to the end.
 pub(super) async fn exchange(
-    address: &Address,
+    way: &Way,
     method: Method,
     path: &str,
     body: Option<&impl Serialize>,
 ) -> Result<Answer, ClientError> {
-    let stream = UnixStream::connect(address.path())
-        .await
-        .map_err(|source| ClientError::Unreachable { address: address.clone(), source })?;
+    let unreachable = |source| ClientError::Unreachable { address: way.to_string(), source };
+    let broken = |error: hyper::Error| match denied(&error) {
+        Some(denied) => unreachable(denied),
+        None => ClientError::Broken(error.into()),
+    };
+    let stream = way.connect().await.map_err(unreachable)?;
     let (mut sender, connection) =
         hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
     let bytes = body.map(serde_json::to_vec).transpose();
@@ -35,8 +40,7 @@ pub(super) async fn exchange(
     let request = Request::builder()
         .method(method)
         .uri(path)
-        // The address is a file; HTTP/1.1 wants a name all the same.
-        .header(HOST, "sterna")
+        .header(HOST, way.host())
         .header(CONTENT_TYPE, "application/json")
         .body(Full::new(Bytes::from(bytes.unwrap_or_default())))
         .map_err(|error| ClientError::Broken(error.into()))?;
@@ -96,8 +100,11 @@ impl Answer {
     }
 }
 
-fn broken(error: hyper::Error) -> ClientError {
-    ClientError::Broken(error.into())
+/// That the daemon lets this client do nothing, if a connection has ended for that.
+fn denied(error: &hyper::Error) -> Option<io::Error> {
+    let cause = std::error::Error::source(error)?.downcast_ref::<io::Error>()?;
+    let is_denied = cause.kind() == io::ErrorKind::PermissionDenied;
+    is_denied.then(|| io::Error::new(cause.kind(), cause.to_string()))
 }
 
 /// A text as one segment of a path: whatever is not unreserved is percent-encoded.

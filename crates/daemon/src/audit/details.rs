@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 /// What is kept of a request. Left out on purpose: `token` and `ticket`, which are secrets, and `definition`, a command that may have
 /// passwords in it.
-const KEPT: [&str; 44] = [
+const KEPT: [&str; 46] = [
     "address",
     "allocation",
     "allow_machines",
@@ -24,6 +24,7 @@ const KEPT: [&str; 44] = [
     "keep_chain",
     "keep_image",
     "keep_source",
+    "key",
     "kind",
     "lifetime_s",
     "listen",
@@ -38,6 +39,7 @@ const KEPT: [&str; 44] = [
     "now",
     "read_only",
     "restored",
+    "role",
     "serve_here",
     "shared_target",
     "size_bytes",
@@ -57,7 +59,7 @@ const LIST_MAX: usize = 64;
 /// How deep objects may lie in each other.
 const DEPTH_MAX: usize = 3;
 /// What invitations and tickets begin with, wherever somebody has put one.
-const SECRETS: [&str; 2] = ["sterna-invitation-", "sterna-ticket-"];
+const SECRETS: [&str; 3] = ["sterna-access-", "sterna-invitation-", "sterna-ticket-"];
 /// What stands for what is not kept of a text.
 const WITHHELD: &str = "(withheld)";
 

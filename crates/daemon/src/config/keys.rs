@@ -44,6 +44,7 @@ const ROOT: Table = Table::Keys(
     &[
         "api",
         "api_socket",
+        "api_tls",
         "data_dir",
         "engine",
         "hooks",
@@ -57,6 +58,7 @@ const ROOT: Table = Table::Keys(
     ],
     &[
         ("api_socket", SOCKET),
+        ("api_tls", Table::Keys(&["listen"], &[])),
         ("hooks", Table::Keys(&["after", "before", "timeout_s"], &[])),
         ("hosts", Table::Keys(&["links", "listen", "machines", "shared_folders"], &[])),
         (

@@ -1,6 +1,6 @@
 //! Requests for what the API does not have.
 
-use api::ErrorCode;
+use api::{ErrorCode, Role};
 
 /// Why no operation answers a request.
 #[derive(Debug, thiserror::Error)]
@@ -22,6 +22,34 @@ pub(crate) enum RouteError {
     /// The client calls this host by a name that may be anybody's.
     #[error("this host is not called that here: write localhost or 127.0.0.1 in the address")]
     Elsewhere,
+    /// The client's role does not reach so far.
+    #[error(
+        "this takes the role {needed}, and \"{name}\" has the role {role}; an administrator of this host grants it: \
+         sterna access set {name} --role {needed}"
+    )]
+    Role {
+        /// What the client is called.
+        name: String,
+        /// What it has.
+        role: Role,
+        /// What it needs.
+        needed: Role,
+    },
+    /// The client has the key of an invitation.
+    #[error(
+        "this key is that of the invitation of \"{0}\", which can be redeemed and nothing else: sterna remote add https://HOST:PORT"
+    )]
+    Invited(String),
+    /// An invitation is redeemed by who has none.
+    #[error(
+        "an invitation is redeemed over TLS, by the key that it holds: sterna remote add https://HOST:PORT"
+    )]
+    NotInvited,
+    /// The client was known when it connected.
+    #[error(
+        "this key is not known any more; an administrator of this host grants access: sterna access grant NAME --role ROLE"
+    )]
+    Revoked,
     /// A page of somebody's makes a browser give orders.
     #[error(
         "a web page asks for this, and pages may only read: use the sterna commands, or a client that is no browser"
@@ -35,7 +63,12 @@ impl RouteError {
         match self {
             Self::NotFound { .. } => ErrorCode::RouteNotFound,
             Self::Method { .. } => ErrorCode::MethodNotAllowed,
-            Self::Elsewhere | Self::FromPage => ErrorCode::NotPermitted,
+            Self::Elsewhere
+            | Self::FromPage
+            | Self::Role { .. }
+            | Self::Invited(_)
+            | Self::NotInvited
+            | Self::Revoked => ErrorCode::NotPermitted,
         }
     }
 }

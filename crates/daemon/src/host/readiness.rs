@@ -45,6 +45,7 @@ impl Host {
             Err(HostsError::NoIdentity) => {}
             Err(error) => problems.push(problem(Part::Hosts, None, &error.to_string())),
         }
+        problems.extend(self.grants.problem().map(|message| problem(Part::Access, None, &message)));
         Readiness { ready: problems.is_empty(), problems }
     }
 }

@@ -1,7 +1,7 @@
 //! Reading the configuration once more while the daemon serves: what can change without a restart does, the rest is named.
 //!
 //! ```text
-//!   SIGHUP ─► certificates ─► configuration ─► Changes ─┬─ limits: from the next thing on that asks for them
+//!   SIGHUP ─► certificates, who may use the API ─► configuration ─► Changes ─┬─ limits: from the next thing on that asks for them
 //!                                                       ├─ stores that are new: can be used
 //!                                                       └─ all else: said, and left as it is until a restart
 //! ```
@@ -42,6 +42,7 @@ impl Changes {
             volume_sockets_dir,
             engine,
             api_socket,
+            api_tls,
             volume_sockets,
             nbd,
             hosts,
@@ -61,6 +62,7 @@ impl Changes {
         compare("api", *api == now.api && *volume_sockets_dir == now.volume_sockets_dir);
         compare("engine", *engine == now.engine);
         compare("[api_socket]", *api_socket == now.api_socket);
+        compare("[api_tls]", *api_tls == now.api_tls);
         compare("[volume_sockets]", *volume_sockets == now.volume_sockets);
         compare("[nbd]", *nbd == now.nbd);
         compare("[hosts]", *hosts == now.hosts);
@@ -99,6 +101,7 @@ impl Host {
             let (host, read) = (Arc::clone(&self), Arc::clone(&read));
             let done = blocking(move || {
                 host.read_certificates();
+                host.grants.reload();
                 host.read_configuration(&read);
                 Ok(())
             });

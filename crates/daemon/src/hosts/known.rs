@@ -198,15 +198,15 @@ fn free_name(hosts: &BTreeMap<String, Entry>, own_name: Option<&str>, name: &str
 }
 
 /// Identifiers are written as people see them elsewhere.
-mod id {
+pub(crate) mod id {
     use serde::{Deserialize as _, Deserializer, Serializer};
     use transport::HostId;
 
-    pub(super) fn serialize<S: Serializer>(id: &HostId, serializer: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(id: &HostId, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(id)
     }
 
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HostId, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<HostId, D::Error> {
         String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }

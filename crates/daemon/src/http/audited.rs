@@ -50,7 +50,7 @@ impl Order {
             details.0.lock().unwrap_or_else(PoisonError::into_inner).extend(details::of_query(query));
         }
         let entry = Entry {
-            by: request.extensions().get::<By>().copied(),
+            by: request.extensions().get::<By>().cloned(),
             order: details::text(request.method().as_str()),
             path: Some(details::text(request.uri().path())),
             details: Map::new(),

@@ -13,7 +13,7 @@ use utoipa::OpenApi;
 #[openapi(
     info(
         title = "Sterna",
-        description = "Live migration of virtual machines' disks. HTTP/1.1 with JSON on a unix socket. Within v1, fields \
+        description = "Live migration of virtual machines' disks. HTTP/1.1 with JSON on a unix socket, and over TLS. Within v1, fields \
                        and codes are only added: ignore what you do not know."
     ),
     components(schemas(api::ErrorBody))

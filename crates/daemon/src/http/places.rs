@@ -60,7 +60,8 @@ impl Places {
         Self::with(CONNECTIONS_MAX)
     }
 
-    fn with(count: usize) -> Arc<Self> {
+    /// So many.
+    pub(super) fn with(count: usize) -> Arc<Self> {
         let free = Arc::new(Semaphore::new(count));
         Arc::new(Self { free, taken: Mutex::default(), idled: Notify::new() })
     }

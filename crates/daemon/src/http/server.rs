@@ -15,15 +15,17 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::Extensions;
 use hyper::server::conn::http1;
 use hyper::service::{Service as _, service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::time::{Sleep, sleep};
 
+use super::Caller;
 use super::places::{Place, Places};
 use crate::audit::By;
 
@@ -37,7 +39,7 @@ const BUFFER_BYTES_MAX: usize = 64 << 10;
 /// Longest that a client may leave an answer lying without taking any of it.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(10);
 /// Pause after a failed accept: most often the process has no descriptors left.
-const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+pub(super) const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Where connections come from.
 pub(crate) trait Listener {
@@ -68,27 +70,80 @@ impl Listener for TcpListener {
     }
 }
 
+/// Who asks, as the requests of a connection carry it on.
+pub(super) trait Asker {
+    /// Puts it into a request.
+    fn mark(&self, extensions: &mut Extensions);
+}
+
+impl Asker for Option<By> {
+    fn mark(&self, extensions: &mut Extensions) {
+        if let Some(by) = self {
+            extensions.insert(by.clone());
+        }
+    }
+}
+
+/// Whoever comes over TLS. His requests are marked as such also when he is not known any more.
+impl Asker for Caller {
+    fn mark(&self, extensions: &mut Extensions) {
+        if let Some(who) = &self.0 {
+            extensions.insert(By::from(who));
+        }
+        extensions.insert(self.clone());
+    }
+}
+
+/// What connections are served with.
+pub(super) struct Server {
+    places: Arc<Places>,
+    http: http1::Builder,
+    router: Router,
+}
+
 /// Serves connections until `stop` resolves; returns when those that are left then have got their answers.
 pub(crate) async fn serve(listener: impl Listener, router: Router, stop: impl Future<Output = ()>) {
-    let places = Places::new();
-    let connections = GracefulShutdown::new();
-    let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(HEAD_WAIT_MAX);
-    http.max_header_size(HEAD_BYTES_MAX).max_buf_size(BUFFER_BYTES_MAX);
+    let (server, connections) = (Server::new(router), GracefulShutdown::new());
     let mut stop = pin!(stop);
     loop {
-        let (stream, by) = tokio::select! {
-            accepted = accept(&listener, &places) => accepted,
+        let (stream, by, place) = tokio::select! {
+            accepted = accept(&listener, &server) => accepted,
             () = &mut stop => break,
         };
-        let place = Arc::clone(&stream.place);
-        let routed = TowerToHyperService::new(router.clone());
+        let stream = BoundedStream::new(stream, Arc::clone(&place));
+        tokio::spawn(server.converse(stream, place, connections.watcher(), move || by.clone()));
+    }
+    // From here on connecting is refused.
+    drop(listener);
+    connections.shutdown().await;
+}
+
+impl Server {
+    pub(super) fn new(router: Router) -> Self {
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new()).header_read_timeout(HEAD_WAIT_MAX);
+        http.max_header_size(HEAD_BYTES_MAX).max_buf_size(BUFFER_BYTES_MAX);
+        Self { places: Places::new(), http, router }
+    }
+
+    /// A place for a connection, that of the oldest idle one if there is no other.
+    pub(super) async fn place(&self) -> Arc<Place> {
+        self.places.take().await
+    }
+
+    /// Answers the requests of a connection, to its end, which may be wanted by `watcher`. Who asks is asked for each of them.
+    pub(super) fn converse<W: Asker>(
+        &self,
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        place: Arc<Place>,
+        watcher: Watcher,
+        who: impl Fn() -> W + Send + 'static,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let routed = TowerToHyperService::new(self.router.clone());
         let service = {
             let place = Arc::clone(&place);
             service_fn(move |mut request: hyper::Request<_>| {
-                if let Some(by) = by {
-                    request.extensions_mut().insert(by);
-                }
+                who().mark(request.extensions_mut());
                 let asked = place.is_asked();
                 let answer = routed.call(request);
                 async move {
@@ -98,8 +153,8 @@ pub(crate) async fn serve(listener: impl Listener, router: Router, stop: impl Fu
                 }
             })
         };
-        let connection = connections.watch(http.serve_connection(TokioIo::new(stream), service));
-        tokio::spawn(async move {
+        let connection = watcher.watch(self.http.serve_connection(TokioIo::new(stream), service));
+        async move {
             tokio::select! {
                 biased;
                 ended = connection => if let Err(error) = ended {
@@ -107,19 +162,14 @@ pub(crate) async fn serve(listener: impl Listener, router: Router, stop: impl Fu
                 },
                 () = place.wanted() => tracing::debug!("an idle connection of the API makes room"),
             }
-        });
+        }
     }
-    // From here on connecting is refused.
-    drop(listener);
-    connections.shutdown().await;
 }
 
-async fn accept<L: Listener>(listener: &L, places: &Arc<Places>) -> (BoundedStream<L::Stream>, Option<By>) {
+async fn accept<L: Listener>(listener: &L, server: &Server) -> (L::Stream, Option<By>, Arc<Place>) {
     loop {
         match listener.next().await {
-            Ok((stream, by)) => {
-                return (BoundedStream { stream, untaken: None, place: places.take().await }, by);
-            }
+            Ok((stream, by)) => return (stream, by, server.place().await),
             Err(error) => {
                 tracing::warn!(%error, "failed to accept a connection of the API");
                 sleep(ACCEPT_RETRY).await;
@@ -129,7 +179,7 @@ async fn accept<L: Listener>(listener: &L, places: &Arc<Places>) -> (BoundedStre
 }
 
 /// A connection that fails when its client takes nothing for too long, and gives its place back when it is dropped.
-struct BoundedStream<S> {
+pub(super) struct BoundedStream<S> {
     stream: S,
     /// When the client has to have taken something; `None` while nothing waits for it.
     untaken: Option<Pin<Box<Sleep>>>,
@@ -137,12 +187,12 @@ struct BoundedStream<S> {
 }
 
 impl<S> BoundedStream<S> {
+    pub(super) fn new(stream: S, place: Arc<Place>) -> Self {
+        Self { stream, untaken: None, place }
+    }
+
     /// Fails if a write has waited for too long.
-    fn check(
-        &mut self,
-        context: &mut Context<'_>,
-        written: Poll<io::Result<usize>>,
-    ) -> Poll<io::Result<usize>> {
+    fn check<T>(&mut self, context: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         if written.is_ready() {
             self.untaken = None;
             return written;
@@ -192,13 +242,15 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for BoundedStream<S> {
         self.stream.is_write_vectored()
     }
 
-    /// Passthrough.
+    /// What is flushed has been written where it is encrypted, and may wait there.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(context)
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        self.check(context, flushed)
     }
 
-    /// Passthrough.
+    /// The same.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        let ended = Pin::new(&mut self.stream).poll_shutdown(context);
+        self.check(context, ended)
     }
 }

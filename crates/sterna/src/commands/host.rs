@@ -54,7 +54,7 @@ pub(super) async fn run(client: &Client, command: HostCommand, format: Format) -
 }
 
 /// The invitation that was given, wherever.
-fn invitation(argument: Option<String>, file: Option<&Path>) -> Result<String, CommandError> {
+pub(super) fn invitation(argument: Option<String>, file: Option<&Path>) -> Result<String, CommandError> {
     let unread = |path: &Path| {
         let path = path.to_owned();
         move |source| CommandError::File { path, source }

@@ -37,7 +37,7 @@ pub(super) async fn run(client: &Client, order: &TopArguments, format: Format) -
         return Err(CommandError::NoTerminal);
     }
     // What a client says of late answers would be in the middle of the screen.
-    let client = Client::new(client.address().clone());
+    let client = client.never_late();
     let mut top = Top::new();
     // A first answer that says that this can never be is told as every command does.
     match ask(&client).await {
@@ -107,7 +107,7 @@ async fn watch(
 
 async fn ask(client: &Client) -> Result<Overview, ClientError> {
     tokio::time::timeout(ANSWER_MAX, client.overview()).await.unwrap_or_else(|_| {
-        let address = client.address().clone();
+        let address = client.address();
         Err(ClientError::Unreachable { address, source: std::io::ErrorKind::TimedOut.into() })
     })
 }

@@ -30,7 +30,7 @@ pub(super) async fn run(client: &Client, format: Format) -> Result<Exit, Command
     let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::Signals)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(CommandError::Signals)?;
     // That an answer is late is one of the things that happen.
-    let client = Client::new(client.address().clone());
+    let client = client.never_late();
     let watched = tokio::select! {
         watched = watch(&client, format) => watched,
         _ = interrupt.recv() => Ok(()),

@@ -4,6 +4,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+mod access;
 mod adoption;
 mod adoption_faults;
 mod audit;

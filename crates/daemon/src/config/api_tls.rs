@@ -1,0 +1,32 @@
+//! Where the API is served over TLS, besides on its socket.
+
+use std::net::SocketAddr;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use super::ConfigError;
+
+/// Where the API is served over TLS.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ApiTlsConfig {
+    /// An address and a port; `None`: nowhere.
+    pub listen: Option<SocketAddr>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct FileApiTls {
+    listen: Option<String>,
+}
+
+impl FileApiTls {
+    /// Checks what is written in the file at `path`.
+    pub(super) fn check(self, path: &Path) -> Result<ApiTlsConfig, ConfigError> {
+        let Some(listen) = self.listen else { return Ok(ApiTlsConfig::default()) };
+        match listen.parse::<SocketAddr>() {
+            Ok(address) if address.port() > 0 => Ok(ApiTlsConfig { listen: Some(address) }),
+            _ => Err(ConfigError::ApiTls { path: path.to_owned(), listen }),
+        }
+    }
+}

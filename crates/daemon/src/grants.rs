@@ -1,0 +1,342 @@
+//! Who may use the API over TLS: keys, each with a role. It says who somebody is; what he may do is said by `http/roles.rs`.
+//!
+//! ```text
+//!   grant() ─► invited: the key of a token ── redeem() ─► known: a key of his own ── revoke() ─► gone
+//!                 └─ its time is over: as if it were not there
+//!   data_dir/api/         the daemon's key and certificate: made at the first start with [api_tls]
+//!   data_dir/access.json  the grants
+//! ```
+//! A problem with it keeps nothing else from working: nobody is let in then, and `sterna access list` says why.
+
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use api::Role;
+use serde::{Deserialize, Serialize};
+use transport::pinned::{Acceptor, AccessToken};
+use transport::{HostId, Identity, IdentityError};
+
+use crate::config::Config;
+use crate::error::with_causes;
+use crate::files::listing::{Listed, Listing, ListingError};
+use crate::hosts::LIFETIME_S_MAX;
+
+/// Name of the folder of the daemon's key in the data folder.
+const IDENTITY_FOLDER: &str = "api";
+/// What its certificate is called.
+const IDENTITY_NAME: &str = "sterna-api";
+/// Grants that there may be: more people and programs than look after one host, and few enough to be looked through at each
+/// connection.
+const GRANTS_MAX: usize = 256;
+
+/// Who may use the API over TLS.
+pub(crate) struct Grants {
+    data_dir: PathBuf,
+    /// Where the daemon listens, as it is told to people.
+    listen: Option<String>,
+    /// Who the daemon is; `Ok(None)`: it does not listen.
+    identity: Result<Option<Identity>, String>,
+    /// Why the list cannot be used is kept instead of it.
+    listing: RwLock<Result<Arc<Listing<Entry>>, String>>,
+}
+
+/// Somebody who is let in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Granted {
+    /// What he is called.
+    pub(crate) name: String,
+    /// His key.
+    pub(crate) key: HostId,
+    /// How far he is let in.
+    pub(crate) standing: Standing,
+}
+
+/// How far somebody is let in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// To redeem his invitation.
+    Invited,
+    /// To do what this role may.
+    Has(Role),
+}
+
+/// What is remembered of a grant.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    name: String,
+    role: Role,
+    /// Whose key it is; of an invitation that of its token.
+    #[serde(with = "crate::hosts::id_text")]
+    key: HostId,
+    /// Until when the invitation is good; `None`: the key is his own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    invited_until_unix_ms: Option<u64>,
+    granted_unix_ms: u64,
+}
+
+/// Why something about grants was not done.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum GrantsError {
+    /// The daemon does not listen.
+    #[error(
+        "this daemon does not serve its API over TLS: set api_tls.listen in the configuration, for example listen = \
+         \"0.0.0.0:7425\", and restart it, which breaks no connection"
+    )]
+    NotListening,
+    /// It cannot.
+    #[error("nobody is let in over TLS: {0}")]
+    Unusable(String),
+    /// Nobody has the name.
+    #[error("nobody called \"{0}\" may use the API over TLS; see: sterna access list")]
+    NotFound(String),
+    /// Somebody has the name, or the key.
+    #[error(
+        "\"{0}\" may use the API over TLS already; change it with sterna access set, or revoke it: sterna access revoke {0}"
+    )]
+    Exists(String),
+    /// There are as many as may be.
+    #[error(
+        "{GRANTS_MAX} may use the API over TLS, and there can be no more: sterna access revoke those that are not needed"
+    )]
+    TooMany,
+    /// The name is none.
+    #[error(transparent)]
+    Name(IdentityError),
+    /// The key is none.
+    #[error(
+        "a key is written as 64 hexadecimal digits, the SHA-256 of the public key; sterna remote key prints it"
+    )]
+    Key,
+    /// How long an invitation may be good.
+    #[error("an invitation is good for between 1 and {LIFETIME_S_MAX} seconds, not for {0}")]
+    Lifetime(u64),
+    /// The invitation is none any more.
+    #[error(
+        "the invitation is redeemed, revoked, or its time is over; have another one made: sterna access grant"
+    )]
+    NotInvited,
+    /// There is no randomness for a secret, or no key of it.
+    #[error("a key for the invitation cannot be made; the daemon's log says more")]
+    Secret,
+    /// The list cannot be written.
+    #[error(transparent)]
+    Listing(#[from] ListingError),
+}
+
+impl Grants {
+    /// Reads the list, and makes the daemon's key if it is to listen and has none. May sleep.
+    pub(crate) fn begin(config: &Config) -> Arc<Self> {
+        let data_dir = config.data_dir.clone();
+        let identity = config.api_tls.listen.map(|_| identity(&data_dir)).transpose();
+        let listing = Listing::open(&data_dir).map(Arc::new).map_err(|error| with_causes(&error));
+        let listen = config.api_tls.listen.map(|address| address.to_string());
+        let identity = identity.map_err(|error| with_causes(&error));
+        let grants = Self { data_dir, listen, identity, listing: RwLock::new(listing) };
+        if let Some(problem) = grants.problem() {
+            tracing::error!(%problem, "nobody is let in over TLS");
+        }
+        Arc::new(grants)
+    }
+
+    /// Reads the list again: somebody may have changed or restored the file. May sleep.
+    pub(crate) fn reload(&self) {
+        match Listing::open(&self.data_dir) {
+            Ok(listing) => {
+                *self.listing.write().unwrap_or_else(PoisonError::into_inner) = Ok(Arc::new(listing));
+            }
+            Err(error) => {
+                let reason = with_causes(&error);
+                tracing::error!(%reason, "the list of who may use the API cannot be read again; that of before holds");
+            }
+        }
+    }
+
+    /// Lets in whose key is known; `None`: the daemon does not listen, or cannot.
+    pub(crate) fn acceptor(self: &Arc<Self>) -> Option<Acceptor> {
+        let Ok(Some(identity)) = &self.identity else { return None };
+        let grants = Arc::clone(self);
+        let acceptor = Acceptor::new(identity, move |key| grants.who(key).is_some());
+        acceptor.inspect_err(|error| tracing::error!(%error, "the API is not served over TLS")).ok()
+    }
+
+    /// Whose key this is, if he is let in at this moment.
+    pub(crate) fn who(&self, key: HostId) -> Option<Granted> {
+        let now = crate::journal::now_unix_ms();
+        self.listing().ok()?.find(|entry| entry.key == key && entry.is_good(now)).map(Granted::from)
+    }
+
+    /// Why nobody is let in; `None`: nothing is wrong.
+    pub(crate) fn problem(&self) -> Option<String> {
+        self.listen.as_ref()?;
+        let of_listing = || self.listing().err().map(|error| error.to_string());
+        self.identity.as_ref().err().cloned().or_else(of_listing)
+    }
+
+    /// Describes who is let in, and where.
+    pub(crate) fn describe(&self) -> Result<api::Access, GrantsError> {
+        let key = self.identity.as_ref().ok().and_then(Option::as_ref);
+        let problem = self.problem();
+        let entries = self.listing().map(|listing| listing.list()).or_else(|error| match problem {
+            // It is told what is wrong.
+            Some(_) => Ok(Vec::new()),
+            None => Err(error),
+        })?;
+        Ok(api::Access {
+            listen: self.listen.clone(),
+            key: key.map(|identity| identity.id().to_string()),
+            problem,
+            grants: entries.into_iter().map(api::Grant::from).collect(),
+        })
+    }
+
+    /// Lets somebody in, by his key or by an invitation. May sleep.
+    pub(crate) fn grant(
+        &self,
+        order: api::NewGrant,
+        now_unix_ms: u64,
+    ) -> Result<api::NewlyGranted, GrantsError> {
+        let Some(identity) =
+            self.identity.as_ref().map_err(|reason| GrantsError::Unusable(reason.clone()))?
+        else {
+            return Err(GrantsError::NotListening);
+        };
+        transport::check_name(&order.name).map_err(GrantsError::Name)?;
+        if !(1..=LIFETIME_S_MAX).contains(&order.lifetime_s) {
+            return Err(GrantsError::Lifetime(order.lifetime_s));
+        }
+        let (key, token) = match order.key {
+            Some(key) => (key.parse().map_err(|_| GrantsError::Key)?, None),
+            None => {
+                let token = AccessToken::new(identity.id()).ok_or(GrantsError::Secret)?;
+                (token.identity().map_err(|_| GrantsError::Secret)?.id(), Some(token))
+            }
+        };
+        let entry = Entry {
+            name: order.name,
+            role: order.role,
+            key,
+            invited_until_unix_ms: token.is_some().then(|| now_unix_ms + order.lifetime_s * 1000),
+            granted_unix_ms: now_unix_ms,
+        };
+        self.listing()?.change(|entries| {
+            // Invitations whose time is over take no room, and no names.
+            entries.retain(|_, entry| entry.is_good(now_unix_ms));
+            let same = entries.values().find(|other| other.name == entry.name || other.key == entry.key);
+            if let Some(same) = same {
+                return Err(GrantsError::Exists(same.name.clone()));
+            }
+            if entries.len() >= GRANTS_MAX {
+                return Err(GrantsError::TooMany);
+            }
+            entries.insert(entry.name.clone(), entry.clone());
+            Ok(())
+        })??;
+        let (listen, token) = (self.listen.clone(), token.map(|token| token.to_string()));
+        Ok(api::NewlyGranted { grant: entry.into(), token, listen })
+    }
+
+    /// Changes what somebody may do; holds from his next request on. May sleep.
+    pub(crate) fn set(&self, name: &str, role: Role) -> Result<api::Grant, GrantsError> {
+        let changed = self.listing()?.change(|entries| {
+            let entry = entries.get_mut(name)?;
+            entry.role = role;
+            Some(entry.clone())
+        })?;
+        changed.map(api::Grant::from).ok_or_else(|| GrantsError::NotFound(name.to_owned()))
+    }
+
+    /// Lets somebody in no more; holds from his next request on. May sleep.
+    pub(crate) fn revoke(&self, name: &str) -> Result<api::Grant, GrantsError> {
+        let revoked = self.listing()?.remove(name)?;
+        revoked.map(api::Grant::from).ok_or_else(|| GrantsError::NotFound(name.to_owned()))
+    }
+
+    /// Has who was invited known by a key of his own from now on. May sleep.
+    pub(crate) fn redeem(
+        &self,
+        invited: HostId,
+        key: &str,
+        now_unix_ms: u64,
+    ) -> Result<api::Grant, GrantsError> {
+        let key: HostId = key.parse().map_err(|_| GrantsError::Key)?;
+        self.listing()?.change(|entries| {
+            if let Some(same) = entries.values().find(|entry| entry.key == key) {
+                return Err(GrantsError::Exists(same.name.clone()));
+            }
+            let is_invited = |entry: &&mut Entry| {
+                entry.key == invited && entry.invited_until_unix_ms.is_some() && entry.is_good(now_unix_ms)
+            };
+            let entry = entries.values_mut().find(is_invited).ok_or(GrantsError::NotInvited)?;
+            // N.B. the token is worth nothing from here on.
+            (entry.key, entry.invited_until_unix_ms) = (key, None);
+            Ok(entry.clone().into())
+        })?
+    }
+
+    fn listing(&self) -> Result<Arc<Listing<Entry>>, GrantsError> {
+        let listing = self.listing.read().unwrap_or_else(PoisonError::into_inner);
+        listing.as_ref().map(Arc::clone).map_err(|problem| GrantsError::Unusable(problem.clone()))
+    }
+}
+
+impl GrantsError {
+    /// The cause, for programs.
+    pub(crate) fn code(&self) -> api::ErrorCode {
+        use api::ErrorCode;
+        match self {
+            Self::NotListening | Self::Unusable(_) => ErrorCode::NoIdentity,
+            Self::NotFound(_) => ErrorCode::GrantNotFound,
+            Self::Exists(_) | Self::TooMany => ErrorCode::GrantExists,
+            Self::Name(_) | Self::Key | Self::Lifetime(_) => ErrorCode::InvalidRequest,
+            Self::NotInvited => ErrorCode::InvitationRefused,
+            Self::Secret => ErrorCode::Internal,
+            Self::Listing(_) => ErrorCode::StorageFailed,
+        }
+    }
+}
+
+impl Entry {
+    /// Whether it lets anybody in at this time.
+    fn is_good(&self, now_unix_ms: u64) -> bool {
+        self.invited_until_unix_ms.is_none_or(|until| now_unix_ms < until)
+    }
+}
+
+impl Listed for Entry {
+    const FILE: &'static str = "access.json";
+    const VERSION: u32 = 1;
+    const KEY: &'static str = "grants";
+    const OTHERWISE: &'static str =
+        "no list of who may use the API: restore it, or remove it and grant access anew";
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+impl From<Entry> for Granted {
+    fn from(Entry { name, role, key, invited_until_unix_ms, .. }: Entry) -> Self {
+        let standing = invited_until_unix_ms.map_or(Standing::Has(role), |_| Standing::Invited);
+        Self { name, key, standing }
+    }
+}
+
+impl From<Entry> for api::Grant {
+    fn from(Entry { name, role, key, invited_until_unix_ms, granted_unix_ms }: Entry) -> Self {
+        let key = invited_until_unix_ms.is_none().then(|| key.to_string());
+        Self { name, role, key, invited_until_unix_ms, granted_unix_ms }
+    }
+}
+
+/// Who the daemon is to clients of its API.
+fn identity(data_dir: &std::path::Path) -> Result<Identity, IdentityError> {
+    let folder = data_dir.join(IDENTITY_FOLDER);
+    match Identity::load(&folder) {
+        // N.B. a folder without its key is not replaced: every client knows the one that was there.
+        Err(error) if error.is_missing() && !folder.exists() => Identity::create(&folder, IDENTITY_NAME),
+        loaded => loaded,
+    }
+}

@@ -1,0 +1,62 @@
+//! Operations about who may use the API over TLS.
+
+use std::sync::Arc;
+
+use transport::HostId;
+
+use super::{Host, blocking};
+use crate::error::RequestError;
+use crate::journal::now_unix_ms;
+
+impl Host {
+    /// Says who may use the API over TLS, and where.
+    ///
+    /// # Errors
+    /// [`RequestError::Grants`].
+    pub(crate) fn describe_access(&self) -> Result<api::Access, RequestError> {
+        Ok(self.grants.describe()?)
+    }
+
+    /// Lets somebody in.
+    ///
+    /// # Errors
+    /// [`RequestError::Grants`].
+    pub(crate) async fn grant_access(
+        self: Arc<Self>,
+        order: api::NewGrant,
+    ) -> Result<api::NewlyGranted, RequestError> {
+        blocking(move || Ok(self.grants.grant(order, now_unix_ms())?)).await
+    }
+
+    /// Changes what somebody may do.
+    ///
+    /// # Errors
+    /// [`RequestError::Grants`].
+    pub(crate) async fn set_access(
+        self: Arc<Self>,
+        name: String,
+        order: api::SetGrant,
+    ) -> Result<api::Grant, RequestError> {
+        blocking(move || Ok(self.grants.set(&name, order.role)?)).await
+    }
+
+    /// Lets somebody in no more.
+    ///
+    /// # Errors
+    /// [`RequestError::Grants`].
+    pub(crate) async fn revoke_access(self: Arc<Self>, name: String) -> Result<api::Grant, RequestError> {
+        blocking(move || Ok(self.grants.revoke(&name)?)).await
+    }
+
+    /// Has who was invited known by another key.
+    ///
+    /// # Errors
+    /// [`RequestError::Grants`].
+    pub(crate) async fn redeem_access(
+        self: Arc<Self>,
+        invited: HostId,
+        order: api::RedeemGrant,
+    ) -> Result<api::Grant, RequestError> {
+        blocking(move || Ok(self.grants.redeem(invited, &order.key, now_unix_ms())?)).await
+    }
+}

@@ -1,0 +1,70 @@
+//! The part of the API about who may use it over TLS.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::{Extension, Json};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Answer, Caller, Segment, body};
+use crate::error::{RequestError, RouteError};
+use crate::host::Host;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
+    OpenApiRouter::new()
+        .routes(routes!(show_access, grant_access))
+        .routes(routes!(set_access, revoke_access))
+        .routes(routes!(redeem_access))
+}
+
+/// Says who may use the API over TLS, and where.
+#[utoipa::path(get, path = "/v1/access", responses((status = 200, description = "Who may", body = api::Access)))]
+async fn show_access(State(host): State<Arc<Host>>) -> Answer<api::Access> {
+    host.describe_access().map(Json)
+}
+
+/// Lets somebody use the API over TLS: by his key, or by an invitation.
+#[utoipa::path(post, path = "/v1/access", request_body = api::NewGrant,
+    responses((status = 201, description = "What was granted, with a token if he is invited", body = api::NewlyGranted)))]
+async fn grant_access(
+    State(host): State<Arc<Host>>,
+    request: Request,
+) -> Result<(StatusCode, Json<api::NewlyGranted>), RequestError> {
+    let order = body(request).await?;
+    let granted = host.operate(Arc::clone(&host).grant_access(order)).await?;
+    Ok((StatusCode::CREATED, Json(granted)))
+}
+
+/// Changes what somebody may do over TLS; holds from his next request on.
+#[utoipa::path(patch, path = "/v1/access/{name}", params(("name" = String, Path, description = "What he is called")),
+    request_body = api::SetGrant, responses((status = 200, description = "The grant", body = api::Grant)))]
+async fn set_access(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<api::Grant> {
+    let order = body(request).await?;
+    host.operate(Arc::clone(&host).set_access(name, order)).await.map(Json)
+}
+
+/// Lets somebody in no more; holds from his next request on.
+#[utoipa::path(delete, path = "/v1/access/{name}", params(("name" = String, Path, description = "What he is called")),
+    responses((status = 200, description = "What he had", body = api::Grant)))]
+async fn revoke_access(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Grant> {
+    host.operate(Arc::clone(&host).revoke_access(name)).await.map(Json)
+}
+
+/// Redeems an invitation: who connects by its key is known by another one from then on.
+#[utoipa::path(post, path = "/v1/redemption", request_body = api::RedeemGrant,
+    responses((status = 200, description = "What he may do", body = api::Grant)))]
+async fn redeem_access(
+    State(host): State<Arc<Host>>,
+    caller: Option<Extension<Caller>>,
+    request: Request,
+) -> Answer<api::Grant> {
+    let Some(Extension(Caller(Some(invited)))) = caller else { return Err(RouteError::NotInvited.into()) };
+    let order = body(request).await?;
+    host.operate(Arc::clone(&host).redeem_access(invited.key, order)).await.map(Json)
+}

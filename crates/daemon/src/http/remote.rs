@@ -1,0 +1,232 @@
+//! Serves the API over TLS. The port is open to a network: until a key is known everything is limited, and nothing reads requests.
+//!
+//! ```text
+//!   accept ─► place for a handshake ─► TLS, within HANDSHAKE_WAIT_MAX ─► place of a connection ─► requests (`server`)
+//!              │ HANDSHAKES_MAX in all: the oldest gives way             └─ whose key it is, asked again for each
+//!              │ and so many of one network: closed without a word
+//!              └─ not known: an alert
+//! ```
+//! Strangers and those who are known have places of their own, and both others than clients of the API's socket.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use hyper_util::server::graceful::GracefulShutdown;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::time::{sleep, timeout};
+use transport::HostId;
+use transport::pinned::{Acceptor, Refused, ServerStream};
+
+use super::Caller;
+use super::places::{Place, Places};
+use super::server::{ACCEPT_RETRY, BoundedStream, Server};
+use crate::audit::By;
+use crate::grants::{Granted, Grants, Standing};
+
+/// Handshakes under way at a time.
+const HANDSHAKES_MAX: usize = 64;
+/// Of these, from one network: an address, or with IPv6 a /64.
+const HANDSHAKES_PER_NETWORK_MAX: usize = 16;
+/// Longest that a handshake may take: two round trips, over the slowest line that somebody would work by.
+const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(5);
+/// How long who was refused may take to end the connection, and what of his bytes is read meanwhile: one that is closed with bytes
+/// unread takes the alert away from him.
+const FAREWELL_MAX: Duration = Duration::from_millis(500);
+const FAREWELL_BYTES_MAX: usize = 64 << 10;
+/// Time between two lines of the log about keys that are not known: anybody can have one written.
+const LOG_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Serves connections of those whose keys are known, until `stop` resolves; returns when those that are left have got their answers.
+pub(crate) async fn serve(
+    listener: TcpListener,
+    acceptor: Acceptor,
+    grants: Arc<Grants>,
+    router: Router,
+    stop: impl Future<Output = ()>,
+) {
+    let (handshakes, strangers) = (Places::with(HANDSHAKES_MAX), Arc::<Strangers>::default());
+    let connections = GracefulShutdown::new();
+    let shared = Arc::new(Shared { acceptor, grants, server: Server::new(router), log: Log::default() });
+    // It is never sent: that it is dropped says that this ends.
+    let (ending, serving) = watch::channel(());
+    let mut stop = pin!(stop);
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            () = &mut stop => break,
+        };
+        let (stream, from) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                tracing::warn!(%error, "failed to accept a connection of the API over TLS");
+                sleep(ACCEPT_RETRY).await;
+                continue;
+            }
+        };
+        let Some(stranger) = strangers.admit(from.ip()) else { continue };
+        let handshake = tokio::select! {
+            handshake = handshakes.take() => handshake,
+            () = &mut stop => break,
+        };
+        let newcomer = Newcomer { stream, from, _stranger: stranger, handshake };
+        let (shared, watcher, serving) = (Arc::clone(&shared), connections.watcher(), serving.clone());
+        tokio::spawn(async move {
+            let Some((stream, key, place)) = shared.let_in(newcomer, serving).await else { return };
+            let stream = BoundedStream::new(stream, Arc::clone(&place));
+            let grants = Arc::clone(&shared.grants);
+            shared.server.converse(stream, place, watcher, move || Caller(grants.who(key))).await;
+        });
+    }
+    drop((listener, ending));
+    connections.shutdown().await;
+}
+
+/// A connection of which nothing is known.
+struct Newcomer {
+    stream: TcpStream,
+    from: SocketAddr,
+    _stranger: Stranger,
+    handshake: Arc<Place>,
+}
+
+/// What all connections have.
+struct Shared {
+    acceptor: Acceptor,
+    grants: Arc<Grants>,
+    server: Server,
+    log: Log,
+}
+
+impl Shared {
+    /// Finds out who it is, and gives him a place if he is known. Until he has that, he gives way to newcomers.
+    async fn let_in(
+        &self,
+        newcomer: Newcomer,
+        mut serving: watch::Receiver<()>,
+    ) -> Option<(ServerStream<TcpStream>, HostId, Arc<Place>)> {
+        let Newcomer { stream, from, _stranger, handshake } = newcomer;
+        // Answers are whole: to wait for more of them costs a round trip.
+        let _ = stream.set_nodelay(true);
+        let known = async {
+            let Ok(accepted) = timeout(HANDSHAKE_WAIT_MAX, self.acceptor.accept(stream)).await else {
+                tracing::debug!(%from, "a handshake takes too long");
+                return None;
+            };
+            match accepted {
+                Ok((stream, key)) => Some((stream, key, self.server.place().await)),
+                Err(mut refused) => {
+                    self.log.refused(from, &refused);
+                    let _ = timeout(FAREWELL_MAX, farewell(&mut refused.stream)).await;
+                    None
+                }
+            }
+        };
+        tokio::select! {
+            biased;
+            known = known => known,
+            () = handshake.wanted() => None,
+            _ = serving.changed() => None,
+        }
+    }
+}
+
+async fn farewell(stream: &mut TcpStream) {
+    // He may have gone.
+    let _ = stream.shutdown().await;
+    let mut rest = stream.take(FAREWELL_BYTES_MAX as u64);
+    let mut bytes = [0; 1024];
+    while rest.read(&mut bytes).await.is_ok_and(|length| length > 0) {}
+}
+
+impl From<&Granted> for By {
+    fn from(who: &Granted) -> Self {
+        let role = match who.standing {
+            Standing::Invited => None,
+            Standing::Has(role) => Some(role),
+        };
+        Self::Grant { grant: who.name.clone(), key: migration::HostId(who.key.0), role }
+    }
+}
+
+/// Writes down whose keys were not known, not too often.
+#[derive(Default)]
+struct Log(Mutex<Option<Instant>>);
+
+impl Log {
+    fn refused<S>(&self, from: SocketAddr, refused: &Refused<S>) {
+        let Some(key) = refused.key else {
+            return tracing::debug!(%from, error = %refused.error, "a handshake has failed");
+        };
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if last.is_none_or(|last| last.elapsed() >= LOG_INTERVAL) {
+            *last = Some(Instant::now());
+            tracing::info!(%from, %key, "a client of the API is not known by its key: sterna access grant NAME --role ROLE --key …");
+        }
+    }
+}
+
+/// Handshakes by the network that they come from.
+#[derive(Default)]
+struct Strangers(Mutex<HashMap<IpAddr, usize>>);
+
+/// One of them. It is counted until it is dropped.
+struct Stranger {
+    all: Arc<Strangers>,
+    network: IpAddr,
+}
+
+impl Strangers {
+    /// Takes one more in; `None`: there are as many from that network as may be.
+    fn admit(self: &Arc<Self>, from: IpAddr) -> Option<Stranger> {
+        let network = transport::network(from);
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let count = counts.get(&network).copied().unwrap_or(0);
+        if count >= HANDSHAKES_PER_NETWORK_MAX {
+            return None;
+        }
+        counts.insert(network, count + 1);
+        Some(Stranger { all: Arc::clone(self), network })
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        let mut counts = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(count) = counts.get_mut(&self.network) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.network);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_one_network_there_are_so_many_and_another_has_its_own() {
+        let strangers = Arc::<Strangers>::default();
+        let admit = |from: &str| strangers.admit(from.parse().unwrap());
+        let mut taken: Vec<_> =
+            (0..HANDSHAKES_PER_NETWORK_MAX).map(|_| admit("192.0.2.1").unwrap()).collect();
+        assert!(admit("192.0.2.1").is_none() && admit("::ffff:192.0.2.1").is_none());
+        assert!(admit("192.0.2.2").is_some());
+        taken.pop();
+        taken.push(admit("192.0.2.1").unwrap());
+        taken.clear();
+        let other: Vec<_> =
+            (0..HANDSHAKES_PER_NETWORK_MAX).map(|i| admit(&format!("2001:db8::{i:x}")).unwrap()).collect();
+        assert!(admit("2001:db8::ffff").is_none(), "a network has as many addresses as it likes");
+        drop(other);
+        assert!(strangers.0.lock().unwrap().is_empty(), "nothing is left of who has gone");
+    }
+}

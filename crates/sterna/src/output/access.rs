@@ -1,0 +1,57 @@
+//! How it is printed for people who may use a daemon over TLS, and which daemons this user may ask.
+
+use std::time::{Duration, SystemTime};
+
+use api::{Access, Grant, NewlyGranted};
+
+use super::{dash, table};
+use crate::remotes::Remote;
+
+/// Who may use the daemon over TLS.
+pub(crate) fn list(access: &Access) -> String {
+    let mut text = match (&access.problem, &access.listen, &access.key) {
+        (Some(problem), ..) => format!("nobody is let in: {problem}\n"),
+        (None, Some(listen), Some(key)) => {
+            format!("the API is served over TLS at {listen}, with the key {key}\n")
+        }
+        _ => "the API is not served over TLS (api_tls.listen in the configuration)\n".to_owned(),
+    };
+    let mut table = table(&["NAME", "ROLE", "KEY"], &[]);
+    for grant in &access.grants {
+        let key = grant.key.clone().unwrap_or_else(|| format!("invited, for {} min yet", minutes(grant)));
+        table.add_row([grant.name.clone(), grant.role.to_string(), key]);
+    }
+    text.push_str(&format!("{table}\n"));
+    text
+}
+
+/// What was granted, with the command to type elsewhere.
+pub(crate) fn granted(granted: &NewlyGranted) -> String {
+    let NewlyGranted { grant, token, listen } = granted;
+    let port = listen.as_deref().and_then(|listen| listen.rsplit(':').next()).unwrap_or("PORT");
+    let Some(token) = token else {
+        return format!("{} is known by his key, with the role {}\n", grant.name, grant.role);
+    };
+    format!(
+        "{} may have the role {}; on his machine, within {} min:\n\nsterna remote add https://HOST:{port}\n\nand this \
+         invitation, when it asks:\n\n{token}\n",
+        grant.name,
+        grant.role,
+        minutes(grant),
+    )
+}
+
+/// The daemons that this user has added.
+pub(crate) fn remotes(remotes: &[Remote]) -> String {
+    let mut table = table(&["DAEMON", "KEY"], &[]);
+    for remote in remotes {
+        table.add_row([&remote.address, &remote.key]);
+    }
+    format!("{table}\n")
+}
+
+fn minutes(grant: &Grant) -> String {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let left = grant.invited_until_unix_ms.map(|until| Duration::from_millis(until).saturating_sub(now));
+    left.map_or_else(dash, |left| left.as_secs().div_ceil(60).to_string())
+}

@@ -1,0 +1,348 @@
+//! TLS for the API: as between hosts both sides are known by their keys, and no authority is asked.
+//!
+//! ```text
+//!   client                                     server
+//!     knows the server's key   ── TLS 1.3 ──►   knows the clients' keys
+//! ```
+//! Unlike between hosts (`tls.rs`), whose key it may be is judged *within* the handshake: who is not known gets an alert, and reaches
+//! nothing that reads requests. It knows nothing of what goes over a connection, and limits neither their number nor their time:
+//! that is the caller's.
+
+mod token;
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
+use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
+use rustls::{
+    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error,
+    ServerConfig, SignatureScheme,
+};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use crate::host_id::HostId;
+use crate::identity::Identity;
+use crate::tls::{self, HoldsItsKey};
+
+pub use self::token::{AccessToken, GarbledAccessToken};
+
+/// The protocol's name in the handshake (ALPN): what clients of HTTP offer.
+const PROTOCOL: &[u8] = b"http/1.1";
+
+/// A server's side of a connection.
+pub type ServerStream<S> = tokio_rustls::server::TlsStream<S>;
+/// A client's side of a connection.
+pub type ClientStream<S> = tokio_rustls::client::TlsStream<S>;
+
+/// Begins TLS with clients whose keys are known.
+#[derive(Clone)]
+pub struct Acceptor(TlsAcceptor);
+
+/// Begins TLS with a server whose key is known.
+#[derive(Clone)]
+pub struct Connector(TlsConnector);
+
+/// Why a client is not let in.
+#[derive(Debug, thiserror::Error)]
+#[error("{error}")]
+pub struct Refused<S> {
+    /// Whose key it has shown; `None`: none.
+    pub key: Option<HostId>,
+    /// What was wrong.
+    pub error: io::Error,
+    /// The connection: who closes it while something is unread takes the alert away from the client.
+    pub stream: S,
+}
+
+impl Acceptor {
+    /// Of a server that is `identity`, and lets in whose key `knows` says that it knows.
+    ///
+    /// # Errors
+    /// The identity cannot be used for TLS.
+    pub fn new(
+        identity: &Identity,
+        knows: impl Fn(HostId) -> bool + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let provider = Arc::new(ring::default_provider());
+        let verifier = Arc::new(KnownClients { form: HoldsItsKey::of(&provider), knows: Box::new(knows) });
+        let config = ServerConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(io::Error::other)?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(vec![identity.certificate().clone()], identity.key().clone_key());
+        let mut config = config.map_err(io::Error::other)?;
+        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        // Each connection proves its key anew: who is removed does not come back by what he was given before.
+        config.send_tls13_tickets = 0;
+        Ok(Self(TlsAcceptor::from(Arc::new(config))))
+    }
+
+    /// Lets a client in, and says whose key it has. The future may be dropped.
+    ///
+    /// # Errors
+    /// [`Refused`]; the client was told so.
+    pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
+        &self,
+        stream: S,
+    ) -> Result<(ServerStream<S>, HostId), Refused<S>> {
+        let accepted = self.0.accept(stream).into_fallible().await;
+        let stream =
+            accepted.map_err(|(error, stream)| Refused { key: refused_key(&error), error, stream })?;
+        match tls::host_of(stream.get_ref().1.peer_certificates()) {
+            Some(key) => Ok((stream, key)),
+            // The verifier has let nobody through without one.
+            None => {
+                let error = io::ErrorKind::InvalidData.into();
+                Err(Refused { key: None, error, stream: stream.into_inner().0 })
+            }
+        }
+    }
+}
+
+impl Connector {
+    /// Of a client that is `identity`, to the server that has the key `server`.
+    ///
+    /// # Errors
+    /// The identity cannot be used for TLS.
+    pub fn new(identity: &Identity, server: HostId) -> io::Result<Self> {
+        let provider = Arc::new(ring::default_provider());
+        let verifier = Arc::new(KnownServer { form: HoldsItsKey::of(&provider), server });
+        let config = ClientConfig::builder_with_provider(Arc::<CryptoProvider>::clone(&provider))
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(io::Error::other)?
+            .dangerous()
+            .with_custom_certificate_verifier(verifier)
+            .with_client_auth_cert(vec![identity.certificate().clone()], identity.key().clone_key());
+        let mut config = config.map_err(io::Error::other)?;
+        config.alpn_protocols = vec![PROTOCOL.to_vec()];
+        config.resumption = rustls::client::Resumption::disabled();
+        config.enable_sni = false;
+        Ok(Self(TlsConnector::from(Arc::new(config))))
+    }
+
+    /// Begins TLS. Whether the server knows this client is told by the first read.
+    ///
+    /// # Errors
+    /// The server has another key, or speaks no TLS.
+    pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<ClientStream<S>> {
+        let name = tls::Tls::server_name().map_err(io::Error::other)?;
+        self.0.connect(name, stream).await
+    }
+}
+
+/// Whether this is how a server says that it does not know the client's key.
+#[must_use]
+pub fn is_refusal(error: &io::Error) -> bool {
+    let error = error.get_ref().and_then(|cause| cause.downcast_ref::<Error>());
+    matches!(
+        error,
+        Some(Error::AlertReceived(
+            AlertDescription::AccessDenied
+                | AlertDescription::CertificateRequired
+                | AlertDescription::CertificateUnknown
+                | AlertDescription::BadCertificate
+        ))
+    )
+}
+
+/// Whose key the server has that was called, if it is not the one that was expected.
+#[must_use]
+pub fn other_server(error: &io::Error) -> Option<HostId> {
+    wrong_key(error).filter(|wrong| wrong.is_server).map(|wrong| wrong.key)
+}
+
+fn refused_key(error: &io::Error) -> Option<HostId> {
+    wrong_key(error).filter(|wrong| !wrong.is_server).map(|wrong| wrong.key)
+}
+
+fn wrong_key(error: &io::Error) -> Option<&WrongKey> {
+    match error.get_ref()?.downcast_ref::<Error>()? {
+        Error::InvalidCertificate(CertificateError::Other(other)) => other.0.downcast_ref(),
+        _ => None,
+    }
+}
+
+/// The other side holds its key, and is not known by it.
+#[derive(Debug)]
+struct WrongKey {
+    key: HostId,
+    is_server: bool,
+}
+
+impl fmt::Display for WrongKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "the key {} is not known", self.key)
+    }
+}
+
+impl std::error::Error for WrongKey {}
+
+impl WrongKey {
+    fn error(key: Option<HostId>, is_server: bool) -> Error {
+        match key {
+            Some(key) => {
+                CertificateError::Other(rustls::OtherError(Arc::new(Self { key, is_server }))).into()
+            }
+            None => CertificateError::BadEncoding.into(),
+        }
+    }
+}
+
+/// Checks that a client holds its key, and that it is known.
+struct KnownClients {
+    form: HoldsItsKey,
+    knows: Box<dyn Fn(HostId) -> bool + Send + Sync>,
+}
+
+impl fmt::Debug for KnownClients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KnownClients").finish_non_exhaustive()
+    }
+}
+
+impl ClientCertVerifier for KnownClients {
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        ClientCertVerifier::verify_client_cert(&self.form, end_entity, intermediates, now)?;
+        match tls::host_of_certificate(end_entity) {
+            Some(key) if (self.knows)(key) => Ok(ClientCertVerified::assertion()),
+            key => Err(WrongKey::error(key, false)),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        ClientCertVerifier::verify_tls12_signature(&self.form, message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        ClientCertVerifier::verify_tls13_signature(&self.form, message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        ClientCertVerifier::supported_verify_schemes(&self.form)
+    }
+}
+
+/// Checks that a server holds the key that is expected.
+#[derive(Debug)]
+struct KnownServer {
+    form: HoldsItsKey,
+    server: HostId,
+}
+
+impl ServerCertVerifier for KnownServer {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        self.form.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)?;
+        match tls::host_of_certificate(end_entity) {
+            Some(key) if key == self.server => Ok(ServerCertVerified::assertion()),
+            key => Err(WrongKey::error(key, true)),
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        ServerCertVerifier::verify_tls12_signature(&self.form, message, certificate, signature)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        ServerCertVerifier::verify_tls13_signature(&self.form, message, certificate, signature)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        ServerCertVerifier::supported_verify_schemes(&self.form)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    /// What becomes of a client with `client` that expects `expected` of a server with `server`, which knows `known`.
+    async fn check(
+        server: &Identity,
+        known: HostId,
+        client: &Identity,
+        expected: HostId,
+    ) -> (Result<HostId, Option<HostId>>, io::Result<u8>) {
+        let (near, far) = tokio::io::duplex(1 << 16);
+        let acceptor = Acceptor::new(server, move |key| key == known).unwrap();
+        let connector = Connector::new(client, expected).unwrap();
+        let serve = async {
+            match acceptor.accept(far).await {
+                Ok((mut stream, key)) => {
+                    stream.write_all(&[7]).await.unwrap();
+                    stream.flush().await.unwrap();
+                    Ok(key)
+                }
+                Err(refused) => Err(refused.key),
+            }
+        };
+        let call = async { connector.connect(near).await?.read_u8().await };
+        tokio::join!(serve, call)
+    }
+
+    #[tokio::test]
+    async fn only_keys_that_are_known_are_let_in_and_only_the_expected_server_is_spoken_to() {
+        let [server, client, other] = ["s", "c", "o"].map(|name| Identity::in_memory(name).unwrap());
+        let (let_in, read) = check(&server, client.id(), &client, server.id()).await;
+        assert_eq!((let_in, read.unwrap()), (Ok(client.id()), 7));
+        let (let_in, read) = check(&server, client.id(), &other, server.id()).await;
+        assert_eq!(let_in, Err(Some(other.id())), "it is known who was refused");
+        assert!(is_refusal(&read.unwrap_err()));
+        let (let_in, read) = check(&other, client.id(), &client, server.id()).await;
+        assert_eq!(let_in, Err(None));
+        let error = read.unwrap_err();
+        assert_eq!((other_server(&error), is_refusal(&error)), (Some(other.id()), false));
+    }
+
+    #[tokio::test]
+    async fn a_key_is_made_of_a_secret_always_the_same() {
+        let [one, again] = [[5; 32]; 2].map(|secret| Identity::of_secret("invited", &secret).unwrap());
+        let other = Identity::of_secret("invited", &[6; 32]).unwrap();
+        assert!(one.id() == again.id() && one.id() != other.id());
+        let server = Identity::in_memory("s").unwrap();
+        let (let_in, read) = check(&server, one.id(), &again, server.id()).await;
+        assert_eq!((let_in, read.unwrap()), (Ok(one.id()), 7));
+    }
+}

@@ -1,0 +1,118 @@
+//! An invitation to use a daemon's API, as a line of text: whose API it is, and a key that is good for bringing one's own.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::host_id::HostId;
+use crate::identity::{Identity, IdentityError};
+
+/// What every token begins with: what it is, and the version of what follows.
+const PREFIX: &str = "sterna-access-1-";
+/// Bytes of a token: the daemon's key, the secret, and a checksum of both.
+const BYTES: usize = 32 + 32 + 4;
+/// What the certificate is called that goes with the secret.
+const NAME: &str = "invitation";
+
+/// An invitation to use a daemon's API. Whoever has it may redeem it, once.
+#[derive(Clone, PartialEq, Eq)]
+pub struct AccessToken {
+    /// The daemon's key: nobody else is told anything.
+    pub server: HostId,
+    /// What the key is made of by which the daemon knows whoever redeems it.
+    pub secret: [u8; 32],
+}
+
+impl AccessToken {
+    /// A new one, of the daemon that has this key.
+    #[must_use]
+    pub fn new(server: HostId) -> Option<Self> {
+        let mut secret = [0; 32];
+        ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut secret).ok()?;
+        Some(Self { server, secret })
+    }
+
+    /// Who redeems it, until he has brought a key of his own.
+    ///
+    /// # Errors
+    /// The key cannot be made.
+    pub fn identity(&self) -> Result<Identity, IdentityError> {
+        Identity::of_secret(NAME, &self.secret)
+    }
+}
+
+/// The token as people copy it. **N.B.** It holds the secret.
+impl fmt::Display for AccessToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let content = [self.server.0, self.secret].concat();
+        let sum = crc32c::crc32c(&content).to_le_bytes();
+        f.write_str(PREFIX)?;
+        content.iter().chain(&sum).try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Shows no secret.
+impl fmt::Debug for AccessToken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AccessToken(of {:?})", self.server)
+    }
+}
+
+impl FromStr for AccessToken {
+    type Err = GarbledAccessToken;
+
+    fn from_str(text: &str) -> Result<Self, GarbledAccessToken> {
+        let digits = text.trim().strip_prefix(PREFIX).ok_or(GarbledAccessToken::NoToken)?.as_bytes();
+        if digits.len() != 2 * BYTES {
+            return Err(GarbledAccessToken::Damaged);
+        }
+        let value = |digit: u8| char::from(digit).to_digit(16).ok_or(GarbledAccessToken::Damaged);
+        let mut bytes = [0; BYTES];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+            *byte = (value(pair[0])? * 16 + value(pair[1])?) as u8;
+        }
+        let (mut server, mut secret) = ([0; 32], [0; 32]);
+        server.copy_from_slice(&bytes[..32]);
+        secret.copy_from_slice(&bytes[32..64]);
+        if crc32c::crc32c(&bytes[..64]).to_le_bytes() != bytes[64..] {
+            return Err(GarbledAccessToken::Damaged);
+        }
+        Ok(Self { server: HostId(server), secret })
+    }
+}
+
+/// Says that a text is no token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum GarbledAccessToken {
+    /// It does not begin as one.
+    #[error("this is no invitation to use a daemon: copy the whole line that begins with {PREFIX}")]
+    NoToken,
+    /// It begins as one, but what follows is not whole.
+    #[error("the invitation is damaged: copy the whole line again")]
+    Damaged,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{AccessToken, GarbledAccessToken};
+    use crate::host_id::HostId;
+
+    #[test]
+    fn a_token_survives_being_copied_and_a_damaged_one_is_noticed() {
+        let token = AccessToken { server: HostId([7; 32]), secret: [2; 32] };
+        let text = token.to_string();
+        assert_eq!(format!(" {text}\n").parse(), Ok(token.clone()));
+        assert!(!format!("{token:?}").contains("0202"));
+        for damaged in [
+            &text[..text.len() - 2],
+            &format!("{text}00"),
+            &text.replacen("07", "08", 1),
+            &text.replace('7', "é"),
+        ] {
+            assert_eq!(damaged.parse::<AccessToken>(), Err(GarbledAccessToken::Damaged), "{damaged}");
+        }
+        for other in ["", "sterna-invitation-1-00", "sterna-access-2-00"] {
+            assert_eq!(other.parse::<AccessToken>(), Err(GarbledAccessToken::NoToken), "{other}");
+        }
+        assert_ne!(AccessToken::new(HostId([7; 32])), AccessToken::new(HostId([7; 32])));
+    }
+}
