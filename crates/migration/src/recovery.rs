@@ -21,7 +21,7 @@
 
 use std::time::Duration;
 
-use chronicle::Generation;
+use chronicle::{Generation, StayId};
 
 use crate::handover::message::{ToSource, ToTarget};
 use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
@@ -171,6 +171,26 @@ pub fn answers_as_target(
         (ToSource::Unknown, Some(Stage::Ended(Outcome::Cancelled))) => vec![ToSource::Cancelled, answer],
         _ => vec![answer],
     }
+}
+
+/// What the sources of volumes would ask that lack nothing here any more once `records` are durable: they are answered as if they had
+/// ([`answer_as_target`]), and need not wait until they do. `before`: what is durable without them.
+pub fn asked_by_itself(before: &State, records: &[Record]) -> Vec<(HostId, MigrationId, ToTarget)> {
+    let concerned = records.iter().filter_map(|record| match record {
+        Record::Filled { volume } => match before.volumes.get(volume)?.stay {
+            StayId::Arrived(migration) => Some(MigrationId(migration)),
+            StayId::Made => None,
+        },
+        // What was missing may have come before the end was durable.
+        Record::MigrationEnded { migration, .. } => Some(*migration),
+        _ => None,
+    });
+    let questions = concerned.filter_map(|migration| {
+        let recorded = before.migrations.get(&migration)?;
+        let Side::Incoming { peer, remote, .. } = &recorded.side else { return None };
+        Some((*peer, *remote, ToTarget::IsWhole(recorded.hollow.as_ref()?.attempt)))
+    });
+    questions.collect()
 }
 
 /// The generations that the volumes of an incoming migration have once they are owned here.

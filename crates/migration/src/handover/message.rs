@@ -11,8 +11,9 @@
 //!   with blocks missing (`crate::filling`): what is missing was told before
 //!     │ ── PrepareHollow(n, manifests) ─────────────────────────► │ compares, flushes, promises durably
 //!     │    … Prepared, Commit, Active as above …                  │ fetches what it lacks
-//!     │ ── IsWhole(n) ──────────────────────────────────────────► │
-//!     │ ◄───────────────────────────────────────────── Whole(n) ─ │ nothing is missing any more, durably
+//!     │ ── IsWhole(n) ──────────────────────────────────────────► │ asked now and then
+//!     │ ◄───────────────────────────────────── Lacks(n, units) ── │ it is not, and by how much
+//!     │ ◄───────────────────────────────────────────── Whole(n) ─ │ nothing is missing any more, durably: said unasked, too
 //!
 //!     │ ── Abort(n) ────────────────────────────────────────────► │ waits for the next try
 //!     │ ◄───────────────────────────────────────────── Query(n) ─ │ prepared, and has heard nothing for long
@@ -102,4 +103,11 @@ pub enum ToSource {
     },
     /// Nothing is missing any more of volumes that were handed over in this try: the source's images are needed no longer.
     Whole(Attempt),
+    /// Of volumes that were handed over in this try something is missing still.
+    Lacks {
+        /// In this try.
+        attempt: Attempt,
+        /// How much of all of them, in units of a filling; at least one.
+        units: u64,
+    },
 }

@@ -209,6 +209,18 @@ impl State {
         self.fillings.retain(|_, filling| filling.stay != StayId::Arrived(migration.0));
     }
 
+    /// Of migrations that have ended it is known what they left behind until nothing of that is missing here: their sources are told
+    /// of which try it was.
+    pub(super) fn forget_hollows(&mut self) {
+        let fillings = &self.fillings;
+        let is_filled = |id: u64| fillings.values().any(|filling| filling.stay == StayId::Arrived(id));
+        for (id, state) in &mut self.migrations {
+            if state.has_ended() && !is_filled(id.0) {
+                state.hollow = None;
+            }
+        }
+    }
+
     /// Both as the records that follow a snapshot.
     pub(super) fn filling_records(&self) -> impl Iterator<Item = Record> {
         let hollows = self.migrations.iter().filter_map(|(migration, state)| {

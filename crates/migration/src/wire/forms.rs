@@ -143,6 +143,11 @@ pub(super) enum Form {
         known: Vec<KnownForm>,
         knows_all: bool,
     },
+    Lacks {
+        migration: u64,
+        attempt: u32,
+        units: u64,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -356,6 +361,9 @@ impl From<Message> for Form {
                     Self::TakenByForce { migration, generations: plain(generations) }
                 }
                 ToSource::Whole(Attempt(attempt)) => Self::Whole { migration, attempt },
+                ToSource::Lacks { attempt: Attempt(attempt), units } => {
+                    Self::Lacks { migration, attempt, units }
+                }
             },
         }
     }
@@ -412,6 +420,9 @@ impl From<Form> for Message {
             }
             Form::IsWhole { migration, attempt } => to_target(migration, ToTarget::IsWhole(Attempt(attempt))),
             Form::Whole { migration, attempt } => to_source(migration, ToSource::Whole(Attempt(attempt))),
+            Form::Lacks { migration, attempt, units } => {
+                to_source(migration, ToSource::Lacks { attempt: Attempt(attempt), units })
+            }
             Form::Prepared { migration, attempt } => {
                 to_source(migration, ToSource::Prepared(Attempt(attempt)))
             }

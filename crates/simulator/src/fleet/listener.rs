@@ -54,7 +54,8 @@ impl Listener for MigrationListener {
                         Some(driver) => driver.deliver(message),
                         None => {
                             let answer = recovery::answer_as_target(&state, peer, migration, &message);
-                            if let Some(message) = answer {
+                            let lacks = || host.lacks_still(peer, migration, &message);
+                            if let Some(message) = answer.or_else(lacks) {
                                 send(&channel.channel, &Message::ToSource { migration, message });
                             }
                         }
