@@ -342,3 +342,38 @@ fn a_restarted_source_says_what_is_missing_only_when_it_has_heard_it() {
         until_whole(&pair.alpha, &pair.beta, &begun.id)
     });
 }
+
+/// What a host keeps of what was written, for copies elsewhere.
+fn kept(host: &Host) -> anyhow::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(host.path("data/chronicles")).context("list the chronicles")? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".kept") {
+            found.push(name);
+        }
+    }
+    Ok(found)
+}
+
+#[test]
+fn what_is_whole_records_nothing_for_a_host_that_keeps_nothing() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let begun = hand_over(&pair.alpha, &pair.beta, "beta:a", &["--bandwidth", "1MiB/s"])?;
+        guest::until_worked(&guest, WORK_REQUESTS)?;
+        ensure!(kept(&pair.beta)?.len() == 1, "it may go back as long as it lacks something");
+        pair.alpha.sterna(["migration", "set", &begun.id, "--bandwidth", "none"])?.success()?;
+        until_whole(&pair.alpha, &pair.beta, &begun.id)?;
+        until("nothing is recorded", || Ok(kept(&pair.beta)?.is_empty().then_some(())))?;
+        guest::until_worked(&guest, WORK_REQUESTS)?;
+        ensure!(kept(&pair.beta)?.is_empty(), "{:?}", kept(&pair.beta)?);
+        // An image that is kept is come home to.
+        let order = ["migrate", "v", "--to", "alpha:a", "--strategy", "post-copy", "--keep-source"];
+        let ended: Migration = pair.beta.ask(&order)?;
+        ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+        guest::until_worked(&guest, WORK_REQUESTS)?;
+        ensure!(!kept(&pair.alpha)?.is_empty(), "what is written is known for the way back");
+        guest::stop_and_verify(guest).map(drop)
+    });
+}

@@ -452,6 +452,10 @@ impl Peers {
             Ok(Message::ToTarget { migration, message: ToTarget::IsWhole(attempt) }) => {
                 return self.asked_whether_whole(session, channel, migration, attempt);
             }
+            Ok(Message::ToTarget { migration, message: ToTarget::NothingKept(_) }) => {
+                self.runtime.spawn(async move { host.forget_copies_of(peer, migration).await });
+                return;
+            }
             Ok(Message::ToTarget { migration, message }) => {
                 let answers = host.answers_as_target(peer, migration, &message).into_iter();
                 answers.map(|message| Message::ToSource { migration, message }).collect()

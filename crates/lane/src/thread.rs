@@ -26,7 +26,7 @@ use futures_util::future::{Either, select};
 use migration::journal::Outcome;
 use migration::stay::Beginning;
 use migration::{MigrationId, PacingSettings, Phase};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::chronicler::{Chronicler, Keeping};
 use crate::control::Control;
@@ -315,6 +315,15 @@ impl Lane {
                 }
                 Command::Promote { migration, promoted, answer } => {
                     let _ = answer.send(self.promote(migration, *promoted));
+                }
+                Command::ForgetCopy { of, answer } => {
+                    let volume = Rc::clone(&self.volume);
+                    self.handle.spawn(async move {
+                        if let Err(error) = volume.chronicler().forget(of).await {
+                            warn!(%error, "what a copy lacks that is gone is remembered after a restart");
+                        }
+                        let _ = answer.send(());
+                    });
                 }
                 Command::GiveUpMissing { answer } => {
                     if let Some(filling) = &*self.filling.borrow() {

@@ -21,7 +21,7 @@
 
 use std::time::Duration;
 
-use chronicle::{Generation, StayId};
+use chronicle::{Generation, ReplicaOf, StayId};
 
 use crate::handover::message::{ToSource, ToTarget};
 use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
@@ -120,6 +120,8 @@ pub fn answer_as_target(
     let recorded = state.incoming(peer, remote).map(|(_, recorded)| recorded);
     let stage = recorded.map(|recorded| &recorded.stage);
     match (stage, message) {
+        // Whoever has the volumes is told ([`nothing_kept_of`]).
+        (_, ToTarget::NothingKept(_)) => None,
         (Some(Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. })), ToTarget::Commit { attempt, .. }) => {
             Some(ToSource::Active { attempt: *attempt, own: Duration::ZERO })
         }
@@ -191,6 +193,19 @@ pub fn asked_by_itself(before: &State, records: &[Record]) -> Vec<(HostId, Migra
         Some((*peer, *remote, ToTarget::IsWhole(recorded.hollow.as_ref()?.attempt)))
     });
     questions.collect()
+}
+
+/// The volumes that are here since a migration came from `peer`, where it has the number `remote`, and how the copies of them are called
+/// that were left there: of no use once nothing is kept there. Empty if something is missing here, which is there.
+pub fn nothing_kept_of(state: &State, peer: HostId, remote: MigrationId) -> Vec<(VolumeId, ReplicaOf)> {
+    let Some((migration, _)) = state.incoming(peer, remote) else { return Vec::new() };
+    if state.fillings_from(peer, remote).next().is_some() {
+        return Vec::new();
+    }
+    let came = StayId::Arrived(migration.0);
+    let copy = ReplicaOf::Host { host: peer.0, departure: remote.0 };
+    let here = state.volumes.iter().filter(|(_, known)| known.stay == came);
+    here.map(|(volume, _)| (*volume, copy)).collect()
 }
 
 /// The generations that the volumes of an incoming migration have once they are owned here.

@@ -4,14 +4,14 @@
 
 use std::time::Duration;
 
-use chronicle::Generation;
+use chronicle::{Generation, ReplicaOf};
 use migration::filling::Manifest;
 use migration::journal::{
     Entry, ExportSettings, Forwarding, Hollow, ImageLocation, MigratingVolume, Outcome, Record, Side, State,
     Summary, VolumeRecord,
 };
 use migration::message::{ToSource, ToTarget};
-use migration::recovery::{answer_as_target, asked_by_itself};
+use migration::recovery::{answer_as_target, asked_by_itself, nothing_kept_of};
 use migration::source::{Following, Moves, Peer, SourceAction, SourceEvent, SourceSettings};
 use migration::{Attempt, HostId, MigrationId, Phase, Source, VolumeId};
 
@@ -99,6 +99,21 @@ fn it_is_said_unasked_once_all_is_there_and_not_before() {
     let mut state = owner();
     assert_eq!(said(&mut state, &[one, other]), []);
     assert_eq!(said(&mut state, &[ended(HERE)]), [ToSource::Whole(ATTEMPT)]);
+}
+
+#[test]
+fn what_is_recorded_for_a_way_back_is_forgotten_once_nothing_is_missing_and_nothing_kept() {
+    let mut state = owner();
+    apply(&mut state, &[ended(HERE), Record::Filled { volume: DISKS[0] }]);
+    assert_eq!(nothing_kept_of(&state, FORMER, REMOTE), [], "the other disk may go back to what it lacks");
+    apply(&mut state, &[Record::Filled { volume: DISKS[1] }]);
+    assert_eq!(nothing_kept_of(&state, HostId([9; 32]), REMOTE), [], "a host that it is not from");
+    let copy = ReplicaOf::Host { host: FORMER.0, departure: REMOTE.0 };
+    assert_eq!(nothing_kept_of(&state, FORMER, REMOTE), DISKS.map(|disk| (disk, copy)));
+    let said = answer_as_target(&state, FORMER, REMOTE, &ToTarget::NothingKept(ATTEMPT));
+    assert_eq!(said, None, "nobody waits for an answer");
+    apply(&mut state, &[Record::VolumeRemoved { volume: DISKS[0] }]);
+    assert_eq!(nothing_kept_of(&state, FORMER, REMOTE), [(DISKS[1], copy)]);
 }
 
 fn settings() -> SourceSettings {

@@ -14,6 +14,7 @@
 //!     │ ── IsWhole(n) ──────────────────────────────────────────► │ asked now and then
 //!     │ ◄───────────────────────────────────── Lacks(n, units) ── │ it is not, and by how much
 //!     │ ◄───────────────────────────────────────────── Whole(n) ─ │ nothing is missing any more, durably: said unasked, too
+//!     │ ── NothingKept(n) ──────────────────────────────────────► │ forgets what it has recorded for a way back
 //!
 //!     │ ── Abort(n) ────────────────────────────────────────────► │ waits for the next try
 //!     │ ◄───────────────────────────────────────────── Query(n) ─ │ prepared, and has heard nothing for long
@@ -61,6 +62,9 @@ pub enum ToTarget {
     },
     /// The volumes that were handed over with blocks missing: do you have all of them?
     IsWhole(Attempt),
+    /// Of the volumes that were handed over with blocks missing, and have everything, no image is kept here that they could come back to.
+    /// Nobody answers: whoever does not hear it remembers for nobody.
+    NothingKept(Attempt),
 }
 
 /// From the target to the source.

@@ -148,6 +148,10 @@ pub(super) enum Form {
         attempt: u32,
         units: u64,
     },
+    NothingKept {
+        migration: u64,
+        attempt: u32,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -342,6 +346,7 @@ impl From<Message> for Form {
                     Self::PrepareHollow { migration, attempt, manifests }
                 }
                 ToTarget::IsWhole(Attempt(attempt)) => Self::IsWhole { migration, attempt },
+                ToTarget::NothingKept(Attempt(attempt)) => Self::NothingKept { migration, attempt },
             },
             Message::ToSource { migration: MigrationId(migration), message } => match message {
                 ToSource::Prepared(Attempt(attempt)) => Self::Prepared { migration, attempt },
@@ -419,6 +424,9 @@ impl From<Form> for Message {
                 to_target(migration, ToTarget::PrepareHollow { attempt, manifests })
             }
             Form::IsWhole { migration, attempt } => to_target(migration, ToTarget::IsWhole(Attempt(attempt))),
+            Form::NothingKept { migration, attempt } => {
+                to_target(migration, ToTarget::NothingKept(Attempt(attempt)))
+            }
             Form::Whole { migration, attempt } => to_source(migration, ToSource::Whole(Attempt(attempt))),
             Form::Lacks { migration, attempt, units } => {
                 to_source(migration, ToSource::Lacks { attempt: Attempt(attempt), units })

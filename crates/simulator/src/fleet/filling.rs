@@ -4,6 +4,7 @@ use std::rc::{Rc, Weak};
 
 use block::BlockDevice;
 use block::filter::FlushDebt;
+use chronicle::ReplicaOf;
 use lane::filling::{FillingStore, Missing, Surroundings};
 use lane::peer::{CallsOnly, RpcChannel, Service};
 use migration::filling::{FillingSettings, UNIT_BYTES, UnitMap};
@@ -88,6 +89,19 @@ impl SimHost {
         let fillings = self.serving.borrow().as_ref().map(|serving| serving.fillings.clone())?;
         let progress = fillings.iter().filter_map(|filling| filling.upgrade()?.progress());
         Some(progress.map(|progress| progress.units_missing).sum())
+    }
+
+    /// Nobody has these copies any more.
+    pub(super) fn forget_copies(&self, copies: Vec<(VolumeId, ReplicaOf)>) {
+        for (id, of) in copies {
+            let index = usize::from(id.0[0]) - 1;
+            let serving = self.serving.borrow();
+            let Some(volume) = serving.as_ref().and_then(|serving| serving.volumes[index].clone()) else {
+                continue;
+            };
+            // A data folder that is full remembers it, for nobody.
+            self.handle.spawn(async move { drop(volume.chronicler().forget(of).await) });
+        }
     }
 
     /// Answers sources that have not asked, if the journal has an answer.

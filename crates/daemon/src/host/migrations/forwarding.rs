@@ -139,6 +139,21 @@ impl Host {
         Some(units.max(1))
     }
 
+    /// The host that volumes came from by a migration keeps nothing of them: what is written need not be recorded for it.
+    pub(crate) async fn forget_copies_of(&self, peer: HostId, remote: MigrationId) {
+        let copies = self.journal.read(|state| {
+            let copies = recovery::nothing_kept_of(state, peer, remote).into_iter();
+            let named = copies.filter_map(|(id, of)| Some((state.volumes.get(&id)?.record.name.clone(), of)));
+            named.collect::<Vec<_>>()
+        });
+        for (name, of) in copies {
+            if let Some(Service::Serving(lane)) = self.volumes.service(&name) {
+                // A lane that ends takes nothing down any more.
+                let _ = lane.forget_copy(of).await;
+            }
+        }
+    }
+
     /// The lane that has what the target of a migration lacks of its volume of this position; `None`: there is none now.
     pub(crate) async fn lane_of_reservoir(
         self: &Arc<Self>,
