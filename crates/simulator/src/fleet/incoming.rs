@@ -126,6 +126,7 @@ impl IncomingMigration {
     async fn perform(&mut self, step: Step) -> Result<(), Failure> {
         if let (Step::MakeRoom, Some(left_by)) = (step, self.takes_back) {
             self.set_aside = Some(self.host.set_aside(left_by).await?);
+            self.host.let_vm_come_again().await?;
         }
         let Some(id) = self.id else { return Ok(()) };
         let recorded = self.host.journal().look(|state, _| state.migrations.get(&id).cloned());
