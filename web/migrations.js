@@ -172,9 +172,10 @@ function makeCard(first, isOpen) {
     text(state, ended ? migration.state : migration.state === "running" ? migration.phase : migration.state);
     set(state, "class", "pill " + tone(migration));
     set(node, "class", "card migration " + tone(migration));
-    const known = !elsewhere || ended;
+    const untold = migration.guest === "target" && migration.bytes_missing == null;
+    const known = (!elsewhere && !untold) || ended;
     const queued = migration.state === "queued";
-    text(outlook, ended ? ending(migration) : queued ? "waits for its turn" : known ? `${units.percent(migration.fraction)}, ${remaining(migration)}` : `${elsewhere} knows how far it is`);
+    text(outlook, ended ? ending(migration) : queued ? "waits for its turn" : known ? `${units.percent(migration.fraction)}, ${remaining(migration)}` : `${elsewhere ?? place(migration.target)} knows how far it is`);
     fill.style.width = known ? Math.min(100, migration.fraction * 100) + "%" : "0";
     set(bar, "aria-valuenow", known ? Math.floor(migration.fraction * 100) : null);
     set(bar, "class", "progress" + (known ? "" : " unknown"));
@@ -220,7 +221,7 @@ function showFigures(list, migration, activity) {
   const memory = migration.machine?.memory;
   const rows = countedAt(migration) && !hasEnded(migration) ? [["time", units.duration(migration.seconds)]] : [
     ["rate", hasEnded(migration) ? units.rate(migration.bytes_moved / Math.max(migration.seconds, 0.001)) : units.rate(migration.bytes_per_second)],
-    ["missing", units.bytes(migration.bytes_missing)],
+    ["missing", migration.bytes_missing != null ? units.bytes(migration.bytes_missing) : hasEnded(migration) ? null : "unknown"],
     ["moved", units.bytes(migration.bytes_moved)],
     ["guest’s median", activity ? units.latency(activity.median_us) : null],
     ["99 of 100", activity ? units.latency(activity.p99_us) : null],

@@ -292,3 +292,88 @@ fn nothing_is_lost_whichever_host_is_killed_while_a_volume_is_filled() {
         guest::stop_and_verify(guest).map(drop)
     });
 }
+
+#[test]
+fn a_source_hears_at_once_that_nothing_is_missing() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        drop(guest::stop_and_verify(guest::start(&pair.alpha.export()?, 1 << 20)?)?.client);
+        let mut took = Vec::new();
+        for trip in 0..10 {
+            let (from, to) = if trip % 2 == 0 { (&pair.alpha, "beta:a") } else { (&pair.beta, "alpha:a") };
+            let ended: Migration = from.ask(&["migrate", "v", "--to", to, "--strategy", "post-copy"])?;
+            ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+            took.push(ended.seconds);
+            // A source that asked would have asked after as long as that.
+            if ended.seconds < 0.5 {
+                println!("seconds: {took:?}");
+                return Ok(());
+            }
+        }
+        anyhow::bail!("none of {took:?} s is less than a question takes to come");
+    });
+}
+
+#[test]
+fn a_restarted_source_says_what_is_missing_only_when_it_has_heard_it() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        drop(guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?.client);
+        let begun = hand_over(&pair.alpha, &pair.beta, "beta:a", &["--bandwidth", "1MiB/s"])?;
+        pair.alpha.kill()?;
+        pair.link.set(LinkState::Cut);
+        pair.alpha.start()?;
+        let mut shown = pair.alpha.migration(&begun.id)?;
+        ensure!(shown.bytes_missing.is_none() && shown.fraction < 1.0, "nobody has said it: {shown:?}");
+        let text = pair.alpha.sterna(["migration", "show", &begun.id])?.success()?;
+        ensure!(text.contains("unknown") && !text.contains('%'), "{text}");
+        pair.link.set(LinkState::Up);
+        shown = until("it is known what is missing", || {
+            Ok(Some(pair.alpha.migration(&begun.id)?).filter(|shown| shown.bytes_missing.is_some()))
+        })?;
+        let (said, lacking) =
+            (shown.bytes_missing.unwrap_or(0), filling(&pair.beta)?.context("it lacks some")?);
+        // It was said a little before, and less is missing since.
+        let fits = lacking.bytes_missing <= said && said <= lacking.bytes_at_handover;
+        ensure!(fits && said > 0 && shown.fraction < 1.0, "{shown:?}, {lacking:?}");
+        let text = pair.alpha.sterna(["migration", "show", &begun.id])?.success()?;
+        ensure!(!text.contains("100.0 %"), "{text}");
+        pair.alpha.sterna(["migration", "set", &begun.id, "--bandwidth", "none"])?.success()?;
+        until_whole(&pair.alpha, &pair.beta, &begun.id)
+    });
+}
+
+/// What a host keeps of what was written, for copies elsewhere.
+fn kept(host: &Host) -> anyhow::Result<Vec<String>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(host.path("data/chronicles")).context("list the chronicles")? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        if name.ends_with(".kept") {
+            found.push(name);
+        }
+    }
+    Ok(found)
+}
+
+#[test]
+fn what_is_whole_records_nothing_for_a_host_that_keeps_nothing() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let begun = hand_over(&pair.alpha, &pair.beta, "beta:a", &["--bandwidth", "1MiB/s"])?;
+        guest::until_worked(&guest, WORK_REQUESTS)?;
+        ensure!(kept(&pair.beta)?.len() == 1, "it may go back as long as it lacks something");
+        pair.alpha.sterna(["migration", "set", &begun.id, "--bandwidth", "none"])?.success()?;
+        until_whole(&pair.alpha, &pair.beta, &begun.id)?;
+        until("nothing is recorded", || Ok(kept(&pair.beta)?.is_empty().then_some(())))?;
+        guest::until_worked(&guest, WORK_REQUESTS)?;
+        ensure!(kept(&pair.beta)?.is_empty(), "{:?}", kept(&pair.beta)?);
+        // An image that is kept is come home to.
+        let order = ["migrate", "v", "--to", "alpha:a", "--strategy", "post-copy", "--keep-source"];
+        let ended: Migration = pair.beta.ask(&order)?;
+        ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+        guest::until_worked(&guest, WORK_REQUESTS)?;
+        ensure!(!kept(&pair.alpha)?.is_empty(), "what is written is known for the way back");
+        guest::stop_and_verify(guest).map(drop)
+    });
+}

@@ -259,8 +259,8 @@ pub struct Migration {
     pub bytes_zero: u64,
     /// Bytes written to the target: copied and mirrored.
     pub bytes_moved: u64,
-    /// Bytes that the target still misses.
-    pub bytes_missing: u64,
+    /// Bytes that the target still misses; `None`: that is not known, as when the source of volumes that are filled was restarted.
+    pub bytes_missing: Option<u64>,
     /// Bytes a second that were synchronised of late; 0 once it has ended.
     pub bytes_per_second: f64,
     /// Seconds since it began, or that it took.

@@ -14,6 +14,7 @@ mod noted;
 mod programs;
 mod routes;
 mod surveys;
+mod telling;
 mod turns;
 pub(crate) mod veil;
 
@@ -175,16 +176,6 @@ impl Peers {
             let detail = "the other host was started again before it answered; try again".to_owned();
             Err(Refusal { code: wire::RefusalCode::Busy, detail })
         })
-    }
-
-    /// Tells the other host of a migration for which no lane here has a line.
-    pub(crate) fn tell_target(&self, session: &Session, migration: MigrationId, message: ToTarget) {
-        let (kind, source, volume) = (Kind::Migration, self.own(), VolumeIndex(0));
-        let subject = Subject { kind, source, migration, volume };
-        if let Ok(bytes) = wire::encode(&Message::ToTarget { migration, message }) {
-            let channel = subject.channel(host_id(session.peer()));
-            send(session, channel, Priority::Control, Head::Message.encode(), bytes.into());
-        }
     }
 
     /// How many requests of another host were refused since this daemon began.
@@ -458,6 +449,13 @@ impl Peers {
     fn answer_from_journal(&self, session: &Session, channel: ChannelId, message: &[u8]) {
         let (Some(host), peer) = (self.host(), host_id(session.peer())) else { return };
         let answers: Vec<_> = match wire::decode(message) {
+            Ok(Message::ToTarget { migration, message: ToTarget::IsWhole(attempt) }) => {
+                return self.asked_whether_whole(session, channel, migration, attempt);
+            }
+            Ok(Message::ToTarget { migration, message: ToTarget::NothingKept(_) }) => {
+                self.runtime.spawn(async move { host.forget_copies_of(peer, migration).await });
+                return;
+            }
             Ok(Message::ToTarget { migration, message }) => {
                 let answers = host.answers_as_target(peer, migration, &message).into_iter();
                 answers.map(|message| Message::ToSource { migration, message }).collect()

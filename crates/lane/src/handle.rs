@@ -326,6 +326,10 @@ pub(crate) enum Command {
         promoted: Box<Promoted>,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
+    ForgetCopy {
+        of: ReplicaOf,
+        answer: oneshot::Sender<()>,
+    },
     GiveUpMissing {
         answer: oneshot::Sender<()>,
     },
@@ -483,6 +487,14 @@ impl LaneHandle {
     /// [`Refused::Ended`].
     pub async fn limit_waits(&self, to: Option<Duration>) -> Result<(), Refused> {
         self.ask(|answer| Command::LimitWaits { to, answer }).await
+    }
+
+    /// Forgets what a copy elsewhere lacks, which nobody has any more.
+    ///
+    /// # Errors
+    /// [`Refused::Ended`].
+    pub async fn forget_copy(&self, of: ReplicaOf) -> Result<(), Refused> {
+        self.ask(|answer| Command::ForgetCopy { of, answer }).await
     }
 
     /// Gives up what is missing of a volume that is being filled: whoever reads that gets an error from now on.

@@ -105,7 +105,7 @@ impl Recorder {
             sample.bytes_mirrored = progress.bytes_mirrored.saturating_sub(mirrored);
             sample.bytes_zero = progress.bytes_zero.saturating_sub(zero);
             if progress.phase != Phase::Ended {
-                sample.bytes_missing = Some(progress.bytes_missing);
+                sample.bytes_missing = progress.bytes_missing;
                 sample.waits_for = progress.waiting.map(|waiting| waiting.reason);
                 sample.suspended = progress.suspended;
             }

@@ -26,7 +26,7 @@ use futures_util::future::{Either, select};
 use migration::journal::Outcome;
 use migration::stay::Beginning;
 use migration::{MigrationId, PacingSettings, Phase};
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::chronicler::{Chronicler, Keeping};
 use crate::control::Control;
@@ -200,6 +200,8 @@ struct CurrentMigration {
     followed: Cell<Option<MigrationId>>,
     /// The migration whose target is being opened; it has no driver yet.
     opening: Cell<Option<MigrationId>>,
+    /// What takes, or took, the calls of the source that brings the volume back into the image that it has left here.
+    came_by: RefCell<Option<Rc<Service>>>,
     /// Has the driver leave it where it is.
     set_aside: RefCell<Option<oneshot::Sender<()>>>,
     /// Records it, or goes on to record the last one for a while.
@@ -314,6 +316,15 @@ impl Lane {
                 Command::Promote { migration, promoted, answer } => {
                     let _ = answer.send(self.promote(migration, *promoted));
                 }
+                Command::ForgetCopy { of, answer } => {
+                    let volume = Rc::clone(&self.volume);
+                    self.handle.spawn(async move {
+                        if let Err(error) = volume.chronicler().forget(of).await {
+                            warn!(%error, "what a copy lacks that is gone is remembered after a restart");
+                        }
+                        let _ = answer.send(());
+                    });
+                }
                 Command::GiveUpMissing { answer } => {
                     if let Some(filling) = &*self.filling.borrow() {
                         filling.give_up_missing();
@@ -424,13 +435,16 @@ impl Lane {
 
     /// Runs a migration to its end, and its recorder a little longer.
     fn drive(&self, driver: SourceHandle, run: impl Future<Output = Outcome> + 'static) {
-        self.migration.driver.replace(Some(driver));
+        self.migration.driver.replace(Some(driver.clone()));
         let (set_aside, is_set_aside) = oneshot::channel();
         self.migration.set_aside.replace(Some(set_aside));
         let current = Rc::clone(&self.migration);
         let recorder = current.recorder.borrow().clone();
         self.handle.spawn(async move {
-            if let Either::Right((Err(Canceled), run)) = select(Box::pin(run), is_set_aside).await {
+            if let Either::Right((asked, run)) = select(Box::pin(run), is_set_aside).await
+                // N.B. it may have heard at this very instant that nothing is missing: its image is being dealt with then.
+                && (asked == Err(Canceled) || driver.phase() != Phase::Filling)
+            {
                 run.await;
             }
             current.driver.replace(None);

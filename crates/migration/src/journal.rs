@@ -24,7 +24,7 @@ mod state;
 mod version_3;
 
 pub use codec::{CodecError, Ending, FRAME_BYTES_MAX, Frames, HEADER, HEADER_BYTES, VERSION, encode};
-pub use filling::{Hollow, VolumeFilling};
+pub use filling::{Hollow, VolumeFilling, Way};
 pub use image::{ImageFormat, ImageLocation, Place, Reservation, ReservedContent};
 pub use origin::{ImageFate, ImageWish, Origin};
 pub use record::{

@@ -14,8 +14,9 @@ pub struct Progress {
     pub phase: Phase,
     /// Bytes of blocks that have become synchronised since it began, each time counted.
     pub bytes_synchronised: u64,
-    /// Bytes of blocks still missing or in flight.
-    pub bytes_missing: u64,
+    /// Bytes of blocks still missing or in flight; `None`: that is not known, as of volumes that have left with blocks missing after
+    /// a restart, until the target has said it.
+    pub bytes_missing: Option<u64>,
     /// Part of the copying that is done, 0 to 1. Never falls, and is 1 only when nothing is missing.
     pub fraction: f64,
     /// Bytes that the mover has written to the target.

@@ -21,7 +21,7 @@
 
 use std::time::Duration;
 
-use chronicle::Generation;
+use chronicle::{Generation, ReplicaOf, StayId};
 
 use crate::handover::message::{ToSource, ToTarget};
 use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
@@ -120,6 +120,8 @@ pub fn answer_as_target(
     let recorded = state.incoming(peer, remote).map(|(_, recorded)| recorded);
     let stage = recorded.map(|recorded| &recorded.stage);
     match (stage, message) {
+        // Whoever has the volumes is told ([`nothing_kept_of`]).
+        (_, ToTarget::NothingKept(_)) => None,
         (Some(Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. })), ToTarget::Commit { attempt, .. }) => {
             Some(ToSource::Active { attempt: *attempt, own: Duration::ZERO })
         }
@@ -171,6 +173,39 @@ pub fn answers_as_target(
         (ToSource::Unknown, Some(Stage::Ended(Outcome::Cancelled))) => vec![ToSource::Cancelled, answer],
         _ => vec![answer],
     }
+}
+
+/// What the sources of volumes would ask that lack nothing here any more once `records` are durable: they are answered as if they had
+/// ([`answer_as_target`]), and need not wait until they do. `before`: what is durable without them.
+pub fn asked_by_itself(before: &State, records: &[Record]) -> Vec<(HostId, MigrationId, ToTarget)> {
+    let concerned = records.iter().filter_map(|record| match record {
+        Record::Filled { volume } => match before.volumes.get(volume)?.stay {
+            StayId::Arrived(migration) => Some(MigrationId(migration)),
+            StayId::Made => None,
+        },
+        // What was missing may have come before the end was durable.
+        Record::MigrationEnded { migration, .. } => Some(*migration),
+        _ => None,
+    });
+    let questions = concerned.filter_map(|migration| {
+        let recorded = before.migrations.get(&migration)?;
+        let Side::Incoming { peer, remote, .. } = &recorded.side else { return None };
+        Some((*peer, *remote, ToTarget::IsWhole(recorded.hollow.as_ref()?.attempt)))
+    });
+    questions.collect()
+}
+
+/// The volumes that are here since a migration came from `peer`, where it has the number `remote`, and how the copies of them are called
+/// that were left there: of no use once nothing is kept there. Empty if something is missing here, which is there.
+pub fn nothing_kept_of(state: &State, peer: HostId, remote: MigrationId) -> Vec<(VolumeId, ReplicaOf)> {
+    let Some((migration, _)) = state.incoming(peer, remote) else { return Vec::new() };
+    if state.fillings_from(peer, remote).next().is_some() {
+        return Vec::new();
+    }
+    let came = StayId::Arrived(migration.0);
+    let copy = ReplicaOf::Host { host: peer.0, departure: remote.0 };
+    let here = state.volumes.iter().filter(|(_, known)| known.stay == came);
+    here.map(|(volume, _)| (*volume, copy)).collect()
 }
 
 /// The generations that the volumes of an incoming migration have once they are owned here.

@@ -7,7 +7,7 @@ use migration::authority::{Denied, Request, Role, judge};
 use migration::filling::Manifest;
 use migration::journal::{
     Entry, ExportSettings, Forwarding, Hollow, ImageLocation, MigratingVolume, Outcome, Record, Side, Stage,
-    State, Summary, VolumeRecord,
+    State, Summary, VolumeRecord, Way,
 };
 use migration::recovery::{Step, recover};
 use migration::{Attempt, HostId, MigrationId, VolumeId, VolumeIndex};
@@ -194,4 +194,53 @@ fn what_it_lacked_need_not_come_once_it_has_gone_back() {
     assert!(state.fillings.contains_key(&DISK), "it may be handed back, and lacks as much as before");
     apply(&mut state, vec![ended(RETURN, moved())]);
     assert!(state.fillings.is_empty());
+}
+
+#[test]
+fn a_vm_that_is_noted_to_come_is_seen_to_by_what_comes_and_not_by_what_has_left() {
+    let names = ["v".to_owned()];
+    let ways = |state: &State| [Way::Here, Way::Elsewhere].map(|way| state.is_under_way(&names, way));
+    let mut state = reservoir();
+    assert_eq!(ways(&state), [false, true]);
+    begin_return(&mut state, RETURN);
+    assert_eq!(ways(&state), [true, true]);
+    apply(&mut state, vec![Record::Discarding { migration: RETURN, outcome: Outcome::Cancelled }]);
+    apply(&mut state, vec![ended(RETURN, Outcome::Cancelled)]);
+    assert_eq!(ways(&state), [false, true], "a VM that did not come is noted by a start not to have come");
+    assert!(!state.is_under_way(&["w".to_owned()], Way::Elsewhere), "another volume");
+}
+
+#[test]
+fn what_came_together_goes_back_together_also_if_some_of_it_lacks_nothing() {
+    let disks = [DISK, OTHER_DISK];
+    let image = |store: &str, disk: VolumeId| ImageLocation::raw_file(store, format!("/{store}/{disk}"));
+    let mut state = State::default();
+    let records = disks.map(|volume| VolumeRecord {
+        volume,
+        name: volume.to_string(),
+        ..record(image("b", volume), 1)
+    });
+    let volumes = disks.map(|volume| MigratingVolume {
+        volume,
+        source: image("a", volume),
+        target: image("b", volume),
+    });
+    let side = Side::Incoming {
+        peer: HERE,
+        peer_name: "a".to_owned(),
+        remote: DEPARTURE,
+        volumes: records.to_vec(),
+    };
+    let volumes = volumes.to_vec();
+    apply(
+        &mut state,
+        vec![Record::MigrationStarted { migration: DEPARTURE, volumes, keep_source: false, side }],
+    );
+    let manifests = disks.map(|disk| (disk, Manifest { units: 3, checksum: 1 })).to_vec();
+    let hollow = Record::Hollow { migration: DEPARTURE, hollow: Hollow { attempt: ATTEMPT, manifests } };
+    apply(&mut state, vec![hollow, Record::TargetPrepared { migration: DEPARTURE, attempt: ATTEMPT }]);
+    let generations = disks.map(|disk| (disk, Generation(2))).to_vec();
+    apply(&mut state, vec![Record::Owned { migration: DEPARTURE, attempt: ATTEMPT, generations }]);
+    apply(&mut state, vec![ended(DEPARTURE, moved()), Record::Filled { volume: OTHER_DISK }]);
+    assert_eq!(state.came_with(&state.fillings[&DISK]), disks);
 }

@@ -29,7 +29,7 @@ fn migration() -> Migration {
         bytes_mirrored: 17 << 20,
         bytes_zero: 20 << 20,
         bytes_moved: 429 << 20,
-        bytes_missing: 0,
+        bytes_missing: Some(0),
         bytes_per_second: 0.0,
         seconds: 2.0,
         remaining_seconds: None,

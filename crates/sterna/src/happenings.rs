@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::top::sheet::{vm_state, volume_place};
 use crate::top::words::{clean, latency, moment, place};
-use crate::units::{bytes, duration, percent};
+use crate::units::{bytes, duration};
 
 /// Something that has happened.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -304,7 +304,7 @@ fn standing(migration: &Migration) -> String {
         api::MigrationState::Running => migration.phase.name(),
         state => state.name(),
     };
-    let mut words = format!("{phase}, {}", percent(migration.fraction));
+    let mut words = format!("{phase}, {}", crate::output::share(migration));
     if migration.attempt > 1 {
         words += &format!(", try {}", migration.attempt);
     }

@@ -251,7 +251,20 @@ pub(crate) fn migrations(migrations: &Vec<Migration>) -> String {
 /// How far it is, or was; nobody remembers that of one that came to nothing before the daemon was started again.
 fn done(migration: &Migration) -> String {
     let is_forgotten = migration.state.has_ended() && migration.fraction == 0.0;
-    if is_forgotten || at_source(migration).is_some() { dash() } else { percent(migration.fraction) }
+    if is_forgotten || at_source(migration).is_some() { dash() } else { share(migration) }
+}
+
+/// How much of it is done, of one that this host counts; after a restart of it, what has followed of volumes that have left with blocks
+/// missing only their new owner knows.
+pub(crate) fn share(migration: &Migration) -> String {
+    let has_left = migration.guest == api::GuestLocation::Target && !migration.state.has_ended();
+    let is_unknown = has_left && migration.bytes_missing.is_none();
+    if is_unknown { "unknown".to_owned() } else { percent(migration.fraction) }
+}
+
+/// What the target still misses.
+pub(crate) fn missing(migration: &Migration) -> String {
+    migration.bytes_missing.map_or_else(|| "unknown".to_owned(), bytes)
 }
 
 fn why(migration: &Migration) -> String {
@@ -276,7 +289,7 @@ pub(crate) fn migration(migration: &Migration) -> String {
     rows.extend(migration.retried_as.clone().map(|id| ("retried as", id)));
     if matches!(migration.state, api::MigrationState::Running | api::MigrationState::Paused) {
         rows.push(("phase", migration.phase.name().to_owned()));
-        let progress = || format!("{}, {}", percent(migration.fraction), remaining(migration));
+        let progress = || format!("{}, {}", share(migration), remaining(migration));
         rows.push(("done", at_source(migration).map_or_else(progress, |host| format!("{host} knows"))));
     }
     rows.extend(waiting(migration).map(|waiting| ("waits for", waiting)));

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::commands::CommandError;
 use crate::output::{self, Format, remaining, waiting};
-use crate::units::{bytes, percent};
+use crate::units::bytes;
 
 /// Time that a request for news stays with the daemon.
 const WAIT_MS: u64 = 5_000;
@@ -223,7 +223,7 @@ fn describe(migration: &Migration) -> String {
     let mut text = format!(
         "{} {}  {} moved, {}/s, {}",
         migration.phase.name(),
-        percent(migration.fraction),
+        output::share(migration),
         bytes(migration.bytes_moved),
         bytes(migration.bytes_per_second as u64),
         remaining(migration),

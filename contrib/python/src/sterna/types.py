@@ -513,8 +513,9 @@ class Migration(TypedDict):
     bytes_copied: int
     # Bytes of guest writes that went to the target as well.
     bytes_mirrored: int
-    # Bytes that the target still misses.
-    bytes_missing: int
+    # Bytes that the target still misses; null: that is not known, as when the source of volumes that are filled was
+    # restarted.
+    bytes_missing: NotRequired[int | None]
     # Bytes written to the target: copied and mirrored.
     bytes_moved: int
     # Bytes a second that were synchronised of late; 0 once it has ended.

@@ -212,10 +212,7 @@ impl Migrations {
                 volume: *volume,
                 peer: filling.peer,
                 from: filling.peer_name.clone(),
-                together: state
-                    .fillings_from(filling.peer, filling.remote)
-                    .map(|(volume, _)| volume)
-                    .collect(),
+                together: state.came_with(filling),
             });
             used.chain(filled).collect()
         })

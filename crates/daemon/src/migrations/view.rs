@@ -166,7 +166,7 @@ fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Out
         shown.failure = Some(failure_name(*code).to_owned());
     }
     if shown.state == MigrationState::Moved && *outcome != Outcome::TakenBack {
-        (shown.fraction, shown.bytes_missing) = (1.0, 0);
+        (shown.fraction, shown.bytes_missing) = (1.0, Some(0));
         shown.switch_over = (summary.gate_closed_us > 0).then(|| switch_over(summary));
     }
 }
@@ -308,7 +308,7 @@ fn begun() -> Migration {
         bytes_mirrored: 0,
         bytes_zero: 0,
         bytes_moved: 0,
-        bytes_missing: 0,
+        bytes_missing: None,
         bytes_per_second: 0.0,
         seconds: 0.0,
         remaining_seconds: None,

@@ -2,12 +2,12 @@
 
 use std::path::PathBuf;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use chronicle::StayId;
 use lane::{Control, ControlFault, HooksFault, Keeper, LaneFuture, Report, VmFault};
 use migration::journal::{ImageLocation, MigrationState, Moved, Record};
-use migration::recovery::Retirement;
+use migration::recovery::{self, Retirement};
 use migration::{CommitFault, MigrationId, Phase, StayKey, VolumeId};
 use tokio::sync::oneshot;
 
@@ -18,6 +18,7 @@ use crate::journal::{Journal, step_of};
 use crate::migrations::history::Histories;
 use crate::migrations::registry::Migrations;
 use crate::migrations::volume_hooks::VolumeHooks;
+use crate::peers::Peers;
 use crate::vms::moving::VmMoves;
 use crate::volumes::chronicles::Chronicles;
 
@@ -33,6 +34,8 @@ pub(crate) struct LaneControl {
     pub(crate) data_dir: PathBuf,
     pub(crate) moving: Arc<VmMoves>,
     pub(crate) volume_hooks: Arc<VolumeHooks>,
+    /// Which tell the hosts that volumes came from.
+    pub(crate) peers: Weak<Peers>,
     /// Whose helper threads handle images.
     pub(crate) runtime: tokio::runtime::Handle,
 }
@@ -111,12 +114,19 @@ impl Control for LaneControl {
     fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
         records.iter().filter_map(step_of).for_each(fail_point::in_lane);
         let has_filled = records.iter().any(|record| matches!(record, Record::Filled { .. }));
+        let unasked = self.journal.read(|state| recovery::asked_by_itself(state, &records));
         let (migrations, committed) = (Arc::clone(&self.migrations), self.journal.commit(records));
+        let peers = Weak::clone(&self.peers);
         Box::pin(async move {
             committed.await?;
             if has_filled {
                 // A migration of the volume may wait for that.
                 migrations.turn();
+            }
+            if let Some(peers) = peers.upgrade() {
+                for (source, migration, asked) in unasked {
+                    peers.answer_unasked(source, migration, &asked);
+                }
             }
             Ok(())
         })

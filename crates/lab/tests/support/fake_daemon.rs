@@ -240,7 +240,7 @@ fn migration(state: MigrationState) -> Migration {
         bytes_mirrored: 234,
         bytes_zero: 0,
         bytes_moved: 1234,
-        bytes_missing: 0,
+        bytes_missing: Some(0),
         bytes_per_second: 0.0,
         seconds: 0.25,
         remaining_seconds: None,

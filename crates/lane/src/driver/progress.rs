@@ -2,14 +2,18 @@
 
 use std::time::Duration;
 
-use migration::source::Costs;
+use migration::filling::UNIT_BYTES;
+use migration::source::{Costs, Following};
 use migration::strategy::Tally;
-use migration::{Progress, VolumeIndex, Waiting};
+use migration::{Phase, Progress, VolumeIndex, Waiting};
 
 use super::SourceDriver;
 use super::participant::SourceParticipant;
 use crate::REPORT_INTERVAL;
 use crate::control::Report;
+
+/// What is there of volumes that are not whole, at most.
+const NEARLY: f64 = 0.999;
 
 impl SourceDriver {
     pub(super) fn costs(&self) -> Costs {
@@ -36,7 +40,7 @@ impl SourceDriver {
         let mut progress = Progress {
             phase,
             bytes_synchronised: 0,
-            bytes_missing: 0,
+            bytes_missing: None,
             fraction: 0.0,
             bytes_copied: 0,
             bytes_mirrored: 0,
@@ -50,14 +54,15 @@ impl SourceDriver {
             rounds: Vec::new(),
         };
         let volumes = self.participants.len().max(1) as f64;
+        let mut bytes_missing = 0;
         let indices = VolumeIndex::all(self.participants.len());
         for (index, participant) in indices.zip(&self.participants) {
             let volume = participant.progress();
             progress.rounds.extend(volume.rounds.iter().map(|round| (index, *round)));
             progress.bytes_synchronised += volume.bytes_synchronised;
-            progress.bytes_missing += volume.bytes_missing;
-            // What has left with blocks missing is not whole before they have followed.
-            let is_whole = self.is_released && volume.bytes_missing == 0;
+            bytes_missing += volume.bytes_missing;
+            // What was left behind has followed, also what was overwritten there, when the target has said so.
+            let is_whole = self.is_released && (volume.bytes_missing == 0 || phase == Phase::Retiring);
             progress.fraction += if is_whole { 1.0 } else { volume.fraction } / volumes;
             if !self.is_released {
                 progress.waiting = progress.waiting.or(volume.waiting);
@@ -65,6 +70,11 @@ impl SourceDriver {
             }
             progress.copy_bytes_per_second += volume.copy_bytes_per_second;
             progress.suspended = progress.suspended.or(volume.suspended);
+        }
+        progress.bytes_missing = Some(if phase == Phase::Retiring { 0 } else { bytes_missing });
+        if let Some(following) = self.source.following() {
+            (progress.bytes_missing, progress.fraction) =
+                followed(following, bytes_missing, progress.bytes_synchronised);
         }
         // Before and after the handover it is measured by different things.
         progress.fraction = progress.fraction.max(self.fraction.get());
@@ -75,5 +85,45 @@ impl SourceDriver {
         progress.bytes_zero = costs.bytes_zero;
         progress.tally = costs.tally;
         progress
+    }
+}
+
+/// What is missing of volumes that have left without all of their blocks, and how much of them is there. `bytes_missing`,
+/// `bytes_synchronised`: by what was copied and read here; both are 0 after a restart.
+///
+/// It is never whole: that, the target says.
+fn followed(following: Following, bytes_missing: u64, bytes_synchronised: u64) -> (Option<u64>, f64) {
+    let bytes = |units: u64| units.saturating_mul(UNIT_BYTES);
+    let all = match bytes_missing.saturating_add(bytes_synchronised) {
+        0 => bytes(following.units_at_handover),
+        all => all,
+    };
+    // What has been read may be read again, so that it is not known to be there.
+    let by_reads = (bytes_missing + bytes_synchronised > 0).then(|| bytes_missing.max(UNIT_BYTES));
+    let missing = following.units_missing.map(bytes).or(by_reads);
+    let there = missing.map_or(0, |missing| all.saturating_sub(missing));
+    (missing, (there as f64 / all.max(1) as f64).min(NEARLY))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_follows_is_not_known_after_a_restart_before_it_was_said_and_is_never_whole() {
+        let following = |units_missing| Following { units_at_handover: 100, units_missing };
+        assert_eq!(followed(following(None), 0, 0), (None, 0.0));
+        assert_eq!(followed(following(Some(25)), 0, 0), (Some(25 * UNIT_BYTES), 0.75));
+        // In the run in which they left, it is known from the beginning, and more exactly when it is said.
+        assert_eq!(
+            followed(following(None), 50 * UNIT_BYTES, 150 * UNIT_BYTES),
+            (Some(50 * UNIT_BYTES), 0.75)
+        );
+        assert_eq!(
+            followed(following(Some(20)), 50 * UNIT_BYTES, 150 * UNIT_BYTES),
+            (Some(20 * UNIT_BYTES), 0.9)
+        );
+        let (missing, fraction) = followed(following(None), 0, 200 * UNIT_BYTES);
+        assert!(missing.is_some_and(|missing| missing > 0) && fraction < 1.0, "{missing:?}, {fraction}");
     }
 }

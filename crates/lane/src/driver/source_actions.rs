@@ -2,6 +2,8 @@
 
 use chronicle::Generation;
 use futures_channel::oneshot;
+use migration::journal::ImageLocation;
+use migration::message::ToTarget;
 use migration::recovery::Retirement;
 use migration::source::{SourceAction, SourceEvent};
 use migration::{Phase, VolumeId};
@@ -68,10 +70,22 @@ impl SourceDriver {
             Phase::Retiring if before != Phase::Filling => self.order_all(SourceOrder::ServeFromSuccessor),
             _ => {}
         }
+        if (before, phase) == (Phase::Filling, Phase::Retiring) {
+            self.say_if_nothing_is_kept();
+        }
         self.control.entered(migration, phase);
         // The gates are closed in these: a report would only make that longer.
         if !matches!(phase, Phase::Closing | Phase::Preparing | Phase::Releasing | Phase::Committing) {
             self.report_progress(self.handle.now());
+        }
+    }
+
+    /// What followed its volume was recorded there for a way back, which had to be cheap until all was there.
+    fn say_if_nothing_is_kept(&self) {
+        let is_deleted =
+            |image: &ImageLocation| Retirement::of(image, self.keep_source) == Retirement::Delete;
+        if self.images.iter().all(is_deleted) {
+            (self.to_target)(ToTarget::NothingKept(self.source.attempt()));
         }
     }
 

@@ -156,6 +156,10 @@ impl TargetVolume {
                 let _ = self.events.unbounded_send(Heard::Changes(index, changes));
             }
             TargetOrder::LeaveStore => {
+                if let Some(service) = &self.service {
+                    // N.B. what waits is not written any more: an image that another host reads stays, and may be come back to again.
+                    service.withdraw(Address::Replica(index.0));
+                }
                 self.leave_filling();
                 if let Some((home, generation)) = self.led_to.take() {
                     volume.change_hands(home, generation);

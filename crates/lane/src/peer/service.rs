@@ -150,7 +150,7 @@ impl Service {
     }
 
     /// Hears nothing more of the peer; resolves when all that it has asked for has been answered.
-    pub(crate) async fn end(&self) {
+    pub async fn end(&self) {
         self.is_over.set(true);
         self.over.notify();
         let has_ended = || self.under_way.borrow().get() == 0 && self.left_behind().is_empty();

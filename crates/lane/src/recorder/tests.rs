@@ -141,7 +141,7 @@ fn progress(phase: Phase, bytes_copied: u64) -> Report {
     let progress = Progress {
         phase,
         bytes_synchronised: 0,
-        bytes_missing: 0,
+        bytes_missing: Some(0),
         fraction: 0.0,
         bytes_copied,
         bytes_mirrored: 0,

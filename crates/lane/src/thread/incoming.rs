@@ -46,6 +46,10 @@ impl Lane {
             (None, None) => Ok((self.volume.store(), self.leased.take())),
             (None, Some(store)) => store.into_device(&self.handle, &self.engine).await,
         };
+        if let Some(before) = self.migration.came_by.take().filter(|_| order.takes_back.is_some()) {
+            // N.B. an image that was come back to before: what is still being written there must not land on what is written next.
+            before.end().await;
+        }
         if let (Some(left_by), Ok((store, _))) = (order.takes_back, &store) {
             self.reservoir.reopen(left_by, Rc::clone(store));
         }
@@ -75,6 +79,9 @@ impl Lane {
             IncomingRole::Drives(_) => VolumeIndex(0),
             IncomingRole::Joins(participation) => participation.index(),
         };
+        if order.takes_back.is_some() {
+            self.migration.came_by.replace(Some(Rc::clone(&service)));
+        }
         let store = FlushDebt::new(store);
         service.offer(Address::Replica(index.0), Rc::clone(&store) as Rc<dyn BlockDevice>);
         if let Some(leased) = &leased {

@@ -11,8 +11,10 @@
 //!   with blocks missing (`crate::filling`): what is missing was told before
 //!     │ ── PrepareHollow(n, manifests) ─────────────────────────► │ compares, flushes, promises durably
 //!     │    … Prepared, Commit, Active as above …                  │ fetches what it lacks
-//!     │ ── IsWhole(n) ──────────────────────────────────────────► │
-//!     │ ◄───────────────────────────────────────────── Whole(n) ─ │ nothing is missing any more, durably
+//!     │ ── IsWhole(n) ──────────────────────────────────────────► │ asked now and then
+//!     │ ◄───────────────────────────────────── Lacks(n, units) ── │ it is not, and by how much
+//!     │ ◄───────────────────────────────────────────── Whole(n) ─ │ nothing is missing any more, durably: said unasked, too
+//!     │ ── NothingKept(n) ──────────────────────────────────────► │ forgets what it has recorded for a way back
 //!
 //!     │ ── Abort(n) ────────────────────────────────────────────► │ waits for the next try
 //!     │ ◄───────────────────────────────────────────── Query(n) ─ │ prepared, and has heard nothing for long
@@ -60,6 +62,9 @@ pub enum ToTarget {
     },
     /// The volumes that were handed over with blocks missing: do you have all of them?
     IsWhole(Attempt),
+    /// Of the volumes that were handed over with blocks missing, and have everything, no image is kept here that they could come back to.
+    /// Nobody answers: whoever does not hear it remembers for nobody.
+    NothingKept(Attempt),
 }
 
 /// From the target to the source.
@@ -102,4 +107,11 @@ pub enum ToSource {
     },
     /// Nothing is missing any more of volumes that were handed over in this try: the source's images are needed no longer.
     Whole(Attempt),
+    /// Of volumes that were handed over in this try something is missing still.
+    Lacks {
+        /// In this try.
+        attempt: Attempt,
+        /// How much of all of them, in units of a filling; at least one.
+        units: u64,
+    },
 }

@@ -10,7 +10,8 @@
 //! target is active, or that it gives the volumes back; until then nobody serves them, and nobody else ever will.
 //!
 //! *Filling* is gone through if the volumes were handed over with blocks missing: the source's images are all that has these,
-//! and stay as they are until the target says that it has everything, however long it takes.
+//! and stay as they are until the target says that it has everything, however long it takes. The target says so by itself; it is
+//! asked besides, because its word may be lost, and because it answers how much is missing.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -65,6 +66,8 @@ enum State {
     /// The target works, and reads here what it lacks.
     Filling {
         ask_at: Duration,
+        /// What it lacks, as it has said; `None`: it has not.
+        units_missing: Option<u64>,
     },
     Retiring,
     TakingBack {
@@ -136,6 +139,12 @@ impl Handover {
                 self.retire(actions);
                 Step::Entered
             }
+            (State::Filling { ask_at, .. }, ToSource::Lacks { attempt, units })
+                if attempt == self.attempt =>
+            {
+                self.state = State::Filling { ask_at: *ask_at, units_missing: Some(units) };
+                Step::Stay
+            }
             (State::Committing { .. }, ToSource::HandedBack { attempt, generations, detail })
                 if attempt == self.attempt =>
             {
@@ -178,7 +187,8 @@ impl Handover {
     fn target_works(&mut self, now: Duration, actions: &mut VecDeque<SourceAction>) {
         match self.left {
             Completeness::Hollow if !broken(Bug::RetiredBeforeWhole) => {
-                self.state = State::Filling { ask_at: now + ASK_WHOLE };
+                // It is asked at once: after a restart of this host it may have had everything for long.
+                self.state = State::Filling { ask_at: now, units_missing: None };
             }
             Completeness::Whole | Completeness::Hollow => self.retire(actions),
         }
@@ -224,7 +234,7 @@ impl Handover {
                 actions.push_back(commit);
                 Step::Stay
             }
-            State::Filling { ask_at } if *ask_at <= now => {
+            State::Filling { ask_at, .. } if *ask_at <= now => {
                 *ask_at = now + ASK_WHOLE;
                 actions.push_back(SourceAction::Send(ToTarget::IsWhole(self.attempt)));
                 Step::Stay
@@ -242,10 +252,19 @@ impl Handover {
         }
     }
 
+    /// What the target lacks, as it has said it; `None`: it lacks nothing. The inner `None`: that is not known.
+    pub(crate) fn units_missing(&self) -> Option<Option<u64>> {
+        match (&self.state, self.left) {
+            (State::Committing { .. }, Completeness::Hollow) => Some(None),
+            (State::Filling { units_missing, .. }, _) => Some(*units_missing),
+            _ => None,
+        }
+    }
+
     pub(crate) fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         match &self.state {
             State::Committing { repeat_at } => Some((*repeat_at, "the target to take the volumes over")),
-            State::Filling { ask_at } => Some((*ask_at, "the target to fetch what it lacks")),
+            State::Filling { ask_at, .. } => Some((*ask_at, "the target to fetch what it lacks")),
             State::Discarding { repeat_at, .. } => Some((*repeat_at, "the target to delete its images")),
             State::TakingBack { retry_at, .. } => Some(((*retry_at)?, "the journal")),
             State::Retiring | State::Over => None,

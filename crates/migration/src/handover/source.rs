@@ -23,7 +23,7 @@ use crate::identity::{Attempt, CommitId, VolumeIndex};
 use crate::journal::{MigrationState, Outcome, Side, Stage, Summary};
 
 pub use attempt::ATTEMPTS_MAX;
-pub use event::{Costs, Moves, Peer, SourceAction, SourceEvent, SourceSettings};
+pub use event::{Costs, Following, Moves, Peer, SourceAction, SourceEvent, SourceSettings};
 
 /// Pause before a commit that the journal did not take, or a message without an answer, is repeated.
 const REPEAT: Duration = Duration::from_millis(200);
@@ -169,7 +169,11 @@ impl Source {
         source.attempt = recorded.aborted.max(recorded.attempt());
         match &recorded.stage {
             Stage::Copying => {}
-            Stage::Released(_) => source.hand_over(now, now, Completeness::of(recorded)),
+            Stage::Released(_) => {
+                let hollow = recorded.hollow_now().into_iter().flat_map(|hollow| &hollow.manifests);
+                source.manifests = hollow.map(|(_, manifest)| Some(*manifest)).collect();
+                source.hand_over(now, now, Completeness::of(recorded));
+            }
             Stage::HandedBack => {
                 let detail = "the volume could not be started at the target".to_owned();
                 source.tell(now, Outcome::HandedBack { detail });
@@ -337,6 +341,17 @@ impl Source {
     /// How many tries this run has made.
     pub fn tries(&self) -> u32 {
         self.tries
+    }
+
+    /// What follows of volumes that have left with blocks missing; `None`: nothing does.
+    pub fn following(&self) -> Option<Following> {
+        let State::Released { handover, .. } = &self.state else { return None };
+        let units_missing = handover.units_missing()?;
+        let units_at_handover =
+            self.manifests.iter().flatten().map(|manifest| manifest.units).fold(0, u64::saturating_add);
+        // Whatever it says, no more than what it was told.
+        let units_missing = units_missing.map(|units| units.min(units_at_handover));
+        Some(Following { units_at_handover, units_missing })
     }
 
     /// Tells what copying has cost, for the record at the end.

@@ -53,6 +53,15 @@ pub struct VolumeFilling {
     pub is_given_up: bool,
 }
 
+/// Where a VM is noted to be on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// It comes.
+    Here,
+    /// It leaves.
+    Elsewhere,
+}
+
 impl MigrationState {
     /// What is left behind in this try; `None`: nothing.
     pub fn hollow_in(&self, attempt: Attempt) -> Option<&Hollow> {
@@ -109,6 +118,19 @@ impl State {
             .map(|(volume, filling)| (*volume, filling))
     }
 
+    /// The volumes that came together with one that is filled here, itself included: they go back together, also those that lack nothing
+    /// any more.
+    pub fn came_with(&self, filling: &VolumeFilling) -> Vec<VolumeId> {
+        let came = match filling.stay {
+            StayId::Arrived(migration) => self.migrations.get(&MigrationId(migration)),
+            StayId::Made => None,
+        };
+        match came {
+            Some(came) => came.volumes.iter().map(|moving| moving.volume).collect(),
+            None => self.fillings_from(filling.peer, filling.remote).map(|(volume, _)| volume).collect(),
+        }
+    }
+
     /// The migration by which these volumes, and no others, have left for `peer`, which reads here what they lack there; `None`: they
     /// have not, or lack nothing.
     pub fn reservoir_for(&self, peer: HostId, volumes: &[VolumeId]) -> Option<MigrationId> {
@@ -138,6 +160,18 @@ impl State {
         let brings = self.migrations.get(&migration)?;
         let mut left = self.unfinished().filter(|(id, _)| *id < migration);
         left.find(|(_, left)| left.is_brought_back_by(brings)).map(|(id, _)| id)
+    }
+
+    /// Tells whether volumes of these names are on their way, so that a VM which is noted to be on its way with them is seen to by their
+    /// migration. Those that have left may be on their way back: that is another migration, and the VM's who is noted to come.
+    pub fn is_under_way(&self, names: &[String], way: Way) -> bool {
+        let is_it = |known: &MigrationState| match &known.side {
+            Side::Incoming { .. } => way == Way::Here,
+            Side::Outgoing { .. } => way == Way::Elsewhere,
+            Side::OneHost => false,
+        };
+        self.unfinished()
+            .any(|(_, known)| is_it(known) && known.names.iter().any(|name| names.contains(name)))
     }
 
     /// Tells whether another host reads in the image at `place` what it lacks of a volume: it is not deleted, whatever comes to nothing.
@@ -207,6 +241,18 @@ impl State {
     /// The volumes of a migration go back to where they came from: nothing of them is filled here any more.
     pub(super) fn end_fillings(&mut self, migration: MigrationId) {
         self.fillings.retain(|_, filling| filling.stay != StayId::Arrived(migration.0));
+    }
+
+    /// Of migrations that have ended it is known what they left behind until nothing of that is missing here: their sources are told
+    /// of which try it was.
+    pub(super) fn forget_hollows(&mut self) {
+        let fillings = &self.fillings;
+        let is_filled = |id: u64| fillings.values().any(|filling| filling.stay == StayId::Arrived(id));
+        for (id, state) in &mut self.migrations {
+            if state.has_ended() && !is_filled(id.0) {
+                state.hollow = None;
+            }
+        }
     }
 
     /// Both as the records that follow a snapshot.

@@ -206,7 +206,10 @@ impl State {
             Record::FillingKnown { volume, filling } => {
                 self.fillings.insert(*volume, (**filling).clone());
             }
-            Record::Filled { volume } => drop(self.fillings.remove(volume)),
+            Record::Filled { volume } => {
+                self.fillings.remove(volume);
+                self.forget_hollows();
+            }
             Record::MissingGivenUp { volume } => {
                 if let Some(filling) = self.fillings.get_mut(volume) {
                     filling.is_given_up = true;
@@ -226,7 +229,7 @@ impl State {
                 state.ended_unix_ms = Some(at_unix_ms);
                 state.summary = *summary;
                 state.returning.clear();
-                state.hollow = None;
+                self.forget_hollows();
                 self.forget_origins();
             }
             Record::MovedForgotten { volume } => {

@@ -352,8 +352,8 @@ impl MigrationSession {
 
     /// It has ended, durably.
     fn ended(&mut self, outcome: Outcome) {
-        if outcome == Outcome::TakenBack {
-            // Where everything is, the migration says that has brought it back.
+        if outcome == Outcome::TakenBack && !broken(Bug::LeftAgainUnasked) {
+            // Where everything is, the VM included, the migration says that has brought it back.
             return self.conclude(outcome);
         }
         self.actions.push_back(Action::PlaceVolumes(outcome.clone()));

@@ -316,6 +316,15 @@ fn any_event() -> impl Strategy<Value = Event> {
     ]
 }
 
+#[test]
+fn a_departure_that_was_taken_back_says_nothing_of_where_its_vm_is() {
+    let mut session = MigrationSession::resume(Role::Source, true, PATIENCE);
+    assert_eq!(asked(&mut session), [Action::Recall]);
+    session.handle_event(Duration::ZERO, Event::Recalled(Some(Stage::Ended(Outcome::TakenBack))));
+    assert_eq!(asked(&mut session), [Action::Conclude(Outcome::TakenBack)]);
+    assert!(session.is_over());
+}
+
 proptest! {
     /// Whatever happens: who asked is told once, it is concluded once and never before its end is durable, and then nothing more
     /// is asked for.

@@ -143,6 +143,15 @@ pub(super) enum Form {
         known: Vec<KnownForm>,
         knows_all: bool,
     },
+    Lacks {
+        migration: u64,
+        attempt: u32,
+        units: u64,
+    },
+    NothingKept {
+        migration: u64,
+        attempt: u32,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -337,6 +346,7 @@ impl From<Message> for Form {
                     Self::PrepareHollow { migration, attempt, manifests }
                 }
                 ToTarget::IsWhole(Attempt(attempt)) => Self::IsWhole { migration, attempt },
+                ToTarget::NothingKept(Attempt(attempt)) => Self::NothingKept { migration, attempt },
             },
             Message::ToSource { migration: MigrationId(migration), message } => match message {
                 ToSource::Prepared(Attempt(attempt)) => Self::Prepared { migration, attempt },
@@ -356,6 +366,9 @@ impl From<Message> for Form {
                     Self::TakenByForce { migration, generations: plain(generations) }
                 }
                 ToSource::Whole(Attempt(attempt)) => Self::Whole { migration, attempt },
+                ToSource::Lacks { attempt: Attempt(attempt), units } => {
+                    Self::Lacks { migration, attempt, units }
+                }
             },
         }
     }
@@ -411,7 +424,13 @@ impl From<Form> for Message {
                 to_target(migration, ToTarget::PrepareHollow { attempt, manifests })
             }
             Form::IsWhole { migration, attempt } => to_target(migration, ToTarget::IsWhole(Attempt(attempt))),
+            Form::NothingKept { migration, attempt } => {
+                to_target(migration, ToTarget::NothingKept(Attempt(attempt)))
+            }
             Form::Whole { migration, attempt } => to_source(migration, ToSource::Whole(Attempt(attempt))),
+            Form::Lacks { migration, attempt, units } => {
+                to_source(migration, ToSource::Lacks { attempt: Attempt(attempt), units })
+            }
             Form::Prepared { migration, attempt } => {
                 to_source(migration, ToSource::Prepared(Attempt(attempt)))
             }

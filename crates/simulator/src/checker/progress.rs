@@ -31,14 +31,13 @@ impl ProgressWatch {
         if fraction >= 1.0 && !self.past_commit_point {
             return Some(format!("progress is {fraction} in {phase}, before the commit point"));
         }
-        // N.B. a volume that is handed back has been whole, and progress never falls.
-        if phase == Phase::Filling && fraction >= 1.0 && progress.bytes_missing > 0 {
-            return Some(format!(
-                "progress is {fraction} in {phase}, and {} bytes are missing",
-                progress.bytes_missing
-            ));
+        // N.B. that volumes which have left are whole their target says, and then the phase is another one. One that is handed back
+        // has been whole, and progress never falls.
+        if phase == Phase::Filling && (fraction >= 1.0 || progress.bytes_missing == Some(0)) {
+            let missing = progress.bytes_missing;
+            return Some(format!("progress is {fraction} in {phase}, and missing {missing:?}"));
         }
-        let shown = (phase, progress.bytes_synchronised, progress.bytes_missing);
+        let shown = (phase, progress.bytes_synchronised, progress.bytes_missing.unwrap_or(u64::MAX));
         let is_explained = progress.waiting.is_some() || progress.suspended.is_some();
         match self.unexplained {
             Some((since, phase, synchronised, missing))
@@ -65,7 +64,7 @@ mod tests {
         Progress {
             phase,
             bytes_synchronised: 0,
-            bytes_missing: 1,
+            bytes_missing: Some(1),
             fraction,
             bytes_copied: 0,
             bytes_mirrored: 0,
@@ -94,7 +93,13 @@ mod tests {
         let mut watch = ProgressWatch::default();
         assert!(watch.report(Duration::ZERO, &progress(Phase::Filling, 1.0)).is_some());
         let mut watch = ProgressWatch::default();
-        let whole = Progress { bytes_missing: 0, ..progress(Phase::Retiring, 1.0) };
+        let said_too_early = Progress { bytes_missing: Some(0), ..progress(Phase::Filling, 0.5) };
+        assert!(watch.report(Duration::ZERO, &said_too_early).is_some());
+        let mut watch = ProgressWatch::default();
+        let unknown = Progress { bytes_missing: None, ..progress(Phase::Filling, 0.0) };
+        assert_eq!(watch.report(Duration::ZERO, &unknown), None);
+        let mut watch = ProgressWatch::default();
+        let whole = Progress { bytes_missing: Some(0), ..progress(Phase::Retiring, 1.0) };
         assert_eq!(watch.report(Duration::ZERO, &whole), None);
     }
 

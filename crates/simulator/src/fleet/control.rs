@@ -1,18 +1,20 @@
 //! The control plane that the halves of a driver talk to, on one of several hosts.
 
+use std::cell::RefCell;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use futures_channel::oneshot;
 use lane::{Control, ControlFault, HooksFault, Keeper, LaneFuture, Report, VmFault};
 use migration::journal::{ImageLocation, Record};
-use migration::recovery::Retirement;
+use migration::recovery::{self, Retirement};
 use migration::{CommitFault, MigrationId, Phase};
 
 use super::host::SimHost;
 use super::place::Place;
 use super::tally::Event;
 use super::vm::SimVm;
+use crate::checker::progress::ProgressWatch;
 
 /// How long dealing with an image takes.
 const FILE_WORK: Duration = Duration::from_micros(300);
@@ -22,11 +24,13 @@ pub(super) struct HostControl {
     incarnation: u64,
     /// The source of the migration, where its phases are entered.
     source: Place,
+    progress: RefCell<ProgressWatch>,
 }
 
 impl HostControl {
     pub(super) fn new(host: &Rc<SimHost>, source: Place) -> Rc<Self> {
-        Rc::new(Self { host: Rc::downgrade(host), incarnation: host.incarnation(), source })
+        let progress = RefCell::default();
+        Rc::new(Self { host: Rc::downgrade(host), incarnation: host.incarnation(), source, progress })
     }
 
     fn vm(&self) -> Option<Rc<SimVm>> {
@@ -68,7 +72,18 @@ impl Control for HostControl {
 
     fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
         match self.host.upgrade() {
-            Some(host) => host.journal().commit(records),
+            Some(host) => {
+                let asked = host.journal().look(|state, _| recovery::asked_by_itself(state, &records));
+                let committed = host.journal().commit(records);
+                let (me, incarnation) = (Weak::clone(&self.host), self.incarnation);
+                Box::pin(async move {
+                    committed.await?;
+                    if let Some(host) = me.upgrade().filter(|host| host.incarnation() == incarnation) {
+                        host.answer_unasked(asked);
+                    }
+                    Ok(())
+                })
+            }
             None => Box::pin(std::future::ready(Err(CommitFault::Unknown))),
         }
     }
@@ -125,7 +140,14 @@ impl Control for HostControl {
         }
     }
 
-    fn report(&self, _: Report) {}
+    fn report(&self, report: Report) {
+        let Report::Progress { progress, .. } = report else { return };
+        let Some(host) = self.host.upgrade() else { return };
+        let wrong = self.progress.borrow_mut().report(host.handle.now(), &progress);
+        if let Some(wrong) = wrong {
+            host.world.violated("progress", || wrong);
+        }
+    }
 
     fn entered(&self, migration: MigrationId, phase: Phase) {
         if let (Phase::Closing, Some(host)) = (phase, self.host.upgrade())

@@ -4,15 +4,19 @@ use std::rc::{Rc, Weak};
 
 use block::BlockDevice;
 use block::filter::FlushDebt;
+use chronicle::ReplicaOf;
 use lane::filling::{FillingStore, Missing, Surroundings};
 use lane::peer::{CallsOnly, RpcChannel, Service};
 use migration::filling::{FillingSettings, UNIT_BYTES, UnitMap};
 use migration::journal::VolumeFilling;
-use migration::{MigrationId, StayKey, VolumeId};
+use migration::message::{ToSource, ToTarget};
+use migration::wire::Message;
+use migration::{HostId, MigrationId, StayKey, VolumeId, recovery};
 
 use super::control::HostControl;
 use super::host::{SimHost, volume_id};
 use super::link::Subject;
+use super::listener::send;
 use super::place::Place;
 use crate::disk::SimDisk;
 
@@ -64,6 +68,53 @@ impl SimHost {
         let filling = self.filling_store((index, key), store, from, Some(missing))?;
         filling.begin();
         Some(filling)
+    }
+
+    /// What a source is answered that asks whether its volumes have everything here, if they do not.
+    pub(super) fn lacks_still(
+        &self,
+        peer: HostId,
+        remote: MigrationId,
+        asked: &ToTarget,
+    ) -> Option<ToSource> {
+        let ToTarget::IsWhole(attempt) = *asked else { return None };
+        let lacking = self.journal().look(|state, _| state.fillings_from(peer, remote).next().is_some());
+        let units = self.units_missing().filter(|_| lacking)?.max(1);
+        Some(ToSource::Lacks { attempt, units })
+    }
+
+    /// What all volumes lack; `None`: no daemon runs that knows it.
+    pub(super) fn units_missing(&self) -> Option<u64> {
+        // Whoever hears the question looks at it already.
+        let fillings = self.serving.borrow().as_ref().map(|serving| serving.fillings.clone())?;
+        let progress = fillings.iter().filter_map(|filling| filling.upgrade()?.progress());
+        Some(progress.map(|progress| progress.units_missing).sum())
+    }
+
+    /// Nobody has these copies any more.
+    pub(super) fn forget_copies(&self, copies: Vec<(VolumeId, ReplicaOf)>) {
+        for (id, of) in copies {
+            let index = usize::from(id.0[0]) - 1;
+            let serving = self.serving.borrow();
+            let Some(volume) = serving.as_ref().and_then(|serving| serving.volumes[index].clone()) else {
+                continue;
+            };
+            // A data folder that is full remembers it, for nobody.
+            self.handle.spawn(async move { drop(volume.chronicler().forget(of).await) });
+        }
+    }
+
+    /// Answers sources that have not asked, if the journal has an answer.
+    pub(super) fn answer_unasked(self: &Rc<Self>, asked: Vec<(HostId, MigrationId, ToTarget)>) {
+        for (peer, migration, message) in asked {
+            let answer =
+                recovery::answer_as_target(&self.journal().acknowledged(), peer, migration, &message);
+            let Some(message) = answer else { continue };
+            let place = Place::of(peer);
+            if let Some(channel) = self.channel(place, Subject::Migration(place, migration)) {
+                send(&channel.channel, &Message::ToSource { migration, message });
+            }
+        }
     }
 
     /// This daemon's end of the line to a reservoir; opened when it is asked for first.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, Geometry, Handle};
 use chronicle::{BlockSize, MarkPolicy};
+use lane::peer::Service;
 use lane::resuming::Rhythm;
 use lane::{Control as _, TimeLimits};
 use migration::journal::{ImageLocation, MigrationState, Promotion, Record, Side, Stage, State};
@@ -109,6 +110,8 @@ pub(crate) struct SimHost {
     pub(super) vm_note_under_way: Cell<Option<VmNote>>,
     /// The migration with which this daemon expects it.
     pub(super) vm_expected: Cell<Option<Subject>>,
+    /// What took the calls of the last source by which volumes were to come.
+    pub(super) came_by: RefCell<Option<Rc<Service>>>,
     /// Which daemon of another host has said that it could run the VM.
     pub(super) vm_examined_by: Cell<Option<(Place, u64)>>,
     /// The phase of the migration that goes out from here.
@@ -273,6 +276,7 @@ impl SimHost {
                 vm_note: Cell::default(),
                 vm_note_under_way: Cell::default(),
                 vm_expected: Cell::default(),
+                came_by: RefCell::default(),
                 vm_examined_by: Cell::default(),
                 phase: Cell::default(),
                 incarnation: Cell::default(),
@@ -362,6 +366,7 @@ impl SimHost {
         self.vm_note_torn();
         self.vm_examined_by.set(None);
         self.vm_expected.set(None);
+        self.came_by.take();
         self.answers.borrow_mut().clear();
         self.local.crash();
         for link in &self.links {

@@ -126,6 +126,7 @@ impl IncomingMigration {
     async fn perform(&mut self, step: Step) -> Result<(), Failure> {
         if let (Step::MakeRoom, Some(left_by)) = (step, self.takes_back) {
             self.set_aside = Some(self.host.set_aside(left_by).await?);
+            self.host.let_vm_come_again().await?;
         }
         let Some(id) = self.id else { return Ok(()) };
         let recorded = self.host.journal().look(|state, _| state.migrations.get(&id).cloned());
@@ -295,6 +296,11 @@ impl SimHost {
         moves: Moves,
     ) -> Option<Ends> {
         let stay = StayId::Arrived(id.0);
+        // As a lane does: what an earlier way back still writes must not land on what this one writes.
+        let before = self.came_by.take();
+        if let Some(before) = before.filter(|_| self.left_in_place(recorded).is_some()) {
+            before.end().await;
+        }
         let coming = self.wait_for_volumes(stay, recorded, resumed, (from, remote))?;
         let left_behind = keeps.then_some(ReplicaOf::Host { host: from.host().0, departure: remote.0 });
         for (coming, generation) in coming.iter().zip(generations_of(recorded)) {
@@ -393,6 +399,10 @@ impl SimHost {
             }
         }
         let (trial_max, service) = (self.manner.limits.mirror_wait_max, &channel.service);
+        // Of others it is still heard: what was lost is asked again.
+        if self.left_in_place(recorded).is_some() {
+            self.came_by.replace(Some(Rc::clone(service)));
+        }
         let mut group = IncomingGroup::default();
         for coming in coming.split_off(1) {
             let participation = group.add(coming.volume.id(), coming.image.clone());

@@ -4,6 +4,7 @@ use std::rc::{Rc, Weak};
 
 use lane::SourceParticipantRef;
 use lane::peer::{Listener, RpcChannel};
+use migration::message::ToTarget;
 use migration::recovery;
 use migration::wire::{self, Message};
 
@@ -52,9 +53,13 @@ impl Listener for MigrationListener {
                     let under_way = known.is_some_and(|(_, recorded)| !recorded.has_ended());
                     match serving.target_of(channel.subject).filter(|_| under_way) {
                         Some(driver) => driver.deliver(message),
+                        None if matches!(message, ToTarget::NothingKept(_)) => {
+                            host.forget_copies(recovery::nothing_kept_of(&state, peer, migration));
+                        }
                         None => {
                             let answer = recovery::answer_as_target(&state, peer, migration, &message);
-                            if let Some(message) = answer {
+                            let lacks = || host.lacks_still(peer, migration, &message);
+                            if let Some(message) = answer.or_else(lacks) {
                                 send(&channel.channel, &Message::ToSource { migration, message });
                             }
                         }

@@ -210,8 +210,7 @@ impl Fleet {
     /// Volumes that lack blocks go back to the host that has these.
     fn perhaps_go_back(&self, branch: &Branch, owner: &Rc<SimHost>) {
         // Of two branches one would wait for ever for what the other has written over.
-        let may =
-            owner.is_up() && !self.operators.may_force() && self.vm.is_none() && branch.goes.get().is_none();
+        let may = owner.is_up() && !self.operators.may_force() && branch.goes.get().is_none();
         let left = self.operators.migrations_left.get();
         let Some(target) = owner.may_go_back_to().filter(|_| may && left > 0) else { return };
         if !self.hears(owner, target) || !self.random.borrow_mut().percent(GOES_BACK_PERCENT) {
@@ -219,6 +218,10 @@ impl Fleet {
         }
         self.operators.migrations_left.set(left - 1);
         self.tally(Event::GoesBack);
+        if let Some(vm) = &self.vm {
+            self.tally(Event::GoesBackWithVm);
+            vm.settle(owner.place);
+        }
         owner.begin_migration(target);
     }
 

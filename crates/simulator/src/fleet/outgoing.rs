@@ -352,6 +352,7 @@ impl SimHost {
         };
         let (driver, source) = made?;
         let (set_aside, is_set_aside) = oneshot::channel::<oneshot::Sender<SetAside>>();
+        let handle = source.clone();
         let half = SourceHalf { subject, driver: source, followers, set_aside: Some(set_aside) };
         self.with_serving(|serving| serving.source.replace(Some(half)));
         if copies {
@@ -362,6 +363,11 @@ impl SimHost {
         self.handle.spawn(async move {
             let (outcome, asked) = match select(Box::pin(driver.run()), is_set_aside).await {
                 Either::Left((outcome, _)) => (Some(outcome), None),
+                // N.B. as in the lane: it may have heard at this very instant that nothing is missing.
+                Either::Right((Ok(asked), run)) if handle.phase() != Phase::Filling => {
+                    drop(asked);
+                    (Some(run.await), None)
+                }
                 Either::Right((Ok(asked), run)) => {
                     drop(run);
                     (None, Some(asked))

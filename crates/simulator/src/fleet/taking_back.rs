@@ -13,6 +13,7 @@ use migration::{Failure, MigrationId, Phase};
 
 use super::host::SimHost;
 use super::place::Place;
+use super::vm_note::VmNote;
 
 /// The store that a migration names which takes volumes back to what they lack.
 pub(super) const GOES_BACK: &str = "where what is missing is";
@@ -58,7 +59,8 @@ impl SimHost {
     /// The host to which volumes may go that lack blocks here, and for nothing else have something to be done.
     pub(super) fn may_go_back_to(&self) -> Option<Place> {
         let serving = self.serving.borrow();
-        let rests = serving.as_ref()?.sessions.is_empty() && !self.is_stopping.get();
+        let rests =
+            serving.as_ref()?.sessions.is_empty() && !self.is_stopping.get() && !self.has_unsettled_vm();
         let from = self.journal().look(|state, possible| {
             let rests = rests && possible.is_empty() && state.unfinished().next().is_none();
             state.fillings.values().next().map(|filling| filling.peer).filter(|_| rests)
@@ -91,6 +93,15 @@ impl SimHost {
         });
         is_asked.flatten().ok_or_else(gone)?;
         given.await.map_err(|_| gone())
+    }
+
+    /// Lets the VM come again: it runs where its volumes are, and has left here.
+    pub(super) async fn let_vm_come_again(&self) -> Result<(), Failure> {
+        if self.vm_note.get() != VmNote::Leaving {
+            return Ok(());
+        }
+        let noted = self.note_vm(VmNote::Nothing).await;
+        noted.map_err(|detail| Failure { code: FailureCode::Internal, detail })
     }
 
     /// Where volumes come to: to places of their own, or into the images that they have left.

@@ -60,6 +60,8 @@ pub(crate) enum Event {
     GoesBack,
     /// They are back, and what was missing need not follow.
     TakenBack,
+    /// The VM goes along.
+    GoesBackWithVm,
     /// A read of what another host did not give was refused, for a guest that is stopped by that.
     LateRead,
 }
@@ -71,7 +73,7 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 28] = [
+    const ALL: [Self; 29] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
@@ -99,6 +101,7 @@ impl Event {
         Self::Rogue,
         Self::GoesBack,
         Self::TakenBack,
+        Self::GoesBackWithVm,
         Self::LateRead,
     ];
 
@@ -130,6 +133,7 @@ impl Event {
             Self::OwnerPowerCut => "power cut under guests",
             Self::Rogue => "a host asks for what it was given once",
             Self::GoesBack => "goes back to what it lacks",
+            Self::GoesBackWithVm => "goes back with its VM",
             Self::TakenBack => "is back at what it lacked",
             Self::LateRead => "a read is refused, and its guest stopped",
         }

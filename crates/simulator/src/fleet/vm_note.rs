@@ -10,6 +10,7 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use futures_channel::oneshot;
+use migration::journal::Way;
 use migration::session::VmPlace;
 
 use super::host::SimHost;
@@ -115,7 +116,11 @@ impl SimHost {
 
     /// After a start: a VM whose migration has ended, or never came to anything, is where its volumes are.
     pub(super) fn settle_vm(self: &Rc<Self>) {
-        let is_under_way = self.journal().look(|state, _| state.unfinished().next().is_some());
+        let way = if self.vm_note.get() == VmNote::Arriving { Way::Here } else { Way::Elsewhere };
+        let is_under_way = self.journal().look(|state, _| {
+            let names = state.unfinished().flat_map(|(_, known)| known.names.clone()).collect::<Vec<_>>();
+            state.is_under_way(&names, way)
+        });
         if !self.has_unsettled_vm() || is_under_way {
             return;
         }

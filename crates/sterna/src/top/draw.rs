@@ -22,7 +22,7 @@ use super::sheet::{self, Cell, Column, Side, Tone};
 use super::state::{Keys, Top, View};
 use super::words::{self, clean, counted_at, latency, line, place, rate, state};
 use crate::output;
-use crate::units::{bytes, duration, percent};
+use crate::units::{bytes, duration};
 
 /// Lines of a migration.
 const MIGRATION_LINES: u16 = 2;
@@ -178,11 +178,7 @@ fn migration_lines(
             let filled = (migration.fraction.clamp(0.0, 1.0) * BAR_WIDTH as f64).floor() as usize;
             spans.push(Span::styled("█".repeat(filled), style(tone)));
             spans.push(Span::styled("░".repeat(BAR_WIDTH - filled), style(Tone::Quiet)));
-            spans.push(Span::raw(format!(
-                " {}  {}",
-                percent(migration.fraction),
-                output::remaining(migration)
-            )));
+            spans.push(Span::raw(format!(" {}  {}", output::share(migration), output::remaining(migration))));
         }
     }
     [Line::from(spans), migration_figures(top, migration, activity, width)]
@@ -201,7 +197,7 @@ fn migration_figures(
     };
     if counted_at(migration).is_none() && migration.state != api::MigrationState::Queued {
         add("rate", rate(Some(migration.bytes_per_second)));
-        add("missing", bytes(migration.bytes_missing));
+        add("missing", output::missing(migration));
     }
     if let Some(activity) = activity {
         add("guest", format!("{} / {}", latency(activity.median_us), latency(activity.p99_us)));

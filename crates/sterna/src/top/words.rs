@@ -4,7 +4,7 @@ use api::{Activity, ImageLocation, Migration, MigrationState};
 
 use super::sheet::Tone;
 use crate::output;
-use crate::units::{bytes, percent};
+use crate::units::bytes;
 
 /// What stands where nothing is known.
 pub(crate) const DASH: &str = "-";
@@ -85,7 +85,7 @@ pub(crate) fn done(migration: &Migration) -> String {
     if counted_at(migration).is_some() && !migration.state.has_ended() {
         return DASH.to_owned();
     }
-    percent(migration.fraction)
+    output::share(migration)
 }
 
 /// What a migration does, in a word.

@@ -31,7 +31,8 @@ type Figure = fn(&Migration) -> f64;
 const FIGURES: [(&str, &str, Figure); 6] = [
     ("sterna_migration_progress_ratio", "How much of a migration under way is done.", |one| one.fraction),
     ("sterna_migration_missing_bytes", "What the target of a migration under way lacks.", |one| {
-        one.bytes_missing as f64
+        // What is not known is no number.
+        one.bytes_missing.map_or(f64::NAN, |bytes| bytes as f64)
     }),
     ("sterna_migration_moved_bytes", "What a migration under way has moved.", |one| one.bytes_moved as f64),
     ("sterna_migration_rate_bytes_per_second", "How fast a migration under way copies.", |one| {

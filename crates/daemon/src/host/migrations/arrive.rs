@@ -122,13 +122,15 @@ impl Host {
                 "it has as many migrations from this host under way as one host may bring; try again later";
             return Err(RequestError::Invalid(text.to_owned()));
         }
-        if let Some(vm) = &offer.vm {
+        if offer.vm.is_some() {
             self.check_may_bring_vms(peer)?;
-            self.check_vm_name(&vm.name)?;
         }
         blocking(descriptors::require_for_volume).await?;
         if let Some(left_by) = self.takes_back(peer, offer)? {
             return self.take_images_back((peer, left_by), offer).await;
+        }
+        if let Some(vm) = &offer.vm {
+            self.check_vm_name(&vm.name)?;
         }
         let mut expected = Vec::new();
         for offered in &offer.volumes {
@@ -170,6 +172,9 @@ impl Host {
         if self.takes_back(peer, offer)? != Some(left_by) {
             let name = offer.volumes.first().map(|offered| offered.name.clone()).unwrap_or_default();
             return Err(RequestError::VolumeBusy(name));
+        }
+        if let Some(vm) = &offer.vm {
+            self.let_vm_come_again(left_by, &vm.name).await?;
         }
         Ok((expected, Some(set_aside)))
     }

@@ -120,6 +120,40 @@ impl Host {
         self.journal.read(|state| recovery::answers_as_target(state, peer, remote, message))
     }
 
+    /// How much is missing of volumes that came by a migration from another host, in units of a filling; `None`: nothing, or a lane
+    /// cannot say it now.
+    pub(crate) async fn units_missing(&self, peer: HostId, remote: MigrationId) -> Option<u64> {
+        let lacking: Vec<_> = self.journal.read(|state| {
+            let names = state.fillings_from(peer, remote).map(|(volume, _)| state.volumes.get(&volume));
+            names.map(|known| known.map(|known| known.record.name.clone())).collect()
+        });
+        if lacking.is_empty() {
+            return None;
+        }
+        let mut units = 0;
+        for name in lacking {
+            let Some(Service::Serving(lane)) = self.volumes.service(&name?) else { return None };
+            units += lane.status().await.ok()?.filling?.units_missing;
+        }
+        // What has come, and is not recorded, may have to come once more.
+        Some(units.max(1))
+    }
+
+    /// The host that volumes came from by a migration keeps nothing of them: what is written need not be recorded for it.
+    pub(crate) async fn forget_copies_of(&self, peer: HostId, remote: MigrationId) {
+        let copies = self.journal.read(|state| {
+            let copies = recovery::nothing_kept_of(state, peer, remote).into_iter();
+            let named = copies.filter_map(|(id, of)| Some((state.volumes.get(&id)?.record.name.clone(), of)));
+            named.collect::<Vec<_>>()
+        });
+        for (name, of) in copies {
+            if let Some(Service::Serving(lane)) = self.volumes.service(&name) {
+                // A lane that ends takes nothing down any more.
+                let _ = lane.forget_copy(of).await;
+            }
+        }
+    }
+
     /// The lane that has what the target of a migration lacks of its volume of this position; `None`: there is none now.
     pub(crate) async fn lane_of_reservoir(
         self: &Arc<Self>,

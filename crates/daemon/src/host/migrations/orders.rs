@@ -361,7 +361,7 @@ impl Host {
             order: order.clone(),
             volumes: moving.iter().map(|moving| moving.volume).collect(),
             need: Need::of(&moving),
-            copied_to: self.copied_to(order)?.filter(|_| self.vms.get(&metadata.name).is_err()),
+            copied_to: self.copied_to(order)?,
             shown: Box::new(Migration {
                 retry_of: metadata.retry_of.map(|id| MigrationId(id).to_string()),
                 ..shown

@@ -329,7 +329,7 @@ impl OutgoingMigration {
     async fn conclude(&mut self, outcome: &Outcome) {
         let Some(migration) = self.task.migration else { return };
         let host = &self.task.host;
-        let has_moved = matches!(outcome, Outcome::Moved { .. });
+        let has_moved = matches!(outcome, Outcome::Moved { .. } | Outcome::TakenBack);
         if let (Some(vm), Some(leaving)) = (&self.task.vm, &self.leaving) {
             tracing::info!(vm = %vm, %migration, ?outcome, "the VM's migration has ended");
             if let (false, Some(reason)) = (has_moved, leaving.memory_lost()) {

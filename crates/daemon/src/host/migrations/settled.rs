@@ -24,22 +24,11 @@ const SETTLED_MAX: Duration = Duration::from_secs(10);
 const SETTLED_POLL: Duration = Duration::from_millis(20);
 
 impl Host {
-    /// Claims a volume for one operation that no migration of it may be under way for.
+    /// Claims a volume for a migration, for which it may lack what is where it goes; no other one may be under way for it.
     ///
     /// # Errors
     /// [`RequestError::VolumeNotFound`], [`RequestError::VolumeArriving`], [`RequestError::VolumeBusy`],
-    /// [`RequestError::AlreadyMigrating`].
-    pub(in crate::host) async fn claim_at_rest(&self, name: &str) -> Result<(Claim, VolumeId), RequestError> {
-        self.settled(name).await;
-        let (claim, volume) = self.volumes.claim(name)?;
-        self.check_whole(volume, name)?;
-        self.not_migrating(claim, volume, name)
-    }
-
-    /// The same for a migration, for which a volume may lack what is where it goes.
-    ///
-    /// # Errors
-    /// As [`Host::claim_at_rest`]; [`RequestError::DestinationNotFound`].
+    /// [`RequestError::AlreadyMigrating`], [`RequestError::DestinationNotFound`], [`LackingError`].
     pub(in crate::host) async fn claim_to_move(
         &self,
         name: &str,
@@ -74,7 +63,7 @@ impl Host {
     /// The same to remove it, which a volume that lacks something for good may be.
     ///
     /// # Errors
-    /// As [`Host::claim_at_rest`].
+    /// As [`Host::claim_to_move`].
     pub(in crate::host) async fn claim_to_remove(
         &self,
         name: &str,

@@ -55,12 +55,12 @@ impl Host {
             found.refusals.push(refusal(&error));
             return found;
         }
-        if let Some(name) = offer.vm.as_ref().map(|vm| &vm.name)
-            && let Err(error) = self.check_vm_name(name)
+        let takes_back = self.takes_back(peer, &offer);
+        if let (Some(vm), Ok(None)) = (&offer.vm, &takes_back)
+            && let Err(error) = self.check_vm_name(&vm.name)
         {
             found.refusals.push(refusal(&error));
         }
-        let takes_back = self.takes_back(peer, &offer);
         found.refusals.extend(takes_back.as_ref().err().map(refusal));
         let mut needed = BTreeMap::<String, u64>::new();
         for ((offered, held), called) in offer.volumes.iter().zip(held_bytes).zip(called) {

@@ -14,13 +14,15 @@ use std::time::{Duration, Instant};
 use chronicle::Generation;
 use futures_util::future::join_all;
 use lane::{LaneHandle, Refused};
-use migration::journal::{ImageLocation, Moved};
-use migration::session::Event;
+use migration::journal::{ImageLocation, Moved, Outcome};
+use migration::session::{Event, VmPlace};
 use migration::wire::{Offer, OfferedStrategy, OfferedVolume, SurveyedPlace};
 use migration::{HostId, MigrationId, VolumeId};
+use tokio::time::timeout;
 
 use crate::error::RequestError;
 use crate::host::Host;
+use crate::vms::{Standing, VmError};
 
 /// How long a departure is waited for that is not as far yet as that its driver can be set aside.
 const SET_ASIDE_MAX: Duration = Duration::from_secs(5);
@@ -53,7 +55,7 @@ impl Host {
     ) -> Result<Option<MigrationId>, RequestError> {
         let volumes: Vec<_> = offer.volumes.iter().map(|offered| offered.volume).collect();
         let left_by = self.journal.read(|state| state.reservoir_for(peer, &volumes));
-        let is_copied = offer.strategy != OfferedStrategy::PostCopy && offer.vm.is_none();
+        let is_copied = offer.strategy != OfferedStrategy::PostCopy;
         let Some(left_by) = left_by.filter(|_| is_copied) else { return Ok(None) };
         for offered in &offer.volumes {
             let Some(Moved { volume, .. }) = self.left(offered.volume) else { return Ok(None) };
@@ -124,8 +126,40 @@ impl Host {
         }
     }
 
+    /// Lets a VM come again that has left with volumes which come back: it runs where they are, and what is here of it is of no use.
+    ///
+    /// **N.B.** Only once the driver of its departure is set aside, which is so in *filling* only: then it runs at the other host.
+    ///
+    /// # Errors
+    /// [`RequestError`]: the rest of its memory is here, or that it has left cannot be noted.
+    pub(in crate::host) async fn let_vm_come_again(
+        self: &Arc<Self>,
+        left_by: MigrationId,
+        vm: &str,
+    ) -> Result<(), RequestError> {
+        let names = self.journal.read(|state| state.migrations.get(&left_by).map(|left| left.names.clone()));
+        let leaves = names.and_then(|names| self.vm_of_departure(&names));
+        if leaves.as_deref() == Some(vm) {
+            if timeout(SET_ASIDE_MAX, self.moving.memory_has_gone(left_by)).await.is_err() {
+                let (vm, why) = (vm.to_owned(), "has memory here that follows it");
+                return Err(VmError::Busy { vm, why }.into());
+            }
+            let hooks = self.moving.forget(left_by, VmPlace::Elsewhere).await;
+            if let Some(hooks) = hooks {
+                // It may take long, and nobody waits for it.
+                tokio::spawn(async move { hooks.after(&moved()).await });
+            }
+            self.note_vm(vm, Standing::Leaving, VmPlace::Elsewhere).await?;
+        }
+        self.check_vm_name(vm)
+    }
+
     /// Has a departure look whether it goes on, or has ended.
     pub(in crate::host) fn look_again(&self, left_by: MigrationId) {
         self.sessions.tell(left_by, Event::LookAgain);
     }
+}
+
+fn moved() -> Outcome {
+    Outcome::Moved { left_over: String::new() }
 }

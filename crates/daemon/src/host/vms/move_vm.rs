@@ -99,7 +99,7 @@ impl Host {
         };
         let (mut claims, mut departing) = (Vec::new(), Vec::new());
         for volume in &known.volumes {
-            let (claim, id) = self.claim_at_rest(volume).await?;
+            let (claim, id) = self.claim_to_move(volume, &order).await?;
             claims.push(claim);
             let record = self.record(id, volume)?;
             departing.push(Departing { record, lane: self.volumes.lane(volume).await? });

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use migration::journal::Side;
+use migration::journal::Way;
 use migration::session::VmPlace;
 use migration::vm::hold::Reason;
 
@@ -31,7 +31,7 @@ impl Host {
 
     async fn settle_vm(self: &Arc<Self>, name: &str, standing: Standing) {
         let Ok(known) = self.vms.get(name) else { return };
-        if self.is_under_way(&known.volumes) {
+        if self.is_under_way(&known.volumes, standing) {
             return;
         }
         let is_here = known.volumes.iter().all(|volume| self.owns(volume));
@@ -65,7 +65,7 @@ impl Host {
                 }
                 let is_settled = match host.vms.get(&name) {
                     // N.B. Somebody else may have settled it, and it may be on its way again since.
-                    Ok(known) => known.standing != standing || host.is_under_way(&known.volumes),
+                    Ok(known) => known.standing != standing || host.is_under_way(&known.volumes, standing),
                     Err(_) => true,
                 };
                 if is_settled || host.try_to_settle(&name, standing, is_here).await.is_ok() {
@@ -113,10 +113,10 @@ impl Host {
         }
     }
 
-    fn is_under_way(&self, volumes: &[String]) -> bool {
+    fn is_under_way(&self, volumes: &[String], standing: Standing) -> bool {
+        let way = if standing == Standing::Arriving { Way::Here } else { Way::Elsewhere };
         self.journal.read(|state| {
-            let mut between = state.unfinished().filter(|(_, known)| known.side != Side::OneHost);
-            between.any(|(_, known)| known.names.iter().any(|name| volumes.contains(name)))
+            state.is_under_way(volumes, way)
                 // Whose they are is not known since the journal was put back.
                 || volumes.iter().any(|name| state.restored_named(name).is_some())
         })

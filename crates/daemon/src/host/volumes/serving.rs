@@ -272,6 +272,7 @@ impl Host {
             data_dir: self.config.data_dir.clone(),
             moving: Arc::clone(&self.moving),
             volume_hooks: Arc::clone(&self.volume_hooks),
+            peers: Arc::downgrade(&self.peers),
             runtime: tokio::runtime::Handle::current(),
         };
         listeners.passed = self.sockets.listening().claim_clients(record.volume);

@@ -51,7 +51,7 @@ fn progress() -> Progress {
     Progress {
         phase: Phase::Closing,
         bytes_synchronised: 3,
-        bytes_missing: 131_072,
+        bytes_missing: Some(131_072),
         fraction: 0.5,
         bytes_copied: 100,
         bytes_mirrored: 20,
@@ -78,7 +78,7 @@ async fn running_migration_is_shown_as_the_lane_reports_it() {
     assert_eq!((shown.id.as_str(), shown.volume.as_str()), ("m4", "v"));
     assert_eq!((shown.source.store, shown.target.store), (None, Some("b".into())));
     assert_eq!((shown.state, shown.phase), (MigrationState::Running, api::Phase::Closing));
-    assert_eq!((shown.bytes_copied, shown.bytes_moved, shown.bytes_missing), (100, 120, 131_072));
+    assert_eq!((shown.bytes_copied, shown.bytes_moved, shown.bytes_missing), (100, 120, Some(131_072)));
     let waiting = shown.waiting_for.unwrap();
     assert_eq!((waiting.reason.as_str(), waiting.remaining_ms), ("the requests in flight", Some(500)));
     assert_eq!(shown.guest, GuestLocation::Source);

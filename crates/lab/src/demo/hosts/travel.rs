@@ -87,7 +87,7 @@ pub(super) async fn travel<G: DemoGuest>(
             fraction: migration.fraction,
             length: began.elapsed(),
             bytes_copied: migration.bytes_copied,
-            bytes_missing: migration.bytes_missing,
+            bytes_missing: migration.bytes_missing.unwrap_or(0),
         });
         link.restore().context("restore the link")?;
         step.set(Some("migrating, the link is whole again"));

@@ -186,6 +186,15 @@ pub enum SourceAction {
     },
 }
 
+/// What follows of volumes that have left with blocks missing, in units of a filling.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Following {
+    /// What was missing when they left.
+    pub units_at_handover: u64,
+    /// What is missing still, as the target said last; `None`: it has not said it since this source began, or went on.
+    pub units_missing: Option<u64>,
+}
+
 /// What copying has cost so far, of all volumes; told by the caller before it matters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Costs {

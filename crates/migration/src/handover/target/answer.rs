@@ -33,7 +33,7 @@ impl Target {
                 }
             }
             // The journal says so, once nothing is left to do here.
-            ToTarget::IsWhole(_) => {}
+            ToTarget::IsWhole(_) | ToTarget::NothingKept(_) => {}
             ToTarget::Abort(attempt) => self.abort(attempt),
             ToTarget::Commit { attempt, generations } => self.take_over(now, attempt, generations),
             ToTarget::Discard => match &self.state {
