@@ -464,11 +464,13 @@ impl SimHost {
                     Rc::new(PeerStore::new(channel, address, geometry, RequestPriority::Mirrored))
                 }),
             };
-            let reservoir = leaves_blocks.then(|| {
-                let reservoir = Rc::<Reservoir>::default();
+            let reservoir = match leaves_blocks {
+                true => self.with_serving(|serving| serving.reservoir_of(index)),
+                false => None,
+            };
+            if let Some(reservoir) = &reservoir {
                 reservoir.open(id, volume.store());
-                reservoir
-            });
+            }
             let source_image = moving.source.clone();
             let successor = match volume.home() {
                 Home::Elsewhere(owner) => Some(owner),

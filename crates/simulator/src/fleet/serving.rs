@@ -11,6 +11,7 @@ use chronicle::StayId;
 use futures_channel::{mpsc, oneshot};
 use lane::filling::FillingStore;
 use lane::peer::{CallsOnly, PeerVolume, RpcChannel, Service};
+use lane::reservoir::Reservoir;
 use lane::stack::GateMode;
 use lane::{
     Chronicler, ClientRequests, ClientSession, Home, Keeper, Keeping, Presence, SourceHandle,
@@ -39,6 +40,8 @@ pub(super) struct Serving {
     clients: BTreeMap<Subject, (Rc<RpcChannel>, Rc<Service>, Place)>,
     /// What targets of migrations from here read.
     pub(super) reservoirs: BTreeMap<Subject, Rc<RpcChannel>>,
+    /// What each volume has for its new owner: one of a lane each.
+    of_volumes: BTreeMap<usize, Rc<Reservoir>>,
     /// Stores of volumes that lack blocks, or may.
     pub(super) fillings: Vec<Weak<FillingStore>>,
     /// Of migrations, to and from other hosts.
@@ -83,6 +86,11 @@ impl Serving {
         (source.subject == subject).then_some(source)
     }
 
+    /// What the lane of this volume has for its new owner.
+    pub(super) fn reservoir_of(&mut self, index: usize) -> Rc<Reservoir> {
+        Rc::clone(self.of_volumes.entry(index).or_default())
+    }
+
     /// The target's half of this migration, if it runs here.
     pub(super) fn target_of(&self, subject: Subject) -> Option<TargetHandle> {
         let target = self.target.borrow();
@@ -98,6 +106,7 @@ impl SimHost {
             volumes: Vec::new(),
             clients: BTreeMap::new(),
             reservoirs: BTreeMap::new(),
+            of_volumes: BTreeMap::new(),
             fillings: Vec::new(),
             channels: BTreeMap::new(),
             source: RefCell::default(),

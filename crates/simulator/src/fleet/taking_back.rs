@@ -6,7 +6,6 @@ use std::rc::Rc;
 use block::BlockDevice;
 use chronicle::Generation;
 use lane::filling::FillingStore;
-use lane::reservoir::Reservoir;
 use migration::journal::{FailureCode, MigratingVolume, MigrationState, Outcome, Side, Stage};
 use migration::strategy::Strategy;
 use migration::{Failure, MigrationId, Phase};
@@ -138,9 +137,9 @@ impl SimHost {
         if !matches!(coming.stage, Stage::Copying | Stage::Prepared(_)) {
             return;
         }
-        let reservoirs = coming.volumes.iter().filter_map(|moving| {
+        let reservoirs = coming.volumes.iter().enumerate().filter_map(|(index, moving)| {
             let disk = self.images.borrow().get(moving.target.place.name()).cloned()?;
-            let reservoir = Rc::<Reservoir>::default();
+            let reservoir = self.with_serving(|serving| serving.reservoir_of(index))?;
             reservoir.reopen(left_by, disk as Rc<dyn BlockDevice>);
             Some(reservoir)
         });
