@@ -223,8 +223,8 @@ impl Host {
         *self.stopping.borrow()
     }
 
-    /// Stops serving, in order: operations under way end, lanes drain, interrupted migrations are ended. Returns what is left
-    /// for the next daemon: nothing if clients are to be closed.
+    /// Stops serving, in order: operations under way end, lanes drain, interrupted migrations are left to the next daemon. Returns
+    /// what else is left for it: nothing if clients are to be closed.
     ///
     /// Whatever does not end in time is left to the next start, which finds it in the journal.
     pub(crate) async fn stop(self: &Arc<Self>, clients: Clients) -> Estate {

@@ -220,7 +220,7 @@ impl Daemon {
             tracing::info!(clients = passed, still_waiting, waited_ms, "clients of the daemon before go on");
         }
         host.vms.find_running();
-        host.resume_with_others().await;
+        host.resume_interrupted().await;
         host.settle_vms().await;
         host.settle_holds();
         host.settle_domains();

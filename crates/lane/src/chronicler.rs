@@ -27,7 +27,7 @@ use futures_util::future::{Either, select};
 use migration::filling::LogEntry;
 use migration::planted::{Bug, broken};
 use migration::stay::{Beginning, Departed, Doubt, Forgetting, GivenUp, Stay, ToDo};
-use migration::{HostId, StayKey, VolumeId};
+use migration::{HostId, MigrationId, StayKey, VolumeId};
 use tracing::warn;
 
 use crate::control::LaneFuture;
@@ -269,6 +269,16 @@ impl Chronicler {
     /// What a copy lacks: the one that is told by `of`, if it is of this generation; `None`: no such copy is known.
     pub fn lacking(&self, of: ReplicaOf, generation: Generation) -> Option<LayeredBitmap> {
         self.stay.borrow().lacking(of, generation)
+    }
+
+    /// What a copy lacked when that was kept, and not what was written since: only a planted bug takes that for all.
+    pub(crate) fn lacked_when_kept(&self, of: ReplicaOf) -> Option<LayeredBitmap> {
+        self.stay.borrow().lacked_when_kept(of)
+    }
+
+    /// The migrations whose copies of this generation of the volume are known.
+    pub fn copies(&self, generation: Generation) -> Vec<MigrationId> {
+        self.stay.borrow().copies(generation)
     }
 
     /// The copies that are known, and how many blocks each lacks.

@@ -20,10 +20,12 @@ mod target_volume;
 
 use std::cell::OnceCell;
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, Handle};
 use futures_util::future::{Either, select};
-use migration::journal::Outcome;
+use migration::journal::{MigrationState, Outcome};
+use migration::message::ToTarget;
 use migration::target::FlushResult;
 use tracing::warn;
 
@@ -57,24 +59,26 @@ impl LocalDriver {
         buffers: &BufferPool,
         plan: Plan,
     ) -> (Self, SourceHandle) {
-        let (source_plan, target_plan) = plan.halves();
-        // Each half is made with the way to the other one; the target says nothing before it is spoken to.
-        let source_handle = Rc::new(OnceCell::<SourceHandle>::new());
-        let to_source = carried(&handle, &control, {
-            let source = Rc::clone(&source_handle);
-            move |message| {
-                if let Some(source) = source.get() {
-                    source.deliver(message);
-                }
-            }
-        });
-        let (target, target_handle) =
-            TargetDriver::new(handle.clone(), Rc::clone(&control), buffers, target_plan, to_source);
-        let to_target = carried(&handle, &control, move |message| target_handle.deliver(message));
-        let (source, driver) = SourceDriver::new(handle, control, buffers, source_plan, to_target);
-        // Nobody has set it before.
-        let _ = source_handle.set(driver.clone());
-        (Self { source, target }, driver)
+        let target = TargetSide::new(&handle, &control, buffers, plan);
+        let made = SourceDriver::new(handle, control, buffers, target.source_plan, target.to_target);
+        target.joins.with(made, target.driver)
+    }
+
+    /// Makes both halves of a migration that was being copied when its daemon ended, `spent` after it had begun; `None`: the journal
+    /// says that it is further.
+    pub fn resume(
+        handle: Handle,
+        control: Rc<dyn Control>,
+        buffers: &BufferPool,
+        plan: Plan,
+        recorded: &MigrationState,
+        spent: Duration,
+    ) -> Option<(Self, SourceHandle)> {
+        let target = TargetSide::new(&handle, &control, buffers, plan);
+        let (plan, to_target) = (target.source_plan, target.to_target);
+        let (mut source, driver) = SourceDriver::resume(handle, control, buffers, plan, to_target, recorded)?;
+        source.source = source.source.having_spent(spent);
+        Some(target.joins.with((source, driver), target.driver))
     }
 
     /// Runs the migration to its end.
@@ -83,6 +87,48 @@ impl LocalDriver {
             Either::Left((outcome, _)) => outcome,
             Either::Right((_, source)) => source.await,
         }
+    }
+}
+
+/// The target's half, and what the source's half is made of.
+struct TargetSide {
+    driver: TargetDriver,
+    source_plan: SourcePlan,
+    to_target: SendMessage<ToTarget>,
+    joins: Joins,
+}
+
+/// Where the target's half finds the source's. It says nothing before it is spoken to.
+struct Joins(Rc<OnceCell<SourceHandle>>);
+
+impl TargetSide {
+    fn new(handle: &Handle, control: &Rc<dyn Control>, buffers: &BufferPool, plan: Plan) -> Self {
+        let (source_plan, target_plan) = plan.halves();
+        let source_handle = Rc::new(OnceCell::<SourceHandle>::new());
+        let to_source = carried(handle, control, {
+            let source = Rc::clone(&source_handle);
+            move |message| {
+                if let Some(source) = source.get() {
+                    source.deliver(message);
+                }
+            }
+        });
+        let (driver, target_handle) =
+            TargetDriver::new(handle.clone(), Rc::clone(control), buffers, target_plan, to_source);
+        let to_target = carried(handle, control, move |message| target_handle.deliver(message));
+        Self { driver, source_plan, to_target, joins: Joins(source_handle) }
+    }
+}
+
+impl Joins {
+    fn with(
+        self,
+        (source, handle): (SourceDriver, SourceHandle),
+        target: TargetDriver,
+    ) -> (LocalDriver, SourceHandle) {
+        // Nobody has set it before.
+        let _ = self.0.set(handle.clone());
+        (LocalDriver { source, target }, handle)
     }
 }
 

@@ -13,7 +13,7 @@ use migration::filling::UnitMap;
 use migration::journal::{FailureCode, ImageLocation, MigrationState, Promotion};
 use migration::source::Moves;
 use migration::strategy::Choice;
-use migration::{Attempt, HostId, MigrationId, PacingSettings, VolumeId, VolumeIndex};
+use migration::{Attempt, Carried, HostId, MigrationId, PacingSettings, VolumeId, VolumeIndex};
 
 use crate::driver::{IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation};
 use crate::front_end::{Access, ClientsAtEnd, Encryption, PassedConnection};
@@ -37,6 +37,8 @@ pub struct LaneSettings {
     pub stay: StayId,
     /// What is believed of what was kept of that stay; `None`: nothing, and no copy of it is known.
     pub kept: Option<Box<Kept>>,
+    /// Copies in it that nobody makes any more: what is known of them is forgotten.
+    pub ended_copies: Vec<ReplicaOf>,
     /// How long a guest's write may be held because of a migration (design §5.7).
     pub mirror_wait_max: Duration,
     /// How much its migrations copy at once, those without a rate.
@@ -127,6 +129,21 @@ pub struct MigrationOrder {
     pub downtime_max: Duration,
     /// Whether something is to be done before the volume changes hands.
     pub moves: Moves,
+    /// With what a restart goes on; `None`: it begins.
+    pub resumed: Option<Box<ResumedMigration>>,
+}
+
+/// A migration between two stores of this host that was being copied when its daemon ended.
+#[derive(Clone, Debug)]
+pub struct ResumedMigration {
+    /// What the journal says of it.
+    pub recorded: MigrationState,
+    /// How long ago it began.
+    pub spent: Duration,
+    /// What was counted before.
+    pub carried: Carried,
+    /// Whether it rests.
+    pub rest: Rest,
 }
 
 /// A migration of one volume to another host.

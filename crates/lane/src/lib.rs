@@ -58,7 +58,7 @@ pub use front_end::{
 pub use handle::{
     FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle, LaneSettings, LaneStore,
     Listeners, MigrationOrder, MigrationTarget, Opening, OutgoingChannels, OutgoingOrder, OutgoingRole,
-    Promoted, Rest, StoreRole,
+    Promoted, Rest, ResumedMigration, StoreRole,
 };
 pub use pulse::Window;
 pub use refused::Refused;

@@ -28,6 +28,9 @@ pub enum Refused {
     /// The target cannot be used.
     #[error("the target cannot be opened: {0}")]
     Target(IoError),
+    /// What the copy lacks that is to be gone on with is not known.
+    #[error("what the copy of {0} lacks is not known")]
+    CopyUnknown(MigrationId),
     /// The volume is becoming larger.
     #[error("the volume is being resized; try again when that is done")]
     Growing,

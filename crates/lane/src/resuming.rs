@@ -1,8 +1,9 @@
-//! Remembers, while a volume is copied to another host, what the copy there lacks: a restart goes on from the last time.
+//! Remembers, while a volume is copied to another host or store, what the copy there lacks: a restart goes on from the last time.
 //!
 //! ```text
-//!   every so often:  the target flushes ──► what it lacks is taken down, the epoch ends, the source flushes ──► kept
-//!   after a restart: lacking then  ∪  what the chronicle says was written since
+//!   every so often:   the target flushes ──► what it lacks is taken down, the epoch ends, the source flushes ──► kept
+//!   stopped in order, of a copy on this host: nothing more is copied ──► the same, and nothing has been written since
+//!   after a restart:  lacking then  ∪  what the chronicle says was written since
 //! ```
 //! A target that names the blocks that it holds would not be enough: which of them guests have written since they were
 //! sent, only the source knows. So the source remembers, and need not ask.
@@ -26,6 +27,12 @@ const INTERVAL_MAX: Duration = Duration::from_secs(30);
 const INTERVAL_PART: u32 = 20;
 /// How long the target is given to flush, of the interval. One that takes longer is counted the next time.
 const FLUSH_PART: u32 = 4;
+
+/// How long what is under way to a target on this host may take to arrive in the end: guests wait meanwhile, and what has not arrived
+/// is copied again.
+const SETTLE_MAX: Duration = Duration::from_millis(500);
+/// How often it is looked whether it has.
+const SETTLE_LOOK: Duration = Duration::from_millis(1);
 
 /// How often it is remembered.
 #[derive(Clone, Copy, Debug)]
@@ -84,5 +91,26 @@ pub async fn remember(
         if let Err(error) = volume.chronicler().forget(gone).await {
             warn!(%migration, %error, "what is kept of a migration that has ended stays until the next time");
         }
+    }
+}
+
+/// Remembers, as exactly as can be had, the copy that `migration` makes on this host, at the end of its daemon: what is under way there
+/// arrives and is made durable, and what the copy lacks then is kept. Nothing is copied any more.
+///
+/// **N.B.** After the last guest's write: what is kept before it would have to be copied again. Behind a gate that is closed for the
+/// handover nothing more is asked of the stores; what was kept last counts then.
+pub async fn leave(handle: &Handle, volume: &Volume, migration: MigrationId) {
+    let Some(copy) = volume.copy() else { return };
+    copy.event(VolumeEvent::Pause);
+    let until = handle.now() + SETTLE_MAX;
+    while !copy.with_machine(|machine| machine.is_settled()) && handle.now() < until {
+        copy.event(VolumeEvent::FlushWanted);
+        handle.sleep(SETTLE_LOOK).await;
+    }
+    let (generation, store) = (volume.generation(), || Some(volume.store_for_us()));
+    let lacking = || volume.copy()?.with_machine(|machine| machine.lacking());
+    let kept = volume.chronicler().refer_to(ReplicaOf::Migration(migration.0), generation, store, lacking);
+    if let Err(error) = kept.await {
+        warn!(%migration, %error, "how far the copying is could not be kept in the end; the next daemon copies more again");
     }
 }

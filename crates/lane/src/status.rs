@@ -2,8 +2,8 @@
 
 use block::ByteRange;
 use block::latency::Latencies;
-use migration::HostId;
 use migration::filling::FillingProgress;
+use migration::{HostId, MigrationId};
 
 use crate::clients::ByHost;
 
@@ -40,6 +40,8 @@ pub struct LaneStatus {
     pub latencies: Latencies,
     /// How often the volume has changed hands.
     pub generation: u64,
+    /// The migrations that have begun to copy the volume, of whose copies it is known what they lack.
+    pub copies: Vec<MigrationId>,
     /// How far the volume is that came with blocks missing; `None`: it did not, or before this start.
     pub filling: Option<FillingProgress>,
     /// The first runs of what it lacks.

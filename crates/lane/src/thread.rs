@@ -7,6 +7,7 @@
 mod filling;
 mod growing;
 mod incoming;
+mod local;
 mod outgoing;
 mod stopping;
 
@@ -17,7 +18,7 @@ use std::rc::Rc;
 use block::device::ALIGNMENT;
 use block::engine::{Engine, EngineChoice, EngineError};
 use block::filter::Aligner;
-use block::{BlockDevice, Executor, Geometry, Handle, IoError, ZeroMode};
+use block::{BlockDevice, Executor, Geometry, Handle, IoError};
 use chronicle::{Chronicle, Epoch, MarkPolicy, StayId};
 use futures_channel::oneshot::Canceled;
 use futures_channel::{mpsc, oneshot};
@@ -25,19 +26,15 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use migration::journal::Outcome;
 use migration::stay::Beginning;
-use migration::{MigrationId, PacingSettings, Phase};
+use migration::{MigrationId, Phase};
 use tracing::{info, warn};
 
 use crate::chronicler::{Chronicler, Keeping};
 use crate::control::Control;
-use crate::driver::{
-    LocalDriver, Plan, PlannedVolume, SourceHandle, TargetContent, TargetHandle, TimeLimits,
-};
+use crate::driver::{SourceHandle, TargetHandle};
 use crate::filling::FillingStore;
 use crate::front_end::{self, FrontEnd};
-use crate::handle::{
-    Command, LaneHandle, LaneSettings, LaneStore, Listeners, MigrationOrder, MigrationTarget, Opening, Rest,
-};
+use crate::handle::{Command, LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Rest};
 use crate::peer::{RpcChannel, Service};
 use crate::pulse::Pulse;
 use crate::recorder::Recorder;
@@ -198,6 +195,8 @@ struct CurrentMigration {
     coming: RefCell<Option<(MigrationId, TargetHandle)>>,
     /// The one that the lane of another volume drives, this one's included.
     followed: Cell<Option<MigrationId>>,
+    /// The latest one whose target is another store of this host.
+    within: Cell<Option<MigrationId>>,
     /// The migration whose target is being opened; it has no driver yet.
     opening: Cell<Option<MigrationId>>,
     /// What takes, or took, the calls of the source that brings the volume back into the image that it has left here.
@@ -267,6 +266,7 @@ impl Lane {
     /// Serves until told to stop, or until nobody is left who could tell; returns the stay that has been closed in order.
     async fn run(self: Rc<Self>, mut commands: mpsc::UnboundedReceiver<Command>) -> Option<StayId> {
         info!(volume = %self.settings.name, engine = self.engine.name(), "serving");
+        self.forget_ended_copies();
         while let Some(command) = commands.next().await {
             // Whoever asked may have gone; then nobody needs the answer.
             match command {
@@ -370,56 +370,6 @@ impl Lane {
             }
         }
         None
-    }
-
-    async fn migrate(&self, order: &MigrationOrder, target: MigrationTarget) -> Result<(), Refused> {
-        self.check_idle()?;
-        let (source_bytes, target_bytes) = (self.volume.store().geometry().size, target.store.size());
-        if source_bytes != target_bytes {
-            return Err(Refused::SizeDiffers { target_bytes, source_bytes });
-        }
-        self.migration.opening.set(Some(order.migration));
-        let store = target.store.into_device(&self.handle, &self.engine).await;
-        self.migration.opening.set(None);
-        let store = store.map_err(Refused::Target)?;
-        self.begin(order, store, target.content, target.zeroes);
-        Ok(())
-    }
-
-    fn begin(
-        &self,
-        order: &MigrationOrder,
-        target: Rc<dyn BlockDevice>,
-        target_content: TargetContent,
-        zeroes: ZeroMode,
-    ) {
-        let plan = Plan {
-            migration: order.migration,
-            volumes: vec![PlannedVolume {
-                volume: Rc::clone(&self.volume),
-                target,
-                target_content,
-                zeroes,
-                source_image: order.source.clone(),
-                target_image: order.target.clone(),
-            }],
-            keep_source: order.keep_source,
-            pacing: PacingSettings {
-                bytes_per_second: order.bandwidth_bytes_per_second,
-                ..self.settings.pacing.clone()
-            },
-            limits: TimeLimits {
-                mirror_wait_max: self.settings.mirror_wait_max,
-                switch_over_max: TimeLimits::default().switch_over_max.max(order.downtime_max),
-                ..TimeLimits::default()
-            },
-            strategy: order.strategy.here(order.downtime_max / 2),
-            moves: order.moves,
-        };
-        let control = self.begin_recording(order.migration);
-        let buffers = self.engine.buffers();
-        let (driver, source) = LocalDriver::new(self.handle.clone(), control, buffers, plan);
-        self.drive(source, driver.run());
     }
 
     /// The control plane of a migration that begins, with a recorder before it.
@@ -534,6 +484,7 @@ impl Lane {
             last_error: counters.last_error.borrow().as_ref().map(ToString::to_string),
             latencies: self.pulse.latencies(),
             generation: self.volume.generation().0,
+            copies: self.volume.chronicler().copies(self.volume.generation()),
             filling: self.filling.borrow().as_ref().and_then(|filling| filling.progress()),
             missing: match &*self.filling.borrow() {
                 Some(filling) => filling.first_missing(MISSING_RUNS_TOLD),

@@ -78,6 +78,8 @@ impl Bench {
                 target: Rc::new(FileStore::new(target, Rc::clone(&self.engine))),
                 target_content: TargetContent::Zero,
                 zeroes: ZeroMode::MayUnmap,
+                known: None,
+                carried: migration::Carried::default(),
                 source_image: self.location("source"),
                 target_image: self.location("target"),
             }],

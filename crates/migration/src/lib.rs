@@ -50,5 +50,5 @@ pub use handover::target::Target;
 pub use handover::{message, phase, promotion, source, target, ticket};
 pub use identity::{Attempt, CommitId, HostId, MigrationId, VolumeId, VolumeIndex};
 pub use pacing::PacingSettings;
-pub use progress::{Progress, VolumeProgress, Waiting};
+pub use progress::{Carried, Progress, VolumeProgress, Waiting};
 pub use stay::StayKey;

@@ -63,6 +63,10 @@ pub enum Bug {
     MarksOfAnEarlierStay,
     /// 31: what was kept is trusted although the image has changed while nobody held it.
     TouchedImageTrusted,
+    /// 31: a copy in another store of the host is gone on with although somebody has changed its image meanwhile.
+    TouchedCopyTrusted,
+    /// 10: a copy in another store of the host is gone on with as if nothing had been written since what it lacks was kept.
+    CopyForgetsWrites,
     /// 32: a copy that is forgotten takes marks with it that another one needs, which is or is being referred to.
     ForgetAfterRefer,
     /// 12: a restarted daemon does not wait for the writes of the killed one.
@@ -166,6 +170,8 @@ impl Bug {
         Self::EpochsReservedLate,
         Self::MarksOfAnEarlierStay,
         Self::TouchedImageTrusted,
+        Self::TouchedCopyTrusted,
+        Self::CopyForgetsWrites,
         Self::ForgetAfterRefer,
         Self::GhostWrites,
         Self::FenceNotChecked,
@@ -243,6 +249,8 @@ impl Bug {
             Self::EpochsReservedLate => "epochs-reserved-late",
             Self::MarksOfAnEarlierStay => "marks-of-an-earlier-stay",
             Self::TouchedImageTrusted => "touched-image-trusted",
+            Self::TouchedCopyTrusted => "touched-copy-trusted",
+            Self::CopyForgetsWrites => "copy-forgets-writes",
             Self::ForgetAfterRefer => "forget-after-refer",
             Self::GhostWrites => "ghost-writes",
             Self::FenceNotChecked => "fence-not-checked",

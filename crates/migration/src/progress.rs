@@ -65,6 +65,19 @@ pub struct VolumeProgress {
     pub rounds: Vec<Round>,
 }
 
+/// What the copying of a volume had come to when a daemon that went on with it began.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Carried {
+    /// Bytes of blocks that had become synchronised, each time counted.
+    pub bytes_synchronised: u64,
+    /// Part of it that was done.
+    pub fraction: f64,
+    /// What it had cost.
+    pub costs: Costs,
+    /// The rounds that had ended.
+    pub rounds: Vec<Round>,
+}
+
 /// Something that is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {

@@ -1,7 +1,8 @@
 //! What is left to do for migrations that a crash interrupted, and what a host answers for those that have ended.
 //!
-//! The journal decides. On one host: before *released* is durable the source owns the volumes and the half-made target
-//! goes; from then on the target owns them and only the source's images are left to deal with (design §5.10–14).
+//! The journal decides. On one host: before *released* is durable the source owns the volumes, and the copying goes on if what the
+//! half-made target lacks is known ([`crate::stay::copy`]); otherwise that goes. From then on the target owns them and only the
+//! source's images are left to deal with (design §5.10–14).
 //!
 //! Between hosts a restart ends nothing by itself, for the other side may have gone on:
 //!
@@ -24,9 +25,9 @@ use std::time::Duration;
 use chronicle::{Generation, ReplicaOf, StayId};
 
 use crate::handover::message::{ToSource, ToTarget};
-use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
+use crate::identity::{HostId, MigrationId, VolumeId};
 use crate::journal::{
-    FailureCode, ImageLocation, MigrationState, Outcome, Promotion, Record, Side, Stage, State, Summary,
+    ImageLocation, MigrationState, Outcome, Promotion, Record, Side, Stage, State, Summary,
 };
 use crate::planted::{Bug, broken};
 
@@ -39,8 +40,8 @@ pub enum Step {
     Discard(ImageLocation),
     /// Deal with a source image that has been left.
     Retire(ImageLocation, Retirement),
-    /// Go on with the migration between hosts: make its machine by [`crate::Source::resume`] or
-    /// [`crate::Target::resume`], from what the journal says by then.
+    /// Go on with the migration: make its machine by [`crate::Source::resume`] or [`crate::Target::resume`], from what the
+    /// journal says by then.
     Resume(MigrationId),
 }
 
@@ -225,15 +226,7 @@ fn forced(recorded: &MigrationState) -> bool {
 fn recover_between(id: MigrationId, migration: &MigrationState) -> Vec<Step> {
     match (&migration.side, &migration.stage) {
         (_, Stage::Ended(_)) => Vec::new(),
-        (Side::Outgoing { .. }, Stage::Copying) => {
-            // N.B. all tries of the run that has ended, and it recorded none of them: an answer to one of that run must
-            // not be taken for one to a try of the next (hard case 2).
-            let attempt = match broken(Bug::TryNotCounted) {
-                true => migration.aborted,
-                false => migration.aborted.next().last_of_run(),
-            };
-            vec![Step::Commit(vec![Record::AttemptAborted { migration: id, attempt }]), Step::Resume(id)]
-        }
+        (Side::Outgoing { .. }, Stage::Copying) => go_on_copying(id, migration),
         (Side::Incoming { .. }, Stage::Owned(_)) => {
             vec![ended(id, Outcome::Moved { left_over: String::new() })]
         }
@@ -243,6 +236,16 @@ fn recover_between(id: MigrationId, migration: &MigrationState) -> Vec<Step> {
         }
         _ => vec![Step::Resume(id)],
     }
+}
+
+fn go_on_copying(id: MigrationId, migration: &MigrationState) -> Vec<Step> {
+    // N.B. all tries of the run that has ended, and between hosts it recorded none of them: an answer to one of that run must
+    // not be taken for one to a try of the next (hard case 2).
+    let attempt = match broken(Bug::TryNotCounted) {
+        true => migration.aborted.max(migration.attempt()),
+        false => migration.aborted.next().last_of_run(),
+    };
+    vec![Step::Commit(vec![Record::AttemptAborted { migration: id, attempt }]), Step::Resume(id)]
 }
 
 fn ended(migration: MigrationId, outcome: Outcome) -> Step {
@@ -256,19 +259,7 @@ fn recover_one(state: &State, id: MigrationId, migration: &MigrationState) -> Ve
         Step::Retire(volume.source.clone(), Retirement::of(&volume.source, migration.keep_source))
     });
     match &migration.stage {
-        Stage::Copying | Stage::Prepared(_) => {
-            let attempt = match migration.stage {
-                Stage::Prepared(attempt) => attempt,
-                _ => Attempt::NONE,
-            };
-            // N.B. aborted durably before anything of the target goes: a second crash must not find it prepared.
-            let aborted = Step::Commit(vec![Record::AttemptAborted { migration: id, attempt }]);
-            let outcome = Outcome::Failed {
-                code: FailureCode::DaemonStopped,
-                detail: "the daemon stopped before the handover; the volume stayed at the source".to_owned(),
-            };
-            std::iter::once(aborted).chain(discard).chain([ended(id, outcome)]).collect()
-        }
+        Stage::Copying | Stage::Prepared(_) => go_on_copying(id, migration),
         Stage::Released(attempt) => {
             let generations = next_generations(state, migration);
             let owned = Record::Owned { migration: id, attempt: *attempt, generations };
@@ -279,8 +270,8 @@ fn recover_one(state: &State, id: MigrationId, migration: &MigrationState) -> Ve
             let detail = "the volume could not be started at the target".to_owned();
             discard.chain([ended(id, Outcome::HandedBack { detail })]).collect()
         }
-        // The target of a migration between hosts alone says so.
-        Stage::Discarding(_) | Stage::Ended(_) => Vec::new(),
+        Stage::Discarding(outcome) => discard.chain([ended(id, outcome.clone())]).collect(),
+        Stage::Ended(_) => Vec::new(),
     }
 }
 

@@ -10,6 +10,9 @@
 //!                    ▼                              a little later ──┘ ▼
 //!                  End, again until it is durable ──────────────────► Note where the VM is, until it is ─► over
 //! ```
+//! Within a host a restart goes on with what is being copied if the copy may be believed ([`crate::stay::copy`]), and otherwise
+//! undoes it: *Begin* fails with [`FailureCode::DaemonStopped`](crate::journal::FailureCode::DaemonStopped) then.
+//!
 //! A step is asked for when the one before it is done: what is to be durable first stands first ([`steps`](Role::steps)). What
 //! happens while it is under way, the copying and the handover, is decided by [`Source`](crate::Source) and
 //! [`Target`](crate::Target), which a driver runs; all that this machine knows of them is that they have ended.

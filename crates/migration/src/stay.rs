@@ -14,6 +14,7 @@
 //!
 //! Whoever owns the files and carries out what is decided here is the daemon, or the simulator.
 
+pub mod copy;
 mod elsewhere;
 pub mod image;
 mod machine;

@@ -146,6 +146,29 @@ pub(crate) fn make_target(
     Ok(MigrationTarget { store, content, zeroes })
 }
 
+/// The target of a migration that a restart goes on with: it is there, and holds what was copied.
+///
+/// # Errors
+/// [`RequestError`]; it is unchanged.
+pub(crate) fn open_target_again(
+    image: &ImageLocation,
+    size: u64,
+    allocation: api::Allocation,
+) -> Result<MigrationTarget, RequestError> {
+    let opened = open_whole(image, Access::ReadWrite, at_once)?;
+    let store = match image.place {
+        // One of another size is another file: the lane refuses it.
+        Place::File(_) => opened,
+        Place::Device(_) | Place::Nbd(_) => narrow(opened, &image.place, size)?,
+    };
+    let zeroes = match allocation {
+        api::Allocation::Thin => ZeroMode::MayUnmap,
+        api::Allocation::Thick => ZeroMode::KeepAllocated,
+    };
+    // If it turns out that what it lacks is not known, it may hold anything.
+    Ok(MigrationTarget { store, content: TargetContent::Unknown, zeroes })
+}
+
 /// Makes a new image file that reads as zeroes.
 ///
 /// # Errors

@@ -12,10 +12,14 @@ use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use api::MigrateVolume;
-use migration::MigrationId;
 use migration::journal::State;
+use migration::source::Costs;
+use migration::stay::ImageRecord;
+use migration::strategy::{Round, Tally};
+use migration::{Carried, MigrationId, Progress};
 use serde::{Deserialize, Serialize};
 
 use crate::files::whole_file;
@@ -63,6 +67,44 @@ pub(crate) struct Metadata {
     pub(crate) goes_on: bool,
     /// Whether the journal is just being told that it begins: if it never was, this is of no migration.
     pub(crate) is_beginning: bool,
+    /// Of one between stores of this host: what is known of its copy, with which a restart goes on.
+    pub(crate) copy: CopyNote,
+}
+
+/// What is noted of the copy that a migration makes in another store of this host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct CopyNote {
+    /// How its image looked when it was begun, or was left.
+    pub(crate) image: Option<ImageRecord>,
+    /// Bytes of blocks that became synchronised, each time counted.
+    pub(crate) bytes_synchronised: u64,
+    /// Parts of a million that are done.
+    pub(crate) done_ppm: u64,
+    /// Bytes that were copied.
+    pub(crate) bytes_copied: u64,
+    /// Bytes of mirrored writes.
+    pub(crate) bytes_mirrored: u64,
+    /// Bytes that were zero.
+    pub(crate) bytes_zero: u64,
+    /// The rounds that had ended.
+    pub(crate) rounds: Vec<RoundNote>,
+}
+
+/// A round of a strategy that copies in rounds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct RoundNote {
+    /// Blocks that were copied in it.
+    pub(crate) blocks: u64,
+    /// Bytes that were written for them.
+    pub(crate) bytes: u64,
+    /// How long it took.
+    pub(crate) took_us: u64,
+    /// Bytes of what guests wrote meanwhile.
+    pub(crate) dirtied: u64,
+    /// Bytes that were put off.
+    pub(crate) put_off: u64,
 }
 
 /// An image at another host that this one may be able to open.
@@ -97,6 +139,51 @@ impl Metadata {
     pub(crate) fn warn(&mut self, warning: String) {
         if self.warnings.len() < WARNINGS_MAX {
             self.warnings.push(warning);
+        }
+    }
+}
+
+/// Parts of a million in the whole.
+const MILLION: f64 = 1e6;
+
+impl CopyNote {
+    /// Takes down how far the copy is.
+    pub(crate) fn count(&mut self, progress: &Progress) {
+        self.bytes_synchronised = progress.bytes_synchronised;
+        // Between 0 and a million.
+        self.done_ppm = (progress.fraction.clamp(0.0, 1.0) * MILLION) as u64;
+        self.bytes_copied = progress.bytes_copied;
+        self.bytes_mirrored = progress.bytes_mirrored;
+        self.bytes_zero = progress.bytes_zero;
+        let rounds = progress.rounds.iter().map(|(_, round)| RoundNote {
+            blocks: round.blocks,
+            bytes: round.bytes,
+            took_us: u64::try_from(round.took.as_micros()).unwrap_or(u64::MAX),
+            dirtied: round.dirtied,
+            put_off: round.put_off,
+        });
+        self.rounds = rounds.collect();
+    }
+
+    /// What whoever goes on with it has to add to.
+    pub(crate) fn carried(&self) -> Carried {
+        let rounds = self.rounds.iter().map(|round| Round {
+            blocks: round.blocks,
+            bytes: round.bytes,
+            took: Duration::from_micros(round.took_us),
+            dirtied: round.dirtied,
+            put_off: round.put_off,
+        });
+        Carried {
+            bytes_synchronised: self.bytes_synchronised,
+            fraction: self.done_ppm as f64 / MILLION,
+            costs: Costs {
+                bytes_copied: self.bytes_copied,
+                bytes_mirrored: self.bytes_mirrored,
+                bytes_zero: self.bytes_zero,
+                tally: Tally::default(),
+            },
+            rounds: rounds.collect(),
         }
     }
 }
@@ -273,6 +360,8 @@ mod tests {
     use api::MigrateVolume;
     use migration::MigrationId;
     use migration::journal::{MigratingVolume, Record, Side, State};
+    use migration::stay::{Look, copy};
+    use migration::strategy::Round;
 
     use super::{Metadata, MetadataFolder};
 
@@ -342,6 +431,26 @@ mod tests {
         let other = MetadataFolder::open(folder.path(), &begun_at(11));
         assert_eq!(other.of(ID, 11), None);
         assert!(!folder.path().join("dockets/m3.json").exists());
+    }
+
+    #[tokio::test]
+    async fn what_is_noted_of_a_copy_is_carried_on_by_the_next_daemon() {
+        let folder = tempfile::tempdir().unwrap();
+        let look = Look { which: vec![1, 2], state: vec![3], changed_at: 1_700_000_000_123_456_789 };
+        let round = Round { blocks: 5, took: std::time::Duration::from_millis(7), ..Round::default() };
+        let mut noted = super::CopyNote {
+            image: copy::left(Some(copy::in_use(look.clone())), Some(look)),
+            ..super::CopyNote::default()
+        };
+        (noted.bytes_copied, noted.done_ppm, noted.bytes_synchronised) = (9 << 20, 500_000, 8 << 20);
+        noted.rounds = vec![super::RoundNote { blocks: 5, took_us: 7000, ..super::RoundNote::default() }];
+        let metadata_folder = MetadataFolder::open(folder.path(), &begun_at(9));
+        metadata_folder.note(ID, 9, |metadata| metadata.copy = noted.clone()).await;
+        let again = MetadataFolder::open(folder.path(), &begun_at(9)).of(ID, 9).unwrap().copy;
+        assert_eq!(again, noted);
+        let carried = again.carried();
+        assert_eq!((carried.costs.bytes_copied, carried.bytes_synchronised), (9 << 20, 8 << 20));
+        assert_eq!((carried.fraction, carried.rounds), (0.5, vec![round]));
     }
 
     #[tokio::test]

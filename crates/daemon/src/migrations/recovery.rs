@@ -1,6 +1,6 @@
-//! Ends the migrations that a crash interrupted: of the daemon, before any volume is served, or of a volume's lane. What is to be
-//! done is decided by `migration::recovery`; here it is done, step by step, each step so that it can be done again after another
-//! crash.
+//! Ends the migrations that a crash interrupted, and that do not go on: of the daemon, before any volume is served, or of a
+//! volume's lane. What is to be done is decided by `migration::recovery`; here it is done, step by step, each step so that it can be
+//! done again after another crash.
 
 use lane::ControlFault;
 use migration::journal::{MigrationState, Record, State};
@@ -66,7 +66,7 @@ async fn carry_out(step: Step, migration: MigrationId) -> Result<(), StepFault> 
     let done = tokio::task::spawn_blocking(move || match step {
         Step::Discard(image) => images::discard(&image),
         Step::Retire(image, retirement) => images::retire(&image, retirement, migration),
-        // The VM of a migration between hosts is made when the volumes are served.
+        // Its session is made when the volumes are served.
         Step::Commit(_) | Step::Resume(_) => Ok(()),
     });
     Ok(done.await?.inspect_err(|fault| {
@@ -135,32 +135,51 @@ mod tests {
         ]
     }
 
-    /// Crashes after so many records and recovers twice; returns which images are left, the volume's image and the
-    /// outcome.
-    async fn check(count: usize, target: &str) -> (bool, bool, String, Outcome) {
+    /// Crashes after these records and recovers twice; returns which images are left, the volume's image and the stage.
+    async fn recovered(target: &str, count: usize, more: Option<Record>) -> (bool, bool, String, Stage) {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("source"), b"s").unwrap();
         if !target.contains('/') {
             std::fs::write(folder.path().join(target), b"t").unwrap();
         }
         let journal = Journal::open(folder.path(), FolderLock::acquire(folder.path()).unwrap()).unwrap();
-        for record in records(folder.path(), target).into_iter().take(count) {
+        for record in records(folder.path(), target).into_iter().take(count).chain(more) {
             journal.commit(vec![record]).await.unwrap();
         }
         for _ in 0..2 {
             super::run(&journal).await.unwrap();
         }
         let state = journal.read(State::clone);
-        let Stage::Ended(outcome) = state.migrations[&MIGRATION].stage.clone() else { panic!("not ended") };
+        let stage = state.migrations[&MIGRATION].stage.clone();
         let there = |name: &str| folder.path().join(name).exists();
         let served = state.volumes[&VOLUME].record.image.store.clone();
-        (there("source"), there(target), served, outcome)
+        (there("source"), there(target), served, stage)
+    }
+
+    /// The same of a migration that has ended by that.
+    async fn check(target: &str, count: usize, more: Option<Record>) -> (bool, bool, String, Outcome) {
+        let (source, target, served, stage) = recovered(target, count, more).await;
+        let Stage::Ended(outcome) = stage else { panic!("{stage:?}") };
+        (source, target, served, outcome)
+    }
+
+    fn discarding() -> Record {
+        let outcome = Outcome::Failed { code: FailureCode::DaemonStopped, detail: "unmarked".to_owned() };
+        Record::Discarding { migration: MIGRATION, outcome }
     }
 
     #[tokio::test]
-    async fn before_the_commit_point_the_source_stays_and_the_target_goes() {
+    async fn before_the_commit_point_both_stay_until_it_is_known_whether_the_copying_goes_on() {
         for count in 2..=3 {
-            let (source, target, served, outcome) = check(count, "target").await;
+            let (source, target, served, stage) = recovered("target", count, None).await;
+            assert_eq!((source, target, served.as_str(), stage), (true, true, "source", Stage::Copying));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_target_that_is_given_up_goes() {
+        for count in 2..=3 {
+            let (source, target, served, outcome) = check("target", count, Some(discarding())).await;
             assert_eq!((source, target, served.as_str()), (true, false, "source"));
             assert!(matches!(outcome, Outcome::Failed { code: FailureCode::DaemonStopped, .. }));
         }
@@ -169,7 +188,7 @@ mod tests {
     #[tokio::test]
     async fn after_the_commit_point_the_target_stays_and_the_source_goes() {
         for count in 4..=5 {
-            let (source, target, served, outcome) = check(count, "target").await;
+            let (source, target, served, outcome) = check("target", count, None).await;
             assert_eq!((source, target, served.as_str()), (false, true, "target"));
             assert_eq!(outcome, Outcome::Moved { left_over: String::new() });
         }
@@ -177,7 +196,7 @@ mod tests {
 
     #[tokio::test]
     async fn target_that_cannot_be_deleted_is_named_in_the_outcome() {
-        let (source, _, served, outcome) = check(2, "unmounted/target").await;
+        let (source, _, served, outcome) = check("unmounted/target", 2, Some(discarding())).await;
         assert_eq!((source, served.as_str()), (true, "source"));
         let Outcome::Failed { detail, .. } = outcome else { panic!("{outcome:?}") };
         assert!(detail.contains("; left over: cannot delete "), "{detail}");

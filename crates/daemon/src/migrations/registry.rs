@@ -334,6 +334,11 @@ impl Migrations {
         }
     }
 
+    /// The latest report of how far a migration is.
+    pub(crate) fn progress(&self, migration: MigrationId) -> Option<Progress> {
+        self.live(migration)?.progress
+    }
+
     /// How a migration ended, once it has; `None` if it is not tracked.
     pub(crate) async fn outcome(&self, migration: MigrationId) -> Option<Outcome> {
         let mut news = self.subscribe(migration)?;

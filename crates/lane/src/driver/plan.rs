@@ -9,7 +9,7 @@ use chronicle::{Generation, ReplicaOf};
 use migration::journal::ImageLocation;
 use migration::source::{Moves, Peer};
 use migration::strategy::Strategy;
-use migration::{HostId, MigrationId, PacingSettings};
+use migration::{Carried, HostId, MigrationId, PacingSettings};
 
 use super::participant::{IncomingGroup, OutgoingGroup};
 use crate::filling::FillingStore;
@@ -46,6 +46,10 @@ pub struct PlannedVolume {
     pub target_content: TargetContent,
     /// How zeroes are written to it.
     pub zeroes: ZeroMode,
+    /// The copy that it holds, if a restart goes on with that: see [`Replica::known`].
+    pub known: Option<(ReplicaOf, Generation)>,
+    /// What a daemon before this one had counted.
+    pub carried: Carried,
     /// Where its bytes are now.
     pub source_image: ImageLocation,
     /// Where they will be.
@@ -118,6 +122,8 @@ pub struct Replica {
     /// The copy of the volume that it holds, of this generation, if the volume's chronicle knows that one: only what
     /// it lacks is copied then, and the rest counts as there.
     pub known: Option<(ReplicaOf, Generation)>,
+    /// What a daemon before this one had counted of the copying.
+    pub carried: Carried,
     /// How zeroes are written to it.
     pub zeroes: ZeroMode,
     /// What tells the target's half which blocks it will lack; `None`: it is to lack none.
@@ -195,7 +201,8 @@ impl PlannedVolume {
             bulk: Rc::clone(&target) as Rc<dyn BlockDevice>,
             mirrored: target,
             content: self.target_content,
-            known: None,
+            known: self.known,
+            carried: self.carried,
             zeroes: self.zeroes,
             manifest: None,
         };

@@ -82,6 +82,8 @@ pub(crate) enum Event {
     Told(VolumeIndex, Box<VolumeProgress>),
     /// The lane of a volume has ended.
     PartGone(VolumeIndex),
+    /// How far it is is to be reported at once.
+    ReportWanted,
 }
 
 impl SourceHandle {
@@ -146,6 +148,11 @@ impl SourceHandle {
     /// Goes on with a migration that rests.
     pub fn resume(&self) {
         self.send(Event::Copying(VolumeEvent::Resume));
+    }
+
+    /// Has it reported at once how far it is.
+    pub(crate) fn report(&self) {
+        self.send(Event::ReportWanted);
     }
 
     /// Tells that the peer has restarted: what was not durable there is lost, for every volume.
@@ -292,6 +299,7 @@ impl SourceDriver {
                 let code = FailureCode::Internal;
                 self.source.handle_event(now, SourceEvent::VolumeFailed { code, detail });
             }
+            Some(Event::ReportWanted) => self.report_progress(now),
             None => {
                 self.source.handle_timeout(now);
                 if now >= self.report_at {

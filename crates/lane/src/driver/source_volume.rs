@@ -16,6 +16,7 @@ use chronicle::Generation;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
 use futures_util::future::{Either, join, select};
+use migration::planted::{Bug, broken};
 use migration::source::{Costs, SourceEvent};
 use migration::strategy::{Copying, CopyingSettings, Round, VolumeEvent};
 use migration::target::FlushResult;
@@ -433,17 +434,21 @@ fn start_copy(
         wait_max: settings.limits.mirror_wait_max,
         no_progress_max: settings.limits.no_progress_max,
     };
-    let machine = Copying::new(copying, settings.strategy);
     let replica = leaving.replica.clone();
+    let machine = Copying::new(copying, settings.strategy).carrying(replica.carried.clone());
     let copy = VolumeCopy::new(index, handle.clone(), source, replica, buffers.clone(), machine, notices);
     let in_place = leaving.volume.insert_mirror(Rc::clone(&copy));
     let begins = Rc::clone(&copy);
     let (chronicler, known) = (Rc::clone(leaving.volume.chronicler()), leaving.replica.known);
+    let forgets_writes = leaving.to.is_none() && broken(Bug::CopyForgetsWrites);
     let filling = leaving.filling.clone();
     handle.spawn(async move {
         in_place.await;
         // Not before: what passed the mirror by is in the chronicle when it has ended.
-        let lacking = known.and_then(|(of, generation)| chronicler.lacking(of, generation));
+        let lacking = known.and_then(|(of, generation)| match forgets_writes {
+            true => chronicler.lacked_when_kept(of),
+            false => chronicler.lacking(of, generation),
+        });
         let lacking = match filling {
             None => lacking,
             Some(filling) => filling.lacking_there(lacking, block_size),

@@ -10,7 +10,7 @@ use migration::journal::Stage;
 use migration::message::ToTarget;
 use migration::source::{Moves, Peer};
 use migration::wire::{self, Message};
-use migration::{MigrationId, PacingSettings, VolumeId, VolumeIndex};
+use migration::{Carried, MigrationId, PacingSettings, VolumeId, VolumeIndex};
 use tracing::warn;
 
 use super::Lane;
@@ -186,6 +186,7 @@ impl Lane {
                 mirrored: store(RequestPriority::Mirrored),
                 content: order.content,
                 known: order.known,
+                carried: Carried::default(),
                 zeroes: order.zeroes,
                 manifest: leaves_blocks.then(|| Rc::new(link(RequestPriority::Mirrored))),
             },

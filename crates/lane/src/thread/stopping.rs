@@ -1,8 +1,9 @@
 //! The end of a lane, in order: no new requests, those in flight end, the store is flushed if it is this host's.
 //!
 //! ```text
-//!   a handover under way is decided ──► clients drain ──► what other hosts asked for is answered ──► flush ──► chronicle
-//!                                        └ closed, or left open for another lane
+//!   a handover under way is decided ──► clients drain ──► what other hosts asked for is answered ──┐
+//!                                        └ closed, or left open for another lane                   ▼
+//!                        chronicle ◄── flush ◄── of a copy in another store: flushed, and what it lacks is kept
 //! ```
 
 use std::time::Duration;
@@ -21,7 +22,7 @@ use crate::stack::{GateMode, Home};
 const HELD_WAIT: Duration = Duration::from_millis(50);
 
 impl Lane {
-    /// Ends in order. A migration before its commit point is left as it is: the next start ends it. Returns the stay, if
+    /// Ends in order. A migration before its commit point is left as it is: the next start goes on with it. Returns the stay, if
     /// all that was written in it has reached its store, and the connections that are left open. A volume of another host
     /// has no stay here.
     pub(super) async fn stop(
@@ -41,6 +42,7 @@ impl Lane {
         if let Either::Right(_) = select(Box::pin(answered), self.handle.sleep(deadline)).await {
             warn!(volume = %self.settings.name, "what other hosts asked for is still under way");
         }
+        self.leave_copy().await;
         let is_flushed = match self.volume.home() {
             Home::Here(store) => self.flush(&*store, deadline).await,
             // Its owner flushes it, and may be out of reach for however long.

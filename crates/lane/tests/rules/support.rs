@@ -126,6 +126,8 @@ impl Scene {
                 target: Rc::clone(&self.target.device),
                 target_content: self.target_content,
                 zeroes: ZeroMode::MayUnmap,
+                known: None,
+                carried: migration::Carried::default(),
                 source_image: location("source"),
                 target_image: location("target"),
             }],

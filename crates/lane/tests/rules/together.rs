@@ -19,7 +19,7 @@ use migration::journal::Record;
 use migration::message::{ToSource, ToTarget};
 use migration::source::{Moves, Peer};
 use migration::strategy::Strategy;
-use migration::{Attempt, MigrationId, PacingSettings, VolumeId};
+use migration::{Attempt, Carried, MigrationId, PacingSettings, VolumeId};
 use rustix::io::Errno;
 
 use crate::support::{GENERATION, LIMITS, Scene, Store, location, play};
@@ -67,6 +67,7 @@ impl Together {
                 mirrored: Rc::clone(target),
                 content: TargetContent::Zero,
                 known: None,
+                carried: Carried::default(),
                 zeroes: ZeroMode::MayUnmap,
                 manifest: None,
             },

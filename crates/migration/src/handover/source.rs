@@ -38,6 +38,8 @@ const UNTOLD: &str = "the other host has not said that it deleted its copy; it w
 pub struct Source {
     settings: SourceSettings,
     began: Duration,
+    /// What daemons before this one have spent on it.
+    spent: Duration,
     state: State,
     /// The current try, or the last one: a number is given when a gate begins to close.
     attempt: Attempt,
@@ -140,6 +142,7 @@ impl Source {
             early: Early::default(),
             settings,
             began: now,
+            spent: Duration::ZERO,
             state: State::Copying { not_before: now },
             attempt: Attempt::NONE,
             tries: 0,
@@ -154,15 +157,18 @@ impl Source {
         }
     }
 
-    /// Makes the machine of an outgoing migration that a restart interrupted; `None` if there is nothing left to do, or
-    /// both sides are on this host.
+    /// Makes the machine of an outgoing migration that a restart interrupted, or of one on this host that is still copying; `None`
+    /// if there is nothing left to do.
     ///
     /// **N.B.** before the commit point, what [`crate::recovery::recover`] wants committed is durable by now, and
     /// `recorded` says so: tries of the run before are aborted. The machine goes on copying; one that cannot is told
     /// [`SourceEvent::VolumeFailed`] at once.
     pub fn resume(now: Duration, settings: SourceSettings, recorded: &MigrationState) -> Option<Self> {
-        if !matches!(recorded.side, Side::Outgoing { .. }) {
-            return None;
+        match recorded.side {
+            Side::Outgoing { .. } => {}
+            // Whatever is further a start ends.
+            Side::OneHost if recorded.stage == Stage::Copying => {}
+            Side::OneHost | Side::Incoming { .. } => return None,
         }
         let mut source = Self::new(now, settings);
         source.aborted = recorded.aborted;
@@ -181,6 +187,12 @@ impl Source {
             Stage::Prepared(_) | Stage::Owned(_) | Stage::Discarding(_) | Stage::Ended(_) => return None,
         }
         Some(source)
+    }
+
+    /// Says how long it had taken when this machine was made.
+    #[must_use]
+    pub fn having_spent(self, spent: Duration) -> Self {
+        Self { spent, ..self }
     }
 
     /// Takes what happened. What does not fit the phase changes nothing: it is late, or repeated.

@@ -9,7 +9,7 @@
 //!   Copying ───────────► Prepared ─────────────────────────► Owned ──────────► Ended   incoming
 //!      ▲────aborted─────────┘ └──────────promoted────────────►┘ └─► HandedBack     ▲
 //!                                                             ▲─promoted──┘        │
-//!   Copying, Prepared, HandedBack ───discarding──► Discarding ────────────────────►┘
+//!   Copying, Prepared, HandedBack ───discarding──► Discarding ────────────────────►┘   incoming, one host
 //! ```
 //! A record may repeat what is true already: a commit whose fate was unknown is made again.
 
@@ -39,7 +39,8 @@ pub enum Stage {
     HandedBack,
     /// Nothing is left to do.
     Ended(Outcome),
-    /// The source owns the volumes, and this host, their target, never will: its images are being deleted.
+    /// The source owns the volumes, and their target, which is this host or another store of it, never will: its images are being
+    /// deleted.
     Discarding(Outcome),
 }
 
@@ -63,6 +64,10 @@ impl Stage {
     }
 
     fn prepared(&self, side: &Side, attempt: Attempt) -> Option<Self> {
+        if let (Side::OneHost, Self::Discarding(_)) = (side, self) {
+            // The source has given the migration up while the target's promise was on its way to the journal.
+            return Some(self.clone());
+        }
         let fits = side.has_target() && matches!(self, Self::Copying | Self::Prepared(_));
         fits.then_some(Self::Prepared(attempt))
     }
@@ -82,8 +87,7 @@ impl Stage {
             (Self::Copying | Self::Prepared(_), outcome) => leaves_at_source(outcome),
             _ => false,
         };
-        let is_target = matches!(side, Side::Incoming { .. });
-        (is_target && fits).then(|| Self::Discarding(outcome.clone()))
+        (side.has_target() && fits).then(|| Self::Discarding(outcome.clone()))
     }
 
     fn released(&self, side: &Side, attempt: Attempt) -> Option<Self> {

@@ -267,10 +267,14 @@ impl MigrationSession {
     /// may be gone for good. **N.B.** Only if no driver has had it since, and no VM goes along: it may stand still, and it is a
     /// driver that lets it go on.
     fn perhaps_give_up(&mut self) {
+        let undo = match self.role {
+            Role::Source => Undo::Offer,
+            Role::Local => Undo::Images,
+            Role::Target => return,
+        };
         let is_copying = matches!(self.resumed, Some(Stage::Copying));
-        let is_alone = self.role == Role::Source && !self.has_vm && !self.has_begun;
-        if self.is_cancelled && is_copying && is_alone {
-            self.undo = Some(Undo::Offer);
+        if self.is_cancelled && is_copying && !self.has_vm && !self.has_begun {
+            self.undo = Some(undo);
             self.come_to_nothing(Outcome::Cancelled);
         }
     }
@@ -292,6 +296,13 @@ impl MigrationSession {
         match (&self.resumed, step) {
             // Nothing was promised: its source is told that there is no such migration, and begins another one.
             (Some(Stage::Copying), Step::Begin) if self.role == Role::Target => {
+                self.undo = Some(Undo::Images);
+                self.come_to_nothing(failure.into());
+            }
+            // What the copy lacks is not known, or somebody has touched it. What is only out of reach is looked at again.
+            (Some(Stage::Copying), Step::Begin)
+                if self.role == Role::Local && failure.code == FailureCode::DaemonStopped =>
+            {
                 self.undo = Some(Undo::Images);
                 self.come_to_nothing(failure.into());
             }
@@ -321,9 +332,8 @@ impl MigrationSession {
     /// No driver has it, and none will.
     fn come_to_nothing(&mut self, outcome: Outcome) {
         match self.undo.take() {
-            // N.B. a killed daemon must not find that it goes on with images of which some are gone. Of a migration on one host
-            // that was not handed over a start deletes them anyway.
-            Some(Undo::Images) if self.role == Role::Target && !broken(Bug::DiscardedBeforeNoted) => {
+            // N.B. a killed daemon must not find that it goes on with images of which some are gone.
+            Some(Undo::Images) if self.is_recorded && !broken(Bug::DiscardedBeforeNoted) => {
                 self.abandon(outcome);
             }
             Some(undo) => self.undo(undo, outcome),

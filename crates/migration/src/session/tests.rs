@@ -273,6 +273,33 @@ fn an_arrival_that_nothing_was_promised_of_ends_if_it_cannot_go_on() {
 }
 
 #[test]
+fn a_copy_on_one_host_is_deleted_when_it_is_durable_that_it_will_be() {
+    let unbelieved = Failure { code: FailureCode::DaemonStopped, detail: "it was touched".to_owned() };
+    let mut session = resumed(Role::Local, false, Stage::Copying);
+    let refused = tell(&mut session, 0, Event::Done(Step::Begin, Err(unbelieved.clone())));
+    assert_eq!(refused, [Action::Abandon(unbelieved.clone().into())]);
+    assert_eq!(tell(&mut session, 0, Event::Abandoned(Ok(()))), [Action::Undo(Undo::Images)]);
+    let undone = tell(&mut session, 0, Event::Undone { left_over: String::new() });
+    assert_eq!(undone, [Action::End(unbelieved.into())]);
+    let mut session = new(Role::Local, false);
+    done_until(&mut session, Step::Begin);
+    let refused = tell(&mut session, 0, Event::Done(Step::Begin, Err(failure())));
+    assert_eq!(refused, [Action::Abandon(failed())]);
+}
+
+#[test]
+fn a_copy_on_one_host_that_is_out_of_reach_is_looked_at_again_and_may_be_cancelled() {
+    let mut session = resumed(Role::Local, false, Stage::Copying);
+    assert_eq!(tell(&mut session, 0, Event::Done(Step::Begin, Err(failure()))), [Action::LetGo]);
+    session.handle_timeout(Duration::from_secs(5));
+    assert_eq!(asked(&mut session), [Action::Recall]);
+    assert_eq!(tell(&mut session, 5, Event::Recalled(Some(Stage::Copying))), [Action::Do(Step::Begin)]);
+    assert_eq!(tell(&mut session, 5, Event::Done(Step::Begin, Err(failure()))), [Action::LetGo]);
+    assert_eq!(tell(&mut session, 6, Event::Cancel), [Action::Abandon(Outcome::Cancelled)]);
+    assert_eq!(tell(&mut session, 6, Event::Abandoned(Ok(()))), [Action::Undo(Undo::Images)]);
+}
+
+#[test]
 fn a_driver_that_is_lost_is_begun_again_from_what_the_journal_says() {
     let mut session = under_way(Role::Source, false);
     assert_eq!(tell(&mut session, 1, Event::DriverLost), [Action::LetGo]);

@@ -16,6 +16,7 @@ use chronicle::{
     MarkPolicy, Recorded, ReplicaOf, StayId,
 };
 
+use crate::identity::MigrationId;
 use crate::planted::{Bug, broken};
 
 /// The first epoch of a stay: "since the epoch before" can be asked for.
@@ -221,6 +222,21 @@ impl Stay {
         let known = self.replicas.iter().filter(|(known, _)| is_it(known));
         let replica = known.map(|(_, replica)| replica).find(|replica| replica.generation == generation)?;
         Some(lacked_by(replica, &self.chronicle))
+    }
+
+    /// What a copy lacked when that was kept, whatever was written since.
+    pub fn lacked_when_kept(&self, of: ReplicaOf) -> Option<LayeredBitmap> {
+        self.replicas.get(&of).map(|replica| replica.missing.clone())
+    }
+
+    /// The migrations whose copies of this generation are known.
+    pub fn copies(&self, generation: Generation) -> Vec<MigrationId> {
+        let known = self.replicas.iter().filter(|(_, replica)| replica.generation == generation);
+        let copies = known.filter_map(|(of, _)| match of {
+            ReplicaOf::Migration(migration) => Some(MigrationId(*migration)),
+            ReplicaOf::Host { .. } => None,
+        });
+        copies.collect()
     }
 
     /// The copies that are known.

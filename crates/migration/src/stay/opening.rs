@@ -61,6 +61,9 @@ pub enum Distrust {
     /// Somebody has changed the image.
     #[error("its image was changed while it was not served")]
     Touched,
+    /// It is not known what a copy lacks.
+    #[error("what was written since its blocks were copied is not known")]
+    Unmarked,
     /// What was written may have gone since, without a trace.
     #[error("a flush of its image has failed")]
     FlushFailed,

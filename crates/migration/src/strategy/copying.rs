@@ -6,10 +6,10 @@ use chronicle::{BlockSize, LayeredBitmap};
 
 use super::engine::Engine;
 use super::policy::{Chosen, Course, Policy, RoundVerdict};
-use super::{Strategy, Tally, TellingId, VolumeAction, VolumeEvent, WriteId};
+use super::{Round, Strategy, Tally, TellingId, VolumeAction, VolumeEvent, WriteId};
 use crate::handover::source::Costs;
 use crate::pacing::PacingSettings;
-use crate::progress::{VolumeProgress, Waiting};
+use crate::progress::{Carried, VolumeProgress, Waiting};
 
 /// What a copying is told at its beginning, whatever its strategy.
 #[derive(Clone, Debug)]
@@ -34,13 +34,23 @@ pub struct CopyingSettings {
 pub struct Copying {
     engine: Engine,
     policy: Chosen,
+    /// Rounds of daemons before this one: they are shown, and judge nothing.
+    earlier_rounds: Vec<Round>,
 }
 
 impl Copying {
     /// Makes a machine that waits to be told what is allocated.
     pub fn new(settings: CopyingSettings, strategy: Strategy) -> Self {
         let policy = Chosen::new(strategy);
-        Self { engine: Engine::new(settings, policy.terms()), policy }
+        Self { engine: Engine::new(settings, policy.terms()), policy, earlier_rounds: Vec::new() }
+    }
+
+    /// Goes on counting where a daemon before this one had come to.
+    #[must_use]
+    pub fn carrying(mut self, carried: Carried) -> Self {
+        self.engine.carry(&carried);
+        self.earlier_rounds = carried.rounds;
+        self
     }
 
     /// Takes what happened. An event that does not fit (an answer to something unknown) changes nothing.
@@ -112,7 +122,8 @@ impl Copying {
         let waiting = self
             .poll_timeout()
             .map(|(at, reason)| Waiting { reason, remaining: Some(at.saturating_sub(now)) });
-        VolumeProgress { rounds: self.policy.rounds().to_vec(), ..self.engine.progress(waiting) }
+        let rounds = self.earlier_rounds.iter().chain(self.policy.rounds()).copied().collect();
+        VolumeProgress { rounds, ..self.engine.progress(waiting) }
     }
 
     /// Blocks missing or in flight, those that late writes touch included.
@@ -133,6 +144,12 @@ impl Copying {
     /// Tells whether guest writes are admitted no faster than the target takes them.
     pub fn is_throttled(&self) -> bool {
         self.engine.is_throttled()
+    }
+
+    /// Tells whether nothing of it is under way, and everything that the target has is durable there: of one that is
+    /// paused, or has nothing to copy.
+    pub fn is_settled(&self) -> bool {
+        self.engine.is_settled()
     }
 
     /// Tells whether somebody has paused it.

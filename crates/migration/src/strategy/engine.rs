@@ -49,7 +49,7 @@ use super::heat::HeatFilter;
 use super::{CopyingSettings, HotBlocks, VolumeAction, VolumeEvent};
 use crate::handover::source::Costs;
 use crate::pacing::Pacing;
-use crate::progress::{VolumeProgress, Waiting};
+use crate::progress::{Carried, VolumeProgress, Waiting};
 
 pub(super) use by_value::Toll;
 pub use tally::Tally;
@@ -351,6 +351,20 @@ impl Engine {
             lacking.insert(blocks);
         });
         Some(lacking)
+    }
+
+    /// Goes on counting from there.
+    pub(super) fn carry(&mut self, carried: &Carried) {
+        self.costs = carried.costs;
+        self.meter.carry(carried.bytes_synchronised / self.block_bytes(), carried.fraction);
+    }
+
+    /// Nothing is under way, and everything that the target has is durable there.
+    pub(super) fn is_settled(&self) -> bool {
+        let is_idle = self.chunks.is_empty()
+            && self.writes.iter().next().is_none()
+            && self.values.ranges().next().is_none();
+        is_idle && !self.replica.is_flushing() && self.replica.blocks_unconfirmed() == 0
     }
 
     pub(super) fn costs(&self) -> Costs {

@@ -69,9 +69,8 @@ pub(crate) fn permission(state: &State, path: &str) -> Permission {
                 return Permission::Refilled;
             }
             Stage::Copying | Stage::Prepared(_) if target => return Permission::Target,
-            Stage::HandedBack | Stage::Discarding(_) if target && !migration.side.has_source() => {
-                target_of_failed = true;
-            }
+            Stage::HandedBack if target && !migration.side.has_source() => target_of_failed = true,
+            Stage::Discarding(_) if target => target_of_failed = true,
             // It has come back.
             Stage::Released(_) if source && owns && !migration.side.has_target() => return Permission::Owner,
             Stage::Released(_) if source && migration.hollow_now().is_some() => return Permission::Reservoir,

@@ -415,7 +415,10 @@ impl SimHost {
                 }
             }
         }
-        self.check_left_over();
+        // What a start goes on with is seen to by its session.
+        if !resumes.iter().any(|id| state.migrations.get(id).is_some_and(|m| m.side == Side::OneHost)) {
+            self.check_left_over();
+        }
         match self.promote_before_serving(resumes).await {
             Some(resumes) => self.serve(&resumes),
             None => self.give_up_soon(),

@@ -2,9 +2,11 @@
 //!
 //! ```text
 //!   a place is taken ──► *started* is durable ──► images are made ──► both halves run side by side ──► the end
-//!         each step may fail; the daemon may be killed, and somebody may cancel, between any two
+//!         each step may fail; the daemon may be killed, or stopped in order, and somebody may cancel, between any two
+//!   a restart ──► the copies are believed? ──► both halves, with what is missing ──► the end
 //! ```
 
+mod again;
 mod control;
 mod images;
 mod lane;
@@ -14,7 +16,7 @@ use std::time::Duration;
 
 use ::lane::Control as _;
 use futures_channel::oneshot;
-use migration::journal::{FailureCode, MigratingVolume, Outcome, Record, Side};
+use migration::journal::{FailureCode, MigratingVolume, MigrationState, Outcome, Record, Side};
 use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
 use migration::{Failure, MigrationId, Phase};
 
@@ -45,6 +47,8 @@ struct LocalMigration {
     plan: MigrationPlan,
     id: MigrationId,
     moving: Vec<MigratingVolume>,
+    /// A driver had it, or a restart goes on with it.
+    is_resumed: bool,
     /// What the driver ends with, once there is one.
     ends: Option<Ends>,
 }
@@ -56,8 +60,10 @@ impl SimHost {
         let plans = &self.manner.plans;
         let Some(plan) = plans.get(number % plans.len().max(1)).cloned() else { return };
         let id = self.next_migration();
-        let work = LocalMigration { host: Rc::clone(self), plan, id, moving: Vec::new(), ends: None };
+        let (host, moving) = (Rc::clone(self), Vec::new());
+        let work = LocalMigration { host, plan, id, moving, is_resumed: false, ends: None };
         self.perhaps_disturb_soon();
+        self.draw_stop_within();
         self.run_session(MigrationSession::new(Role::Local, false, PATIENCE), work);
     }
 
@@ -96,6 +102,9 @@ impl Work for LocalMigration {
             Action::Do(Step::Record) => Some(self.record().await),
             Action::Do(step) => Some(Event::Done(step, self.perform(step).await)),
             Action::Recall => Some(Event::Recalled(self.host.stage_of(self.id))),
+            Action::Abandon(outcome) => {
+                Some(Event::Abandoned(self.host.commit_discarding(self.id, outcome).await))
+            }
             Action::Undo(undo) => Some(Event::Undone { left_over: self.undo(undo).await }),
             Action::End(outcome) => Some(Event::Ended(self.host.commit_end(self.id, outcome).await)),
             Action::Cancel => {
@@ -113,11 +122,10 @@ impl Work for LocalMigration {
                 self.host.local_ended();
                 None
             }
-            // The volume is where it is served, a start discards by itself, and no VM goes along.
+            // The volume is where it is served, and no VM goes along.
             Action::PlaceVolumes(_)
             | Action::Answer(_)
             | Action::LetGo
-            | Action::Abandon(_)
             | Action::KeepVm
             | Action::Note(_) => None,
         }
@@ -157,15 +165,22 @@ impl LocalMigration {
             }
             Step::Begin => {
                 self.host.perhaps_fails(FAILS_PERCENT, "the lane does not take it")?;
-                self.begin()
+                let recorded = match self.is_resumed {
+                    true => Some(self.host.believe_copies(self.id, &self.moving).await?),
+                    false => None,
+                };
+                self.begin(recorded.as_ref())?;
+                self.is_resumed = true;
+                Ok(())
             }
             Step::Record | Step::Offer | Step::LetVmLeave | Step::ExamineVm => Ok(()),
         }
     }
 
-    fn begin(&mut self) -> Result<(), Failure> {
+    fn begin(&mut self, recorded: Option<&MigrationState>) -> Result<(), Failure> {
         let host = Rc::clone(&self.host);
-        let driver = host.drive_locally(self.id, &self.plan, &self.moving).ok_or_else(|| Failure {
+        let driver = host.drive_locally(self.id, &self.plan, &self.moving, recorded);
+        let driver = driver.ok_or_else(|| Failure {
             code: FailureCode::Internal,
             detail: "a volume is not served".to_owned(),
         })?;

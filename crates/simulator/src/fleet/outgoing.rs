@@ -22,7 +22,7 @@ use migration::message::ToTarget;
 use migration::session::{Action, Event, MigrationSession, Role, Step};
 use migration::source::{Moves, Peer};
 use migration::wire::Message;
-use migration::{Attempt, Failure, HostId, MigrationId, Phase};
+use migration::{Attempt, Carried, Failure, HostId, MigrationId, Phase};
 
 use super::control::HostControl;
 use super::host::{SimHost, volume_id};
@@ -455,6 +455,7 @@ impl SimHost {
                 mirrored: store(RequestPriority::Mirrored),
                 content,
                 known: replica,
+                carried: Carried::default(),
                 zeroes: ZeroMode::MayUnmap,
                 manifest: leaves_blocks.then(|| {
                     let address = Address::Replica(index as u32);

@@ -137,8 +137,7 @@ impl SimHost {
                 Side::Incoming { peer, remote, .. } => {
                     self.resume_incoming(*id, (Place::of(*peer), *remote));
                 }
-                // A start ends it, one way or the other.
-                Side::OneHost => {}
+                Side::OneHost => self.resume_local(*id, recorded),
             }
         }
     }

@@ -180,7 +180,7 @@ impl Fleet {
 
 impl SimHost {
     /// Closes everything as a daemon does that is stopped; tells whether it was not kept from it.
-    async fn close_in_order(&self) -> bool {
+    pub(super) async fn close_in_order(&self) -> bool {
         let closing = self.volumes_here();
         self.is_stopping.set(true);
         closing.iter().for_each(|(_, volume)| volume.gate().set_mode(GateMode::Hold));
@@ -191,6 +191,9 @@ impl SimHost {
             }
         }
         let mut is_closed = is_drained();
+        if is_closed {
+            self.leave_copies().await;
+        }
         for (_, volume) in &closing {
             is_closed = is_closed && volume.store().flush().await.is_ok();
             // What cannot be kept exactly is kept as the marks tell it.
@@ -201,6 +204,7 @@ impl SimHost {
             closing.iter().for_each(|(_, volume)| volume.gate().set_mode(GateMode::Open));
             return false;
         }
+        self.note_left_copies().await;
         for (index, volume) in &closing {
             if let Some(disk) = self.disk_of(*index) {
                 self.chronicles.close_image(key_of(volume), disk.look());

@@ -16,6 +16,12 @@ pub(crate) enum Event {
     IncrementalReturn,
     /// Volumes are in another store of their host.
     Within,
+    /// A restart goes on with what goes to another store.
+    WithinResumed,
+    /// A daemon was stopped in order while volumes went to another store.
+    StopWithin,
+    /// Somebody has changed the image of a copy in another store while its daemon was stopped.
+    CopyTouched,
     /// The same as a return to a kept image, from a host where they had gone to another store.
     ReturnAfterWithin,
     /// The same from a host to which the volume had not gone from there: others have told it what is lacking there.
@@ -73,12 +79,15 @@ pub(crate) struct Tally([u64; EVENTS]);
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 29] = [
+    const ALL: [Self; 32] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
         Self::IncrementalReturn,
         Self::Within,
+        Self::WithinResumed,
+        Self::StopWithin,
+        Self::CopyTouched,
         Self::ReturnAfterWithin,
         Self::ReturnFromFurther,
         Self::ImageTouched,
@@ -112,6 +121,9 @@ impl Event {
             Self::Return => "back at a host",
             Self::IncrementalReturn => "back at a kept image, which was used",
             Self::Within => "moved to another store of the host",
+            Self::WithinResumed => "the same, gone on with by a restart",
+            Self::StopWithin => "a daemon is stopped in order meanwhile",
+            Self::CopyTouched => "and the copy is changed",
             Self::ReturnAfterWithin => "back at a kept image after such a move",
             Self::ReturnFromFurther => "back at a kept image from a host further on",
             Self::ImageTouched => "kept image touched",

@@ -105,11 +105,13 @@ fn what_waited_waits_again_after_a_restart_and_has_its_turn() {
         order(&scene, "x", "b");
         ends(&mut scene);
         scene.start(None);
-        // The first one was ended by that, and makes room.
+        // The first one goes on, or was ended by that if it had just begun, and makes room.
+        scene.run(&["migration", "set", "m0", "--bandwidth", "none"]);
         for id in ["m1", "m2"] {
             moves(&scene, id);
         }
-        assert_eq!(show(&scene, "m0")["failure"], "daemon-stopped");
+        let first = show(&scene, "m0");
+        assert!(first["state"] == "moved" || first["failure"] == "daemon-stopped", "{first}");
     }
 }
 

@@ -22,16 +22,16 @@ fn twenty_daemons_in_a_row_break_no_connection_and_lose_nothing() {
     let guest = scene.start_guest_without_reconnects();
     let before = guest.mark();
     for number in 0..TIMES {
-        // From then on each interrupts a migration between two stores, which begins anew.
+        // From then on each interrupts a migration between two stores, which goes on.
         if number == TIMES / 2 {
             scene.succeed(&["migrate", "v", "--to", "b", "--bandwidth", "1MiB/s", "--detach"]);
         }
         scene.take_over(&[]).unwrap();
         assert_eq!(guest.failure(), None, "after {number}");
     }
-    let last = format!("m{}", TIMES / 2);
-    scene.succeed(&["migration", "set", &last, "--bandwidth", "none"]);
-    scene.succeed(&["migration", "watch", &last]);
+    // It may have come to its end by now.
+    scene.run(&["migration", "set", "m0", "--bandwidth", "none"]);
+    scene.succeed(&["migration", "watch", "m0"]);
     assert_eq!(scene.store_of_volume(), "b");
     let summary = guest.between(&before, &guest.mark());
     println!("{TIMES} daemons took over; the guest waited {:?} at most", summary.longest_stall);

@@ -33,8 +33,8 @@ const LANE_POLL: Duration = Duration::from_millis(100);
 const CLIENTS_POLL: Duration = Duration::from_secs(1);
 
 impl Host {
-    /// Goes on with what other hosts take part in, after a start: interrupted migrations, and forwarding.
-    pub(crate) async fn resume_with_others(self: &Arc<Self>) {
+    /// Goes on with what a start has found: interrupted migrations, and what other hosts take part in.
+    pub(crate) async fn resume_interrupted(self: &Arc<Self>) {
         let (unfinished, moved) = self.journal.read(|state| {
             let unfinished: Vec<_> = state.unfinished().map(|(id, known)| (id, known.clone())).collect();
             (unfinished, state.moved.values().cloned().collect::<Vec<_>>())
@@ -53,12 +53,13 @@ impl Host {
                 }
             }
         }
-        for (migration, recorded) in unfinished.into_iter().filter(|(_, known)| known.side != Side::OneHost) {
+        for (migration, recorded) in unfinished {
             let host = Arc::clone(self);
             let resumed = async move {
                 match recorded.side {
                     Side::Incoming { .. } => host.resume_incoming(migration, &recorded).await,
-                    _ => host.resume_outgoing(migration, &recorded).await,
+                    Side::Outgoing { .. } => host.resume_outgoing(migration, &recorded).await,
+                    Side::OneHost => host.resume_local(migration, &recorded).await,
                 }
             };
             at_start(resumed, "an interrupted migration", &migration).await;

@@ -4,23 +4,26 @@
 //!   MakeRoom    the target is checked and reserved, empty
 //!   Record      started, durably, under a number of its own
 //!   MakeImages  the target becomes as large as the volume
-//!   Begin       the lane has both halves
+//!   Begin       the lane has both halves; after a restart: if the copy may be believed (local/again.rs)
 //! ```
-//! A crash leaves an empty file that no journal knows, or a migration that recovery ends: never somebody else's file
-//! that is taken for a half-made target. A device or an export is fenced by *started*, before anything is written there.
+//! A crash leaves an empty file that no journal knows, or a migration that the next start goes on with, or ends: never somebody
+//! else's file that is taken for a half-made target. A device or an export is fenced by *started*, before anything is written there.
+
+mod again;
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use api::{MigrateVolume, Migration};
 use lane::{LaneHandle, MigrationOrder, MigrationTarget, Refused};
-use migration::journal::{FailureCode, MigratingVolume, Record, Side, VolumeRecord};
+use migration::journal::{FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Side, VolumeRecord};
 use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
 use migration::source::Moves;
 use migration::{CommitFault, MigrationId};
 use tokio::sync::oneshot;
 
 use crate::error::RequestError;
+use crate::hooks::Begun;
 use crate::host::migrations::migrate::allocated_bytes;
 use crate::host::migrations::session::{PATIENCE, Task, Work, run};
 use crate::host::migrations::strategies::{choice, held_max};
@@ -33,8 +36,11 @@ use crate::images::opening;
 struct LocalMigration {
     task: Task,
     record: VolumeRecord,
-    lane: LaneHandle,
+    /// `None`: a restart goes on with it, and no lane has it yet.
+    lane: Option<LaneHandle>,
     order: MigrateVolume,
+    /// Where its target is, of one that a restart goes on with.
+    resumed: Option<ImageLocation>,
     /// The place of the target.
     reserved: Option<Reserved>,
     /// The target, open, until the lane has it.
@@ -56,7 +62,9 @@ impl Host {
         let (answer, answered) = oneshot::channel();
         let (task, wishes) = Task::new(self, None);
         let answer = Some(answer);
-        let work = LocalMigration { task, record, lane, order, reserved: None, target: None, answer };
+        let lane = Some(lane);
+        let (resumed, reserved, target) = (None, None, None);
+        let work = LocalMigration { task, record, lane, order, resumed, reserved, target, answer };
         let session = MigrationSession::new(Role::Local, false, PATIENCE);
         tokio::spawn(run(Arc::clone(self), session, work, wishes));
         answered.await.unwrap_or(Err(RequestError::ShuttingDown))
@@ -88,19 +96,23 @@ impl Work for LocalMigration {
     async fn carry_out(&mut self, action: Action) -> Option<Event> {
         Some(match action {
             Action::Do(Step::Record) => self.record().await,
+            Action::Do(Step::Begin) if self.resumed.is_some() => self.begin_again().await,
             Action::Do(step) => {
                 let done = self.perform(step).await;
                 let code = done.as_ref().err().map_or(FailureCode::Internal, cause);
                 self.task.done(step, done, code)
             }
             Action::Recall => Event::Recalled(self.task.host.stage_of(self.task.migration?)),
+            Action::Abandon(outcome) => {
+                Event::Abandoned(self.task.host.commit_discarding(self.task.migration?, &outcome).await)
+            }
             Action::Undo(undo) => Event::Undone { left_over: self.undo(undo).await },
             Action::End(outcome) => {
                 Event::Ended(self.task.host.commit_end(self.task.migration?, &outcome).await)
             }
             Action::Cancel => {
                 // Too late is as good: whoever asks for it hears that from the lane.
-                let _ = self.lane.cancel(self.task.migration?).await;
+                let _ = self.lane.as_ref()?.cancel(self.task.migration?).await;
                 return None;
             }
             Action::Answer(answer) => {
@@ -110,20 +122,21 @@ impl Work for LocalMigration {
             }
             Action::Conclude(outcome) => {
                 self.task.conclude(&outcome);
+                if matches!(outcome, Outcome::Failed { code: FailureCode::DaemonStopped, .. }) {
+                    self.task.host.begin_anew_if_interrupted(self.task.migration?).await;
+                }
                 return None;
             }
-            // The volume is where it is served, a start discards by itself, and no VM goes along.
-            Action::PlaceVolumes(_)
-            | Action::LetGo
-            | Action::Abandon(_)
-            | Action::KeepVm
-            | Action::Note(_) => return None,
+            // The volume is where it is served, and no VM goes along.
+            Action::PlaceVolumes(_) | Action::LetGo | Action::KeepVm | Action::Note(_) => return None,
         })
     }
 
     async fn driver_ends(&mut self) -> Event {
         match self.task.migration {
-            Some(migration) => self.task.host.driver_ends(migration, vec![self.lane.clone()]).await,
+            Some(migration) => {
+                self.task.host.driver_ends(migration, self.lane.iter().cloned().collect()).await
+            }
             None => std::future::pending().await,
         }
     }
@@ -173,16 +186,18 @@ impl LocalMigration {
         let moved = VolumeRecord { image: reserved.location.clone(), ..self.record.clone() };
         let host = &self.task.host;
         host.note_image(host.stay_of(self.record.volume), &moved).await;
+        if let Some(migration) = self.task.migration {
+            host.note_copy_in_use(migration, &reserved.location).await;
+        }
         Ok(())
     }
 
     async fn begin(&mut self) -> Result<(), RequestError> {
         let name = self.record.name.clone();
-        let (Some(migration), Some(reserved), Some(target)) =
-            (self.task.migration, &self.reserved, self.target.take())
+        let (Some(migration), Some(reserved), Some(target), Some(lane)) =
+            (self.task.migration, &self.reserved, self.target.take(), &self.lane)
         else {
-            let reason = "a migration on one host does not go on after its thread has ended".to_owned();
-            return Err(RequestError::VolumeUnavailable { volume: name, reason });
+            return Err(RequestError::Internal("a migration has no target".to_owned()));
         };
         let order = MigrationOrder {
             migration,
@@ -192,39 +207,42 @@ impl LocalMigration {
             bandwidth_bytes_per_second: self.order.bandwidth_bytes_per_second,
             strategy: choice(&self.order),
             downtime_max: held_max(&self.order, Moves::Volumes),
-            moves: self.task.host.prepare_hooks_here(migration),
+            moves: self.task.host.prepare_hooks_here(migration, Begun::No),
+            resumed: None,
         };
-        self.lane.migrate(order, target).await.map_err(|refused| match refused {
+        lane.migrate(order, target).await.map_err(|refused| match refused {
             Refused::Migrating(migration) => {
                 RequestError::AlreadyMigrating { volume: name.clone(), migration }
             }
             refused => RequestError::VolumeUnavailable { volume: name.clone(), reason: refused.to_string() },
         })?;
         tracing::info!(volume = %name, %migration, target = %self.order.to, "migration begun");
-        // From now on the journal keeps its place.
-        self.reserved = None;
+        // From now on the journal keeps its place, and a restart, also of the lane alone, goes on with what is there.
+        self.resumed = self.reserved.take().map(|reserved| reserved.location);
         Ok(())
     }
 
     /// Gives the target's place back; returns what could not be deleted, for people.
     async fn undo(&mut self, undo: Undo) -> String {
         self.target = None;
-        let Some(reserved) = self.reserved.take() else { return String::new() };
-        match (undo, reserved.file) {
-            (Undo::Room, Some((path, _))) => {
+        let (file, target) = match self.reserved.take() {
+            Some(reserved) => (reserved.file, Some(reserved.location)),
+            None => (None, self.resumed.clone()),
+        };
+        match (undo, file, target) {
+            (Undo::Room, Some((path, _)), _) => {
                 // It is empty, and in no journal.
                 images::unreserve(&path);
                 String::new()
             }
-            (Undo::Images, _) => {
+            (Undo::Images, _, Some(target)) => {
                 if let Some(migration) = self.task.migration {
                     self.task.host.histories.forget(migration);
                 }
-                let target = reserved.location;
                 let discarded = tokio::task::spawn_blocking(move || images::discard(&target)).await;
                 discarded.ok().and_then(Result::err).map(|fault| fault.to_string()).unwrap_or_default()
             }
-            (Undo::Room | Undo::Offer, _) => String::new(),
+            _ => String::new(),
         }
     }
 }

@@ -1,16 +1,19 @@
 //! Doing once more what a migration did not come to: the same volume or VM, the same target, the same options.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use api::Migration;
 use lane::Rest;
 use migration::MigrationId;
 use migration::journal::{MigrationState, Outcome, Side, Stage};
+use migration::stay::copy;
 
 use crate::error::{RequestError, RetryObstacle};
 use crate::host::Host;
 use crate::migrations::metadata::Metadata;
 use crate::migrations::registry::parse_id;
+use crate::volumes::chronicles::look;
 
 impl Host {
     /// Begins once more what a migration did not come to, under a new number.
@@ -38,44 +41,72 @@ impl Host {
         self.order_migration(name, order, Some(migration)).await
     }
 
-    /// Migrations between stores of this host that a daemon which ends now interrupts; the next one does them once more.
+    /// Notes of migrations between stores of this host, whose lanes have ended in order, what the next daemon goes on with. If it cannot,
+    /// it does them once more.
     pub(in crate::host) async fn note_interrupted(&self) {
         let interrupted = self.journal.read(|state| {
             let interrupted = state.unfinished().filter(|(_, migration)| is_interrupted(migration));
-            interrupted.map(|(id, migration)| (id, migration.started_unix_ms)).collect::<Vec<_>>()
+            interrupted.map(|(id, migration)| (id, migration.clone())).collect::<Vec<_>>()
         });
-        for (id, begun) in interrupted {
-            self.metadata_folder.note(id, begun, |metadata| metadata.goes_on = true).await;
+        for (id, migration) in interrupted {
+            // It is of one volume.
+            let look = match migration.volumes.into_iter().next() {
+                Some(moving) => {
+                    tokio::task::spawn_blocking(move || look(&moving.target)).await.ok().flatten()
+                }
+                None => None,
+            };
+            let progress = self.migrations.progress(id);
+            let note = |metadata: &mut Metadata| {
+                metadata.goes_on = true;
+                metadata.copy.image = copy::left(metadata.copy.image.take(), look);
+                progress.iter().for_each(|progress| metadata.copy.count(progress));
+            };
+            self.metadata_folder.note(id, migration.started_unix_ms, note).await;
         }
     }
 
-    /// Does once more what a daemon that ended in order has interrupted, under new numbers, and from the beginning: what of a
-    /// target is there was deleted.
+    /// Does once more what a daemon that ended in order has interrupted and this one could not go on with, under new numbers, and from
+    /// the beginning: what of a target is there was deleted.
     pub(crate) async fn go_on_with_interrupted(self: &Arc<Self>) {
         let ended = self.journal.read(|state| {
             let ended = state.migrations.iter().filter(|(_, migration)| migration.has_ended());
-            ended.map(|(id, migration)| (*id, migration.started_unix_ms)).collect::<Vec<_>>()
+            ended.map(|(id, _)| *id).collect::<Vec<_>>()
         });
-        for (id, begun) in ended {
-            let Some(metadata) = self.metadata_folder.of(id, begun).filter(|metadata| metadata.goes_on)
-            else {
-                continue;
-            };
-            let next = Arc::clone(self).retry_migration(id.to_string()).await;
-            // N.B. not again at the next start, however this ends.
-            self.metadata_folder.note(id, begun, |metadata| metadata.goes_on = false).await;
-            match next {
-                Ok(next) => {
-                    tracing::info!(migration = %id, goes_on_as = next.id, "a restart has interrupted it; it begins anew");
-                    if metadata.is_paused {
-                        // One that waits for its turn is not copied either.
-                        let _ = Arc::clone(self).rest_migration(next.id, Rest::Pause).await;
-                    }
+        // What has a session still is seen to by that.
+        for id in ended.into_iter().filter(|id| !self.sessions.has(*id)) {
+            self.begin_anew_if_interrupted(id).await;
+        }
+    }
+
+    /// Does a migration once more, from the beginning, if a daemon that ended in order has interrupted it. Its session may wait for that:
+    /// the future is boxed, for it leads to the next session.
+    pub(in crate::host) fn begin_anew_if_interrupted(
+        self: &Arc<Self>,
+        id: MigrationId,
+    ) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        Box::pin(Arc::clone(self).begin_anew(id))
+    }
+
+    async fn begin_anew(self: Arc<Self>, id: MigrationId) {
+        let Some(begun) = self.begun_unix_ms(id) else { return };
+        let Some(metadata) = self.metadata_folder.of(id, begun).filter(|metadata| metadata.goes_on) else {
+            return;
+        };
+        let next = Arc::clone(&self).retry_migration(id.to_string()).await;
+        // N.B. not again at the next start, however this ends.
+        self.metadata_folder.note(id, begun, |metadata| metadata.goes_on = false).await;
+        match next {
+            Ok(next) => {
+                tracing::info!(migration = %id, goes_on_as = next.id, "a restart has interrupted it; it begins anew");
+                if metadata.is_paused {
+                    // One that waits for its turn is not copied either.
+                    let _ = Arc::clone(&self).rest_migration(next.id, Rest::Pause).await;
                 }
-                Err(error) => {
-                    let reason = error.message();
-                    tracing::warn!(migration = %id, reason, "what a restart has interrupted cannot begin anew");
-                }
+            }
+            Err(error) => {
+                let reason = error.message();
+                tracing::warn!(migration = %id, reason, "what a restart has interrupted cannot begin anew");
             }
         }
     }
@@ -98,7 +129,7 @@ impl Host {
     }
 }
 
-/// Whether a migration is ended by a restart because its source and its target are both of this daemon.
+/// Whether a migration is between stores of this host, and its copy is not complete.
 fn is_interrupted(migration: &MigrationState) -> bool {
     migration.side == Side::OneHost && matches!(migration.stage, Stage::Copying | Stage::Prepared(_))
 }

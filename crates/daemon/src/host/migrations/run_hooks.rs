@@ -21,11 +21,15 @@ impl Host {
     }
 
     /// Volumes go to another store of this host.
-    pub(in crate::host) fn prepare_hooks_here(self: &Arc<Self>, migration: MigrationId) -> Moves {
+    pub(in crate::host) fn prepare_hooks_here(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        begun: Begun,
+    ) -> Moves {
         if !self.has_hooks() {
             return Moves::Volumes;
         }
-        let hooks = self.hook_runner(migration, "", HookSide::Both, "", Begun::No);
+        let hooks = self.hook_runner(migration, "", HookSide::Both, "", begun);
         self.volume_hooks.leaves(migration, hooks, None);
         self.run_hooks_after(migration);
         Moves::VolumesAfterHooks

@@ -74,6 +74,11 @@ impl Sessions {
         self.lock().get(&migration).is_some_and(|session| session.send(wish).is_ok())
     }
 
+    /// Whether a migration has a session.
+    pub(in crate::host) fn has(&self, migration: MigrationId) -> bool {
+        self.lock().contains_key(&migration)
+    }
+
     fn lock(&self) -> std::sync::MutexGuard<'_, BTreeMap<MigrationId, UnboundedSender<Event>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use block::engine::EngineChoice;
 use block::store::Opened;
 use block::store::image::Patience;
-use chronicle::{BlockSize, Kept, StayId};
+use chronicle::{BlockSize, Kept, ReplicaOf, StayId};
 use lane::peer::PeerChannel;
 use lane::{FillingStoreOrder, LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Report};
 use migration::journal::{ExportAccess, MigrationState, Moved, Stage, VolumeRecord};
@@ -247,6 +247,7 @@ impl Host {
             block_size,
             generation: record.generation,
             stay,
+            ended_copies: self.ended_copies(kept.as_ref()),
             kept: kept.map(Box::new),
             mirror_wait_max: self.limits().mirror_wait_max,
             pacing: self.limits().mover.pacing(),
@@ -297,6 +298,19 @@ impl Host {
             believed.map_err(|error| unavailable(&record.name, &error))
         })
         .await
+    }
+
+    /// Of the copies that are kept, those of migrations that have ended: a daemon that was killed had no time to forget them.
+    fn ended_copies(&self, kept: Option<&Kept>) -> Vec<ReplicaOf> {
+        let copies: Vec<_> = kept.iter().flat_map(|kept| kept.replicas.keys().copied()).collect();
+        self.journal.read(|state| {
+            let is_made = |migration: u64| state.unfinished().any(|(id, _)| id.0 == migration);
+            let has_ended = |of: &ReplicaOf| match of {
+                ReplicaOf::Migration(migration) => !is_made(*migration),
+                ReplicaOf::Host { .. } => false,
+            };
+            copies.into_iter().filter(has_ended).collect()
+        })
     }
 
     /// The stay of a volume that is here, or was here last.

@@ -169,7 +169,7 @@ impl Source {
         // With blocks left behind it takes until the last of them is there.
         let is_hollow = self.manifests.iter().any(Option::is_some);
         if is_hollow || !matches!(outcome, Outcome::Moved { .. }) {
-            self.summary.total_us = micros(now.saturating_sub(self.began));
+            self.summary.total_us = micros(self.spent + now.saturating_sub(self.began));
         }
         self.summary.attempts = self.tries;
         self.summary.bytes_copied = self.costs.bytes_copied;
@@ -201,7 +201,7 @@ impl Source {
             self.summary.own_us = micros(own);
             self.summary.start_us = micros(now.saturating_sub(*began).saturating_sub(own));
             self.summary.gate_closed_us = micros(now.saturating_sub(*gates_closing_at));
-            self.summary.total_us = micros(now.saturating_sub(self.began));
+            self.summary.total_us = micros(self.spent + now.saturating_sub(self.began));
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use chronicle::Generation;
 
 use super::early::Early;
-use super::{DiscardStep, Moves, ReleaseFate, Source, SourceAction, State};
+use super::{DiscardStep, Moves, Peer, ReleaseFate, Source, SourceAction, State};
 use crate::filling::Manifest;
 use crate::handover::message::ToTarget;
 use crate::handover::phase::Phase;
@@ -310,7 +310,14 @@ impl Source {
 
     pub(super) fn commit_abort(&mut self) {
         let migration = self.settings.migration;
-        self.commit(vec![Record::AttemptAborted { migration, attempt: self.attempt }]);
+        let record = match (&self.state, self.settings.peer) {
+            // N.B. a restart must not go on with images that are being deleted. Another host notes that itself.
+            (State::Discarding { outcome, .. }, Peer::SameHost) if !broken(Bug::DiscardedBeforeNoted) => {
+                Record::Discarding { migration, outcome: outcome.clone() }
+            }
+            _ => Record::AttemptAborted { migration, attempt: self.attempt },
+        };
+        self.commit(vec![record]);
     }
 
     pub(super) fn end_before_release(&mut self, outcome: Outcome) {
@@ -361,7 +368,7 @@ mod tests {
             migration: MigrationId(1),
             volumes: vec![(VolumeId([1; 16]), Generation(0))],
             switch_over_max: Duration::from_secs(1),
-            peer: crate::handover::source::Peer::SameHost,
+            peer: Peer::SameHost,
             moves: Moves::Volumes,
         };
         let copied = Duration::from_secs(5);
@@ -382,7 +389,7 @@ mod tests {
                 migration: MigrationId(1),
                 volumes: vec![(VolumeId([1; 16]), Generation(0))],
                 switch_over_max: Duration::from_secs(1),
-                peer: crate::handover::source::Peer::OtherHost,
+                peer: Peer::OtherHost,
                 moves: Moves::VolumesAfterHooks,
             };
             let mut source = Source::new(Duration::ZERO, settings);
@@ -425,7 +432,7 @@ mod tests {
                 migration: MigrationId(1),
                 volumes: vec![(VolumeId([1; 16]), Generation(0))],
                 switch_over_max: Duration::from_secs(1),
-                peer: crate::handover::source::Peer::OtherHost,
+                peer: Peer::OtherHost,
                 moves: Moves::Volumes,
             };
             let mut source = Source::new(Duration::ZERO, settings);

@@ -33,6 +33,12 @@ impl Meter {
         }
     }
 
+    /// Goes on from what a daemon before this one had counted.
+    pub(super) fn carry(&mut self, blocks: u64, fraction: f64) {
+        self.blocks = blocks;
+        self.fraction_max = fraction.clamp(0.0, FRACTION_MAX);
+    }
+
     pub(super) fn blocks(&self) -> u64 {
         self.blocks
     }

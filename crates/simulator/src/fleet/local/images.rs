@@ -1,9 +1,10 @@
 //! Images of migrations within one host: places that are taken, targets that are made there, and what may be left of them.
 
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use migration::journal::{ImageLocation, MigratingVolume};
+use migration::stay::ImageRecord;
 
 use crate::checker::journal::left_over;
 use crate::checker::owner::Permission;
@@ -21,6 +22,8 @@ pub(in crate::fleet) struct LocalImages {
     rooms: RefCell<BTreeSet<String>>,
     /// Images that somebody was told of that they are left, or that were kept on purpose.
     excused: RefCell<BTreeSet<String>>,
+    /// How images that are copied to looked when they were begun, gone on with, or left, as a file in the data folder has it.
+    notes: RefCell<BTreeMap<String, ImageRecord>>,
     made: Cell<u32>,
     /// Volumes have gone to another store here.
     pub(in crate::fleet) has_moved: Cell<bool>,
@@ -43,6 +46,21 @@ impl LocalImages {
     /// Gives a place back; tells whether it was taken and empty.
     pub(super) fn give_back(&self, path: &str) -> bool {
         self.rooms.borrow_mut().remove(path)
+    }
+
+    /// Notes how an image that is copied to looks.
+    pub(super) fn note(&self, path: &str, record: ImageRecord) {
+        self.notes.borrow_mut().insert(path.to_owned(), record);
+    }
+
+    /// What was noted of an image.
+    pub(super) fn note_of(&self, path: &str) -> Option<ImageRecord> {
+        self.notes.borrow().get(path).cloned()
+    }
+
+    /// What was noted of all of them.
+    pub(super) fn notes(&self) -> BTreeMap<String, ImageRecord> {
+        self.notes.borrow().clone()
     }
 
     /// The daemon is gone, and what it has not told the journal of with it.
@@ -85,6 +103,7 @@ impl SimHost {
             let path = moving.target.place.name();
             self.local.give_back(path);
             let disk = self.new_image(path, settings);
+            self.note_new_copy(path);
             // The volume may be in either when the daemon is killed.
             if let Some(key) = self.key_of_volume(index) {
                 self.chronicles.note_image(key, disk.look());

@@ -1,12 +1,15 @@
 //! The lanes of a migration within one host: what they are given, what they report, and what strikes them.
 
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::{BlockDevice, ZeroMode};
+use chronicle::ReplicaOf;
+use lane::resuming;
 use lane::{LocalDriver, Plan, PlannedVolume, SourceHandle, TargetContent};
-use migration::journal::MigratingVolume;
+use migration::journal::{MigratingVolume, MigrationState};
 use migration::source::Moves;
-use migration::{MigrationId, Phase, Progress, VolumeIndex};
+use migration::{Carried, MigrationId, Phase, Progress, VolumeIndex};
 
 use super::control::LocalControl;
 use crate::checker::journal::PhaseWatch;
@@ -18,6 +21,7 @@ use crate::scenario::MigrationPlan;
 
 /// Both halves of a migration within one host.
 pub(in crate::fleet) struct LocalHalves {
+    pub(super) id: MigrationId,
     pub(in crate::fleet) driver: SourceHandle,
     targets: Vec<Rc<SimDisk>>,
     phases: PhaseWatch,
@@ -31,10 +35,11 @@ impl SimHost {
         id: MigrationId,
         plan: &MigrationPlan,
         moving: &[MigratingVolume],
+        recorded: Option<&MigrationState>,
     ) -> Option<LocalDriver> {
         let images = self.images.borrow();
         let volumes = self.with_serving(|serving| serving.volumes.clone())?;
-        let (mut planned, mut targets) = (Vec::new(), Vec::new());
+        let (mut planned, mut targets, mut remembered) = (Vec::new(), Vec::new(), Vec::new());
         for (volume, moving) in volumes.into_iter().zip(moving) {
             let volume = volume?;
             let source = images.get(moving.source.place.name())?;
@@ -43,11 +48,15 @@ impl SimHost {
             target.set_role(Role::Target);
             target.set_volume(&volume);
             targets.push(Rc::clone(target));
+            let known = recorded.map(|_| (ReplicaOf::Migration(id.0), volume.generation()));
+            remembered.push(Rc::clone(&volume));
             planned.push(PlannedVolume {
                 volume,
                 target: Rc::clone(target) as Rc<dyn BlockDevice>,
-                target_content: TargetContent::Zero,
+                target_content: if known.is_some() { TargetContent::Unknown } else { TargetContent::Zero },
                 zeroes: ZeroMode::MayUnmap,
+                known,
+                carried: Carried::default(),
                 source_image: moving.source.clone(),
                 target_image: moving.target.clone(),
             });
@@ -63,15 +72,33 @@ impl SimHost {
             moves: Moves::Volumes,
         };
         let control = LocalControl::new(self);
-        let (driver, source) = LocalDriver::new(self.handle.clone(), control, &self.buffers, plan_of_lane);
+        let handle = self.handle.clone();
+        let (driver, source) = match recorded {
+            None => LocalDriver::new(handle, control, &self.buffers, plan_of_lane),
+            Some(recorded) => {
+                LocalDriver::resume(handle, control, &self.buffers, plan_of_lane, recorded, Duration::ZERO)?
+            }
+        };
         if let Some((delay, rate)) = plan.bandwidth_change {
             let changed = source.clone();
             self.world.clock.after(delay, move || changed.set_bandwidth(rate));
         }
         let (phases, progress) = (PhaseWatch::default(), ProgressWatch::default());
-        let halves = LocalHalves { driver: source, targets, phases, progress };
+        let halves = LocalHalves { id, driver: source, targets, phases, progress };
         self.with_serving(|serving| serving.local.replace(Some(halves)));
+        remembered.into_iter().for_each(|volume| self.remember_copy(id, volume));
         Some(driver)
+    }
+
+    /// Keeps what a copy within this host lacks, as long as it is made.
+    fn remember_copy(self: &Rc<Self>, id: MigrationId, volume: Rc<lane::Volume>) {
+        let me = self.weak();
+        let is_over = move || {
+            let made = me.upgrade().and_then(|host| host.with_local(|halves| halves.id));
+            made != Some(id)
+        };
+        let handle = self.handle.clone();
+        self.handle.spawn(resuming::remember(handle, volume, id, self.manner.rhythm, None, is_over));
     }
 
     /// A migration within this host has entered a phase; what strikes it then does.

@@ -1,0 +1,185 @@
+//! Goes on with a migration between stores of this host that was being copied when its daemon, or its lane, ended.
+//!
+//! ```text
+//!   the volume is served ──► its chronicle knows the copy? it looks as it was left? ──► it is in use, durably ──► the lane
+//!          │ not yet                     │ no ([`migration::stay::copy`])
+//!          ▼                             ▼
+//!   looked at again              it comes to nothing; a daemon that ended in order has had it begin anew
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lane::{MigrationOrder, Refused, Rest, ResumedMigration};
+use migration::journal::{FailureCode, ImageLocation, MigrationState, VolumeRecord};
+use migration::session::{Event, MigrationSession, Role, Step};
+use migration::source::Moves;
+use migration::stay::copy;
+use migration::{Failure, MigrationId};
+
+use super::{LocalMigration, cause};
+use crate::error::RequestError;
+use crate::hooks::Begun;
+use crate::host::migrations::session::{PATIENCE, Task, run};
+use crate::host::migrations::strategies::{choice_again, held_max};
+use crate::host::{Host, blocking};
+use crate::images::opening;
+use crate::journal::now_unix_ms;
+use crate::migrations::metadata::Metadata;
+use crate::volumes::chronicles::look;
+
+/// Why a migration is not gone on with.
+enum Obstacle {
+    /// Its copy is of no use.
+    Unbelieved(String),
+    /// Something is out of reach.
+    Unavailable(RequestError),
+}
+
+impl From<RequestError> for Obstacle {
+    fn from(error: RequestError) -> Self {
+        Self::Unavailable(error)
+    }
+}
+
+impl Host {
+    /// Goes on with a migration between stores of this host that a restart interrupted; returns when that was tried once.
+    pub(in crate::host) async fn resume_local(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        recorded: &MigrationState,
+    ) {
+        let (Some(moving), Some(name)) = (recorded.volumes.first(), recorded.names.first()) else { return };
+        let record = match self.record(moving.volume, name) {
+            Ok(record) => record,
+            Err(error) => {
+                let reason = error.message();
+                tracing::error!(%migration, reason, "an interrupted migration has no volume any more");
+                return;
+            }
+        };
+        self.migrations.track_again(migration, std::iter::once(moving.volume));
+        let (mut task, wishes) = Task::new(self, None);
+        let is_tried = task.resumes(migration);
+        let metadata = self.metadata_folder.of(migration, recorded.started_unix_ms).unwrap_or_default();
+        let order = metadata.order.unwrap_or_else(|| api::MigrateVolume::to(moving.target.store.clone()));
+        let resumed = Some(moving.target.clone());
+        let (lane, reserved, target, answer) = (None, None, None, None);
+        let work = LocalMigration { task, record, lane, order, resumed, reserved, target, answer };
+        let session = MigrationSession::resume(Role::Local, false, PATIENCE);
+        tokio::spawn(run(Arc::clone(self), session, work, wishes));
+        // Dropped, it says the same.
+        let _ = is_tried.await;
+    }
+
+    /// Notes how the image of a copy looks that is about to be written to.
+    pub(super) async fn note_copy_in_use(&self, migration: MigrationId, target: &ImageLocation) {
+        let Some(begun) = self.begun_unix_ms(migration) else { return };
+        let target = target.clone();
+        let found = tokio::task::spawn_blocking(move || look(&target)).await.ok().flatten();
+        let note = |metadata: &mut Metadata| metadata.copy.image = found.map(copy::in_use);
+        self.metadata_folder.note(migration, begun, note).await;
+    }
+}
+
+impl LocalMigration {
+    /// Goes on, if its copy may be believed.
+    pub(super) async fn begin_again(&mut self) -> Event {
+        match self.try_to_begin_again().await {
+            Ok(()) => self.task.done(Step::Begin, Ok(()), FailureCode::Internal),
+            Err(Obstacle::Unavailable(error)) => {
+                self.task.say(&error);
+                let code = cause(&error);
+                self.task.done(Step::Begin, Err(error), code)
+            }
+            Err(Obstacle::Unbelieved(why)) => {
+                let migration = self.task.migration.map(|migration| migration.to_string());
+                tracing::warn!(migration, reason = why, "an interrupted migration cannot be gone on with");
+                let detail = format!(
+                    "the daemon stopped before the handover; the volume stayed at the source, and its copy was of no use: {why}"
+                );
+                // N.B. a start waits until that is over.
+                Event::Done(Step::Begin, Err(Failure { code: FailureCode::DaemonStopped, detail }))
+            }
+        }
+    }
+
+    async fn try_to_begin_again(&mut self) -> Result<(), Obstacle> {
+        let host = Arc::clone(&self.task.host);
+        let (Some(migration), Some(image)) = (self.task.migration, self.resumed.clone()) else {
+            return Err(RequestError::Internal("a migration has no target".to_owned()).into());
+        };
+        let recorded = host.journal.read(|state| state.migrations.get(&migration).cloned());
+        let Some(recorded) = recorded else {
+            return Err(RequestError::MigrationNotFound(migration.to_string()).into());
+        };
+        let store = host.stores.get(&image.store).map_err(|error| Obstacle::Unbelieved(error.message()))?;
+        store.require()?;
+        let name = self.record.name.clone();
+        let lane = host.volumes.lane(&name).await?;
+        // It may have grown.
+        self.record = host.record(self.record.volume, &name)?;
+        let unavailable = |refused: Refused| {
+            let (volume, reason) = (name.clone(), refused.to_string());
+            Obstacle::Unavailable(RequestError::VolumeUnavailable { volume, reason })
+        };
+        let status = lane.status().await.map_err(unavailable)?;
+        let metadata = host.metadata_folder.of(migration, recorded.started_unix_ms).unwrap_or_default();
+        let looked_at = image.clone();
+        let found = blocking(move || Ok(look(&looked_at))).await?;
+        let found = copy::Found {
+            is_known: status.copies.contains(&migration),
+            record: metadata.copy.image.as_ref(),
+            look: found.as_ref(),
+        };
+        copy::believe(found).map_err(|distrust| Obstacle::Unbelieved(distrust.to_string()))?;
+        // It may be in either when the daemon is killed.
+        let moved = VolumeRecord { image: image.clone(), ..self.record.clone() };
+        host.note_image(host.stay_of(self.record.volume), &moved).await;
+        host.note_copy_in_use(migration, &image).await;
+        let (allocation, size) = (self.order.allocation, self.record.size_bytes);
+        let opened = image.clone();
+        let mut target = blocking(move || opening::open_target_again(&opened, size, allocation)).await?;
+        target.store = host.stores.impair(&image, target.store);
+        self.order = metadata.order.clone().unwrap_or_else(|| self.order.clone());
+        let begun = recorded.started_unix_ms;
+        let order = self.order_again(migration, &image, recorded, &metadata);
+        lane.migrate(order, target).await.map_err(|refused| match refused {
+            Refused::CopyUnknown(_) | Refused::SizeDiffers { .. } => {
+                Obstacle::Unbelieved(refused.to_string())
+            }
+            refused => unavailable(refused),
+        })?;
+        tracing::info!(volume = %name, %migration, target = %self.order.to, "an interrupted migration goes on");
+        host.begin_history(migration, self.record.size_bytes, &self.order);
+        host.metadata_folder.note(migration, begun, |noted| noted.goes_on = false).await;
+        self.lane = Some(lane);
+        Ok(())
+    }
+
+    fn order_again(
+        &self,
+        migration: MigrationId,
+        image: &ImageLocation,
+        recorded: MigrationState,
+        metadata: &Metadata,
+    ) -> MigrationOrder {
+        let spent = now_unix_ms().saturating_sub(recorded.started_unix_ms);
+        MigrationOrder {
+            migration,
+            source: self.record.image.clone(),
+            target: image.clone(),
+            keep_source: recorded.keep_source,
+            bandwidth_bytes_per_second: self.order.bandwidth_bytes_per_second,
+            strategy: choice_again(&self.order, &recorded),
+            downtime_max: held_max(&self.order, Moves::Volumes),
+            moves: self.task.host.prepare_hooks_here(migration, Begun::Perhaps),
+            resumed: Some(Box::new(ResumedMigration {
+                recorded,
+                spent: Duration::from_millis(spent),
+                carried: metadata.copy.carried(),
+                rest: if metadata.is_paused { Rest::Pause } else { Rest::Resume },
+            })),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! A volume goes to another store of its host: both halves of the migration on its lane.
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::{BlockDevice, ZeroMode};
+use chronicle::ReplicaOf;
+use migration::{Carried, MigrationId, PacingSettings};
+use tracing::warn;
+
+use super::Lane;
+use crate::driver::{LocalDriver, Plan, PlannedVolume, TargetContent, TimeLimits};
+use crate::handle::{MigrationOrder, MigrationTarget, Rest};
+use crate::refused::Refused;
+use crate::resuming::{self, Rhythm};
+
+/// How long a lane lets its driver report how far it is before it ends.
+const REPORT_TAKES: Duration = Duration::from_millis(1);
+
+impl Lane {
+    /// Begins a migration between two stores of this host, or goes on with one.
+    pub(super) async fn migrate(
+        self: &Rc<Self>,
+        order: &MigrationOrder,
+        target: MigrationTarget,
+    ) -> Result<(), Refused> {
+        self.check_idle()?;
+        let migration = order.migration;
+        let (source_bytes, target_bytes) = (self.volume.store().geometry().size, target.store.size());
+        if source_bytes != target_bytes {
+            return Err(Refused::SizeDiffers { target_bytes, source_bytes });
+        }
+        self.migration.opening.set(Some(migration));
+        let store = target.store.into_device(&self.handle, &self.engine).await;
+        self.migration.opening.set(None);
+        let store = store.map_err(Refused::Target)?;
+        let is_known = self.volume.chronicler().copies(self.volume.generation()).contains(&migration);
+        if order.resumed.is_some() && !is_known {
+            return Err(Refused::CopyUnknown(migration));
+        }
+        self.begin(order, store, target.content, target.zeroes)?;
+        self.remember_copy(migration);
+        Ok(())
+    }
+
+    fn begin(
+        &self,
+        order: &MigrationOrder,
+        target: Rc<dyn BlockDevice>,
+        target_content: TargetContent,
+        zeroes: ZeroMode,
+    ) -> Result<(), Refused> {
+        let of = ReplicaOf::Migration(order.migration.0);
+        let known = order.resumed.is_some().then(|| (of, self.volume.generation()));
+        let carried = order.resumed.as_ref().map_or_else(Carried::default, |resumed| resumed.carried.clone());
+        let plan = Plan {
+            migration: order.migration,
+            volumes: vec![PlannedVolume {
+                volume: Rc::clone(&self.volume),
+                target,
+                target_content,
+                zeroes,
+                known,
+                carried,
+                source_image: order.source.clone(),
+                target_image: order.target.clone(),
+            }],
+            keep_source: order.keep_source,
+            pacing: PacingSettings {
+                bytes_per_second: order.bandwidth_bytes_per_second,
+                ..self.settings.pacing.clone()
+            },
+            limits: TimeLimits {
+                mirror_wait_max: self.settings.mirror_wait_max,
+                switch_over_max: TimeLimits::default().switch_over_max.max(order.downtime_max),
+                ..TimeLimits::default()
+            },
+            strategy: order.strategy.here(order.downtime_max / 2),
+            moves: order.moves,
+        };
+        let control = self.begin_recording(order.migration);
+        let (handle, buffers) = (self.handle.clone(), self.engine.buffers());
+        let made = match &order.resumed {
+            None => Some(LocalDriver::new(handle, control, buffers, plan)),
+            Some(resumed) => {
+                LocalDriver::resume(handle, control, buffers, plan, &resumed.recorded, resumed.spent)
+            }
+        };
+        let Some((driver, source)) = made else { return Err(Refused::NotMigrating(order.migration)) };
+        if order.resumed.as_ref().is_some_and(|resumed| resumed.rest == Rest::Pause) {
+            // Before anything else is heard of it: what was paused before a restart does not go on for a moment.
+            source.pause();
+        }
+        self.migration.within.set(Some(order.migration));
+        self.drive(source, driver.run());
+        Ok(())
+    }
+
+    /// Keeps what the copy lacks, as long as one is made.
+    fn remember_copy(self: &Rc<Self>, migration: MigrationId) {
+        let lane = Rc::clone(self);
+        let is_over = move || lane.with_migration(migration, |_| Ok(())).is_err();
+        let (handle, volume) = (self.handle.clone(), Rc::clone(&self.volume));
+        self.handle.spawn(resuming::remember(handle, volume, migration, Rhythm::default(), None, is_over));
+    }
+
+    /// Forgets copies of migrations that have ended: a daemon that was killed had no time for that.
+    pub(super) fn forget_ended_copies(&self) {
+        for of in self.settings.ended_copies.clone() {
+            let volume = Rc::clone(&self.volume);
+            self.handle.spawn(async move {
+                if let Err(error) = volume.chronicler().forget(of).await {
+                    warn!(volume = %volume.id(), %error, "what is kept of a migration that has ended stays until the next start");
+                }
+            });
+        }
+    }
+
+    /// Leaves the copy that is made in another store of this host to the next daemon. How far one at another host is, is kept every
+    /// so often.
+    pub(super) async fn leave_copy(&self) {
+        let driver = self.migration.driver.borrow().clone();
+        let Some(driver) = driver.filter(|driver| self.migration.within.get() == Some(driver.migration()))
+        else {
+            return;
+        };
+        resuming::leave(&self.handle, &self.volume, driver.migration()).await;
+        driver.report();
+        self.handle.sleep(REPORT_TAKES).await;
+    }
+}

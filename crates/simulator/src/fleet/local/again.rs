@@ -1,0 +1,218 @@
+//! Goes on, after a restart, with volumes that were on their way to another store of their host; and how a daemon that is stopped in
+//! order leaves them.
+//!
+//! ```text
+//!   stopped: gates held, nothing below ──► nothing is copied ──► what each copy lacks is kept ──► how each looks is noted ──► gone
+//!                 the daemon may be killed between any two                        somebody writes to a copy ──► started
+//! ```
+
+use std::rc::Rc;
+use std::time::Duration;
+
+use block::BlockDevice as _;
+use lane::resuming;
+use migration::journal::{FailureCode, MigratingVolume, MigrationState, Side};
+use migration::session::{MigrationSession, Role};
+use migration::stay::{ImageRecord, copy};
+use migration::{Failure, MigrationId, Phase};
+
+use super::LocalMigration;
+use crate::disk::SECTOR_BYTES;
+use crate::fleet::Fleet;
+use crate::fleet::host::SimHost;
+use crate::fleet::tally::Event as Tallied;
+use crate::random::Random;
+use crate::session::PATIENCE;
+use crate::world::Stop;
+
+/// In how many of a hundred migrations the daemon is stopped in order while they copy …
+const STOPPED_PERCENT: u64 = 25;
+/// … how soon at the latest: one of these.
+const STOPPED_WITHIN: [Duration; 4] = [
+    Duration::from_millis(1),
+    Duration::from_millis(10),
+    Duration::from_millis(60),
+    Duration::from_millis(400),
+];
+/// In how many of a hundred of these somebody writes to a copy before the next start …
+const TOUCHED_PERCENT: u64 = 25;
+/// … and in how many the daemon is killed before it has ended.
+const KILLED_PERCENT: u64 = 25;
+/// How soon then, at the latest.
+const KILLED_WITHIN: Duration = Duration::from_millis(3);
+/// How long it takes to note how an image looks.
+const NOTE: (Duration, Duration) = (Duration::from_micros(5), Duration::from_micros(500));
+
+impl SimHost {
+    /// Draws whether the daemon is stopped in order while a migration within it copies.
+    pub(super) fn draw_stop_within(self: &Rc<Self>) {
+        let mut random = self.random.borrow_mut();
+        if !random.percent(STOPPED_PERCENT) {
+            return;
+        }
+        let within = random.pick(&STOPPED_WITHIN);
+        let delay = random.duration(Duration::ZERO, within);
+        drop(random);
+        let (me, incarnation) = (self.weak(), self.incarnation());
+        self.world.clock.after(delay, move || {
+            let Some(host) = me.upgrade().filter(|host| host.incarnation() == incarnation) else { return };
+            if let Some(fleet) = host.fleet().filter(|_| host.may_stop_within()) {
+                fleet.stop_within(&host);
+            }
+        });
+    }
+
+    fn may_stop_within(&self) -> bool {
+        let is_copying = self.with_local(|halves| halves.driver.phase() == Phase::Copying);
+        is_copying == Some(true) && self.is_up() && !self.is_stopping.get()
+    }
+
+    /// Goes on with volumes that were on their way to another store.
+    pub(in crate::fleet) fn resume_local(self: &Rc<Self>, id: MigrationId, recorded: &MigrationState) {
+        let number = self.local.begun.get().saturating_sub(1);
+        let plans = &self.manner.plans;
+        let Some(plan) = plans.get(number % plans.len().max(1)).cloned() else { return };
+        let moving = recorded.volumes.clone();
+        let work = LocalMigration { host: Rc::clone(self), plan, id, moving, is_resumed: true, ends: None };
+        self.perhaps_disturb_soon();
+        self.draw_stop_within();
+        self.run_session(MigrationSession::resume(Role::Local, false, PATIENCE), work);
+    }
+
+    /// Whether the copies may be gone on with; then they are in use from here on. Says what the journal says of them.
+    pub(super) async fn believe_copies(
+        &self,
+        id: MigrationId,
+        moving: &[MigratingVolume],
+    ) -> Result<MigrationState, Failure> {
+        let lost = |code| move |detail: String| Failure { code, detail };
+        let recorded = self.journal().look(|state, _| state.migrations.get(&id).cloned());
+        let recorded =
+            recorded.ok_or_else(|| lost(FailureCode::Internal)("no journal knows of it".to_owned()))?;
+        for (index, moving) in moving.iter().enumerate() {
+            let volume = self.with_serving(|serving| serving.volumes[index].clone()).flatten();
+            let volume =
+                volume.ok_or_else(|| lost(FailureCode::Internal)("a volume is not served".to_owned()))?;
+            let path = moving.target.place.name();
+            let look = self.images.borrow().get(path).map(|disk| disk.look());
+            let record = self.local.note_of(path);
+            let is_known = volume.chronicler().copies(volume.generation()).contains(&id);
+            let found = copy::Found { is_known, record: record.as_ref(), look: look.as_ref() };
+            copy::believe(found).map_err(|distrust| {
+                self.world.say(|| format!("{}: {id} within: {distrust}", self.place));
+                lost(FailureCode::DaemonStopped)(distrust.to_string())
+            })?;
+        }
+        for (index, moving) in moving.iter().enumerate() {
+            let path = moving.target.place.name();
+            let Some(look) = self.images.borrow().get(path).map(|disk| disk.look()) else { continue };
+            // The volume may be in either when the daemon is killed.
+            if let Some(key) = self.key_of_volume(index) {
+                self.chronicles.note_image(key, look.clone());
+            }
+            self.note_look().await;
+            self.local.note(path, copy::in_use(look));
+        }
+        self.tally(Tallied::WithinResumed);
+        Ok(recorded)
+    }
+
+    /// Notes how a new image looks that is to be copied to.
+    pub(super) fn note_new_copy(&self, path: &str) {
+        if let Some(disk) = self.images.borrow().get(path) {
+            self.local.note(path, copy::in_use(disk.look()));
+        }
+    }
+
+    /// Keeps, at the end of a daemon, what the copies of a migration within this host lack.
+    pub(in crate::fleet) async fn leave_copies(&self) {
+        let Some(id) = self.with_local(|halves| halves.id) else { return };
+        let volumes = self.with_serving(|serving| serving.volumes.clone()).unwrap_or_default();
+        for volume in volumes.iter().flatten() {
+            resuming::leave(&self.handle, volume, id).await;
+        }
+    }
+
+    /// The daemon is not stopped after all: what was copied goes on.
+    pub(in crate::fleet) fn go_on_copying(&self) {
+        self.with_local(|halves| halves.driver.resume());
+    }
+
+    /// Notes how the copies look to which nothing is written any more.
+    pub(in crate::fleet) async fn note_left_copies(&self) {
+        let paths: Vec<_> = self.journal().look(|state, _| {
+            let local = state.unfinished().filter(|(_, known)| known.side == Side::OneHost);
+            let targets = local.flat_map(|(_, known)| &known.volumes);
+            targets.map(|moving| moving.target.place.name().to_owned()).collect()
+        });
+        for path in paths {
+            self.note_look().await;
+            let look = self.images.borrow().get(&path).map(|disk| disk.look());
+            if let Some(record) = copy::left(self.local.note_of(&path), look) {
+                self.local.note(&path, record);
+            }
+        }
+    }
+
+    async fn note_look(&self) {
+        let takes = self.random.borrow_mut().duration(NOTE.0, NOTE.1);
+        self.handle.sleep(takes).await;
+    }
+}
+
+impl Fleet {
+    /// Stops the daemon of a host while volumes go to another store of it. It may be killed before it has ended.
+    fn stop_within(self: &Rc<Self>, host: &Rc<SimHost>) {
+        let is_killed = {
+            let mut random = self.random.borrow_mut();
+            random.percent(KILLED_PERCENT).then(|| random.duration(Duration::ZERO, KILLED_WITHIN))
+        };
+        if let Some(delay) = is_killed {
+            let (me, incarnation, place) = (Rc::downgrade(self), host.incarnation(), host.place);
+            self.world.clock.after(delay, move || {
+                if let Some(fleet) =
+                    me.upgrade().filter(|fleet| fleet.host(place).incarnation() == incarnation)
+                {
+                    fleet.crash(place, Stop::Kill);
+                }
+            });
+        }
+        let (fleet, host) = (Rc::clone(self), Rc::clone(host));
+        host.handle.clone().spawn(async move {
+            if host.close_in_order().await {
+                fleet.tally(Tallied::StopWithin);
+                let touches = fleet.random.borrow_mut().percent(TOUCHED_PERCENT);
+                if touches && host.touch_a_copy(&mut fleet.random.borrow_mut()) {
+                    fleet.tally(Tallied::CopyTouched);
+                }
+                fleet.crash(host.place, Stop::Kill);
+            } else {
+                host.go_on_copying();
+            }
+        });
+    }
+}
+
+impl SimHost {
+    /// Somebody writes to an image that is copied to; tells whether there is one.
+    fn touch_a_copy(&self, random: &mut Random) -> bool {
+        let targets: Vec<_> = self
+            .local
+            .notes()
+            .into_iter()
+            .filter(|(_, record)| matches!(record, ImageRecord::Closed(_)))
+            .collect();
+        let images = self.images.borrow();
+        let copies: Vec<_> = targets.iter().filter_map(|(path, _)| images.get(path)).collect();
+        if copies.is_empty() {
+            return false;
+        }
+        let disk = copies[random.index(copies.len())];
+        let sector = random.below(disk.geometry().size / SECTOR_BYTES) as usize;
+        disk.with_medium(|medium| medium.prefill(sector, TOUCHED));
+        true
+    }
+}
+
+/// What somebody writes to a copy: no guest ever wrote it.
+const TOUCHED: u64 = u64::MAX - 1;
