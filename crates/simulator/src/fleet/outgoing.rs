@@ -469,7 +469,8 @@ impl SimHost {
                 true => self.with_serving(|serving| serving.reservoir_of(index)),
                 false => None,
             };
-            if let Some(reservoir) = &reservoir {
+            // One that is open stays: the volume may have been led to its owner since.
+            if let Some(reservoir) = reservoir.as_ref().filter(|reservoir| reservoir.store_of(id).is_none()) {
                 reservoir.open(id, volume.store());
             }
             let source_image = moving.source.clone();
