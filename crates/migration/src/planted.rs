@@ -117,8 +117,6 @@ pub enum Bug {
     ReservoirDiscarded,
     /// 9: an image that lacks blocks is kept when its volume goes back, as one that lacks only what is written from then on.
     HollowImageKept,
-    /// 10: a VM that came back into what it had left is noted to have left when its departure ends.
-    LeftAgainUnasked,
     /// 9: a copy at a third host, of which the volume's former host has told, is taken to lack only what it lacked then.
     ToldCopyForgetsWrites,
     /// Decision 0067: a volume of a journal that was put back is served before every other host has said what it knows.
@@ -197,7 +195,6 @@ impl Bug {
         Self::ManifestOlderThanGate,
         Self::ReservoirDiscarded,
         Self::HollowImageKept,
-        Self::LeftAgainUnasked,
         Self::ToldCopyForgetsWrites,
     ];
 
@@ -276,7 +273,6 @@ impl Bug {
             Self::ManifestOlderThanGate => "manifest-older-than-gate",
             Self::ReservoirDiscarded => "reservoir-discarded",
             Self::HollowImageKept => "hollow-image-kept",
-            Self::LeftAgainUnasked => "left-again-unasked",
             Self::ToldCopyForgetsWrites => "told-copy-forgets-writes",
             Self::RestoredUnasked => "restored-unasked",
             Self::RestoredUnheard => "restored-unheard",

@@ -174,7 +174,6 @@ impl Arguments {
                 | Bug::ManifestOlderThanGate
                 | Bug::ReservoirDiscarded
                 | Bug::HollowImageKept
-                | Bug::LeftAgainUnasked
         );
         // A copy that counts as whole although the owner's disk has lost something: seldom, unless all is copied beforehand.
         if bug == Bug::FailedFlushForgotten {

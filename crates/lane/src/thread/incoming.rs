@@ -113,7 +113,9 @@ impl Lane {
             }
         };
         // A VM that waits reads its disks when it begins (design §5.10): it does so when nothing of them is missing.
-        if order.moves == Moves::Vm && self.volume.gate().mode() == GateMode::Hold {
+        // N.B. not where they have been before: clients that stayed there may wait as well, and would read what is no more.
+        let waits = self.volume.gate().mode() == GateMode::Hold && order.takes_back.is_none();
+        if order.moves == Moves::Vm && waits {
             self.volume.open_for_reading();
         }
         self.handle.spawn(rpc.run(channel.events, service, listener));

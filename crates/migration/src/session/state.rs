@@ -362,7 +362,7 @@ impl MigrationSession {
 
     /// It has ended, durably.
     fn ended(&mut self, outcome: Outcome) {
-        if outcome == Outcome::TakenBack && !broken(Bug::LeftAgainUnasked) {
+        if outcome == Outcome::TakenBack {
             // Where everything is, the VM included, the migration says that has brought it back.
             return self.conclude(outcome);
         }

@@ -384,6 +384,7 @@ impl SimHost {
     ) -> Option<Ends> {
         let subject = Subject::Migration(from, remote);
         let channel = self.channel(from, subject)?;
+        let is_taken_back = self.left_in_place(recorded).is_some();
         for (index, coming) in coming.iter().enumerate() {
             channel
                 .service
@@ -393,14 +394,15 @@ impl SimHost {
             if let Some(filling) = &coming.filling {
                 channel.service.offer_filling(Address::Replica(index as u32), Rc::clone(filling));
             }
-            // A VM that waits reads what it will find.
-            if moves == Moves::Vm && coming.volume.gate().mode() == GateMode::Hold {
+            // A VM that waits reads what it will find; not what it left here, as a lane sees to.
+            let waits = coming.volume.gate().mode() == GateMode::Hold && !is_taken_back;
+            if moves == Moves::Vm && waits {
                 coming.volume.gate().set_mode(GateMode::ReadsOnly);
             }
         }
         let (trial_max, service) = (self.manner.limits.mirror_wait_max, &channel.service);
         // Of others it is still heard: what was lost is asked again.
-        if self.left_in_place(recorded).is_some() {
+        if is_taken_back {
             self.came_by.replace(Some(Rc::clone(service)));
         }
         let mut group = IncomingGroup::default();
