@@ -8,7 +8,7 @@ use std::fmt;
 
 use migration::Phase;
 
-use super::{Cell, Coverage, Kind, PHASES, Table, impossible};
+use super::{Cell, Coverage, Kind, PHASES, Table, impossible, is_seldom};
 use crate::faults::Fault;
 
 /// How many seeds have reached each cell, by strategy.
@@ -105,7 +105,8 @@ fn excused(kind: Kind, fault: Fault, phase: Phase) -> Option<&'static str> {
 
     // One host alone has it without anything else.
     let alone = Table::OneHost;
-    if kind.is_of(alone) && alone.faults().contains(&fault) && impossible(alone, fault, phase).is_none() {
+    let is_met_alone = impossible(alone, fault, phase).is_none() && !is_seldom(alone, fault, phase);
+    if kind.is_of(alone) && alone.faults().contains(&fault) && is_met_alone {
         return None;
     }
     let rests = kind == Kind::PostCopy && matches!(phase, Memory | Closing);
