@@ -3,7 +3,7 @@
 use std::os::unix::fs::OpenOptionsExt as _;
 
 use anyhow::{Context as _, ensure};
-use api::{Migration, Volume, VolumeState};
+use api::{Migration, MigrationState, Volume, VolumeState};
 use testbed::{Host, Link, LinkState, own_address, until};
 
 use crate::host;
@@ -184,6 +184,34 @@ impl Pair {
         ensure!(killed.wait_for_end()? == 137, "{host} was not killed at {fail_point}");
         drop(migrating);
         killed.start()
+    }
+
+    /// Kills a daemon and starts it again: that of `alpha`, that of `beta`, and both, in turn.
+    ///
+    /// # Errors
+    /// If one does not start.
+    pub fn kill_in_turn(&mut self, turn: u32) -> anyhow::Result<()> {
+        let killed = [turn % 3 != 1, !turn.is_multiple_of(3)];
+        let mut hosts: Vec<_> = [&mut self.alpha, &mut self.beta].into_iter().zip(killed).collect();
+        hosts.retain(|(_, is_killed)| *is_killed);
+        hosts.iter_mut().try_for_each(|(host, _)| host.kill())?;
+        hosts.iter_mut().try_for_each(|(host, _)| host.start())
+    }
+
+    /// Waits until the migration `departure` of `alpha`, which what left by it has come back from, has ended; it is to say so, and to
+    /// have left nothing at `beta`.
+    ///
+    /// # Errors
+    /// If it is not so.
+    pub fn check_departure_taken_back(&self, departure: &str) -> anyhow::Result<()> {
+        let departure = until("the departure has ended, too", || {
+            let shown = self.alpha.migration(departure)?;
+            Ok(Some(shown).filter(|shown| shown.state != MigrationState::Running))
+        })?;
+        let said = departure.message.clone().unwrap_or_default();
+        ensure!(departure.state == MigrationState::Moved && said.contains("came back"), "{departure:?}");
+        ensure!(self.beta.images("a")?.is_empty(), "{:?}", self.beta.images("a")?);
+        Ok(())
     }
 
     /// Moves the volume `v` from `alpha` to a store of `beta`, has `alpha`'s daemon killed before the commit point, and the copy

@@ -233,26 +233,6 @@ fn kills_wanted() -> anyhow::Result<u32> {
     }
 }
 
-/// Kills the daemon of one host, or of both, and starts it again.
-fn kill(pair: &mut Pair, which: u32) -> anyhow::Result<()> {
-    let [alpha, beta] = match which % 3 {
-        0 => [true, false],
-        1 => [false, true],
-        _ => [true, true],
-    };
-    for (host, is_killed) in [(&mut pair.alpha, alpha), (&mut pair.beta, beta)] {
-        if is_killed {
-            host.kill()?;
-        }
-    }
-    for (host, is_killed) in [(&mut pair.alpha, alpha), (&mut pair.beta, beta)] {
-        if is_killed {
-            host.start()?;
-        }
-    }
-    Ok(())
-}
-
 #[test]
 fn nothing_is_lost_whichever_host_is_killed_while_a_volume_is_filled() {
     play_pair(|pair| {
@@ -276,7 +256,7 @@ fn nothing_is_lost_whichever_host_is_killed_while_a_volume_is_filled() {
             let (from, to) = if is_home { (&pair.alpha, &pair.beta) } else { (&pair.beta, &pair.alpha) };
             let begun = hand_over(from, to, target, &["--bandwidth", "1MiB/s"])?;
             for _ in 0..3 {
-                kill(pair, kills)?;
+                pair.kill_in_turn(kills)?;
                 kills += 1;
                 check_owner(pair)?;
                 guest::until_worked(&guest, WORK_REQUESTS)?;

@@ -157,17 +157,8 @@ fn two_disks_follow(strategy: &[&str], kills: bool) {
         ensure!(fillings(&pair.beta)?.len() == 2, "both follow: {:?}", fillings(&pair.beta)?);
         console.work_on(REQUESTS)?;
         if kills {
-            for (alpha, beta) in [(true, false), (false, true), (true, true)] {
-                for (host, is_killed) in [(&mut pair.alpha, alpha), (&mut pair.beta, beta)] {
-                    if is_killed {
-                        host.kill()?;
-                    }
-                }
-                for (host, is_killed) in [(&mut pair.alpha, alpha), (&mut pair.beta, beta)] {
-                    if is_killed {
-                        host.start()?;
-                    }
-                }
+            for turn in 0..3 {
+                pair.kill_in_turn(turn)?;
                 console.work_on(REQUESTS)?;
             }
         }

@@ -34,13 +34,7 @@ fn lacks(host: &Host) -> anyhow::Result<u64> {
 /// Checks that what left by `departure` is back, and what that is said to have come to.
 fn check_taken_back(pair: &Pair, departure: &str) -> anyhow::Result<()> {
     pair.check_at(&pair.alpha, &pair.beta)?;
-    let departure = until("the departure has ended, too", || {
-        Ok(Some(pair.alpha.migration(departure)?).filter(|shown| shown.state != MigrationState::Running))
-    })?;
-    let said = departure.message.clone().unwrap_or_default();
-    ensure!(departure.state == MigrationState::Moved && said.contains("came back"), "{departure:?}");
-    ensure!(pair.beta.images("a")?.is_empty(), "{:?}", pair.beta.images("a")?);
-    Ok(())
+    pair.check_departure_taken_back(departure)
 }
 
 #[test]
@@ -131,7 +125,7 @@ fn nothing_is_lost_whichever_host_is_killed_on_the_way_back() {
             let order = ["migrate", "v", "--to", "alpha:a", "--bandwidth", "64KiB/s", "--detach"];
             let home: Migration = pair.beta.ask(&order)?;
             for _ in 0..3 {
-                kill(pair, kills)?;
+                pair.kill_in_turn(kills)?;
                 kills += 1;
                 guest::until_worked(&guest, WORK_REQUESTS)?;
             }
@@ -146,20 +140,4 @@ fn nothing_is_lost_whichever_host_is_killed_on_the_way_back() {
         }
         guest::stop_and_verify(guest).map(drop)
     });
-}
-
-/// Kills the daemon of one host, or of both, and starts it again.
-fn kill(pair: &mut Pair, which: u32) -> anyhow::Result<()> {
-    let killed = [which % 3 != 1, !which.is_multiple_of(3)];
-    for (host, is_killed) in [&mut pair.alpha, &mut pair.beta].into_iter().zip(killed) {
-        if is_killed {
-            host.kill()?;
-        }
-    }
-    for (host, is_killed) in [&mut pair.alpha, &mut pair.beta].into_iter().zip(killed) {
-        if is_killed {
-            host.start()?;
-        }
-    }
-    Ok(())
 }

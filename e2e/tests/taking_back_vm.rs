@@ -1,11 +1,12 @@
 //! Whole VMs go back to the host that has what their disks lack, before that has followed them.
 
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
-use anyhow::ensure;
+use anyhow::{Context as _, bail, ensure};
 use api::{Migration, MigrationState, Phase, VmState, Volume};
 use e2e::{Host, LinkState, Pair, until, vm};
-use testbed::nbd_client::{Client, ClientOptions, Operation};
+use testbed::nbd_client::{Address, Client, ClientOptions, Operation, WriteDurability};
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 48 << 20;
@@ -81,14 +82,19 @@ fn go_back(pair: &Pair, more: &[&str]) -> anyhow::Result<Migration> {
 /// Checks that the VM is at `alpha`, and that it left by `departure` is over.
 fn check_taken_back(pair: &Pair, departure: &Migration) -> anyhow::Result<()> {
     vm::check_at(&pair.alpha, &pair.beta)?;
-    let departure = until("the departure has ended, too", || {
+    pair.check_departure_taken_back(&departure.id)
+}
+
+/// Waits until the departure is under way again, as the VM has not got back.
+fn until_it_goes_on(pair: &Pair, departure: &Migration) -> anyhow::Result<()> {
+    let mut last = None;
+    until("the departure goes on", || {
         let shown = pair.alpha.migration(&departure.id)?;
-        Ok(Some(shown).filter(|shown| shown.state != MigrationState::Running))
-    })?;
-    let said = departure.message.clone().unwrap_or_default();
-    ensure!(departure.state == MigrationState::Moved && said.contains("came back"), "{departure:?}");
-    ensure!(pair.beta.images("a")?.is_empty(), "{:?}", pair.beta.images("a")?);
-    Ok(())
+        let goes_on = shown.phase == Phase::Filling && shown.state == MigrationState::Running;
+        last = Some(shown);
+        Ok(goes_on.then_some(()))
+    })
+    .with_context(|| format!("{last:?}"))
 }
 
 #[test]
@@ -152,10 +158,7 @@ fn a_machine_that_does_not_get_back_goes_on_and_its_disks_still_come() {
             let home = pair.beta.wait_for_migration(&home.id)?;
             ensure!(home.state == MigrationState::Cancelled, "{home:?}");
             console.work_on(REQUESTS)?;
-            until("the departure goes on", || {
-                let shown = pair.alpha.migration(&departure.id)?;
-                Ok((shown.phase == Phase::Filling && shown.state == MigrationState::Running).then_some(()))
-            })?;
+            until_it_goes_on(pair, &departure)?;
             vm::check_at(&pair.beta, &pair.alpha)?;
         }
         until("it can be told to hurry", || {
@@ -177,37 +180,77 @@ fn a_machine_works_on_whichever_host_is_killed_on_its_way_back() {
     play(|pair| {
         let console = start(pair)?;
         let departure = hand_over(pair)?;
-        for (alpha, beta) in [(true, false), (false, true), (true, true)] {
+        for turn in 0..3 {
             console.work_on(REQUESTS)?;
             pair.link.set(LinkState::Slow);
             let home = go_back(pair, &[])?;
-            for (host, is_killed) in [(&mut pair.alpha, alpha), (&mut pair.beta, beta)] {
-                if is_killed {
-                    host.kill()?;
-                }
-            }
-            for (host, is_killed) in [(&mut pair.alpha, alpha), (&mut pair.beta, beta)] {
-                if is_killed {
-                    host.start()?;
-                }
-            }
+            pair.kill_in_turn(turn)?;
             pair.link.set(LinkState::Up);
             let home = pair.beta.wait_for_migration(&home.id)?;
-            println!("killed: {alpha}, {beta}: {home:?}");
+            println!("turn {turn}: {home:?}");
             if home.state == MigrationState::Moved {
                 return end_at_home(pair, &departure, &console);
             }
             vm::check_at(&pair.beta, &pair.alpha)?;
-            until("the departure goes on", || {
-                let shown = pair.alpha.migration(&departure.id)?;
-                Ok((shown.phase == Phase::Filling && shown.state == MigrationState::Running).then_some(()))
-            })?;
+            until_it_goes_on(pair, &departure)?;
         }
         let home = go_back(pair, &[])?;
         let home = pair.beta.wait_for_migration(&home.id)?;
         ensure!(home.state == MigrationState::Moved, "{home:?}");
         end_at_home(pair, &departure, &console)
     });
+}
+
+#[test]
+fn a_client_that_stayed_reads_nothing_that_has_been_overwritten_while_a_machine_comes_back() {
+    play(|pair| {
+        let console = start(pair)?;
+        let stayed = pair.alpha.export()?;
+        write(&stayed, 1)?;
+        let departure = hand_over(pair)?;
+        write(&pair.beta.export()?, 2)?;
+        ensure!(read(&stayed)? == 2, "it is led to the other host");
+        let home = go_back(pair, &["--bandwidth", SLOWLY])?;
+        pair.kill_in_turn(0)?;
+        let reading = std::thread::spawn(move || read(&stayed));
+        // Its target is the daemon that has just started.
+        let copied = || anyhow::Ok(pair.beta.migration(&home.id)?.bytes_copied);
+        let before = copied()?;
+        until("the way back goes on", || Ok((copied()? > before).then_some(())))?;
+        pair.beta.sterna(["migration", "cancel", &home.id])?.success()?;
+        let read = reading.join().map_err(|_| anyhow::anyhow!("the client has panicked"))??;
+        ensure!(read == 2, "it was written when the volume was at the other host, and {read} was read");
+        until_it_goes_on(pair, &departure)?;
+        vm::check_at(&pair.beta, &pair.alpha)?;
+        // It keeps what the disks lack, also now that it has no client any more.
+        std::thread::sleep(CLIENTS_POLL * 3);
+        ensure!(volumes(&pair.alpha)?.len() == 2, "{:?}", volumes(&pair.alpha)?);
+        // The guest knows nothing of it.
+        write(&pair.beta.export()?, 0)?;
+        console.work_on(REQUESTS)?;
+        console.verify()
+    });
+}
+
+/// How often a daemon looks whether the clients of a volume that is away have left.
+const CLIENTS_POLL: Duration = Duration::from_secs(1);
+
+/// Where the guest does not write.
+const UNUSED: u64 = DISK_BYTES - (1 << 20);
+
+fn write(export: &Address, value: u8) -> anyhow::Result<()> {
+    let mut client = Client::connect(export, ClientOptions::default())?;
+    let data = vec![value; 4096];
+    client.perform(Operation::Write { offset: UNUSED, data, durability: WriteDurability::Durable })?;
+    Ok(())
+}
+
+fn read(export: &Address) -> anyhow::Result<u8> {
+    let mut client = Client::connect(export, ClientOptions::default())?;
+    match client.perform(Operation::Read { offset: UNUSED, buffer: vec![0; 4096] })? {
+        Operation::Read { buffer, .. } => buffer.first().copied().context("nothing was read"),
+        other => bail!("a read came back as {other:?}"),
+    }
 }
 
 fn end_at_home(pair: &Pair, departure: &Migration, console: &vm::Vm) -> anyhow::Result<()> {

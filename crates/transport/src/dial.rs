@@ -19,7 +19,7 @@ use crate::links;
 use crate::peer::{Link, Peer};
 use crate::session::{Counters, Joining, Shared, Slot};
 use crate::socket;
-use crate::tls::Tls;
+use crate::tls;
 
 /// How long to wait after the first failure, and at most: a peer that is away is asked often enough to be noticed soon
 /// when it is back, and rarely enough that it costs nothing.
@@ -148,7 +148,7 @@ pub(crate) async fn call(
     let address = resolved.ok_or_else(|| HandshakeError::Resolve { address: target.to_owned() })?;
     let stream = socket::connect(source, address).await?;
     socket::prepare(&stream, context.settings.limits.silence_max)?;
-    let name = Tls::server_name().map_err(std::io::Error::other)?;
+    let name = tls::server_name().map_err(std::io::Error::other)?;
     let connector = TlsConnector::from(Arc::clone(&context.tls.client));
     let stream = TlsStream::Client(connector.connect(name, stream).await?);
     let mut wire = Wire::new(stream)?;

@@ -14,20 +14,13 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::{CryptoProvider, ring};
-use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
-use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
-use rustls::{
-    AlertDescription, CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error,
-    ServerConfig, SignatureScheme,
-};
+use rustls::{AlertDescription, CertificateError, Error};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use crate::host_id::HostId;
 use crate::identity::Identity;
-use crate::tls::{self, HoldsItsKey};
+use crate::tls;
 
 pub use self::token::{AccessToken, GarbledAccessToken};
 
@@ -68,17 +61,9 @@ impl Acceptor {
         identity: &Identity,
         knows: impl Fn(HostId) -> bool + Send + Sync + 'static,
     ) -> io::Result<Self> {
-        let provider = Arc::new(ring::default_provider());
-        let verifier = Arc::new(KnownClients { form: HoldsItsKey::of(&provider), knows: Box::new(knows) });
-        let config = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(io::Error::other)?
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(vec![identity.certificate().clone()], identity.key().clone_key());
-        let mut config = config.map_err(io::Error::other)?;
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
-        // Each connection proves its key anew: who is removed does not come back by what he was given before.
-        config.send_tls13_tickets = 0;
+        let judge =
+            move |key| if knows(key) { Ok(()) } else { Err(WrongKey { key, is_server: false }.into()) };
+        let config = tls::server_config(identity, PROTOCOL, Box::new(judge)).map_err(io::Error::other)?;
         Ok(Self(TlsAcceptor::from(Arc::new(config))))
     }
 
@@ -110,18 +95,9 @@ impl Connector {
     /// # Errors
     /// The identity cannot be used for TLS.
     pub fn new(identity: &Identity, server: HostId) -> io::Result<Self> {
-        let provider = Arc::new(ring::default_provider());
-        let verifier = Arc::new(KnownServer { form: HoldsItsKey::of(&provider), server });
-        let config = ClientConfig::builder_with_provider(Arc::<CryptoProvider>::clone(&provider))
-            .with_protocol_versions(&[&rustls::version::TLS13])
-            .map_err(io::Error::other)?
-            .dangerous()
-            .with_custom_certificate_verifier(verifier)
-            .with_client_auth_cert(vec![identity.certificate().clone()], identity.key().clone_key());
-        let mut config = config.map_err(io::Error::other)?;
-        config.alpn_protocols = vec![PROTOCOL.to_vec()];
-        config.resumption = rustls::client::Resumption::disabled();
-        config.enable_sni = false;
+        let judge =
+            move |key| if key == server { Ok(()) } else { Err(WrongKey { key, is_server: true }.into()) };
+        let config = tls::client_config(identity, PROTOCOL, Box::new(judge)).map_err(io::Error::other)?;
         Ok(Self(TlsConnector::from(Arc::new(config))))
     }
 
@@ -130,7 +106,7 @@ impl Connector {
     /// # Errors
     /// The server has another key, or speaks no TLS.
     pub async fn connect<S: AsyncRead + AsyncWrite + Unpin>(&self, stream: S) -> io::Result<ClientStream<S>> {
-        let name = tls::Tls::server_name().map_err(io::Error::other)?;
+        let name = tls::server_name().map_err(io::Error::other)?;
         self.0.connect(name, stream).await
     }
 }
@@ -167,7 +143,7 @@ fn wrong_key(error: &io::Error) -> Option<&WrongKey> {
     }
 }
 
-/// The other side holds its key, and is not known by it.
+/// Whose key the other side shows is not known, or not the one that was expected.
 #[derive(Debug)]
 struct WrongKey {
     key: HostId,
@@ -182,113 +158,9 @@ impl fmt::Display for WrongKey {
 
 impl std::error::Error for WrongKey {}
 
-impl WrongKey {
-    fn error(key: Option<HostId>, is_server: bool) -> Error {
-        match key {
-            Some(key) => {
-                CertificateError::Other(rustls::OtherError(Arc::new(Self { key, is_server }))).into()
-            }
-            None => CertificateError::BadEncoding.into(),
-        }
-    }
-}
-
-/// Checks that a client holds its key, and that it is known.
-struct KnownClients {
-    form: HoldsItsKey,
-    knows: Box<dyn Fn(HostId) -> bool + Send + Sync>,
-}
-
-impl fmt::Debug for KnownClients {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("KnownClients").finish_non_exhaustive()
-    }
-}
-
-impl ClientCertVerifier for KnownClients {
-    fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[]
-    }
-
-    fn verify_client_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        now: UnixTime,
-    ) -> Result<ClientCertVerified, Error> {
-        ClientCertVerifier::verify_client_cert(&self.form, end_entity, intermediates, now)?;
-        match tls::host_of_certificate(end_entity) {
-            Some(key) if (self.knows)(key) => Ok(ClientCertVerified::assertion()),
-            key => Err(WrongKey::error(key, false)),
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        ClientCertVerifier::verify_tls12_signature(&self.form, message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        ClientCertVerifier::verify_tls13_signature(&self.form, message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        ClientCertVerifier::supported_verify_schemes(&self.form)
-    }
-}
-
-/// Checks that a server holds the key that is expected.
-#[derive(Debug)]
-struct KnownServer {
-    form: HoldsItsKey,
-    server: HostId,
-}
-
-impl ServerCertVerifier for KnownServer {
-    fn verify_server_cert(
-        &self,
-        end_entity: &CertificateDer<'_>,
-        intermediates: &[CertificateDer<'_>],
-        server_name: &ServerName<'_>,
-        ocsp_response: &[u8],
-        now: UnixTime,
-    ) -> Result<ServerCertVerified, Error> {
-        self.form.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)?;
-        match tls::host_of_certificate(end_entity) {
-            Some(key) if key == self.server => Ok(ServerCertVerified::assertion()),
-            key => Err(WrongKey::error(key, true)),
-        }
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        ServerCertVerifier::verify_tls12_signature(&self.form, message, certificate, signature)
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, Error> {
-        ServerCertVerifier::verify_tls13_signature(&self.form, message, certificate, signature)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        ServerCertVerifier::supported_verify_schemes(&self.form)
+impl From<WrongKey> for Error {
+    fn from(wrong: WrongKey) -> Self {
+        CertificateError::Other(rustls::OtherError(Arc::new(wrong))).into()
     }
 }
 

@@ -1,9 +1,11 @@
 //! TLS between hosts: version 1.3 alone, certificates that sign for themselves, keys that are pinned by their digest.
 //!
-//! The verifiers here check that the other side has a well-formed certificate and holds its private key. *Whose* key
-//! that may be is judged right after the handshake, before a word is said (`greeting.rs`): then both sides can say in
-//! words which host was expected and which came, where an alert of TLS would only say that something is wrong.
+//! The verifier here checks that the other side has a well-formed certificate and holds its private key; whose key that may be is
+//! what its judge says. Between hosts everybody's: *who* it is is judged right after the handshake, before a word is said
+//! (`greeting.rs`). Then both sides can say in words which host was expected and which came, where an alert of TLS would only say
+//! that something is wrong. The API's clients are judged within the handshake (`pinned.rs`).
 
+use std::fmt;
 use std::sync::Arc;
 
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
@@ -25,6 +27,9 @@ const PROTOCOL: &[u8] = b"sterna-transport";
 /// The name that is called: hosts have none that certificates could hold, so it is the same for all.
 const SERVER_NAME: &str = "sterna.invalid";
 
+/// Says whether the other side's key may be the one that it is.
+pub(crate) type Judge = Box<dyn Fn(HostId) -> Result<(), Error> + Send + Sync>;
+
 /// TLS settings of both roles.
 #[derive(Clone)]
 pub(crate) struct Tls {
@@ -34,31 +39,54 @@ pub(crate) struct Tls {
 
 impl Tls {
     pub(crate) fn new(identity: &Identity) -> Result<Self, Error> {
-        let provider = Arc::new(ring::default_provider());
-        let verifier = Arc::new(HoldsItsKey::of(&provider));
-        let chain = || vec![identity.certificate().clone()];
-        let versions = [&rustls::version::TLS13];
-        let mut client = ClientConfig::builder_with_provider(Arc::<CryptoProvider>::clone(&provider))
-            .with_protocol_versions(&versions)?
-            .dangerous()
-            .with_custom_certificate_verifier(verifier.clone())
-            .with_client_auth_cert(chain(), identity.key().clone_key())?;
-        client.alpn_protocols = vec![PROTOCOL.to_vec()];
-        // Each handshake proves the key anew; nothing is resumed.
-        client.resumption = rustls::client::Resumption::disabled();
-        client.enable_sni = false;
-        let mut server = ServerConfig::builder_with_provider(provider)
-            .with_protocol_versions(&versions)?
-            .with_client_cert_verifier(verifier)
-            .with_single_cert(chain(), identity.key().clone_key())?;
-        server.alpn_protocols = vec![PROTOCOL.to_vec()];
-        server.send_tls13_tickets = 0;
+        let anybody = || Box::new(|_| Ok(()));
+        let client = client_config(identity, PROTOCOL, anybody())?;
+        let server = server_config(identity, PROTOCOL, anybody())?;
         Ok(Self { client: Arc::new(client), server: Arc::new(server) })
     }
+}
 
-    pub(crate) fn server_name() -> Result<ServerName<'static>, rustls::pki_types::InvalidDnsNameError> {
-        ServerName::try_from(SERVER_NAME)
-    }
+/// What is called of a server.
+pub(crate) fn server_name() -> Result<ServerName<'static>, rustls::pki_types::InvalidDnsNameError> {
+    ServerName::try_from(SERVER_NAME)
+}
+
+/// A client that is `identity`, speaks `protocol`, and goes on with servers that `judge` takes.
+pub(crate) fn client_config(
+    identity: &Identity,
+    protocol: &[u8],
+    judge: Judge,
+) -> Result<ClientConfig, Error> {
+    let provider = Arc::new(ring::default_provider());
+    let verifier = HoldsItsKey::of(&provider, judge);
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(verifier))
+        .with_client_auth_cert(vec![identity.certificate().clone()], identity.key().clone_key())?;
+    config.alpn_protocols = vec![protocol.to_vec()];
+    // Each handshake proves the key anew; nothing is resumed.
+    config.resumption = rustls::client::Resumption::disabled();
+    config.enable_sni = false;
+    Ok(config)
+}
+
+/// A server that is `identity`, speaks `protocol`, and goes on with clients that `judge` takes.
+pub(crate) fn server_config(
+    identity: &Identity,
+    protocol: &[u8],
+    judge: Judge,
+) -> Result<ServerConfig, Error> {
+    let provider = Arc::new(ring::default_provider());
+    let verifier = HoldsItsKey::of(&provider, judge);
+    let mut config = ServerConfig::builder_with_provider(provider)
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_client_cert_verifier(Arc::new(verifier))
+        .with_single_cert(vec![identity.certificate().clone()], identity.key().clone_key())?;
+    config.alpn_protocols = vec![protocol.to_vec()];
+    // Who is removed does not come back by what he was given before.
+    config.send_tls13_tickets = 0;
+    Ok(config)
 }
 
 /// Whose certificate this is; `None` if it is none.
@@ -72,18 +100,27 @@ pub(crate) fn host_of_certificate(certificate: &CertificateDer<'_>) -> Option<Ho
     Some(HostId::of_public_key(&parsed.subject_public_key_info()))
 }
 
-/// Checks that the other side holds the key of the certificate that it shows, and nothing else.
-#[derive(Debug)]
-pub(crate) struct HoldsItsKey(WebPkiSupportedAlgorithms);
+/// Checks that the other side holds the key of the certificate that it shows, and has it judged.
+struct HoldsItsKey {
+    algorithms: WebPkiSupportedAlgorithms,
+    judge: Judge,
+}
 
 impl HoldsItsKey {
-    pub(crate) fn of(provider: &CryptoProvider) -> Self {
-        Self(provider.signature_verification_algorithms)
+    fn of(provider: &CryptoProvider, judge: Judge) -> Self {
+        Self { algorithms: provider.signature_verification_algorithms, judge }
     }
 
-    fn check_form(certificate: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> Result<(), Error> {
-        ParsedCertificate::try_from(certificate)?;
-        if others.is_empty() { Ok(()) } else { Err(CertificateError::BadEncoding.into()) }
+    /// N.B. the signature is checked after that, so who is judged may yet turn out not to hold the key.
+    fn check(&self, certificate: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> Result<(), Error> {
+        let key = host_of_certificate(certificate).filter(|_| others.is_empty());
+        (self.judge)(key.ok_or(CertificateError::BadEncoding)?)
+    }
+}
+
+impl fmt::Debug for HoldsItsKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("HoldsItsKey").finish_non_exhaustive()
     }
 }
 
@@ -96,7 +133,7 @@ impl ServerCertVerifier for HoldsItsKey {
         _ocsp_response: &[u8],
         _now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
-        Self::check_form(end_entity, intermediates).map(|()| ServerCertVerified::assertion())
+        self.check(end_entity, intermediates).map(|()| ServerCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -114,11 +151,11 @@ impl ServerCertVerifier for HoldsItsKey {
         certificate: &CertificateDer<'_>,
         signature: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, Error> {
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.0)
+        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.algorithms)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_schemes()
+        self.algorithms.supported_schemes()
     }
 }
 
@@ -133,7 +170,7 @@ impl ClientCertVerifier for HoldsItsKey {
         intermediates: &[CertificateDer<'_>],
         _now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
-        Self::check_form(end_entity, intermediates).map(|()| ClientCertVerified::assertion())
+        self.check(end_entity, intermediates).map(|()| ClientCertVerified::assertion())
     }
 
     fn verify_tls12_signature(
@@ -155,6 +192,6 @@ impl ClientCertVerifier for HoldsItsKey {
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.0.supported_schemes()
+        self.algorithms.supported_schemes()
     }
 }

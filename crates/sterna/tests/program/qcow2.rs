@@ -123,13 +123,15 @@ fn guest_that_writes_a_header_into_its_raw_disk_changes_nothing() {
 #[test]
 fn killed_on_the_way_to_another_format_the_volume_is_in_one_place() {
     // Until the release the guest's writes are in the raw image, which has them as soon as they are acknowledged. A copy that was
-    // complete is gone on with.
-    for (point, images) in [
-        ("before-create-image@2", ["v.img", ""]),
-        ("after-create-image@2", ["v.img", ""]),
-        ("after-prepared", ["", "v.qcow2"]),
-        ("after-released", ["", "v.qcow2"]),
-        ("before-owned", ["", "v.qcow2"]),
+    // complete is gone on with if it took so long that what it lacks had been kept, and is undone otherwise.
+    const AT_SOURCE: [&str; 2] = ["v.img", ""];
+    const AT_TARGET: [&str; 2] = ["", "v.qcow2"];
+    for (point, allowed) in [
+        ("before-create-image@2", &[AT_SOURCE][..]),
+        ("after-create-image@2", &[AT_SOURCE]),
+        ("after-prepared", &[AT_SOURCE, AT_TARGET]),
+        ("after-released", &[AT_TARGET]),
+        ("before-owned", &[AT_TARGET]),
     ] {
         let mut scene = Scene::new();
         scene.start(Some(point));
@@ -145,7 +147,8 @@ fn killed_on_the_way_to_another_format_the_volume_is_in_one_place() {
         }
         stop_and_verify(guest);
         let there = |store: &str| scene.images(store).join(" ");
-        assert_eq!([there("a").as_str(), there("b").as_str()], images, "{point}");
+        let (source, target) = (there("a"), there("b"));
+        assert!(allowed.contains(&[source.as_str(), target.as_str()]), "{point}: {source:?}, {target:?}");
     }
 }
 

@@ -252,6 +252,10 @@ impl Host {
             let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
             // It has come home.
             let Some(moved) = moved else { return };
+            // The lane has what the other host lacks, or is to get back what has left by it.
+            if !self.has_ended(moved.migration) {
+                continue;
+            }
             // N.B. as long as another host leads its clients through here, whether they ask for anything just now or not. One
             // that has the volume itself leads nobody here any more.
             let in_use = lane.status().await.map_or(0, |status| {
