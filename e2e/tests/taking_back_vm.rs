@@ -204,7 +204,8 @@ fn a_machine_works_on_whichever_host_is_killed_on_its_way_back() {
 #[test]
 fn a_client_that_stayed_reads_nothing_that_has_been_overwritten_while_a_machine_comes_back() {
     play(|pair| {
-        let console = start(pair)?;
+        // What its guest thinks of what is written here is not asked.
+        let _console = start(pair)?;
         let stayed = pair.alpha.export()?;
         write(&stayed, 1)?;
         let departure = hand_over(pair)?;
@@ -225,29 +226,29 @@ fn a_client_that_stayed_reads_nothing_that_has_been_overwritten_while_a_machine_
         // It keeps what the disks lack, also now that it has no client any more.
         std::thread::sleep(CLIENTS_POLL * 3);
         ensure!(volumes(&pair.alpha)?.len() == 2, "{:?}", volumes(&pair.alpha)?);
-        // The guest knows nothing of it.
-        write(&pair.beta.export()?, 0)?;
-        console.work_on(REQUESTS)?;
-        console.verify()
+        let mut client = Client::connect(&pair.beta.export()?, ClientOptions::default())?;
+        client.perform(Operation::Read { offset: 0, buffer: vec![0; 1 << 20] })?;
+        Ok(())
     });
 }
 
 /// How often a daemon looks whether the clients of a volume that is away have left.
 const CLIENTS_POLL: Duration = Duration::from_secs(1);
 
-/// Where the guest does not write.
-const UNUSED: u64 = DISK_BYTES - (1 << 20);
+/// How much at the end of the disk is written: more than is copied meanwhile.
+const WRITTEN_BYTES: u64 = 4 << 20;
 
 fn write(export: &Address, value: u8) -> anyhow::Result<()> {
     let mut client = Client::connect(export, ClientOptions::default())?;
-    let data = vec![value; 4096];
-    client.perform(Operation::Write { offset: UNUSED, data, durability: WriteDurability::Durable })?;
+    let (offset, data) = (DISK_BYTES - WRITTEN_BYTES, vec![value; usize::try_from(WRITTEN_BYTES)?]);
+    client.perform(Operation::Write { offset, data, durability: WriteDurability::Durable })?;
     Ok(())
 }
 
+/// Reads the last of it: it is copied last.
 fn read(export: &Address) -> anyhow::Result<u8> {
     let mut client = Client::connect(export, ClientOptions::default())?;
-    match client.perform(Operation::Read { offset: UNUSED, buffer: vec![0; 4096] })? {
+    match client.perform(Operation::Read { offset: DISK_BYTES - 4096, buffer: vec![0; 4096] })? {
         Operation::Read { buffer, .. } => buffer.first().copied().context("nothing was read"),
         other => bail!("a read came back as {other:?}"),
     }
