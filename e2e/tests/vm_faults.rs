@@ -41,12 +41,16 @@ fn start(pair: &Pair) -> anyhow::Result<vm::Vm> {
     vm::start(&pair.alpha, FILL_BYTES)
 }
 
-/// Orders the VM to move, once the store has room: what was deleted there has its own until the last who has it open lets go of it, and
-/// the file system has noted that.
+/// Orders the VM to move, once the store takes an image: what was deleted there has its room until the last who has it open lets go of
+/// it, and the file system has noted that; and of a disk that works again it believes that only when it has written again what failed.
 fn order(pair: &Pair, to: &str, more: &[&str]) -> anyhow::Result<Migration> {
-    until("the store has room", || {
+    let is_temporary = |refused: &anyhow::Error| {
+        let said = format!("{refused:#}");
+        said.contains("are needed") || said.contains("Input/output error")
+    };
+    until("the store takes an image", || {
         match pair.alpha.ask(&[&["migrate", vm::NAME, "--to", to], more].concat()) {
-            Err(refused) if format!("{refused:#}").contains("are needed") => Ok(None),
+            Err(refused) if is_temporary(&refused) => Ok(None),
             ordered => ordered.map(Some),
         }
     })
@@ -68,24 +72,27 @@ fn begin_with(pair: &Pair, to: &str, phase: Phase, more: &[&str]) -> anyhow::Res
     Ok(begun)
 }
 
-/// The migration comes to nothing, says why, and the VM works at alpha; nothing of it is at beta.
+/// The migration comes to nothing, says why, and the VM works at alpha.
 fn stayed(pair: &Pair, console: &vm::Vm, begun: &Migration) -> anyhow::Result<Migration> {
     let ended = pair.alpha.wait_for_migration(&begun.id)?;
     ensure!(ended.state != MigrationState::Moved && ended.guest == GuestLocation::Source, "{ended:?}");
     ensure!(ended.state == MigrationState::Cancelled || ended.message.is_some(), "{ended:?}");
-    until("nothing is left at the target", || {
-        let stays = matches!(vm::vms(&pair.alpha)?.as_slice(), [vm] if vm.state == VmState::Running);
-        Ok((stays && vm::vms(&pair.beta)?.is_empty()).then_some(()))
+    until("it runs where it was", || {
+        let runs = matches!(vm::vms(&pair.alpha)?.as_slice(), [vm] if vm.state == VmState::Running);
+        Ok(runs.then_some(()))
     })?;
     console.work_on(REQUESTS)?;
     Ok(ended)
 }
 
-/// Nothing is left of images there.
-fn is_empty(scene: &Host) -> anyhow::Result<()> {
-    let images = || anyhow::Ok([scene.images("a")?, scene.images("b")?]);
-    let waited = until("no image is left", || Ok(images()?.iter().all(Vec::is_empty).then_some(())));
-    waited.with_context(|| format!("what is there: {:?}", images()))
+/// Nothing is left there: no VM, and no image.
+fn is_empty(host: &Host) -> anyhow::Result<()> {
+    let there = || anyhow::Ok((vm::vms(host)?, host.images("a")?, host.images("b")?));
+    let waited = until("nothing is left at the target", || {
+        let (vms, a, b) = there()?;
+        Ok((vms.is_empty() && a.is_empty() && b.is_empty()).then_some(()))
+    });
+    waited.with_context(|| format!("what is there: {:?}", there()))
 }
 
 /// Takes all the room that is left in a folder.
@@ -94,7 +101,11 @@ fn fill(folder: &Path) -> anyhow::Result<PathBuf> {
     let path = folder.join(".filler");
     let mut file = File::create(&path).context("make a file")?;
     let piece = vec![1; 64 << 10];
-    while file.write_all(&piece).and_then(|()| file.sync_data()).is_ok() {}
+    // What has no place on the disk yet takes more room than it needs then.
+    for _ in 0..3 {
+        while file.write_all(&piece).is_ok() {}
+        let _ = file.sync_data();
+    }
     Ok(path)
 }
 
@@ -114,7 +125,11 @@ fn a_store_at_the_target_that_fails_hangs_or_fills_up_costs_the_move_and_not_the
                 let begun = begin_with(pair, "beta:b", phase, &["--bandwidth", SLOWLY])?;
                 faults.fail_writes()?;
                 let ended = stayed(pair, &console, &begun).with_context(|| format!("EIO: {phase:?}"))?;
-                ensure!(ended.failure.as_deref() == Some("target-faulty"), "{ended:?}");
+                let failure = ended.failure.as_deref();
+                // On a busy machine the memory may have been copied before the store counts as one that has failed.
+                let waits =
+                    phase == Phase::Memory && matches!(failure, Some("handover-refused" | "machine-stayed"));
+                ensure!(failure == Some("target-faulty") || waits, "{ended:?}");
                 faults.recover()?;
                 is_empty(&pair.beta)?;
             }

@@ -60,11 +60,13 @@ impl Reservoir {
         self.open.replace(Some((migration, store)));
     }
 
-    /// Goes on to let the target of a migration read a store, in which the volume comes back meanwhile.
+    /// Goes on to let the target of a migration read a store, in which the volume comes back meanwhile. What no guest waits for
+    /// is not read before the migration goes on: it says how fast.
     pub fn reopen(&self, migration: MigrationId, store: Rc<dyn BlockDevice>) {
         if self.store_of(migration).is_none() {
             self.open(migration, store);
             self.leave();
+            self.rest(Rest::Pause);
         }
     }
 
@@ -97,7 +99,7 @@ impl Reservoir {
     }
 
     /// Has nothing read that no guest waits for, or goes on.
-    pub(crate) fn rest(&self, rests: Rest) {
+    pub fn rest(&self, rests: Rest) {
         self.rests.set(rests == Rest::Pause);
         self.changed.notify();
     }

@@ -278,7 +278,13 @@ impl Lane {
                     });
                 }
                 Command::Leave { order, channels, role, answer } => {
-                    let _ = answer.send(self.leave(&order, channels, role));
+                    let lane = Rc::clone(&self);
+                    self.handle.spawn(async move {
+                        if order.recorded.is_some() {
+                            lane.let_arrival_end().await;
+                        }
+                        let _ = answer.send(lane.leave(&order, channels, role));
+                    });
                 }
                 Command::Come { order, store, channels, role, answer } => {
                     let lane = Rc::clone(&self);

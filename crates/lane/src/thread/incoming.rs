@@ -1,11 +1,14 @@
 //! A volume comes from another host: its store here, and the target's half of the migration. And what other hosts get of
 //! volumes that are here: those that have clients left there.
 
+use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::filter::FlushDebt;
 use block::{BlockDevice, IoError};
 use chronicle::StayId;
+use futures_util::future::select;
 use migration::journal::{Outcome, Summary};
 use migration::message::ToSource;
 use migration::source::Moves;
@@ -25,6 +28,9 @@ use crate::peer::{CallsOnly, Capabilities, Listener, PeerChannel, RpcChannel, Se
 use crate::refused::Refused;
 use crate::shared_storage::{ArrivingStore, LeasedImage};
 use crate::stack::{GateMode, Home};
+
+/// How long the end of a migration is waited for whose driver has ended.
+const FOLLOWER_END_MAX: Duration = Duration::from_secs(1);
 
 impl Lane {
     /// Takes part in a migration from another host, or goes on with one. Until the volume is this host's its gate is
@@ -191,6 +197,13 @@ impl Lane {
             learner.has_learnt(&lane.handle, &rpc).await;
             drop(rpc);
         });
+    }
+
+    /// Waits for the end of a migration that the volume takes part in: its driver, on another lane, may have ended before.
+    pub(super) async fn let_arrival_end(&self) {
+        let has_ended =
+            self.migration.ended.wait_for(|| self.migration.followed.get().is_none().then_some(()));
+        select(pin!(has_ended), self.handle.sleep(FOLLOWER_END_MAX)).await;
     }
 
     /// What this host owns again is no other's reservoir.

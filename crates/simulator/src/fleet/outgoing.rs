@@ -12,7 +12,7 @@ use lane::peer::{CallsOnly, PeerStore, RequestPriority, RpcChannel, Service};
 use lane::reservoir::Reservoir;
 use lane::resuming;
 use lane::{
-    Control, CopySettings, Home, OutgoingGroup, OutgoingVolume, Replica, SourceDriver, SourcePlan,
+    Control, CopySettings, Home, OutgoingGroup, OutgoingVolume, Replica, Rest, SourceDriver, SourcePlan,
     TargetContent,
 };
 use migration::journal::{
@@ -472,6 +472,9 @@ impl SimHost {
             // One that is open stays: the volume may have been led to its owner since.
             if let Some(reservoir) = reservoir.as_ref().filter(|reservoir| reservoir.store_of(id).is_none()) {
                 reservoir.open(id, volume.store());
+            }
+            if let Some(reservoir) = &reservoir {
+                reservoir.rest(Rest::Resume);
             }
             let source_image = moving.source.clone();
             let successor = match volume.home() {
