@@ -81,7 +81,7 @@ fn stayed(pair: &Pair, console: &vm::Vm, begun: &Migration) -> anyhow::Result<Mi
         let runs = matches!(vm::vms(&pair.alpha)?.as_slice(), [vm] if vm.state == VmState::Running);
         Ok(runs.then_some(()))
     })?;
-    console.work_on(REQUESTS)?;
+    console.work_on(REQUESTS).with_context(|| pair.alpha.standstill())?;
     Ok(ended)
 }
 

@@ -211,6 +211,20 @@ impl Daemon {
         Ok(kibibytes << 10)
     }
 
+    /// What each of its threads waits for in the kernel: its name and where it stands, and for root the calls that led there.
+    pub fn threads(&self) -> String {
+        let tasks = format!("/proc/{}/task", self.process_id());
+        let entries = std::fs::read_dir(tasks).into_iter().flatten().flatten();
+        let told = entries.map(|entry| {
+            let read = |file: &str| {
+                let text = std::fs::read_to_string(entry.path().join(file)).unwrap_or_default();
+                text.lines().map(str::trim).collect::<Vec<_>>().join(" < ")
+            };
+            format!("  {}: {} {}\n", read("comm"), read("wchan"), read("stack"))
+        });
+        told.collect()
+    }
+
     /// Adds the end of its log to an error.
     pub fn with_log(&self, error: anyhow::Error) -> anyhow::Error {
         let log = std::fs::read(&self.log).unwrap_or_default();

@@ -334,6 +334,14 @@ impl Host {
         with_tail(error, "the daemon's log", &self.log().unwrap_or_default())
     }
 
+    /// What the daemon's threads wait for ([`Daemon::threads`]), and what it says of its volumes: for somebody who wonders why nothing
+    /// goes on.
+    pub fn standstill(&self) -> String {
+        let threads = self.daemon().map(Daemon::threads).unwrap_or_default();
+        let volumes = self.sterna(["volume", "list", "--json"]).map(|said| said.stdout).unwrap_or_default();
+        format!("the daemon's threads:\n{threads}its volumes: {volumes}")
+    }
+
     fn running(&mut self) -> anyhow::Result<&mut Daemon> {
         self.daemon.as_mut().context("no daemon runs")
     }

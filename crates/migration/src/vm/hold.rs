@@ -125,6 +125,8 @@ pub struct Hold {
     phase: Phase,
     /// When it was to run first.
     since: Option<Duration>,
+    /// Whether the hypervisor was asked to let it run, and the guest has not been looked at since.
+    was_let_run: bool,
     failures: u32,
     is_told: bool,
     actions: VecDeque<Action>,
@@ -158,7 +160,7 @@ impl Hold {
     }
 
     fn at(phase: Phase) -> Self {
-        Self { phase, since: None, failures: 0, is_told: false, actions: VecDeque::new() }
+        Self { phase, since: None, was_let_run: false, failures: 0, is_told: false, actions: VecDeque::new() }
     }
 
     /// Whether nothing is owed to the guest.
@@ -194,7 +196,10 @@ impl Hold {
             (Phase::Looking, Event::Seen(seen)) => self.seen(now, &seen),
             // That it did it is seen, not believed.
             (Phase::Acting, Event::Done) => self.enter(Phase::Looking, Action::Look),
-            (Phase::Looking | Phase::Acting, Event::Refused(reason)) => self.wait(now, reason),
+            (Phase::Looking | Phase::Acting, Event::Refused(reason)) => {
+                self.was_let_run = false;
+                self.wait(now, reason);
+            }
             _ => {}
         }
     }
@@ -236,7 +241,12 @@ impl Hold {
                     "a disk of it is over nothing, and what it would write would be lost".to_owned(),
                 );
             }
+            // A disk that fails stops it again, say: it is let run time and again, and not all the time.
+            (Memory::Still, Running::No) if std::mem::take(&mut self.was_let_run) => {
+                self.wait(now, "it was let run and does not run: a disk of it may have failed".to_owned());
+            }
             (Memory::Still, Running::No) => {
+                self.was_let_run = true;
                 if broken(Bug::ForgottenBeforeRunning) {
                     self.actions.push_back(Action::Forget);
                 }

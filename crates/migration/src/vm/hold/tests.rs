@@ -12,6 +12,9 @@ struct World {
     is_paused: bool,
     memory: Memory,
     is_told: bool,
+    /// Whether a disk of it fails, which stops it as soon as it runs; and how often it was let run.
+    disk_fails: bool,
+    let_run: u32,
     /// Whether anybody has asked for it to be paused, and for it to run again.
     is_over: bool,
 }
@@ -25,6 +28,8 @@ impl World {
             is_paused: false,
             memory: Memory::Still,
             is_told: false,
+            disk_fails: false,
+            let_run: 0,
             is_over: false,
         }
     }
@@ -66,7 +71,8 @@ impl World {
                 Some(Event::Done)
             }
             Action::Continue if is_done => {
-                self.is_paused = false;
+                self.is_paused = self.disk_fails;
+                self.let_run += 1;
                 Some(Event::Done)
             }
             Action::Look | Action::Abandon | Action::Continue => Some(refused),
@@ -142,6 +148,22 @@ fn an_hour_of_refusals_ends_in_a_guest_that_runs_and_is_told_once() {
         told += u32::from(std::mem::take(&mut world.is_told));
     }
     assert_eq!((world.is_paused, told), (true, 1));
+    (0..10).for_each(|_| world.act(0));
+    assert!(!world.is_paused && !world.is_noted);
+}
+
+#[test]
+fn one_whose_disk_stops_it_again_is_let_run_now_and_then_and_runs_when_the_disk_works() {
+    let mut world = held();
+    world.disk_fails = true;
+    world.tell(Event::LetRun);
+    while world.now < Duration::from_secs(600) {
+        world.act(0);
+    }
+    assert!(world.is_paused && world.is_told && world.is_noted);
+    // Six times a second at first, and every five seconds then.
+    assert!((100..300).contains(&world.let_run), "{}", world.let_run);
+    world.disk_fails = false;
     (0..10).for_each(|_| world.act(0));
     assert!(!world.is_paused && !world.is_noted);
 }
