@@ -334,12 +334,19 @@ impl Host {
         with_tail(error, "the daemon's log", &self.log().unwrap_or_default())
     }
 
-    /// What the daemon's threads wait for ([`Daemon::threads`]), and what it says of its volumes: for somebody who wonders why nothing
-    /// goes on.
+    /// What the daemon's threads wait for ([`Daemon::threads`]), what it says of its volumes, and what is unread in its sockets or any
+    /// other: for somebody who wonders why nothing goes on.
     pub fn standstill(&self) -> String {
         let threads = self.daemon().map(Daemon::threads).unwrap_or_default();
         let volumes = self.sterna(["volume", "list", "--json"]).map(|said| said.stdout).unwrap_or_default();
-        format!("the daemon's threads:\n{threads}its volumes: {volumes}")
+        let sockets = Program::of_package("ss", "iproute2").args(["-x", "-p"]).succeed().unwrap_or_default();
+        // Its second and third word, after the state, are what is unread and unsent.
+        let is_of_interest = |line: &&str| {
+            let queues: Vec<&str> = line.split_whitespace().skip(2).take(2).collect();
+            line.contains(&*self.path("").to_string_lossy()) || queues != ["0", "0"]
+        };
+        let sockets: Vec<_> = sockets.lines().filter(is_of_interest).collect();
+        format!("the daemon's threads:\n{threads}its volumes: {volumes}\nsockets:\n{}", sockets.join("\n"))
     }
 
     fn running(&mut self) -> anyhow::Result<&mut Daemon> {
