@@ -125,7 +125,7 @@ pub struct Hold {
     phase: Phase,
     /// When it was to run first.
     since: Option<Duration>,
-    /// Whether the hypervisor was asked to let it run, and the guest has not been looked at since.
+    /// Whether the hypervisor was asked to let it run since it was last seen not to.
     was_let_run: bool,
     failures: u32,
     is_told: bool,
