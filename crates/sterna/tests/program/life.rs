@@ -75,6 +75,12 @@ fn stopping_in_the_middle_of_a_migration_leaves_it_to_the_next_daemon() {
         scene.create_volume();
         let guest = scene.start_guest();
         scene.succeed(&["migrate", "v", "--to", "b", "--bandwidth", "64KiB/s", "--detach"]);
+        // Of a copy of nothing nothing is kept: that one is begun anew.
+        let has_copied = || {
+            let copied = scene.json(&["migration", "show", "m0"]).1["bytes_copied"].as_u64();
+            Ok(copied.is_some_and(|bytes| bytes > 0).then_some(()))
+        };
+        testbed::until("something is copied", has_copied).unwrap();
         scene.signal(signal).unwrap();
         assert_eq!(scene.wait(), 0);
         assert!(scene.path("b/.v.img.partial").exists(), "it is not complete, and says so");
