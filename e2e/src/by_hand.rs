@@ -65,11 +65,12 @@ impl ByHand {
         };
         let socket = scene.path("console");
         let console = Vm::expect(&socket, Work::on_disk(fill_bytes).options(places.len())?)?;
+        let hardware = console.options().hardware;
         let monitor = scene.path("by-hand.qmp");
         let mut command = Command::new(QEMU);
         command
             .args(["-accel", "tcg", "-nodefaults", "-display", "none", "-name", "by-hand"])
-            .args(["-m", &format!("{}K", console.options().hardware.memory_kib)])
+            .args(["-m", &format!("{}K", hardware.memory_kib), "-smp", hardware.processors])
             .args(console.guest_words()?)
             .arg("-pidfile")
             .arg(scene.path("by-hand.pid"))

@@ -126,7 +126,7 @@ impl Libvirtd {
         let hardware = console.options().hardware;
         let definition = format!(
             "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><name>{DOMAIN}</name>\
-             <description>what stays as it is</description><memory unit='KiB'>{}</memory><vcpu>1</vcpu>\
+             <description>what stays as it is</description><memory unit='KiB'>{}</memory><vcpu current='1'>2</vcpu>\
              <os><type arch='x86_64' machine='{}'>hvm</type></os><features><acpi/></features><devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{disks}\
              <controller type='usb' model='none'/><memballoon model='none'/></devices>\
              <qemu:commandline>{words}</qemu:commandline></domain>",

@@ -310,7 +310,7 @@ impl Host {
     /// Closes what a daemon before has left for volumes that are not served here any more, once it is known which are.
     pub(crate) fn close_unknown_clients(&self) {
         let (by_name, by_id) = self.journal.read(|state| {
-            let moved = state.moved.values().filter(|moved| self.is_forwarded_at_start(moved));
+            let moved = state.moved.values().filter(|moved| self.begins_with_lane(state, moved));
             let records = state.volumes.values().map(|volume| &volume.record);
             let records = records.chain(moved.map(|moved| &moved.volume.record));
             let (mut by_name, mut by_id) = (BTreeSet::new(), BTreeSet::new());

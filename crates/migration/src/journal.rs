@@ -14,6 +14,7 @@ mod codec;
 mod filling;
 pub(crate) mod framing;
 mod image;
+mod left;
 mod moves;
 mod origin;
 mod record;
@@ -26,6 +27,7 @@ mod version_3;
 pub use codec::{CodecError, Ending, FRAME_BYTES_MAX, Frames, HEADER, HEADER_BYTES, VERSION, encode};
 pub use filling::{Hollow, VolumeFilling, Way};
 pub use image::{ImageFormat, ImageLocation, Place, Reservation, ReservedContent};
+pub use left::{LaneLeft, Users};
 pub use origin::{ImageFate, ImageWish, Origin};
 pub use record::{
     Entry, ExportAccess, ExportSettings, FailureCode, MigratingVolume, Outcome, Record, Summary, VolumeRecord,

@@ -6,8 +6,8 @@ use chronicle::Generation;
 use migration::authority::{Denied, Request, Role, judge};
 use migration::filling::Manifest;
 use migration::journal::{
-    Entry, ExportSettings, Forwarding, Hollow, ImageLocation, MigratingVolume, Outcome, Record, Side, Stage,
-    State, Summary, VolumeRecord, Way,
+    Entry, ExportSettings, Forwarding, Hollow, ImageLocation, LaneLeft, MigratingVolume, Outcome, Record,
+    Side, Stage, State, Summary, Users, VolumeRecord, Way,
 };
 use migration::recovery::{Step, recover};
 use migration::{Attempt, HostId, MigrationId, VolumeId, VolumeIndex};
@@ -243,4 +243,57 @@ fn what_came_together_goes_back_together_also_if_some_of_it_lacks_nothing() {
     apply(&mut state, vec![Record::Owned { migration: DEPARTURE, attempt: ATTEMPT, generations }]);
     apply(&mut state, vec![ended(DEPARTURE, moved()), Record::Filled { volume: OTHER_DISK }]);
     assert_eq!(state.came_with(&state.fillings[&DISK]), disks);
+}
+
+/// What becomes of the lane that the volume has left.
+fn lane_left(state: &State, users: Users<'_>) -> LaneLeft {
+    state.lane_left(DISK, users)
+}
+
+#[test]
+fn the_lane_that_a_volume_has_left_is_needed_while_anybody_lacks_what_it_has_or_comes_through_it() {
+    let (nobody, unneeded) = (Users::default(), LaneLeft::Unneeded { host: "b".to_owned() });
+    let mut state = reservoir();
+    let gone = state.moved[&DISK].clone();
+    assert_eq!(
+        lane_left(&state, nobody),
+        LaneLeft::Needed,
+        "the other host fetches from it, without being connected"
+    );
+    assert!(!state.begins_with_lane(&gone, true, true), "whoever goes on with the departure makes it");
+    begin_return(&mut state, RETURN);
+    assert_eq!(lane_left(&state, nobody), LaneLeft::Needed, "it comes home to it");
+    assert!(state.begins_with_lane(&gone, false, false));
+    apply(&mut state, vec![Record::Discarding { migration: RETURN, outcome: Outcome::Cancelled }]);
+    apply(&mut state, vec![ended(RETURN, Outcome::Cancelled), ended(DEPARTURE, moved())]);
+
+    let led = |led_here_by| Users { led_here_by, ..nobody };
+    for (users, left) in [
+        (nobody, unneeded.clone()),
+        (Users { clients: 1, ..nobody }, LaneLeft::Needed),
+        (Users { has_vm: true, ..nobody }, LaneLeft::Needed),
+        (led(&[HERE]), LaneLeft::Needed),
+        // Which has the volume itself.
+        (led(&[THERE]), unneeded),
+    ] {
+        assert_eq!(lane_left(&state, users), left, "{users:?}");
+    }
+    let begins = [(false, false), (true, false), (false, true)];
+    let begins = begins.map(|(clients, vm)| state.begins_with_lane(&gone, clients, vm));
+    assert_eq!(begins, [false, true, true]);
+    assert_eq!(state.lane_left(OTHER_DISK, nobody), LaneLeft::Over);
+}
+
+#[test]
+fn a_volume_that_goes_on_being_served_here_keeps_its_lane() {
+    let mut state = State::default();
+    let (volumes, forwarding) = (moving(home(), away()), Forwarding::Always);
+    let side = Side::Outgoing { peer: THERE, peer_name: "b".to_owned(), store: String::new(), forwarding };
+    let started = Record::MigrationStarted { migration: DEPARTURE, volumes, keep_source: false, side };
+    apply(&mut state, vec![Record::VolumeAdded(record(home(), 1)), started]);
+    let generations = vec![(DISK, Generation(2))];
+    apply(&mut state, vec![Record::Released { migration: DEPARTURE, attempt: ATTEMPT, generations }]);
+    apply(&mut state, vec![ended(DEPARTURE, moved())]);
+    assert_eq!(lane_left(&state, Users::default()), LaneLeft::Needed);
+    assert!(state.begins_with_lane(&state.moved[&DISK], false, false));
 }

@@ -326,6 +326,7 @@ impl SourceDriver {
             }
             VolumeAction::Suspended { reason } => {
                 warn!(%migration, volume = volume.0, reason, "mirroring is suspended");
+                self.source.handle_event(now, SourceEvent::Suspended { volume, reason });
             }
             VolumeAction::Resumed => info!(%migration, volume = volume.0, "mirroring goes on"),
             VolumeAction::Told { .. } if self.unaware.contains(&volume) => {}

@@ -9,5 +9,6 @@ mod growth;
 mod home;
 mod migrations;
 mod peers;
+mod reservoir;
 mod support;
 mod together;

@@ -52,6 +52,8 @@ pub struct Source {
     /// Tries below or at this will not be released; durable in the journal.
     aborted: Attempt,
     replicas: Vec<SyncState>,
+    /// Why mirroring was suspended last, of each volume that has not been synchronised since.
+    hindrances: Vec<Option<&'static str>>,
     /// What each volume's target lacks; `None`: it is to lack nothing.
     manifests: Vec<Option<Manifest>>,
     early: Early,
@@ -138,6 +140,7 @@ impl Source {
     pub fn new(now: Duration, settings: SourceSettings) -> Self {
         Self {
             replicas: vec![SyncState::Behind; settings.volumes.len()],
+            hindrances: vec![None; settings.volumes.len()],
             manifests: vec![None; settings.volumes.len()],
             early: Early::default(),
             settings,
@@ -201,6 +204,7 @@ impl Source {
             SourceEvent::Synchronised(volume) => self.stands(now, volume, SyncState::Synchronised),
             SourceEvent::Converged(volume) => self.stands(now, volume, SyncState::Converged),
             SourceEvent::Behind(volume) => self.stands(now, volume, SyncState::Behind),
+            SourceEvent::Suspended { volume, reason } => self.suspended(volume, reason),
             SourceEvent::Told { volume, manifest } => self.told(volume, manifest),
             SourceEvent::VolumeFailed { code, detail } => {
                 self.end_before_release(Outcome::Failed { code, detail });

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use block::store::image::Patience;
 use block::store::{Holder, Opened};
 use lane::{LaneHandle, LaneStore, Opening};
-use migration::journal::{Forwarding, MigrationState, Moved, Record, Side, VolumeRecord};
+use migration::journal::{LaneLeft, Moved, Record, Side, State, Users, VolumeRecord};
 use migration::message::{ToSource, ToTarget};
 use migration::recovery;
 use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
@@ -42,9 +42,7 @@ impl Host {
         // Before the arrivals: a volume on its way home comes to the lane that forwards its clients.
         for moved in moved {
             let name = moved.volume.record.name.clone();
-            let comes_back = self.journal.read(|state| state.taken_back_by(moved.migration).is_some());
-            let is_forwarded = self.has_ended(moved.migration) && self.is_forwarded_at_start(&moved);
-            if comes_back || is_forwarded {
+            if self.journal.read(|state| self.begins_with_lane(state, &moved)) {
                 let volume = moved.volume.record.volume;
                 if let Err(error) = self.forward_and_see(moved).await {
                     let reason = error.message();
@@ -75,7 +73,7 @@ impl Host {
             }
             let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
             // It has come home, or is to be forgotten.
-            let Some(moved) = moved.filter(|moved| self.has_ended(moved.migration)) else { return };
+            let Some(moved) = moved.filter(|moved| self.is_departure_over(moved)) else { return };
             let Ok((claim, _)) = self.volumes.claim_new(&name) else {
                 match self.volumes.service(&name) {
                     // Another host's clients have asked for it meanwhile, or the name is another volume's.
@@ -188,7 +186,7 @@ impl Host {
             match (self.volumes.service(&name), moved) {
                 // The journal may say that it has arrived when this process is only about to hear of it.
                 (Some(Service::Serving(lane) | Service::Arriving(lane, _)), _) => return Some(lane),
-                (None, Some(moved)) if self.has_ended(moved.migration) => {
+                (None, Some(moved)) if self.is_departure_over(&moved) => {
                     return self.forward_on_demand(moved).await;
                 }
                 _ => {}
@@ -214,13 +212,11 @@ impl Host {
         Some(lane)
     }
 
-    /// Tells whether a start forwards clients of a volume: for good, for a VM of this host, or for clients of the daemon before
-    /// that have not been broken off.
-    pub(in crate::host) fn is_forwarded_at_start(&self, moved: &Moved) -> bool {
+    /// Tells whether a start makes a lane for a volume that has left, by what there is of its clients.
+    pub(in crate::host) fn begins_with_lane(&self, state: &State, moved: &Moved) -> bool {
         let record = &moved.volume.record;
-        moved.forwarding == Forwarding::Always
-            || self.has_vm_on(&record.name)
-            || self.sockets.listening().has_clients_of(record.volume)
+        let has_clients = self.sockets.listening().has_clients_of(record.volume);
+        state.begins_with_lane(moved, has_clients, self.has_vm_on(&record.name))
     }
 
     /// Tells whether a VM of this host runs on a volume: it stays when its volume alone goes elsewhere, and connects again
@@ -233,8 +229,8 @@ impl Host {
         self.vms.runs_on(volume) || is_adopted()
     }
 
-    fn has_ended(&self, migration: MigrationId) -> bool {
-        self.journal.read(|state| state.migrations.get(&migration).is_none_or(MigrationState::has_ended))
+    fn is_departure_over(&self, moved: &Moved) -> bool {
+        self.journal.read(|state| state.is_departure_over(moved))
     }
 
     /// Sees to the clients of a volume that has left: they are forwarded by its lane until the last of them is gone.
@@ -249,22 +245,18 @@ impl Host {
                 () = tokio::time::sleep(CLIENTS_POLL) => {}
                 () = lane.ended() => return,
             }
-            let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
-            // It has come home.
-            let Some(moved) = moved else { return };
-            // The lane has what the other host lacks, or is to get back what has left by it.
-            if !self.has_ended(moved.migration) {
-                continue;
-            }
-            // N.B. as long as another host leads its clients through here, whether they ask for anything just now or not. One
-            // that has the volume itself leads nobody here any more.
-            let in_use = lane.status().await.map_or(0, |status| {
-                let led = status.led_here_by.iter().filter(|host| **host != moved.host).count();
-                status.connections + status.requests_in_flight + led
-            });
-            if moved.forwarding == Forwarding::Always || in_use > 0 || self.has_vm_on(&name) {
-                continue;
-            }
+            // A lane that does not answer is ending, or hangs and is looked at again.
+            let Ok(status) = lane.status().await else { continue };
+            let users = Users {
+                clients: status.connections + status.requests_in_flight,
+                led_here_by: &status.led_here_by,
+                has_vm: self.has_vm_on(&name),
+            };
+            let host = match self.journal.read(|state| state.lane_left(volume, users)) {
+                LaneLeft::Over => return,
+                LaneLeft::Needed => continue,
+                LaneLeft::Unneeded { host } => host,
+            };
             // An operation that has the volume is likely to bring it home.
             let Ok((claim, _)) = self.volumes.claim(&name) else { continue };
             claim.removing();
@@ -274,7 +266,7 @@ impl Host {
                 tracing::warn!(path = %socket.display(), %error, "the socket of a volume that has left is left over");
             }
             claim.removed();
-            tracing::info!(volume = %name, host = %moved.host_name, "the last client has left; the volume is gone from here");
+            tracing::info!(volume = %name, host = %host, "the last client has left; the volume is gone from here");
             return;
         }
     }

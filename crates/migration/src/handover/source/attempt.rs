@@ -29,6 +29,11 @@ impl Source {
     pub(super) fn stands(&mut self, now: Duration, volume: VolumeIndex, state: SyncState) {
         let Some(known) = self.replicas.get_mut(volume.as_usize()) else { return };
         let before = std::mem::replace(known, state);
+        if let (SyncState::Synchronised, Some(hindrance)) =
+            (state, self.hindrances.get_mut(volume.as_usize()))
+        {
+            *hindrance = None;
+        }
         match (&self.state, state) {
             (State::Copying { .. }, SyncState::Converged | SyncState::Synchronised)
                 if before == SyncState::Behind =>
@@ -41,6 +46,18 @@ impl Source {
             (State::Preparing { .. }, SyncState::Behind | SyncState::Converged) => self.give_up_attempt(now),
             _ => {}
         }
+    }
+
+    /// Mirroring of a volume is suspended for this reason.
+    pub(super) fn suspended(&mut self, volume: VolumeIndex, reason: &'static str) {
+        if let Some(hindrance) = self.hindrances.get_mut(volume.as_usize()) {
+            *hindrance = Some(reason);
+        }
+    }
+
+    /// Why the volumes have not been synchronised, as the end of a sentence; empty if nothing but the guest's writes keeps them from it.
+    fn because(&self) -> String {
+        self.hindrances.iter().flatten().next().map(|reason| format!(": {reason}")).unwrap_or_default()
     }
 
     /// The target of a volume knows what it lacks, or lacks something else from here on.
@@ -286,7 +303,7 @@ impl Source {
         if let Some(outcome) = self.pending_end.take() {
             self.end_before_release(outcome);
         } else if self.tries >= ATTEMPTS_MAX {
-            let detail = format!("the handover did not succeed in {ATTEMPTS_MAX} tries");
+            let detail = format!("the handover did not succeed in {ATTEMPTS_MAX} tries{}", self.because());
             self.end_before_release(Outcome::Failed { code: FailureCode::HandoverRefused, detail });
         }
     }
@@ -294,8 +311,9 @@ impl Source {
     /// A VM that was stopped for nothing goes on at once, here; to move it is begun anew or not at all.
     fn keep_vm(&mut self) {
         let detail = format!(
-            "the disks were not handed over within {} ms after the VM had been stopped",
-            self.settings.switch_over_max.as_millis()
+            "the disks were not handed over within {} ms after the VM had been stopped{}",
+            self.settings.switch_over_max.as_millis(),
+            self.because()
         );
         let failed = Outcome::Failed { code: FailureCode::HandoverRefused, detail };
         let outcome = self.pending_end.take().unwrap_or(failed);
@@ -422,6 +440,41 @@ mod tests {
         assert_eq!(source.phase(), Phase::Discarding);
         source.handle_event(REST, SourceEvent::HooksRun(Ok(())));
         assert_eq!(source.phase(), Phase::Discarding, "it is too late");
+    }
+
+    #[test]
+    fn what_kept_the_disks_of_a_vm_that_stood_still_from_being_handed_over_is_said() {
+        let volume = VolumeIndex::all(1).next().unwrap();
+        let suspended =
+            SourceEvent::Suspended { volume, reason: "the target's store answered with an error" };
+        let (behind, synchronised) = (SourceEvent::Behind(volume), SourceEvent::Synchronised(volume));
+        for (events, end) in [
+            (vec![suspended.clone(), behind.clone()], ": the target's store answered with an error"),
+            // It was overcome, and then the guest wrote more than was sent.
+            (vec![suspended, synchronised.clone(), behind], "had been stopped"),
+        ] {
+            let settings = SourceSettings {
+                migration: MigrationId(1),
+                volumes: vec![(VolumeId([1; 16]), Generation(0))],
+                switch_over_max: Duration::from_secs(1),
+                peer: Peer::OtherHost,
+                moves: Moves::Vm,
+            };
+            let mut source = Source::new(Duration::ZERO, settings);
+            source.handle_event(Duration::ZERO, synchronised.clone());
+            source.handle_timeout(REST);
+            let result = FlushResult::Durable;
+            source.handle_event(REST, SourceEvent::Settled { volume, settling: 1, result });
+            events.into_iter().for_each(|event| source.handle_event(REST, event));
+            source.handle_event(REST, SourceEvent::VmStopped(Ok(())));
+            assert_eq!(source.phase(), Phase::Closing);
+            source.handle_event(REST, SourceEvent::GateClosed { volume, attempt: source.attempt() });
+            source.handle_timeout(Duration::from_secs(2));
+            let State::Discarding { outcome: Outcome::Failed { code, detail }, .. } = &source.state else {
+                panic!("{:?}", source.state)
+            };
+            assert!(*code == FailureCode::HandoverRefused && detail.ends_with(end), "{detail}");
+        }
     }
 
     #[test]

@@ -60,6 +60,13 @@ pub enum SourceEvent {
     Converged(VolumeIndex),
     /// A volume's replica is neither equal to the volume nor near enough.
     Behind(VolumeIndex),
+    /// Mirroring of a volume is suspended: what keeps it from being synchronised, for people.
+    Suspended {
+        /// Which volume.
+        volume: VolumeIndex,
+        /// Why.
+        reason: &'static str,
+    },
     /// The target knows durably what it lacks of a volume, and may be handed that without: said before *synchronised*.
     Told {
         /// Which volume.
