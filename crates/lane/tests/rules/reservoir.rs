@@ -1,7 +1,5 @@
 //! What a volume was when it left, read by its new owner: when, and for whom.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
-
 use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
