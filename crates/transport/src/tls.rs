@@ -195,3 +195,6 @@ impl ClientCertVerifier for HoldsItsKey {
         self.algorithms.supported_schemes()
     }
 }
+
+#[cfg(test)]
+mod tests;
