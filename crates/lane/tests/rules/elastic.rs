@@ -2,8 +2,9 @@
 
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::time::Duration;
 
-use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Growth, IoError, IoFuture};
+use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Growth, Handle, IoError, IoFuture};
 
 /// What becomes of attempts to grow.
 #[derive(Default)]
@@ -12,6 +13,8 @@ pub(crate) struct GrowthSwitch {
     pub(crate) capacity: Option<u64>,
     /// What preparing fails with.
     pub(crate) fails: Option<IoError>,
+    /// How long preparing takes, by whose clock; `None`: no time.
+    pub(crate) takes: Option<(Handle, Duration)>,
     /// How often something prepared was given up.
     pub(crate) undone: usize,
 }
@@ -61,7 +64,13 @@ impl Growth for Elastic {
     }
 
     fn prepare(&self, _: u64) -> IoFuture<'_, ()> {
-        Box::pin(async { self.switch.borrow().fails.map_or(Ok(()), Err) })
+        let takes = self.switch.borrow().takes.clone();
+        Box::pin(async move {
+            if let Some((clock, takes)) = takes {
+                clock.sleep(takes).await;
+            }
+            self.switch.borrow().fails.map_or(Ok(()), Err)
+        })
     }
 
     fn show(&self, size: u64) {

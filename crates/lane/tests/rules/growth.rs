@@ -136,6 +136,24 @@ fn while_a_volume_grows_it_is_not_handed_over() {
 }
 
 #[test]
+fn a_volume_whose_store_takes_long_to_grow_is_not_handed_over_meanwhile() {
+    const LONG: Duration = Duration::from_secs(10);
+    for is_target in [false, true] {
+        play(move |scene| async move {
+            scene.fill(16).await;
+            let slow = if is_target { &scene.target } else { &scene.source };
+            slow.growth.borrow_mut().takes = Some((scene.handle.clone(), LONG));
+            let (driver, outcome) = scene.migrate();
+            let grown = scene.grow(Some(&driver), LARGER).await;
+            assert_eq!((grown, driver.phase()), (Ok(()), Phase::Copying), "{is_target}");
+            assert!(scene.handle.now() >= LONG && outcome.borrow().is_none());
+            assert_eq!(scene.outcome(&outcome).await, moved());
+            assert_eq!((scene.source.memory_size(), scene.target.memory_size()), (LARGER, LARGER));
+        });
+    }
+}
+
+#[test]
 fn past_the_point_of_no_return_a_volume_grows_when_it_has_moved() {
     play(|scene| async move {
         scene.fill(16).await;
