@@ -41,6 +41,35 @@ fn an_invitation_is_good_for_one_host() {
     assert_eq!(refusal(&other.endpoint.join(&token).unwrap_err()), RefusalReason::InvitationUsed);
 }
 
+/// The token of the same invitation with another secret, as somebody would write it who has seen all of it but that.
+fn with_another_secret(token: &Token) -> Token {
+    /// What is before the digits, and where the secret is in what they say: behind the inviter and the invitation.
+    const PREFIX: &str = "sterna-invitation-1-";
+    const SECRET: std::ops::Range<usize> = 48..80;
+    let text = token.to_string();
+    let digits = text.strip_prefix(PREFIX).unwrap().as_bytes();
+    let byte = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
+    let mut bytes: Vec<u8> = digits.chunks(2).map(byte).collect();
+    bytes.truncate(bytes.len() - 4);
+    bytes[SECRET].iter_mut().for_each(|byte| *byte ^= 0xff);
+    bytes.extend_from_slice(&crc32c::crc32c(&bytes).to_le_bytes());
+    let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+    let forged: Token = format!("{PREFIX}{digits}").parse().unwrap();
+    assert_eq!((forged.inviter(), forged.invitation()), (token.inviter(), token.invitation()));
+    assert!(forged != *token);
+    forged
+}
+
+#[test]
+fn who_knows_of_an_invitation_and_not_its_secret_is_refused_and_it_stays_good() {
+    let [inviter, thief, joiner] = ["inviter", "thief", "joiner"].map(|name| Host::start(name, |_| {}));
+    let token = inviter.endpoint.invite(HOUR).unwrap();
+    let refused = thief.endpoint.join(&with_another_secret(&token)).unwrap_err();
+    assert_eq!(refusal(&refused), RefusalReason::InvitationProof);
+    assert!(transport::Peers::find(&*inviter.known, thief.identity.id()).is_none(), "it is stored");
+    joiner.endpoint.join(&token).unwrap();
+}
+
 #[test]
 fn a_host_that_was_removed_does_not_come_back_by_the_invitation_that_it_has_redeemed() {
     let [inviter, joiner] = ["inviter", "joiner"].map(|name| Host::start(name, |_| {}));
