@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use block::conformance::Suite;
@@ -13,7 +14,7 @@ use chronicle::{BlockSize, Generation};
 use futures_channel::{mpsc, oneshot};
 use futures_util::future::join_all;
 use lane::Volume;
-use lane::peer::head::Address;
+use lane::peer::head::{Address, Head, Operation};
 use lane::peer::{
     Capabilities, Channel, ChannelEvent, Listener, PeerStore, PeerVolume, RequestPriority, RpcChannel,
     Service,
@@ -280,6 +281,32 @@ fn a_volume_that_hangs_at_its_owner_keeps_nothing_of_the_line_from_others() {
         assert_eq!(ends.line.held.get(), 0, "what waits for a volume is set aside");
         works.write(0, Buffer::copy_of(&vec![7; LARGEST]), Durability::Volatile).await.unwrap();
         works.read(0, Buffer::zeroed(LARGEST)).await.unwrap();
+    });
+}
+
+#[test]
+fn a_peer_that_sends_without_end_is_given_no_credit_back_for_more_than_is_set_aside() {
+    const CALLS: u64 = 64;
+    const SET_ASIDE: u64 = 8;
+    play(|scene| async move {
+        let ends = Ends::new(&scene.handle, LARGEST as u64);
+        let stuck = Rc::new(Gate::new(Rc::new(MemoryStore::new(LARGEST as u64))));
+        stuck.set_mode(GateMode::Hold);
+        ends.service.offer(Address::Owner(VOLUME.0), Rc::clone(&stuck) as Rc<dyn BlockDevice>);
+        // As no host of ours does, which waits for answers.
+        let credit = Arc::new(());
+        for call in 1..=CALLS {
+            let operation = Operation::Write { offset: 0, durable: false };
+            let head = Head::Call { call, address: Address::Owner(VOLUME.0), operation }.encode();
+            let (payload, credit) = (Bytes::from(vec![0; 1 << 20]), Box::new(Arc::clone(&credit)));
+            ends.to_far.unbounded_send(ChannelEvent::Message { head, payload, credit }).unwrap();
+        }
+        let kept_back = || Arc::strong_count(&credit) as u64 - 1;
+        scene.handle.sleep(Duration::from_secs(1)).await;
+        assert_eq!(kept_back(), CALLS - SET_ASIDE, "MiB");
+        stuck.set_mode(GateMode::Open);
+        scene.handle.sleep(Duration::from_secs(1)).await;
+        assert_eq!(kept_back(), 0, "they are done");
     });
 }
 
