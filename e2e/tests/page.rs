@@ -167,6 +167,8 @@ fn the_filter_the_order_and_the_colours_are_the_readers_choice() {
             "the choice is remembered",
             "document.documentElement.dataset.theme === 'dark' && document.readyState === 'complete'",
         )?;
+        // The page is whole once its script has drawn what there is.
+        browser.until("the volumes are there again", &format!("{names}.includes('beta')"))?;
         // Whoever has no mouse, or does not see it, has words for each part.
         let nameless: Vec<String> = browser.evaluate(
             "[...document.querySelectorAll('button, a, input')].filter((part) => !(part.innerText.trim() || part.ariaLabel || \
