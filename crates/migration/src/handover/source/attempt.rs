@@ -379,18 +379,22 @@ mod tests {
     use crate::handover::source::{SourceEvent, SourceSettings};
     use crate::identity::MigrationId;
 
-    #[test]
-    fn a_try_begins_a_little_after_the_copying_has_ended() {
-        let volume = VolumeIndex::all(1).next().unwrap();
-        let settings = SourceSettings {
+    /// A migration of one volume.
+    fn settings(peer: Peer, moves: Moves) -> SourceSettings {
+        SourceSettings {
             migration: MigrationId(1),
             volumes: vec![(VolumeId([1; 16]), Generation(0))],
             switch_over_max: Duration::from_secs(1),
-            peer: Peer::SameHost,
-            moves: Moves::Volumes,
-        };
+            peer,
+            moves,
+        }
+    }
+
+    #[test]
+    fn a_try_begins_a_little_after_the_copying_has_ended() {
+        let volume = VolumeIndex::all(1).next().unwrap();
         let copied = Duration::from_secs(5);
-        let mut source = Source::new(Duration::ZERO, settings);
+        let mut source = Source::new(Duration::ZERO, settings(Peer::SameHost, Moves::Volumes));
         source.handle_event(copied, SourceEvent::Synchronised(volume));
         assert_eq!(source.poll_action(), None, "the disks rest");
         let (at, _) = source.poll_timeout().unwrap();
@@ -403,14 +407,7 @@ mod tests {
     fn what_is_to_be_done_before_the_volumes_change_hands_is_done_once_and_holds_nobody() {
         let volume = VolumeIndex::all(1).next().unwrap();
         let settled = || {
-            let settings = SourceSettings {
-                migration: MigrationId(1),
-                volumes: vec![(VolumeId([1; 16]), Generation(0))],
-                switch_over_max: Duration::from_secs(1),
-                peer: Peer::OtherHost,
-                moves: Moves::VolumesAfterHooks,
-            };
-            let mut source = Source::new(Duration::ZERO, settings);
+            let mut source = Source::new(Duration::ZERO, settings(Peer::OtherHost, Moves::VolumesAfterHooks));
             source.handle_event(Duration::ZERO, SourceEvent::Synchronised(volume));
             source.handle_timeout(REST);
             assert_eq!(source.poll_action(), Some(SourceAction::Settle { volume, settling: 1 }));
@@ -453,14 +450,7 @@ mod tests {
             // It was overcome, and then the guest wrote more than was sent.
             (vec![suspended, synchronised.clone(), behind], "had been stopped"),
         ] {
-            let settings = SourceSettings {
-                migration: MigrationId(1),
-                volumes: vec![(VolumeId([1; 16]), Generation(0))],
-                switch_over_max: Duration::from_secs(1),
-                peer: Peer::OtherHost,
-                moves: Moves::Vm,
-            };
-            let mut source = Source::new(Duration::ZERO, settings);
+            let mut source = Source::new(Duration::ZERO, settings(Peer::OtherHost, Moves::Vm));
             source.handle_event(Duration::ZERO, synchronised.clone());
             source.handle_timeout(REST);
             let result = FlushResult::Durable;
@@ -481,14 +471,7 @@ mod tests {
     fn a_migration_that_is_ended_at_the_other_host_ends_here_at_once() {
         let left_over = "v.img".to_owned();
         for said in [ToSource::Cancelled, ToSource::Discarded { left_over }, ToSource::Unknown] {
-            let settings = SourceSettings {
-                migration: MigrationId(1),
-                volumes: vec![(VolumeId([1; 16]), Generation(0))],
-                switch_over_max: Duration::from_secs(1),
-                peer: Peer::OtherHost,
-                moves: Moves::Volumes,
-            };
-            let mut source = Source::new(Duration::ZERO, settings);
+            let mut source = Source::new(Duration::ZERO, settings(Peer::OtherHost, Moves::Volumes));
             source.handle_event(Duration::from_secs(1), SourceEvent::Received(said.clone()));
             assert_eq!(source.phase(), Phase::Discarding, "{said:?}");
             let cancelled =
