@@ -68,10 +68,10 @@ pub struct Hardware {
     pub memory_kib: u32,
     /// Its `-smp`.
     ///
-    /// **N.B.** A guest whose VM never has more than one processor is emulated without memory barriers, as if nobody else looked at
-    /// its memory, but QEMU's devices do (7.2; from 8.1 on the instructions that are nothing but barriers are ones). Once in some thousand
-    /// seconds of work such a guest asks for an interrupt of its disk too late for the disk to see it, and waits for that for ever,
-    /// with an idle disk and an idle server. One that may get a second processor is emulated as it should be.
+    /// **N.B.** QEMU 7.2 emulates a guest whose VM never has more than one processor without memory barriers, as if nobody else
+    /// looked at its memory, but QEMU's devices do (8.1 makes those instructions barriers that are nothing else). Such a guest may ask
+    /// for an interrupt of its disk too late for the disk to see it, and then waits for that for ever, with an idle disk and an idle
+    /// server: we met it four times in about two hours of work. One that may get a second processor is emulated as it should be.
     pub processors: &'static str,
 }
 
