@@ -68,6 +68,39 @@ fn what_was_written_goes_home_and_nothing_else() {
 }
 
 #[test]
+fn nothing_comes_back_into_an_image_that_may_have_lost_something() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let content = guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?.content;
+        pair.alpha.stop()?;
+        pair.alpha.configure("[stores.a.fault]\noperations = [\"flush\"]\ncount = 1\n")?;
+        pair.alpha.start()?;
+        let mut client = Client::connect(&pair.alpha.export()?, ClientOptions::default())?;
+        ensure!(client.perform(Operation::Flush).is_err(), "the guest is told of it");
+        drop(client);
+        let departure = hand_over(pair)?;
+        let order = ["migrate", "v", "--to", "alpha:a"];
+        for order in [&order[..], &[&order[..], &["--dry-run"]].concat()] {
+            let refused = pair.beta.sterna(order)?;
+            ensure!(refused.code != 0, "{refused:?}");
+            let said = refused.stdout + &refused.stderr;
+            ensure!(said.contains("a flush of it has failed"), "{said}");
+        }
+        ensure!(lacks(&pair.beta)? > 0, "little has come");
+        until("it can be told to hurry", || {
+            let set = pair.alpha.sterna(["migration", "set", &departure.id, "--bandwidth", "none"])?;
+            Ok((set.code == 0).then_some(()))
+        })?;
+        let departure = pair.alpha.wait_for_migration(&departure.id)?;
+        ensure!(departure.state == MigrationState::Moved, "{departure:?}");
+        let home: Migration = pair.beta.ask(&order)?;
+        ensure!(home.state == MigrationState::Moved && home.bytes_copied >= FILL_BYTES, "{home:?}");
+        pair.alpha.stop()?;
+        guest::verify_image(&pair.alpha.path("a/v.img"), &content)
+    });
+}
+
+#[test]
 fn what_does_not_get_home_goes_on_to_come() {
     play_pair(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;

@@ -296,7 +296,7 @@ fn is_seldom(table: Table, fault: Fault, phase: Phase) -> bool {
     if table == Table::OneHost {
         // What a copy lacks is kept while it is made: the flush of the source that belongs to it may end later.
         return matches!(fault, Fault::SourceError | Fault::SourceSlow)
-            && matches!(phase, Releasing | Committing);
+            && matches!(phase, Releasing | Committing | TakingBack);
     }
     match fault {
         // Nothing is asked of the source's disk past the commit point, and before it only if the mirror is behind.
@@ -335,9 +335,6 @@ fn impossible_on_one_host(fault: Fault, phase: Phase) -> Option<&'static str> {
         (_, Memory) => Some("no VM goes along: the two hosts' model in `migration` has one"),
         (Fault::Kill | Fault::PowerCut | Fault::Cancel, _) => None,
         (_, Ended) => Some("it is over at the instant at which it begins"),
-        (Fault::SourceError | Fault::SourceSlow, TakingBack) => {
-            Some("nothing is asked of the source: the gates are closed, or it owns nothing")
-        }
         (Fault::TargetError | Fault::TargetHang | Fault::TargetSlow, Releasing) => {
             Some("nothing is asked of the target between its promise and the commit")
         }

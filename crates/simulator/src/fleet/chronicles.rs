@@ -48,6 +48,10 @@ pub(crate) struct SimChronicles {
     busy_until: Cell<Duration>,
     /// Until then nothing can be written that takes space.
     full_until: Cell<Duration>,
+    /// The stays that have been refused a mark since it is full.
+    refused: RefCell<BTreeSet<StayKey>>,
+    /// How long a write may wait for a mark.
+    wait_max: Duration,
     /// Called when it is durable that a copy is known no more.
     copy_forgotten: Box<dyn Fn()>,
 }
@@ -80,6 +84,7 @@ impl SimChronicles {
     pub(super) fn new(
         world: &Rc<World>,
         mut random: Random,
+        wait_max: Duration,
         copy_forgotten: impl Fn() + 'static,
     ) -> Rc<Self> {
         let latency_max = random.pick(&LATENCIES_MAX);
@@ -95,6 +100,8 @@ impl SimChronicles {
             next: Cell::default(),
             busy_until: Cell::default(),
             full_until: Cell::default(),
+            refused: RefCell::default(),
+            wait_max,
             copy_forgotten: Box::new(copy_forgotten),
         })
     }
@@ -166,6 +173,7 @@ impl SimChronicles {
 
     /// Nothing that takes space can be written for so long.
     pub(super) fn fill_for(&self, window: Duration) {
+        self.refused.borrow_mut().clear();
         self.full_until.set(self.world.now() + window);
     }
 
@@ -242,6 +250,9 @@ impl SimChronicles {
     }
 
     fn apply(&self, work: Work) -> Result<(), NotDurable> {
+        if let Work::Mark(key, ..) = &work {
+            self.excuse_once(*key);
+        }
         if self.is_full() && !matches!(work, Work::Forget(..) | Work::Doubt(_) | Work::ForgetPresence(_)) {
             return Err(NotDurable { detail: "no space".to_owned() });
         }
@@ -267,6 +278,15 @@ impl SimChronicles {
             }
         }
         Ok(())
+    }
+
+    /// The first mark of a stay that a full folder refuses may hold a write up for so long: then the copies are given up, and no
+    /// other write waits.
+    fn excuse_once(&self, key: StayKey) {
+        if self.is_full() && self.refused.borrow_mut().insert(key) {
+            let now = self.world.now();
+            self.world.excuses.borrow_mut().add(now, now + self.wait_max);
+        }
     }
 
     fn forget_all(&self, key: StayKey) {

@@ -248,13 +248,14 @@ impl SimHost {
                 }
             };
             let wall = Rc::clone(&clock);
+            let wait_max = manner.limits.mirror_wait_max;
             let journal = SimJournal::new(world, random.fork(), records, move || wall.unix_ms(), changed);
             Self {
                 me: Weak::clone(me),
                 place,
                 world: Rc::clone(world),
                 journal,
-                chronicles: SimChronicles::new(world, random.fork(), copy_forgotten),
+                chronicles: SimChronicles::new(world, random.fork(), wait_max, copy_forgotten),
                 random: RefCell::new(random),
                 handle,
                 clock,

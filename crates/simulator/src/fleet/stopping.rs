@@ -169,6 +169,10 @@ impl Fleet {
         }
         // Of two branches it is not known here whose image it is.
         let [branch] = &branches[..] else { return };
+        // Or of one whose other is over, of which this may be what is left.
+        if !host.owns(branch.number) {
+            return;
+        }
         for (index, guest) in branch.guests.iter().enumerate() {
             let Some(disk) = host.disk_of(index) else { continue };
             let (sector, token) = guest.finds_written(&mut self.random.borrow_mut());

@@ -8,7 +8,7 @@ use chronicle::Generation;
 use lane::filling::FillingStore;
 use migration::journal::{FailureCode, MigratingVolume, MigrationState, Outcome, Side, Stage};
 use migration::strategy::Strategy;
-use migration::{Failure, MigrationId, Phase};
+use migration::{Failure, MigrationId, Phase, StayKey, VolumeId};
 
 use super::host::SimHost;
 use super::place::Place;
@@ -70,9 +70,17 @@ impl SimHost {
     /// The migration that what is offered left by, if it may come back into the images that it has left then.
     pub(super) fn may_take_back(&self, from: Place, offered: &MigrationState) -> Option<MigrationId> {
         let volumes: Vec<_> = offered.volumes.iter().map(|moving| moving.volume).collect();
-        let left_by = self.journal().look(|state, possible| {
-            possible.is_empty().then(|| state.reservoir_for(from.host(), &volumes)).flatten()
+        let (left_by, left) = self.journal().look(|state, possible| {
+            let left_by = state.reservoir_for(from.host(), &volumes).filter(|_| possible.is_empty())?;
+            let stay = |volume: &VolumeId| state.moved.get(volume).map(|moved| moved.volume.stay);
+            let left =
+                volumes.iter().filter_map(|volume| Some(StayKey { volume: *volume, stay: stay(volume)? }));
+            Some((left_by, left.collect::<Vec<_>>()))
         })?;
+        // What is there of what was written before a flush failed may go, and its owner may have read it before that.
+        if !left.into_iter().all(|key| self.chronicles.vouches(key)) {
+            return None;
+        }
         let serving = self.serving.borrow();
         let serving = serving.as_ref().filter(|serving| serving.sessions.len() == 1)?;
         let source = serving.source.borrow();

@@ -175,7 +175,9 @@ impl Tally {
 
     /// What fewer than `wanted` seeds have seen. A `hosts` of two cannot have everything.
     pub(crate) fn below(&self, wanted: u64, hosts: u8) -> Vec<(&'static str, u64)> {
-        let possible = |event: &Event| hosts > 2 || !matches!(event, Event::BranchMoves | Event::Rogue);
+        let takes_a_third =
+            |event: &Event| matches!(event, Event::BranchMoves | Event::Rogue | Event::ReturnFromFurther);
+        let possible = |event: &Event| hosts > 2 || !takes_a_third(event);
         let seen = Event::ALL.into_iter().filter(possible).map(|event| (event.name(), self.count(event)));
         seen.filter(|(_, seeds)| *seeds < wanted).collect()
     }

@@ -127,6 +127,7 @@ impl Host {
         }
         blocking(descriptors::require_for_volume).await?;
         if let Some(left_by) = self.takes_back(peer, offer)? {
+            self.check_images_left(offer).await?;
             return self.take_images_back((peer, left_by), offer).await;
         }
         if let Some(vm) = &offer.vm {

@@ -62,6 +62,9 @@ impl Host {
             found.refusals.push(refusal(&error));
         }
         found.refusals.extend(takes_back.as_ref().err().map(refusal));
+        if matches!(takes_back, Ok(Some(_))) {
+            found.refusals.extend(self.check_images_left(&offer).await.err().as_ref().map(refusal));
+        }
         let mut needed = BTreeMap::<String, u64>::new();
         for ((offered, held), called) in offer.volumes.iter().zip(held_bytes).zip(called) {
             if matches!(takes_back, Ok(Some(_))) {

@@ -17,11 +17,11 @@ use lane::{LaneHandle, Refused};
 use migration::journal::{ImageLocation, Moved, Outcome};
 use migration::session::{Event, VmPlace};
 use migration::wire::{Offer, OfferedStrategy, OfferedVolume, SurveyedPlace};
-use migration::{HostId, MigrationId, VolumeId};
+use migration::{HostId, MigrationId, StayKey, VolumeId};
 use tokio::time::timeout;
 
 use crate::error::RequestError;
-use crate::host::Host;
+use crate::host::{Host, blocking};
 use crate::vms::{Standing, VmError};
 
 /// How long a departure is waited for that is not as far yet as that its driver can be set aside.
@@ -72,6 +72,27 @@ impl Host {
             }
         }
         Ok(Some(left_by))
+    }
+
+    /// Refuses to take volumes back into images of which a flush has failed while they were here: what was written before may be gone
+    /// from them, or go at any time, and their owner may have read it before that.
+    ///
+    /// # Errors
+    /// [`RequestError::Invalid`] then; the system's.
+    pub(in crate::host) async fn check_images_left(&self, offer: &Offer) -> Result<(), RequestError> {
+        let left = offer.volumes.iter().filter_map(|offered| {
+            let stay = self.left(offered.volume)?.volume.stay;
+            Some((offered.name.clone(), StayKey { volume: offered.volume, stay }))
+        });
+        let (left, chronicles) = (left.collect::<Vec<_>>(), self.chronicles.clone());
+        blocking(move || match left.into_iter().find(|(_, key)| !chronicles.vouches(*key)) {
+            None => Ok(()),
+            Some((name, _)) => Err(RequestError::Invalid(format!(
+                "\"{name}\" lacks blocks that are here, in an image that may have lost others: a flush of it has failed, or could not be \
+                 recorded; wait until nothing is missing, then it comes as a whole"
+            ))),
+        })
+        .await
     }
 
     /// The image that a volume comes back into, by which migration it was left, and of which generation it is.
