@@ -1,0 +1,262 @@
+//! The commands of the pages about two hosts, VMs and what QEMU is told of volumes, as they stand there, on a system that is thrown
+//! away: `rack3-a`, where they are typed, has the folders that a package gives it, and `rack3-b` runs beside it.
+
+use anyhow::{Context as _, ensure};
+use e2e::blocks::blocks;
+use e2e::program;
+use e2e::throw_away_root::{ThrowAwayRoot, repository};
+
+/// What all of them take for granted: the program, and two hosts that do not know each other.
+const HOSTS: &str = r#"
+ln -s /mnt/sterna /usr/local/bin/sterna
+ip address add 192.0.2.1/32 dev lo
+# Hooks are what docs/vm.md has; until it comes to them they do nothing.
+printf '#!/bin/sh\n' >hook && chmod +x hook
+start_host() {
+  local name=$1 place=$2
+  mkdir -p "$place/fast" "$place/slow" "/etc/$name"
+  cat >"/etc/$name/sterna.toml"
+  sterna serve --config "/etc/$name/sterna.toml" 2>"/tmp/$name.log" &
+}
+start_host rack3-a /srv <<'END'
+[hosts]
+listen = ["127.0.0.1:7423"]
+[stores.fast]
+path = "/srv/fast"
+[stores.slow]
+path = "/srv/slow"
+[hooks]
+after = "/root/work/hook"
+END
+start_host rack3-b /srv/b <<'END'
+data_dir = "/var/lib/rack3-b"
+api = "unix:/run/rack3-b/sterna.sock"
+[hosts]
+listen = ["192.0.2.1:7423"]
+[stores.fast]
+path = "/srv/b/fast"
+[hooks]
+after = "/root/work/hook"
+END
+until sterna store list && sterna --host "$PEER" store list; do sleep 0.1; done 2>/dev/null
+"#;
+
+/// What each of them begins with.
+const WORDS: &str = r#"
+cd /root/work
+export PEER=unix:/run/rack3-b/sterna.sock
+# A definition, with more words for QEMU.
+define() {
+  cat >web1.toml <<'END'
+command = ["qemu-system-x86_64", "-accel", "tcg", "-m", "65528K", "-nodefaults", "-display", "none",
+    "-name", "{name}", "-qmp", "unix:{qmp},server=on,wait=off",
+    "-blockdev", "driver=nbd,node-name=root,server.type=unix,server.path={disk:root},export={export:root},reconnect-delay=60",
+    "-device", "virtio-blk-pci,drive=root"@MORE@]
+[disks]
+root = "web1-root"
+END
+  sed -i "s|@MORE@|${1-}|" web1.toml
+}
+state() { sterna vm show web1 --json | jq -r .state; }
+"#;
+
+/// Commands of a page.
+struct Part {
+    document: &'static str,
+    /// Below which heading, and which of its blocks, counted from 0.
+    block: (&'static str, usize),
+    /// Where the commands come into the script: the block itself, or its lines with `each` before them.
+    script: &'static str,
+    /// What is said before each line, which is `$line` there.
+    each: Option<&'static str>,
+}
+
+/// Where the commands come.
+const HERE: &str = "@HERE@";
+
+/// In the order in which they are typed.
+const PARTS: [Part; 7] = [
+    // The comment says it: on both, each with its own name, and the invitation of the one is given to the other.
+    Part {
+        document: "docs/hosts.md",
+        block: ("## Pairing", 0),
+        script: r#"
+sterna --host "$PEER" host init --name rack3-b
+@HERE@
+sterna --host "$PEER" host remove rack3-a --force
+sterna --host "$PEER" host invite --allow-machines --json | jq -r .token >invitation
+sterna host join 192.0.2.1:7423 --token-file invitation --allow-machines
+"#,
+        each: Some(
+            r#"
+case $line in
+"sterna host join"*) export STERNA_INVITATION=$(sterna --host "$PEER" host invite --json | jq -r .token) ;;
+"sterna host remove"*) sterna host list --json | jq -e '.[0].machines' ;;
+esac"#,
+        ),
+    },
+    // Each line is a way of its own, and wants the VM in the state that it is about. Something obeys its power button.
+    Part {
+        document: "docs/vm.md",
+        block: ("## A definition", 0),
+        script: r#"
+sterna volume create web1-root --size 16MiB --store fast
+define ', "-qmp", "unix:/tmp/button,server=on,wait=off"'
+cat >guest.py <<'END'
+# Obeys the VM's power button, or stops the VM, over a monitor of its own.
+import json, socket, sys, time
+monitor = socket.socket(socket.AF_UNIX)
+while monitor.connect_ex("/tmp/button"): time.sleep(0.1)
+said = monitor.makefile("r")
+def say(command): monitor.sendall(json.dumps({"execute": command}).encode())
+def wait(word):
+    while word not in json.loads(said.readline()): pass
+wait("QMP")
+say("qmp_capabilities")
+wait("return")
+print("ready", flush=True)
+if sys.argv[1] == "obey":
+    while json.loads(said.readline()).get("event") != "POWERDOWN": pass
+    say("quit")
+    while said.readline(): pass
+else:
+    say("stop")
+    wait("return")
+END
+@HERE@
+! sterna vm show web1 2>/dev/null
+sterna volume show web1-root --json | jq -e '.state == "serving"'
+"#,
+        each: Some(
+            r#"
+case $line in
+*"now"*) [[ $(state) == stopped ]]; sterna vm start web1 ;;
+*"vm stop"*) [[ $(state) == running ]]; python3 guest.py obey >obeys &
+  until grep ready obeys; do sleep 0.1; done ;;
+*resume*) sterna vm start web1; python3 guest.py stop; [[ $(state) == paused ]] ;;
+*remove*) [[ $(state) == running ]]; sterna vm stop web1 --now ;;
+esac"#,
+        ),
+    },
+    // Several ways there, after each of which it comes home.
+    Part {
+        document: "docs/vm.md",
+        block: ("## Moving to another host", 0),
+        script: "define\nsterna vm add web1 --definition web1.toml\nsterna vm start web1\n@HERE@\n",
+        each: Some(COME_HOME),
+    },
+    Part {
+        document: "docs/vm.md",
+        block: ("## Moving to another host", 1),
+        script: HERE,
+        each: Some(COME_HOME),
+    },
+    // The hook of both hosts: the VM's address is reached where it is.
+    Part {
+        document: "docs/vm.md",
+        block: ("## Moving to another host", 2),
+        script: r#"
+sterna --host "$PEER" migrate web1 --to rack3-a:fast
+ip link add br0 type veth peer name br0-other
+ip link set br0 up
+printf '#!/bin/sh\necho "$1" "$STERNA_SIDE" >>/tmp/addresses; echo 198.51.100.7\n' >/usr/local/bin/address_of
+chmod +x /usr/local/bin/address_of
+cat >hook <<'END_OF_HOOK'
+@HERE@
+END_OF_HOOK
+sterna migrate web1 --to rack3-b:fast
+# One system is both hosts here, and they change the same routes.
+until [[ $(sort /tmp/addresses) == $'web1 source\nweb1 target' ]]; do sleep 0.1; done
+sterna migration list --json | jq -e 'last.message == null'
+printf '#!/bin/sh\n' >hook
+sterna --host "$PEER" vm stop web1 --now
+sterna --host "$PEER" vm remove web1
+"#,
+        each: None,
+    },
+    // What runs already, here with the small change that no KVM is needed.
+    Part {
+        document: "docs/vm.md",
+        block: ("## A VM that was started without Sterna", 0),
+        script: r#"
+truncate -s 16M /srv/web1.raw
+qemu-system-x86_64 -accel tcg -m 65528K -nodefaults -display none -daemonize -qmp unix:/run/web1.qmp,server=on,wait=off \
+  -device virtio-blk-pci,drive=root \
+  -blockdev driver=file,node-name=file,filename=/srv/web1.raw -blockdev driver=raw,node-name=root,file=file
+@HERE@
+sterna --host "$PEER" volume list --json | jq -e 'all(.name != "web1")'
+ls -l "/proc/$(pgrep qemu-system)/fd" | grep /srv/b/fast/web1
+pkill qemu-system
+# Nobody is left behind who would be led there.
+while sterna --host unix:/run/sterna/sterna.sock volume show web1; do sleep 0.1; done
+"#,
+        each: Some(r#"[[ $line != *release* ]] || export STERNA_HOST=$PEER"#),
+    },
+    Part {
+        document: "docs/nbd.md",
+        block: ("## What an export offers", 0),
+        script: r#"
+sterna volume create web1 --size 16MiB --store fast
+words=$(
+  cat <<'END'
+@HERE@
+END
+)
+qemu-system-x86_64 -accel tcg -m 64 -nodefaults -display none -daemonize $words
+sterna volume show web1 --json | jq -e '.statistics.connections == 1'
+pkill qemu-system
+sterna volume remove web1 --force --delete-image
+"#,
+        each: None,
+    },
+];
+
+const COME_HOME: &str = r#"
+[[ $(state) == running ]] || sterna --host "$PEER" migrate web1 --to rack3-a:fast
+[[ $(state) == running ]]"#;
+
+#[test]
+fn the_commands_of_the_pages_about_hosts_and_vms_do_what_they_say() -> anyhow::Result<()> {
+    if !rustix::process::geteuid().is_root() {
+        omission::machine_lacks("root, to boot a system that is thrown away");
+        return Ok(());
+    }
+    let given = tempfile::tempdir()?;
+    std::fs::copy(program::sterna()?, given.path().join("sterna")).context("the program under test")?;
+    let root = ThrowAwayRoot::boot(given.path())?;
+    root.succeed("mkdir /root/work")?;
+    run(&root, HOSTS).context("two hosts")?;
+    for part in &PARTS {
+        run(&root, &part.commands()?).with_context(|| format!("{} {:?}", part.document, part.block))?;
+    }
+    Ok(())
+}
+
+/// Has commands typed.
+fn run(root: &ThrowAwayRoot, commands: &str) -> anyhow::Result<()> {
+    std::fs::write(root.path("/root/work/typed"), format!("{WORDS}{commands}"))?;
+    let outcome = root.run("bash -eux -o pipefail /root/work/typed >/tmp/said 2>&1");
+    if outcome.as_ref().is_ok_and(|outcome| outcome.code == 0) {
+        return Ok(());
+    }
+    let said = root.run("tail -n 40 /tmp/said; tail -n 10 /tmp/rack3-?.log")?.stdout;
+    outcome?.expect(0).context(said)
+}
+
+impl Part {
+    /// What is typed.
+    fn commands(&self) -> anyhow::Result<String> {
+        let page = std::fs::read_to_string(repository().join(self.document))?;
+        let (heading, number) = self.block;
+        let found = blocks(&page).into_iter().filter(|block| block.heading == heading).nth(number);
+        let block =
+            found.with_context(|| format!("{} has no block {number} below {heading}", self.document))?;
+        ensure!(self.script.contains(HERE), "{} {heading}: its commands are not run", self.document);
+        let Some(each) = self.each else { return Ok(self.script.replace(HERE, &block.commands)) };
+        let each = |line: &str| {
+            let command = line.split(" #").next().unwrap_or(line).trim_end();
+            format!("line='{command}'\n{each}\n{line}\n")
+        };
+        Ok(self.script.replace(HERE, &block.commands.lines().map(each).collect::<String>()))
+    }
+}
