@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
-use migration::strategy::{Copied, Copying, CopyingSettings, HotBlocks, Strategy, VolumeAction, VolumeEvent};
+use migration::strategy::{
+    Copied, Copying, CopyingSettings, HotBlocks, Strategy, TellingId, VolumeAction, VolumeEvent,
+};
 
 const NOW: Duration = Duration::from_secs(1);
 const BYTES: u64 = 4 << 20;
@@ -75,4 +77,63 @@ fn a_mirror_that_is_not_frozen_goes_on_at_once() {
     mirror.handle_event(NOW, VolumeEvent::Freeze);
     mirror.handle_event(NOW, VolumeEvent::TargetRestarted);
     assert!(sends(&actions(&mut mirror)));
+}
+
+/// A post-copy without rounds, all of which is missing, behind its closing gate; what it asked for, and what it tells the target.
+fn left_behind() -> (Copying, TellingId) {
+    let mut copying = Copying::new(
+        CopyingSettings {
+            block_size: BlockSize::new(4096).unwrap(),
+            size_bytes: BYTES,
+            pacing: PacingSettings::default(),
+            wait_max: Duration::from_secs(1),
+            no_progress_max: Duration::from_secs(300),
+        },
+        Strategy::PostCopy { rounds_max: 0 },
+    );
+    copying.handle_event(NOW, VolumeEvent::GateCloses);
+    copying.handle_event(NOW, VolumeEvent::Allocated(ByteRange::new(0, BYTES)));
+    copying.handle_event(NOW, VolumeEvent::AllocationKnown);
+    let telling = told(&actions(&mut copying)).unwrap();
+    (copying, telling)
+}
+
+fn told(actions: &[VolumeAction]) -> Option<TellingId> {
+    actions.iter().find_map(|action| match action {
+        VolumeAction::TellMissing { telling } => Some(*telling),
+        _ => None,
+    })
+}
+
+#[test]
+fn a_target_that_has_promised_and_restarted_is_told_nothing_before_the_try_is_over() {
+    let (mut copying, telling) = left_behind();
+    copying.handle_event(NOW, VolumeEvent::MissingTold { telling, result: Ok(()) });
+    assert!(actions(&mut copying).contains(&VolumeAction::Synchronised));
+    copying.handle_event(NOW, VolumeEvent::Freeze);
+    copying.handle_event(NOW, VolumeEvent::TargetRestarted);
+    let said = actions(&mut copying);
+    assert_eq!(told(&said), None, "it would take its promise back: {said:?}");
+    assert!(said.contains(&VolumeAction::Behind), "{said:?}");
+    copying.handle_event(NOW, VolumeEvent::GateOpens);
+    let flush = actions(&mut copying).into_iter().find_map(|action| match action {
+        VolumeAction::FlushTarget { flush } => Some(flush),
+        _ => None,
+    });
+    copying.handle_event(NOW, VolumeEvent::TargetFlushed { flush: flush.unwrap(), result: Ok(()) });
+    assert!(told(&actions(&mut copying)).is_some(), "the try is over, and it is told anew");
+}
+
+#[test]
+fn what_is_being_told_is_answered_before_anything_is_promised_even_if_it_counts_no_more() {
+    let (mut copying, first) = left_behind();
+    copying.handle_event(NOW, VolumeEvent::TargetRestarted);
+    let said = actions(&mut copying);
+    assert_eq!(told(&said), None, "the first is on its way, and may come late: {said:?}");
+    copying.handle_event(NOW, VolumeEvent::MissingTold { telling: first, result: Ok(()) });
+    let said = actions(&mut copying);
+    assert!(!said.contains(&VolumeAction::Synchronised), "that was another process: {said:?}");
+    let telling = told(&said).unwrap();
+    copying.handle_event(NOW, VolumeEvent::MissingTold { telling, result: Ok(()) });
+    assert!(actions(&mut copying).contains(&VolumeAction::Synchronised));
 }

@@ -35,7 +35,14 @@ pub(super) struct Tellings {
 #[derive(Debug)]
 enum State {
     Untold,
-    Telling { id: TellingId, is_base: bool, blocks: LayeredBitmap, restarts: u32, since: Duration },
+    /// `is_void`: it counts for nothing any more, and may still be on its way.
+    Telling {
+        id: TellingId,
+        is_base: bool,
+        blocks: LayeredBitmap,
+        is_void: bool,
+        since: Duration,
+    },
     Told,
 }
 
@@ -56,12 +63,17 @@ impl Tellings {
     }
 
     /// What was told does not count any more.
+    ///
+    /// **N.B.** a telling under way is waited for all the same: it could reach the target when that has promised, and be taken for
+    /// the word of a source that goes on.
     pub(super) fn forget(&mut self) {
-        if !matches!(self.state, State::Untold) {
-            self.state = State::Untold;
-            self.told.clear();
-            self.untold.clear();
+        match &mut self.state {
+            State::Untold => return,
+            State::Telling { is_void, .. } => *is_void = true,
+            State::Told => self.state = State::Untold,
         }
+        self.told.clear();
+        self.untold.clear();
     }
 
     /// Since when the target has owed an answer to a telling.
@@ -103,6 +115,10 @@ impl Engine {
 
     /// Tells the target what it lacks, as far as that was not told.
     pub(in crate::strategy) fn tell_if_due(&mut self, now: Duration) {
+        // N.B. whatever is heard of a target that is about to promise, or may have: it would take its promise back.
+        if self.gate.is_frozen() {
+            return;
+        }
         let is_base = match self.tellings.state {
             State::Untold => true,
             State::Telling { .. } => return,
@@ -117,14 +133,16 @@ impl Engine {
         self.tellings.untold.clear();
         self.tellings.next += 1;
         let id = TellingId(self.tellings.next);
-        self.tellings.state = State::Telling { id, is_base, blocks, restarts: self.restarts, since: now };
+        self.tellings.state = State::Telling { id, is_base, blocks, is_void: false, since: now };
         self.actions.push_back(VolumeAction::TellMissing { telling: id });
     }
 
     /// What a telling under way says, and whether it is all that the target lacks.
     pub(in crate::strategy) fn telling(&self, telling: TellingId) -> Option<(&LayeredBitmap, bool)> {
         match &self.tellings.state {
-            State::Telling { id, is_base, blocks, .. } if *id == telling => Some((blocks, *is_base)),
+            State::Telling { id, is_base, blocks, is_void: false, .. } if *id == telling => {
+                Some((blocks, *is_base))
+            }
             _ => None,
         }
     }
@@ -135,23 +153,23 @@ impl Engine {
         telling: TellingId,
         result: Result<(), TargetFault>,
     ) {
-        let State::Telling { id, restarts, .. } = &self.tellings.state else { return };
-        if *id != telling {
+        if !matches!(self.tellings.state, State::Telling { id, .. } if id == telling) {
             return;
         }
-        match self.under_present_incarnation(*restarts, result) {
+        let said = std::mem::replace(&mut self.tellings.state, State::Untold);
+        let State::Telling { blocks, is_base, is_void: false, .. } = said else { return };
+        match result {
             Ok(()) => {
-                let said = std::mem::replace(&mut self.tellings.state, State::Told);
-                if let State::Telling { blocks, is_base, .. } = said {
-                    if is_base {
-                        self.tellings.told.clear();
-                    }
-                    self.tellings.told.union_with(&blocks);
+                self.tellings.state = State::Told;
+                if is_base {
+                    self.tellings.told.clear();
                 }
+                self.tellings.told.union_with(&blocks);
                 self.faults.target_works();
             }
             Err(fault) => {
-                self.tellings.forget();
+                self.tellings.told.clear();
+                self.tellings.untold.clear();
                 self.target_failed(now, fault);
             }
         }
