@@ -76,6 +76,11 @@ impl PeerStatus {
     fn is_end(&self) -> bool {
         matches!(self, Self::Failed(_) | Self::Lost(_))
     }
+
+    /// Whether who says this says that, too: of two messages that come at once only the later one may be seen.
+    pub(crate) fn implies(&self, earlier: &Self) -> bool {
+        self == earlier || matches!((self, earlier), (Self::Complete, Self::Loaded))
+    }
 }
 
 /// One end of the channel between the hosts of a VM that moves.
@@ -199,13 +204,13 @@ impl VmChannel {
         std::mem::take(&mut lock(&self.offered).manifest)
     }
 
-    /// Waits until the other host has said `wanted`.
+    /// Waits until the other host has said `wanted`, or something that implies it.
     ///
     /// # Errors
     /// The reason why that will not come.
     pub(crate) async fn wait_for(&self, wanted: &PeerStatus) -> Result<(), PeerFault> {
         let mut peer = self.peer.clone();
-        let found = peer.wait_for(|peer| peer == wanted || peer.is_end()).await;
+        let found = peer.wait_for(|peer| peer.implies(wanted) || peer.is_end()).await;
         match found.as_deref() {
             Ok(PeerStatus::Failed(detail) | PeerStatus::Lost(detail)) => Err(PeerFault(detail.clone())),
             Ok(_) => Ok(()),

@@ -352,10 +352,8 @@ impl OutgoingVm {
             Ok(Err(error)) => format!("does not tell its status ({error})"),
             Err(_) => "does not answer".to_owned(),
         };
-        let target = match self.channel.peer_status() {
-            PeerStatus::Loaded => "has said",
-            _ => "has not said",
-        };
+        let has_said = self.channel.peer_status().implies(&PeerStatus::Loaded);
+        let target = if has_said { "has said" } else { "has not said" };
         MoveFault::LoadOverdue { limit, here, target }
     }
 

@@ -213,6 +213,18 @@ async fn what_is_lost_is_heard_also_after_something_has_failed_and_nothing_after
 }
 
 #[tokio::test]
+async fn whoever_waits_for_a_vm_to_be_loaded_hears_it_of_one_that_was_complete_at_once() {
+    let (source, target) = channels();
+    target.send(&VmMessage::Loaded);
+    target.send(&VmMessage::Complete);
+    while source.peer_status() != PeerStatus::Complete {
+        tokio::task::yield_now().await;
+    }
+    let waits = source.wait_for(&PeerStatus::Loaded);
+    assert_eq!(tokio::time::timeout(std::time::Duration::from_secs(10), waits).await, Ok(Ok(())));
+}
+
+#[tokio::test]
 async fn a_reason_reaches_whoever_waits_and_stays() {
     let (source, target) = channels();
     target.send(&VmMessage::failed("no such machine type"));
