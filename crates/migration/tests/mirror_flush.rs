@@ -136,3 +136,21 @@ fn after_a_try_that_was_given_up_the_target_is_asked_whether_a_flush_of_its_own_
         assert!(said.contains(&VolumeAction::Synchronised), "{said:?}");
     }
 }
+
+#[test]
+fn a_flush_that_confirms_nothing_any_more_is_waited_for_and_what_it_may_have_lost_is_copied_again() {
+    for strategy in [Strategy::Mirror, source_alone()] {
+        let (mut scene, flush) = Scene::copied(strategy);
+        scene.tell(VolumeEvent::TargetRestarted);
+        let (copied, again) = scene.go_on();
+        assert_eq!((copied, again), (BLOCKS, None), "no other flush beside it");
+        // What has been written since may be lost with it.
+        scene.flushed(flush, Err(TargetFault::Error));
+        let (copied, again) = scene.go_on();
+        assert_eq!(copied, BLOCKS);
+        if let Some(again) = again {
+            scene.flushed(again, Ok(()));
+        }
+        assert_eq!((scene.mirror.blocks_remaining(), scene.go_on().0), (0, 0));
+    }
+}

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::replica::Confirmed;
+use super::replica::{Confirmed, Ended};
 use super::{Engine, Verdict};
 use crate::planted::{Bug, broken};
 use crate::strategy::{FlushId, TargetFault, VolumeAction};
@@ -82,7 +82,8 @@ impl Engine {
 
     pub(super) fn target_flushed(&mut self, now: Duration, flush: FlushId, result: Result<(), TargetFault>) {
         let confirmed = if result.is_ok() { Confirmed::Yes } else { Confirmed::No };
-        if !self.replica.end_flush(flush, confirmed) {
+        let ended = self.replica.end_flush(flush, confirmed);
+        if ended == Ended::Unknown {
             return;
         }
         match result {
@@ -97,7 +98,10 @@ impl Engine {
                 if !broken(Bug::FailedFlushConfirmed) {
                     self.target_lost_the_volatile();
                 }
-                self.target_failed(now, fault);
+                // A request that was under way when the target was started again fails for that.
+                if ended == Ended::UnderWay {
+                    self.target_failed(now, fault);
+                }
             }
         }
     }

@@ -36,8 +36,19 @@ pub(super) struct ReplicaBlocks {
 struct Flush {
     id: FlushId,
     since: Duration,
-    /// What it will confirm.
-    confirms: LayeredBitmap,
+    /// What it will confirm; `None`: that is missing again, and only whether it fails is still to be heard.
+    confirms: Option<LayeredBitmap>,
+}
+
+/// What a flush that has ended was.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ended {
+    /// The one under way.
+    UnderWay,
+    /// One that was asked for before the target was started again, or before another one failed: it confirms nothing.
+    Void,
+    /// None that is waited for.
+    Unknown,
 }
 
 impl ReplicaBlocks {
@@ -48,7 +59,7 @@ impl ReplicaBlocks {
 
     /// Makes it the replica of a larger volume; what is new is neither missing nor unconfirmed.
     pub(super) fn grow(&mut self, blocks: BlockCount) {
-        let confirms = self.flushing.as_mut().map(|flush| &mut flush.confirms);
+        let confirms = self.flushing.as_mut().and_then(|flush| flush.confirms.as_mut());
         [&mut self.missing, &mut self.dirty, &mut self.put_off, &mut self.unconfirmed]
             .into_iter()
             .chain(confirms)
@@ -71,8 +82,8 @@ impl ReplicaBlocks {
         lacking.union_with(&self.dirty);
         lacking.union_with(&self.put_off);
         lacking.union_with(&self.unconfirmed);
-        if let Some(flush) = &self.flushing {
-            lacking.union_with(&flush.confirms);
+        if let Some(confirms) = self.flushing.as_ref().and_then(|flush| flush.confirms.as_ref()) {
+            lacking.union_with(confirms);
         }
         lacking
     }
@@ -193,30 +204,34 @@ impl ReplicaBlocks {
     pub(super) fn begin_flush(&mut self, id: FlushId, since: Duration) {
         let blocks = self.unconfirmed.blocks();
         let confirms = std::mem::replace(&mut self.unconfirmed, LayeredBitmap::new(blocks));
-        self.flushing = Some(Flush { id, since, confirms });
+        self.flushing = Some(Flush { id, since, confirms: Some(confirms) });
     }
 
     pub(super) fn flushing_since(&self) -> Option<Duration> {
         self.flushing.as_ref().map(|flush| flush.since)
     }
 
-    /// Returns whether this was the flush under way.
-    pub(super) fn end_flush(&mut self, flush: FlushId, confirmed: Confirmed) -> bool {
+    /// A flush has ended so; returns what it was.
+    pub(super) fn end_flush(&mut self, flush: FlushId, confirmed: Confirmed) -> Ended {
         match self.flushing.take_if(|under_way| under_way.id == flush) {
-            None => false,
-            Some(Flush { confirms, .. }) => {
+            None => Ended::Unknown,
+            Some(Flush { confirms: None, .. }) => Ended::Void,
+            Some(Flush { confirms: Some(confirms), .. }) => {
                 if confirmed == Confirmed::No {
                     self.unconfirmed.union_with(&confirms);
                 }
-                true
+                Ended::UnderWay
             }
         }
     }
 
     /// The target has lost what was not durable: all of that is missing (hard case 13).
+    ///
+    /// **N.B.** a flush under way is waited for all the same: if it fails beside one by which the target promises, nobody is told of
+    /// what it has lost.
     pub(super) fn target_restarted(&mut self) {
-        if let Some(flush) = self.flushing.take() {
-            self.missing.union_with(&flush.confirms);
+        if let Some(confirms) = self.flushing.as_mut().and_then(|flush| flush.confirms.take()) {
+            self.missing.union_with(&confirms);
         }
         self.missing.union_with(&self.unconfirmed);
         self.unconfirmed.clear();
