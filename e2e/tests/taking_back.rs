@@ -1,5 +1,7 @@
 //! Volumes go back to the host that has what they lack, before that has followed them.
 
+use std::time::{Duration, Instant};
+
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, Phase, VolumeState};
 use e2e::{Host, LinkState, Pair, guest, play_pair, until};
@@ -97,6 +99,51 @@ fn nothing_comes_back_into_an_image_that_may_have_lost_something() {
         ensure!(home.state == MigrationState::Moved && home.bytes_copied >= FILL_BYTES, "{home:?}");
         pair.alpha.stop()?;
         guest::verify_image(&pair.alpha.path("a/v.img"), &content)
+    });
+}
+
+#[test]
+fn a_way_back_waits_for_what_an_earlier_one_still_writes_and_not_for_ever() {
+    /// How long a write takes at alpha.
+    const WRITE: Duration = Duration::from_secs(7);
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        drop(guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?.client);
+        pair.alpha.stop()?;
+        let mut content = std::fs::read(pair.alpha.path("a/v.img"))?;
+        let configuration = pair.alpha.folder().configuration();
+        let before = std::fs::read(&configuration)?;
+        pair.alpha.configure(&format!("[stores.a.delay]\nwrite_us = {}\n", WRITE.as_micros()))?;
+        pair.alpha.start()?;
+        hand_over(pair)?;
+        let data = vec![7; BLOCK_BYTES as usize];
+        content[..data.len()].copy_from_slice(&data);
+        let mut client = Client::connect(&pair.beta.export()?, ClientOptions::default())?;
+        client.perform(Operation::Write { offset: 0, data, durability: WriteDurability::Volatile })?;
+        drop(client);
+        let order = ["migrate", "v", "--to", "alpha:a"];
+        let first: Migration = pair.beta.ask(&[&order[..], &["--detach"]].concat())?;
+        until(
+            "it is copied",
+            || Ok((pair.beta.migration(&first.id)?.phase == Phase::Copying).then_some(())),
+        )?;
+        let began = Instant::now();
+        std::thread::sleep(Duration::from_millis(500));
+        pair.beta.sterna(["migration", "cancel", &first.id])?.success()?;
+        pair.beta.wait_for_migration(&first.id)?;
+        let refused = pair.beta.sterna(order)?;
+        ensure!(began.elapsed() < WRITE, "{:?}: {refused:?}", began.elapsed());
+        let said = refused.stdout + &refused.stderr;
+        ensure!(refused.code != 0 && said.contains("has not ended"), "{said}");
+        // What is written has ended, too, when its host has been started again.
+        pair.alpha.kill()?;
+        std::fs::write(&configuration, before)?;
+        pair.alpha.start()?;
+        let home: Migration = pair.beta.ask(&order)?;
+        ensure!(home.state == MigrationState::Moved, "{home:?}");
+        pair.alpha.stop()?;
+        ensure!(std::fs::read(pair.alpha.path("a/v.img"))? == content, "the disk is what it was");
+        Ok(())
     });
 }
 

@@ -28,6 +28,9 @@ pub enum Refused {
     /// The target cannot be used.
     #[error("the target cannot be opened: {0}")]
     Target(IoError),
+    /// What was written into the image when the volume came back to it before has not ended.
+    #[error("what an earlier migration writes to the image has not ended: its disk does not answer")]
+    StillWritten,
     /// What the copy lacks that is to be gone on with is not known.
     #[error("what the copy of {0} lacks is not known")]
     CopyUnknown(MigrationId),

@@ -3,8 +3,11 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use chronicle::StayId;
-use migration::journal::{Ending, Frames, Outcome, Place, Stage, State, VERSION, encode};
-use migration::{MigrationId, VolumeId};
+use migration::journal::{
+    Ending, ExportAccess, FailureCode, Forwarding, Frames, ImageFormat, Outcome, Place, Promotion,
+    ReservedContent, Stage, State, VERSION, encode,
+};
+use migration::{Attempt, MigrationId, VolumeId};
 
 /// A journal as version 3 wrote it: a snapshot with a volume, one that left, and one that left and has just come home; then
 /// the last is handed back.
@@ -69,4 +72,72 @@ fn journal_of_another_version_is_not_gone_on_with() {
 fn bytes(hex: &str) -> Vec<u8> {
     let digits = |pair: &[u8]| u8::from_str_radix(std::str::from_utf8(pair).unwrap(), 16).unwrap();
     hex.as_bytes().chunks(2).map(digits).collect()
+}
+
+/// What is written is believed ever after: a variant that is put in between, or goes, makes a device of an export.
+#[test]
+fn what_was_written_once_is_never_renumbered() {
+    fn number(value: &impl serde::Serialize) -> u8 {
+        postcard::to_stdvec(value).unwrap()[0]
+    }
+    let numbered = |of: &str, numbers: &[u8]| {
+        assert_eq!(numbers, (0..numbers.len() as u8).collect::<Vec<_>>(), "{of} of journals that there are");
+    };
+    let text = String::new;
+    numbered(
+        "places",
+        &[Place::File(text()), Place::Device(text()), Place::Nbd(text())].map(|at| number(&at)),
+    );
+    numbered("formats", &[ImageFormat::Raw, ImageFormat::Qcow2].map(|format| number(&format)));
+    numbered(
+        "reservations",
+        &[ReservedContent::Left, ReservedContent::Kept, ReservedContent::HalfMade].map(|what| number(&what)),
+    );
+    numbered("accesses", &[ExportAccess::ReadWrite, ExportAccess::ReadOnly].map(|access| number(&access)));
+    numbered(
+        "forwardings",
+        &[Forwarding::WhileConnected, Forwarding::Always].map(|forwarding| number(&forwarding)),
+    );
+    numbered(
+        "promotions",
+        &[Promotion::Ticket, Promotion::Force { branches: Vec::new() }].map(|promotion| number(&promotion)),
+    );
+    let failed = Outcome::Failed { code: FailureCode::TargetFull, detail: text() };
+    let outcomes = [
+        Outcome::Moved { left_over: text() },
+        Outcome::Cancelled,
+        failed,
+        Outcome::HandedBack { detail: text() },
+        Outcome::CancelledThere,
+        Outcome::TakenBack,
+    ];
+    numbered("outcomes", &outcomes.map(|outcome| number(&outcome)));
+    let attempt = Attempt(1);
+    let stages = [
+        Stage::Copying,
+        Stage::Prepared(attempt),
+        Stage::Released(attempt),
+        Stage::Owned(attempt),
+        Stage::HandedBack,
+        Stage::Ended(Outcome::Cancelled),
+        Stage::Discarding(Outcome::Cancelled),
+    ];
+    numbered("stages", &stages.map(|stage| number(&stage)));
+    let failures = [
+        FailureCode::TargetFull,
+        FailureCode::TargetFaulty,
+        FailureCode::TargetHung,
+        FailureCode::SourceUnreadable,
+        FailureCode::HandoverRefused,
+        FailureCode::DaemonStopped,
+        FailureCode::Internal,
+        FailureCode::HostRefused,
+        FailureCode::PromotedElsewhere,
+        FailureCode::GivenUp,
+        FailureCode::VmStayed,
+        FailureCode::NotBegun,
+        FailureCode::HookFailed,
+        FailureCode::NotConverging,
+    ];
+    numbered("failures", &failures.map(|failure| number(&failure)));
 }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use chronicle::Generation;
 use migration::journal::{
-    Entry, ExportSettings, Forwarding, ImageLocation, MigratingVolume, Outcome, Record, Side, Stage, State,
-    VolumeRecord,
+    Entry, ExportSettings, Forwarding, ImageLocation, MigratingVolume, Outcome, Promotion, Record, Side,
+    Stage, State, VolumeRecord,
 };
 use migration::message::{ToSource, ToTarget};
 use migration::recovery::{Step, recover};
@@ -287,4 +287,41 @@ fn a_source_that_has_its_volumes_again_ends_when_the_copy_is_promoted_also_after
     leaving.record(ends.unwrap());
     let stage = &leaving.journal.migrations[&ID].stage;
     assert!(matches!(stage, Stage::Ended(Outcome::HandedBack { .. })), "{stage:?}");
+}
+
+#[test]
+fn a_copy_that_is_promoted_by_force_is_said_to_be_taken_once_it_is_in_use_and_may_be_handed_back_before() {
+    let (attempt, now) = (Attempt(1), Duration::ZERO);
+    let asks = || TargetEvent::Received(ToTarget::Prepare(Attempt::NONE));
+    let starting = || {
+        let mut target = promised(attempt);
+        let promotion = Promotion::Force { branches: Vec::new() };
+        let generations = vec![(VOLUME, Generation(1))];
+        target.handle_event(now, TargetEvent::Promote { attempt, generations, promotion });
+        let done = actions(&mut target);
+        let [TargetAction::Commit { commit, .. }] = &done[..] else { panic!("{done:?}") };
+        target.handle_event(now, TargetEvent::Committed { commit: *commit, result: Ok(()) });
+        assert_eq!(actions(&mut target), vec![TargetAction::Start(DISK)]);
+        target.handle_event(now, asks());
+        assert_eq!(actions(&mut target), vec![], "a source that has released would never take it back");
+        target
+    };
+    let mut target = starting();
+    target.handle_event(now, TargetEvent::Started(DISK));
+    actions(&mut target);
+    target.handle_event(now, asks());
+    let generations = vec![(VOLUME, Generation(1))];
+    assert_eq!(actions(&mut target), vec![TargetAction::Send(ToSource::TakenByForce { generations })]);
+
+    let mut target = starting();
+    let detail = "the target's store does not answer in time".to_owned();
+    target.handle_event(now, TargetEvent::StartFailed { volume: DISK, detail });
+    let done = actions(&mut target);
+    let commit = done.iter().find_map(|action| match action {
+        TargetAction::Commit { commit, .. } => Some(*commit),
+        _ => None,
+    });
+    target.handle_event(now, TargetEvent::Committed { commit: commit.unwrap(), result: Ok(()) });
+    let done = actions(&mut target);
+    assert!(matches!(done[..], [TargetAction::Send(ToSource::HandedBack { .. })]), "{done:?}");
 }

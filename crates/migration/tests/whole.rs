@@ -45,7 +45,11 @@ fn record(volume: VolumeId, image: ImageLocation) -> VolumeRecord {
 }
 
 fn hollow(migration: MigrationId) -> Record {
-    let manifests = DISKS.map(|volume| (volume, Manifest { units: 4, checksum: 1 })).to_vec();
+    hollow_of(migration, 4)
+}
+
+fn hollow_of(migration: MigrationId, units: u64) -> Record {
+    let manifests = DISKS.map(|volume| (volume, Manifest { units, checksum: 1 })).to_vec();
     Record::Hollow { migration, hollow: Hollow { attempt: ATTEMPT, manifests } }
 }
 
@@ -128,6 +132,10 @@ fn settings() -> SourceSettings {
 
 /// The source of both, after a restart; its target has said that it works.
 fn restarted() -> Source {
+    restarted_with(4)
+}
+
+fn restarted_with(units: u64) -> Source {
     let mut state = State::default();
     let added = moving().into_iter().map(|moving| Record::VolumeAdded(record(moving.volume, moving.source)));
     apply(&mut state, &added.collect::<Vec<_>>());
@@ -154,9 +162,9 @@ fn restarted() -> Source {
     let started = Record::MigrationStarted { migration: REMOTE, volumes: moving(), keep_source: false, side };
     apply(&mut state, &[started]);
     let released = Record::Released { migration: REMOTE, attempt: ATTEMPT, generations: next_generations() };
-    apply(&mut state, &[hollow(REMOTE), released]);
+    apply(&mut state, &[hollow_of(REMOTE, units), released]);
     let mut source = Source::resume(NOW, settings(), &state.migrations[&REMOTE]).expect("it goes on");
-    assert_eq!(source.following(), Some(Following { units_at_handover: 8, units_missing: None }));
+    assert_eq!(source.following(), Some(Following { units_at_handover: 2 * units, units_missing: None }));
     hears(&mut source, ToSource::Active { attempt: ATTEMPT, own: Duration::ZERO });
     assert_eq!(source.phase(), Phase::Filling);
     source
@@ -182,4 +190,13 @@ fn a_restarted_source_asks_at_once_and_knows_what_is_missing_when_it_was_said() 
     assert_eq!(missing(&source), Some(Some(8)), "no more than was left behind");
     hears(&mut source, ToSource::Whole(ATTEMPT));
     assert_eq!((missing(&source), source.phase()), (None, Phase::Retiring));
+}
+
+#[test]
+fn what_left_with_nothing_missing_is_not_whole_before_its_target_says_so() {
+    let mut source = restarted_with(0);
+    for units in [1, 0] {
+        hears(&mut source, ToSource::Lacks { attempt: ATTEMPT, units });
+        assert_eq!(source.following(), Some(Following { units_at_handover: 0, units_missing: Some(1) }));
+    }
 }

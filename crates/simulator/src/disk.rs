@@ -508,5 +508,5 @@ impl BlockDevice for SimDisk {
 }
 /// Tells whether a target is read by the host that lacks this: what comes back to it is only written.
 fn is_pulled(what: &What, asked_by: Permission) -> bool {
-    asked_by == Permission::Refilled && matches!(what, What::Read(..))
+    matches!(asked_by, Permission::Refilled | Permission::Reservoir) && matches!(what, What::Read(..))
 }

@@ -439,4 +439,12 @@ mod tests {
             assert_eq!(hashes[0], hashes[1], "seed {seed}");
         }
     }
+
+    #[test]
+    fn a_source_that_was_away_hears_that_its_volumes_are_there_though_others_have_come_back_since() {
+        for seed in [44137, 45819, 48732, 63428, 80750, 85319, 88843] {
+            let finding = simulate(seed, &options(3), Audience::Nobody);
+            assert_eq!(finding.violation, None, "seed {seed}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use block::filter::FlushDebt;
 use block::{BlockDevice, IoError};
 use chronicle::StayId;
-use futures_util::future::select;
+use futures_util::future::{Either, select};
 use migration::journal::{Outcome, Summary};
 use migration::message::ToSource;
 use migration::source::Moves;
@@ -31,6 +31,8 @@ use crate::stack::{GateMode, Home};
 
 /// How long the end of a migration is waited for whose driver has ended.
 const FOLLOWER_END_MAX: Duration = Duration::from_secs(1);
+/// How long what an earlier way back still writes is waited for: its disk may never answer.
+const EARLIER_END_MAX: Duration = Duration::from_secs(5);
 
 impl Lane {
     /// Takes part in a migration from another host, or goes on with one. Until the volume is this host's its gate is
@@ -52,9 +54,15 @@ impl Lane {
             (None, None) => Ok((self.volume.store(), self.leased.take())),
             (None, Some(store)) => store.into_device(&self.handle, &self.engine).await,
         };
-        if let Some(before) = self.migration.came_by.take().filter(|_| order.takes_back.is_some()) {
+        let before = self.migration.came_by.borrow().clone();
+        if let Some(before) = before.filter(|_| order.takes_back.is_some()) {
             // N.B. an image that was come back to before: what is still being written there must not land on what is written next.
-            before.end().await;
+            // It stays known until then: the way back after this one has to wait for it as well.
+            let late = self.handle.sleep(EARLIER_END_MAX);
+            if let Either::Right(_) = select(pin!(before.end()), pin!(late)).await {
+                self.migration.opening.set(None);
+                return Err(Refused::StillWritten);
+            }
         }
         if let (Some(left_by), Ok((store, _))) = (order.takes_back, &store) {
             self.reservoir.reopen(left_by, Rc::clone(store));

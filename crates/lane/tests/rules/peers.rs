@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use block::conformance::Suite;
@@ -16,8 +16,8 @@ use futures_util::future::join_all;
 use lane::Volume;
 use lane::peer::head::{Address, Head, Operation};
 use lane::peer::{
-    Capabilities, Channel, ChannelEvent, Listener, PeerStore, PeerVolume, RequestPriority, RpcChannel,
-    Service,
+    Capabilities, Channel, ChannelEvent, ChannelEvents, Listener, PeerStore, PeerVolume, RequestPriority,
+    RpcChannel, Service,
 };
 use lane::stack::{Gate, GateMode};
 use migration::{HostId, VolumeId};
@@ -385,5 +385,37 @@ fn messages_reach_the_other_end_and_garbage_harms_nobody() {
         let mut heard = ends.heard.0.borrow().clone();
         heard.sort();
         assert_eq!(heard, ["back", "lost: cut", "to the far end", "to the near end"]);
+    });
+}
+
+#[test]
+fn what_comes_after_a_service_has_ended_finds_whoever_else_may_hear_it() {
+    play(|scene| async move {
+        let (arrivals, receiver) = mpsc::unbounded();
+        let unheard = Arc::new(Mutex::new(Vec::new()));
+        let taken = Arc::clone(&unheard);
+        let events = ChannelEvents::or_else(receiver, move |arrival| {
+            if let ChannelEvent::Message { payload, .. } = arrival {
+                taken.lock().unwrap().push(payload);
+            }
+        });
+        let handle = scene.handle.clone();
+        let wire = Wire { handle: handle.clone(), arrivals: arrivals.clone(), state: Rc::default() };
+        let (rpc, heard) = (RpcChannel::new(Box::new(wire)), Rc::<Heard>::default());
+        let service = Service::new(handle.clone(), BufferPool::new());
+        handle.spawn(rpc.run(events, Rc::clone(&service), Rc::clone(&heard) as Rc<dyn Listener>));
+        handle.sleep(Duration::from_millis(1)).await;
+        let say = |what: &'static [u8]| {
+            let (head, payload) = (Head::Message.encode(), Bytes::from_static(what));
+            arrivals.unbounded_send(ChannelEvent::Message { head, payload, credit: Box::new(()) })
+        };
+        say(b"before").unwrap();
+        handle.sleep(Duration::from_millis(1)).await;
+        assert_eq!(heard.0.borrow().len(), 1);
+        service.end().await;
+        handle.sleep(Duration::from_millis(1)).await;
+        assert!(say(b"COMMIT").is_err(), "somebody seems to hear it, and nobody does");
+        assert_eq!(heard.0.borrow().len(), 1);
+        assert!(unheard.lock().unwrap().is_empty());
     });
 }

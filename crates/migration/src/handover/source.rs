@@ -365,8 +365,8 @@ impl Source {
         let units_missing = handover.units_missing()?;
         let units_at_handover =
             self.manifests.iter().flatten().map(|manifest| manifest.units).fold(0, u64::saturating_add);
-        // Whatever it says, no more than what it was told.
-        let units_missing = units_missing.map(|units| units.min(units_at_handover));
+        // Whatever it says, no more than what it was told; and not nothing: that it lacks nothing is another word.
+        let units_missing = units_missing.map(|units| units.min(units_at_handover).max(1));
         Some(Following { units_at_handover, units_missing })
     }
 

@@ -18,7 +18,8 @@ pub struct ImageLocation {
 
 /// Where an image is. The order is that of the variants, then of their texts.
 ///
-/// An image at another host will be one variant more: what this host knows of it is a name there.
+/// **N.B.** a new variant comes last: journals have their numbers. An image at another host will be one variant more: what this
+/// host knows of it is a name there.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Place {
     /// A file of this host, by its absolute path.

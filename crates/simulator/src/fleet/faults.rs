@@ -71,14 +71,22 @@ const WEIGHTS: [(Fault, usize); 23] = [
 /// The stream of numbers that draws faults for what would be struck too seldom.
 const SELDOM_STREAM: u64 = 0x7365_6c64_6f6d_0000;
 /// In how many of a hundred simulations there are any.
-const SELDOM_PERCENT: u64 = 25;
+const SELDOM_PERCENT: u64 = 35;
 /// Phases that few migrations enter, or that are over in no time.
-const SELDOM: [Phase; 6] =
-    [Phase::TakingBack, Phase::TakingBack, Phase::Discarding, Phase::Memory, Phase::Closing, Phase::Retiring];
+const SELDOM: [Phase; 8] = [
+    Phase::TakingBack,
+    Phase::TakingBack,
+    Phase::Discarding,
+    Phase::Memory,
+    Phase::Memory,
+    Phase::Closing,
+    Phase::Filling,
+    Phase::Retiring,
+];
 /// How long after its beginning such a phase is struck at most.
 const SOON: Duration = Duration::from_millis(1);
 /// In how many of a hundred cases it is an image that is touched, in any phase: there has to be one that was kept.
-const TOUCHED_PERCENT: u64 = 40;
+const TOUCHED_PERCENT: u64 = 50;
 
 /// At so many of the phase's beginnings.
 const TOUCHED_ENTRIES: u32 = 4;
@@ -124,8 +132,8 @@ impl Fleet {
         }
         let table = Table::of_hosts(self.hosts.len());
         let (fault, phase) = if self.hosts.len() > 2 && random.percent(TOUCHED_PERCENT) {
-            let some = random.pick(&Phase::ALL);
-            (Fault::ImageTouched, random.pick(&[some, some, Phase::Memory, Phase::TakingBack]))
+            let (some, back) = (random.pick(&Phase::ALL), Phase::TakingBack);
+            (Fault::ImageTouched, random.pick(&[some, some, Phase::Memory, back, back, back]))
         } else {
             (random.pick(table.faults()), random.pick(&SELDOM))
         };

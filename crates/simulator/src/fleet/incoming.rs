@@ -1,11 +1,14 @@
 //! Volumes come to this host from another: what the daemon does before and around the target's half.
 
+use std::pin::pin;
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::BlockDevice;
 use block::filter::FlushDebt;
 use chronicle::{Generation, ReplicaOf, StayId};
 use futures_channel::oneshot;
+use futures_util::future::{Either, select};
 use lane::peer::head::Address;
 use lane::stack::GateMode;
 use lane::{Control, Home, IncomingGroup, IncomingVolume, Learner, TargetContent, TargetDriver, TargetPlan};
@@ -28,6 +31,8 @@ use crate::session::{Ends, PATIENCE, Work, driver_ends, recorded};
 
 /// Of so many of a hundred arrivals a step fails.
 const FAILS_PERCENT: u64 = 3;
+/// How long what an earlier way back still writes is waited for.
+const EARLIER_END_MAX: Duration = Duration::from_secs(1);
 
 /// What a target says of a volume that it takes.
 #[derive(Clone, Copy, Debug)]
@@ -297,9 +302,15 @@ impl SimHost {
     ) -> Option<Ends> {
         let stay = StayId::Arrived(id.0);
         // As a lane does: what an earlier way back still writes must not land on what this one writes.
-        let before = self.came_by.take();
+        let before = self.came_by.borrow().clone();
         if let Some(before) = before.filter(|_| self.left_in_place(recorded).is_some()) {
-            before.end().await;
+            // N.B. what is said over its line from now on no lane hears: the journal answers, as a daemon's does.
+            self.hear_anew(&before);
+            let late = self.handle.sleep(EARLIER_END_MAX);
+            if let Either::Right(_) = select(pin!(before.end()), pin!(late)).await {
+                self.world.say(|| format!("{}: {id}: an earlier way back still writes", self.place));
+                return None;
+            }
         }
         let coming = self.wait_for_volumes(stay, recorded, resumed, (from, remote))?;
         let left_behind = keeps.then_some(ReplicaOf::Host { host: from.host().0, departure: remote.0 });

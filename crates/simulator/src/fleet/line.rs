@@ -22,7 +22,7 @@ use super::link::Link;
 use super::place::Place;
 
 /// What a process has of a line: the end that it sends on, and what arrives.
-type Ends = (Box<dyn lane::peer::Channel>, mpsc::UnboundedReceiver<ChannelEvent>);
+pub(super) type Ends = (Box<dyn lane::peer::Channel>, mpsc::UnboundedReceiver<ChannelEvent>);
 
 /// Judges what comes to an end of a line, by its head and payload.
 pub(super) type Guard = Box<dyn Fn(&[u8], &[u8]) -> Judged>;
@@ -116,6 +116,16 @@ impl Line {
             }
         });
         let line = Sender { line: Weak::clone(&self.me), from: number, incarnation };
+        Some((Box::new(line), arrivals))
+    }
+
+    /// The process at `place` listens anew: whoever did so before hears nothing more. The other end is told nothing.
+    pub(super) fn listen_anew(&self, place: Place) -> Option<Ends> {
+        let number = self.link.upgrade()?.end_of(place);
+        let own = &self.ends[number];
+        let (sender, arrivals) = mpsc::unbounded();
+        own.arrivals.borrow_mut().replace(sender);
+        let line = Sender { line: Weak::clone(&self.me), from: number, incarnation: own.incarnation.get() };
         Some((Box::new(line), arrivals))
     }
 
@@ -286,16 +296,22 @@ impl lane::peer::Channel for Sender {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use block::executor::Executor;
     use block::{BufferPool, MemoryStore};
     use lane::peer::head::{Address, Operation};
     use lane::peer::{CallsOnly, RpcChannel, Service};
     use lane::stack::{Gate, GateMode};
+    use migration::MigrationId;
 
     use super::*;
     use crate::clock::Clock;
     use crate::fleet::clock::{HostClock, HostDriver};
+    use crate::fleet::link::Subject;
     use crate::random::Random;
+    use crate::trace::{Audience, Trace};
+    use crate::world::World;
 
     /// Keeps the heads of what was sent.
     struct Sent(Rc<RefCell<Vec<Bytes>>>);
@@ -341,5 +357,28 @@ mod tests {
         slow.set_mode(GateMode::Open);
         rest();
         assert_eq!(sent.borrow().len(), 1, "one call is answered: the living process's");
+    }
+
+    #[test]
+    fn who_listens_anew_hears_what_is_said_and_the_other_end_hears_of_no_restart() {
+        let world = World::new(&mut Random::new(1), Trace::new(Audience::Nobody));
+        let [a, b] = [0, 1].map(|number| Place::all(2).nth(number).unwrap());
+        let link = Link::new(&world, Random::new(1), [a, b]);
+        let line = link.line(Subject::Migration(b, MigrationId(1)));
+        let open = |place| line.open(place, Box::new(|_, _| Judged::Heard)).unwrap();
+        let (_, before) = open(a);
+        let (source, mut at_source) = open(b);
+        let pass = || (0..100).for_each(|_| world.clock.step(Some(world.now() + Duration::from_millis(10))));
+        // Its lane hears no more of the source, as a service that has ended.
+        drop(before);
+        let (target, mut anew) = line.listen_anew(a).unwrap();
+        source.send(RequestPriority::Control, Head::Message.encode(), Bytes::from_static(b"COMMIT"));
+        pass();
+        let Ok(ChannelEvent::Message { payload, .. }) = anew.try_recv() else { panic!("nobody hears it") };
+        assert_eq!(&payload[..], b"COMMIT");
+        target.send(RequestPriority::Control, Head::Message.encode(), Bytes::from_static(b"ACTIVE"));
+        pass();
+        let Ok(ChannelEvent::Message { payload, .. }) = at_source.try_recv() else { panic!("not first") };
+        assert_eq!(&payload[..], b"ACTIVE");
     }
 }

@@ -24,6 +24,7 @@ use migration::{MigrationId, StayKey};
 
 use super::branch::Branch;
 use super::host::{SimHost, volume_id};
+use super::line::Ends;
 use super::link::{Link, Subject};
 use super::listener::MigrationListener;
 use super::local::LocalHalves;
@@ -126,7 +127,9 @@ impl SimHost {
         (0..count).for_each(|index| self.offer_to_clients(index));
         self.hear_of_the_past(&state);
         self.check_and_connect_guests();
-        if let (true, Some(vm)) = (!state.volumes.is_empty() && resumes.is_empty(), self.vm()) {
+        if let (true, Some(vm)) =
+            (!state.volumes.is_empty() && state.unfinished().next().is_none(), self.vm())
+        {
             vm.settle(self.place);
         }
         self.settle_vm();
@@ -272,8 +275,24 @@ impl SimHost {
         if known.is_some() {
             return known;
         }
-        let (line, arrivals) =
-            self.link_to(peer)?.line(subject).open(self.place, self.guard(subject, peer))?;
+        let ends = self.link_to(peer)?.line(subject).open(self.place, self.guard(subject, peer))?;
+        Some(self.hear(peer, subject, ends))
+    }
+
+    /// Goes on to hear a migration's line whose service is about to end.
+    pub(super) fn hear_anew(self: &Rc<Self>, ending: &Rc<Service>) {
+        let subject = self.with_serving(|serving| {
+            let mut channels = serving.channels.values();
+            channels.find(|channel| Rc::ptr_eq(&channel.service, ending)).map(|channel| channel.subject)
+        });
+        let Some(subject @ Subject::Migration(source, _)) = subject.flatten() else { return };
+        let ends = self.link_to(source).and_then(|link| link.line(subject).listen_anew(self.place));
+        if let Some(ends) = ends {
+            self.hear(source, subject, ends);
+        }
+    }
+
+    fn hear(self: &Rc<Self>, peer: Place, subject: Subject, (line, arrivals): Ends) -> Rc<Channel> {
         let service = Service::new(self.handle.clone(), self.buffers.clone());
         let channel = RpcChannel::new(line);
         let channel = Rc::new(Channel { subject, channel, service });
@@ -281,7 +300,7 @@ impl SimHost {
         self.handle.spawn(channel.channel.run(arrivals, Rc::clone(&channel.service), ear));
         let kept = Rc::clone(&channel);
         self.with_serving(|serving| serving.channels.insert(subject, kept));
-        Some(channel)
+        channel
     }
 
     /// Listens to whoever still asks about migrations that have ended here, or never began.

@@ -347,15 +347,11 @@ impl Target {
         }
     }
 
-    /// The generations of volumes that were promoted by force, once that is durable.
+    /// The generations of volumes that were promoted by force, once they are in use here: until then they may be handed back.
     fn taken_by_force(&self) -> Option<Vec<(VolumeId, Generation)>> {
-        match &self.state {
-            State::Starting { own, .. } | State::Running { own, .. } | State::Active { own, .. } => {
-                let forced = matches!(own.promotion, Some(Promotion::Force { .. }));
-                forced.then(|| own.generations.clone())
-            }
-            _ => None,
-        }
+        let State::Active { own, .. } = &self.state else { return None };
+        let forced = matches!(own.promotion, Some(Promotion::Force { .. }));
+        forced.then(|| own.generations.clone())
     }
 }
 
