@@ -128,6 +128,7 @@ fn a_way_back_waits_for_what_an_earlier_one_still_writes_and_not_for_ever() {
             || Ok((pair.beta.migration(&first.id)?.phase == Phase::Copying).then_some(())),
         )?;
         let began = Instant::now();
+        // Nothing tells that a write has got to a disk that does not answer.
         std::thread::sleep(Duration::from_millis(500));
         pair.beta.sterna(["migration", "cancel", &first.id])?.success()?;
         pair.beta.wait_for_migration(&first.id)?;

@@ -257,9 +257,8 @@ impl Host {
             return left;
         }
         for (name, _, _) in self.volumes.list() {
-            let path = self.sockets.volume_socket(&name);
-            if let Err(error) = crate::files::sockets::remove(&path) {
-                tracing::warn!(path = %path.display(), %error, "a socket is left over");
+            if let Err(error) = self.sockets.forget_volume(&name) {
+                tracing::warn!(volume = %name, %error, "a socket is left over");
             }
         }
         Estate::default()

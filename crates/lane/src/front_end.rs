@@ -4,7 +4,7 @@
 //!   guest ══ protocol ══► FrontEnd ── one a client ──► ClientStacks::of(): meter ─► client session ─► requests ─► gate
 //! ```
 //! A front end speaks a protocol, and knows of a volume only the device that it is given for each client. NBD is the one
-//! there is ([`nbd`]); another is a file beside that one, a line in [`begin`], and a socket of its own among the lane's
+//! there is ([`nbd`]); another is a file beside that one, a line in [`begin`], and a field of its own among the lane's
 //! [listeners](crate::Listeners).
 
 pub(crate) mod nbd;
@@ -56,6 +56,6 @@ pub(crate) fn begin(
     stacks: &ClientStacks,
     listeners: Listeners,
 ) -> Vec<Box<dyn FrontEnd>> {
-    let nbd = NbdFrontEnd::begin(handle, engine, settings, stacks.clone(), listeners);
-    vec![Box::new(nbd)]
+    let Listeners { nbd } = listeners;
+    vec![Box::new(NbdFrontEnd::begin(handle, engine, settings, stacks.clone(), nbd))]
 }

@@ -100,14 +100,27 @@ pub enum LaneStore {
     },
 }
 
-/// Where a lane takes connections: bound and listening stream sockets.
+/// Where the guests of a volume come: for each front end ([`crate::front_end`]) what it listens on.
 pub struct Listeners {
+    /// NBD's.
+    pub nbd: NbdListeners,
+}
+
+/// Where NBD clients come: bound and listening stream sockets.
+pub struct NbdListeners {
     /// The volume's unix socket.
     pub unix: OwnedFd,
     /// Its port, if it has one, and whether clients encrypt there.
     pub tcp: Option<(OwnedFd, Encryption)>,
     /// Clients that another lane has passed on ([`LaneHandle::pass`]).
     pub passed: Vec<PassedConnection>,
+}
+
+impl Listeners {
+    /// Those of a volume that NBD clients alone come to, of whom nobody was passed on.
+    pub fn nbd(unix: OwnedFd, tcp: Option<(OwnedFd, Encryption)>) -> Self {
+        Self { nbd: NbdListeners { unix, tcp, passed: Vec::new() } }
+    }
 }
 
 /// A migration of one volume between two stores of this host.

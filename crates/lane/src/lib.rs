@@ -57,8 +57,8 @@ pub use front_end::{
 };
 pub use handle::{
     FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle, LaneSettings, LaneStore,
-    Listeners, MigrationOrder, MigrationTarget, Opening, OutgoingChannels, OutgoingOrder, OutgoingRole,
-    Promoted, Rest, ResumedMigration, StoreRole,
+    Listeners, MigrationOrder, MigrationTarget, NbdListeners, Opening, OutgoingChannels, OutgoingOrder,
+    OutgoingRole, Promoted, Rest, ResumedMigration, StoreRole,
 };
 pub use pulse::Window;
 pub use refused::Refused;

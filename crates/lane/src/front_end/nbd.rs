@@ -11,7 +11,7 @@ use export::nbd;
 use super::FrontEnd;
 use crate::control::LaneFuture;
 use crate::fencing::Presence;
-use crate::handle::{LaneSettings, Listeners};
+use crate::handle::{LaneSettings, NbdListeners};
 use crate::stack::ClientStacks;
 
 pub use export::nbd::negotiation::AllocationContext;
@@ -33,7 +33,7 @@ impl NbdFrontEnd {
         engine: &Rc<dyn Engine>,
         settings: &LaneSettings,
         stacks: ClientStacks,
-        Listeners { unix, tcp, passed }: Listeners,
+        NbdListeners { unix, tcp, passed }: NbdListeners,
     ) -> Self {
         let export = nbd::Export {
             name: settings.name.clone(),

@@ -32,7 +32,7 @@ impl Host {
             let (volume, reason) = (record.name.clone(), with_causes(&error));
             RequestError::VolumeUnavailable { volume, reason }
         })?;
-        Ok(Listeners { unix, tcp: self.listen_on_port(record)?, passed: Vec::new() })
+        Ok(Listeners::nbd(unix, self.listen_on_port(record)?))
     }
 
     /// Listens on a volume's port, if it has one.

@@ -172,11 +172,12 @@ impl Host {
         if attempt.load(Ordering::SeqCst) {
             return Err(RequestError::VolumeNotFound(name.to_owned()));
         }
+        // N.B. before the socket is given away: guests wait there if it comes to nothing.
         let tcp = self.listen_on_port(&record)?;
         let Some(unix) = listener.take() else {
             return Err(RequestError::Internal("a volume has no socket".to_owned()));
         };
-        let listeners = Listeners { unix, tcp, passed: Vec::new() };
+        let listeners = Listeners::nbd(unix, tcp);
         let stay = self.stay_of(record.volume);
         let store = self.with_what_is_missing(&record, store).await?;
         self.start_lane(&record, stay, store, listeners, Opening::Serving).await
@@ -276,7 +277,7 @@ impl Host {
             peers: Arc::downgrade(&self.peers),
             runtime: tokio::runtime::Handle::current(),
         };
-        listeners.passed = self.sockets.listening().claim_clients(record.volume);
+        listeners.nbd.passed = self.sockets.listening().claim_clients(record.volume);
         let name = record.name.clone();
         let lane = blocking(move || {
             let started = lane::start(settings, store, listeners, engine, || control.into_control());
