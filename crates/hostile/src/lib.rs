@@ -12,6 +12,7 @@ mod config;
 mod http;
 mod journal;
 mod nbd;
+mod pasted;
 mod qcow2;
 mod remote;
 mod transport;
@@ -26,7 +27,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 9] = [
+pub const TARGETS: [Target; 10] = [
     Target { name: "nbd_decoders", feed: nbd::feed_decoders },
     Target { name: "nbd_connection", feed: nbd::feed_connection },
     Target { name: "http_api", feed: http::feed },
@@ -36,6 +37,7 @@ pub const TARGETS: [Target; 9] = [
     Target { name: "remote_store", feed: remote::feed_store },
     Target { name: "qcow2_image", feed: qcow2::feed },
     Target { name: "transport_frames", feed: transport::feed_frames },
+    Target { name: "pasted_texts", feed: pasted::feed },
 ];
 
 /// Feeds the target of this name.

@@ -55,6 +55,11 @@ fn the_frames_of_other_hosts_take_their_corpus() {
 }
 
 #[test]
+fn texts_that_people_paste_take_their_corpus() {
+    replay("pasted_texts");
+}
+
+#[test]
 fn every_target_is_fuzzed_and_has_a_small_corpus() {
     for Target { name, .. } in TARGETS {
         let program = folder().join("fuzz_targets").join(name).with_extension("rs");
