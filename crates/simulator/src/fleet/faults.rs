@@ -88,6 +88,8 @@ const SOON: Duration = Duration::from_millis(1);
 /// In how many of a hundred cases it is an image that is touched, in any phase: there has to be one that was kept.
 const TOUCHED_PERCENT: u64 = 50;
 
+/// In so many it is a target that is full while a VM stands still: few things are written then.
+const FULL_PERCENT: u64 = 4;
 /// At so many of the phase's beginnings.
 const TOUCHED_ENTRIES: u32 = 4;
 
@@ -137,6 +139,8 @@ impl Fleet {
         } else {
             (random.pick(table.faults()), random.pick(&SELDOM))
         };
+        let (fault, phase) =
+            if random.percent(FULL_PERCENT) { (Fault::TargetFull, Phase::Memory) } else { (fault, phase) };
         if impossible(table, fault, phase).is_some() {
             return;
         }
