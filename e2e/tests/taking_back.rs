@@ -142,6 +142,8 @@ fn a_way_back_waits_for_what_an_earlier_one_still_writes_and_not_for_ever() {
         pair.alpha.start()?;
         let home: Migration = pair.beta.ask(&order)?;
         ensure!(home.state == MigrationState::Moved, "{home:?}");
+        let sent = home.bytes_copied + home.bytes_mirrored;
+        ensure!(sent <= SLACK_BYTES, "what was written goes back, whatever came to nothing before: {home:?}");
         pair.alpha.stop()?;
         ensure!(std::fs::read(pair.alpha.path("a/v.img"))? == content, "the disk is what it was");
         Ok(())

@@ -149,7 +149,10 @@ impl Lane {
             !follows && lane.with_migration(migration, |_| Ok(())).is_err()
         };
         let (handle, volume, rhythm) = (self.handle.clone(), Rc::clone(&self.volume), Rhythm::default());
-        let consumed = order.known.filter(|(of, _)| matches!(of, ReplicaOf::Host { .. }));
+        // What was left where it goes back to stays, whatever becomes of this.
+        let goes_back = self.filling.borrow().as_ref().is_some_and(|filling| filling.lacks_blocks());
+        let consumed =
+            order.known.filter(|(of, _)| matches!(of, ReplicaOf::Host { .. })).filter(|_| !goes_back);
         self.handle.spawn(resuming::remember(handle, volume, migration, rhythm, consumed, is_over));
     }
 
