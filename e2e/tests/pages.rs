@@ -124,7 +124,7 @@ else:
     wait("return")
 END
 @HERE@
-! sterna vm show web1 2>/dev/null
+if sterna vm show web1; then false; fi
 sterna volume show web1-root --json | jq -e '.state == "serving"'
 "#,
         each: Some(
@@ -159,13 +159,14 @@ esac"#,
 sterna --host "$PEER" migrate web1 --to rack3-a:fast
 ip link add br0 type veth peer name br0-other
 ip link set br0 up
+# One system is both hosts here, and they change the same routes, in whatever order.
+ip route add 198.51.100.7 dev br0
 printf '#!/bin/sh\necho "$1" "$STERNA_SIDE" >>/tmp/addresses; echo 198.51.100.7\n' >/usr/local/bin/address_of
 chmod +x /usr/local/bin/address_of
 cat >hook <<'END_OF_HOOK'
 @HERE@
 END_OF_HOOK
 sterna migrate web1 --to rack3-b:fast
-# One system is both hosts here, and they change the same routes.
 until [[ $(sort /tmp/addresses) == $'web1 source\nweb1 target' ]]; do sleep 0.1; done
 sterna migration list --json | jq -e 'last.message == null'
 printf '#!/bin/sh\n' >hook

@@ -281,20 +281,24 @@ fn requests_beyond_the_limits_wait_in_the_socket_and_all_are_answered() {
             }
             assert_eq!(server.connections()[0].phase, ConnectionPhase::Serving("disk".into()));
             server.probe.let_go();
-            let mut cookies: Vec<_> = (0..100)
-                .map(|_| match client.reply() {
-                    RawReply::Simple(0, cookie) => cookie,
-                    other => panic!("{other:?}"),
-                })
-                .collect();
-            cookies.sort_unstable();
-            assert_eq!(cookies, (0..100).collect::<Vec<_>>());
+            assert_eq!(succeeded(&mut client, 100), (0..100).collect::<Vec<_>>());
             assert_eq!(server.probe.waiting_max(), 8);
             sender.join().unwrap();
             let answered = |info: &[ConnectionInfo]| info[0].requests_answered == 100;
             server.wait_for("the count of answers", answered);
         }
     });
+}
+
+/// The requests that the next so many replies are to, which come in any order; all of them succeeded.
+fn succeeded(client: &mut RawClient, replies: usize) -> Vec<u64> {
+    let reply = |_| match client.reply() {
+        RawReply::Simple(0, cookie) => cookie,
+        other => panic!("{other:?}"),
+    };
+    let mut cookies: Vec<_> = (0..replies).map(reply).collect();
+    cookies.sort_unstable();
+    cookies
 }
 
 #[test]
@@ -309,15 +313,7 @@ fn a_client_that_hoards_the_common_limit_starves_nobody() {
         for cookie in 0..10 {
             other.request(command::WRITE, 0, cookie, 0, 8192, &[7; 8192]);
         }
-        // In whatever order.
-        let mut answered: Vec<_> = (0..10)
-            .map(|_| match other.reply() {
-                RawReply::Simple(0, cookie) => cookie,
-                reply => panic!("{reply:?}"),
-            })
-            .collect();
-        answered.sort_unstable();
-        assert_eq!(answered, (0..10).collect::<Vec<_>>());
+        assert_eq!(succeeded(&mut other, 10), (0..10).collect::<Vec<_>>());
         drop(hoarder);
         server.wait_for("the hoarder to leave", |connections| connections.len() == 1);
         assert_eq!(server.probe.writes().len(), 10, "an incomplete write is not started");

@@ -13,16 +13,20 @@ use migration::strategy::{
 const NOW: Duration = Duration::from_secs(1);
 const BYTES: u64 = 4 << 20;
 
+fn settings() -> CopyingSettings {
+    CopyingSettings {
+        block_size: BlockSize::new(4096).unwrap(),
+        size_bytes: BYTES,
+        pacing: PacingSettings::default(),
+        wait_max: Duration::from_secs(1),
+        no_progress_max: Duration::from_secs(300),
+    }
+}
+
 /// A mirror behind a closed gate, all of whose blocks have been copied; few of them durably.
 fn copied() -> Copying {
     let mut mirror = Copying::new(
-        CopyingSettings {
-            block_size: BlockSize::new(4096).unwrap(),
-            size_bytes: BYTES,
-            pacing: PacingSettings::default(),
-            wait_max: Duration::from_secs(1),
-            no_progress_max: Duration::from_secs(300),
-        },
+        settings(),
         Strategy::AsynchronousMirror {
             buffer_bytes_max: 64 << 20,
             drain_max: Duration::from_millis(250),
@@ -81,16 +85,7 @@ fn a_mirror_that_is_not_frozen_goes_on_at_once() {
 
 /// A post-copy without rounds, all of which is missing, behind its closing gate; what it asked for, and what it tells the target.
 fn left_behind() -> (Copying, TellingId) {
-    let mut copying = Copying::new(
-        CopyingSettings {
-            block_size: BlockSize::new(4096).unwrap(),
-            size_bytes: BYTES,
-            pacing: PacingSettings::default(),
-            wait_max: Duration::from_secs(1),
-            no_progress_max: Duration::from_secs(300),
-        },
-        Strategy::PostCopy { rounds_max: 0 },
-    );
+    let mut copying = Copying::new(settings(), Strategy::PostCopy { rounds_max: 0 });
     copying.handle_event(NOW, VolumeEvent::GateCloses);
     copying.handle_event(NOW, VolumeEvent::Allocated(ByteRange::new(0, BYTES)));
     copying.handle_event(NOW, VolumeEvent::AllocationKnown);
