@@ -291,6 +291,7 @@ fn requests_beyond_the_limits_wait_in_the_socket_and_all_are_answered() {
 }
 
 /// The requests that the next so many replies are to, which come in any order; all of them succeeded.
+#[expect(clippy::panic, reason = "a test fails by panicking")]
 fn succeeded(client: &mut RawClient, replies: usize) -> Vec<u64> {
     let reply = |_| match client.reply() {
         RawReply::Simple(0, cookie) => cookie,
