@@ -45,24 +45,25 @@ deb: $(BINARY) ## Make a Debian package in target/.
 	scripts/deb "$(BINARY)" "$(TARGET)"
 
 # Whatever runs here is built once, with the packages, features and profile of the tests; only the planted bugs need a few
-# crates again. `cargo test` comes last, so that its results are what is left on the screen, with what was left out.
+# crates again. What only computes runs beside the tests, on what they leave of the processors.
 test: export STERNA_BIN := $(TARGET)/debug/sterna
 test: export STERNA_GUEST_IMAGE := $(GUEST_IMAGE)
 # What a package or root would let run must run; what the kernel does not have is listed in the end (crates/omission).
 test: export STERNA_TESTS_MUST_RUN ?= 1
 test: export STERNA_TESTS_LEFT_OUT := $(TARGET)/left-out
-test: ## Run every test: simulated migrations, planted bugs, a machine in QEMU, then the workspace.
+test: ## Run every test of the workspace, and beside them simulated migrations and planted bugs.
 	scripts/install-packages test
 	scripts/guest-image $(GUEST_IMAGE)
 	rm -f $(TARGET)/left-out
-	cargo run --bin simulator --features simulator/planted-bugs -- --planted all
-	cargo test --workspace --no-run
-	cargo run --bin simulator -- --seeds $(SEEDS)
-	cargo run --bin simulator -- --restored --seeds $(SEEDS)
-	cargo run --bin simulator -- --hosts 2 --seeds $(HOSTS_SEEDS)
-	cargo run --bin simulator -- --hosts 3 --seeds $(TOUR_SEEDS)
-	cargo test --workspace --test machine -- --ignored
-	scripts/test-workspace
+	cargo build --bin simulator --features simulator/planted-bugs
+	cp $(TARGET)/debug/simulator $(TARGET)/simulator-with-planted-bugs
+	cargo build --bin simulator
+	scripts/test-workspace \
+	  "$(TARGET)/simulator-with-planted-bugs --planted all" \
+	  "$(TARGET)/debug/simulator --seeds $(SEEDS)" \
+	  "$(TARGET)/debug/simulator --restored --seeds $(SEEDS)" \
+	  "$(TARGET)/debug/simulator --hosts 2 --seeds $(HOSTS_SEEDS)" \
+	  "$(TARGET)/debug/simulator --hosts 3 --seeds $(TOUR_SEEDS)"
 	@[[ ! -e $(TARGET)/left-out ]] || sort -u $(TARGET)/left-out
 
 # Whatever Sterna says to QEMU, said to the newest that Debian has for this release, and machines that move from the one to

@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use api::VmState;
@@ -17,6 +18,9 @@ pub const NAME: &str = "web1";
 const BLOCK_BYTES: u32 = 4096;
 /// What its content comes from.
 const SEED: u64 = 7;
+/// What a worker rests between two requests: a thousand a second are enough to be in the way of everything, and as fast as it
+/// can be emulated each guest would take a processor of its own from the tests beside it.
+const PAUSE: Duration = Duration::from_millis(3);
 
 /// Words of QEMU for [`start_with_words`]: a software TPM, which the guest then uses and checks.
 pub const TPM: [&str; 6] = [
@@ -50,12 +54,14 @@ pub struct Work {
     pub memory_bytes: u64,
     /// How much of its memory it writes as fast as it can, faster than a slow link carries; in bytes.
     pub swept_bytes: u64,
+    /// How long a worker rests between two requests.
+    pub pause: Duration,
 }
 
 impl Work {
     /// Work on the disk alone.
     pub fn on_disk(fill_bytes: u64) -> Self {
-        Self { fill_bytes, workers: 4, memory_bytes: 0, swept_bytes: 0 }
+        Self { fill_bytes, workers: 4, memory_bytes: 0, swept_bytes: 0, pause: PAUSE }
     }
 
     /// A small VM with so many disks that does this.
@@ -63,11 +69,11 @@ impl Work {
     /// # Errors
     /// If there is no guest image.
     pub(crate) fn options(self, disks: usize) -> anyhow::Result<VmOptions> {
-        let Self { fill_bytes, workers, memory_bytes, swept_bytes } = self;
+        let Self { fill_bytes, workers, memory_bytes, swept_bytes, pause } = self;
         let (hardware, block_bytes, seed) = (Hardware::SMALL, BLOCK_BYTES, SEED);
         let usual = VmOptions::new(GuestImage::find(None)?);
-        let work = VmOptions { fill_bytes, memory_bytes, swept_bytes, block_bytes, workers, seed, ..usual };
-        Ok(VmOptions { hardware, disks, ..work })
+        let work = VmOptions { fill_bytes, memory_bytes, swept_bytes, pause, ..usual };
+        Ok(VmOptions { hardware, disks, block_bytes, workers, seed, ..work })
     }
 }
 

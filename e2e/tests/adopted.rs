@@ -2,13 +2,12 @@
 //! back there with plain images. The guest works on its disk all the while and knows what it wrote.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, Vm, VmState, Volume};
 use e2e::by_hand::{ByHand, open_files};
 use e2e::vm::{self, NAME};
-use e2e::{Host, Pair, Program, until};
+use e2e::{Host, Pair, Program, play_pair, until};
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 4 << 20;
@@ -17,16 +16,9 @@ const REQUESTS: u64 = 100;
 /// Words of what a clone stands on.
 const BASE_WORDS: u64 = (4 << 20) / 8;
 
-/// One test at a time: two processors emulate one VM's well enough, and not three VMs'.
-fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    e2e::play_pair(test);
-}
-
 #[test]
 fn a_machine_with_a_raw_image_of_blockdev_moves_whole_and_home_and_is_released_there() {
-    play(|pair| {
+    play_pair(|pair| {
         let file = ["-blockdev", "file,node-name=f,filename=IMAGE", "-blockdev", "raw,node-name=d,file=f"];
         let machine =
             adopt(pair, "raw", &[&file[..], &["-device", "virtio-blk-pci,drive=d,id=root"]].concat())?;
@@ -39,7 +31,7 @@ fn a_machine_with_a_raw_image_of_blockdev_moves_whole_and_home_and_is_released_t
 
 #[test]
 fn a_machine_with_a_raw_image_of_drive_as_proxmox_writes_it_moves_whole_and_is_released_there() {
-    play(|pair| {
+    play_pair(|pair| {
         let drive = "file=IMAGE,if=none,id=drive-scsi0,cache=none,aio=threads,format=raw,detect-zeroes=on";
         let disk = "scsi-hd,bus=scsihw0.0,channel=0,scsi-id=0,lun=0,drive=drive-scsi0,id=scsi0,bootindex=100";
         let bus = "virtio-scsi-pci,id=scsihw0,bus=pci.0,addr=0x5";
@@ -51,7 +43,7 @@ fn a_machine_with_a_raw_image_of_drive_as_proxmox_writes_it_moves_whole_and_is_r
 
 #[test]
 fn a_machine_with_a_qcow2_image_moves_whole_and_is_released_there() {
-    play(|pair| {
+    play_pair(|pair| {
         let machine = adopt(pair, "qcow2", &["-drive", "file=IMAGE,if=virtio,format=qcow2"])?;
         move_whole(&machine, &pair.alpha, &pair.beta, &["beta:a", "--format", "qcow2"])?;
         release(&machine, &pair.beta, "a", "qcow2")
@@ -60,7 +52,7 @@ fn a_machine_with_a_qcow2_image_moves_whole_and_is_released_there() {
 
 #[test]
 fn a_machine_with_two_disks_moves_whole_and_both_are_plain_files_there() {
-    play(|pair| {
+    play_pair(|pair| {
         let words =
             ["-drive", "file=FIRST,if=virtio,format=raw", "-drive", "file=SECOND,if=virtio,format=raw"];
         let places = ["FIRST", "SECOND"];
@@ -89,7 +81,7 @@ fn a_machine_with_two_disks_moves_whole_and_both_are_plain_files_there() {
 
 #[test]
 fn a_linked_clone_is_given_back_as_one_at_home_and_stands_alone_where_its_machine_moves_to() {
-    play(|pair| {
+    play_pair(|pair| {
         let (base, clone) = (pair.alpha.path("base.raw"), pair.alpha.path("clone.qcow2"));
         let text = |path: &Path| path.to_str().map(str::to_owned).context("a folder that is not UTF-8");
         let content: Vec<u8> =
@@ -139,7 +131,7 @@ fn a_linked_clone_is_given_back_as_one_at_home_and_stands_alone_where_its_machin
 
 #[test]
 fn a_machine_is_adopted_as_before_when_its_move_comes_to_nothing() {
-    play(|pair| {
+    play_pair(|pair| {
         let machine = adopt(pair, "raw", &["-drive", "file=IMAGE,if=virtio,format=raw"])?;
         for killed in [false, true] {
             // So slow that it does not end before it is ended.

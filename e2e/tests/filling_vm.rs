@@ -1,12 +1,11 @@
 //! Whole VMs whose disks are handed over before they have come: what the guest sees while they are filled, with the link away and
 //! daemons killed.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, Phase, Vm, VmState, Volume, VolumeFilling};
-use e2e::{Host, LinkState, Pair, until, vm};
+use e2e::{Host, LinkState, Pair, play_pair, until, vm};
 use testbed::nbd_client::{Client, ClientOptions, Operation};
 
 const DISK_BYTES: u64 = 96 << 20;
@@ -20,13 +19,6 @@ const STOPPED_BY_ERRORS: [&str; 4] =
     ["-global", "virtio-blk-device.rerror=stop", "-global", "virtio-blk-device.werror=stop"];
 /// Longer than a read waits for a host that is away, of a VM that is stopped by errors.
 const AWAY: Duration = Duration::from_secs(25);
-
-/// One test at a time: two processors emulate one VM's well enough, and not four VMs'.
-fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    e2e::play_pair(test);
-}
 
 fn volumes(host: &Host) -> anyhow::Result<Vec<Volume>> {
     host.ask(&["volume", "list"])
@@ -73,7 +65,7 @@ fn seen(pair: &Pair) -> anyhow::Result<Vm> {
 
 #[test]
 fn a_machine_that_is_stopped_by_errors_is_while_the_link_is_away_and_goes_on_by_itself() {
-    play(|pair| {
+    play_pair(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;
         let console = vm::start_with_words(&pair.alpha, &["v"], FILL_BYTES, &STOPPED_BY_ERRORS)?;
         let begun = hand_over(pair, &["post-copy"])?;
@@ -109,7 +101,7 @@ fn a_machine_that_is_stopped_by_errors_is_while_the_link_is_away_and_goes_on_by_
 
 #[test]
 fn a_machine_that_would_be_told_of_errors_waits_for_as_long_as_the_link_is_away() {
-    play(|pair| {
+    play_pair(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;
         let console = vm::start(&pair.alpha, FILL_BYTES)?;
         let begun = hand_over(pair, &["post-copy"])?;
@@ -148,7 +140,7 @@ fn read_all(pair: &Pair, volume: &str) -> anyhow::Result<()> {
 
 /// A VM with two disks goes, one of them is whole before the other, and all images stay until both are.
 fn two_disks_follow(strategy: &[&str], kills: bool) {
-    play(|pair| {
+    play_pair(|pair| {
         for volume in ["v", "w"] {
             pair.alpha.sterna(["volume", "create", volume, "--size", "64MiB", "--store", "a"])?.success()?;
         }

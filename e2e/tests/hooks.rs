@@ -4,7 +4,6 @@
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, VmState};
@@ -35,10 +34,8 @@ fn play(timeout_s: u32, test: impl FnOnce(&mut Pair, &vm::Vm) -> anyhow::Result<
     });
 }
 
-/// Two hosts with hooks that may take so long. One test at a time: two processors emulate one VM's well enough.
+/// Two hosts with hooks that may take so long.
 fn play_with_hooks(timeout_s: u32, test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     e2e::play_pair(|pair| {
         for scene in [&mut pair.alpha, &mut pair.beta] {
             let hook = scene.path("hook");

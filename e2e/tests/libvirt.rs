@@ -2,7 +2,6 @@
 //! what it wrote, and libvirt's definition is true at every step.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, Vm, VmState, Volume};
@@ -16,12 +15,8 @@ const REQUESTS: u64 = 100;
 /// What the definition has, and keeps.
 const KEPT: [&str; 2] = ["what stays as it is", "qemu:commandline"];
 
-/// One test at a time: two processors emulate one VM's well enough, and not two VMs'.
-static ALONE: Mutex<()> = Mutex::new(());
-
 /// Plays a test on one host with a libvirtd.
 fn play(test: impl FnOnce(&mut Host, &Libvirtd) -> anyhow::Result<()>) {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     e2e::play(|host| match Libvirtd::start(host)? {
         Some(libvirt) => test(host, &libvirt),
         None => Ok(()),
@@ -159,7 +154,6 @@ fn what_libvirt_or_others_hold_is_refused_by_name() {
 
 #[test]
 fn a_domain_goes_to_another_host_its_disk_first_and_its_memory_by_virsh() {
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     e2e::play_pair(|pair| {
         let Some(here) = Libvirtd::start(&pair.alpha)? else { return Ok(()) };
         let Some(there) = Libvirtd::start(&pair.beta)? else { return Ok(()) };

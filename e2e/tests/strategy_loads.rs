@@ -3,6 +3,7 @@
 //! numbers. Whenever one is cancelled, nothing is left of it and the next one succeeds.
 
 use std::num::{NonZeroU32, NonZeroU64};
+use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use api::{GuestLocation, Migration, MigrationState, Phase, Strategy};
@@ -50,6 +51,16 @@ impl Load {
         match self {
             Self::FasterThanTheTarget => format!("[stores.{store}.delay]\nbytes_per_second = {SLOW_BYTES}\n"),
             Self::Idle | Self::Half | Self::Sixteen => String::new(),
+        }
+    }
+
+    /// What a VM does.
+    fn vm_work(self) -> Work {
+        let workers = if self == Self::Idle { 0 } else { self.in_flight() };
+        let usual = Work { workers, ..Work::on_disk(FILL_BYTES / 2) };
+        match self {
+            Self::FasterThanTheTarget => Work { pause: Duration::ZERO, ..usual },
+            Self::Idle | Self::Half | Self::Sixteen => usual,
         }
     }
 
@@ -143,8 +154,7 @@ fn with_a_vm(strategy: Strategy, load: Load) {
     play_pair(|pair| {
         configure_beta(pair, &load.store("a"))?;
         pair.alpha.create_volume(DISK_BYTES)?;
-        let workers = if load == Load::Idle { 0 } else { load.in_flight() };
-        let console = vm::start_busy(&pair.alpha, &["v"], Work { workers, ..Work::on_disk(FILL_BYTES / 2) })?;
+        let console = vm::start_busy(&pair.alpha, &["v"], load.vm_work())?;
         let has_moved = moves(&pair.alpha, vm::NAME, "beta:a", strategy)?;
         let (there, elsewhere) =
             if has_moved { (&pair.beta, &pair.alpha) } else { (&pair.alpha, &pair.beta) };

@@ -1,11 +1,10 @@
 //! Whole VMs go back to the host that has what their disks lack, before that has followed them.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 use api::{Migration, MigrationState, Phase, VmState, Volume};
-use e2e::{Host, LinkState, Pair, until, vm};
+use e2e::{Host, LinkState, Pair, play_pair, until, vm};
 use testbed::nbd_client::{Address, Client, ClientOptions, Operation, WriteDurability};
 
 const DISK_BYTES: u64 = 64 << 20;
@@ -16,13 +15,6 @@ const REQUESTS: u64 = 100;
 const SLOWLY: &str = "64KiB/s";
 /// What may be copied besides what was written.
 const SLACK_BYTES: u64 = 1 << 20;
-
-/// One test at a time: two processors emulate one VM's well enough, and not several.
-fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    e2e::play_pair(test);
-}
 
 fn volumes(host: &Host) -> anyhow::Result<Vec<Volume>> {
     host.ask(&["volume", "list"])
@@ -99,7 +91,7 @@ fn until_it_goes_on(pair: &Pair, departure: &Migration) -> anyhow::Result<()> {
 
 #[test]
 fn a_machine_goes_back_with_what_it_has_written_and_nothing_else() {
-    play(|pair| {
+    play_pair(|pair| {
         let console = start(pair)?;
         let departure = hand_over(pair)?;
         console.work_on(REQUESTS)?;
@@ -141,7 +133,7 @@ fn a_machine_goes_back_with_what_it_has_written_and_nothing_else() {
 
 #[test]
 fn a_machine_that_does_not_get_back_goes_on_and_its_disks_still_come() {
-    play(|pair| {
+    play_pair(|pair| {
         let console = start(pair)?;
         let departure = hand_over(pair)?;
         for phase in [Phase::Copying, Phase::Memory] {
@@ -177,7 +169,7 @@ fn a_machine_that_does_not_get_back_goes_on_and_its_disks_still_come() {
 
 #[test]
 fn a_machine_works_on_whichever_host_is_killed_on_its_way_back() {
-    play(|pair| {
+    play_pair(|pair| {
         let console = start(pair)?;
         let departure = hand_over(pair)?;
         for turn in 0..3 {
@@ -203,7 +195,7 @@ fn a_machine_works_on_whichever_host_is_killed_on_its_way_back() {
 
 #[test]
 fn a_client_that_stayed_reads_nothing_that_has_been_overwritten_while_a_machine_comes_back() {
-    play(|pair| {
+    play_pair(|pair| {
         // What its guest thinks of what is written here is not asked.
         let _console = start(pair)?;
         let stayed = pair.alpha.export()?;

@@ -1,23 +1,14 @@
 //! Whole VMs with two disks between two hosts, and what breaks on the way: daemons at each step of the handover, links,
 //! stores. The guest works on its disks all the while and knows what it wrote.
 
-use std::sync::{Mutex, PoisonError};
-
 use anyhow::{Context as _, ensure};
 use api::{Migration, Phase};
-use e2e::{LinkState, Pair, until, vm};
+use e2e::{LinkState, Pair, play_pair, until, vm};
 
 const FILL_BYTES: u64 = 4 << 20;
 /// What the guest does before, between and after moves.
 const REQUESTS: u64 = 200;
 const VOLUMES: [&str; 2] = ["root", "data"];
-
-/// One test at a time: two processors emulate one VM's well enough, and not four VMs'.
-fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    e2e::play_pair(test);
-}
 
 fn start(pair: &Pair) -> anyhow::Result<vm::Vm> {
     for volume in VOLUMES {
@@ -53,7 +44,7 @@ fn killed_at_each_step_of_the_handover_a_machine_is_at_one_host_with_all_its_dis
         (Killed::Source, "before-ended"),
         (Killed::Target, "before-ended"),
     ];
-    play(|pair| {
+    play_pair(|pair| {
         let console = start(pair)?;
         let mut is_at_alpha = true;
         for (who, step) in steps {
@@ -79,7 +70,7 @@ fn killed_at_each_step_of_the_handover_a_machine_is_at_one_host_with_all_its_dis
 /// Between the records of the migration and of the VM that goes along.
 #[test]
 fn killed_before_it_is_noted_that_a_machine_leaves_its_disks_do_not_go_without_it() {
-    play(|pair| {
+    play_pair(|pair| {
         let console = start(pair)?;
         pair.alpha.stop()?;
         pair.alpha.start_with(&[("STERNA_FAIL_POINT", "after-started")])?;
@@ -98,7 +89,7 @@ fn killed_before_it_is_noted_that_a_machine_leaves_its_disks_do_not_go_without_i
 
 #[test]
 fn a_machine_whose_host_is_gone_after_it_was_released_is_promoted_with_all_its_disks() {
-    play(|pair| {
+    play_pair(|pair| {
         let console = start(pair)?;
         pair.alpha.stop()?;
         pair.alpha.start_with(&[("STERNA_FAIL_POINT", "after-released")])?;
@@ -123,7 +114,7 @@ fn a_machine_whose_host_is_gone_after_it_was_released_is_promoted_with_all_its_d
 
 #[test]
 fn links_that_are_cut_or_silent_while_a_machine_moves_cost_time_and_nothing_else() {
-    play(|pair| {
+    play_pair(|pair| {
         let console = start(pair)?;
         for state in [LinkState::Cut, LinkState::BlackHole] {
             let begun: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a", "--detach"])?;

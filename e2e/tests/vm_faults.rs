@@ -4,7 +4,6 @@
 use std::fs::File;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
@@ -30,13 +29,6 @@ const ANSWERED_WITH_AN_ERROR: &str = "the target's store answered with an error"
 const HANGS: Duration = Duration::from_secs(4);
 /// The least of it for which the VM stands still.
 const STANDS_MS: f64 = 1000.0;
-
-/// One test at a time: two processors emulate one VM's well enough.
-fn alone(test: impl FnOnce()) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    test();
-}
 
 fn start(pair: &Pair) -> anyhow::Result<vm::Vm> {
     pair.alpha.create_volume(DISK_BYTES)?;
@@ -125,184 +117,172 @@ fn fill(folder: &Path) -> anyhow::Result<PathBuf> {
 
 #[test]
 fn a_store_at_the_target_that_fails_hangs_or_fills_up_costs_the_move_and_not_the_machine() {
-    alone(|| {
-        play_pair_with_mounts(|pair| {
-            pair.beta.stop()?;
-            let small = FileSystem::plain(&pair.beta.path("a"), STORE_BYTES)?;
-            pair.beta.keep(small)?;
-            let (faulty, faults) = FileSystem::on_faulty_disk(&pair.beta.path("b"), STORE_BYTES)?;
-            pair.beta.keep(faulty)?;
-            pair.beta.start()?;
-            let console = start(pair)?;
-            for phase in [Phase::Copying, Phase::Memory] {
-                // Its memory takes longer than it takes to see that the store has failed.
-                let begun = begin_with(pair, "beta:b", phase, &["--bandwidth", SLOWLY])?;
-                faults.fail_writes()?;
-                let ended = stayed(pair, &console, &begun).with_context(|| format!("EIO: {phase:?}"))?;
-                // A VM that was stopped first stands still no longer than it may.
-                let is_faulty = ended.failure.as_deref() == Some("target-faulty");
-                let tells_it =
-                    ended.message.as_ref().is_some_and(|said| said.contains(ANSWERED_WITH_AN_ERROR));
-                ensure!(is_faulty || phase == Phase::Memory && tells_it, "{ended:?}");
-                faults.recover()?;
-                delete_left_over(&pair.beta, "b", &ended)?;
-                is_empty(&pair.beta)?;
-            }
-            // Once its disk is copied it needs no more room there.
-            let begun = begin(pair, "beta:a", Phase::Copying)?;
-            let filler = fill(&pair.beta.path("a"))?;
-            let ended = stayed(pair, &console, &begun).context("full")?;
-            ensure!(ended.failure.as_deref() == Some("target-full"), "{ended:?}");
+    play_pair_with_mounts(|pair| {
+        pair.beta.stop()?;
+        let small = FileSystem::plain(&pair.beta.path("a"), STORE_BYTES)?;
+        pair.beta.keep(small)?;
+        let (faulty, faults) = FileSystem::on_faulty_disk(&pair.beta.path("b"), STORE_BYTES)?;
+        pair.beta.keep(faulty)?;
+        pair.beta.start()?;
+        let console = start(pair)?;
+        for phase in [Phase::Copying, Phase::Memory] {
+            // Its memory takes longer than it takes to see that the store has failed.
+            let begun = begin_with(pair, "beta:b", phase, &["--bandwidth", SLOWLY])?;
+            faults.fail_writes()?;
+            let ended = stayed(pair, &console, &begun).with_context(|| format!("EIO: {phase:?}"))?;
+            // A VM that was stopped first stands still no longer than it may.
+            let is_faulty = ended.failure.as_deref() == Some("target-faulty");
+            let tells_it = ended.message.as_ref().is_some_and(|said| said.contains(ANSWERED_WITH_AN_ERROR));
+            ensure!(is_faulty || phase == Phase::Memory && tells_it, "{ended:?}");
+            faults.recover()?;
+            delete_left_over(&pair.beta, "b", &ended)?;
             is_empty(&pair.beta)?;
-            // It is full before it begins, too.
-            let refused = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?;
-            ensure!(refused.code == 4 && refused.stderr.contains("are needed"), "{refused:?}");
-            std::fs::remove_file(filler)?;
-            // One that hangs keeps QEMU there from starting, or the disk from being handed over: whichever comes first.
-            let begun = begin(pair, "beta:b", Phase::Memory)?;
-            let hung = faults.hang()?;
-            let ended = stayed(pair, &console, &begun).context("hung")?;
-            drop(hung);
-            let failure = ended.failure.as_deref();
-            ensure!(matches!(failure, Some("handover-refused" | "machine-stayed")), "{ended:?}");
-            is_empty(&pair.beta)?;
-            let moved = order(pair, "beta:b", &[])?;
-            ensure!(moved.state == MigrationState::Moved, "{moved:?}");
-            vm::check_at(&pair.beta, &pair.alpha)?;
-            console.verify()
-        });
+        }
+        // Once its disk is copied it needs no more room there.
+        let begun = begin(pair, "beta:a", Phase::Copying)?;
+        let filler = fill(&pair.beta.path("a"))?;
+        let ended = stayed(pair, &console, &begun).context("full")?;
+        ensure!(ended.failure.as_deref() == Some("target-full"), "{ended:?}");
+        is_empty(&pair.beta)?;
+        // It is full before it begins, too.
+        let refused = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?;
+        ensure!(refused.code == 4 && refused.stderr.contains("are needed"), "{refused:?}");
+        std::fs::remove_file(filler)?;
+        // One that hangs keeps QEMU there from starting, or the disk from being handed over: whichever comes first.
+        let begun = begin(pair, "beta:b", Phase::Memory)?;
+        let hung = faults.hang()?;
+        let ended = stayed(pair, &console, &begun).context("hung")?;
+        drop(hung);
+        let failure = ended.failure.as_deref();
+        ensure!(matches!(failure, Some("handover-refused" | "machine-stayed")), "{ended:?}");
+        is_empty(&pair.beta)?;
+        let moved = order(pair, "beta:b", &[])?;
+        ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+        vm::check_at(&pair.beta, &pair.alpha)?;
+        console.verify()
     });
 }
 
 #[test]
 fn a_data_folder_that_is_full_when_a_move_ends_costs_the_machine_nothing_once_it_has_room() {
-    alone(|| {
-        play_pair_with_data_disks(DATA_BYTES, |pair| {
-            let console = start(pair)?;
-            for moves in [false, true] {
-                let begun = begin(pair, "beta:a", Phase::Memory)?;
-                // The one where it stays, and then the one where it comes: whoever pauses it needs room.
-                let noting = if moves { &pair.beta } else { &pair.alpha };
-                ensure!(noting.fill_data()?, "it has a disk of its own");
-                if !moves {
-                    pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
-                }
-                let ended = pair.alpha.wait_for_migration(&begun.id)?;
-                ensure!((ended.state == MigrationState::Moved) == moves, "{ended:?}");
-                until("it cannot be noted where it is", || {
-                    Ok(noting.log()?.contains("could not be noted").then_some(()))
-                })?;
-                noting.free_data()?;
-                console.work_on(REQUESTS)?;
-                let (owner, other) =
-                    if moves { (&pair.beta, &pair.alpha) } else { (&pair.alpha, &pair.beta) };
-                until("it is at home at one host", || Ok(vm::check_at(owner, other).is_ok().then_some(())))?;
+    play_pair_with_data_disks(DATA_BYTES, |pair| {
+        let console = start(pair)?;
+        for moves in [false, true] {
+            let begun = begin(pair, "beta:a", Phase::Memory)?;
+            // The one where it stays, and then the one where it comes: whoever pauses it needs room.
+            let noting = if moves { &pair.beta } else { &pair.alpha };
+            ensure!(noting.fill_data()?, "it has a disk of its own");
+            if !moves {
+                pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
             }
-            let home = until("the next move is taken", || {
-                Ok(pair.beta.ask::<Migration>(&["migrate", vm::NAME, "--to", "alpha:a"]).ok())
+            let ended = pair.alpha.wait_for_migration(&begun.id)?;
+            ensure!((ended.state == MigrationState::Moved) == moves, "{ended:?}");
+            until("it cannot be noted where it is", || {
+                Ok(noting.log()?.contains("could not be noted").then_some(()))
             })?;
-            ensure!(home.state == MigrationState::Moved, "{home:?}");
-            vm::check_at(&pair.alpha, &pair.beta)?;
-            console.verify()
-        });
+            noting.free_data()?;
+            console.work_on(REQUESTS)?;
+            let (owner, other) = if moves { (&pair.beta, &pair.alpha) } else { (&pair.alpha, &pair.beta) };
+            until("it is at home at one host", || Ok(vm::check_at(owner, other).is_ok().then_some(())))?;
+        }
+        let home = until("the next move is taken", || {
+            Ok(pair.beta.ask::<Migration>(&["migrate", vm::NAME, "--to", "alpha:a"]).ok())
+        })?;
+        ensure!(home.state == MigrationState::Moved, "{home:?}");
+        vm::check_at(&pair.alpha, &pair.beta)?;
+        console.verify()
     });
 }
 
 #[test]
 fn a_machine_whose_disk_alone_is_elsewhere_works_on_after_a_restart_of_its_own_host() {
-    alone(|| {
-        play_pair(|pair| {
-            let console = start(pair)?;
-            let moved: Migration = pair.alpha.ask(&["migrate", "v", "--to", "beta:a"])?;
-            ensure!(moved.state == MigrationState::Moved, "{moved:?}");
-            pair.beta.check_place("a")?;
-            console.work_on(REQUESTS)?;
-            pair.alpha.kill()?;
-            pair.alpha.start()?;
-            console.work_on(REQUESTS).context("its host was killed")?;
-            pair.alpha.stop()?;
-            pair.alpha.start()?;
-            console.work_on(REQUESTS).context("its host was stopped")?;
-            let home: Migration = pair.beta.ask(&["migrate", "v", "--to", "alpha:a"])?;
-            ensure!(home.state == MigrationState::Moved, "{home:?}");
-            console.work_on(REQUESTS)?;
-            console.verify()
-        });
+    play_pair(|pair| {
+        let console = start(pair)?;
+        let moved: Migration = pair.alpha.ask(&["migrate", "v", "--to", "beta:a"])?;
+        ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+        pair.beta.check_place("a")?;
+        console.work_on(REQUESTS)?;
+        pair.alpha.kill()?;
+        pair.alpha.start()?;
+        console.work_on(REQUESTS).context("its host was killed")?;
+        pair.alpha.stop()?;
+        pair.alpha.start()?;
+        console.work_on(REQUESTS).context("its host was stopped")?;
+        let home: Migration = pair.beta.ask(&["migrate", "v", "--to", "alpha:a"])?;
+        ensure!(home.state == MigrationState::Moved, "{home:?}");
+        console.work_on(REQUESTS)?;
+        console.verify()
     });
 }
 
 #[test]
 fn a_machine_stands_still_from_when_its_processors_stop_and_not_only_once_its_disks_have_answered() {
-    alone(|| {
-        play_pair_with_mounts(|pair| {
-            pair.alpha.stop()?;
-            let (faulty, faults) = FileSystem::on_faulty_disk(&pair.alpha.path("a"), STORE_BYTES)?;
-            pair.alpha.keep(faulty)?;
-            pair.alpha.start()?;
-            let console = start(pair)?;
-            let begun = begin(pair, "beta:a", Phase::Memory)?;
-            let hung = faults.hang()?;
-            // A guest that waits for its disk writes no memory: it is stopped soon, and QEMU waits for what is under way. Nothing
-            // tells of that meanwhile.
-            std::thread::sleep(HANGS);
-            drop(hung);
-            let moved = pair.alpha.wait_for_migration(&begun.id)?;
-            ensure!(moved.state == MigrationState::Moved, "{moved:?}");
-            let downtime = moved.machine.and_then(|machine| machine.downtime).context("it stood still")?;
-            ensure!(downtime.total_ms >= STANDS_MS, "{downtime:?}");
-            vm::check_at(&pair.beta, &pair.alpha)?;
-            console.verify()
-        });
+    play_pair_with_mounts(|pair| {
+        pair.alpha.stop()?;
+        let (faulty, faults) = FileSystem::on_faulty_disk(&pair.alpha.path("a"), STORE_BYTES)?;
+        pair.alpha.keep(faulty)?;
+        pair.alpha.start()?;
+        let console = start(pair)?;
+        let begun = begin(pair, "beta:a", Phase::Memory)?;
+        let hung = faults.hang()?;
+        // A guest that waits for its disk writes no memory: it is stopped soon, and QEMU waits for what is under way. Nothing
+        // tells of that meanwhile.
+        std::thread::sleep(HANGS);
+        drop(hung);
+        let moved = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+        let downtime = moved.machine.and_then(|machine| machine.downtime).context("it stood still")?;
+        ensure!(downtime.total_ms >= STANDS_MS, "{downtime:?}");
+        vm::check_at(&pair.beta, &pair.alpha)?;
+        console.verify()
     });
 }
 
 #[test]
 fn a_hypervisor_that_hangs_or_is_killed_leaves_one_machine_at_one_host() {
-    alone(|| {
-        play_pair(|pair| {
-            let console = start(pair)?;
-            // Either of them hangs: whoever waits can end it.
-            for hangs_at_alpha in [false, true] {
-                let begun = begin(pair, "beta:a", Phase::Memory)?;
-                let hung = process(if hangs_at_alpha { &pair.alpha } else { &pair.beta })?;
-                send(hung, Signal::STOP)?;
-                pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
-                let ended = pair.alpha.wait_for_migration(&begun.id)?;
-                ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
-                // The one at the target has been killed.
-                let goes_on = send(hung, Signal::CONT);
-                ensure!(goes_on.is_ok() || !hangs_at_alpha, "{goes_on:?}");
-                stayed(pair, &console, &begun).with_context(|| format!("at alpha: {hangs_at_alpha}"))?;
-                is_empty(&pair.beta)?;
-            }
-            // That of the target is killed around the switch-over: the VM is where its volume is.
+    play_pair(|pair| {
+        let console = start(pair)?;
+        // Either of them hangs: whoever waits can end it.
+        for hangs_at_alpha in [false, true] {
             let begun = begin(pair, "beta:a", Phase::Memory)?;
-            let killed = process(&pair.beta)?;
-            until("the VM stands still, or has moved", || {
-                Ok((pair.alpha.migration(&begun.id)?.phase != Phase::Memory).then_some(()))
-            })?;
-            send(killed, Signal::KILL)?;
+            let hung = process(if hangs_at_alpha { &pair.alpha } else { &pair.beta })?;
+            send(hung, Signal::STOP)?;
+            pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
             let ended = pair.alpha.wait_for_migration(&begun.id)?;
-            if ended.state == MigrationState::Moved {
-                // It crashed there, as any machine may, and is started there again.
-                until("that it is gone is seen", || Ok(restart(&pair.beta)?.then_some(())))?;
-                return until("there is one", || Ok(vm::vms(&pair.alpha)?.is_empty().then_some(())));
-            }
-            stayed(pair, &console, &begun)?;
+            ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
+            // The one at the target has been killed.
+            let goes_on = send(hung, Signal::CONT);
+            ensure!(goes_on.is_ok() || !hangs_at_alpha, "{goes_on:?}");
+            stayed(pair, &console, &begun).with_context(|| format!("at alpha: {hangs_at_alpha}"))?;
             is_empty(&pair.beta)?;
-            // That of the source is killed while its memory is on its way: it is gone, and its disk is where it was.
-            let begun = begin(pair, "beta:a", Phase::Memory)?;
-            send(process(&pair.alpha)?, Signal::KILL)?;
-            let ended = pair.alpha.wait_for_migration(&begun.id)?;
-            ensure!(ended.failure.as_deref() == Some("machine-stayed"), "{ended:?}");
-            let says_so = ended.message.as_ref().is_some_and(|said| said.contains("its QEMU has ended"));
-            ensure!(ended.guest == GuestLocation::Source && says_so, "{ended:?}");
-            until("it can be started again", || Ok(restart(&pair.alpha)?.then_some(())))?;
-            until("beta has nothing of it", || Ok(vm::vms(&pair.beta)?.is_empty().then_some(())))?;
-            is_empty(&pair.beta)?;
-            drop(console);
-            Ok(())
-        });
+        }
+        // That of the target is killed around the switch-over: the VM is where its volume is.
+        let begun = begin(pair, "beta:a", Phase::Memory)?;
+        let killed = process(&pair.beta)?;
+        until("the VM stands still, or has moved", || {
+            Ok((pair.alpha.migration(&begun.id)?.phase != Phase::Memory).then_some(()))
+        })?;
+        send(killed, Signal::KILL)?;
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        if ended.state == MigrationState::Moved {
+            // It crashed there, as any machine may, and is started there again.
+            until("that it is gone is seen", || Ok(restart(&pair.beta)?.then_some(())))?;
+            return until("there is one", || Ok(vm::vms(&pair.alpha)?.is_empty().then_some(())));
+        }
+        stayed(pair, &console, &begun)?;
+        is_empty(&pair.beta)?;
+        // That of the source is killed while its memory is on its way: it is gone, and its disk is where it was.
+        let begun = begin(pair, "beta:a", Phase::Memory)?;
+        send(process(&pair.alpha)?, Signal::KILL)?;
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.failure.as_deref() == Some("machine-stayed"), "{ended:?}");
+        let says_so = ended.message.as_ref().is_some_and(|said| said.contains("its QEMU has ended"));
+        ensure!(ended.guest == GuestLocation::Source && says_so, "{ended:?}");
+        until("it can be started again", || Ok(restart(&pair.alpha)?.then_some(())))?;
+        until("beta has nothing of it", || Ok(vm::vms(&pair.beta)?.is_empty().then_some(())))?;
+        is_empty(&pair.beta)?;
+        drop(console);
+        Ok(())
     });
 }
 
@@ -322,34 +302,26 @@ fn restart(scene: &Host) -> anyhow::Result<bool> {
 
 #[test]
 fn a_machine_whose_host_went_down_while_its_memory_was_copied_is_started_again_there() {
-    alone(|| {
-        play_pair(|pair| {
-            pair.alpha.create_volume(DISK_BYTES)?;
-            // All of it: the guest that is started again fills it anew.
-            let console = vm::start(&pair.alpha, DISK_BYTES)?;
-            let begun = begin(pair, "beta:a", Phase::Memory)?;
-            let qemu = process(&pair.alpha)?;
-            pair.alpha.kill()?;
-            send(qemu, Signal::KILL)?;
-            pair.alpha.start()?;
-            let ended = pair.alpha.wait_for_migration(&begun.id)?;
-            ensure!(
-                ended.state == MigrationState::Failed && ended.guest == GuestLocation::Source,
-                "{ended:?}"
-            );
-            ensure!(
-                ended.message.as_deref().is_some_and(|said| said.contains("sterna vm start")),
-                "{ended:?}"
-            );
-            until("the target has let go", || Ok(vm::vms(&pair.beta)?.is_empty().then_some(())))?;
-            is_empty(&pair.beta)?;
-            console.forget();
-            pair.alpha.sterna(["vm", "start", vm::NAME])?.success()?;
-            console.work_on(REQUESTS)?;
-            let moved: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a"])?;
-            ensure!(moved.state == MigrationState::Moved, "{moved:?}");
-            vm::check_at(&pair.beta, &pair.alpha)?;
-            console.work_on(REQUESTS)
-        });
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        // All of it: the guest that is started again fills it anew.
+        let console = vm::start(&pair.alpha, DISK_BYTES)?;
+        let begun = begin(pair, "beta:a", Phase::Memory)?;
+        let qemu = process(&pair.alpha)?;
+        pair.alpha.kill()?;
+        send(qemu, Signal::KILL)?;
+        pair.alpha.start()?;
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Failed && ended.guest == GuestLocation::Source, "{ended:?}");
+        ensure!(ended.message.as_deref().is_some_and(|said| said.contains("sterna vm start")), "{ended:?}");
+        until("the target has let go", || Ok(vm::vms(&pair.beta)?.is_empty().then_some(())))?;
+        is_empty(&pair.beta)?;
+        console.forget();
+        pair.alpha.sterna(["vm", "start", vm::NAME])?.success()?;
+        console.work_on(REQUESTS)?;
+        let moved: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a"])?;
+        ensure!(moved.state == MigrationState::Moved, "{moved:?}");
+        vm::check_at(&pair.beta, &pair.alpha)?;
+        console.work_on(REQUESTS)
     });
 }

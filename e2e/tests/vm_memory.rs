@@ -4,12 +4,11 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Context as _, bail, ensure};
 use api::{MemoryMove, Migration, MigrationPlan, MigrationState, VmState};
 use e2e::vm::{self, Work};
-use e2e::{Host, LinkState, Pair, until};
+use e2e::{Host, LinkState, Pair, play_pair, until};
 
 const DISK_BYTES: u64 = 16 << 20;
 const FILL_BYTES: u64 = 4 << 20;
@@ -17,13 +16,6 @@ const FILL_BYTES: u64 = 4 << 20;
 const REQUESTS: u64 = 200;
 /// It is written anew many times while a slow link carries it once.
 const SWEPT_BYTES: u64 = 24 << 20;
-
-/// One test at a time: two processors emulate one VM's well enough, and not several VMs'.
-fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    e2e::play_pair(test);
-}
 
 fn start(pair: &Pair, fill_bytes: u64, memory_bytes: u64, swept_bytes: u64) -> anyhow::Result<vm::Vm> {
     pair.alpha.create_volume(DISK_BYTES)?;
@@ -125,7 +117,7 @@ fn ends(source: &Host, target: &Host, console: &vm::Vm, begun: &Migration) -> an
 
 #[test]
 fn memory_goes_over_several_streams_there_and_home() {
-    play(|pair| {
+    play_pair(|pair| {
         let console = start(pair, FILL_BYTES, 24 << 20, 0)?;
         let ways = [(&pair.alpha, &pair.beta, "beta:a", "4"), (&pair.beta, &pair.alpha, "alpha:a", "2")];
         for (from, to, name, streams) in ways {
@@ -147,7 +139,7 @@ fn a_host_whose_hypervisor_may_not_run_a_machine_ahead_says_so_before_anything_i
     if !may_run_ahead() {
         return;
     }
-    play(|pair| {
+    play_pair(|pair| {
         let Some(path) = without_userfaultfd(&pair.beta)? else {
             omission::machine_lacks("a QEMU that can be kept from userfaultfd");
             return Ok(());
@@ -201,7 +193,7 @@ fn memory_follows_the_machine_over_a_link_that_was_cut_and_when_a_daemon_was_kil
     if !may_run_ahead() {
         return;
     }
-    play(|pair| {
+    play_pair(|pair| {
         // All of it: a guest that is started again fills it anew.
         let console = start(pair, DISK_BYTES, 4 << 20, SWEPT_BYTES)?;
         // The daemon that is killed is beta's in both.
@@ -237,7 +229,7 @@ fn a_machine_that_is_lost_before_its_memory_came_says_so_and_starts_again_on_who
     if !may_run_ahead() {
         return;
     }
-    play(|pair| {
+    play_pair(|pair| {
         // All of it: the guest that is started again fills it anew.
         let console = start(pair, DISK_BYTES, 4 << 20, SWEPT_BYTES)?;
         let begun = run_ahead(pair, (&pair.alpha, "alpha:a"), (&pair.beta, "beta:a"))?;

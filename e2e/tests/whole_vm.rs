@@ -1,23 +1,14 @@
 //! Whole VMs between two hosts: memory, processors and disk, there and home again, and with bad luck on the way. The
 //! guest works on its disk all the while and knows what it wrote.
 
-use std::sync::{Mutex, PoisonError};
-
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, Phase, Vm, VmState};
-use e2e::{Host, Outcome, Pair, until, vm};
+use e2e::{Host, Outcome, Pair, play_pair, until, vm};
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 16 << 20;
 /// What the guest does before, between and after moves.
 const REQUESTS: u64 = 200;
-
-/// One test at a time: two processors emulate one VM's well enough, and not four VMs'.
-fn play(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
-    static ALONE: Mutex<()> = Mutex::new(());
-    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
-    e2e::play_pair(test);
-}
 
 /// What a command said that was refused.
 fn refusal(outcome: &Outcome) -> anyhow::Result<&str> {
@@ -49,7 +40,7 @@ fn process(scene: &Host) -> anyhow::Result<u32> {
 
 #[test]
 fn a_machine_goes_to_another_host_and_comes_home() {
-    play(|pair| {
+    play_pair(|pair| {
         let console = start(pair)?;
         for _ in 0..2 {
             for (from, to, name) in
@@ -79,7 +70,7 @@ fn a_machine_goes_to_another_host_and_comes_home() {
 
 #[test]
 fn a_machine_with_several_disks_goes_with_all_of_them_or_stays_with_all_of_them() {
-    play(|pair| {
+    play_pair(|pair| {
         let volumes = ["root", "data", "log"];
         for volume in volumes {
             pair.alpha.sterna(["volume", "create", volume, "--size", "32MiB", "--store", "a"])?.success()?;
@@ -123,7 +114,7 @@ fn a_machine_with_several_disks_goes_with_all_of_them_or_stays_with_all_of_them(
 #[test]
 #[ignore = "needs a second QEMU: make test-newer-qemu"]
 fn a_machine_goes_to_a_host_with_a_newer_hypervisor() {
-    play(|pair| {
+    play_pair(|pair| {
         let newer = std::env::var("STERNA_NEWER_QEMU").context("where is it?")?;
         pair.beta.stop()?;
         let path = format!("{newer}:{}", std::env::var("PATH").unwrap_or_default());
@@ -145,7 +136,7 @@ fn a_machine_goes_to_a_host_with_a_newer_hypervisor() {
 
 #[test]
 fn a_machine_goes_on_where_it_was_when_its_move_comes_to_nothing() {
-    play(|pair| {
+    play_pair(|pair| {
         let console = start(pair)?;
         // Cancelled while its memory is on its way.
         let begun = begin(&pair.alpha, "beta:a")?;
@@ -168,7 +159,7 @@ fn a_machine_goes_on_where_it_was_when_its_move_comes_to_nothing() {
 
 #[test]
 fn a_machine_is_at_one_host_after_either_daemon_was_killed() {
-    play(|pair| {
+    play_pair(|pair| {
         let console = start(pair)?;
         for kills_source in [true, false] {
             let begun = begin(&pair.alpha, "beta:a")?;
@@ -189,7 +180,7 @@ fn a_machine_is_at_one_host_after_either_daemon_was_killed() {
 
 #[test]
 fn disks_of_a_machine_go_to_another_store_of_its_host_while_it_works() {
-    play(|pair| {
+    play_pair(|pair| {
         let console = start(pair)?;
         pair.alpha.sterna(["migrate", vm::NAME, "--to", "b"])?.success()?;
         ensure!(pair.alpha.images("a")?.is_empty(), "the image is where it was");
@@ -200,7 +191,7 @@ fn disks_of_a_machine_go_to_another_store_of_its_host_while_it_works() {
 
 #[test]
 fn what_cannot_be_moved_is_refused_before_anything_is_copied() {
-    play(|pair| {
+    play_pair(|pair| {
         let console = start(pair)?;
         // A VM of that name is there already.
         pair.beta.create_volume(DISK_BYTES)?;

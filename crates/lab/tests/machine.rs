@@ -1,7 +1,6 @@
 //! A real VM in QEMU against a server that is good, and against one that loses writes.
 //!
-//! They need QEMU and the guest image (`scripts/install-packages demo`, `scripts/guest-image`), and take ten seconds
-//! each; `cargo test -p lab --test machine -- --ignored` runs them.
+//! They need QEMU and the guest image (`scripts/install-packages demo`, `scripts/guest-image`).
 
 #![expect(clippy::unwrap_used, reason = "the whole file is tests and their support")]
 
@@ -33,7 +32,6 @@ async fn run(fault: Fault) -> (Server, StoppedVm) {
 }
 
 #[tokio::test]
-#[ignore = "needs QEMU and the guest image, and takes ten seconds"]
 async fn a_machine_works_on_a_good_disk_and_knows_its_image() {
     let (server, mut stopped) = run(Fault::None).await;
     stopped.verify_image(&server.dump(), &mut Progress::silent()).await.unwrap();
@@ -45,7 +43,6 @@ async fn a_machine_works_on_a_good_disk_and_knows_its_image() {
 }
 
 #[tokio::test]
-#[ignore = "needs QEMU and the guest image, and takes ten seconds"]
 async fn a_machine_notices_that_writes_are_lost() {
     let (_server, stopped) = run(Fault::LoseWrite).await;
     assert!(stopped.wrong().count > 0);
@@ -53,14 +50,12 @@ async fn a_machine_notices_that_writes_are_lost() {
 }
 
 #[tokio::test]
-#[ignore = "needs QEMU and the guest image, and takes ten seconds"]
 async fn a_machine_survives_connections_that_break() {
     let (_server, stopped) = run(Fault::DropConnections { every: 1500 }).await;
     assert_eq!(stopped.wrong().count, 0, "{:?}", stopped.wrong());
 }
 
 #[tokio::test]
-#[ignore = "needs QEMU and the guest image"]
 async fn a_machine_without_a_disk_shows_what_qemu_says() {
     let options = VmOptions::new(GuestImage::find(None).unwrap());
     let nowhere = Address::new("/nonexistent/nbd.sock", "disk");

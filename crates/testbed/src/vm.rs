@@ -106,6 +106,8 @@ pub struct VmOptions {
     pub block_bytes: u32,
     /// How many requests are in flight: each worker does one at a time.
     pub workers: u32,
+    /// How long each worker rests between two requests: emulated without a pause, a VM takes a processor of its own.
+    pub pause: Duration,
     /// How much of its disk it fills at first, in bytes.
     pub fill_bytes: u64,
     /// Decides which requests come.
@@ -130,6 +132,7 @@ impl VmOptions {
             hardware: Hardware::USUAL,
             block_bytes: 8192,
             workers: 16,
+            pause: Duration::ZERO,
             fill_bytes: 256 << 20,
             seed: 1,
             memory_bytes: 0,
@@ -149,9 +152,10 @@ impl VmOptions {
     /// What its kernel is told, for itself and for the checker, which answers clients on a port; 0: on none.
     fn kernel_words(&self) -> String {
         let Self { block_bytes, workers, fill_bytes, seed, memory_bytes, swept_bytes, .. } = self;
-        let port = self.card.as_ref().map_or(0, |card| card.port);
-        let check =
-            format!("{block_bytes},{workers},{fill_bytes},{seed},{memory_bytes},{port},{swept_bytes}");
+        let (port, pause_us) = (self.card.as_ref().map_or(0, |card| card.port), self.pause.as_micros());
+        let check = format!(
+            "{block_bytes},{workers},{fill_bytes},{seed},{memory_bytes},{port},{swept_bytes},{pause_us}"
+        );
         let mut words = format!("{KERNEL_WORDS} sterna.check={check}");
         let more: String = ('b'..).take(self.disks.saturating_sub(1)).collect();
         if !more.is_empty() {

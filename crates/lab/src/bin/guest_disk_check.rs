@@ -13,8 +13,8 @@
 //! The guest image contains it as a static program, so it stands alone: no crate but the standard library, and of the
 //! lab the two files that say what blocks contain. Its words on the console are read by `testbed::vm`.
 //!
-//! Usage: `guest_disk_check DEVICE[:DEVICE…] BLOCK_BYTES WORKERS FILL_BYTES SEED [MEMORY_BYTES [PORT [SWEPT_BYTES]]]`. Several devices are
-//! one disk, striped; 0 stands for none, of workers too: then the VM is idle but for its ticks.
+//! Usage: `guest_disk_check DEVICE[:DEVICE…] BLOCK_BYTES WORKERS FILL_BYTES SEED [MEMORY_BYTES [PORT [SWEPT_BYTES [PAUSE_US]]]]`. Several
+//! devices are one disk, striped; 0 stands for none, of workers too: then the VM is idle but for its ticks.
 
 #[path = "guest_disk_check/memory.rs"]
 mod memory;
@@ -34,7 +34,7 @@ mod tpm;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead as _, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use memory::{Memory, Sweep};
 use pattern::{Expected, Stamp, digest_block};
@@ -71,6 +71,8 @@ struct Arguments {
     port: u16,
     /// How much of the VM's memory is written as fast as it goes.
     swept_bytes: u64,
+    /// Between two requests of a worker.
+    pause: Duration,
 }
 
 impl Arguments {
@@ -78,7 +80,7 @@ impl Arguments {
         let words: Vec<String> = std::env::args().skip(1).collect();
         let [device, block_bytes, workers, fill_bytes, seed, more @ ..] = words.as_slice() else {
             let usage = "guest_disk_check DEVICE BLOCK_BYTES WORKERS FILL_BYTES SEED [MEMORY_BYTES [PORT \
-                         [SWEPT_BYTES]]]";
+                         [SWEPT_BYTES [PAUSE_US]]]]";
             return Err(format!("usage: {usage}"));
         };
         let number = |text: &str| text.parse::<u64>().map_err(|error| format!("{text}: {error}"));
@@ -96,6 +98,7 @@ impl Arguments {
             port: u16::try_from(more.get(1).map_or(Ok(0), |word| number(word))?)
                 .map_err(|error| format!("the port: {error}"))?,
             swept_bytes: more.get(2).map_or(Ok(0), |word| number(word))?,
+            pause: Duration::from_micros(more.get(3).map_or(Ok(0), |word| number(word))?),
         })
     }
 }
@@ -147,6 +150,7 @@ struct Disk {
     blocks: u64,
     block_bytes: usize,
     seed: u64,
+    pause: Duration,
 }
 
 impl Disk {
@@ -154,7 +158,7 @@ impl Disk {
         // O_DIRECT, by its number on this architecture: the page cache would answer in the disk's place.
         const O_DIRECT: i32 =
             if cfg!(any(target_arch = "aarch64", target_arch = "arm")) { 0x10000 } else { 0x4000 };
-        let (block_bytes, seed) = (arguments.block_bytes, arguments.seed);
+        let Arguments { block_bytes, seed, pause, .. } = *arguments;
         let (mut files, mut smallest, mut sector) = (Vec::new(), u64::MAX, 0);
         for device in arguments.device.split(':') {
             let context = |error: io::Error| format!("{device}: {error}");
@@ -169,7 +173,8 @@ impl Disk {
             1 => smallest,
             devices => devices * (smallest / SWEEP_BYTES as u64) * SWEEP_BYTES as u64,
         };
-        Ok(Self { files, sector_bytes: sector, blocks: bytes / block_bytes as u64, block_bytes, seed })
+        let blocks = bytes / block_bytes as u64;
+        Ok(Self { files, sector_bytes: sector, blocks, block_bytes, seed, pause })
     }
 
     /// The device that has a byte of the disk, and where.
@@ -225,6 +230,7 @@ impl Disk {
                 tally.wrong(&error);
             }
             tally.complete(began);
+            std::thread::sleep(self.pause);
         }
         versions
     }
