@@ -142,7 +142,7 @@ pub fn start_for_anybody(host: &Host, fill_bytes: u64, words: &[&str], sections:
 /// # Errors
 /// If there is no QEMU or no guest image, or the guest does not begin to work.
 pub fn launch(export: &Address, fill_bytes: u64, disk: DiskModel) -> anyhow::Result<Vm> {
-    let options = VmOptions { fill_bytes, disk, ..VmOptions::new(GuestImage::find(None)?) };
+    let options = VmOptions { fill_bytes, disk, pause: PAUSE, ..VmOptions::new(GuestImage::find(None)?) };
     let vm = Vm::launch(export, options)?;
     vm.work_on(1)?;
     Ok(vm)

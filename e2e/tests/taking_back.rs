@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, Phase, VolumeState};
+use e2e::qemu_nbd::QemuNbd;
 use e2e::{Host, LinkState, Pair, guest, play_pair, until};
 use testbed::nbd_client::{Client, ClientOptions, Operation, WriteDurability};
 
@@ -66,6 +67,38 @@ fn what_was_written_goes_home_and_nothing_else() {
         pair.beta.stop()?;
         ensure!(std::fs::read(pair.beta.path("a/v.img"))? == content, "the disk is what it was");
         Ok(())
+    });
+}
+
+#[test]
+fn what_was_written_goes_home_into_the_export_of_another_server() {
+    play_pair(|pair| {
+        let folder = pair.alpha.path("qemu");
+        std::fs::create_dir(&folder)?;
+        let server = QemuNbd::start(&folder, "qcow2", DISK_BYTES)?;
+        pair.alpha.stop()?;
+        pair.alpha.configure(&format!("[stores.qemu]\nnbd = '{}'\n", server.uri()))?;
+        pair.alpha.start()?;
+        pair.alpha.create_volume(DISK_BYTES)?;
+        pair.alpha.migrate("qemu")?;
+        // Nothing is known of how an export looked before that.
+        pair.alpha.stop()?;
+        pair.alpha.start()?;
+        let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
+        let departure = hand_over(pair)?;
+        guest::until_worked(&guest, WORK_REQUESTS)?;
+        ensure!(lacks(&pair.beta)? > FILL_BYTES / 2, "most of it is at alpha");
+        let home: Migration = pair.beta.ask(&["migrate", "v", "--to", "alpha"])?;
+        ensure!(home.state == MigrationState::Moved && home.bytes_copied < FILL_BYTES / 2, "{home:?}");
+        pair.check_departure_taken_back(&departure.id)?;
+        let volume = pair.alpha.volume()?;
+        ensure!(
+            volume.state == VolumeState::Serving && volume.store.as_deref() == Some("qemu"),
+            "{volume:?}"
+        );
+        let content = guest::stop_and_verify(guest)?.content;
+        pair.alpha.stop()?;
+        guest::verify_image(&server.stop_and_check()?, &content)
     });
 }
 

@@ -53,7 +53,7 @@ pub trait Keeper {
     fn forget(&self, key: StayKey, through: Epoch) -> LaneFuture<Result<(), NotDurable>>;
 
     /// Remembers durably that a flush of the image has failed in this stay ([`migration::stay::ImageRecord::Failed`]), or nothing
-    /// of the image at all. A full data folder is no hindrance.
+    /// of the image if nothing could be remembered before. A full data folder is no hindrance.
     fn doubt(&self, key: StayKey) -> LaneFuture<Result<(), NotDurable>>;
 
     /// Begins anew, durably, what is kept of the units that a volume of this size in bytes lacks in a stay

@@ -492,7 +492,7 @@ mod tests {
             "{disk:disk1}",
             "/boot/\\\"initramfs\\\"",
             "ifname=guest",
-            ",4096,80,0 sterna.disks=b sterna.address=127.0.0.1/24",
+            ",4096,80,0,0 sterna.disks=b sterna.address=127.0.0.1/24",
             "\"-more\"]\n[disks]\ndisk0 = \"first\"\ndisk1 = \"second\"\n",
         ] {
             assert!(text.contains(part), "{part} is missing: {text}");

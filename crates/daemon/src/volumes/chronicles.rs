@@ -143,8 +143,7 @@ impl Chronicles {
 
     /// Remembers that a volume may be in this image, too, from now on; sleeps.
     pub(crate) fn note_image(&self, key: StayKey, image: &ImageLocation) {
-        let Some(look) = look(image) else { return };
-        let record = opening::also_in_use(self.files.image_record(key), look);
+        let record = opening::also_in_use(self.files.image_record(key), look(image));
         self.record_image(key, &record);
     }
 
@@ -315,11 +314,7 @@ fn keep_all(files: &Files, queue: &mpsc::Receiver<Work>) {
         let (result, reply) = match work {
             Work::Keep { key, kept, reply } => (files.keep(key, &kept), reply),
             Work::Forget { key, through, reply } => (files.forget(key, through), reply),
-            // In a full folder what was remembered of the image can still be deleted.
-            Work::Doubt { key, reply } => {
-                let doubted = files.record_image(key, &ImageRecord::Failed);
-                (doubted.or_else(|_| files.forget_image(key)), reply)
-            }
+            Work::Doubt { key, reply } => (files.doubt_image(key), reply),
         };
         answer(reply, result.map_err(|error| not_durable(&error)));
     }

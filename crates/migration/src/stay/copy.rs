@@ -63,6 +63,7 @@ pub fn believe(found: Found<'_>) -> Result<(), Distrust> {
         // Its daemon was killed: the last writes are its own, and no look tells them from those of others.
         ImageRecord::InUse { looks, .. } => is_used(looks, look),
         ImageRecord::Failed => Err(Distrust::FlushFailed),
+        ImageRecord::Unseen => Err(Distrust::NotRecorded),
     }
 }
 

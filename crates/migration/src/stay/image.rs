@@ -4,6 +4,7 @@
 //!   opened:  InUse, with what it is            killed: it may have changed, by us; it must be the same one, no older
 //!   closed:  Closed, with how it looks exactly         it must look the same
 //!   failed:  Failed, whatever it looks like             it may change without anybody writing to it
+//!   unseen:  Unseen, its place does not say             it may be anything
 //! ```
 //! Nobody may write to an image that is served: it is locked. While its daemon is stopped anybody may.
 
@@ -46,6 +47,8 @@ pub enum ImageRecord {
     /// A flush of it has failed in this stay. What it holds of what was written before may go at any time, with nobody writing
     /// to it: no copy is told by it from then on, and it is none itself when its volume has left it.
     Failed,
+    /// Its place does not say how it looks; no flush of it has failed.
+    Unseen,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -58,7 +61,7 @@ struct Stored {
 /// Tells whether an image of which this is remembered is what its volume was when it left. One of which nothing is
 /// remembered may be anything.
 pub fn vouches(record: Option<&ImageRecord>) -> bool {
-    matches!(record, Some(ImageRecord::Closed(_) | ImageRecord::InUse { .. }))
+    matches!(record, Some(ImageRecord::Closed(_) | ImageRecord::InUse { .. } | ImageRecord::Unseen))
 }
 
 impl ImageRecord {
@@ -73,8 +76,12 @@ impl ImageRecord {
         bytes
     }
 
-    /// Reads what [`ImageRecord::encode`] made of this stay; `None`: nothing is known.
+    /// Reads what [`ImageRecord::encode`] made of this stay; `None`: nothing is known. No bytes at all are [`ImageRecord::Failed`]:
+    /// that can be said where there is no room for more.
     pub fn decode(bytes: &[u8], key: StayKey) -> Option<Self> {
+        if bytes.is_empty() {
+            return Some(Self::Failed);
+        }
         let (prefix, body) = bytes.split_at_checked(PREFIX_BYTES)?;
         let (header, checksum) = prefix.split_at_checked(HEADER.len())?;
         if *header != HEADER || *checksum != crc32c::crc32c(body).to_le_bytes() {
@@ -94,7 +101,7 @@ mod tests {
         let key = StayKey { volume: VolumeId([3; 16]), stay: StayId::Arrived(4) };
         let look = Look { which: vec![1, 2], state: vec![3], changed_at: -5 };
         let in_use = ImageRecord::InUse { looks: vec![look.clone()], since: Epoch(7) };
-        for record in [ImageRecord::Closed(look), in_use, ImageRecord::Failed] {
+        for record in [ImageRecord::Closed(look), in_use, ImageRecord::Failed, ImageRecord::Unseen] {
             let bytes = record.encode(key);
             assert_eq!(ImageRecord::decode(&bytes, key), Some(record));
             assert_eq!(ImageRecord::decode(&bytes, StayKey { stay: StayId::Made, ..key }), None);
@@ -102,7 +109,8 @@ mod tests {
                 let mut changed = bytes.clone();
                 changed[index] ^= 1;
                 assert_eq!(ImageRecord::decode(&changed, key), None, "byte {index}");
-                assert_eq!(ImageRecord::decode(&bytes[..index], key), None);
+                let nothing = (index == 0).then_some(ImageRecord::Failed);
+                assert_eq!(ImageRecord::decode(&bytes[..index], key), nothing);
             }
         }
     }

@@ -83,32 +83,38 @@ pub fn open(found: Found) -> Opening {
     let believed = found.kept.filter(|_| distrust.is_none());
     let since = first_epoch(believed.as_ref());
     // A flush that failed is remembered until the stay is over.
-    let look = found.look.filter(|_| found.record != Some(ImageRecord::Failed));
-    steps.extend(look.map(|look| OpeningStep::Record(ImageRecord::InUse { looks: vec![look], since })));
+    if found.record != Some(ImageRecord::Failed) {
+        let in_use = |look| ImageRecord::InUse { looks: vec![look], since };
+        steps.push(OpeningStep::Record(found.look.map_or(ImageRecord::Unseen, in_use)));
+    }
     Opening { believed, distrust, steps }
 }
 
-/// What is remembered when the image has been closed in order and looks so, in the place of `record`; `None`: that it was
-/// remembered at all is to be forgotten.
+/// What is remembered when the image has been closed in order and looks so, in the place of `record`; `None`: nothing.
 pub fn closed(record: Option<ImageRecord>, look: Option<Look>) -> Option<ImageRecord> {
-    match record {
-        Some(ImageRecord::Failed) => record,
-        _ => look.map(ImageRecord::Closed),
+    match (record, look) {
+        (Some(ImageRecord::Failed), _) => Some(ImageRecord::Failed),
+        (_, Some(look)) => Some(ImageRecord::Closed(look)),
+        (record, None) => record.map(|_| ImageRecord::Unseen),
     }
 }
 
-/// What is remembered of an image that is in use, when the volume may soon be in another one that looks so.
-pub fn also_in_use(record: Option<ImageRecord>, look: Look) -> ImageRecord {
-    match record {
-        Some(ImageRecord::InUse { mut looks, since }) => {
-            looks.retain(|known| known.which != look.which);
-            looks.push(look);
+/// What is remembered of an image that is in use, when the volume may soon be in another one that looks so; `None`: its place does
+/// not say.
+pub fn also_in_use(record: Option<ImageRecord>, look: Option<Look>) -> ImageRecord {
+    match (record, look) {
+        (Some(ImageRecord::Failed), _) => ImageRecord::Failed,
+        (Some(ImageRecord::InUse { mut looks, since }), look) => {
+            if let Some(look) = look {
+                looks.retain(|known| known.which != look.which);
+                looks.push(look);
+            }
             ImageRecord::InUse { looks, since }
         }
-        Some(ImageRecord::Failed) => ImageRecord::Failed,
-        Some(ImageRecord::Closed(_)) | None => {
+        (Some(ImageRecord::Closed(_) | ImageRecord::Unseen) | None, Some(look)) => {
             ImageRecord::InUse { looks: vec![look], since: first_epoch(None) }
         }
+        (Some(ImageRecord::Closed(_) | ImageRecord::Unseen) | None, None) => ImageRecord::Unseen,
     }
 }
 
@@ -135,6 +141,7 @@ fn believe(kept: &Kept, record: Option<&ImageRecord>, look: Option<&Look>) -> Re
         ImageRecord::Closed(known) if known == look => Ok(()),
         ImageRecord::Closed(_) => Err(Distrust::Touched),
         ImageRecord::Failed => Err(Distrust::FlushFailed),
+        ImageRecord::Unseen => Err(Distrust::NotRecorded),
         ImageRecord::InUse { looks, since } => {
             let known = looks.iter().find(|known| known.which == look.which).ok_or(Distrust::Another)?;
             // Whoever puts a former content back in place makes it look older.
@@ -186,8 +193,8 @@ mod tests {
         assert_eq!(forgets, expected.is_err(), "durably, and before anything vouches for it");
         let since =
             if expected.is_ok() { Epoch(marks.iter().max().map_or(6, |last| last + 1)) } else { Epoch(1) };
-        let in_use = now.map(|look| OpeningStep::Record(ImageRecord::InUse { looks: vec![look], since }));
-        assert_eq!(opening.steps.into_iter().find(|step| *step != OpeningStep::Forget), in_use);
+        let in_use = now.map_or(ImageRecord::Unseen, |look| ImageRecord::InUse { looks: vec![look], since });
+        assert_eq!(opening.steps.last(), Some(&OpeningStep::Record(in_use)));
     }
 
     #[test]
@@ -216,7 +223,7 @@ mod tests {
     fn what_moves_between_stores_is_known_by_either_image() {
         let record = also_in_use(
             Some(ImageRecord::InUse { looks: vec![look(1, 1, 7)], since: Epoch(6) }),
-            look(2, 1, 1),
+            Some(look(2, 1, 1)),
         );
         for which in [1, 2] {
             check(&[], Some(record.clone()), Some(look(which, 5, 9)), Ok(()));
@@ -233,9 +240,26 @@ mod tests {
             assert_eq!((opening.believed, opening.steps), (None, vec![OpeningStep::Forget]));
         }
         assert_eq!(closed(failed(), Some(look(1, 1, 7))), failed());
-        assert_eq!(Some(also_in_use(failed(), look(2, 1, 7))), failed());
+        assert_eq!(Some(also_in_use(failed(), Some(look(2, 1, 7)))), failed());
         assert!(!vouches(failed().as_ref()) && !vouches(None));
         assert!(vouches(closed(None, Some(look(1, 1, 7))).as_ref()));
+    }
+
+    #[test]
+    fn of_an_image_whose_place_does_not_say_how_it_looks_it_is_remembered_that_no_flush_has_failed() {
+        let unseen = || Some(ImageRecord::Unseen);
+        check(&[], None, None, Err(Distrust::Unknowable));
+        check(&[], unseen(), None, Err(Distrust::Unknowable));
+        check(&[], unseen(), Some(look(1, 1, 7)), Err(Distrust::NotRecorded));
+        assert_eq!(closed(unseen(), None), unseen());
+        assert_eq!(closed(None, None), None, "nothing is known of its flushes");
+        assert_eq!(Some(also_in_use(None, None)), unseen());
+        assert!(vouches(unseen().as_ref()));
+        // Where it goes to says.
+        let both = also_in_use(unseen(), Some(look(1, 1, 7)));
+        check(&[6], Some(both.clone()), Some(look(1, 2, 8)), Ok(()));
+        // And back.
+        assert_eq!(also_in_use(Some(both.clone()), None), both);
     }
 
     #[test]

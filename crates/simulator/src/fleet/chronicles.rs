@@ -146,7 +146,7 @@ impl SimChronicles {
     pub(super) fn note_image(&self, key: StayKey, look: Look) {
         let known = self.files.borrow().get(&key).and_then(|files| files.image.clone());
         let known = known.and_then(|bytes| ImageRecord::decode(&bytes, key));
-        self.record_image(key, &opening::also_in_use(known, look));
+        self.record_image(key, &opening::also_in_use(known, Some(look)));
     }
 
     /// Remembers how an image looks that has been closed in order; if that cannot be, then nothing of it.
@@ -272,9 +272,13 @@ impl SimChronicles {
                 self.files.borrow_mut().entry(key).or_default().presence = None;
             }
             Work::Doubt(key) => {
-                // In a full folder what was remembered of the image is deleted instead.
-                let record = (!self.is_full()).then(|| ImageRecord::Failed.encode(key));
-                self.files.borrow_mut().entry(key).or_default().image = record;
+                let mut files = self.files.borrow_mut();
+                let image = &mut files.entry(key).or_default().image;
+                // In a full folder nothing is left of what was remembered of the image, and that says the same.
+                *image = match self.is_full() {
+                    false => Some(ImageRecord::Failed.encode(key)),
+                    true => image.as_ref().map(|_| Vec::new()),
+                };
             }
         }
         Ok(())

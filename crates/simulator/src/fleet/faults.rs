@@ -73,13 +73,14 @@ const SELDOM_STREAM: u64 = 0x7365_6c64_6f6d_0000;
 /// In how many of a hundred simulations there are any.
 const SELDOM_PERCENT: u64 = 35;
 /// Phases that few migrations enter, or that are over in no time.
-const SELDOM: [Phase; 8] = [
+const SELDOM: [Phase; 9] = [
     Phase::TakingBack,
     Phase::TakingBack,
     Phase::Discarding,
     Phase::Memory,
     Phase::Memory,
     Phase::Closing,
+    Phase::Filling,
     Phase::Filling,
     Phase::Retiring,
 ];

@@ -89,7 +89,7 @@ impl Host {
             None => Ok(()),
             Some((name, _)) => Err(RequestError::Invalid(format!(
                 "\"{name}\" lacks blocks that are here, in an image that may have lost others: a flush of it has failed, or what \
-                 became of its flushes is not recorded (of another server's export nothing is); wait until nothing is missing, then it comes as a whole"
+                 became of its flushes could not be recorded; wait until nothing is missing, then it comes as a whole"
             ))),
         })
         .await

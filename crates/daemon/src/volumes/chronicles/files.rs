@@ -65,6 +65,14 @@ impl Files {
         whole_file::replace(&self.image_path(key), &record.encode(key))
     }
 
+    /// Remembers durably that a flush of the image has failed; in a full folder, where nothing has been remembered of it yet, that
+    /// nothing is.
+    pub(super) fn doubt_image(&self, key: StayKey) -> io::Result<()> {
+        let recorded = self.record_image(key, &ImageRecord::Failed);
+        // An empty file says the same, and takes no room.
+        recorded.or_else(|_| empty(&self.image_path(key))).or_else(|_| self.forget_image(key))
+    }
+
     /// Remembers durably nothing of the image.
     pub(super) fn forget_image(&self, key: StayKey) -> io::Result<()> {
         remove(&self.image_path(key))?;
@@ -140,6 +148,11 @@ fn key_of(name: &str) -> Option<StayKey> {
         volume.as_bytes().chunks(2).map(|pair| u8::from_str_radix(std::str::from_utf8(pair).ok()?, 16).ok());
     let volume = digits.collect::<Option<Vec<u8>>>()?.try_into().ok()?;
     Some(StayKey { volume: VolumeId(volume), stay: StayId::from_str(stay).ok()? })
+}
+
+/// Takes a file's content from it, durably.
+fn empty(path: &Path) -> io::Result<()> {
+    std::fs::OpenOptions::new().write(true).truncate(true).open(path)?.sync_all()
 }
 
 /// Removes a file; one that is gone is a success.

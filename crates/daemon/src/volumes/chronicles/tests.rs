@@ -186,6 +186,21 @@ fn how_an_image_looks_that_could_not_be_recorded_is_not_trusted() {
 }
 
 #[test]
+fn that_a_flush_has_failed_is_remembered_in_a_full_folder_too() {
+    let (folder, chronicles, image) = scene();
+    chronicles.open_stay(KEY, &image).unwrap();
+    assert!(chronicles.vouches(KEY));
+    // As with a folder that is full: a file cannot be made there.
+    let blocked = folder.path().join(FOLDER).join(format!("{KEY}.new"));
+    std::fs::create_dir(&blocked).unwrap();
+    wait(chronicles.doubt(KEY)).unwrap();
+    std::fs::remove_dir(&blocked).unwrap();
+    chronicles.close_image(KEY, &image);
+    chronicles.open_stay(KEY, &image).unwrap();
+    assert!(!chronicles.vouches(KEY), "a restart makes nothing of it good");
+}
+
+#[test]
 fn a_marks_file_that_was_cut_off_while_it_was_made_holds_nothing() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("marks");
