@@ -75,7 +75,7 @@ struct Part {
 const HERE: &str = "@HERE@";
 
 /// In the order in which they are typed.
-const PARTS: [Part; 7] = [
+const PARTS: [Part; 8] = [
     // The comment says it: on both, each with its own name, and the invitation of the one is given to the other.
     Part {
         document: "docs/hosts.md",
@@ -209,6 +209,41 @@ pkill qemu-system
 sterna volume remove web1 --force --delete-image
 "#,
         each: None,
+    },
+    // A domain of libvirt's own daemon, which wants to know a user that a package of its would make.
+    Part {
+        document: "docs/libvirt.md",
+        block: ("", 0),
+        script: r#"
+useradd --system libvirt-qemu
+mkdir -p /etc/libvirt
+printf '%s\n' 'user = "root"' 'group = "root"' 'security_driver = "none"' 'namespaces = []' 'cgroup_controllers = []' \
+  'stdio_handler = "file"' >/etc/libvirt/qemu.conf
+libvirtd --daemon
+truncate -s 16M /srv/web1.raw
+cat >domain.xml <<'END'
+<domain type='qemu'><name>web1</name><memory unit='MiB'>64</memory><os><type arch='x86_64'>hvm</type></os><devices>
+<emulator>/usr/bin/qemu-system-x86_64</emulator><controller type='usb' model='none'/><memballoon model='none'/>
+<disk type='file' device='disk'><driver name='qemu' type='raw' cache='none'/><source file='/srv/web1.raw'/>
+<target dev='vda' bus='virtio'/></disk></devices></domain>
+END
+export LIBVIRT_DEFAULT_URI=qemu:///system
+until virsh version; do sleep 0.1; done
+virsh define domain.xml
+virsh start web1
+@HERE@
+virsh dumpxml web1 | grep "file='/srv/web1.raw'"
+[[ $(virsh domstate web1) == running* ]]
+if sterna volume show web1; then false; fi
+virsh destroy web1
+"#,
+        each: Some(
+            r#"
+case $line in
+*"sterna migrate"*) virsh dumpxml web1 | grep "protocol='nbd'"; [[ $(sterna volume show web1 --json | jq -r .store) == fast ]] ;;
+*release*) [[ $(sterna volume show web1 --json | jq -r .store) == slow ]] ;;
+esac"#,
+        ),
     },
 ];
 
