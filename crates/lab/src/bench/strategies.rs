@@ -48,6 +48,8 @@ pub struct StrategiesOptions {
     pub scale: Scale,
     /// How the mover copies.
     pub mover: Mover,
+    /// What source and target are each; [`Scale::device`] is usual.
+    pub device: Device,
     /// Seeks a longer hold at the handover: `--max-downtime` of every migration, in milliseconds.
     pub max_downtime_ms: u64,
 }
@@ -136,8 +138,8 @@ impl Scale {
         }
     }
 
-    /// The device that source and target are each.
-    fn device(self) -> Device {
+    /// What source and target are each, unless something else is asked for: the mover takes all that such a device carries.
+    pub fn device(self) -> Device {
         let factor = if self == Self::Tiny { 4 } else { 1 };
         Device {
             latency_us: 2000 / factor,
@@ -366,7 +368,7 @@ pub async fn run(options: &StrategiesOptions, progress: &mut Progress) -> anyhow
         rounds: bench.rounds,
         scale: options.scale,
         mover: options.mover,
-        device: options.scale.device(),
+        device: options.device,
         max_downtime_ms: options.max_downtime_ms,
         figures,
         samples,

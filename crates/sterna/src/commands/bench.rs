@@ -84,10 +84,11 @@ async fn run_vm(order: BenchMachineArguments, format: Format) -> Result<(), Comm
 
 async fn run_strategies(order: BenchStrategiesArguments, format: Format) -> Result<(), CommandError> {
     check_page(order.html.as_deref())?;
-    let (experiments, scale, mover) = (order.experiments(), order.scale(), order.mover());
+    let (experiments, scale, mover, device) =
+        (order.experiments(), order.scale(), order.mover(), order.device());
     let (size, rounds, max_downtime_ms) = (order.size(), order.rounds(), order.max_downtime);
     let bench = options(order.folder, size, rounds)?;
-    let options = StrategiesOptions { bench, experiments, scale, mover, max_downtime_ms };
+    let options = StrategiesOptions { bench, experiments, scale, mover, device, max_downtime_ms };
     let report = strategies::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
     output::print(format, &report, strategies_text)?;
     write_page(order.html.as_deref(), || report.page())

@@ -17,7 +17,7 @@ pub(super) async fn slow_target(
     stage: &mut Stage<'_>,
     progress: &mut Progress,
 ) -> anyhow::Result<Vec<Figure>> {
-    let source = stage.options.scale.device();
+    let source = stage.options.device;
     let case = Case {
         size_bytes: stage.options.scale.slow_size(stage.options.bench.size_bytes),
         load: super::outstanding::oltp(DEPTH),
@@ -81,7 +81,7 @@ pub(super) async fn over_time(stage: &mut Stage<'_>, progress: &mut Progress) ->
     let case = Case {
         size_bytes: stage.options.bench.size_bytes,
         load: super::outstanding::oltp(DEPTH),
-        target: stage.options.scale.device(),
+        target: stage.options.device,
         x: 0.0,
     };
     let samples = stage.measure(Experiment::OverTime.name(), &Column::all(), &[case], progress).await?;

@@ -13,14 +13,13 @@ const PERCENT_OF_DEVICE: u64 = 25;
 
 /// Measures both intensities.
 pub(super) async fn measure(stage: &mut Stage<'_>, progress: &mut Progress) -> anyhow::Result<Vec<Figure>> {
-    let scale = stage.options.scale;
+    let device = stage.options.device;
     let size_bytes = stage.options.bench.size_bytes;
-    let once =
-        u32::try_from(scale.device().operations_per_second * PERCENT_OF_DEVICE / 100).unwrap_or(u32::MAX);
+    let once = u32::try_from(device.operations_per_second * PERCENT_OF_DEVICE / 100).unwrap_or(u32::MAX);
     let case = |times: u32| Case {
         size_bytes,
         load: Load::zipf(Some(once * times)),
-        target: scale.device(),
+        target: device,
         x: f64::from(times),
     };
     let samples =

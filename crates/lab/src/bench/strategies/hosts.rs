@@ -30,12 +30,12 @@ const PERCENT_OF_LINK: [u64; 2] = [50, 200];
 
 /// Measures every strategy at both loads, and at several sizes.
 pub(super) async fn measure(stage: &mut Stage<'_>, progress: &mut Progress) -> anyhow::Result<Vec<Figure>> {
-    let scale = stage.options.scale;
+    let (scale, device) = (stage.options.scale, stage.options.device);
     let size_bytes = stage.options.bench.size_bytes;
     let case = |percent: u64, size_bytes: u64, x: f64| Case {
         size_bytes,
         load: Load { job: JOB, limit: Some(Limit::Bytes(RATE.bytes_per_second() as u64 * percent / 100)) },
-        target: scale.device(),
+        target: device,
         x,
     };
     // A guest that outruns the link makes it take long.

@@ -17,10 +17,9 @@ pub(super) fn oltp(depth: u32) -> Load {
 
 /// Figures 4, 6, 8 and 9.
 pub(super) async fn by_depth(stage: &mut Stage<'_>, progress: &mut Progress) -> anyhow::Result<Vec<Figure>> {
-    let scale = stage.options.scale;
+    let (scale, device) = (stage.options.scale, stage.options.device);
     let size_bytes = stage.options.bench.size_bytes;
-    let case =
-        |depth: &u32| Case { size_bytes, load: oltp(*depth), target: scale.device(), x: f64::from(*depth) };
+    let case = |depth: &u32| Case { size_bytes, load: oltp(*depth), target: device, x: f64::from(*depth) };
     let cases: Vec<_> = scale.depths().iter().map(case).collect();
     let samples = stage.measure(Experiment::Outstanding.name(), &Column::all(), &cases, progress).await?;
     let x = "requests in flight";
@@ -74,12 +73,12 @@ pub(super) async fn by_depth(stage: &mut Stage<'_>, progress: &mut Progress) -> 
 
 /// Figures 5 and 7.
 pub(super) async fn by_size(stage: &mut Stage<'_>, progress: &mut Progress) -> anyhow::Result<Vec<Figure>> {
-    let scale = stage.options.scale;
+    let (scale, device) = (stage.options.scale, stage.options.device);
     let usual = stage.options.bench.size_bytes;
     let case = |quarters: &u64| {
         let size_bytes = usual / 4 * quarters;
         let x = (size_bytes >> 20) as f64;
-        Case { size_bytes, load: oltp(DEPTH), target: scale.device(), x }
+        Case { size_bytes, load: oltp(DEPTH), target: device, x }
     };
     let cases: Vec<_> = scale.quarters().iter().map(case).collect();
     let samples = stage.measure(Experiment::Size.name(), &Column::all(), &cases, progress).await?;

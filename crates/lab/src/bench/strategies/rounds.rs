@@ -20,7 +20,7 @@ fn loads(case: Case) -> [(&'static str, Case); 2] {
 
 fn usual(stage: &Stage<'_>) -> Case {
     let size_bytes = stage.options.bench.size_bytes;
-    Case { size_bytes, load: super::outstanding::oltp(16), target: stage.options.scale.device(), x: 0.0 }
+    Case { size_bytes, load: super::outstanding::oltp(16), target: stage.options.device, x: 0.0 }
 }
 
 /// Figure 2: how often each block was written, and the share of writes that wrote a block once more.

@@ -191,7 +191,7 @@ impl<'a> Stage<'a> {
     async fn scene(&self, case: &Case) -> anyhow::Result<Scene> {
         let image = self.image(case.size_bytes).await?;
         let folder = Folder::create(self.folder.root(), STORES)?;
-        let delays = [(STORES[0], self.options.scale.device()), (STORES[1], case.target)].map(
+        let delays = [(STORES[0], self.options.device), (STORES[1], case.target)].map(
             |(store, Device { latency_us, bytes_per_second, operations_per_second })| {
                 format!(
                     "[stores.{store}.delay]\nread_us = {latency_us}\nwrite_us = {latency_us}\n\

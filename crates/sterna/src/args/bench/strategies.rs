@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use lab::bench::strategies::{Experiment, Mover, Scale};
+use lab::bench::strategies::{Device, Experiment, Mover, Scale};
 
 use super::{one_of, parse_image_size, wanted};
-use crate::units::parse_size;
+use crate::units::{parse_rate, parse_size};
 
 /// Range of chunks in flight, as the daemon's configuration has it.
 const DEPTH: std::ops::RangeInclusive<i64> = 1..=64;
@@ -33,6 +33,15 @@ pub(crate) struct BenchStrategiesArguments {
     /// Bytes of each of them.
     #[arg(long, default_value = "64KiB", value_parser = parse_chunk_size)]
     chunk: u64,
+    /// What each read and each write of a store takes longer, in milliseconds; usually 2.
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(0..=1000))]
+    store_latency: Option<u64>,
+    /// What a store carries; usually 64MiB/s, which the mover takes all of.
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    store_rate: Option<u64>,
+    /// Requests that a store takes in a second; usually 3500.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    store_operations: Option<u64>,
     /// For how long guests may be held at the end of rounds, in milliseconds.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) max_downtime: u64,
@@ -84,6 +93,16 @@ impl BenchStrategiesArguments {
     pub(crate) fn mover(&self) -> Mover {
         Mover { depth: self.depth, chunk_bytes: self.chunk }
     }
+
+    pub(crate) fn device(&self) -> Device {
+        let usual = self.scale().device();
+        let latency_us = self.store_latency.map(|milliseconds| milliseconds * 1000);
+        Device {
+            latency_us: latency_us.unwrap_or(usual.latency_us),
+            bytes_per_second: self.store_rate.unwrap_or(usual.bytes_per_second),
+            operations_per_second: self.store_operations.unwrap_or(usual.operations_per_second),
+        }
+    }
 }
 
 fn parse_chunk_size(text: &str) -> Result<u64, String> {
@@ -97,6 +116,7 @@ pub(super) const HELP: &str = "\
 Examples:
   sterna bench strategies --quick --html strategies.html
   sterna bench strategies --only outstanding --rounds 5
+  sterna bench strategies --only outstanding --store-latency 10 --store-rate 128MiB/s
   sterna bench strategies --only rounds --depth 8 --chunk 512KiB --json > rounds.json
 
 An image is moved between two stores of this machine, by each strategy, while fio works on it; each store is slowed down, so that \
