@@ -373,7 +373,7 @@ impl Chronicler {
 
     /// A flush of the volume's own store has failed. Resolves when it is durable that copies are not told by what that holds
     /// any more, or has taken too long; then that is done all the same.
-    pub(crate) async fn store_failed(&self) {
+    pub async fn store_failed(&self) {
         let Some(Keeping { keeper, handle, wait_max }) = &self.keeping else { return };
         let doubt = self.stay.borrow_mut().store_failed();
         let Some(Doubt { stay, forgetting }) = doubt else { return };

@@ -199,7 +199,10 @@ impl SimHost {
             self.leave_copies().await;
         }
         for (_, volume) in &closing {
-            is_closed = is_closed && volume.store().flush().await.is_ok();
+            if is_closed && volume.store().flush().await.is_err() {
+                volume.chronicler().store_failed().await;
+                is_closed = false;
+            }
             // What cannot be kept exactly is kept as the marks tell it.
             let _ = volume.chronicler().close().await;
         }
