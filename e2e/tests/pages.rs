@@ -75,7 +75,7 @@ struct Part {
 const HERE: &str = "@HERE@";
 
 /// In the order in which they are typed.
-const PARTS: [Part; 8] = [
+const PARTS: [Part; 9] = [
     // The comment says it: on both, each with its own name, and the invitation of the one is given to the other.
     Part {
         document: "docs/hosts.md",
@@ -243,6 +243,49 @@ case $line in
 *"sterna migrate"*) virsh dumpxml web1 | grep "protocol='nbd'"; [[ $(sterna volume show web1 --json | jq -r .store) == fast ]] ;;
 *release*) [[ $(sterna volume show web1 --json | jq -r .store) == slow ]] ;;
 esac"#,
+        ),
+    },
+    // Where rack3-b has promised, and rack3-a has released: one of the two does not run, so that they do not hear of each other.
+    Part {
+        document: "docs/hosts.md",
+        block: ("## When something breaks", 0),
+        script: r#"
+begin() { env "$@" sterna serve --config "/etc/$host/sterna.toml" 2>>"/tmp/$host.log" & }
+end() { pkill -f "/etc/$1/sterna.toml"; while pgrep -f "/etc/$1/sterna.toml"; do sleep 0.1; done; }
+until_serves() { until command sterna --host "$1" store list; do sleep 0.1; done 2>/dev/null; }
+HERE=unix:/run/sterna/sterna.sock
+lose_each_other() {
+  end rack3-a || true
+  host=rack3-a begin STERNA_FAIL_POINT=after-released
+  until_serves "$HERE"
+  until command sterna --host "$HERE" migrate web1 --to rack3-b:fast --detach; do sleep 0.1; done
+  while pgrep -f /etc/rack3-a/sterna.toml; do sleep 0.1; done
+  end rack3-b
+  host=rack3-a begin -u STERNA_FAIL_POINT
+  until_serves "$HERE"
+  until ticket=$(command sterna --host "$HERE" migration list --json | jq -er 'map(.ticket // empty)[0]'); do sleep 0.1; done
+  end rack3-a
+  host=rack3-b begin -u STERNA_FAIL_POINT
+  until_serves "$PEER"
+}
+# The ticket of this migration.
+ticket=
+sterna() { command sterna "${@/sterna-ticket-1-…/$ticket}"; }
+# What the VM above has been given back.
+rm /srv/b/fast/web1.img
+sterna volume create web1 --size 16MiB --store fast
+export STERNA_HOST=$PEER
+@HERE@
+"#,
+        each: Some(
+            r#"
+if sterna volume show web1; then
+  host=rack3-a begin -u STERNA_FAIL_POINT
+  until_serves "$HERE"
+  until sterna migrate web1 --to rack3-a:fast; do sleep 0.1; done
+fi
+lose_each_other
+[[ $(sterna volume show web1 --json | jq -r .state) == arriving ]]"#,
         ),
     },
 ];
