@@ -85,8 +85,7 @@ test-newer-qemu: ## Run the tests of machines with the QEMU of Debian's backport
 lint: ## Check format, clippy's lints, documentation, scripts, licences.
 	scripts/install-packages lint
 	cargo fmt --all --check
-	cargo clippy --workspace --all-targets -- -D warnings
-	cargo clippy -p simulator --all-targets --features planted-bugs -- -D warnings
+	cargo clippy --workspace --all-targets --features simulator/planted-bugs -- -D warnings
 	RUSTDOCFLAGS='-D warnings -A rustdoc::private-intra-doc-links' cargo doc --workspace --no-deps --document-private-items --quiet
 	shellcheck --external-sources .ci/run scripts/* packaging/debian/p* contrib/nut/*
 	@if cargo deny --version >/dev/null 2>&1; then \
