@@ -150,11 +150,8 @@ impl Chronicles {
     /// Remembers how the image of a volume looks that has been closed in order; sleeps. If that cannot be remembered, then
     /// nothing of it is.
     pub(crate) fn close_image(&self, key: StayKey, image: &ImageLocation) {
-        let closed = match opening::closed(self.files.image_record(key), look(image)) {
-            Some(record) => self.files.record_image(key, &record),
-            None => self.files.forget_image(key),
-        };
-        let Err(error) = closed else { return };
+        let Some(record) = opening::closed(self.files.image_record(key), look(image)) else { return };
+        let Err(error) = self.files.record_image(key, &record) else { return };
         tracing::warn!(volume = %key.volume, %error, "how the image looks cannot be recorded; copies elsewhere will count as ones that lack everything");
         if let Err(error) = self.files.forget_image(key) {
             tracing::warn!(volume = %key.volume, %error, "a change of the image while the daemon is stopped may go unnoticed");

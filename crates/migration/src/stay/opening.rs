@@ -90,12 +90,13 @@ pub fn open(found: Found) -> Opening {
     Opening { believed, distrust, steps }
 }
 
-/// What is remembered when the image has been closed in order and looks so, in the place of `record`; `None`: nothing.
+/// What is remembered when the image has been closed in order and looks so, in the place of `record`, which must be forgotten if
+/// that cannot be; `None`: `record` stays.
 pub fn closed(record: Option<ImageRecord>, look: Option<Look>) -> Option<ImageRecord> {
     match (record, look) {
-        (Some(ImageRecord::Failed), _) => Some(ImageRecord::Failed),
+        (Some(ImageRecord::Failed) | None, None) | (Some(ImageRecord::Failed), Some(_)) => None,
         (_, Some(look)) => Some(ImageRecord::Closed(look)),
-        (record, None) => record.map(|_| ImageRecord::Unseen),
+        (Some(_), None) => Some(ImageRecord::Unseen),
     }
 }
 
@@ -239,7 +240,7 @@ mod tests {
             assert_eq!(opening.distrust, Some(Distrust::FlushFailed));
             assert_eq!((opening.believed, opening.steps), (None, vec![OpeningStep::Forget]));
         }
-        assert_eq!(closed(failed(), Some(look(1, 1, 7))), failed());
+        assert_eq!(closed(failed(), Some(look(1, 1, 7))), None, "it stays");
         assert_eq!(Some(also_in_use(failed(), Some(look(2, 1, 7)))), failed());
         assert!(!vouches(failed().as_ref()) && !vouches(None));
         assert!(vouches(closed(None, Some(look(1, 1, 7))).as_ref()));

@@ -154,8 +154,8 @@ impl SimChronicles {
         let mut files = self.files.borrow_mut();
         let image = &mut files.entry(key).or_default().image;
         let known = image.as_ref().and_then(|bytes| ImageRecord::decode(bytes, key));
-        let record = opening::closed(known, Some(look)).filter(|_| !self.is_full());
-        *image = record.map(|record| record.encode(key));
+        let Some(record) = opening::closed(known, Some(look)) else { return };
+        *image = (!self.is_full()).then(|| record.encode(key));
     }
 
     /// Tells whether the image that a volume leaves is what the volume was.

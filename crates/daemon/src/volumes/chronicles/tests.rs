@@ -194,8 +194,8 @@ fn that_a_flush_has_failed_is_remembered_in_a_full_folder_too() {
     let blocked = folder.path().join(FOLDER).join(format!("{KEY}.new"));
     std::fs::create_dir(&blocked).unwrap();
     wait(chronicles.doubt(KEY)).unwrap();
-    std::fs::remove_dir(&blocked).unwrap();
     chronicles.close_image(KEY, &image);
+    std::fs::remove_dir(&blocked).unwrap();
     chronicles.open_stay(KEY, &image).unwrap();
     assert!(!chronicles.vouches(KEY), "a restart makes nothing of it good");
 }
