@@ -44,8 +44,11 @@ deb: $(BINARY) ## Make a Debian package in target/.
 	scripts/install-packages deb
 	scripts/deb "$(BINARY)" "$(TARGET)"
 
-# Whatever runs here is built once, with the packages, features and profile of the tests; only the planted bugs need a few
-# crates again. What only computes runs beside the tests, on what they leave of the processors.
+# Whatever runs here is built once, with the packages, features and profile of the tests; only the simulator, which can break
+# rules on purpose, needs a few crates again. What only computes runs beside the tests, on what they leave of the processors:
+# that, and one more command (BESIDE="make lint").
+BESIDE ?=
+SIMULATOR := $(TARGET)/simulator-with-planted-bugs
 test: export STERNA_BIN := $(TARGET)/debug/sterna
 test: export STERNA_GUEST_IMAGE := $(GUEST_IMAGE)
 # What a package or root would let run must run; what the kernel does not have is listed in the end (crates/omission).
@@ -56,14 +59,14 @@ test: ## Run every test of the workspace, and beside them simulated migrations a
 	scripts/guest-image $(GUEST_IMAGE)
 	rm -f $(TARGET)/left-out
 	cargo build --bin simulator --features simulator/planted-bugs
-	cp $(TARGET)/debug/simulator $(TARGET)/simulator-with-planted-bugs
-	cargo build --bin simulator
+	cp $(TARGET)/debug/simulator $(SIMULATOR)
 	scripts/test-workspace \
-	  "$(TARGET)/simulator-with-planted-bugs --planted all" \
-	  "$(TARGET)/debug/simulator --seeds $(SEEDS)" \
-	  "$(TARGET)/debug/simulator --restored --seeds $(SEEDS)" \
-	  "$(TARGET)/debug/simulator --hosts 2 --seeds $(HOSTS_SEEDS)" \
-	  "$(TARGET)/debug/simulator --hosts 3 --seeds $(TOUR_SEEDS)"
+	  "$(SIMULATOR) --planted all" \
+	  "$(SIMULATOR) --seeds $(SEEDS)" \
+	  "$(SIMULATOR) --restored --seeds $(SEEDS)" \
+	  "$(SIMULATOR) --hosts 2 --seeds $(HOSTS_SEEDS)" \
+	  "$(SIMULATOR) --hosts 3 --seeds $(TOUR_SEEDS)" \
+	  $(if $(BESIDE),"$(BESIDE)")
 	@[[ ! -e $(TARGET)/left-out ]] || sort -u $(TARGET)/left-out
 
 # Whatever Sterna says to QEMU, said to the newest that Debian has for this release, and machines that move from the one to

@@ -20,6 +20,8 @@ mod fleet;
 mod guest;
 mod journal;
 mod paused;
+#[cfg(feature = "planted-bugs")]
+mod planted;
 mod probe;
 mod random;
 mod restored;
@@ -37,13 +39,11 @@ use clap::Parser;
 
 use crate::campaign::{Order, Summary, Until};
 use crate::coverage::{ByStrategy, Cell, Coverage};
+#[cfg(feature = "planted-bugs")]
+use crate::planted::run as run_planted;
 use crate::restored::Telling;
 use crate::scenario::{Options, Rounds};
 use crate::trace::Audience;
-
-/// Seeds within which a rule that is broken on purpose has to be noticed.
-#[cfg(feature = "planted-bugs")]
-const PLANTED_SEEDS_MAX: u64 = 10_000;
 
 /// Runs migrations in virtual time against disks that fail, reorder, tear and hang, and checks what must hold.
 #[derive(Clone, Debug, Parser)]
@@ -126,63 +126,6 @@ impl Arguments {
             Some(Strategy::PostCopy) => Rounds::LeavesBlocks,
         };
         Options { operations: self.operations, hosts: self.hosts, rounds }
-    }
-
-    /// The same with as many hosts as it takes to notice a rule that is broken.
-    #[cfg(feature = "planted-bugs")]
-    fn noticing(&self, bug: migration::planted::Bug) -> Self {
-        use migration::planted::Bug;
-
-        let hosts = match bug {
-            // Only a migration between hosts outlasts a daemon, comes home to guests, or has clients at two hosts.
-            Bug::ClaimsAtEachHost
-            | Bug::MarkNotAwaited
-            | Bug::EpochReused
-            | Bug::EpochsReservedLate
-            | Bug::TouchedImageTrusted
-            | Bug::OpenOnTrial
-            | Bug::FenceNotChecked
-            | Bug::DiscardedBeforeNoted
-            | Bug::EndNotRepeated
-            | Bug::VmLeavesUnnoted
-            | Bug::HooksNotAwaited
-            | Bug::PromiseForgotten
-            | Bug::TryNotCounted
-            | Bug::PromiseOfAnotherIncarnation
-            | Bug::AbortNotRecorded => 2,
-            // Two branches need a third host to pass each other, and so does a way home after another target.
-            Bug::AccessAfterTheRelationEnded
-            | Bug::BranchMistaken
-            | Bug::ChronicleIsMissingSet
-            | Bug::ToldCopyForgetsWrites
-            | Bug::FailedFlushForgotten
-            | Bug::ForgetAfterRefer
-            | Bug::PromiseNotWithdrawn
-            | Bug::MarksOfAnEarlierStay
-            | Bug::IncompletePromoted => 3,
-            _ => self.hosts,
-        };
-        // What leaves before it is copied: at once in every simulation, to another host.
-        let leaves = matches!(
-            bug,
-            Bug::PresentBeforeDurable
-                | Bug::FillOverNewerWrite
-                | Bug::PresenceForgotten
-                | Bug::WriteNotNoted
-                | Bug::ReadPassesOverwriting
-                | Bug::RetiredBeforeWhole
-                | Bug::ManifestOlderThanGate
-                | Bug::ReservoirDiscarded
-                | Bug::HollowImageKept
-        );
-        // A copy that counts as whole although the owner's disk has lost something: seldom, unless all is copied beforehand.
-        if bug == Bug::FailedFlushForgotten {
-            return Self { hosts, strategy: Some(Strategy::Tracking), ..self.clone() };
-        }
-        if leaves {
-            return Self { hosts: 2, strategy: Some(Strategy::PostCopy), ..self.clone() };
-        }
-        Self { hosts, ..self.clone() }
     }
 }
 
@@ -355,85 +298,6 @@ fn replay(arguments: &Arguments, seed: u64, more: &str) -> String {
     format!(
         "cargo run -p simulator --release{features} -- --seed {seed} --trace{hosts}{operations}{strategy}{more}"
     )
-}
-
-/// Breaks rules on purpose; returns whether each was noticed.
-#[cfg(feature = "planted-bugs")]
-fn run_planted(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool {
-    use migration::planted::{Bug, plant};
-
-    let chosen: Vec<_> = Bug::all().filter(|bug| planted == "all" || bug.name() == planted).collect();
-    if chosen.is_empty() {
-        let names: Vec<_> = Bug::all().map(Bug::name).collect();
-        println!("no rule is called {planted}: all, {}", names.join(", "));
-        return false;
-    }
-    let mut all_noticed = true;
-    for bug in chosen {
-        if Bug::OF_RESTORATION.contains(&bug) {
-            all_noticed &= run_planted_restored(arguments, bug, seed);
-            continue;
-        }
-        let arguments = &arguments.noticing(bug);
-        if let Some(seed) = seed {
-            plant(Some(bug));
-            all_noticed &= !run_one(arguments, seed);
-            continue;
-        }
-        let summary =
-            campaign::run(&arguments.order(PLANTED_SEEDS_MAX, Until::OneIsFound), || plant(Some(bug)));
-        match summary.violations.first() {
-            Some((seed, _)) if violates_anyway(arguments, *seed) => {
-                println!("{}: seed {seed} violates a rule without it, too", bug.name());
-                all_noticed = false;
-            }
-            Some((seed, violation)) => {
-                let after = seed - arguments.first + 1;
-                println!(
-                    "{}: noticed after {after} seeds ({}): {}",
-                    bug.name(),
-                    violation.checker,
-                    violation.detail
-                );
-                println!("    {}", replay(arguments, *seed, &format!(" --planted {}", bug.name())));
-            }
-            None => {
-                println!("{}: not noticed in {} seeds", bug.name(), summary.seeds);
-                all_noticed = false;
-            }
-        }
-    }
-    all_noticed
-}
-
-/// Breaks a rule of journals that are put back; returns whether it was noticed.
-#[cfg(feature = "planted-bugs")]
-fn run_planted_restored(arguments: &Arguments, bug: migration::planted::Bug, seed: Option<u64>) -> bool {
-    use migration::planted::plant;
-
-    plant(Some(bug));
-    if let Some(seed) = seed {
-        return !run_restored(arguments, Some(seed));
-    }
-    let shown = restored::campaign(arguments.first, PLANTED_SEEDS_MAX, true);
-    plant(None);
-    let Some((seed, violation)) = shown.violations.first() else {
-        println!("{}: not noticed in {} seeds", bug.name(), shown.seeds);
-        return false;
-    };
-    if restored::replay(*seed, Telling::Silent).is_some() {
-        println!("{}: seed {seed} violates a rule without it, too", bug.name());
-        return false;
-    }
-    println!("{}: noticed after {} seeds: {violation}", bug.name(), shown.seeds);
-    true
-}
-
-/// Tells whether a seed shows nothing of a rule that is broken, for it violates one without that.
-#[cfg(feature = "planted-bugs")]
-fn violates_anyway(arguments: &Arguments, seed: u64) -> bool {
-    migration::planted::plant(None);
-    simulation::simulate(seed, &arguments.options(), Audience::Nobody).violation.is_some()
 }
 
 #[cfg(not(feature = "planted-bugs"))]

@@ -1,0 +1,140 @@
+//! Rules that are broken on purpose, each of which has to be noticed: by the fleet, or by the one whose journals are put back.
+
+use migration::planted::{Bug, plant};
+
+use crate::campaign::{Order, Until};
+use crate::restored::Telling;
+use crate::trace::Audience;
+use crate::{Arguments, Strategy, campaign, replay, restored, run_one, run_restored, simulation};
+
+/// Seeds within which a rule that is broken on purpose has to be noticed.
+const SEEDS_MAX: u64 = 10_000;
+
+/// Rules of whose breach thousands of seeds show nothing, and the first that did. It is tried before all others, unless those are
+/// wanted: it says the same sooner. One that is not noticed there any more is looked for from the beginning.
+const NOTICED_LATE: [(Bug, u64); 3] =
+    [(Bug::PromiseNotWithdrawn, 4067), (Bug::FailedFlushForgotten, 3444), (Bug::EndNotRepeated, 4748)];
+
+/// Breaks rules; returns whether each was noticed.
+pub(crate) fn run(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool {
+    let chosen: Vec<_> = Bug::all().filter(|bug| planted == "all" || bug.name() == planted).collect();
+    if chosen.is_empty() {
+        let names: Vec<_> = Bug::all().map(Bug::name).collect();
+        println!("no rule is called {planted}: all, {}", names.join(", "));
+        return false;
+    }
+    let mut all_noticed = true;
+    for bug in chosen {
+        all_noticed &= match seed {
+            _ if Bug::OF_RESTORATION.contains(&bug) => run_in_restoration(arguments, bug, seed),
+            Some(seed) => {
+                plant(Some(bug));
+                !run_one(&noticing(arguments, bug), seed)
+            }
+            None => is_noticed(&noticing(arguments, bug), bug),
+        };
+    }
+    all_noticed
+}
+
+/// The same with as many hosts as it takes to notice a rule that is broken.
+fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
+    let hosts = match bug {
+        // Only a migration between hosts outlasts a daemon, comes home to guests, or has clients at two hosts.
+        Bug::ClaimsAtEachHost
+        | Bug::MarkNotAwaited
+        | Bug::EpochReused
+        | Bug::EpochsReservedLate
+        | Bug::TouchedImageTrusted
+        | Bug::OpenOnTrial
+        | Bug::FenceNotChecked
+        | Bug::DiscardedBeforeNoted
+        | Bug::EndNotRepeated
+        | Bug::VmLeavesUnnoted
+        | Bug::HooksNotAwaited
+        | Bug::PromiseForgotten
+        | Bug::TryNotCounted
+        | Bug::PromiseOfAnotherIncarnation
+        | Bug::AbortNotRecorded => 2,
+        // Two branches need a third host to pass each other, and so does a way home after another target.
+        Bug::AccessAfterTheRelationEnded
+        | Bug::BranchMistaken
+        | Bug::ChronicleIsMissingSet
+        | Bug::ToldCopyForgetsWrites
+        | Bug::FailedFlushForgotten
+        | Bug::ForgetAfterRefer
+        | Bug::PromiseNotWithdrawn
+        | Bug::MarksOfAnEarlierStay
+        | Bug::IncompletePromoted => 3,
+        _ => arguments.hosts,
+    };
+    // What leaves before it is copied: at once in every simulation, to another host.
+    let leaves = matches!(
+        bug,
+        Bug::PresentBeforeDurable
+            | Bug::FillOverNewerWrite
+            | Bug::PresenceForgotten
+            | Bug::WriteNotNoted
+            | Bug::ReadPassesOverwriting
+            | Bug::RetiredBeforeWhole
+            | Bug::ManifestOlderThanGate
+            | Bug::ReservoirDiscarded
+            | Bug::HollowImageKept
+    );
+    // A copy that counts as whole although the owner's disk has lost something: seldom, unless all is copied beforehand.
+    if bug == Bug::FailedFlushForgotten {
+        return Arguments { hosts, strategy: Some(Strategy::Tracking), ..arguments.clone() };
+    }
+    if leaves {
+        return Arguments { hosts: 2, strategy: Some(Strategy::PostCopy), ..arguments.clone() };
+    }
+    Arguments { hosts, ..arguments.clone() }
+}
+
+/// Runs seeds until one notices a rule that is broken; returns whether one does that keeps all rules otherwise.
+fn is_noticed(arguments: &Arguments, bug: Bug) -> bool {
+    let known = NOTICED_LATE.iter().find(|(late, _)| *late == bug);
+    let known = known.map(|(_, seed)| Order { first: *seed, ..arguments.order(1, Until::OneIsFound) });
+    let from_the_beginning = arguments.order(SEEDS_MAX, Until::OneIsFound);
+    let mut seeds = 0;
+    for order in known.into_iter().chain([from_the_beginning]) {
+        let summary = campaign::run(&order, || plant(Some(bug)));
+        seeds += summary.seeds;
+        let Some((seed, violation)) = summary.violations.first() else { continue };
+        if violates_anyway(arguments, *seed) {
+            println!("{}: seed {seed} violates a rule without it, too", bug.name());
+            return false;
+        }
+        println!("{}: noticed by seed {seed} ({}): {}", bug.name(), violation.checker, violation.detail);
+        println!("    {}", replay(arguments, *seed, &format!(" --planted {}", bug.name())));
+        return true;
+    }
+    println!("{}: not noticed in {seeds} seeds", bug.name());
+    false
+}
+
+/// Breaks a rule of journals that are put back; returns whether it was noticed.
+fn run_in_restoration(arguments: &Arguments, bug: Bug, seed: Option<u64>) -> bool {
+    plant(Some(bug));
+    if let Some(seed) = seed {
+        return !run_restored(arguments, Some(seed));
+    }
+    let shown = restored::campaign(arguments.first, SEEDS_MAX, true);
+    plant(None);
+    let Some((seed, violation)) = shown.violations.first() else {
+        println!("{}: not noticed in {} seeds", bug.name(), shown.seeds);
+        return false;
+    };
+    if restored::replay(*seed, Telling::Silent).is_some() {
+        println!("{}: seed {seed} violates a rule without it, too", bug.name());
+        return false;
+    }
+    println!("{}: noticed by seed {seed}: {violation}", bug.name());
+    true
+}
+
+/// Tells whether a seed shows nothing of a rule that is broken, for it violates one without that.
+fn violates_anyway(arguments: &Arguments, seed: u64) -> bool {
+    plant(None);
+    simulation::simulate(seed, &arguments.options(), Audience::Nobody).violation.is_some()
+}
