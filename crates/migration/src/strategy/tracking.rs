@@ -61,7 +61,7 @@ pub(super) struct Tracking {
     aim: Aim,
     /// What the round under way, or the last one, copies.
     lap: Lap,
-    /// What the round before a cold one left, with what was put off; `None`: it was none.
+    /// What the round before a cold one left beside what was put off; `None`: it was none.
     before_cold: Option<u64>,
     under_way: Option<UnderWay>,
     rounds: Vec<Round>,
@@ -179,7 +179,8 @@ impl Tracking {
 
     /// Tells whether one of the last two rounds left less than the one before it; while there are too few, they may.
     fn shrinks(&self) -> bool {
-        let smaller = |pair: &[u64]| matches!(pair, [before, after] if is_less(*before, *after));
+        let smaller =
+            |pair: &[u64]| matches!(pair, [before, after] if after * 100 <= before * SHRINKS_TO_PERCENT);
         self.left.len() < ROUNDS_JUDGED || self.left.windows(2).any(smaller)
     }
 
@@ -196,18 +197,17 @@ impl Tracking {
         let (dirty, put_off) = left_by(engine);
         let left = dirty + put_off;
         if self.lap == Lap::Cold && put_off * PUT_OFF_PART > left {
-            // Where more and more is put off, and no less is left, nothing is hot but the load.
-            let shrinks = self.before_cold.is_none_or(|before| is_less(before, left));
+            let shrinks = self.before_cold.is_none_or(|before| dirty * 100 <= before * SHRINKS_TO_PERCENT);
             let is_much = dirty > (put_off / COLD_PART).max(within / AIM);
             let lap = if shrinks && is_much && self.ended < ROUNDS_MAX { Lap::Cold } else { Lap::Everything };
-            self.before_cold = Some(left);
+            self.before_cold = Some(dirty);
             return self.begin_round(engine, now, lap);
         }
         self.note_left(left);
         let is_late = self.took > self.first_took * PATIENCE;
         if self.shrinks() && (!is_late || left > within) && self.ended < ROUNDS_MAX {
             let lap = self.next_lap();
-            self.before_cold = (lap == Lap::Cold).then_some(left);
+            self.before_cold = (lap == Lap::Cold).then_some(dirty);
             self.begin_round(engine, now, lap)
         } else if left <= within {
             self.aim = Aim::HandOver;
@@ -357,11 +357,6 @@ impl Policy for Tracking {
     fn deadline(&self, _: &Engine) -> Option<(Duration, &'static str)> {
         None
     }
-}
-
-/// Tells whether a round has left less than one before.
-fn is_less(before: u64, after: u64) -> bool {
-    after * 100 <= before * SHRINKS_TO_PERCENT
 }
 
 /// Bytes that have been written since the epoch began, and those that were put off.
