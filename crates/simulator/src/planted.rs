@@ -10,8 +10,8 @@ use crate::{Arguments, Strategy, campaign, replay, restored, run_one, run_restor
 /// Seeds within which a rule that is broken on purpose has to be noticed.
 const SEEDS_MAX: u64 = 10_000;
 
-/// Rules of whose breach thousands of seeds show nothing, and the first that did. It is tried before all others, unless those are
-/// wanted: it says the same sooner. One that is not noticed there any more is looked for from the beginning.
+/// Rules of whose breach thousands of seeds show nothing, and the first that did. Of the seeds that are to be run it is tried before
+/// the others, for it says the same sooner; if it says nothing any more, all are run.
 const NOTICED_LATE: [(Bug, u64); 3] =
     [(Bug::PromiseNotWithdrawn, 4067), (Bug::FailedFlushForgotten, 3444), (Bug::EndNotRepeated, 4748)];
 
@@ -93,11 +93,12 @@ fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
 
 /// Runs seeds until one notices a rule that is broken; returns whether one does that keeps all rules otherwise.
 fn is_noticed(arguments: &Arguments, bug: Bug) -> bool {
-    let known = NOTICED_LATE.iter().find(|(late, _)| *late == bug);
-    let known = known.map(|(_, seed)| Order { first: *seed, ..arguments.order(1, Until::OneIsFound) });
-    let from_the_beginning = arguments.order(SEEDS_MAX, Until::OneIsFound);
+    let all = arguments.order(SEEDS_MAX, Until::OneIsFound);
+    let is_one = |seed: u64| (all.first..all.first.saturating_add(all.count)).contains(&seed);
+    let late = NOTICED_LATE.iter().find(|(late, seed)| *late == bug && is_one(*seed));
+    let late = late.map(|(_, seed)| Order { first: *seed, count: 1, ..all.clone() });
     let mut seeds = 0;
-    for order in known.into_iter().chain([from_the_beginning]) {
+    for order in late.into_iter().chain([all]) {
         let summary = campaign::run(&order, || plant(Some(bug)));
         seeds += summary.seeds;
         let Some((seed, violation)) = summary.violations.first() else { continue };
