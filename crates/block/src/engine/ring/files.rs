@@ -60,7 +60,7 @@ impl FileTable {
 
     /// Frees the slots of files that nobody has a handle to.
     ///
-    /// Operations own handles, so none that was submitted or is about to be refers to such a slot.
+    /// Operations own handles until they have ended, so none refers to such a slot.
     pub(super) fn sweep(&mut self, submitter: &Submitter<'_>) {
         if self.used == 0 {
             return;
@@ -74,7 +74,7 @@ impl FileTable {
 
     /// Frees the slot of `file`, if it has one.
     ///
-    /// N.B. entries that name the slot must have been submitted before.
+    /// N.B. every operation that names the slot must have ended: that it was submitted is not enough.
     pub(super) fn release(&mut self, file: &Arc<OwnedFd>, submitter: &Submitter<'_>) {
         if let Some(slot) = self.slot_of(file) {
             self.free(slot, submitter);

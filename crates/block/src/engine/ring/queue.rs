@@ -9,7 +9,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,8 @@ pub(super) struct Queue {
     /// What did not fit into the submission queue, in order.
     backlog: VecDeque<Waiting>,
     files: FileTable,
+    /// Files that are to be let go when the last of their operations has ended.
+    releasing: Vec<Weak<OwnedFd>>,
     /// Pool whose memory is registered with this ring.
     buffers: BufferPool,
     /// Scratch space for completions.
@@ -68,6 +70,13 @@ struct Operation {
     /// Whether its future waits for no more than has arrived.
     is_cancelled: bool,
     sequence: u32,
+}
+
+impl Operation {
+    /// Whether it has not ended, and is one of `file`.
+    fn names(&self, file: &Arc<OwnedFd>) -> bool {
+        self.request.as_ref().is_some_and(|request| Arc::ptr_eq(request.file(), file))
+    }
 }
 
 enum Phase {
@@ -104,6 +113,7 @@ impl Queue {
             sequence: 0,
             backlog: VecDeque::new(),
             files,
+            releasing: Vec::new(),
             buffers,
             completions: Vec::new(),
             file_operations: 0,
@@ -200,6 +210,7 @@ impl Queue {
     /// Submits what is queued, waits as told, and collects completions; appends to `wakers` whom to wake.
     pub(super) fn enter(&mut self, wait: Wait, wakers: &mut Vec<Waker>) {
         self.submit_backlog(wakers);
+        self.release_later();
         self.files.sweep(&self.ring.submitter());
         let wait = if self.ring.completion().is_empty() && self.backlog.is_empty() { wait } else { Wait::No };
         let began = self.timing.is_some().then(Instant::now);
@@ -222,15 +233,29 @@ impl Queue {
         self.collect(wakers);
     }
 
-    /// Releases the ring's hold on a file.
+    /// Releases the ring's hold on a file: at once, or when the last of its operations has ended.
     pub(super) fn release(&mut self, file: &Arc<OwnedFd>) {
         if self.closed || !self.files.contains(file) {
             return;
         }
-        // Entries not yet submitted name the slot.
-        self.submit_now();
-        if self.ring.submission().is_empty() {
+        // N.B. the kernel has the file of a slot looked up by whichever of its threads carries an operation out, if one
+        // must, as for a flush or a hole: until then it would be done to the file that has the slot next.
+        if self.operations.iter().any(|(_, operation)| operation.names(file)) {
+            self.releasing.push(Arc::downgrade(file));
+        } else {
+            // What has ended in a thread of the kernel's holds the file until the kernel is entered once more.
+            self.submit_now();
             self.files.release(file, &self.ring.submitter());
+        }
+    }
+
+    /// Releases what had operations in flight when that was asked for, and has none any more.
+    fn release_later(&mut self) {
+        for file in std::mem::take(&mut self.releasing) {
+            // Of what nobody has a handle to, the sweep frees the slot.
+            if let Some(file) = file.upgrade() {
+                self.release(&file);
+            }
         }
     }
 

@@ -134,3 +134,35 @@ fn an_image_stays_locked_while_a_dropped_write_is_in_flight() {
         assert_eq!(file.strong_count(), 0);
     });
 }
+
+#[test]
+fn dropped_requests_of_an_image_never_meet_the_next_one() {
+    const PAGES: u64 = 256;
+    run(|engine, _, folder| async move {
+        let content = Buffer::copy_of(&vec![0x6D; PAGES as usize * 4096]);
+        for attempt in 0..20 {
+            let create = |name: &str| {
+                let path = folder.path().join(format!("{name}-{attempt}"));
+                FileStore::new(Image::create(&path, PAGES * 4096).unwrap(), Rc::clone(&engine))
+            };
+            let (first, next) = (create("first"), create("next"));
+            first.write(0, content.clone(), Durability::Volatile).await.unwrap();
+            for page in 0..PAGES {
+                let mut discard = first.discard(ByteRange::new(page * 4096, 4096));
+                let waker = std::task::Waker::noop();
+                let _ = discard.as_mut().poll(&mut std::task::Context::from_waker(waker));
+            }
+            drop(first);
+            next.write(0, content.clone(), Durability::Volatile).await.unwrap();
+            next.flush().await.unwrap();
+            // The engine has ended what was dropped when the image can be had.
+            let path = folder.path().join(format!("first-{attempt}"));
+            while Image::open(&path, Access::ReadOnly).is_err() {
+                next.flush().await.unwrap();
+            }
+            let read = next.read(0, Buffer::zeroed(content.len())).await.unwrap();
+            let lost = read.as_slice().chunks(4096).filter(|page| page[0] != 0x6D).count();
+            assert_eq!(lost, 0, "pages lost by discards of another image, attempt {attempt}");
+        }
+    });
+}
