@@ -1,11 +1,13 @@
 //! What a restart costs a migration between two stores of one host: what was on its way, not what had been copied.
 
 use std::num::NonZeroU64;
+use std::time::Duration;
 
-use anyhow::ensure;
-use api::{Migration, MigrationState};
-use e2e::{Host, guest, play, until};
+use anyhow::{Context as _, ensure};
+use api::{Migration, MigrationState, Volume};
+use e2e::{Host, guest, play, play_with_mounts, until, vm};
 use lab::workload::GuestOptions;
+use rustix::process::Signal;
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 48 << 20;
@@ -13,6 +15,12 @@ const FILL_BYTES: u64 = 48 << 20;
 const WORKED_BYTES: u64 = 4 << 20;
 /// Slow enough that it can be interrupted half-way, also on a busy machine.
 const SLOWLY: &str = "8MiB/s";
+/// What is copied between two restarts of several.
+const MORE_BYTES: u64 = 2 << 20;
+/// How long a daemon stands still: longer than a lane waits for the journal, or a client for a first answer.
+const STANDSTILL: Duration = Duration::from_secs(3);
+/// A disk for the data folder that is soon full.
+const DATA_DISK_BYTES: u64 = 16 << 20;
 /// What is copied again besides what was missing: chunks on their way.
 const SLACK_BYTES: u64 = 4 << 20;
 
@@ -218,5 +226,118 @@ fn what_goes_on_can_be_cancelled_and_leaves_nothing() {
         let stopped = guest::stop_and_verify(busy)?;
         host.stop()?;
         guest::verify_image(&host.path("b/v.img"), &stopped.content)
+    });
+}
+
+/// Waits until a migration has copied so many bytes more, and still goes on.
+fn has_copied_more(host: &Host, before: &Migration, bytes: u64) -> anyhow::Result<Migration> {
+    until("some more of it is copied", || {
+        let shown = host.migration(&before.id)?;
+        ensure!(!shown.state.has_ended(), "{before:?}, {shown:?}");
+        Ok((shown.bytes_copied >= before.bytes_copied + bytes).then_some(shown))
+    })
+}
+
+#[test]
+fn a_vm_with_two_disks_works_on_while_both_go_on_after_each_restart() {
+    play(|host| {
+        let names = ["v", "w"];
+        let size = DISK_BYTES.to_string();
+        for name in names {
+            host.sterna(["volume", "create", name, "--store", "a", "--size", &size])?.success()?;
+        }
+        let console = vm::start_with(host, &names, FILL_BYTES)?;
+        let order = ["migrate", vm::NAME, "--to", "b", "--detach", "--bandwidth", "2MiB/s"];
+        let begun: Vec<Migration> = host.ask(&order)?;
+        ensure!(begun.len() == names.len(), "{begun:?}");
+        let mut seen = begun.clone();
+        for how in [Restart::TakenOver, Restart::Stopped, Restart::Killed] {
+            for one in &mut seen {
+                *one = has_copied_more(host, one, MORE_BYTES)?;
+            }
+            restart(host, how)?;
+            for one in &mut seen {
+                *one = has_copied_more(host, one, 1)?;
+            }
+            console.work_on(50)?;
+        }
+        for one in &begun {
+            host.sterna(["migration", "set", &one.id, "--bandwidth", "none"])?.success()?;
+        }
+        for one in &begun {
+            end(host, one)?;
+        }
+        for name in names {
+            let volume: Volume = host.ask(&["volume", "show", name])?;
+            ensure!(volume.store.as_deref() == Some("b"), "{volume:?}");
+        }
+        ensure!(host.images("a")?.is_empty(), "an image is where it was");
+        console.work_on(100)?;
+        console.verify()
+    });
+}
+
+#[test]
+fn a_daemon_that_stood_still_goes_on_and_so_does_one_that_is_killed_while_it_does() {
+    play(|host| {
+        host.create_volume(DISK_BYTES)?;
+        let busy = guest::start_with(&host.export()?, FILL_BYTES, worked())?;
+        let half = half_way(host, "mirror")?;
+        host.signal(Signal::STOP)?;
+        // What is tried is a time in which nothing happens.
+        std::thread::sleep(STANDSTILL);
+        host.signal(Signal::CONT)?;
+        guest::until_worked(&busy, 50)?;
+        let goes_on = host.migration(&half.id)?;
+        ensure!(!goes_on.state.has_ended(), "{goes_on:?}");
+        host.signal(Signal::STOP)?;
+        restart(host, Restart::Killed)?;
+        guest::until_worked(&busy, 50)?;
+        host.sterna(["migration", "set", &half.id, "--bandwidth", "none"])?.success()?;
+        let ended = end(host, &half)?;
+        let most = FILL_BYTES * 11 / 10 + 3 * WORKED_BYTES;
+        ensure!(ended.bytes_copied <= most, "{} bytes were copied", ended.bytes_copied);
+        host.check_place("b")?;
+        let stopped = guest::stop_and_verify(busy)?;
+        host.stop()?;
+        guest::verify_image(&host.path("b/v.img"), &stopped.content)
+    });
+}
+
+#[test]
+fn a_full_data_folder_costs_progress_at_most() {
+    play_with_mounts(|host| {
+        host.mount_data(DATA_DISK_BYTES)?;
+        host.start()?;
+        host.create_volume(DISK_BYTES)?;
+        let busy = guest::start_with(&host.export()?, FILL_BYTES, worked())?;
+        let begun = host.begin_to_migrate("b", Some(SLOWLY))?;
+        until("some of it is copied", || {
+            Ok((host.migration(&begun.id)?.bytes_copied >= FILL_BYTES / 4).then_some(()))
+        })?;
+        ensure!(host.fill_data()?, "it has a disk of its own");
+        until("half of it is copied", || {
+            Ok((host.migration(&begun.id)?.bytes_copied >= FILL_BYTES / 2).then_some(()))
+        })?;
+        guest::until_worked(&busy, 50)?;
+        host.kill()?;
+        host.free_data()?;
+        host.start()?;
+        guest::until_worked(&busy, 50)?;
+        let mut last = begun.id;
+        let ended = loop {
+            host.sterna(["migration", "set", &last, "--bandwidth", "none"])?;
+            let ended = host.wait_for_migration(&last)?;
+            match &ended.retried_as {
+                Some(next) => last.clone_from(next),
+                None => break ended,
+            }
+        };
+        println!("{:?}, {} MiB were copied", ended.state, ended.bytes_copied >> 20);
+        host.check_place(if ended.state == MigrationState::Moved { "b" } else { "a" })?;
+        let stopped = guest::stop_and_verify(busy)?;
+        let store = host.volume()?.store.context("it is in a store")?;
+        host.stop()?;
+        guest::verify_image(&host.path(&format!("{store}/v.img")), &stopped.content)
     });
 }
