@@ -93,6 +93,10 @@ pub enum Bug {
     PausedBeforeNoted,
     /// Decision 0046: that a guest was paused is forgotten before it was seen to run.
     ForgottenBeforeRunning,
+    /// Decision 0069: disks of a domain change sides before all of them have caught up.
+    SidesChangedOneByOne,
+    /// Decision 0069: the image is thrown away that the disk of a domain that is shut off is in.
+    ReleasedImageDiscarded,
     /// That a migration came to nothing could not be made durable, and nobody tries it again.
     EndNotRepeated,
     /// 10: a VM's manifest goes to the other host before it is durable that the VM is leaving.
@@ -183,6 +187,8 @@ impl Bug {
         Self::DiscardedBeforeNoted,
         Self::PausedBeforeNoted,
         Self::ForgottenBeforeRunning,
+        Self::SidesChangedOneByOne,
+        Self::ReleasedImageDiscarded,
         Self::EndNotRepeated,
         Self::VmLeavesUnnoted,
         Self::HooksNotAwaited,
@@ -261,6 +267,8 @@ impl Bug {
             Self::DiscardedBeforeNoted => "discarded-before-noted",
             Self::PausedBeforeNoted => "paused-before-noted",
             Self::ForgottenBeforeRunning => "forgotten-before-running",
+            Self::SidesChangedOneByOne => "sides-changed-one-by-one",
+            Self::ReleasedImageDiscarded => "released-image-discarded",
             Self::EndNotRepeated => "end-not-repeated",
             Self::VmLeavesUnnoted => "vm-leaves-unnoted",
             Self::HooksNotAwaited => "hooks-not-awaited",

@@ -27,6 +27,7 @@ mod random;
 mod restored;
 mod scenario;
 mod session;
+mod sides;
 mod simulation;
 #[cfg(test)]
 mod tests;

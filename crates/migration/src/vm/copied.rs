@@ -15,6 +15,7 @@
 use std::time::Duration;
 
 pub use super::exchange::Goal;
+use crate::planted::{Bug, broken};
 
 /// Pause before a way is tried again that has failed.
 const PAUSE_LEAST: Duration = Duration::from_millis(200);
@@ -140,8 +141,8 @@ impl Copied {
             self.begun.retain(|index| !has_ended(index));
             self.turn_back(disks);
         }
-        let all_caught_up =
-            disks.iter().all(|disk| !is_other_side(self.goal, disk.over) || disk.job == Job::CaughtUp);
+        let all_caught_up = broken(Bug::SidesChangedOneByOne)
+            || disks.iter().all(|disk| !is_other_side(self.goal, disk.over) || disk.job == Job::CaughtUp);
         let steps: Vec<Step> = disks
             .iter()
             .enumerate()
@@ -163,7 +164,8 @@ impl Copied {
                 disk.is_served.then_some(Step::StopServing(index, Image::Discard))
             }
             (Goal::Files, Over::Export, Job::None) if !is_running => Some(if disk.is_served {
-                Step::StopServing(index, Image::Keep)
+                let image = if broken(Bug::ReleasedImageDiscarded) { Image::Discard } else { Image::Keep };
+                Step::StopServing(index, image)
             } else {
                 Step::WriteDown(index)
             }),
