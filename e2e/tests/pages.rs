@@ -1,4 +1,4 @@
-//! The commands of the pages about two hosts, VMs and what QEMU is told of volumes, as they stand there, on a system that is thrown
+//! The commands of the pages about two hosts, VMs, domains and what QEMU is told of volumes, as they stand there, on a system that is thrown
 //! away: `rack3-a`, where they are typed, has the folders that a package gives it, and `rack3-b` runs beside it.
 
 use anyhow::{Context as _, ensure};
@@ -75,7 +75,7 @@ struct Part {
 const HERE: &str = "@HERE@";
 
 /// In the order in which they are typed.
-const PARTS: [Part; 9] = [
+const PARTS: [Part; 10] = [
     // The comment says it: on both, each with its own name, and the invitation of the one is given to the other.
     Part {
         document: "docs/hosts.md",
@@ -245,6 +245,54 @@ case $line in
 esac"#,
         ),
     },
+    // The disk first, the memory by virsh. rack3-b has a name, a libvirt and the folder of its sockets as another machine would have
+    // them, in name spaces of its own, and ssh leads there.
+    Part {
+        document: "docs/libvirt.md",
+        block: ("## To another host", 0),
+        script: r#"
+end() { pkill -f "$1"; while pgrep -f "$1"; do sleep 0.1; done; }
+until_there() { until sterna --host "$PEER" store list; do sleep 0.1; done 2>/dev/null; }
+end /etc/rack3-b/sterna.toml
+# What the VM above has been given back.
+rm /srv/b/fast/web1.img
+echo '192.0.2.1 rack3-b' >>/etc/hosts
+sed 's|/run/rack3-b/|/run/sterna/|' /etc/rack3-b/sterna.toml >/etc/rack3-b/apart.toml
+cat >apart <<'END'
+hostname rack3-b
+qemu=$(cat /etc/libvirt/qemu.conf)
+for folder in /etc/libvirt /run/libvirt /var/lib/libvirt; do mount -t tmpfs tmpfs "$folder"; done
+mount --bind /run/rack3-b /run/sterna
+echo "$qemu" >/etc/libvirt/qemu.conf
+echo "host_uuid = '$(cat /proc/sys/kernel/random/uuid)'" >/etc/libvirt/libvirtd.conf
+libvirtd --daemon --pid-file /run/libvirt/pid
+exec sterna serve --config /etc/rack3-b/apart.toml
+END
+unshare --mount --uts bash apart 2>/tmp/rack3-b.log &
+there=$!
+cat >/usr/local/bin/ssh <<END
+#!/bin/bash
+while [[ \$1 != rack3-b ]]; do shift; done
+exec nsenter --mount --uts --target $there sh -c "\${*:2}"
+END
+chmod +x /usr/local/bin/ssh
+until_there
+export LIBVIRT_DEFAULT_URI=qemu:///system
+virsh start web1
+sterna vm adopt --libvirt web1 --store fast
+@HERE@
+[[ $(state) == running ]]
+[[ $(sterna volume show web1 --json | jq -r .store) == fast && $(ls /srv/b/fast/web1.*) == /srv/b/fast/web1.img ]]
+if virsh domstate web1; then false; fi
+if sterna --host unix:/run/sterna/sterna.sock volume show web1; then false; fi
+virsh -c qemu+ssh://rack3-b/system destroy web1
+sterna vm release web1
+end /etc/rack3-b/apart.toml
+sterna serve --config /etc/rack3-b/sterna.toml 2>>/tmp/rack3-b.log &
+until_there
+"#,
+        each: Some(r#"[[ $line != *adopt* ]] || export STERNA_HOST=$PEER"#),
+    },
     // Where rack3-b has promised, and rack3-a has released: one of the two does not run, so that they do not hear of each other.
     Part {
         document: "docs/hosts.md",
@@ -271,7 +319,7 @@ lose_each_other() {
 # The ticket of this migration.
 ticket=
 sterna() { command sterna "${@/sterna-ticket-1-…/$ticket}"; }
-# What the VM above has been given back.
+# What the domain above has been given back.
 rm /srv/b/fast/web1.img
 sterna volume create web1 --size 16MiB --store fast
 export STERNA_HOST=$PEER
