@@ -16,8 +16,10 @@ use block::buffer::PAGE;
 use block::engine::ring::{self, Registration, RingOptions};
 use block::engine::{self, AllocateMode, Engine, EngineChoice, EngineDriver, Interrupt, Received};
 use block::{Buffer, ByteRange, Durability, Executor, Handle, IoError};
+use futures_channel::oneshot;
 use futures_util::FutureExt;
 use futures_util::future::{Either, join, join_all, select};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 /// Runs a test body on each engine that this system has; the threads it always has.
@@ -373,6 +375,56 @@ fn a_disk_is_given_the_second_of_two_writes_before_the_thread_turns_to_the_ring(
         assert_eq!(written(), 1024, "both were submitted while this thread did not wait");
         assert!(join(first, second).await.0.is_ok());
     });
+}
+
+#[test]
+fn a_lane_that_looks_before_it_sleeps_misses_no_completion_no_other_thread_and_no_timer() {
+    const BURST: usize = 16;
+    let Ok((driver, engine)) = ring::open(RingOptions::default()) else {
+        return omission::kernel_lacks("io_uring");
+    };
+    let mut executor = Executor::new(driver);
+    let handle = executor.handle();
+    // A disk that takes its time, and is done with all that it has been given at once: what is read of it are counters.
+    let disk: Vec<Arc<OwnedFd>> =
+        (0..BURST).map(|_| Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap())).collect();
+    let (ask, asked) = std::sync::mpsc::channel::<(Duration, oneshot::Sender<()>)>();
+    let heads = disk.clone();
+    let other = std::thread::spawn(move || {
+        for (time, answer) in asked {
+            let began = std::time::Instant::now();
+            while began.elapsed() < time {
+                std::hint::spin_loop();
+            }
+            for head in &heads {
+                assert_eq!(rustix::io::write(head, &7_u64.to_ne_bytes()), Ok(8));
+            }
+            // The same again is how long a client takes.
+            while began.elapsed() < 2 * time {
+                std::hint::spin_loop();
+            }
+            answer.send(()).unwrap();
+        }
+    });
+    executor.run(async move {
+        for burst in 0..600_u64 {
+            let (answer, answered) = oneshot::channel();
+            // At first always the same, so that it is learnt; then from much less to much more than that.
+            let time = if burst < 300 { 120 } else { burst % 30 * 10 };
+            let reads = disk.iter().map(|head| engine.read_at(head, 0, Buffer::zeroed(8)));
+            ask.send((Duration::from_micros(time), answer)).unwrap();
+            for read in join_all(reads).await {
+                assert_eq!(read.unwrap().as_slice(), 7_u64.to_ne_bytes());
+            }
+            answered.await.unwrap();
+            if burst % 10 == 0 {
+                let due = handle.now() + Duration::from_micros(burst % 7 * 30);
+                handle.sleep_until(due).await;
+                assert!(handle.now() >= due);
+            }
+        }
+    });
+    other.join().unwrap();
 }
 
 #[test]

@@ -6,6 +6,9 @@
 //!                          └── wakers ◄── RingDriver::park ◄── completion queue
 //! ```
 //!
+//! A thread with nothing to do sleeps in the kernel; a busy one looks a moment longer where it is about to hear of something
+//! ([`looking`]).
+//!
 //! Nothing here is shared between threads but the eventfd that ends a wait. The ring is set up for one submitting
 //! thread, with completions handled where that thread waits (DEFER_TASKRUN), and with fewer promises on kernels that
 //! do not know them. What needs registration (files, buffers) works without it as well.
@@ -21,9 +24,11 @@
 
 mod entry;
 mod files;
+mod looking;
 mod queue;
 mod request;
 mod timing;
+mod waiting;
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -38,8 +43,10 @@ use futures_util::FutureExt;
 use io_uring::IoUring;
 use rustix::io::Errno;
 
-use self::queue::{Queue, Wait};
+use self::looking::Looking;
+use self::queue::Queue;
 use self::request::{Outcome, Request};
+use self::waiting::{Wait, wait_and_look};
 use super::helpers::Helpers;
 use super::pieces::transmit;
 use super::wakeup::Wakeup;
@@ -91,7 +98,10 @@ pub fn open(options: RingOptions) -> Result<(RingDriver, Rc<dyn Engine>), Engine
     let buffers = registered_buffers(&ring, options.registration);
     let wakeup = Wakeup::new().map_err(EngineError::refused("make an eventfd"))?;
     let queue = Rc::new(RefCell::new(Queue::new(ring, buffers.clone())));
-    let driver = RingDriver { queue: Rc::clone(&queue), wakeup, wakeup_read: None, woken: Vec::new() };
+    wake_in_time();
+    let looking = Looking::default();
+    let driver =
+        RingDriver { queue: Rc::clone(&queue), wakeup, wakeup_read: None, looking, woken: Vec::new() };
     let helpers = Rc::new(Helpers::new("sterna-helper", HELPER_THREADS_MAX));
     Ok((driver, Rc::new(RingEngine { queue, buffers, helpers })))
 }
@@ -105,6 +115,7 @@ pub struct RingDriver {
     wakeup: Arc<Wakeup>,
     /// The read on the eventfd that is in flight; `None` before the first wait.
     wakeup_read: Option<usize>,
+    looking: Looking,
     /// Scratch space: whom to wake once the queue is no longer borrowed.
     woken: Vec<Waker>,
 }
@@ -126,7 +137,7 @@ impl Driver for RingDriver {
             if wait != Wait::No {
                 arm(&mut queue, &self.wakeup, &mut self.wakeup_read);
             }
-            queue.enter(wait, &mut self.woken);
+            wait_and_look(&mut queue, &mut self.looking, wait, &mut self.woken);
         }
         self.wakeup.resume();
         self.woken.drain(..).for_each(Waker::wake);
@@ -142,6 +153,13 @@ impl Drop for RingDriver {
     fn drop(&mut self) {
         self.queue.borrow_mut().close(&mut self.woken);
         self.woken.drain(..).for_each(Waker::wake);
+    }
+}
+
+/// Has waits of the calling thread end when they are to: usually the kernel may take 50 us more.
+fn wake_in_time() {
+    if let Err(error) = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1)) {
+        tracing::debug!(%error, "waits may end late");
     }
 }
 

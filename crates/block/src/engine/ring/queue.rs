@@ -21,7 +21,9 @@ use slab::Slab;
 use super::files::FileTable;
 use super::request::{FileReference, Outcome, Request, Step};
 use super::timing::{Stage, Timing};
+use super::waiting::Wait;
 use crate::buffer::BufferPool;
+use crate::engine::clock;
 use crate::error::IoError;
 
 /// Marks completions that nobody waits for: those of cancellations.
@@ -54,6 +56,10 @@ pub(super) struct Queue {
     completions: Vec<(u64, i32)>,
     /// Operations of files that the kernel has, or will have with the next submission.
     file_operations: usize,
+    /// Operations of files that have ended since somebody asked.
+    ended: usize,
+    /// Since when there are any under way, or since when none has ended, if that is later.
+    busy_since: Duration,
     closed: bool,
     /// The last failure of `io_uring_enter` that was logged.
     complained: Option<i32>,
@@ -93,17 +99,6 @@ enum Waiting {
     Cancellation(u64),
 }
 
-/// How long to wait for completions.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wait {
-    /// Submit, and collect what is there.
-    No,
-    /// Until one arrives.
-    Forever,
-    /// Until one arrives, but not longer than this.
-    AtMost(Duration),
-}
-
 impl Queue {
     pub(super) fn new(ring: IoUring, buffers: BufferPool) -> Self {
         let files = FileTable::new(&ring.submitter());
@@ -117,6 +112,8 @@ impl Queue {
             buffers,
             completions: Vec::new(),
             file_operations: 0,
+            ended: 0,
+            busy_since: Duration::ZERO,
             closed: false,
             complained: None,
             timing: Timing::if_wanted(),
@@ -140,6 +137,9 @@ impl Queue {
             is_cancelled: false,
             sequence: self.sequence,
         });
+        if is_file && self.file_operations == 0 {
+            self.busy_since = clock::now();
+        }
         self.file_operations += usize::from(is_file);
         self.enqueue(key).inspect_err(|_| self.remove(key))?;
         Ok(key)
@@ -231,6 +231,33 @@ impl Queue {
             }
         }
         self.collect(wakers);
+    }
+
+    /// Tells without entering the kernel whether there are completions, or the kernel could make some.
+    pub(super) fn has_completions(&mut self) -> bool {
+        self.ring.submission().taskrun() || !self.ring.completion().is_empty()
+    }
+
+    /// Counts a time in which completions were looked for, if somebody wants to know.
+    pub(super) fn note_look(&mut self, time: Duration) {
+        if let Some(timing) = &mut self.timing {
+            timing.note(Stage::Looking, time);
+        }
+    }
+
+    /// Operations of files that the kernel has, or will have with the next submission.
+    pub(super) fn file_operations(&self) -> usize {
+        self.file_operations
+    }
+
+    /// Since when they are under way, or since when none has ended, by the lanes' clock.
+    pub(super) fn busy_since(&self) -> Duration {
+        self.busy_since
+    }
+
+    /// How many of them have ended since this was last asked.
+    pub(super) fn take_ended(&mut self) -> usize {
+        std::mem::take(&mut self.ended)
     }
 
     /// Releases the ring's hold on a file: at once, or when the last of its operations has ended.
@@ -415,6 +442,9 @@ impl Queue {
             }
         }
         self.completions = completions;
+        if self.ended > 0 {
+            self.busy_since = clock::now();
+        }
     }
 
     fn complete(&mut self, user_data: u64, result: i32, wakers: &mut Vec<Waker>) {
@@ -452,6 +482,7 @@ impl Queue {
         let Some(operation) = self.operations.get_mut(key) else { return };
         if operation.request.take().is_some() && operation.is_file {
             self.file_operations -= 1;
+            self.ended += 1;
         }
         match std::mem::replace(&mut operation.phase, Phase::Finished(result)) {
             Phase::InFlight(waker) => wakers.push(waker),

@@ -43,14 +43,17 @@ pub(super) enum Stage {
     HandedBack,
     /// The thread is in the kernel to wait for one.
     Asleep,
+    /// The thread looks for one, awake.
+    Looking,
 }
 
 /// All stages in the order of [`Stage`], as they are called in the log.
-const STAGES: [(Stage, &str); 4] = [
+const STAGES: [(Stage, &str); 5] = [
     (Stage::Queued, "queued"),
     (Stage::Disk, "disk"),
     (Stage::HandedBack, "handed-back"),
     (Stage::Asleep, "asleep"),
+    (Stage::Looking, "looking"),
 ];
 
 impl Timing {

@@ -1,0 +1,87 @@
+//! How the thread of a ring waits: asleep in the kernel, or for a moment awake, as [`super::looking`] says.
+
+use std::task::Waker;
+use std::time::Duration;
+
+use super::looking::{Looking, Seen};
+use super::queue::Queue;
+use crate::engine::clock;
+
+/// Pauses of the processor between two looks.
+const PAUSES: u32 = 10;
+
+/// How long to wait for completions.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wait {
+    /// Submit, and collect what is there.
+    No,
+    /// Until one arrives.
+    Forever,
+    /// Until one arrives, but not longer than this.
+    AtMost(Duration),
+}
+
+impl Wait {
+    fn is_longer_than(self, time: Duration) -> bool {
+        match self {
+            Self::No => false,
+            Self::Forever => true,
+            Self::AtMost(limit) => limit > time,
+        }
+    }
+
+    /// What is left of it after `time`.
+    fn less(self, time: Duration) -> Self {
+        match self {
+            Self::No | Self::Forever => self,
+            Self::AtMost(limit) if limit > time => Self::AtMost(limit - time),
+            Self::AtMost(_) => Self::No,
+        }
+    }
+}
+
+/// Submits, waits as told and collects; looks for a moment before or after sleeping where that is worth it. Appends to `woken`
+/// whom to wake.
+pub(super) fn wait_and_look(queue: &mut Queue, looking: &mut Looking, wait: Wait, woken: &mut Vec<Waker>) {
+    let (began, busy_since, operations) = (clock::now(), queue.busy_since(), queue.file_operations());
+    let elapsed = |since| clock::now().saturating_sub(since);
+    let mut seen = if wait == Wait::No { Seen::Awake } else { Seen::Asleep };
+    if let Some(plan) = looking.plan(operations, began.saturating_sub(busy_since))
+        && wait.is_longer_than(plan.sleep + plan.look)
+    {
+        let first = if plan.sleep.is_zero() { Wait::No } else { Wait::AtMost(plan.sleep) };
+        queue.enter(first, woken);
+        if woken.is_empty() {
+            if !plan.sleep.is_zero() {
+                looking.woke_up(elapsed(began).saturating_sub(plan.sleep));
+            }
+            let (time, found) = look(queue, plan.look);
+            looking.looked(plan.expected, time, found);
+            if found {
+                seen = Seen::Awake;
+            }
+        }
+    }
+    if woken.is_empty() {
+        // What was found is collected, and not waited for.
+        queue.enter(wait.less(elapsed(began)), woken);
+    }
+    let ended = queue.take_ended();
+    if ended > 0 {
+        looking.ended(ended, operations, queue.busy_since().saturating_sub(busy_since), seen);
+    }
+}
+
+/// Looks for completions, awake and without entering the kernel; says for how long, and whether there are any.
+fn look(queue: &mut Queue, limit: Duration) -> (Duration, bool) {
+    let began = clock::now();
+    let (time, found) = loop {
+        let (found, time) = (queue.has_completions(), clock::now().saturating_sub(began));
+        if found || time >= limit {
+            break (time, found);
+        }
+        (0..PAUSES).for_each(|_| std::hint::spin_loop());
+    };
+    queue.note_look(time);
+    (time, found)
+}
