@@ -69,7 +69,7 @@ pub struct Mover {
 pub enum Scale {
     /// Enough to judge by.
     Full,
-    /// In nine minutes.
+    /// In six minutes.
     Quick,
     /// In half a minute: no figure means anything, each is made.
     Tiny,

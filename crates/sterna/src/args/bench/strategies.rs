@@ -18,7 +18,7 @@ pub(crate) struct BenchStrategiesArguments {
     /// How much is measured.
     #[arg(long, value_enum, default_value_t = BenchScale::Full)]
     scale: BenchScale,
-    /// As --scale quick: all of it in nine minutes.
+    /// As --scale quick: all of it in six minutes.
     #[arg(long, conflicts_with = "scale")]
     quick: bool,
     /// How often everything is measured; medians are taken of that.
@@ -61,7 +61,7 @@ pub(crate) struct BenchStrategiesArguments {
 pub(crate) enum BenchScale {
     /// Enough to judge by.
     Full,
-    /// All of it in nine minutes.
+    /// All of it in six minutes.
     Quick,
     /// All of it in half a minute: no figure means anything, each is made.
     Tiny,
