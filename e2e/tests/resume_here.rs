@@ -3,10 +3,10 @@
 use std::num::NonZeroU64;
 use std::time::Duration;
 
-use anyhow::{Context as _, ensure};
+use anyhow::ensure;
 use api::{Migration, MigrationState, Volume};
 use e2e::{Host, guest, play, play_with_mounts, until, vm};
-use lab::workload::GuestOptions;
+use lab::workload::{Guest, GuestOptions};
 use rustix::process::Signal;
 
 const DISK_BYTES: u64 = 64 << 20;
@@ -63,6 +63,14 @@ fn end(host: &Host, half: &Migration) -> anyhow::Result<Migration> {
     Ok(ended)
 }
 
+/// Ends the guest, and checks that all that it has written is in the one place where its volume is to be.
+fn is_whole(host: &mut Host, busy: Guest, store: &str) -> anyhow::Result<()> {
+    host.check_place(store)?;
+    let stopped = guest::stop_and_verify(busy)?;
+    host.stop()?;
+    guest::verify_image(&host.path(&format!("{store}/v.img")), &stopped.content)
+}
+
 #[test]
 fn a_restart_copies_only_what_was_missing_and_counts_on() {
     for (how, strategy) in
@@ -115,10 +123,7 @@ fn a_guest_that_writes_all_the_time_loses_nothing_and_hardly_waits() {
                 let most = FILL_BYTES * 11 / 10 + 3 * WORKED_BYTES;
                 ensure!(ended.bytes_copied <= most, "{} bytes were copied", ended.bytes_copied);
             }
-            host.check_place("b")?;
-            let stopped = guest::stop_and_verify(busy)?;
-            host.stop()?;
-            guest::verify_image(&host.path("b/v.img"), &stopped.content)
+            is_whole(host, busy, "b")
         });
     }
 }
@@ -148,9 +153,7 @@ fn what_rests_rests_on_and_its_limit_stays() {
             ensure!(!goes_on.state.has_ended(), "{how:?}: without its limit it has ended: {goes_on:?}");
             host.sterna(["migration", "set", &half.id, "--bandwidth", "none"])?.success()?;
             end(host, &half)?;
-            let stopped = guest::stop_and_verify(busy)?;
-            host.stop()?;
-            guest::verify_image(&host.path("b/v.img"), &stopped.content)
+            is_whole(host, busy, "b")
         });
     }
 }
@@ -177,10 +180,7 @@ fn killed_at_any_time_it_goes_on_or_stays_and_nothing_is_lost() {
             let store = if ended.state == MigrationState::Moved { "b" } else { "a" };
             println!("killed when {} MiB were copied: {:?}", killed_after >> 20, ended.state);
             ensure!(killed_after < FILL_BYTES / 2 || store == "b", "{ended:?}");
-            host.check_place(store)?;
-            let stopped = guest::stop_and_verify(busy)?;
-            host.stop()?;
-            guest::verify_image(&host.path(&format!("{store}/v.img")), &stopped.content)
+            is_whole(host, busy, store)
         });
     }
 }
@@ -222,10 +222,7 @@ fn what_goes_on_can_be_cancelled_and_leaves_nothing() {
         host.check_place("a")?;
         // Once more, with nothing left of the first.
         host.migrate("b")?;
-        host.check_place("b")?;
-        let stopped = guest::stop_and_verify(busy)?;
-        host.stop()?;
-        guest::verify_image(&host.path("b/v.img"), &stopped.content)
+        is_whole(host, busy, "b")
     });
 }
 
@@ -297,10 +294,7 @@ fn a_daemon_that_stood_still_goes_on_and_so_does_one_that_is_killed_while_it_doe
         let ended = end(host, &half)?;
         let most = FILL_BYTES * 11 / 10 + 3 * WORKED_BYTES;
         ensure!(ended.bytes_copied <= most, "{} bytes were copied", ended.bytes_copied);
-        host.check_place("b")?;
-        let stopped = guest::stop_and_verify(busy)?;
-        host.stop()?;
-        guest::verify_image(&host.path("b/v.img"), &stopped.content)
+        is_whole(host, busy, "b")
     });
 }
 
@@ -334,10 +328,7 @@ fn a_full_data_folder_costs_progress_at_most() {
             }
         };
         println!("{:?}, {} MiB were copied", ended.state, ended.bytes_copied >> 20);
-        host.check_place(if ended.state == MigrationState::Moved { "b" } else { "a" })?;
-        let stopped = guest::stop_and_verify(busy)?;
-        let store = host.volume()?.store.context("it is in a store")?;
-        host.stop()?;
-        guest::verify_image(&host.path(&format!("{store}/v.img")), &stopped.content)
+        ensure!(ended.state == MigrationState::Moved, "it did not go on: {ended:?}");
+        is_whole(host, busy, "b")
     });
 }
