@@ -32,8 +32,10 @@ const LOOK_MIN: Duration = Duration::from_micros(20);
 const LOOK_MAX: Duration = Duration::from_micros(40);
 /// How long before its expected end a burst is looked for: they vary.
 const AHEAD: Duration = Duration::from_micros(15);
-/// How long it takes to wake up is assumed to be this at first, and never believed to be more than the second.
-const WAKE_UP: [Duration; 2] = [Duration::from_micros(30), Duration::from_micros(100)];
+/// How long it takes to wake up, as long as that has not been seen.
+const WAKE_UP_AT_FIRST: Duration = Duration::from_micros(30);
+/// What took longer was no waking up: others had the processor.
+const WAKE_UP_MAX: Duration = Duration::from_micros(100);
 /// Where waking up takes less, looking gains too little.
 const WAKE_UP_MIN: Duration = Duration::from_micros(8);
 /// Bursts that are expected to take less or more than these are slept through: there is no time to sleep before the look,
@@ -122,7 +124,7 @@ impl Looking {
 
     /// Notes how much longer than it was to a sleep has taken in which nothing happened.
     pub(super) fn woke_up(&mut self, late: Duration) {
-        self.wake_up = follow(self.wake_up, late.min(WAKE_UP[1]));
+        self.wake_up = follow(self.wake_up, late.min(WAKE_UP_MAX));
     }
 
     /// Notes how long was looked for what was expected, and whether anything was found.
@@ -138,7 +140,7 @@ impl Looking {
 impl Default for Looking {
     fn default() -> Self {
         let (client, disk) = (Account::default(), Account::default());
-        Self { client, disk, burst_time: Duration::ZERO, wake_up: WAKE_UP[0] }
+        Self { client, disk, burst_time: Duration::ZERO, wake_up: WAKE_UP_AT_FIRST }
     }
 }
 

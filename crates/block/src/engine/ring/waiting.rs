@@ -60,6 +60,8 @@ pub(super) fn wait_and_look(queue: &mut Queue, looking: &mut Looking, wait: Wait
             if found {
                 seen = Seen::Awake;
             }
+        } else if first == Wait::No {
+            seen = Seen::Awake;
         }
     }
     if woken.is_empty() {
