@@ -58,6 +58,9 @@ pub struct Store {
     /// lost, or somebody put or left them there.
     #[serde(default)]
     pub unknown_images: Vec<String>,
+    /// What would serve guests better there, for people; `None`: nothing is known.
+    #[serde(default)]
+    pub advice: Option<String>,
 }
 
 /// What a store is.

@@ -5,6 +5,7 @@
 //! target must write zeroes where the volume has holes.
 
 mod folder;
+mod scheduler;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,7 @@ use crate::error::{RequestError, with_causes};
 use crate::files::lock::LockError;
 
 pub(crate) use folder::{Folder, image_name, is_unsettled_name, new_path, removed_path, space_at};
+pub(crate) use scheduler::LateDisk;
 
 /// All stores of the host.
 #[derive(Debug)]
@@ -339,6 +341,15 @@ impl Store {
                 Ok(Some(Space { total: size, free: size }))
             }
             StoreKind::Single(Place::Nbd(_) | Place::File(_)) => Ok(None),
+        }
+    }
+
+    /// Its disk, if guests wait there behind a copy; may sleep.
+    pub(crate) fn late_disk(&self) -> Option<LateDisk> {
+        match &self.kind {
+            StoreKind::Folder { folder, .. } => LateDisk::below(folder.path()),
+            StoreKind::Single(Place::Device(path)) => LateDisk::below(Path::new(path)),
+            StoreKind::Single(Place::Nbd(_) | Place::File(_)) => None,
         }
     }
 

@@ -8,6 +8,7 @@ pub(crate) mod store_content;
 pub(crate) mod vms;
 mod volumes;
 
+use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 
 use api::{ClientError, Migration, Store, StoreKind};
@@ -177,7 +178,18 @@ pub(crate) fn stores(stores: &Vec<Store>) -> String {
         table.add_row([store.name.clone(), kind, free, total, volumes, provisioned, path]);
     }
     let overcommitted = stores.iter().filter_map(overcommitted).map(|warning| format!("\n!! {warning}\n"));
-    lines(&table) + &overcommitted.collect::<String>() + &impairments(stores) + &unknown_images(stores)
+    let warnings = overcommitted.collect::<String>() + &impairments(stores);
+    lines(&table) + &warnings + &unknown_images(stores) + &disk_advice(stores)
+}
+
+/// What would serve guests better, once for all stores that it is said of.
+fn disk_advice(stores: &[Store]) -> String {
+    let mut said: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for store in stores {
+        said.entry(store.advice.as_deref().unwrap_or_default()).or_default().push(&store.name);
+    }
+    let lines = said.into_iter().filter(|(advice, _)| !advice.is_empty());
+    lines.map(|(advice, stores)| format!("\n{}: {advice}\n", stores.join(", "))).collect()
 }
 
 /// What is to be known of a store whose volumes have more bytes than it, if it is one.

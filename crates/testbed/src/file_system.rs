@@ -65,6 +65,15 @@ impl FileSystem {
         Self::mount(folder, device, Some(served), &[])
     }
 
+    /// Where the kernel says how its disk is scheduled, and is told to do it another way.
+    ///
+    /// # Errors
+    /// Its device has no name.
+    pub fn scheduler(&self) -> anyhow::Result<PathBuf> {
+        let disk = self.device.path.file_name().context("a device has a name")?;
+        Ok(Path::new("/sys/block").join(disk).join("queue/scheduler"))
+    }
+
     /// Unmounts it and checks that it is whole.
     ///
     /// # Errors

@@ -103,15 +103,15 @@ impl Host {
             let space = store.space().map_err(|error| error.to_string());
             let known = host.journal.read(State::clone);
             let unknown = store.unknown_images(&known).unwrap_or_default();
-            Ok((space, unknown))
+            Ok((space, unknown, store.late_disk()))
         });
         let found = self.stores.get(&name).ok();
         let (kind, path) = found.map(store_kind).unwrap_or_default();
         let occupant = found.and_then(|store| self.journal.read(|state| store.occupant(state)));
-        let (space, unknown_images) = match space.await {
+        let (space, unknown_images, late_disk) = match space.await {
             Some(Ok(seen)) => seen,
-            Some(Err(error)) => (Err(RequestError::message(&error)), Vec::new()),
-            None => (Err("its disk does not answer".to_owned()), Vec::new()),
+            Some(Err(error)) => (Err(RequestError::message(&error)), Vec::new(), None),
+            None => (Err("its disk does not answer".to_owned()), Vec::new(), None),
         };
         let told = space.as_ref().ok().copied().flatten();
         let (bytes_total, bytes_free) = told.map_or((0, 0), |space| (space.total, space.free));
@@ -127,6 +127,7 @@ impl Host {
             occupied: occupant.map(|occupant| occupant.to_string()),
             problem: space.err(),
             unknown_images,
+            advice: late_disk.map(|disk| disk.to_string()),
         }
     }
 

@@ -6,7 +6,7 @@
 //!          ──► refusals, warnings, bytes, links, time
 //! ```
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +35,7 @@ use crate::host::{Host, blocking};
 use crate::migrations::metadata::Metadata;
 use crate::migrations::queue::place_shown;
 use crate::migrations::view::image_location;
+use crate::stores::LateDisk;
 use crate::vms::{Adopted, VmError};
 
 /// What the VM of a dry run is.
@@ -98,6 +99,7 @@ impl Host {
                 }
             }
         }
+        self.warn_of_disks(&order, &mut plan).await;
         plan.estimate(&order);
         plan.can_begin = plan.refusals.is_empty();
         Ok(plan)
@@ -171,6 +173,29 @@ impl Host {
                  bytes than are counted here"
             )
         }));
+    }
+
+    /// Guests may wait behind a copy that is not limited.
+    async fn warn_of_disks(&self, order: &MigrateVolume, plan: &mut MigrationPlan) {
+        if order.bandwidth_bytes_per_second.is_some_and(|rate| rate > 0) {
+            return;
+        }
+        let sources = plan.volumes.iter().map(|volume| &volume.source);
+        let targets = plan.volumes.iter().filter_map(|volume| volume.target.as_ref());
+        let here = sources.chain(targets.filter(|_| plan.host.is_none()));
+        let here = here.filter(|image| image.kind != api::ImageKind::Nbd);
+        let here: Vec<PathBuf> = here.map(|image| PathBuf::from(&image.image)).collect();
+        let late = blocking(move || {
+            let mut late: Vec<String> = Vec::new();
+            for disk in here.iter().filter_map(|image| LateDisk::below(image)) {
+                let said = disk.to_string();
+                if !late.contains(&said) {
+                    late.push(said);
+                }
+            }
+            Ok(late)
+        });
+        plan.warnings.extend(late.await.unwrap_or_default());
     }
 
     async fn plan_vm(self: &Arc<Self>, name: &str, plan: &mut MigrationPlan) -> Option<Company> {
