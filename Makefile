@@ -98,9 +98,10 @@ lint: ## Check format, clippy's lints, documentation, scripts, licences.
 	fi
 
 # What the figures mean: docs/performance.md. The machine should be idle meanwhile.
-openapi: ## Write docs/openapi.json anew, after a change of the HTTP API.
+openapi: ## Write docs/openapi.json and the client in Python anew, after a change of the HTTP API.
 	cargo run --quiet -p daemon --example openapi >$(TARGET)/openapi.json
 	mv $(TARGET)/openapi.json docs/openapi.json
+	contrib/python/generate.py
 
 pictures: ## Make the pictures of the documents anew: the page, a report, sterna top.
 	scripts/pictures

@@ -1156,6 +1156,8 @@ class Store(TypedDict):
     one.
     """
 
+    # What would serve guests better there, for people; null: nothing is known.
+    advice: NotRequired[str | None]
     # Bytes that volumes may still use; 0 while the store has a problem, and of an export.
     bytes_free: int
     # Bytes that its volumes have together as their clients see them. More than `bytes_total`: there is not room for all

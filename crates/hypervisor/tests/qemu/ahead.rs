@@ -117,8 +117,8 @@ async fn a_target_that_hangs_in_what_it_misses_takes_the_rest_over_its_lifeline_
     drop(lifeline);
     let carries = relay(&wire, &target.memory);
     let Some((source, target)) = offer(source, target, Some(&wire)).await else { return };
-    // A source that has sent everything before its stream breaks would not notice that.
-    limit_post_copy(&source, Some(64 << 10)).await;
+    // A source that has sent everything before its stream breaks would not notice that; pages of zeroes take nine bytes each.
+    limit_post_copy(&source, Some(4 << 10)).await;
     source.qemu.switch_over().await.unwrap();
     target.qemu.await_loaded(DEADLINE).await.unwrap();
     let paused = [MigrationStatus::PostcopyPaused];
