@@ -287,7 +287,7 @@ pub(crate) struct MigrateArguments {
     /// The store to move it to, or another host: its only store, or one of them.
     #[arg(long, value_name = "STORE|HOST[:STORE]")]
     pub(crate) to: String,
-    /// Copy at most this fast, for example 200MiB/s; the guest's own writes are not slowed.
+    /// Copy at most this fast, for example 200MiB/s; the guest's own writes are not slowed, nor is a VM's memory.
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) bandwidth: Option<u64>,
     /// Keep the source's image, renamed so that nothing starts from it by mistake.
