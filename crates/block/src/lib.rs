@@ -11,7 +11,7 @@
 //! ```
 //!
 //! [`device`] is the contract, [`growth`] what stores that may become larger keep besides, [`conformance`] the suite that whoever keeps it passes. [`range_lock`] keeps apart
-//! requests that must not overlap. All `unsafe` code is in `engine::ring`, in `store::lock`,
+//! requests that must not overlap. [`held`] finds what a path leads to where others may exchange it. All `unsafe` code is in `engine::ring`, in `store::lock`,
 //! in `store::qcow2::storage` and in [`inherited`].
 //!
 //! This crate knows nothing of migrations. The filters that take part in one (gate, tracker, mirror) are in the
@@ -26,6 +26,7 @@ pub mod error;
 pub mod executor;
 pub mod filter;
 pub mod growth;
+pub mod held;
 pub mod inherited;
 pub mod latency;
 mod random;

@@ -1,0 +1,167 @@
+//! A folder that is held: its entries are opened, made, renamed and removed in this very folder, wherever its path leads
+//! meanwhile.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
+use rustix::io::Errno;
+
+use super::access::Passable;
+use super::walk::reach_in;
+use super::{Held, Reach, Unfit, find};
+
+/// A folder that is held and can be read.
+#[derive(Debug)]
+pub struct Folder {
+    descriptor: OwnedFd,
+    status: Stat,
+    path: PathBuf,
+    reach: Reach,
+    above: Passable,
+}
+
+impl Folder {
+    /// Opens the folder at a path.
+    ///
+    /// # Errors
+    /// What the system answers; that a link is in the way which may not be followed ([`Unfit`]).
+    pub fn open(path: &Path) -> io::Result<Self> {
+        let held = find(path)?;
+        if held.kind() != FileType::Directory {
+            return Err(Errno::NOTDIR.into());
+        }
+        let opened = held.open(OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let Held { status, path, reach, passable: above, .. } = held;
+        Ok(Self { descriptor: opened.into(), status, path, reach, above })
+    }
+
+    /// Opens the folder that the last component of a path is in, and returns that component as well.
+    ///
+    /// # Errors
+    /// As [`Folder::open`]; that the path ends in no name.
+    pub fn of(path: &Path) -> io::Result<(Self, OsString)> {
+        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+        let above = path.parent().filter(|above| !above.as_os_str().is_empty());
+        Ok((Self::open(above.unwrap_or_else(|| Path::new(".")))?, name.to_owned()))
+    }
+
+    /// The path that led here, without any link.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Who may put other entries into it. An entry of a folder with the sticky bit may be ours all the same.
+    pub fn reach(&self) -> Reach {
+        reach_in(self.reach, &self.status, &self.status)
+    }
+
+    /// Holds an entry, whatever it is; a link itself.
+    ///
+    /// # Errors
+    /// What the system answers.
+    pub fn find(&self, name: &OsStr) -> io::Result<Held> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let descriptor = rustix::fs::openat(&self.descriptor, one_name(name)?, flags, Mode::empty())?;
+        let status = rustix::fs::statat(&descriptor, "", AtFlags::EMPTY_PATH)?;
+        let reach = reach_in(self.reach, &self.status, &status);
+        let passable = self.above.clone().and(&self.status);
+        Ok(Held { descriptor, status, path: self.path.join(name), reach, passable })
+    }
+
+    /// Makes a file that did not exist, open for reading and writing.
+    ///
+    /// # Errors
+    /// What the system answers.
+    pub fn create_new(&self, name: &OsStr, mode: u32) -> io::Result<File> {
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let made = rustix::fs::openat(&self.descriptor, one_name(name)?, flags, Mode::from_raw_mode(mode))?;
+        Ok(File::from(made))
+    }
+
+    /// Removes an entry that is no folder; that there is none is no error.
+    ///
+    /// # Errors
+    /// What the system answers.
+    pub fn remove(&self, name: &OsStr) -> io::Result<()> {
+        match rustix::fs::unlinkat(&self.descriptor, one_name(name)?, AtFlags::empty()) {
+            Err(Errno::NOENT) => Ok(()),
+            removed => Ok(removed?),
+        }
+    }
+
+    /// Removes an entry if it is still what was held.
+    ///
+    /// **N.B.** The system has no such call in one step. In a folder of others an entry that is exchanged in between is removed in
+    /// its place: one that its exchanger could have removed as well.
+    ///
+    /// # Errors
+    /// [`Unfit::Exchanged`]; what the system answers.
+    pub fn remove_held(&self, name: &OsStr, held: &Held) -> io::Result<()> {
+        if self.find(name)?.identity() != held.identity() {
+            return Err(Unfit::Exchanged { path: self.path.join(name) }.into());
+        }
+        self.remove(name)
+    }
+
+    /// Gives an entry another name, here or in another folder that is held; an entry of that name is replaced.
+    ///
+    /// # Errors
+    /// What the system answers.
+    pub fn rename(&self, name: &OsStr, folder: &Self, to: &OsStr) -> io::Result<()> {
+        let (from, to) = (one_name(name)?, one_name(to)?);
+        Ok(rustix::fs::renameat(&self.descriptor, from, &folder.descriptor, to)?)
+    }
+
+    /// As [`Folder::rename`], and fails if there is an entry of that name.
+    ///
+    /// # Errors
+    /// What the system answers; [`io::ErrorKind::AlreadyExists`].
+    pub fn rename_without_replacing(&self, name: &OsStr, folder: &Self, to: &OsStr) -> io::Result<()> {
+        let (from, to) = (one_name(name)?, one_name(to)?);
+        let flags = RenameFlags::NOREPLACE;
+        Ok(rustix::fs::renameat_with(&self.descriptor, from, &folder.descriptor, to, flags)?)
+    }
+
+    /// The names of its entries.
+    ///
+    /// # Errors
+    /// What the system answers.
+    pub fn names(&self) -> io::Result<Vec<OsString>> {
+        use std::os::unix::ffi::OsStrExt as _;
+        let mut names = Vec::new();
+        for entry in rustix::fs::Dir::read_from(&self.descriptor)? {
+            let entry = entry?;
+            let name = OsStr::from_bytes(entry.file_name().to_bytes());
+            if name != "." && name != ".." {
+                names.push(name.to_owned());
+            }
+        }
+        Ok(names)
+    }
+
+    /// Makes its names durable.
+    ///
+    /// # Errors
+    /// What the system answers.
+    pub fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::fsync(&self.descriptor)?)
+    }
+}
+
+impl AsFd for Folder {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.descriptor.as_fd()
+    }
+}
+
+/// A name that leads to an entry of its folder and nowhere else.
+fn one_name(name: &OsStr) -> io::Result<&OsStr> {
+    let is_one = Path::new(name).components().count() == 1
+        && Path::new(name).file_name() == Some(name)
+        && !name.as_encoded_bytes().contains(&b'/');
+    if is_one { Ok(name) } else { Err(io::ErrorKind::InvalidInput.into()) }
+}
