@@ -1,3 +1,5 @@
+//! The walk, what it holds, and what other users may do, with folders of another user beside those of root.
+
 use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 
