@@ -19,6 +19,9 @@ pub struct Readiness {
     pub ready: bool,
     /// What is in the way.
     pub problems: Vec<Problem>,
+    /// What somebody should look at: it is in the way of nothing yet, or of what other hosts bring.
+    #[serde(default)]
+    pub warnings: Vec<Problem>,
 }
 
 /// Something that a daemon is to do and does not.
@@ -26,7 +29,7 @@ pub struct Readiness {
 pub struct Problem {
     /// What has it.
     pub part: Part,
-    /// Name of the volume; `None` of what there is one of.
+    /// Name of the volume, or number of the migration; `None` of what there is one of.
     #[serde(default)]
     pub name: Option<String>,
     /// What it is, for people.
@@ -47,6 +50,8 @@ pub enum Part {
     Hosts,
     /// The API over TLS: nobody is let in.
     Access,
+    /// A migration: it waits, or nothing comes of it.
+    Migration,
 }
 
 impl Part {
@@ -58,6 +63,7 @@ impl Part {
             Self::Volume => "volume",
             Self::Hosts => "hosts",
             Self::Access => "access",
+            Self::Migration => "migration",
         }
     }
 }

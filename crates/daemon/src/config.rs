@@ -49,10 +49,15 @@
 //! stop_wait_max_ms = 10000                  # longest that a stopping daemon waits for a volume's requests
 //! chunks_in_flight = 8                      # how much a migration copies at once
 //! chunk_bytes = 524288
-//! migrations_per_host = 4                   # under way at a time; more wait for their turn
+//! migrations_per_host = 4                   # ordered here and under way at a time; more wait for their turn
 //! migrations_per_store = 2                  # of these, that read from or write to one store
 //! kept_images_per_volume = 8                # images that --keep-source left; the oldest go
 //! kept_percent_of_store = 50                # of its size, for all of them
+//! peer_migrations = 64                      # of one other host, on their way here at a time
+//! peer_volumes = 4096                       # of these, and of those that it has brought
+//! peer_space_bytes = 0                      # of the volumes on their way from one host; 0: what the stores have
+//! arrival_silent_max_s = 600                # how long the source of an arrival may say nothing
+//! arrival_away_max_s = 86400                # and how long it may be out of reach
 //! ```
 //!
 //! Every deviation is an error that names the key: a daemon that guesses serves the wrong disk.

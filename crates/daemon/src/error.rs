@@ -15,6 +15,7 @@ use block::store::{ImageError, Qcow2Error, RemoteError};
 use chronicle::Generation;
 use migration::journal::{Place, Reservation};
 use migration::promotion::NotPromotable;
+use migration::shares::UsedUp;
 use migration::ticket::TicketError;
 use migration::wire::Refusal;
 use migration::{CommitFault, MigrationId};
@@ -349,6 +350,9 @@ pub(crate) enum RequestError {
         /// How many.
         waiting: usize,
     },
+    /// Another host has as much as it may have here.
+    #[error("{0}; try again later")]
+    ShareUsedUp(UsedUp),
     /// There is nothing to do once more.
     #[error("migration {migration} cannot be done once more: {reason}")]
     CannotRetry {
@@ -533,7 +537,7 @@ impl RequestError {
             Self::NotMigrating(_) | Self::CancelledBeforehand(_) => ErrorCode::NotMigrating,
             Self::TooLate(_) => ErrorCode::TooLate,
             Self::MigrationWaits(_) => ErrorCode::VolumeBusy,
-            Self::QueueFull { .. } => ErrorCode::QueueFull,
+            Self::QueueFull { .. } | Self::ShareUsedUp(_) => ErrorCode::QueueFull,
             Self::CannotRetry { .. } => ErrorCode::CannotRetry,
             Self::VolumeInUse { .. } | Self::ClientsUnknown(_) => ErrorCode::VolumeInUse,
             Self::VolumeBusy(_) | Self::VolumeArriving { .. } => ErrorCode::VolumeBusy,
@@ -571,7 +575,7 @@ impl RequestError {
     }
 }
 
-/// An error and its causes, in one line.
+/// An error and its causes, in one line: names and answers of others that are in it are cleaned.
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
@@ -583,5 +587,5 @@ pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
         }
         cause = error.source();
     }
-    text
+    ::words::clean(&text)
 }

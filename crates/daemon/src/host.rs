@@ -43,6 +43,7 @@ use crate::config::{Config, Limits};
 use crate::error::RequestError;
 use crate::files::sockets::SocketFolder;
 use crate::grants::Grants;
+use crate::hooks::Hooks;
 use crate::hosts::Hosts;
 use crate::journal::{Journal, now_unix_ms};
 use crate::migrations::ends::Ends;
@@ -51,6 +52,7 @@ use crate::migrations::metadata::MetadataFolder;
 use crate::migrations::queue::Queue;
 use crate::migrations::recovery;
 use crate::migrations::registry::Migrations;
+use crate::migrations::shares::Shares;
 use crate::migrations::volume_hooks::VolumeHooks;
 use crate::peers::Peers;
 use crate::stores::Stores;
@@ -62,6 +64,10 @@ use crate::volumes::registry::{Service, Volumes};
 
 /// Operations under way at a time. More wait; each may hold a helper thread.
 const OPERATIONS_MAX: u32 = 32;
+/// How long a daemon that stops waits for hooks that run; the next one goes on with those that still do.
+const HOOKS_WAIT_MAX: Duration = Duration::from_secs(5);
+/// Where it is recorded which hooks run, in the data folder.
+const HOOKS_FOLDER: &str = "hooks";
 /// Helper threads that look at stores at a time: a store that hangs does not use all of them up.
 const LOOKS_MAX: usize = 64;
 
@@ -83,6 +89,8 @@ pub(crate) struct Host {
     pub(crate) migrations: Arc<Migrations>,
     /// Migrations that wait for their turn.
     pub(crate) queue: Arc<Queue>,
+    /// What other hosts may have here at a time, and have.
+    pub(crate) shares: Arc<Shares>,
     /// What goes with migrations besides the journal.
     pub(crate) metadata_folder: Arc<MetadataFolder>,
     pub(crate) histories: Arc<Histories>,
@@ -99,6 +107,8 @@ pub(crate) struct Host {
     pub(crate) peers: Arc<Peers>,
     /// What is run before volumes change hands that go without a VM.
     pub(crate) volume_hooks: Arc<VolumeHooks>,
+    /// What is run before and after migrations.
+    pub(crate) hooks: Arc<Hooks>,
     /// Whose volumes of a journal are that was put back.
     restoring: restoration::Restoring,
     /// VMs on their way from here and to here.
@@ -142,10 +152,12 @@ impl Host {
             move || hosts.own()
         });
         let queue = Arc::new(Queue::new(config.limits.queue));
+        let shares = Arc::new(Shares::new(config.limits.shares));
         let metadata_folder = Arc::new(journal.read(|state| MetadataFolder::open(&config.data_dir, state)));
         migrations.add_waiting(&queue, &metadata_folder);
         let moving = VmMoves::new(tokio::runtime::Handle::current());
         migrations.ask_of_vms(&moving);
+        let hooks = Hooks::open(config.hooks.clone(), config.data_dir.join(HOOKS_FOLDER));
         Arc::new(Self {
             audit,
             grants,
@@ -163,11 +175,13 @@ impl Host {
             volumes: Arc::default(),
             migrations,
             queue,
+            shares,
             metadata_folder,
             sessions: Sessions::default(),
             restoring: restoration::Restoring::default(),
             moving,
             volume_hooks: VolumeHooks::new(tokio::runtime::Handle::current()),
+            hooks,
             sockets,
             overviews: Arc::default(),
             started_unix_ms: now_unix_ms(),
@@ -187,6 +201,7 @@ impl Host {
     fn set_limits(&self, limits: Limits) {
         *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
         self.queue.set_limits(limits.queue);
+        self.shares.set_limits(limits.shares);
     }
 
     /// Runs an operation to its end, also when nobody waits for it any more.
@@ -229,6 +244,8 @@ impl Host {
     /// Whatever does not end in time is left to the next start, which finds it in the journal.
     pub(crate) async fn stop(self: &Arc<Self>, clients: Clients) -> Estate {
         let deadline = self.limits().stop_wait_max;
+        // While guests are served: what runs may be what their addresses depend on.
+        self.hooks.stop(HOOKS_WAIT_MAX).await;
         self.stopping.send_replace(true);
         self.volumes.give_up_all();
         let ended = tokio::time::timeout(deadline, self.operations.acquire_many(OPERATIONS_MAX)).await;

@@ -32,6 +32,7 @@ mod hosts;
 mod http;
 mod images;
 mod journal;
+pub mod log;
 mod metrics;
 mod migrations;
 pub mod names;

@@ -7,6 +7,7 @@
 //!   metadata       what was ordered, beside the journal
 //!   ends           what has become of them, counted
 //!   history        what was measured, for reports
+//!   shares         what other hosts may have here at a time
 //!   volume_hooks   hooks of volumes that move without a VM
 //!   recovery       ends what a crash interrupted
 //! ```
@@ -17,5 +18,6 @@ pub(crate) mod metadata;
 pub(crate) mod queue;
 pub(crate) mod recovery;
 pub(crate) mod registry;
+pub(crate) mod shares;
 pub(crate) mod view;
 pub(crate) mod volume_hooks;

@@ -20,6 +20,7 @@ pub(crate) mod veil;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::Duration;
 
 use bytes::Bytes;
 use futures_channel::mpsc;
@@ -183,6 +184,11 @@ impl Peers {
         self.access.refused_to(peer)
     }
 
+    /// How long nothing has been stored for an arrival of another host; `None`: nothing was since this daemon began.
+    pub(crate) fn idle_for(&self, peer: HostId, migration: MigrationId) -> Option<Duration> {
+        self.access.idle_for(peer, migration)
+    }
+
     /// No longer waits for the answer to an offer.
     pub(crate) fn give_up_offer(&self, peer: HostId, migration: MigrationId) {
         lock(&self.opening).remove(&(peer, migration));
@@ -310,6 +316,9 @@ impl Peers {
             }
         };
         let Err(denied) = self.access.judge(&host.journal, peer, channel, subject, request) else {
+            if call.is_some() && subject.kind == Kind::Migration && subject.source == peer {
+                self.access.goes_on(peer, subject.migration);
+            }
             return true;
         };
         match (call, subject.kind, denied) {

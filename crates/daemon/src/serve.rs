@@ -221,6 +221,7 @@ impl Daemon {
         }
         host.vms.find_running();
         host.resume_interrupted().await;
+        host.settle_hooks();
         host.settle_vms().await;
         host.settle_holds();
         host.settle_domains();

@@ -29,7 +29,7 @@ mod manifest;
 pub(crate) mod moving;
 mod needs;
 mod probe;
-mod process;
+pub(crate) mod process;
 pub(crate) mod proof;
 pub(crate) mod qemu_sockets;
 mod same_files;

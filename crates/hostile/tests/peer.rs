@@ -5,6 +5,8 @@
 
 #[path = "peer/evil.rs"]
 mod evil;
+#[path = "peer/share.rs"]
+mod share;
 #[path = "peer/victim.rs"]
 mod victim;
 

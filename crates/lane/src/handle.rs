@@ -13,6 +13,7 @@ use migration::filling::UnitMap;
 use migration::journal::{FailureCode, ImageLocation, MigrationState, Promotion};
 use migration::source::Moves;
 use migration::strategy::Choice;
+use migration::target::SourcePatience;
 use migration::{Attempt, Carried, HostId, MigrationId, PacingSettings, VolumeId, VolumeIndex};
 
 use crate::driver::{IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation};
@@ -211,6 +212,8 @@ pub struct IncomingOrder {
     pub image: ImageLocation,
     /// Whether a VM comes along: it reads while it waits.
     pub moves: Moves,
+    /// How long its source may say nothing before anything is promised.
+    pub patience: SourcePatience,
     /// How far it had come when a restart interrupted it; `None`: it begins.
     pub recorded: Option<Box<MigrationState>>,
     /// What the volume lacks, by what was told before a restart; `None`: nothing was told, or nothing of that is left.

@@ -158,14 +158,28 @@ pub fn judge(state: &State, peer: HostId, role: Role, request: Request) -> Resul
     }
 }
 
-/// Migrations that one host may have on their way here: each has a thread, files and memory here. Hosts that keep to their own
-/// limits have a handful.
-const INCOMING_MAX: usize = 64;
-
-/// Tells whether a host may bring one more migration than those of it that have not ended.
-pub fn may_bring_more(state: &State, peer: HostId) -> bool {
-    let is_incoming = |side: &Side| matches!(side, Side::Incoming { peer: from, .. } if *from == peer);
-    state.unfinished().filter(|(_, recorded)| is_incoming(&recorded.side)).count() < INCOMING_MAX
+/// Judges what the source of a migration says of the memory of its VM, which runs here already while memory still comes; returns the
+/// names of the VM's volumes.
+///
+/// It speaks of the VM that this migration has brought, and of no other: not of one on volumes of the same names, nor on the same
+/// volumes after they have been elsewhere.
+///
+/// # Errors
+/// [`Denied`].
+pub fn judge_memory(state: &State, peer: HostId, migration: MigrationId) -> Result<Vec<String>, Denied> {
+    let (id, recorded) = state.incoming(peer, migration).ok_or(Denied::Unknown)?;
+    match recorded.stage {
+        // A VM runs ahead of the commit, on volumes that are promised.
+        Stage::Prepared(_) => return Ok(recorded.names.clone()),
+        Stage::Copying => return Err(Denied::NotYet),
+        Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }) => {}
+        _ => return Err(Denied::Over),
+    }
+    let names = recorded.volumes.iter().map(|moving| {
+        let here = state.volumes.get(&moving.volume).filter(|known| known.stay == StayId::Arrived(id.0));
+        here.map(|known| known.record.name.clone()).ok_or(Denied::Over)
+    });
+    names.collect()
 }
 
 /// Tells whether what an ended migration says is still asked for: who may use a volume, or where one went. It is not

@@ -103,6 +103,20 @@ pub enum Bug {
     VmLeavesUnnoted,
     /// Volumes change hands although what is to be run before that has not been run.
     HooksNotAwaited,
+    /// Decision 0084: a hook is begun before it is durable that it is.
+    HookBegunUnrecorded,
+    /// Decision 0084: what is run after a migration is begun although what is run before it has not ended.
+    UndoWhileBeforeRuns,
+    /// Decision 0084: two hooks of one VM run at a time.
+    HooksOfOneVmTogether,
+    /// Design §5.34: what other hosts bring takes places of what is ordered here.
+    PlacesCountedTogether,
+    /// Design §5.34: what a host has of its share is looked at when an offer comes, and taken later.
+    ShareTakenLate,
+    /// Design §5.34: an arrival that came to nothing keeps its part of its host's share.
+    ShareNotGivenBack,
+    /// Design §5.34: an arrival whose source says nothing waits for ever.
+    SilentArrivalStays,
     /// 7: that a block is present is recorded before its bytes are durable.
     PresentBeforeDurable,
     /// 7: what was fetched is stored although the guest has written there meanwhile.
@@ -216,9 +230,20 @@ impl Bug {
         Self::RestoredNumbersReused,
     ];
 
+    /// Those of hooks and of shares, which the simulator meets in worlds of their own.
+    pub const OF_SHARES: &[Self] = &[
+        Self::HookBegunUnrecorded,
+        Self::UndoWhileBeforeRuns,
+        Self::HooksOfOneVmTogether,
+        Self::PlacesCountedTogether,
+        Self::ShareTakenLate,
+        Self::ShareNotGivenBack,
+        Self::SilentArrivalStays,
+    ];
+
     /// All there are.
     pub fn all() -> impl Iterator<Item = Self> {
-        Self::ALL.iter().chain(Self::OF_RESTORATION).copied()
+        Self::ALL.iter().chain(Self::OF_RESTORATION).chain(Self::OF_SHARES).copied()
     }
 
     /// The name by which the simulator's command line knows it.
@@ -272,6 +297,13 @@ impl Bug {
             Self::EndNotRepeated => "end-not-repeated",
             Self::VmLeavesUnnoted => "vm-leaves-unnoted",
             Self::HooksNotAwaited => "hooks-not-awaited",
+            Self::HookBegunUnrecorded => "hook-begun-unrecorded",
+            Self::UndoWhileBeforeRuns => "undo-while-before-runs",
+            Self::HooksOfOneVmTogether => "hooks-of-one-vm-together",
+            Self::PlacesCountedTogether => "places-counted-together",
+            Self::ShareTakenLate => "share-taken-late",
+            Self::ShareNotGivenBack => "share-not-given-back",
+            Self::SilentArrivalStays => "silent-arrival-stays",
             Self::PresentBeforeDurable => "present-before-durable",
             Self::FillOverNewerWrite => "fill-over-newer-write",
             Self::PresenceForgotten => "presence-forgotten",

@@ -7,12 +7,16 @@
 //! ```
 //! One that waits for a store keeps its place there: what was ordered later does not overtake it into any store that it
 //! needs, but what needs none of them goes on. So nothing waits for ever, and no store stands idle for another's sake.
+//!
+//! Only what was ordered here takes places. What other hosts bring has [shares of its own](crate::shares): none of them can keep
+//! this host's orders waiting.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use crate::identity::{HostId, MigrationId, VolumeId};
 use crate::journal::MigratingVolume;
+use crate::planted::{Bug, broken};
 
 /// How many migrations are under way at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,11 +77,22 @@ pub trait Wish: Clone {
     fn is_copied_to(&self) -> Option<HostId>;
 }
 
+/// Who has ordered a migration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Party {
+    /// Somebody at this host.
+    Own,
+    /// Another host, which brings volumes.
+    Peer(HostId),
+}
+
 /// What is under way.
 #[derive(Clone, Debug)]
 pub enum UnderWay {
     /// A migration.
     Migration {
+        /// Whose order it is.
+        of: Party,
         /// Its volumes.
         volumes: Vec<VolumeId>,
         /// What it uses.
@@ -261,6 +276,14 @@ impl<W: Wish> Queue<W> {
         }
     }
 
+    /// Whether one that waits has no place on this host, because as many of its own orders are under way as may be.
+    pub fn has_used_up_the_host(&self, under_way: Vec<UnderWay>) -> bool {
+        let line: Vec<Claimant> =
+            self.in_line().map(|(_, waiting)| claimant(&waiting.wish, &under_way)).collect();
+        let judged = judge(self.limits, &self.used(under_way), &line);
+        judged.into_iter().any(|obstacle| matches!(obstacle, Some(Obstacle::Host { .. })))
+    }
+
     /// Lets a migration wait; false: too many do.
     pub fn join(&mut self, id: MigrationId, wish: W) -> bool {
         let has_room = !self.is_full();
@@ -364,7 +387,8 @@ impl<W: Wish> Queue<W> {
         let is_admitted =
             |volume: &VolumeId| self.admitted.values().any(|admitted| admitted.volumes.contains(volume));
         let others = under_way.into_iter().filter_map(|other| match other {
-            UnderWay::Migration { volumes, need } => (!volumes.iter().any(is_admitted)).then_some(need),
+            UnderWay::Migration { of: Party::Peer(_), .. } if !broken(Bug::PlacesCountedTogether) => None,
+            UnderWay::Migration { volumes, need, .. } => (!volumes.iter().any(is_admitted)).then_some(need),
             UnderWay::Filling { .. } => None,
         });
         self.admitted.values().map(|admitted| admitted.need.clone()).chain(others).collect()

@@ -11,7 +11,7 @@
 //!   source ◄── ToTarget, ToSource ──► target  the conversation of `crate::message`
 //! ```
 //! The peer is hostile: [`decode`] never panics, takes no message longer than [`MESSAGE_BYTES_MAX`], and no list or
-//! text longer than the limits here. The types of the wire are its own; those of the core may change without them.
+//! text longer than the limits here; what it says to people is [cleaned](words::clean). The types of the wire are its own; those of the core may change without them.
 
 mod forms;
 mod opening;

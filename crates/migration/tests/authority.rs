@@ -3,7 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use chronicle::Generation;
-use migration::authority::{Denied, Request, Role, judge, may_bring_more};
+use migration::authority::{Denied, Request, Role, judge, judge_memory};
 use migration::journal::{
     Entry, ExportSettings, FailureCode, Forwarding, ImageLocation, MigratingVolume, Outcome, Record, Side,
     State, Summary, VolumeRecord,
@@ -204,16 +204,28 @@ fn a_migration_that_came_to_nothing_gives_nothing() {
 }
 
 #[test]
-fn a_host_brings_so_much_at_a_time_and_others_bring_as_much() {
+fn what_is_said_of_a_vms_memory_is_of_the_vm_that_the_migration_brought_and_of_no_other() {
+    let says = |journal: &Journal, remote| judge_memory(&journal.state, A, remote);
     let mut journal = Journal::default();
-    let mut brought = Vec::new();
-    while may_bring_more(&journal.state, A) {
-        brought.push(journal.comes(A, MigrationId(brought.len() as u64)));
-    }
-    assert_eq!(brought.len(), 64);
-    assert!(may_bring_more(&journal.state, C));
-    journal.end(brought[7], failed());
-    assert!(may_bring_more(&journal.state, A));
+    let migration = journal.comes(A, THERE);
+    assert_eq!(says(&journal, THERE), Err(Denied::NotYet));
+    journal.prepare(migration);
+    assert!(says(&journal, THERE).is_ok());
+    journal.own(migration);
+    journal.end(migration, moved());
+    let names = vec![journal.state.volumes[&DISK].record.name.clone()];
+    assert_eq!(says(&journal, THERE), Ok(names));
+    assert_eq!(judge_memory(&journal.state, C, THERE), Err(Denied::Unknown));
+    // The volume goes on, and comes back by another host: the first has no word any more.
+    journal.leaves(C);
+    assert_eq!(says(&journal, THERE), Err(Denied::Over));
+    journal.arrives(C, MigrationId(31));
+    assert_eq!(says(&journal, THERE), Err(Denied::Over));
+    // One that came to nothing never had one.
+    let mut journal = Journal::default();
+    let migration = journal.comes(A, THERE);
+    journal.end(migration, failed());
+    assert_eq!(says(&journal, THERE), Err(Denied::Over));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! What hosts say to each other: read as it was sent, bounded, and never a reason to panic.
 
-#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use chronicle::Generation;
 use migration::journal::{Forwarding, ImageFormat, Origin};
@@ -121,6 +121,29 @@ fn what_is_beyond_a_limit_is_neither_sent_nor_read() {
 #[test]
 fn that_somebody_there_cancelled_it_is_a_word_of_its_own() {
     check(&Message::ToSource { migration: MIGRATION, message: ToSource::Cancelled });
+}
+
+#[test]
+fn words_of_another_host_are_one_visible_line() {
+    let said = "no\nforged\u{1b}[2J\u{202e}".to_owned();
+    let clean = "no\\nforged\\u{1b}[2J\\u{202e}";
+    let read = |message: &Message| decode(&encode(message).unwrap()).unwrap();
+    let migration = MigrationId(3);
+    let refusal = Refusal { code: RefusalCode::Busy, detail: said.clone() };
+    let Message::Refused { refusal, .. } = read(&Message::Refused { migration, refusal }) else { panic!() };
+    assert_eq!(refusal.detail, clean);
+    let message = ToSource::Discarded { left_over: said.clone() };
+    let Message::ToSource { message: ToSource::Discarded { left_over }, .. } =
+        read(&Message::ToSource { migration, message })
+    else {
+        panic!()
+    };
+    assert_eq!(left_over, clean);
+    let surveyed = Surveyed { warnings: vec![said], ..Surveyed::default() };
+    let Message::Surveyed { surveyed, .. } = read(&Message::Surveyed { question: 1, surveyed }) else {
+        panic!()
+    };
+    assert_eq!(surveyed.warnings, [clean]);
 }
 
 #[test]

@@ -29,6 +29,7 @@ mod scenario;
 mod session;
 mod sides;
 mod simulation;
+mod small;
 #[cfg(test)]
 mod tests;
 mod trace;
@@ -78,6 +79,9 @@ struct Arguments {
     /// Puts journals back from backups, in a fleet of its own.
     #[arg(long, conflicts_with_all = ["hosts", "strategy", "known"])]
     restored: bool,
+    /// Runs the small worlds: hooks whose daemon is killed, and hosts that want more than their share.
+    #[arg(long, conflicts_with_all = ["hosts", "strategy", "known", "restored"])]
+    small: bool,
     /// Prints what happens; with --seed.
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -107,6 +111,7 @@ fn main() -> ExitCode {
     let passed = match (&arguments.planted, arguments.seed) {
         (Some(planted), seed) => run_planted(&arguments, planted, seed),
         (None, seed) if arguments.restored => run_restored(&arguments, seed),
+        (None, seed) if arguments.small => run_small(&arguments, seed),
         (None, Some(seed)) => run_one(&arguments, seed),
         (None, None) if arguments.coverage => run_coverage(&arguments),
         (None, None) => run_many(&arguments).1,
@@ -139,6 +144,27 @@ fn run_one(arguments: &Arguments, seed: u64) -> bool {
         println!("violation ({}) at {:?}: {}", violation.checker, violation.at, violation.detail);
     }
     finding.violation.is_none()
+}
+
+/// Runs seeds of the small worlds; returns whether all rules were kept.
+fn run_small(arguments: &Arguments, seed: Option<u64>) -> bool {
+    if let Some(seed) = seed {
+        let telling = if arguments.trace { Telling::Printed } else { Telling::Silent };
+        let violation = small::replay(seed, telling);
+        println!("seed {seed}: {}", violation.as_deref().unwrap_or("no violation"));
+        return violation.is_none();
+    }
+    let shown = small::campaign(arguments.first, arguments.seeds, false);
+    println!(
+        "{} seeds: {} hooks begun, {} daemons killed; {} arrivals, {} refused, {} abandoned",
+        shown.seeds, shown.hooks_begun, shown.kills, shown.arrivals, shown.refused, shown.abandoned
+    );
+    println!("{} violations", shown.violations.len());
+    for (seed, violation) in &shown.violations {
+        println!("  seed {seed}: {violation}");
+        println!("    cargo run -p simulator --release -- --small --seed {seed} --trace");
+    }
+    shown.violations.is_empty()
 }
 
 /// Runs seeds of the fleet whose journals are put back; returns whether all rules were kept.

@@ -1,37 +1,84 @@
 //! The log: lines on standard error, as whoever reads them there wants them.
 //!
+//! ```text
+//!   events ──► filter ──► Flood (limits lines of a kind) ──► format, each value cleaned ──► daemon::log ──► standard error
+//! ```
 //! A terminal gets colours, a file the time. systemd's journal knows the time and the program, and wants the level as a
 //! number in front: then `journalctl -p warning` shows what somebody should look at.
 
+mod fields;
+mod flood;
+
 use std::fmt;
-use std::io::IsTerminal as _;
+use std::io::{self, IsTerminal as _};
 use std::os::fd::AsFd;
 
+use daemon::log::{Line, Log};
 use tracing::{Event, Level, Subscriber};
-use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::{Format, Full, Writer};
-use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields, MakeWriter};
+use tracing_subscriber::layer::SubscriberExt as _;
 use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::util::SubscriberInitExt as _;
+use tracing_subscriber::{EnvFilter, Layer};
 
+use self::fields::CleanFields;
+use self::flood::Flood;
 use crate::args::LogFormat;
 
 /// Names the stream that goes to the journal, as `DEVICE:INODE`.
 const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 
-/// Logs from here on what passes the filter, in this format.
-pub(crate) fn start(filter: EnvFilter, format: LogFormat) {
-    let errors = std::io::stderr();
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if format == LogFormat::Json {
-        // Each object has its level.
-        return log.json().init();
-    }
+/// Logs from here on what passes the filter, in this format; the log is to be flushed when the program ends.
+///
+/// # Errors
+/// The system starts no thread.
+pub(crate) fn start(filter: EnvFilter, format: LogFormat) -> io::Result<Log> {
+    let errors = io::stderr();
+    let log = Log::start(io::stderr())?;
+    let flood = Flood::start()?;
+    let lines =
+        || tracing_subscriber::fmt::layer().with_writer(Lines(log.clone())).log_internal_errors(false);
     let named = std::env::var(JOURNAL_VARIABLE);
-    if named.is_ok_and(|stream| is_stream(&errors, &stream)) {
+    let written = if format == LogFormat::Json {
+        // Each object has its level.
+        lines().json().boxed()
+    } else if named.is_ok_and(|stream| is_stream(&errors, &stream)) {
         let line = tracing_subscriber::fmt::format().without_time().with_level(false).with_ansi(false);
-        log.with_ansi(false).event_format(ForJournal(line)).init();
+        lines().fmt_fields(CleanFields).with_ansi(false).event_format(ForJournal(line)).boxed()
     } else {
-        log.with_ansi(errors.is_terminal()).init();
+        lines().fmt_fields(CleanFields).with_ansi(errors.is_terminal()).boxed()
+    };
+    tracing_subscriber::registry().with(filter).with(flood).with(written).init();
+    report_panics(log.clone());
+    Ok(log)
+}
+
+/// Has panics written like lines of the log: the hook of the standard library would wait for whoever reads.
+fn report_panics(log: Log) {
+    std::panic::set_hook(Box::new(move |panic| {
+        use std::io::Write as _;
+        let thread = std::thread::current();
+        let said = words::clean(&panic.to_string());
+        let trace = std::backtrace::Backtrace::capture();
+        let trace = match trace.status() {
+            std::backtrace::BacktraceStatus::Captured => format!("{trace}\n"),
+            _ => String::new(),
+        };
+        let name = words::clean(thread.name().unwrap_or("without a name"));
+        // It takes everything.
+        let _ = write!(log.line(), "thread {name}: {said}\n{trace}");
+    }));
+}
+
+/// Makes a line for each event.
+struct Lines(Log);
+
+impl<'a> MakeWriter<'a> for Lines {
+    type Writer = Line;
+
+    fn make_writer(&'a self) -> Line {
+        self.0.line()
     }
 }
 

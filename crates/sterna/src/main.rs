@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     match run(arguments) {
         Ok(exit) => exit.into(),
         Err(error) => {
-            eprintln!("sterna: {error:#}");
+            output::say(&format!("sterna: {error:#}"));
             Exit::Unexpected.into()
         }
     }
@@ -56,7 +56,7 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
             return Ok(Exit::Usage);
         }
     };
-    log::start(filter, arguments.log_format);
+    let log = log::start(filter, arguments.log_format).context("the system gives this process no threads")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let runtime = runtime.context("the system gives this process no event loop")?;
     let format = arguments.format();
@@ -69,5 +69,6 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
     };
     // A read of standard input or of a hung disk that nobody waits for must not keep the process.
     runtime.shutdown_background();
+    log.flush();
     Ok(exit)
 }

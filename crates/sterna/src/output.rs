@@ -44,13 +44,25 @@ pub(crate) fn print<T: Serialize>(
             serde_json::to_writer_pretty(&mut out, value)?;
             writeln!(out)
         }
-        Format::Text => write!(out, "{}", text(value)),
+        Format::Text => write!(out, "{}", words::printable(&text(value))),
     }
+}
+
+/// Prints a text for people as it is, but for what a terminal would obey.
+pub(crate) fn print_text(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    write!(out, "{}", words::printable(text))?;
+    out.flush()
 }
 
 /// Says something besides the result, on standard error. If nobody reads there, the command goes on all the same.
 pub(crate) fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{text}");
+    let _ = writeln!(io::stderr(), "{}", words::printable(text));
+}
+
+/// Says something on standard error in the place of what was said so before; nothing, to take that away.
+pub(crate) fn say_in_place(text: &str) {
+    let _ = write!(io::stderr(), "\r\x1b[K{}", words::printable(text));
 }
 
 /// Prints a value as one line of JSON.
@@ -64,7 +76,7 @@ pub(crate) fn print_line(value: &impl Serialize) -> io::Result<()> {
 /// Prints a line of text at once: whoever reads it is told when it happens.
 pub(crate) fn print_text_line(line: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
-    writeln!(out, "{line}")?;
+    writeln!(out, "{}", words::printable(line))?;
     out.flush()
 }
 
@@ -72,7 +84,7 @@ pub(crate) fn print_text_line(line: &str) -> io::Result<()> {
 pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<()> {
     let message = message(error) + advice(error);
     if format == Format::Text {
-        return writeln!(io::stderr(), "sterna: {message}");
+        return writeln!(io::stderr(), "sterna: {}", words::printable(&message));
     }
     // The daemon's codes are those of the API; the others are documented with the exit codes.
     let code = match error {

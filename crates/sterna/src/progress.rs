@@ -168,7 +168,7 @@ impl Display {
         match self {
             Self::Bar(bar) => {
                 bar.set_position((migration.fraction.clamp(0.0, 1.0) * BAR_STEPS as f64) as u64);
-                bar.set_message(describe(migration));
+                bar.set_message(words::clean(&describe(migration)));
             }
             Self::Lines { printed, phase, gone } => {
                 *gone = false;

@@ -1,6 +1,6 @@
 //! Accepts connections: from anybody at first, so everything is limited until the other side is known.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -44,7 +44,12 @@ pub(crate) async fn run(context: Arc<Context>, listener: TcpListener) {
 async fn serve(context: Arc<Context>, stream: TcpStream, from: SocketAddr, admitted: Admitted) {
     let limits = &context.settings.limits;
     let handshake = timeout(limits.handshake_max, shake_hands(&context, stream));
-    let handshake = handshake.await.unwrap_or(Err(HandshakeError::Timeout));
+    let handshake = tokio::select! {
+        biased;
+        handshake = handshake => handshake.unwrap_or(Err(HandshakeError::Timeout)),
+        // It said too little for too long. Nothing is logged: whoever fills the places would fill the log.
+        () = admitted.gives_way() => return,
+    };
     drop(admitted);
     match handshake {
         Ok(Some((wire, connection))) => {
@@ -122,7 +127,8 @@ async fn join_session(
 
 /// Connections whose other side is not known yet, by address, on all listeners.
 ///
-/// A part of the places is for addresses of hosts that are known: strangers who fill the others do not keep those out.
+/// A part of the places is for addresses of hosts that are known: strangers who fill the others do not keep those out. Of one
+/// address the oldest gives way to the next: a silent one keeps nobody out who comes from the same address.
 #[derive(Default)]
 pub(crate) struct Strangers {
     places: Mutex<Places>,
@@ -130,7 +136,8 @@ pub(crate) struct Strangers {
 
 #[derive(Default)]
 struct Places {
-    by_network: HashMap<IpAddr, usize>,
+    by_network: HashMap<IpAddr, BTreeMap<u64, Arc<Notify>>>,
+    next: u64,
     /// Those of `by_network` whose address is no known host's.
     unknown: usize,
     all: usize,
@@ -145,8 +152,13 @@ impl Strangers {
     fn admit(self: &Arc<Self>, from: IpAddr, context: &Context) -> Option<Admitted> {
         let (limits, network) = (&context.settings.limits, network(from));
         let mut places = self.lock();
-        let count = places.by_network.get(&network).copied().unwrap_or(0);
-        if places.all >= limits.unauthenticated_max || count >= limits.unauthenticated_per_address_max {
+        if let Some(taken) = places.by_network.get_mut(&network)
+            && taken.len() >= limits.unauthenticated_per_address_max
+            && let Some((_, oldest)) = taken.pop_first()
+        {
+            oldest.notify_one();
+        }
+        if places.all >= limits.unauthenticated_max {
             return None;
         }
         let open = limits.unauthenticated_max.saturating_sub(limits.unauthenticated_reserved);
@@ -156,10 +168,12 @@ impl Strangers {
         if !is_known && places.unknown >= open {
             return None;
         }
-        places.by_network.insert(network, count + 1);
+        let (number, wanted) = (places.next, Arc::<Notify>::default());
+        places.next += 1;
+        places.by_network.entry(network).or_default().insert(number, Arc::clone(&wanted));
         places.all += 1;
         places.unknown += usize::from(!is_known);
-        Some(Admitted { strangers: Arc::clone(self), network, is_known })
+        Some(Admitted { strangers: Arc::clone(self), network, number, wanted, is_known })
     }
 
     /// A known host has come from there.
@@ -192,7 +206,16 @@ pub fn network(address: IpAddr) -> IpAddr {
 struct Admitted {
     strangers: Arc<Strangers>,
     network: IpAddr,
+    number: u64,
+    wanted: Arc<Notify>,
     is_known: bool,
+}
+
+impl Admitted {
+    /// Resolves when another connection from the same address needs the place.
+    async fn gives_way(&self) {
+        self.wanted.notified().await;
+    }
 }
 
 impl Drop for Admitted {
@@ -200,9 +223,9 @@ impl Drop for Admitted {
         let mut places = self.strangers.lock();
         places.all -= 1;
         places.unknown -= usize::from(!self.is_known);
-        if let Some(count) = places.by_network.get_mut(&self.network) {
-            *count -= 1;
-            if *count == 0 {
+        if let Some(taken) = places.by_network.get_mut(&self.network) {
+            taken.remove(&self.number);
+            if taken.is_empty() {
                 places.by_network.remove(&self.network);
             }
         }

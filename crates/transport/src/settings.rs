@@ -61,7 +61,7 @@ pub struct Limits {
     pub unauthenticated_max: usize,
     /// Those of them that only addresses of known hosts have: strangers do not keep these out, from however many addresses.
     pub unauthenticated_reserved: usize,
-    /// Connections in their handshake from one address, or one IPv6 network: so one stranger does not keep all others out.
+    /// Connections in their handshake from one address, or one IPv6 network: so one stranger does not keep all others out. The oldest gives way.
     pub unauthenticated_per_address_max: usize,
     /// Connections that one peer may have.
     pub connections_per_peer_max: usize,

@@ -65,6 +65,8 @@ const ROOT: Table = Table::Keys(
             "limits",
             Table::Keys(
                 &[
+                    "arrival_away_max_s",
+                    "arrival_silent_max_s",
                     "chunk_bytes",
                     "chunks_in_flight",
                     "kept_images_per_volume",
@@ -72,6 +74,9 @@ const ROOT: Table = Table::Keys(
                     "migrations_per_host",
                     "migrations_per_store",
                     "mirror_wait_max_ms",
+                    "peer_migrations",
+                    "peer_space_bytes",
+                    "peer_volumes",
                     "stop_wait_max_ms",
                 ],
                 &[],

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use migration::PacingSettings;
 use migration::queue::QueueLimits;
+use migration::shares::ShareLimits;
+use migration::target::SourcePatience;
 use serde::Deserialize;
 
 use super::faults::{Faults, both};
@@ -35,6 +37,22 @@ const CHUNKS_IN_FLIGHT: RangeInclusive<u64> = 1..=64;
 const CHUNK_BYTES: RangeInclusive<u64> = 65_536..=4_194_304;
 /// Range of numbers of migrations, and of kept images. Without any nothing could ever be moved; each has a thread and buffers.
 const COUNT: RangeInclusive<u64> = 1..=1000;
+/// Migrations of one other host that are on their way here, if nobody says: each has a thread, files and memory here. Hosts that keep
+/// to their own limits have a handful.
+const PEER_MIGRATIONS_DEFAULT: u32 = 64;
+/// Volumes of one other host, if nobody says: more than a host has that keeps to its files and threads.
+const PEER_VOLUMES_DEFAULT: u32 = 4096;
+/// Offers of one other host in a burst, and the time that each costs after it: more than hosts make that are emptied.
+const OFFERS_BURST: u32 = 1000;
+const OFFER_INTERVAL: Duration = Duration::from_millis(100);
+/// Range of volumes.
+const VOLUMES: RangeInclusive<u64> = 1..=1_000_000;
+/// How long a source that can be reached may say nothing, in seconds: it answers every 30 s.
+const SILENT_S: RangeInclusive<u64> = 60..=86_400;
+const SILENT_S_DEFAULT: u64 = 600;
+/// How long one that cannot be reached is waited for, in seconds: what is copied already is worth a day.
+const AWAY_S: RangeInclusive<u64> = 60..=31_536_000;
+const AWAY_S_DEFAULT: u64 = 86_400;
 /// Range of shares.
 const PERCENT: RangeInclusive<u64> = 1..=100;
 
@@ -49,6 +67,10 @@ pub struct Limits {
     pub mover: MoverLimits,
     /// Migrations under way at a time; more wait for their turn.
     pub queue: QueueLimits,
+    /// What one other host may have here at a time.
+    pub shares: ShareLimits,
+    /// How long the source of an arrival may say nothing.
+    pub patience: SourcePatience,
     /// How much of what migrations left is kept.
     pub kept: KeptLimits,
 }
@@ -90,6 +112,12 @@ pub(super) struct FileLimits {
     migrations_per_store: u64,
     kept_images_per_volume: u64,
     kept_percent_of_store: u64,
+    peer_migrations: u64,
+    peer_volumes: u64,
+    /// Zero: what the stores have.
+    peer_space_bytes: u64,
+    arrival_silent_max_s: u64,
+    arrival_away_max_s: u64,
 }
 
 impl Default for FileLimits {
@@ -104,6 +132,11 @@ impl Default for FileLimits {
             migrations_per_store: MIGRATIONS_PER_STORE_DEFAULT.into(),
             kept_images_per_volume: KEPT_IMAGES_PER_VOLUME_DEFAULT.into(),
             kept_percent_of_store: KEPT_PERCENT_OF_STORE_DEFAULT.into(),
+            peer_migrations: PEER_MIGRATIONS_DEFAULT.into(),
+            peer_volumes: PEER_VOLUMES_DEFAULT.into(),
+            peer_space_bytes: 0,
+            arrival_silent_max_s: SILENT_S_DEFAULT,
+            arrival_away_max_s: AWAY_S_DEFAULT,
         }
     }
 }
@@ -132,7 +165,19 @@ impl FileLimits {
             number("limits.kept_images_per_volume", self.kept_images_per_volume, &COUNT),
             number("limits.kept_percent_of_store", self.kept_percent_of_store, &PERCENT),
         );
-        let ((waits, pacing), (queue, kept)) = both(both(waits, pacing), both(queue, kept))?;
+        let seconds = |key, value, range| within(path, key, value, range).map(Duration::from_secs);
+        let shares = both(
+            number("limits.peer_migrations", self.peer_migrations, &COUNT),
+            number("limits.peer_volumes", self.peer_volumes, &VOLUMES),
+        );
+        let patience = both(
+            seconds("limits.arrival_silent_max_s", self.arrival_silent_max_s, &SILENT_S),
+            seconds("limits.arrival_away_max_s", self.arrival_away_max_s, &AWAY_S),
+        );
+        let (checked, (shares, patience)) =
+            both(both(both(waits, pacing), both(queue, kept)), both(shares, patience))?;
+        let ((waits, pacing), (queue, kept)) = checked;
+        let ((migrations, volumes), (silent_max, away_max)) = (shares, patience);
         let ((mirror_wait_max, stop_wait_max), (depth, chunk_bytes)) = (waits, pacing);
         let (per_host, per_store) = queue;
         let (images_per_volume, percent_of_store) = kept;
@@ -141,6 +186,14 @@ impl FileLimits {
             stop_wait_max,
             mover: MoverLimits { depth, chunk_bytes },
             queue: QueueLimits { per_host, per_store },
+            shares: ShareLimits {
+                migrations,
+                volumes,
+                bytes: (self.peer_space_bytes > 0).then_some(self.peer_space_bytes),
+                offers: OFFERS_BURST,
+                offer_interval: OFFER_INTERVAL,
+            },
+            patience: SourcePatience { silent_max, away_max },
             kept: KeptLimits { images_per_volume, percent_of_store },
         })
     }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use migration::MigrationId;
 use migration::journal::Outcome;
 
-use super::{Begun, HookContext, HookRunner, HookSide};
+use super::{HookContext, HookRunner, HookSide, Hooks};
 use crate::config::HooksConfig;
 
 /// More than any hook of these tests takes, however busy the VM is.
@@ -42,22 +42,41 @@ impl Scene {
     }
 
     fn runner(&self, before: Option<PathBuf>, after: Option<PathBuf>, timeout: Duration) -> Arc<HookRunner> {
-        let context = HookContext {
-            migration: MigrationId(7),
-            vm: "web1".to_owned(),
-            volumes: vec!["root".to_owned(), "data".to_owned()],
-            side: HookSide::Target,
-            own: "beta".to_owned(),
-            other: "alpha".to_owned(),
-        };
+        HookRunner::new(&self.hooks(before, after, timeout), context())
+    }
+
+    /// The hooks of a daemon that begins.
+    fn hooks(&self, before: Option<PathBuf>, after: Option<PathBuf>, timeout: Duration) -> Arc<Hooks> {
+        let hooks = Hooks::open(HooksConfig { before, after, timeout }, self.folder.path().join("records"));
         let warnings = Arc::clone(&self.warnings);
-        let warn = move |warning| warnings.lock().unwrap().push(warning);
-        HookRunner::new(HooksConfig { before, after, timeout }, context, Begun::No, warn)
+        hooks.warn_of(move |_, warning| warnings.lock().unwrap().push(warning));
+        hooks
     }
 
     fn read(&self, name: &str) -> String {
         std::fs::read_to_string(self.folder.path().join(name)).unwrap_or_default()
     }
+}
+
+fn context() -> HookContext {
+    HookContext {
+        migration: MigrationId(7),
+        vm: "web1".to_owned(),
+        volumes: vec!["root".to_owned(), "data".to_owned()],
+        side: HookSide::Target,
+        own: "beta".to_owned(),
+        other: "alpha".to_owned(),
+        outcome: None,
+    }
+}
+
+/// Hooks of a daemon that keeps nothing beyond the test.
+pub(crate) fn alone(config: HooksConfig, context: HookContext) -> Arc<HookRunner> {
+    let folder = tempfile::tempdir().unwrap();
+    let hooks = Hooks::open(config, folder.path().join("records"));
+    // It holds the folder as long as there are hooks.
+    hooks.warn_of(move |_, _| assert!(folder.path().exists()));
+    HookRunner::new(&hooks, context)
 }
 
 fn moved() -> Outcome {
@@ -156,4 +175,68 @@ async fn a_migration_that_is_given_up_kills_the_hook_that_it_waits_for() {
         }
     };
     tokio::time::timeout(PATIENCE, free).await.unwrap();
+}
+
+/// Waits until a file is there.
+async fn appears(path: &std::path::Path) {
+    let there = async {
+        while !path.exists() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, there).await.unwrap();
+}
+
+#[tokio::test]
+async fn the_next_daemon_waits_for_what_runs_before_it_undoes_anything_and_runs_nothing_twice() {
+    let scene = Scene::new();
+    let lines = "echo \"begin $STERNA_HOOK [$STERNA_VM]\" >> \"$HERE/told\"; [ $STERNA_HOOK = after ] || { echo > \"$HERE/up\"; \
+                 while [ ! -e \"$HERE/go\" ]; do sleep 0.01; done; }; echo late >&2; echo \"end $STERNA_HOOK\" >> \"$HERE/told\"";
+    let hook = scene.hook("hook", lines);
+    let hooks = || scene.hooks(Some(hook.clone()), Some(hook.clone()), PATIENCE);
+    {
+        // A daemon that is stopped while the hook runs: it kills nothing.
+        let first = hooks();
+        let runner = HookRunner::new(&first, context());
+        let waits = tokio::spawn(async move { runner.before().await });
+        appears(&scene.folder.path().join("up")).await;
+        first.stop(Duration::ZERO).await;
+        waits.abort();
+        assert!(waits.await.is_err());
+    }
+    let second = hooks();
+    assert_eq!(second.migrations(), [MigrationId(7)]);
+    let unnamed = HookContext { vm: String::new(), ..context() };
+    let runner = HookRunner::new(&second, unnamed);
+    let after = tokio::spawn({
+        let runner = Arc::clone(&runner);
+        async move { runner.after(&moved()).await }
+    });
+    tokio::task::yield_now().await;
+    assert_eq!(scene.read("told"), "begin before [web1]\n");
+    std::fs::write(scene.folder.path().join("go"), "").unwrap();
+    tokio::time::timeout(PATIENCE, after).await.unwrap().unwrap();
+    assert_eq!(scene.read("told"), "begin before [web1]\nend before\nbegin after [web1]\nend after\n");
+    assert!(second.migrations().is_empty());
+    // Its record goes as well.
+    let records = scene.folder.path().join("records");
+    let gone = async {
+        while std::fs::read_dir(&records).is_ok_and(|left| left.count() > 0) {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(PATIENCE, gone).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_process_whose_daemon_is_gone_before_its_gate_opens_runs_nothing() {
+    let scene = Scene::new();
+    let hook = scene.hook("hook", "echo run >> \"$HERE/told\"");
+    let base = scene.folder.path().join("m7.before");
+    let gated = super::process::Gated::start(&hook, &[], &base).unwrap();
+    let process = gated.process;
+    drop(gated);
+    let found = tokio::time::timeout(PATIENCE, super::process::find(process, &base)).await.unwrap();
+    assert!(matches!(found, super::process::Found::NeverBegan));
+    assert_eq!(scene.read("told"), "");
 }

@@ -10,11 +10,13 @@
 use std::sync::Arc;
 
 use lane::LaneStatus;
+use migration::HostId;
 use migration::filling::{FillingProgress, UNIT_BYTES};
 
 use super::Host;
 use super::describe::{ANSWER_MAX, answer};
 use crate::error::RequestError;
+use crate::log;
 use crate::metrics::Exposition;
 use crate::stores::{Space, space_at};
 use crate::volumes::registry::Service;
@@ -45,6 +47,7 @@ impl Host {
         migrations::add(&mut told, &self.migrations.list_unfinished(&self.journal));
         migrations::add_sums(&mut told, &self.histories.tallies(), &self.ends.sums());
         links::add(&mut told, &self.hosts.describe_all().unwrap_or_default());
+        self.add_shares(&mut told);
         self.add_journal(&mut told);
         self.add_audit(&mut told);
         add_space(&mut told, &stores, data);
@@ -90,11 +93,29 @@ impl Host {
         answer(&self.looks, move || space_at(&path).ok()).await.flatten()
     }
 
+    fn add_shares(&self, told: &mut Exposition) {
+        let mut family =
+            told.gauge("sterna_host_arrivals", "Migrations of another host that are on their way here.");
+        for peer in self.hosts.describe_all().unwrap_or_default() {
+            if let Some(known) = self.hosts.find(&peer.name) {
+                let (migrations, _) = self.shares.used_by(HostId(known.id.0));
+                family.count(&[("host", &peer.name)], migrations.into());
+            }
+        }
+    }
+
     fn add_daemon(&self, told: &mut Exposition) {
         told.gauge("sterna_build_info", "The daemon that answers.")
             .flag(&[("version", env!("CARGO_PKG_VERSION"))], true);
         told.gauge("sterna_start_time_seconds", "When the daemon began, in seconds since 1970.")
             .add(&[], self.started_unix_ms as f64 / 1000.0);
+        told.counter("sterna_log_lines_lost_total", "Lines of the log that could not be written.")
+            .count(&[], log::lost());
+        told.counter(
+            "sterna_log_lines_suppressed_total",
+            "Lines of the log beyond what one kind may have in a time.",
+        )
+        .count(&[], log::suppressed());
     }
 
     fn add_volumes(&self, told: &mut Exposition, volumes: &[Seen]) {

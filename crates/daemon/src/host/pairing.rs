@@ -6,6 +6,7 @@ use std::time::SystemTime;
 
 use futures_util::future::join_all;
 use migration::journal::Side;
+use migration::session::Event;
 use migration::{HostId, VolumeId};
 use transport::Peer;
 
@@ -116,12 +117,35 @@ impl Host {
             let used = self.used_from(HostId(peer.id.0)).await;
             self.refuse_needed(&peer, &used)?;
         }
-        blocking(move || {
-            let removed = self.hosts.remove(&name)?;
-            self.peers.unpaired(HostId(removed.id.0));
-            Ok(api::RemovedPeer { name: removed.name, id: removed.id.to_string() })
-        })
-        .await
+        let host = Arc::clone(&self);
+        let removed = blocking(move || {
+            let removed = host.hosts.remove(&name)?;
+            host.peers.unpaired(HostId(removed.id.0));
+            Ok(removed)
+        });
+        let removed = removed.await?;
+        self.end_migrations_with(HostId(removed.id.0), &removed.name).await;
+        Ok(api::RemovedPeer { name: removed.name, id: removed.id.to_string() })
+    }
+
+    /// Ends migrations with a host that is not known any more, where that loses nothing; those that are promised, or handed over, wait
+    /// for an administrator's word.
+    async fn end_migrations_with(&self, peer: HostId, name: &str) {
+        let with_it = self.journal.read(|state| {
+            let with_it = state
+                .unfinished()
+                .filter(|(_, known)| known.side.peer().is_some_and(|(other, _)| other == peer));
+            with_it.map(|(id, _)| id).collect::<Vec<_>>()
+        });
+        for migration in with_it {
+            if let Some(begun) = self.begun_unix_ms(migration) {
+                let warning = format!("the host \"{name}\" was removed");
+                self.metadata_folder.note(migration, begun, |metadata| metadata.warn(warning)).await;
+            }
+            if self.sessions.tell(migration, Event::Cancel) {
+                tracing::info!(%migration, host = name, "a migration with a host that was removed is to end");
+            }
+        }
     }
 
     /// Volumes of this host that clients at another one use.

@@ -1,9 +1,14 @@
 //! Whether the host does all that it is to do, for whoever starts and watches daemons.
 
+use std::time::Duration;
+
 use api::{Part, Problem, Readiness};
+use migration::journal::{Side, Stage};
+use migration::{HostId, MigrationId};
 
 use super::Host;
 use crate::hosts::HostsError;
+use crate::journal::now_unix_ms;
 use crate::volumes::registry::Service;
 
 impl Host {
@@ -46,6 +51,54 @@ impl Host {
             Err(error) => problems.push(problem(Part::Hosts, None, &error.to_string())),
         }
         problems.extend(self.grants.problem().map(|message| problem(Part::Access, None, &message)));
-        Readiness { ready: problems.is_empty(), problems }
+        Readiness { ready: problems.is_empty(), problems, warnings: self.warnings() }
+    }
+
+    /// What somebody should look at.
+    fn warnings(&self) -> Vec<Problem> {
+        let mut warnings = Vec::new();
+        if self.queue.has_used_up_the_host(|| self.migrations.under_way(&self.journal)) {
+            let message = "migrations that are ordered here wait: as many are under way as limits.migrations_per_host \
+                           allows; sterna migration list shows which";
+            warnings.push(Problem { part: Part::Migration, name: None, message: message.to_owned() });
+        }
+        let silent_max = self.limits().patience.silent_max;
+        for (migration, peer, remote, is_promised) in self.arrivals() {
+            // One that a restart has found has at least as long from then on.
+            let idle = self.peers.idle_for(peer, remote).unwrap_or_else(|| self.under_way_for(migration));
+            if idle < silent_max {
+                continue;
+            }
+            let (host, minutes) = (self.hosts.name_of(peer), idle.as_secs() / 60);
+            let message = match is_promised {
+                false => format!(
+                    "nothing has come from host {host} for {minutes} min; it goes on when that does, and ends with: sterna \
+                     migration cancel {migration}"
+                ),
+                true => format!(
+                    "it waits for the word of host {host} for {minutes} min; if that is lost for good: sterna volume promote"
+                ),
+            };
+            warnings.push(Problem { part: Part::Migration, name: Some(migration.to_string()), message });
+        }
+        warnings
+    }
+
+    /// Migrations on their way here: their numbers here and at their hosts, and whether what has come is promised.
+    fn arrivals(&self) -> Vec<(MigrationId, HostId, MigrationId, bool)> {
+        self.journal.read(|state| {
+            let arrivals = state.unfinished().filter_map(|(id, known)| match (&known.side, &known.stage) {
+                (Side::Incoming { peer, remote, .. }, Stage::Copying) => Some((id, *peer, *remote, false)),
+                (Side::Incoming { peer, remote, .. }, Stage::Prepared(_)) => Some((id, *peer, *remote, true)),
+                _ => None,
+            });
+            arrivals.collect()
+        })
+    }
+
+    /// How long this daemon has had a migration.
+    fn under_way_for(&self, migration: MigrationId) -> Duration {
+        let since = self.begun_unix_ms(migration).unwrap_or_default().max(self.started_unix_ms);
+        Duration::from_millis(now_unix_ms().saturating_sub(since))
     }
 }

@@ -3,23 +3,23 @@
 //! ```text
 //!   accept ─► place for a handshake ─► TLS, within HANDSHAKE_WAIT_MAX ─► place of a connection ─► requests (`server`)
 //!              │ HANDSHAKES_MAX in all: the oldest gives way             └─ whose key it is, asked again for each
-//!              │ and so many of one network: closed without a word
+//!              │ and so many of one network: its oldest gives way
 //!              └─ not known: an alert
 //! ```
 //! Strangers and those who are known have places of their own, and both others than clients of the API's socket.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use axum::Router;
 use hyper_util::server::graceful::GracefulShutdown;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 use tokio::time::{sleep, timeout};
 use transport::HostId;
 use transport::pinned::{Acceptor, Refused, ServerStream};
@@ -70,12 +70,12 @@ pub(crate) async fn serve(
                 continue;
             }
         };
-        let Some(stranger) = strangers.admit(from.ip()) else { continue };
+        let stranger = strangers.admit(from.ip());
         let handshake = tokio::select! {
             handshake = handshakes.take() => handshake,
             () = &mut stop => break,
         };
-        let newcomer = Newcomer { stream, from, _stranger: stranger, handshake };
+        let newcomer = Newcomer { stream, from, stranger, handshake };
         let (shared, watcher, serving) = (Arc::clone(&shared), connections.watcher(), serving.clone());
         tokio::spawn(async move {
             let Some((stream, key, place)) = shared.let_in(newcomer, serving).await else { return };
@@ -92,7 +92,7 @@ pub(crate) async fn serve(
 struct Newcomer {
     stream: TcpStream,
     from: SocketAddr,
-    _stranger: Stranger,
+    stranger: Stranger,
     handshake: Arc<Place>,
 }
 
@@ -111,7 +111,7 @@ impl Shared {
         newcomer: Newcomer,
         mut serving: watch::Receiver<()>,
     ) -> Option<(ServerStream<TcpStream>, HostId, Arc<Place>)> {
-        let Newcomer { stream, from, _stranger, handshake } = newcomer;
+        let Newcomer { stream, from, stranger, handshake } = newcomer;
         // Answers are whole: to wait for more of them costs a round trip.
         let _ = stream.set_nodelay(true);
         let known = async {
@@ -132,6 +132,7 @@ impl Shared {
             biased;
             known = known => known,
             () = handshake.wanted() => None,
+            () = stranger.gives_way() => None,
             _ = serving.changed() => None,
         }
     }
@@ -174,35 +175,59 @@ impl Log {
 
 /// Handshakes by the network that they come from.
 #[derive(Default)]
-struct Strangers(Mutex<HashMap<IpAddr, usize>>);
+struct Strangers(Mutex<Newcomers>);
+
+#[derive(Default)]
+struct Newcomers {
+    next: u64,
+    by_network: HashMap<IpAddr, BTreeMap<u64, Arc<Notify>>>,
+}
 
 /// One of them. It is counted until it is dropped.
 struct Stranger {
     all: Arc<Strangers>,
     network: IpAddr,
+    number: u64,
+    wanted: Arc<Notify>,
 }
 
 impl Strangers {
-    /// Takes one more in; `None`: there are as many from that network as may be.
-    fn admit(self: &Arc<Self>, from: IpAddr) -> Option<Stranger> {
+    /// Takes one more in. If its network has as many as may be, the oldest of them is told to give way: silent connections keep
+    /// nobody out who comes from the same address.
+    fn admit(self: &Arc<Self>, from: IpAddr) -> Stranger {
         let network = transport::network(from);
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = counts.get(&network).copied().unwrap_or(0);
-        if count >= HANDSHAKES_PER_NETWORK_MAX {
-            return None;
+        let mut newcomers = self.lock();
+        let (number, wanted) = (newcomers.next, Arc::<Notify>::default());
+        newcomers.next += 1;
+        let taken = newcomers.by_network.entry(network).or_default();
+        if taken.len() >= HANDSHAKES_PER_NETWORK_MAX
+            && let Some((_, oldest)) = taken.pop_first()
+        {
+            oldest.notify_one();
         }
-        counts.insert(network, count + 1);
-        Some(Stranger { all: Arc::clone(self), network })
+        taken.insert(number, Arc::clone(&wanted));
+        Stranger { all: Arc::clone(self), network, number, wanted }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Newcomers> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Stranger {
+    /// Resolves when another connection from the same network needs the place.
+    async fn gives_way(&self) {
+        self.wanted.notified().await;
     }
 }
 
 impl Drop for Stranger {
     fn drop(&mut self) {
-        let mut counts = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.network) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.network);
+        let mut newcomers = self.all.lock();
+        if let Some(taken) = newcomers.by_network.get_mut(&self.network) {
+            taken.remove(&self.number);
+            if taken.is_empty() {
+                newcomers.by_network.remove(&self.network);
             }
         }
     }
@@ -210,23 +235,27 @@ impl Drop for Stranger {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::FutureExt as _;
+
     use super::*;
 
     #[test]
-    fn of_one_network_there_are_so_many_and_another_has_its_own() {
+    fn the_oldest_of_a_network_gives_way_and_another_network_keeps_its_own() {
         let strangers = Arc::<Strangers>::default();
         let admit = |from: &str| strangers.admit(from.parse().unwrap());
-        let mut taken: Vec<_> =
-            (0..HANDSHAKES_PER_NETWORK_MAX).map(|_| admit("192.0.2.1").unwrap()).collect();
-        assert!(admit("192.0.2.1").is_none() && admit("::ffff:192.0.2.1").is_none());
-        assert!(admit("192.0.2.2").is_some());
-        taken.pop();
-        taken.push(admit("192.0.2.1").unwrap());
-        taken.clear();
-        let other: Vec<_> =
-            (0..HANDSHAKES_PER_NETWORK_MAX).map(|i| admit(&format!("2001:db8::{i:x}")).unwrap()).collect();
-        assert!(admit("2001:db8::ffff").is_none(), "a network has as many addresses as it likes");
-        drop(other);
-        assert!(strangers.0.lock().unwrap().is_empty(), "nothing is left of who has gone");
+        let gives_way = |stranger: &Stranger| stranger.gives_way().now_or_never().is_some();
+        let other = admit("192.0.2.2");
+        let taken: Vec<_> = (0..HANDSHAKES_PER_NETWORK_MAX).map(|_| admit("192.0.2.1")).collect();
+        assert!(!taken.iter().any(gives_way));
+        let newcomer = admit("::ffff:192.0.2.1");
+        assert_eq!(taken.iter().map(gives_way).filter(|gives| *gives).count(), 1);
+        let _another = admit("192.0.2.1");
+        assert!(gives_way(&taken[1]) && !gives_way(&taken[2]) && !gives_way(&newcomer) && !gives_way(&other));
+        let networks: Vec<_> =
+            (0..HANDSHAKES_PER_NETWORK_MAX).map(|i| admit(&format!("2001:db8::{i:x}"))).collect();
+        let _last = admit("2001:db8::ffff");
+        assert!(gives_way(&networks[0]), "a network has as many addresses as it likes");
+        drop((other, taken, newcomer, _another, networks, _last));
+        assert!(strangers.lock().by_network.is_empty(), "nothing is left of who has gone");
     }
 }

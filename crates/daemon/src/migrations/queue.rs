@@ -87,6 +87,12 @@ impl Queue {
         queue.outlook(wish, under_way())
     }
 
+    /// Whether one that waits has no place on this host.
+    pub(crate) fn has_used_up_the_host(&self, under_way: impl FnOnce() -> Vec<UnderWay>) -> bool {
+        let queue = self.lock();
+        queue.has_used_up_the_host(under_way())
+    }
+
     /// Lets a migration wait; false: too many do.
     pub(crate) fn join(&self, id: MigrationId, wish: Wish) -> bool {
         let has_room = self.lock().join(id, wish);

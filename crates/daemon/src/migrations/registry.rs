@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use api::Migration;
 use lane::{DataPath, Report};
-use migration::journal::{Outcome, Summary};
-use migration::queue::{Need, UnderWay};
+use migration::journal::{Outcome, Side, Summary};
+use migration::queue::{Need, Party, UnderWay};
 use migration::ticket::Ticket;
 use migration::{HostId, MigrationId, Progress, VolumeId, VolumeIndex};
 use tokio::sync::{mpsc, watch};
@@ -204,7 +204,11 @@ impl Migrations {
             let used = running.into_iter().map(|(id, volumes)| {
                 let known = state.migrations.get(&id);
                 let need = known.map(|known| Need::of(&known.volumes)).unwrap_or_default();
-                UnderWay::Migration { volumes, need }
+                let of = match known.map(|known| &known.side) {
+                    Some(Side::Incoming { peer, .. }) => Party::Peer(*peer),
+                    Some(Side::Outgoing { .. } | Side::OneHost) | None => Party::Own,
+                };
+                UnderWay::Migration { of, volumes, need }
             });
             // One that never comes is not waited for.
             let filled = state.fillings.iter().filter(|(_, filling)| !filling.is_given_up);

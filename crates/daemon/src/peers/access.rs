@@ -6,9 +6,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
+use std::time::{Duration, Instant};
 
-use migration::HostId;
 use migration::authority::{self, Denied, Request, Role};
+use migration::{HostId, MigrationId};
 use transport::ChannelId;
 
 use super::channel::{Kind, Subject};
@@ -23,6 +24,8 @@ const REMEMBERED_MAX: usize = 4096;
 pub(super) struct Access {
     allowed: Mutex<BTreeMap<(HostId, ChannelId), Allowed>>,
     refused: Mutex<BTreeMap<HostId, Refused>>,
+    /// When something was stored last for an arrival of a host, by its number there.
+    progress: Mutex<BTreeMap<(HostId, MigrationId), Instant>>,
 }
 
 /// A request that was allowed when the journal was as it was.
@@ -67,6 +70,20 @@ impl Access {
         }
         drop(allowed);
         judged
+    }
+
+    /// Notes that an arrival goes on: its source has something stored.
+    pub(super) fn goes_on(&self, peer: HostId, migration: MigrationId) {
+        let mut progress = lock(&self.progress);
+        if progress.len() >= REMEMBERED_MAX {
+            progress.clear();
+        }
+        progress.insert((peer, migration), Instant::now());
+    }
+
+    /// How long nothing has been stored for an arrival; `None`: nothing was since this daemon began.
+    pub(super) fn idle_for(&self, peer: HostId, migration: MigrationId) -> Option<Duration> {
+        lock(&self.progress).get(&(peer, migration)).map(Instant::elapsed)
     }
 
     /// Counts something that a host was refused, and says so the first time.

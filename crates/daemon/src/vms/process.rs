@@ -56,16 +56,15 @@ pub(super) fn last_words(log: &Path) -> String {
     };
     let end = read().unwrap_or_default();
     let text = String::from_utf8_lossy(&end);
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
-    match lines.as_slice() {
-        [] => format!("it said nothing (its log is {})", log.display()),
-        lines => lines[lines.len().saturating_sub(LAST_WORDS_LINES_MAX)..].join("; "),
+    match words::clean_lines(&text, LAST_WORDS_LINES_MAX) {
+        said if said.is_empty() => format!("it said nothing (its log is {})", log.display()),
+        said => said,
     }
 }
 
 /// A process that runs, or has ended; no other can be taken for it.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(crate) struct Process {
     id: i32,
     descriptor: AsyncFd<OwnedFd>,
 }
@@ -75,7 +74,7 @@ impl Process {
     ///
     /// # Errors
     /// If there is no such process.
-    pub(super) fn open(id: i32) -> io::Result<Self> {
+    pub(crate) fn open(id: i32) -> io::Result<Self> {
         let process = Pid::from_raw(id).ok_or(io::ErrorKind::InvalidInput)?;
         let descriptor = pidfd_open(process, PidfdFlags::NONBLOCK)?;
         #[expect(
@@ -110,7 +109,7 @@ impl Process {
     }
 
     /// Resolves when it has ended.
-    pub(super) async fn ended(&self) {
+    pub(crate) async fn ended(&self) {
         // It becomes readable at the end, and stays so.
         if let Err(error) = self.descriptor.readable().await {
             tracing::warn!(process = self.id, %error, "the end of a process cannot be waited for");
@@ -148,7 +147,7 @@ mod tests {
         process.kill();
         let mut child = start(&shell("echo one; echo two >&2"), folder.path(), &log).unwrap();
         child.wait().await.unwrap();
-        assert_eq!(last_words(&log), "one; two");
+        assert_eq!(last_words(&log), "one | two");
         assert!(last_words(&folder.path().join("none")).contains("said nothing"));
     }
 }

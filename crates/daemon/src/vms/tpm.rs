@@ -162,7 +162,7 @@ pub(super) fn write_state(folder: &Path, content: &[u8]) -> io::Result<()> {
 pub(super) async fn version() -> Result<(u64, u64), String> {
     let asked = Command::new(PROGRAM).arg("--version").stdin(Stdio::null()).kill_on_drop(true).output();
     let said = match timeout(VERSION_TIMEOUT, asked).await {
-        Ok(Ok(output)) => String::from_utf8_lossy(&output.stdout).into_owned(),
+        Ok(Ok(output)) => words::clean(String::from_utf8_lossy(&output.stdout).trim()),
         Ok(Err(error)) if error.kind() == io::ErrorKind::NotFound => {
             return Err(format!(
                 "there is no {PROGRAM} there, and the VM has a TPM: install it (Debian: swtpm), or put it on the daemon's path"

@@ -172,7 +172,8 @@ impl Evil {
         }
     }
 
-    fn send(&self, session: &Session, channel: u64, head: Vec<u8>, payload: Vec<u8>) {
+    /// Sends any bytes.
+    pub(crate) fn send(&self, session: &Session, channel: u64, head: Vec<u8>, payload: Vec<u8>) {
         let message = transport::Message::new(ChannelId(channel), Priority::Control, head, payload);
         session.send(message.unwrap());
     }

@@ -130,7 +130,7 @@ fn read_error(body: &[u8]) -> LibvirtError {
     let mut read = || {
         let (code, _domain) = (decoder.int()?, decoder.int()?);
         let message = decoder.optional_string()?.unwrap_or_else(|| "nothing".to_owned());
-        Ok(LibvirtError::Refused { code, message })
+        Ok(LibvirtError::Refused { code, message: words::clean(&message) })
     };
     read().unwrap_or_else(|error| error)
 }

@@ -100,7 +100,7 @@ fn read_answer(answer: &str) -> Result<Value, LibvirtError> {
     let mut answer: Value = serde_json::from_str(answer)
         .map_err(|_| LibvirtError::Malformed("an answer of QEMU that is no JSON"))?;
     if let Some(message) = answer["error"]["desc"].as_str() {
-        return Err(LibvirtError::Refused { code: 0, message: format!("QEMU: {message}") });
+        return Err(LibvirtError::Refused { code: 0, message: format!("QEMU: {}", words::clean(message)) });
     }
     Ok(answer["return"].take())
 }

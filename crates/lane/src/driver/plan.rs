@@ -9,6 +9,7 @@ use chronicle::{Generation, ReplicaOf};
 use migration::journal::ImageLocation;
 use migration::source::{Moves, Peer};
 use migration::strategy::Strategy;
+use migration::target::SourcePatience;
 use migration::{Carried, HostId, MigrationId, PacingSettings};
 
 use super::participant::{IncomingGroup, OutgoingGroup};
@@ -144,6 +145,8 @@ pub struct TargetPlan {
     pub service: Option<Rc<Service>>,
     /// Whether a VM comes along.
     pub moves: Moves,
+    /// How long a source on another host may say nothing; `None`: for ever.
+    pub patience: Option<SourcePatience>,
 }
 
 /// One volume of a target's half.
@@ -182,6 +185,7 @@ impl Plan {
             trial_max,
             service: None,
             moves: Moves::Volumes,
+            patience: None,
         };
         (source, target)
     }

@@ -63,6 +63,11 @@ impl TargetHandle {
         self.send(TargetEvent::LinkBack);
     }
 
+    /// Tells that the source's host cannot be reached.
+    pub fn link_lost(&self) {
+        self.send(TargetEvent::LinkLost);
+    }
+
     /// Takes the volumes over without COMMIT, if they are prepared in the try that is named.
     pub fn promote(&self, promoted: Promoted) {
         let Promoted { attempt, generations, promotion } = promoted;
@@ -312,6 +317,10 @@ impl TargetDriver {
 }
 
 fn accompanied(target: Target, plan: &TargetPlan) -> Target {
+    let target = match plan.patience {
+        Some(patience) => target.with_patience(patience),
+        None => target,
+    };
     match plan.moves {
         Moves::Volumes | Moves::VolumesAfterHooks => target,
         Moves::Vm => target.with_vm(),

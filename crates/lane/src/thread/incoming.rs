@@ -152,6 +152,7 @@ impl Lane {
             trial_max: self.settings.mirror_wait_max,
             service: Some(Rc::clone(service)),
             moves: order.moves,
+            patience: Some(order.patience),
         };
         let (handle, buffers) = (self.handle.clone(), self.engine.buffers());
         let (control, to_source) = (Rc::clone(&self.control), to_source(order.remote, rpc));
@@ -275,6 +276,7 @@ impl Listener for FromSource {
 
     fn link_lost(&self, reason: &str) {
         warn!(remote = %self.remote, reason, "the way to the source is broken");
+        self.driver.link_lost();
     }
 
     fn link_restored(&self) {

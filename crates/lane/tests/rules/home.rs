@@ -78,6 +78,7 @@ impl ComingHome {
             trial_max: LIMITS.mirror_wait_max,
             service: Some(Rc::clone(&service)),
             moves: Moves::Volumes,
+            patience: None,
         };
         let told = Rc::<RefCell<Vec<ToSource>>>::default();
         let tells = Rc::clone(&told);

@@ -38,6 +38,15 @@ pub use event::{FlushResult, TargetAction, TargetEvent, Wrote};
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
 /// Time between two questions of a target that is being copied to: its source may have ended the migration unheard.
 const ASK_INTERVAL: Duration = Duration::from_secs(30);
+/// How long a target waits for word of its source before anything is promised. Nothing is lost then: the source has everything.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SourcePatience {
+    /// While the source's host can be reached. A source that goes on answers each question.
+    pub silent_max: Duration,
+    /// While it cannot: it may be started again, or its network.
+    pub away_max: Duration,
+}
+
 /// Pause before a commit that the journal did not take is tried again.
 const COMMIT_RETRY: Duration = Duration::from_millis(200);
 /// When the planted bug 1 makes a prepared target leave.
@@ -59,6 +68,11 @@ pub struct Target {
     hollow: Option<(Attempt, Vec<Manifest>)>,
     /// When the source is asked next, with a journal of its own.
     ask_at: Duration,
+    /// `None`: it is waited for however long it takes.
+    patience: Option<SourcePatience>,
+    /// When the source said something last, or its host was lost or came back; `None`: it was not looked yet.
+    heard_at: Option<Duration>,
+    is_away: bool,
     /// The commit that the state waits for is the last one asked for; answers to others are of states gone by.
     last_commit: CommitId,
     actions: VecDeque<TargetAction>,
@@ -180,6 +194,12 @@ impl Target {
         Self { moves: Moves::Vm, ..self }
     }
 
+    /// Says how long the source may say nothing before anything is promised; without that it may for ever.
+    #[must_use]
+    pub fn with_patience(self, patience: SourcePatience) -> Self {
+        Self { patience: Some(patience), ..self }
+    }
+
     /// Makes the machine of an incoming migration that a restart interrupted; `None` if there is nothing left for a
     /// machine to do ([`crate::recovery`] says what is left then).
     pub fn resume(now: Duration, migration: MigrationId, recorded: &MigrationState) -> Option<Self> {
@@ -219,6 +239,9 @@ impl Target {
             aborted: Attempt::NONE,
             hollow: None,
             ask_at: Duration::ZERO,
+            patience: None,
+            heard_at: None,
+            is_away: false,
             last_commit: CommitId(0),
             actions: VecDeque::new(),
         }
@@ -226,7 +249,12 @@ impl Target {
 
     /// Takes what happened. What does not fit the state changes nothing: it is late, or repeated.
     pub fn handle_event(&mut self, now: Duration, event: TargetEvent) {
+        if matches!(event, TargetEvent::Received(_) | TargetEvent::LinkBack | TargetEvent::LinkLost) {
+            self.heard_at = Some(now);
+            self.is_away = event == TargetEvent::LinkLost;
+        }
         match event {
+            TargetEvent::LinkLost => {}
             TargetEvent::Received(message) => self.received(now, message),
             TargetEvent::Flushed { volume, attempt, result } => self.flushed(volume, attempt, result),
             TargetEvent::Committed { commit, result } => {
@@ -256,7 +284,10 @@ impl Target {
 
     /// Does what is due.
     pub fn handle_timeout(&mut self, now: Duration) {
-        if let State::Prepared { attempt, ask_at, since } = &mut self.state {
+        self.heard_at.get_or_insert(now);
+        if self.gives_up_at().is_some_and(|at| at <= now) {
+            self.discard(self.abandoned());
+        } else if let State::Prepared { attempt, ask_at, since } = &mut self.state {
             let attempt = *attempt;
             let leaves = broken(Bug::PreparedTargetLeaves) && now >= *since + PLANTED_PATIENCE;
             if leaves {
@@ -300,7 +331,8 @@ impl Target {
             | State::Active { end: End::Committing { retry_at }, .. }
             | State::Gone { end: End::Committing { retry_at }, .. } => Some(((*retry_at)?, "the journal")),
             State::Receiving | State::HandedBack { .. } if self.journal == Journal::Own => {
-                Some((self.ask_at, "the source to go on, or to end it"))
+                let at = self.gives_up_at().map_or(self.ask_at, |at| at.min(self.ask_at));
+                Some((at, "the source to go on, or to end it"))
             }
             _ => None,
         }
@@ -378,6 +410,26 @@ impl Target {
         if self.waits_for_source() {
             self.say(ToSource::Query(self.attempt_under_way().unwrap_or(Attempt::NONE)));
         }
+    }
+
+    /// When it ends because its source says nothing: only before anything is promised.
+    fn gives_up_at(&self) -> Option<Duration> {
+        let patience =
+            self.patience.filter(|_| self.journal == Journal::Own && self.state == State::Receiving)?;
+        let wait = if self.is_away { patience.away_max } else { patience.silent_max };
+        self.heard_at.map(|heard| heard + wait).filter(|_| !broken(Bug::SilentArrivalStays))
+    }
+
+    /// How it ends then.
+    fn abandoned(&self) -> Outcome {
+        let patience =
+            self.patience.unwrap_or(SourcePatience { silent_max: Duration::ZERO, away_max: Duration::ZERO });
+        let detail = match self.is_away {
+            true => format!("its source could not be reached for {} s", patience.away_max.as_secs()),
+            false => format!("its source said nothing for {} s", patience.silent_max.as_secs()),
+        };
+        let detail = detail + "; the volume is there as before: migrate it again";
+        Outcome::Failed { code: FailureCode::GivenUp, detail }
     }
 
     fn waits_for_source(&self) -> bool {

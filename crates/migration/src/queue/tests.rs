@@ -106,6 +106,22 @@ fn what_lacks_blocks_goes_back_to_where_they_are_all_together() {
     assert!(!asked(&back(Some(HostId([1; 32]))), &[1, 2]), "one of two would stay");
 }
 
+#[test]
+fn what_other_hosts_bring_takes_no_place_of_what_is_ordered_here() {
+    let brought = |peer: u8| UnderWay::Migration {
+        of: Party::Peer(HostId([peer; 32])),
+        volumes: vec![VolumeId([200 + peer; 16])],
+        need: need("a"),
+    };
+    let mut queue = Queue::new(LIMITS, WAITING_MAX);
+    let under_way = || (0..50).map(brought).collect::<Vec<_>>();
+    assert!(matches!(queue.ask(&wish(1, "a"), under_way()), Turn::Now(_)));
+    assert!(matches!(queue.ask(&wish(2, "a"), under_way()), Turn::Now(_)));
+    assert!(!queue.has_used_up_the_host(under_way()));
+    let Turn::Later(place) = queue.ask(&wish(3, "a"), under_way()) else { panic!("its own orders count") };
+    assert_eq!(place.obstacle, Some(Obstacle::Store { store: "a".to_owned(), limit: 2 }));
+}
+
 /// A volume that came from host number 1.
 fn filling(volume: u8, from: &str, together: &[u8]) -> UnderWay {
     UnderWay::Filling {
@@ -191,7 +207,7 @@ impl Host {
 
     fn under_way(&self) -> Vec<UnderWay> {
         let running = self.running.iter().cloned();
-        running.map(|(volumes, need)| UnderWay::Migration { volumes, need }).collect()
+        running.map(|(volumes, need)| UnderWay::Migration { of: Party::Own, volumes, need }).collect()
     }
 
     fn is_busy(&self, volume: VolumeId) -> bool {

@@ -395,12 +395,12 @@ impl From<Form> for Message {
                 Self::Accepted { migration: MigrationId(migration), acceptance }
             }
             Form::Refused { migration, code, detail } => {
-                let refusal = Refusal { code: code.into(), detail };
+                let refusal = Refusal { code: code.into(), detail: words::clean(&detail) };
                 Self::Refused { migration: MigrationId(migration), refusal }
             }
             Form::Survey { question, survey } => Self::Survey { question, survey: survey.into() },
             Form::Surveyed { question, surveyed } => Self::Surveyed { question, surveyed: surveyed.into() },
-            Form::Program { version } => Self::Program { version },
+            Form::Program { version } => Self::Program { version: words::clean(&version) },
             Form::Whose { question, volumes } => {
                 Self::Whose { question, volumes: volumes.into_iter().map(VolumeId).collect() }
             }
@@ -441,10 +441,11 @@ impl From<Form> for Message {
             }
             Form::HandedBack { migration, attempt, generations, detail } => {
                 let (attempt, generations) = (Attempt(attempt), named(generations));
+                let detail = words::clean(&detail);
                 to_source(migration, ToSource::HandedBack { attempt, generations, detail })
             }
             Form::Discarded { migration, left_over } => {
-                to_source(migration, ToSource::Discarded { left_over })
+                to_source(migration, ToSource::Discarded { left_over: words::clean(&left_over) })
             }
             Form::Unknown { migration } => to_source(migration, ToSource::Unknown),
             Form::Cancelled { migration } => to_source(migration, ToSource::Cancelled),

@@ -101,16 +101,18 @@ impl From<SurveyedForm> for Surveyed {
     fn from(form: SurveyedForm) -> Self {
         let place = |form: PlaceForm| SurveyedPlace {
             volume: VolumeId(form.volume),
-            store: form.store,
-            place: form.place,
+            store: words::clean(&form.store),
+            place: words::clean(&form.place),
             format: form.format.into(),
             free_bytes: form.free_bytes,
             has_replica: form.has_replica,
         };
         let refusals = form.refusals.into_iter();
+        let refusal =
+            |(code, detail): (CodeForm, String)| Refusal { code: code.into(), detail: words::clean(&detail) };
         Self {
-            refusals: refusals.map(|(code, detail)| Refusal { code: code.into(), detail }).collect(),
-            warnings: form.warnings,
+            refusals: refusals.map(refusal).collect(),
+            warnings: words::clean_all(form.warnings),
             places: form.places.into_iter().map(place).collect(),
             has_hooks: form.has_hooks,
         }

@@ -15,6 +15,7 @@ use lane::{Control, Home, IncomingGroup, IncomingVolume, Learner, TargetContent,
 use migration::journal::{FailureCode, MigrationState, Record, Side, Stage, State};
 use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
 use migration::source::Moves;
+use migration::target::SourcePatience;
 use migration::wire::Message;
 use migration::{Failure, MigrationId, StayKey};
 
@@ -31,6 +32,9 @@ use crate::session::{Ends, PATIENCE, Work, driver_ends, recorded};
 
 /// Of so many of a hundred arrivals a step fails.
 const FAILS_PERCENT: u64 = 3;
+/// How long a source may say nothing before anything is promised: as the product has it.
+const SOURCE_PATIENCE: SourcePatience =
+    SourcePatience { silent_max: Duration::from_secs(600), away_max: Duration::from_secs(86_400) };
 /// How long what an earlier way back still writes is waited for.
 const EARLIER_END_MAX: Duration = Duration::from_secs(1);
 
@@ -429,6 +433,7 @@ impl SimHost {
             trial_max,
             service: Some(Rc::clone(service)),
             moves,
+            patience: Some(SOURCE_PATIENCE),
         };
         let channel = Rc::clone(&channel.channel);
         let post = Box::new(move |message| send(&channel, &Message::ToSource { migration: remote, message }));

@@ -75,6 +75,9 @@ impl Listener for MigrationListener {
             if let Some(source) = serving.source_of(channel.subject) {
                 source.driver.link_lost();
             }
+            if let Some(driver) = serving.target_of(channel.subject) {
+                driver.link_lost();
+            }
         });
     }
 

@@ -34,7 +34,7 @@ pub(super) async fn run(command: BenchCommand, format: Format) -> Result<Exit, C
     match result {
         Err(CommandError::Bench(error)) => match error.downcast::<Interrupted>() {
             Ok(interrupted) => {
-                eprintln!("sterna: {interrupted}");
+                output::say(&format!("sterna: {interrupted}"));
                 Ok(Exit::Interrupted)
             }
             Err(error) => Err(CommandError::Bench(error)),

@@ -10,7 +10,7 @@ use crate::args::{DemoArguments, Scene};
 use crate::commands::CommandError;
 use crate::commands::report::write as write_report;
 use crate::exit::Exit;
-use crate::output::Format;
+use crate::output::{self, Format};
 
 pub(super) async fn run(arguments: DemoArguments, format: Format) -> Result<Exit, CommandError> {
     let program = std::env::current_exe().map_err(CommandError::Program)?;
@@ -37,7 +37,7 @@ pub(super) async fn run(arguments: DemoArguments, format: Format) -> Result<Exit
         Ok(ended) => ended,
         Err(error) => match error.downcast::<Interrupted>() {
             Ok(interrupted) => {
-                eprintln!("sterna: {interrupted}");
+                output::say(&format!("sterna: {interrupted}"));
                 return Ok(Exit::Interrupted);
             }
             Err(error) => return Err(CommandError::Demo(error)),
@@ -50,8 +50,10 @@ pub(super) async fn run(arguments: DemoArguments, format: Format) -> Result<Exit
         write_report(path, history.ok_or_else(missing).map_err(CommandError::Demo)?)?;
     }
     match format {
-        Format::Text => print!("{}", ended.text),
-        Format::Json => println!("{}", ended.json.map_err(|error| CommandError::Unwritten(error.into()))?),
+        Format::Text => output::print_text(&ended.text)?,
+        Format::Json => {
+            output::print_text_line(&ended.json.map_err(|error| CommandError::Unwritten(error.into()))?)?;
+        }
     }
     Ok(ended.exit)
 }

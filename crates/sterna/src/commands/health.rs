@@ -1,6 +1,6 @@
 //! `sterna health`
 
-use api::{Client, Readiness};
+use api::{Client, Problem, Readiness};
 
 use crate::commands::CommandError;
 use crate::exit::Exit;
@@ -13,12 +13,13 @@ pub(super) async fn run(client: &Client, format: Format) -> Result<Exit, Command
 }
 
 fn describe(readiness: &Readiness) -> String {
-    if readiness.ready {
-        return "the daemon is ready\n".to_owned();
-    }
-    let problems = readiness.problems.iter().map(|problem| match &problem.name {
+    let said = |problem: &Problem| match &problem.name {
         Some(name) => format!("{} {name}: {}\n", problem.part.name(), problem.message),
         None => format!("{}: {}\n", problem.part.name(), problem.message),
-    });
-    problems.collect()
+    };
+    let warnings = readiness.warnings.iter().map(|warning| format!("warning: {}", said(warning)));
+    if readiness.ready {
+        return std::iter::once("the daemon is ready\n".to_owned()).chain(warnings).collect();
+    }
+    readiness.problems.iter().map(said).chain(warnings).collect()
 }

@@ -132,7 +132,7 @@ pub(super) async fn make(client: &Client, volume: NewVolume, format: Format) -> 
         }
     };
     if shows_progress {
-        eprint!("\r\x1b[K");
+        output::say_in_place("");
     }
     let made = made?;
     output::print(format, &made, |made| {
@@ -157,6 +157,7 @@ async fn show_creation(client: &Client, name: &str) {
     let Ok(volume) = client.volume(name).await else { return };
     if let Some(creation) = volume.creation.filter(|creation| creation.bytes_total > 0) {
         let fraction = creation.bytes_done as f64 / creation.bytes_total as f64;
-        eprint!("\r\x1b[Kcopying the image: {} of {}", percent(fraction), bytes(creation.bytes_total));
+        let done = format!("copying the image: {} of {}", percent(fraction), bytes(creation.bytes_total));
+        output::say_in_place(&done);
     }
 }

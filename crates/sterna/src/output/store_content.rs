@@ -22,7 +22,7 @@ pub(crate) fn list(stores: &Vec<StoreContent>) -> String {
             file.allocated_bytes.map_or_else(dash, bytes),
             file.format.map_or_else(dash, |format| format.name().to_owned()),
             file.modified_unix_ms.map_or_else(dash, |then| format!("{} ago", age(then))),
-            file.note.as_deref().map(printable).unwrap_or_default(),
+            file.note.as_deref().map(words::clean).unwrap_or_default(),
         ]);
     }
     let is_empty = stores.iter().all(|store| store.files.is_empty());
@@ -46,7 +46,7 @@ pub(crate) fn list(stores: &Vec<StoreContent>) -> String {
 /// What has been deleted.
 pub(crate) fn dropped(file: &StoreFile) -> String {
     let freed = file.allocated_bytes.map(|freed| format!("; {} are free again", bytes(freed)));
-    format!("{} is deleted{}\n", printable(&file.name), freed.unwrap_or_default())
+    format!("{} is deleted{}\n", words::clean(&file.name), freed.unwrap_or_default())
 }
 
 /// The first of each kind that somebody can do something about.
@@ -75,22 +75,7 @@ fn advice(stores: &[StoreContent]) -> String {
 /// The file as commands take it.
 fn spelled(store: &StoreContent, file: &StoreFile) -> String {
     match store.kind {
-        StoreKind::Folder => format!("{}/{}", store.store, printable(&file.name)),
+        StoreKind::Folder => format!("{}/{}", store.store, words::clean(&file.name)),
         StoreKind::Device | StoreKind::Nbd => file.name.clone(),
-    }
-}
-
-/// A text of others without what would move the cursor.
-fn printable(text: &str) -> String {
-    text.chars().flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] }).collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::printable;
-
-    #[test]
-    fn a_name_cannot_begin_a_line_or_move_the_cursor() {
-        assert_eq!(printable("a\nb\u{1b}[2Jä"), "a\\nb\\u{1b}[2Jä");
     }
 }

@@ -1,5 +1,6 @@
 //! Figures and states as short words, for the screen and for lines.
 
+pub(crate) use ::words::clean;
 use api::{Activity, ImageLocation, Migration, MigrationState};
 
 use super::sheet::Tone;
@@ -132,15 +133,6 @@ pub(crate) fn line(figures: impl DoubleEndedIterator<Item = Option<f64>> + Clone
     format!("{drawn:>width$}")
 }
 
-/// A text of somebody's without what a terminal would obey or not show.
-pub(crate) fn clean(text: &str) -> String {
-    let is_unseen = |character: char| {
-        character.is_control()
-            || matches!(character, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2060}'..='\u{2069}' | '\u{feff}')
-    };
-    text.chars().map(|character| if is_unseen(character) { '\u{fffd}' } else { character }).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,10 +168,5 @@ mod tests {
         assert_eq!(line(figures.into_iter(), 6), "  ▁ ▄▇");
         assert_eq!(line(figures.into_iter(), 2), "▄▇");
         assert_eq!(line([None].into_iter(), 3), "   ");
-    }
-
-    #[test]
-    fn nothing_of_a_text_moves_the_cursor() {
-        assert_eq!(clean("a\u{1b}[2Jb\nc\u{202e}d"), "a\u{fffd}[2Jb\u{fffd}c\u{fffd}d");
     }
 }

@@ -17,6 +17,7 @@ mod full;
 mod hosts;
 mod journal;
 mod life;
+mod log;
 mod machines;
 mod metrics;
 mod observe;

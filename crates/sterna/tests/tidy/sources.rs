@@ -12,6 +12,23 @@ const EMPTY_NAMES: [&str; 8] = ["util", "utils", "helper", "helpers", "misc", "c
 /// Words by which tests say that they have tested nothing.
 const OMISSIONS: [&str; 4] = ["not tested", "left out", "skipping", "skipped"];
 
+/// Crates that a daemon links.
+const PRINT_NOTHING: [&str; 13] = [
+    "api",
+    "block",
+    "chronicle",
+    "daemon",
+    "export",
+    "hypervisor",
+    "lane",
+    "migration",
+    "nbd_protocol",
+    "report",
+    "sterna",
+    "transport",
+    "words",
+];
+
 /// Files that may break a rule: the file, the rule, and why.
 const EXCEPTIONS: [(&str, Rule, &str); 1] = [(
     "crates/block/src/engine/helpers.rs",
@@ -28,6 +45,7 @@ enum Rule {
     Ignore,
     Sleep,
     Omission,
+    Print,
 }
 
 /// Applies every rule to one file.
@@ -58,6 +76,7 @@ fn broken(file: &RustFile) -> Vec<(Rule, Finding)> {
     found.extend(banned_words(file).into_iter().map(|finding| (Rule::Words, finding)));
     found.extend(ignore_without_reason(file).into_iter().map(|finding| (Rule::Ignore, finding)));
     found.extend(sleep_without_reason(file).into_iter().map(|finding| (Rule::Sleep, finding)));
+    found.extend(prints(file).into_iter().map(|finding| (Rule::Print, finding)));
     found.extend(silent_omission(file).into_iter().map(|finding| (Rule::Omission, finding)));
     found
 }
@@ -144,6 +163,18 @@ fn silent_omission(file: &RustFile) -> Vec<Finding> {
 }
 
 /// A method of that name is the executor's, and cancelled when its future is dropped: that is what such tests are about.
+/// What a daemon links prints nothing: the macros panic where nothing takes it, and in a `Drop` that ends the process. The program's
+/// commands print by `output.rs`, which cleans what they print and goes on where nobody reads.
+fn prints(file: &RustFile) -> Vec<Finding> {
+    let is_linked = PRINT_NOTHING.iter().any(|name| file.path.starts_with(&format!("crates/{name}/src/")));
+    let tight = |code: &str| {
+        ["eprintln!(", "println!(", "eprint!(", "print!(", "dbg!("].iter().any(|word| code.contains(word))
+    };
+    let lines = file.layers.code.lines().enumerate().filter(|(_, code)| is_linked && tight(code));
+    let message = "log it with tracing, or print it by crates/sterna/src/output.rs";
+    lines.map(|(index, _)| Finding::in_line(&file.path, index, message)).collect()
+}
+
 fn calls_sleep(code: &str) -> bool {
     let is_call = |at: usize| !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == '.');
     code.match_indices("sleep(").any(|(at, _)| is_call(at))
@@ -182,6 +213,13 @@ mod tests {
             check("crates/x/src/a.rs", &format!("//! A.\n{line}\n"), &[Rule::Words]);
         }
         check("crates/x/src/a.rs", "//! A.\n// FIXME: later\n", &[Rule::Words]);
+    }
+
+    #[test]
+    fn what_a_daemon_links_prints_nothing() {
+        check("crates/lane/src/a.rs", "//! A.\nfn f() { eprintln!(\"x\"); }\n", &[Rule::Print]);
+        check("crates/lane/src/a.rs", "//! A.\n// println!( would end it\nfn f() { g(\"print!(\"); }\n", &[]);
+        check("crates/lab/src/a.rs", "//! A.\nfn f() { println!(\"x\"); }\n", &[]);
     }
 
     #[test]

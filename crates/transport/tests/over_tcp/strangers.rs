@@ -145,3 +145,22 @@ fn strangers_who_take_all_places_do_not_keep_a_known_host_out() {
     source.endpoint.session(&target.peer()).send(message(Priority::Control, "in", ""));
     assert_eq!(target.inbox.deliveries(1)[0].message.head(), "in");
 }
+
+#[test]
+fn silent_connections_of_an_address_do_not_keep_a_known_host_out_that_comes_from_there() {
+    let few = |settings: &mut Settings| {
+        settings.limits.unauthenticated_per_address_max = 4;
+        // No place is free again by itself while the test runs.
+        settings.limits.handshake_max = Duration::from_secs(600);
+    };
+    let (source, target) = (Host::start("source", |_| {}), Host::start("target", few));
+    source.knows(&target);
+    target.known.add(source.peer());
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let address = target.endpoint.addresses()[0];
+    let mut silent: Vec<TcpStream> = (0..4).map(|_| stranger(&runtime, address)).collect();
+    source.endpoint.session(&target.peer()).send(message(Priority::Control, "in", ""));
+    assert_eq!(target.inbox.deliveries(1)[0].message.head(), "in");
+    // The oldest one gave its place up.
+    assert_eq!(silent[0].read(&mut [0]).unwrap_or(0), 0);
+}

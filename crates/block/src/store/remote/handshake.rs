@@ -209,9 +209,8 @@ impl<S: Read + Write> Talk<'_, S> {
         if reply.kind & option_reply::ERROR == 0 {
             return self.broken("it answers another question than that for the export");
         }
-        let words = String::from_utf8_lossy(&reply.data);
-        // For terminals and logs: no control characters.
-        let mut message: String = words.chars().filter(|character| !character.is_control()).collect();
+        let said = String::from_utf8_lossy(&reply.data);
+        let mut message = words::clean(&said);
         if message.is_empty() {
             message = match reply.kind {
                 option_reply::ERR_UNKNOWN => "there is no such export".to_owned(),

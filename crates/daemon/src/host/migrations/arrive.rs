@@ -16,7 +16,7 @@ use migration::wire::{
     Acceptance, AcceptedVolume, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
     RefusalCode, Sharing,
 };
-use migration::{CommitFault, HostId, MigrationId, VolumeId, authority};
+use migration::{CommitFault, HostId, MigrationId, VolumeId};
 use transport::Session;
 
 use crate::error::{RequestError, with_causes};
@@ -116,11 +116,6 @@ impl Host {
             let text =
                 format!("a migration has one volume to {VOLUMES_MAX}, this one {}", offer.volumes.len());
             return Err(RequestError::Invalid(text));
-        }
-        if !self.journal.read(|state| authority::may_bring_more(state, peer)) {
-            let text =
-                "it has as many migrations from this host under way as one host may bring; try again later";
-            return Err(RequestError::Invalid(text.to_owned()));
         }
         if offer.vm.is_some() {
             self.check_may_bring_vms(peer)?;

@@ -129,6 +129,7 @@ impl Host {
                 },
                 image: record.image.clone(),
                 moves: arrival.moves,
+                patience: self.limits().patience,
                 recorded: arrival.recorded.clone(),
                 missing: self.missing_of(arrival, record).await,
                 takes_back: self.journal.read(|state| state.takes_back(arrival.migration)),

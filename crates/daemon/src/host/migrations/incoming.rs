@@ -12,6 +12,7 @@ use std::sync::Arc;
 use chronicle::StayId;
 use migration::journal::{FailureCode, ImageLocation, MigrationState, Outcome, Side};
 use migration::session::{Action, Answer, Event, MigrationSession, Role, Step, Undo};
+use migration::shares::{Amount, brought};
 use migration::source::Moves;
 use migration::wire::{AcceptedVolume, Offer, OfferedStrategy};
 use migration::{HostId, MigrationId};
@@ -19,7 +20,6 @@ use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
 use crate::error::RequestError;
-use crate::hooks::Begun;
 use crate::host::Host;
 use crate::host::migrations::arrive::{Arriving, Expected, forget_room};
 use crate::host::migrations::await_arrival::{Arrival, Awaited};
@@ -27,6 +27,7 @@ use crate::host::migrations::session::{PATIENCE, Task, Work, run};
 use crate::host::migrations::strategies::FILLINGS_SINCE;
 use crate::host::migrations::taking_back::SetAside;
 use crate::images;
+use crate::migrations::shares::Part;
 use crate::peers::host_id;
 use crate::vms::Standing;
 
@@ -50,6 +51,8 @@ pub(in crate::host) struct IncomingMigration {
     /// Volumes whose lanes wait for them.
     awaited: Vec<Awaited>,
     answer: Option<oneshot::Sender<Result<Vec<AcceptedVolume>, RequestError>>>,
+    /// What it takes of its host's share, until nothing is left to do for it.
+    part: Option<Part>,
 }
 
 impl Host {
@@ -84,6 +87,7 @@ impl Host {
         let machine = MigrationSession::resume(Role::Target, vm.is_some(), PATIENCE);
         let (mut work, wishes) = IncomingMigration::new(self, peer, remote, vm);
         let is_tried = work.task.resumes(migration);
+        work.part = Some(self.shares.resume(peer, amount_of(recorded)));
         tokio::spawn(run(Arc::clone(self), machine, work, wishes));
         // Dropped, it says the same.
         let _ = is_tried.await;
@@ -163,6 +167,7 @@ impl IncomingMigration {
             accepted: Vec::new(),
             awaited: Vec::new(),
             answer: None,
+            part: None,
         };
         (work, wishes)
     }
@@ -178,6 +183,8 @@ impl IncomingMigration {
 
     async fn make_room(&mut self) -> Result<(), RequestError> {
         if let Some((_, offer)) = &self.offered {
+            // N.B. before anything else is looked at: what is seen to be free is this offer's from the same instant on.
+            self.part = Some(self.task.host.take_part(self.peer, offer)?);
             (self.expected, self.set_aside) = self.task.host.make_room_for(self.peer, offer).await?;
         }
         Ok(())
@@ -237,8 +244,7 @@ impl IncomingMigration {
                 host.expect_vm(session, numbers, vm, names, expected);
             }
             None => {
-                let begun = if recorded.is_some() { Begun::Perhaps } else { Begun::No };
-                host.prepare_hooks_in(migration, self.remote, session, begun);
+                host.prepare_hooks_in(migration, self.remote, session);
             }
         }
         let moves = if self.task.vm.is_some() { Moves::Vm } else { Moves::Volumes };
@@ -303,6 +309,26 @@ impl IncomingMigration {
         // The host that asked may be gone.
         let _ = waiting.send(answer);
     }
+}
+
+impl Host {
+    /// Takes what an offer needs of its host's share.
+    ///
+    /// # Errors
+    /// [`RequestError::ShareUsedUp`].
+    fn take_part(&self, peer: HostId, offer: &Offer) -> Result<Part, RequestError> {
+        let here = self.journal.read(|state| brought(state, peer));
+        let bytes = offer.volumes.iter().fold(0u64, |sum, offered| sum.saturating_add(offered.size_bytes));
+        let amount = Amount { volumes: u32::try_from(offer.volumes.len()).unwrap_or(u32::MAX), bytes };
+        self.shares.take(peer, amount, here).map_err(RequestError::ShareUsedUp)
+    }
+}
+
+/// What a recorded arrival takes of its host's share.
+fn amount_of(recorded: &MigrationState) -> Amount {
+    let Side::Incoming { volumes, .. } = &recorded.side else { return Amount::default() };
+    let bytes = volumes.iter().fold(0u64, |sum, record| sum.saturating_add(record.size_bytes));
+    Amount { volumes: u32::try_from(volumes.len()).unwrap_or(u32::MAX), bytes }
 }
 
 /// Deletes images of which nothing was promised; returns what could not be, for people.

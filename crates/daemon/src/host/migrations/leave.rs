@@ -273,6 +273,7 @@ pub(in crate::host) fn refusal(error: &RequestError) -> Refusal {
         (RequestError::BranchPresent { .. } | RequestError::BranchLedTo { .. }, _) => {
             RefusalCode::VolumePresent
         }
+        (RequestError::ShareUsedUp(_), _) => RefusalCode::Busy,
         (_, api::ErrorCode::NoSpace | api::ErrorCode::TargetTooSmall) => RefusalCode::NoSpace,
         (_, api::ErrorCode::StoreNotFound) => RefusalCode::UnknownStore,
         (_, api::ErrorCode::VolumeExists) => RefusalCode::NameTaken,

@@ -23,7 +23,6 @@ use migration::{CommitFault, MigrationId};
 use tokio::sync::oneshot;
 
 use crate::error::RequestError;
-use crate::hooks::Begun;
 use crate::host::migrations::migrate::allocated_bytes;
 use crate::host::migrations::session::{PATIENCE, Task, Work, run};
 use crate::host::migrations::strategies::{choice, held_max};
@@ -207,7 +206,7 @@ impl LocalMigration {
             bandwidth_bytes_per_second: self.order.bandwidth_bytes_per_second,
             strategy: choice(&self.order),
             downtime_max: held_max(&self.order, Moves::Volumes),
-            moves: self.task.host.prepare_hooks_here(migration, Begun::No),
+            moves: self.task.host.prepare_hooks_here(migration),
             resumed: None,
         };
         lane.migrate(order, target).await.map_err(|refused| match refused {

@@ -26,7 +26,7 @@ use tokio::sync::oneshot;
 
 use self::begin::held;
 use crate::error::RequestError;
-use crate::hooks::{Begun, HookSide};
+use crate::hooks::HookSide;
 use crate::host::Host;
 use crate::host::migrations::leave::{Departing, Elsewhere, ORIGINS_SINCE, offer};
 use crate::host::migrations::session::{PATIENCE, Task, Work, run};
@@ -255,7 +255,7 @@ impl OutgoingMigration {
             return Ok(());
         };
         let (host, session) = (&ordered.elsewhere.peer.name, &ordered.session);
-        let hooks = self.task.host.hook_runner(migration, vm, HookSide::Source, host, Begun::No);
+        let hooks = self.task.host.hook_runner(migration, vm, HookSide::Source, host);
         let wishes = company.wishes(&*qemu, session).await;
         let leaving = self.task.host.leaving(migration, vm, qemu, wishes, session, hooks);
         leaving.check(company.manifest).await.map_err(|reason| RequestError::VmRefused {

@@ -6,10 +6,11 @@
 use std::sync::Arc;
 
 use migration::MigrationId;
+use migration::journal::{Outcome, Stage};
 use migration::source::Moves;
 use transport::Session;
 
-use crate::hooks::{Begun, HookContext, HookRunner, HookSide};
+use crate::hooks::{HookContext, HookRunner, HookSide};
 use crate::host::Host;
 use crate::migrations::volume_hooks::answer;
 use crate::peers::host_id;
@@ -21,29 +22,20 @@ impl Host {
     }
 
     /// Volumes go to another store of this host.
-    pub(in crate::host) fn prepare_hooks_here(
-        self: &Arc<Self>,
-        migration: MigrationId,
-        begun: Begun,
-    ) -> Moves {
+    pub(in crate::host) fn prepare_hooks_here(self: &Arc<Self>, migration: MigrationId) -> Moves {
         if !self.has_hooks() {
             return Moves::Volumes;
         }
-        let hooks = self.hook_runner(migration, "", HookSide::Both, "", begun);
+        let hooks = self.hook_runner(migration, "", HookSide::Both, "");
         self.volume_hooks.leaves(migration, hooks, None);
         self.run_hooks_after(migration);
         Moves::VolumesAfterHooks
     }
 
     /// Volumes leave for another host.
-    pub(in crate::host) fn prepare_hooks_away(
-        self: &Arc<Self>,
-        migration: MigrationId,
-        session: &Session,
-        begun: Begun,
-    ) {
+    pub(in crate::host) fn prepare_hooks_away(self: &Arc<Self>, migration: MigrationId, session: &Session) {
         let host = self.hosts.name_of(host_id(session.peer()));
-        let hooks = self.hook_runner(migration, "", HookSide::Source, &host, begun);
+        let hooks = self.hook_runner(migration, "", HookSide::Source, &host);
         let line = self.peers.hooks_channel(session, self.peers.own(), migration);
         self.volume_hooks.leaves(migration, hooks, Some(line));
         self.run_hooks_after(migration);
@@ -56,10 +48,9 @@ impl Host {
         migration: MigrationId,
         remote: MigrationId,
         session: &Session,
-        begun: Begun,
     ) {
         let peer = host_id(session.peer());
-        let hooks = self.hook_runner(migration, "", HookSide::Target, &self.hosts.name_of(peer), begun);
+        let hooks = self.hook_runner(migration, "", HookSide::Target, &self.hosts.name_of(peer));
         let answers =
             tokio::spawn(answer(self.peers.hooks_channel(session, peer, remote), Arc::clone(&hooks)));
         let host = Arc::clone(self);
@@ -91,7 +82,6 @@ impl Host {
         vm: &str,
         side: HookSide,
         other: &str,
-        begun: Begun,
     ) -> Arc<HookRunner> {
         let volumes =
             self.journal.read(|state| state.migrations.get(&migration).map(|known| known.names.clone()));
@@ -102,16 +92,36 @@ impl Host {
             side,
             own: self.hosts.describe_identity().map(|identity| identity.name).unwrap_or_default(),
             other: other.to_owned(),
+            outcome: None,
         };
+        HookRunner::new(&self.hooks, context)
+    }
+
+    /// Has people told of hooks that fail when nothing depends on them any more, and runs what a daemon before has left to be run
+    /// after migrations that have ended. Those that have not ended see to it themselves.
+    pub(crate) fn settle_hooks(self: &Arc<Self>) {
         let host = Arc::downgrade(self);
-        let warn = move |warning: String| {
+        self.hooks.warn_of(move |migration, warning| {
             let Some(host) = host.upgrade() else { return };
             tokio::spawn(async move {
                 if let Some(begun) = host.begun_unix_ms(migration) {
                     host.metadata_folder.note(migration, begun, |metadata| metadata.warn(warning)).await;
                 }
             });
-        };
-        HookRunner::new(self.config.hooks.clone(), context, begun, warn)
+        });
+        for migration in self.hooks.migrations() {
+            let outcome = self.journal.read(|state| match state.migrations.get(&migration) {
+                Some(known) => match &known.stage {
+                    Stage::Ended(outcome) => Some(outcome.clone()),
+                    _ => None,
+                },
+                // It was forgotten, or never begun.
+                None => Some(Outcome::Cancelled),
+            });
+            if let Some(outcome) = outcome {
+                let hooks = Arc::clone(&self.hooks);
+                tokio::spawn(async move { hooks.after(migration, &outcome).await });
+            }
+        }
     }
 }

@@ -19,11 +19,11 @@ use futures_util::FutureExt;
 use hypervisor::qemu::memory_socket;
 use hypervisor::{Hypervisor, HypervisorError, RecoverMemory, RunState};
 use migration::journal::Stage;
-use migration::{HostId, MigrationId};
+use migration::{HostId, MigrationId, authority};
 use transport::Session;
 
 use crate::error::RequestError;
-use crate::hooks::{Begun, HookRunner, HookSide};
+use crate::hooks::{HookRunner, HookSide};
 use crate::host::Host;
 use crate::host::migrations::leave::Departing;
 use crate::vms::moving::channel::VmChannel;
@@ -180,17 +180,14 @@ impl Host {
     ) {
         let peer = crate::peers::host_id(session.peer());
         let channel = VmChannel::new(self.peers.vm_streams(session, peer, remote));
-        let hooks =
-            |begun| self.hook_runner(migration, name, HookSide::Target, &self.hosts.name_of(peer), begun);
+        let hooks = self.hook_runner(migration, name, HookSide::Target, &self.hosts.name_of(peer));
         if let Expected::Again(Some(qemu)) = expected {
-            let hooks = hooks(Begun::Perhaps);
             let coming = IncomingVm::found(channel, qemu, hooks);
             let may_run_ahead = self.vms.lifeline(name).is_some();
             let coming = if may_run_ahead { coming.may_run_ahead() } else { coming };
             self.moving.came(migration, Arc::new(coming));
             return;
         }
-        let hooks = hooks(if matches!(expected, Expected::Anew) { Begun::No } else { Begun::Perhaps });
         let keeper = Reception { host: Arc::clone(self), name: name.to_owned(), volumes };
         self.moving.comes(migration, &Arc::new(IncomingVm::new(channel, hooks)), Arc::new(keeper));
     }
@@ -220,10 +217,16 @@ impl Host {
         said: PostCopyRequest,
     ) {
         let peer = crate::peers::host_id(session.peer());
-        let names = self.journal.read(|state| Some(state.incoming(peer, remote)?.1.names.clone()));
-        let Some(names) = names else { return };
+        let names = match self.journal.read(|state| authority::judge_memory(state, peer, remote)) {
+            Ok(names) => names,
+            Err(reason) => {
+                return tracing::warn!(%peer, remote = %remote, %reason, "what a host says of a VM's memory is left out");
+            }
+        };
         let channel = VmChannel::without_main(self.peers.vm_streams(session, peer, remote));
         let known = names.first().and_then(|volume| self.vms.get(&self.vms.user_of(volume)?).ok());
+        // One that is on its way to another host is no longer what came from this one.
+        let known = known.filter(|known| known.standing != Standing::Leaving);
         let Some(known) = known else {
             return channel.send(&VmMessage::lost("it is not known at the target"));
         };

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use migration::journal::{ImageLocation, MigratingVolume};
-use migration::queue::{Need, QueueLimits, Turn, UnderWay, Withdrawal};
+use migration::queue::{Need, Party, QueueLimits, Turn, UnderWay, Withdrawal};
 use migration::{MigrationId, VolumeId};
 
 use super::{Queue, Wish, place_shown};
@@ -24,7 +24,7 @@ fn wish(volume: u8, stores: &str) -> Wish {
 }
 
 fn under_way(volume: u8, stores: &str) -> UnderWay {
-    UnderWay::Migration { volumes: vec![VolumeId([volume; 16])], need: need(stores) }
+    UnderWay::Migration { of: Party::Own, volumes: vec![VolumeId([volume; 16])], need: need(stores) }
 }
 
 #[test]

@@ -8,7 +8,8 @@ use migration::MigrationId;
 
 use super::*;
 use crate::config::HooksConfig;
-use crate::hooks::{Begun, HookContext, HookSide};
+use crate::hooks::tests::alone;
+use crate::hooks::{HookContext, HookSide};
 
 /// One direction of the way.
 struct Wire {
@@ -40,10 +41,11 @@ fn hooks(side: HookSide, before: &str) -> Arc<HookRunner> {
         side,
         own: "here".to_owned(),
         other: "there".to_owned(),
+        outcome: None,
     };
     let before = Some(PathBuf::from(before));
     let hooks = HooksConfig { before, after: None, timeout: Duration::from_secs(60) };
-    HookRunner::new(hooks, context, Begun::No, |_| {})
+    alone(hooks, context)
 }
 
 /// What comes of a migration whose hosts have these hooks.

@@ -135,6 +135,15 @@ impl VmMessage {
         Self::Lost { detail: cut(detail) }
     }
 
+    /// The message, with what it says to people cleaned.
+    fn cleaned(self) -> Self {
+        match self {
+            Self::Failed { detail } => Self::Failed { detail: words::clean(&detail) },
+            Self::Lost { detail } => Self::Lost { detail: words::clean(&detail) },
+            other => other,
+        }
+    }
+
     /// As bytes.
     pub(crate) fn encode(&self) -> Vec<u8> {
         // Writing to memory fails only for types that postcard does not know, and these are not.
@@ -151,7 +160,7 @@ impl VmMessage {
         }
         match head.split_first() {
             Some((&VERSION, rest)) => match postcard::take_from_bytes(rest) {
-                Ok((message, [])) => Ok(message),
+                Ok((message, [])) => Ok(Self::cleaned(message)),
                 _ => Err(VmMessageError::Malformed),
             },
             _ => Err(VmMessageError::Version),

@@ -93,9 +93,10 @@ fn read_refusal(error: &Value) -> Refusal {
         Some("DeviceNotActive") => ErrorClass::DeviceNotActive,
         Some("DeviceNotFound") => ErrorClass::DeviceNotFound,
         Some("KVMMissingCap") => ErrorClass::KvmMissingCapability,
-        Some(other) => ErrorClass::Other(other.to_owned()),
+        Some(other) => ErrorClass::Other(words::clean(other)),
     };
-    Refusal { class, description: error["desc"].as_str().unwrap_or("no reason is given").to_owned() }
+    // The monitor may be of a program that somebody else runs.
+    Refusal { class, description: words::clean(error["desc"].as_str().unwrap_or("no reason is given")) }
 }
 
 /// QEMU sends -1 for both numbers if its host has no clock.
@@ -113,6 +114,14 @@ mod tests {
 
     fn decoded(line: &str) -> Message {
         decode(line.as_bytes()).unwrap()
+    }
+
+    #[test]
+    fn what_a_monitor_says_is_one_visible_line() {
+        let line = r#"{"id": 8, "error": {"class": "\u001b[2JX", "desc": "no\n\u001b]0;x\u0007\u202e d0"}}"#;
+        let Ok(Message::Answer { answer: Err(refusal), .. }) = decode(line.as_bytes()) else { panic!() };
+        assert_eq!(refusal.description, "no\\n\\u{1b}]0;x\\u{7}\\u{202e} d0");
+        assert_eq!(refusal.class, ErrorClass::Other("\\u{1b}[2JX".to_owned()));
     }
 
     #[test]

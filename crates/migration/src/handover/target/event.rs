@@ -52,6 +52,8 @@ pub enum TargetEvent {
     ChangeHeld,
     /// The source's host can be heard again: what became of the migration meanwhile is asked.
     LinkBack,
+    /// The source's host cannot be reached.
+    LinkLost,
     /// Somebody here wants no more of it. Only a target that has promised nothing can do that.
     Cancel,
     /// Somebody has the target take the volumes over without COMMIT. Only a prepared target can, in that very try.

@@ -19,7 +19,6 @@ use migration::{Failure, MigrationId};
 
 use super::{LocalMigration, cause};
 use crate::error::RequestError;
-use crate::hooks::Begun;
 use crate::host::migrations::session::{PATIENCE, Task, run};
 use crate::host::migrations::strategies::{choice_again, held_max};
 use crate::host::{Host, blocking};
@@ -173,7 +172,7 @@ impl LocalMigration {
             bandwidth_bytes_per_second: self.order.bandwidth_bytes_per_second,
             strategy: choice_again(&self.order, &recorded),
             downtime_max: held_max(&self.order, Moves::Volumes),
-            moves: self.task.host.prepare_hooks_here(migration, Begun::Perhaps),
+            moves: self.task.host.prepare_hooks_here(migration),
             resumed: Some(Box::new(ResumedMigration {
                 recorded,
                 spent: Duration::from_millis(spent),

@@ -16,7 +16,7 @@ use transport::Session;
 
 use super::OutgoingMigration;
 use crate::error::RequestError;
-use crate::hooks::{Begun, HookSide};
+use crate::hooks::HookSide;
 use crate::host::Host;
 use crate::host::migrations::leave::{Departing, round_trip, switch_over_max};
 use crate::host::migrations::shared::Found;
@@ -48,7 +48,7 @@ impl OutgoingMigration {
         let Some(acceptance) = &ordered.acceptance else { return Ok(()) };
         let (host, session, order) = (&self.task.host, &ordered.session, &ordered.order);
         if moves == Moves::VolumesAfterHooks {
-            host.prepare_hooks_away(migration, session, Begun::No);
+            host.prepare_hooks_away(migration, session);
         }
         let accepted =
             |volume: VolumeId| acceptance.volumes.iter().find(|accepted| accepted.volume == volume);
@@ -137,13 +137,13 @@ impl OutgoingMigration {
     async fn prepare_again(&mut self, migration: MigrationId, session: &Session) -> Result<(), RequestError> {
         let host = Arc::clone(&self.task.host);
         let Some(vm) = self.task.vm.clone() else {
-            host.prepare_hooks_away(migration, session, Begun::Perhaps);
+            host.prepare_hooks_away(migration, session);
             return Ok(());
         };
         if !host.vm_is_leaving(&vm) {
             // N.B. A daemon that was killed between the two records, of the migration and of its VM. The volumes of a VM do
             // not go without it.
-            host.prepare_hooks_away(migration, session, Begun::Perhaps);
+            host.prepare_hooks_away(migration, session);
             self.stays = format!(
                 "this host's daemon was started again before {vm} had begun to leave; it goes on here: migrate it again"
             );
@@ -163,7 +163,7 @@ impl OutgoingMigration {
             Err(error) => return Err(error.into()),
         };
         let other = host.hosts.name_of(host_id(session.peer()));
-        let hooks = host.hook_runner(migration, &vm, HookSide::Source, &other, Begun::Perhaps);
+        let hooks = host.hook_runner(migration, &vm, HookSide::Source, &other);
         let leaving = host.leaving(migration, &vm, qemu, resumed_wishes(), session, hooks);
         leaving.resume_post_copy();
         self.vm_leaves(migration, leaving);

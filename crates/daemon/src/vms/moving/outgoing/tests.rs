@@ -10,7 +10,8 @@ use tempfile::TempDir;
 
 use super::*;
 use crate::config::HooksConfig;
-use crate::hooks::{Begun, HookContext, HookSide};
+use crate::hooks::tests::alone;
+use crate::hooks::{HookContext, HookSide};
 use crate::vms::moving::channel::tests::ends;
 use crate::vms::moving::incoming::{IncomingVm, Keeper};
 
@@ -83,9 +84,10 @@ fn no_hooks(side: HookSide) -> Arc<HookRunner> {
         side,
         own: "here".to_owned(),
         other: "there".to_owned(),
+        outcome: None,
     };
     let config = HooksConfig { before: None, after: None, timeout: Duration::from_secs(60) };
-    HookRunner::new(config, context, Begun::No, |_| {})
+    alone(config, context)
 }
 
 #[tokio::test]

@@ -1,0 +1,65 @@
+//! The shares of other hosts, as this host's tasks use them: a part of one is given back when whoever has it is dropped.
+//!
+//! What a host may have is decided by [`migration::shares`].
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use migration::HostId;
+use migration::shares::{self, Amount, ShareLimits, UsedUp};
+
+/// The shares of all hosts.
+#[derive(Debug)]
+pub(crate) struct Shares {
+    began: Instant,
+    shares: Mutex<shares::Shares>,
+}
+
+/// A part of a host's share, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Part {
+    shares: Arc<Shares>,
+    part: shares::Part,
+}
+
+impl Shares {
+    /// Nobody has anything.
+    pub(crate) fn new(limits: ShareLimits) -> Self {
+        Self { began: Instant::now(), shares: Mutex::new(shares::Shares::new(limits)) }
+    }
+
+    /// Other limits hold from now on.
+    pub(crate) fn set_limits(&self, limits: ShareLimits) {
+        self.lock().set_limits(limits);
+    }
+
+    /// Takes a part for an offer; `here`: volumes that the host has brought and that are still here.
+    ///
+    /// # Errors
+    /// [`UsedUp`].
+    pub(crate) fn take(self: &Arc<Self>, peer: HostId, amount: Amount, here: u32) -> Result<Part, UsedUp> {
+        let part = self.lock().take(self.began.elapsed(), peer, amount, here)?;
+        Ok(Part { shares: Arc::clone(self), part })
+    }
+
+    /// Takes a part for a migration that a restart goes on with.
+    pub(crate) fn resume(self: &Arc<Self>, peer: HostId, amount: Amount) -> Part {
+        let part = self.lock().resume(peer, amount);
+        Part { shares: Arc::clone(self), part }
+    }
+
+    /// How many migrations of a host are under way here, and what they take.
+    pub(crate) fn used_by(&self, peer: HostId) -> (u32, Amount) {
+        self.lock().used_by(peer)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, shares::Shares> {
+        self.shares.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Part {
+    fn drop(&mut self) {
+        self.shares.lock().give_back(self.part);
+    }
+}

@@ -1,0 +1,276 @@
+//! What other hosts may have of this one at a time, each for itself: migrations on their way here, their volumes and bytes, and how
+//! often they may offer anything.
+//!
+//! ```text
+//!   offered ──► a part of the host's share is taken, at the moment when it is looked at ──► arrives ──► over ─┐
+//!                 └─ there is not so much left: refused, with what is used up                                 │
+//!               ◄───────────────────────────────── given back, whatever has become of it ◄───────────────────┘
+//! ```
+//! A share belongs to a key, not to a name: a host that is removed and paired again has the same one. Volumes that have come stay
+//! their host's for this until they are removed or move on.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::time::Duration;
+
+use chronicle::StayId;
+
+use crate::identity::HostId;
+use crate::journal::{Side, State};
+use crate::planted::{Bug, broken};
+
+/// What one host may have at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShareLimits {
+    /// Migrations on their way here.
+    pub migrations: u32,
+    /// Volumes: of those migrations, and those that it has brought and that are still here.
+    pub volumes: u32,
+    /// Bytes of the volumes of those migrations; `None`: what the stores have.
+    pub bytes: Option<u64>,
+    /// Offers in a burst.
+    pub offers: u32,
+    /// Time in which it may make one more offer.
+    pub offer_interval: Duration,
+}
+
+/// What an offer would take.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Amount {
+    /// Its volumes.
+    pub volumes: u32,
+    /// What they have room for, all together.
+    pub bytes: u64,
+}
+
+/// What is used up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UsedUp {
+    /// So many migrations.
+    Migrations(u32),
+    /// So many volumes.
+    Volumes(u32),
+    /// So many bytes.
+    Bytes(u64),
+    /// It offers too often; it may again after this time.
+    Offers(Duration),
+}
+
+/// A part of a host's share, by its number, until it is given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Part(u64);
+
+/// The shares of all hosts.
+#[derive(Debug)]
+pub struct Shares {
+    limits: ShareLimits,
+    parts: BTreeMap<Part, Taken>,
+    next: u64,
+    /// Of hosts that have offered something lately: when the last of their burst will have been paid for.
+    offers: BTreeMap<HostId, Duration>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    peer: HostId,
+    amount: Amount,
+    at: Duration,
+}
+
+impl fmt::Display for UsedUp {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Migrations(limit) => write!(
+                f,
+                "{limit} migrations from this host are under way here, as many as limits.peer_migrations allows"
+            ),
+            Self::Volumes(limit) => write!(
+                f,
+                "this host would have more volumes here than limits.peer_volumes allows: {limit}, of those on their way \
+                 and those that it has brought"
+            ),
+            Self::Bytes(limit) => write!(
+                f,
+                "the volumes on their way from this host would have more than limits.peer_space_bytes allows: {limit} bytes"
+            ),
+            Self::Offers(wait) => write!(
+                f,
+                "this host offers migrations too often; the next one may come in {} s",
+                wait.as_secs().max(1)
+            ),
+        }
+    }
+}
+
+impl Shares {
+    /// Nobody has anything.
+    pub fn new(limits: ShareLimits) -> Self {
+        Self { limits, parts: BTreeMap::new(), next: 0, offers: BTreeMap::new() }
+    }
+
+    /// Other limits hold from now on. What is beyond them goes on.
+    pub fn set_limits(&mut self, limits: ShareLimits) {
+        self.limits = limits;
+    }
+
+    /// Takes a part of a host's share for an offer of it; `here`: volumes that it has brought and that are still here.
+    ///
+    /// **N.B.** there is no question without taking: what is seen to be free is taken in the same step.
+    ///
+    /// # Errors
+    /// [`UsedUp`]; nothing is taken then.
+    pub fn take(&mut self, now: Duration, peer: HostId, amount: Amount, here: u32) -> Result<Part, UsedUp> {
+        self.may_offer(now, peer)?;
+        self.fits(now, peer, amount, here)?;
+        Ok(self.put(now, peer, amount))
+    }
+
+    /// Takes a part for a migration that is under way already: a restart goes on with it, whatever the limits are.
+    pub fn resume(&mut self, peer: HostId, amount: Amount) -> Part {
+        self.put(Duration::ZERO, peer, amount)
+    }
+
+    /// Gives a part back.
+    pub fn give_back(&mut self, part: Part) {
+        if !broken(Bug::ShareNotGivenBack) {
+            self.parts.remove(&part);
+        }
+    }
+
+    /// How many migrations of a host are under way here, and what they take.
+    pub fn used_by(&self, peer: HostId) -> (u32, Amount) {
+        sum(self.parts.values().filter(|taken| taken.peer == peer))
+    }
+
+    fn put(&mut self, at: Duration, peer: HostId, amount: Amount) -> Part {
+        let part = Part(self.next);
+        self.next += 1;
+        self.parts.insert(part, Taken { peer, amount, at });
+        part
+    }
+
+    fn fits(&self, now: Duration, peer: HostId, amount: Amount, here: u32) -> Result<(), UsedUp> {
+        // The planted bug counts only what others had taken a moment ago.
+        let counts = |taken: &&Taken| taken.peer == peer && (!broken(Bug::ShareTakenLate) || taken.at < now);
+        let (migrations, used) = sum(self.parts.values().filter(counts));
+        let limits = &self.limits;
+        if migrations >= limits.migrations {
+            return Err(UsedUp::Migrations(limits.migrations));
+        }
+        if used.volumes.saturating_add(here).saturating_add(amount.volumes) > limits.volumes {
+            return Err(UsedUp::Volumes(limits.volumes));
+        }
+        match limits.bytes {
+            Some(limit) if used.bytes.saturating_add(amount.bytes) > limit => Err(UsedUp::Bytes(limit)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Counts an offer.
+    fn may_offer(&mut self, now: Duration, peer: HostId) -> Result<(), UsedUp> {
+        self.offers.retain(|_, paid_at| *paid_at > now);
+        let interval = self.limits.offer_interval;
+        let paid_at = self.offers.get(&peer).copied().unwrap_or(now) + interval;
+        let ahead = paid_at.saturating_sub(now);
+        let burst = interval * self.limits.offers;
+        if ahead > burst {
+            return Err(UsedUp::Offers(ahead - burst));
+        }
+        self.offers.insert(peer, paid_at);
+        Ok(())
+    }
+}
+
+/// How many parts these are, and what they are together.
+fn sum<'a>(parts: impl Iterator<Item = &'a Taken>) -> (u32, Amount) {
+    parts.fold((0, Amount::default()), |(count, sum), Taken { amount, .. }| {
+        let volumes = sum.volumes.saturating_add(amount.volumes);
+        (count + 1, Amount { volumes, bytes: sum.bytes.saturating_add(amount.bytes) })
+    })
+}
+
+/// How many volumes are here that a host has brought.
+pub fn brought(state: &State, peer: HostId) -> u32 {
+    let is_of = |stay: StayId| match stay {
+        StayId::Arrived(migration) => {
+            let arrival = state.migrations.get(&crate::identity::MigrationId(migration));
+            arrival
+                .is_some_and(|known| matches!(known.side, Side::Incoming { peer: from, .. } if from == peer))
+        }
+        _ => false,
+    };
+    let count = state.volumes.values().filter(|known| is_of(known.stay)).count();
+    u32::try_from(count).unwrap_or(u32::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: ShareLimits = ShareLimits {
+        migrations: 3,
+        volumes: 8,
+        bytes: Some(1000),
+        offers: 5,
+        offer_interval: Duration::from_secs(1),
+    };
+    const A: HostId = HostId([1; 32]);
+    const B: HostId = HostId([2; 32]);
+    const SMALL: Amount = Amount { volumes: 1, bytes: 10 };
+
+    fn at(seconds: u64) -> Duration {
+        Duration::from_secs(seconds)
+    }
+
+    #[test]
+    fn each_host_has_its_own_share_and_what_ends_gives_its_part_back() {
+        let mut shares = Shares::new(LIMITS);
+        let parts: Vec<_> = (0..3).map(|_| shares.take(at(0), A, SMALL, 0).unwrap()).collect();
+        assert_eq!(shares.take(at(0), A, SMALL, 0), Err(UsedUp::Migrations(3)));
+        assert!(shares.take(at(0), B, SMALL, 0).is_ok());
+        shares.give_back(parts[1]);
+        shares.give_back(parts[1]);
+        assert_eq!(shares.used_by(A), (2, Amount { volumes: 2, bytes: 20 }));
+        assert!(shares.take(at(0), A, SMALL, 0).is_ok());
+    }
+
+    #[test]
+    fn volumes_that_are_here_and_bytes_that_are_promised_count() {
+        let mut shares = Shares::new(LIMITS);
+        let many = Amount { volumes: 6, bytes: 600 };
+        assert_eq!(shares.take(at(0), A, many, 3), Err(UsedUp::Volumes(8)));
+        shares.take(at(0), A, many, 2).unwrap();
+        assert_eq!(shares.take(at(0), A, Amount { volumes: 1, bytes: 401 }, 0), Err(UsedUp::Bytes(1000)));
+        assert_eq!(
+            shares.take(at(0), A, Amount { volumes: u32::MAX, bytes: u64::MAX }, u32::MAX),
+            Err(UsedUp::Volumes(8))
+        );
+    }
+
+    #[test]
+    fn offers_in_a_loop_are_slowed_down_whatever_becomes_of_them() {
+        let mut shares = Shares::new(LIMITS);
+        let mut taken = 0;
+        for _ in 0..1000 {
+            if let Ok(part) = shares.take(at(0), A, SMALL, 0) {
+                shares.give_back(part);
+                taken += 1;
+            }
+        }
+        assert_eq!(taken, 5);
+        assert_eq!(shares.take(at(0), A, SMALL, 0), Err(UsedUp::Offers(at(1))));
+        assert!(shares.take(at(0), B, SMALL, 0).is_ok());
+        assert!(shares.take(at(1), A, SMALL, 0).is_ok());
+        shares.take(at(1000), B, SMALL, 0).unwrap();
+        assert_eq!(shares.offers.len(), 1, "of who offers nothing any more nothing is kept");
+    }
+
+    #[test]
+    fn what_a_restart_goes_on_with_counts_and_is_never_refused() {
+        let mut shares = Shares::new(LIMITS);
+        for _ in 0..5 {
+            shares.resume(A, SMALL);
+        }
+        assert_eq!(shares.take(at(0), A, SMALL, 0), Err(UsedUp::Migrations(3)));
+    }
+}
