@@ -201,20 +201,6 @@ impl HookBook {
         self.entries.keys().copied()
     }
 
-    /// Hooks that run.
-    pub fn running(&self) -> impl Iterator<Item = (MigrationId, Moment)> {
-        let of = |(id, entry): (&MigrationId, &Entry)| {
-            let id = *id;
-            let is_running = |moment: &Moment| entry.step(*moment).is_busy();
-            [Moment::Before, Moment::After]
-                .into_iter()
-                .filter(is_running)
-                .map(move |moment| (id, moment))
-                .collect::<Vec<_>>()
-        };
-        self.entries.iter().flat_map(of)
-    }
-
     /// Takes what has happened to a migration's hooks. What does not fit is late, and changes nothing.
     pub fn handle_event(&mut self, now: Duration, migration: MigrationId, event: HookEvent) {
         let Some(entry) = self.entries.get_mut(&migration) else { return };

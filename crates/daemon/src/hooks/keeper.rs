@@ -126,7 +126,7 @@ impl Hooks {
     pub(crate) async fn stop(&self, wait_max: Duration) {
         self.is_stopping.store(true, Ordering::SeqCst);
         let until = Instant::now() + wait_max;
-        let running = || self.lock().book.running().collect::<Vec<_>>();
+        let running = || self.lock().processes.keys().copied().collect::<Vec<_>>();
         while !running().is_empty() && Instant::now() < until {
             tokio::time::sleep(STOP_POLL).await;
         }
