@@ -65,6 +65,7 @@ test: ## Run every test of the workspace, and beside them simulated migrations a
 	  "$(SIMULATOR) --seeds $(SEEDS)" \
 	  "$(SIMULATOR) --restored --seeds $(SEEDS)" \
 	  "$(SIMULATOR) --small --seeds $(HOSTS_SEEDS)" \
+	  "$(SIMULATOR) --custody --seeds $(SEEDS)" \
 	  "$(SIMULATOR) --hosts 2 --seeds $(HOSTS_SEEDS)" \
 	  "$(SIMULATOR) --hosts 3 --seeds $(TOUR_SEEDS)" \
 	  $(if $(BESIDE),"$(BESIDE)")

@@ -7,6 +7,7 @@ pub mod memory;
 pub mod opened;
 pub mod qcow2;
 pub mod remote;
+mod users;
 
 pub use file::FileStore;
 pub use image::{Access, DeviceUser, Image, ImageError, Kind};
@@ -15,3 +16,4 @@ pub use memory::MemoryStore;
 pub use opened::Opened;
 pub use qcow2::{Qcow2Error, Qcow2Image, Qcow2Options, Qcow2Store};
 pub use remote::{RemoteError, RemoteImage, RemoteOptions, RemoteStore};
+pub use users::{is_ours, try_hold, users_of};

@@ -457,6 +457,14 @@ pub(crate) enum RequestError {
         /// Why, and what to do.
         detail: String,
     },
+    /// Others use an image, or may.
+    #[error("{path}: {refused}")]
+    Claimed {
+        /// The image.
+        path: PathBuf,
+        /// Who, and what was not done.
+        refused: migration::custody::Refused,
+    },
     /// An image could not be copied.
     #[error(transparent)]
     Copy(#[from] CopyError),
@@ -547,7 +555,7 @@ impl RequestError {
             Self::Remote(error) => code_of_remote(error),
             Self::ImageUnsuitable { .. } => ErrorCode::ImageUnsuitable,
             Self::StoreOccupied { .. } => ErrorCode::StoreOccupied,
-            Self::PlaceTaken { .. } => ErrorCode::ImageInUse,
+            Self::PlaceTaken { .. } | Self::Claimed { .. } => ErrorCode::ImageInUse,
             Self::Fenced { .. } => ErrorCode::PlaceFenced,
             Self::StoreFile(error) => error.code(),
             Self::Lacking(error) => error.code(),

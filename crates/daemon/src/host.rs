@@ -40,6 +40,7 @@ use tokio::sync::{Mutex, Semaphore, watch};
 
 use crate::audit::Audit;
 use crate::config::{Config, Limits};
+use crate::custody::Custody;
 use crate::error::RequestError;
 use crate::files::sockets::SocketFolder;
 use crate::grants::Grants;
@@ -84,6 +85,8 @@ pub(crate) struct Host {
     pub(crate) journal: Journal,
     /// What volumes' chronicles say, across restarts.
     pub(crate) chronicles: Chronicles,
+    /// Which deletes and renames images.
+    pub(crate) custody: Custody,
     pub(crate) stores: Stores,
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) migrations: Arc<Migrations>,
@@ -158,7 +161,9 @@ impl Host {
         let moving = VmMoves::new(tokio::runtime::Handle::current());
         migrations.ask_of_vms(&moving);
         let hooks = Hooks::open(config.hooks.clone(), config.data_dir.join(HOOKS_FOLDER));
+        let custody = Custody::new(journal.clone());
         Arc::new(Self {
+            custody,
             audit,
             grants,
             encryption,
@@ -264,7 +269,7 @@ impl Host {
         }
         self.note_interrupted().await;
         // The lanes of these migrations are gone: what a restart would do can be done at once.
-        if let Err(error) = recovery::run(&self.journal).await {
+        if let Err(error) = recovery::run(&self.journal, &self.custody).await {
             tracing::warn!(%error, "an interrupted migration is left to the next start");
         }
         if clients == Clients::PassedOn {

@@ -1,4 +1,5 @@
-//! Image files as the control plane handles them: looked at, copied in, deleted, fenced. Everything here may sleep.
+//! Image files as the control plane handles them: looked at, opened, copied in. What changes their names or deletes them is in
+//! `crate::custody`. Everything here may sleep.
 //!
 //! ```text
 //!   opening     opens the images of volumes, and makes those of targets
@@ -17,25 +18,19 @@ pub(crate) mod half_made;
 pub(crate) mod inventory;
 pub(crate) mod opening;
 pub(crate) mod replicas;
-mod shrink;
 
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsFd as _;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use lane::ControlFault;
 use migration::MigrationId;
-use migration::journal::ImageLocation;
-use migration::recovery::Retirement;
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
 
-use self::shrink::Doomed;
-use crate::fail_point::{self, Step};
-use crate::files::folder_entries::{rename_without_replacing, sync_folder_of, with_suffix};
+use crate::files::folder_entries::with_suffix;
 
 /// Size of the sectors that guests see: the size of every volume is a multiple of it.
 pub(crate) const SECTOR_BYTES: u64 = 512;
@@ -66,38 +61,6 @@ pub(crate) enum CopyError {
     },
 }
 
-/// Deletes a half-made or given-up target image; one that is gone is a success. A device and a server's export stay:
-/// the journal has fenced them.
-pub(crate) fn discard(image: &ImageLocation) -> Result<(), ControlFault> {
-    fail_point::before(Step::Discard);
-    if let Some(path) = image.place.file().map(Path::new) {
-        // N.B. first: an image whose token is there is the one that was offered.
-        lane::shared_storage::remove(path).map_err(|error| fault("delete what is beside", path, &error))?;
-        delete(path)?;
-        // N.B. last: what is left of an image that could not be deleted stays marked.
-        half_made::unmark(path).map_err(|error| fault("delete the mark of", path, &error))?;
-    }
-    fail_point::after(Step::Discard);
-    Ok(())
-}
-
-/// Deals with a source image whose volume has moved away in `migration`; one that is gone is a success. A device and a
-/// server's export stay: the journal has fenced them.
-pub(crate) fn retire(
-    image: &ImageLocation,
-    retirement: Retirement,
-    migration: MigrationId,
-) -> Result<(), ControlFault> {
-    fail_point::before(Step::Retire);
-    match (image.place.file().map(Path::new), retirement) {
-        (Some(path), Retirement::Delete) => delete(path)?,
-        (Some(path), Retirement::Keep) => fence(path, migration)?,
-        (None, _) => {}
-    }
-    fail_point::after(Step::Retire);
-    Ok(())
-}
-
 /// Where the source's image is kept after `migration`: no autostart of anybody finds it under this name.
 pub(crate) fn fenced_path(path: &Path, migration: MigrationId) -> PathBuf {
     with_suffix(path, &format!(".moved-{migration}"))
@@ -107,27 +70,6 @@ pub(crate) fn fenced_path(path: &Path, migration: MigrationId) -> PathBuf {
 pub(crate) fn allocated_bytes(path: &Path) -> io::Result<u64> {
     // The unit of st_blocks is 512 bytes, whatever the file system's own is.
     std::fs::metadata(path).map(|metadata| metadata.blocks().saturating_mul(512))
-}
-
-/// Makes an empty file that did not exist, marked as half-made: whoever finds it later knows what it is. `Ok(None)`: there is
-/// one.
-pub(crate) fn reserve(path: &Path) -> io::Result<Option<File>> {
-    match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path) {
-        Ok(file) => {
-            half_made::mark(path).inspect_err(|_| unreserve(path))?;
-            Ok(Some(file))
-        }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
-        Err(error) => Err(error),
-    }
-}
-
-/// Gives up what [`reserve`] made, while it is still empty and in no journal. What cannot be deleted, the next start does.
-pub(crate) fn unreserve(path: &Path) {
-    let removed = std::fs::remove_file(path).and_then(|()| half_made::unmark(path));
-    if let Err(error) = removed {
-        tracing::warn!(path = %path.display(), %error, "an empty file is left over");
-    }
 }
 
 /// Lets who may use `from` use `to` as well: its owner, group and mode. An image that leaves Sterna again is then its
@@ -155,41 +97,6 @@ pub(crate) fn copy_into(from: &Path, to: &Path, done: &AtomicU64) -> Result<(), 
         }
         _ => CopyError::Io { from: from.to_owned(), to: to.to_owned(), source },
     })
-}
-
-fn delete(path: &Path) -> Result<(), ControlFault> {
-    let failed = |error: &io::Error| fault("delete", path, error);
-    let doomed = Doomed::open(path);
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            return found_gone(path).map_err(|error| failed(&error));
-        }
-        result => result.and_then(|()| sync_folder_of(path)).map_err(|error| failed(&error))?,
-    }
-    // The name is gone for good; its space comes back without hurry, for a guest may be writing beside it.
-    if let Some(doomed) = doomed {
-        doomed.free();
-    }
-    Ok(())
-}
-
-fn fence(path: &Path, migration: MigrationId) -> Result<(), ControlFault> {
-    let failed = |error: &io::Error| fault("rename", path, error);
-    match rename_without_replacing(path, &fenced_path(path, migration)) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            found_gone(path).map_err(|error| failed(&error))
-        }
-        result => result.map_err(|error| failed(&error)),
-    }
-}
-
-/// A file that is not there is gone only if its folder is there: a store that is not mounted still has it.
-fn found_gone(path: &Path) -> io::Result<()> {
-    sync_folder_of(path)
-}
-
-fn fault(operation: &'static str, path: &Path, error: &io::Error) -> ControlFault {
-    ControlFault { operation, path: path.display().to_string(), detail: error.to_string() }
 }
 
 fn copy_data(from: &Path, to: &Path, done: &AtomicU64) -> io::Result<()> {
@@ -248,50 +155,9 @@ fn copy_step(source: &File, target: &File, position: u64, end: u64) -> io::Resul
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
     use std::sync::atomic::AtomicU64;
 
-    use migration::MigrationId;
-    use migration::journal::ImageLocation;
-    use migration::recovery::Retirement;
-
-    use super::{allocated_bytes, copy_into, discard, fenced_path, retire};
-
-    fn location(path: &Path) -> ImageLocation {
-        ImageLocation::raw_file("a", path.display().to_string())
-    }
-
-    #[test]
-    fn images_are_discarded_and_retired_again_and_again() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.img");
-        let image = location(&path);
-        for _ in 0..2 {
-            discard(&image).unwrap();
-            retire(&image, Retirement::Keep, MigrationId(7)).unwrap();
-        }
-        std::fs::write(&path, b"old").unwrap();
-        for _ in 0..2 {
-            retire(&image, Retirement::Keep, MigrationId(7)).unwrap();
-        }
-        let fenced = fenced_path(&path, MigrationId(7));
-        assert!(fenced.ends_with("a.img.moved-m7"));
-        assert_eq!((path.exists(), std::fs::read(&fenced).unwrap()), (false, b"old".to_vec()));
-        // A kept image is never overwritten by another one.
-        std::fs::write(&path, b"new").unwrap();
-        retire(&image, Retirement::Keep, MigrationId(7)).unwrap_err();
-        assert_eq!(std::fs::read(&fenced).unwrap(), b"old");
-        retire(&image, Retirement::Delete, MigrationId(7)).unwrap();
-        assert!(!path.exists());
-    }
-
-    #[test]
-    fn image_of_a_store_that_is_not_there_is_not_taken_for_deleted() {
-        let image = location(Path::new("/nonexistent/store/a.img"));
-        let fault = discard(&image).unwrap_err();
-        assert!(fault.to_string().starts_with("cannot delete /nonexistent/store/a.img"), "{fault}");
-        retire(&image, Retirement::Keep, MigrationId(1)).unwrap_err();
-    }
+    use super::{allocated_bytes, copy_into};
 
     #[test]
     fn copy_has_the_data_and_the_holes() {

@@ -22,6 +22,7 @@
 mod audit;
 pub mod config;
 mod config_check;
+mod custody;
 mod error;
 pub mod fail_point;
 mod files;

@@ -26,6 +26,7 @@ use tokio::task::JoinHandle;
 
 use crate::audit::Audit;
 use crate::config::{Config, DEFAULT_STORE, RunsAs, StoreConfig};
+use crate::custody::Custody;
 use crate::fail_point::{self, UnknownFailPoint};
 use crate::files::descriptors;
 use crate::files::lock::{Ending, FolderLock, LockError};
@@ -195,8 +196,9 @@ impl Daemon {
             );
         }
         let listener = listen(sockets.bind_api(&api, &config.api_socket)?)?;
-        recovery::run(&journal).await.map_err(ServeError::Recovery)?;
-        settle(&stores, &journal.read(State::clone));
+        let custody = Custody::new(journal.clone());
+        recovery::run(&journal, &custody).await.map_err(ServeError::Recovery)?;
+        settle(&stores, &custody, &journal.read(State::clone));
         chronicles.sweep(&journal.read(State::clone));
         let peers = Peers::new(tokio::runtime::Handle::current());
         let audit = Audit::begin(&config.data_dir);
@@ -467,9 +469,9 @@ fn open_stores(config: &Config) -> Result<Stores, ServeError> {
     Ok(stores)
 }
 
-fn settle(stores: &Stores, state: &State) {
+fn settle(stores: &Stores, custody: &Custody, state: &State) {
     for store in stores.iter().filter(|store| store.check().is_ok()) {
-        if let Err(error) = store.settle(state) {
+        if let Err(error) = store.settle(custody, state) {
             tracing::warn!(store = store.name(), %error, "the store cannot be looked through");
         }
     }

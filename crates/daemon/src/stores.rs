@@ -17,6 +17,7 @@ use block::filter::Impairment;
 use migration::journal::{ImageFormat, ImageLocation, Place, ReservedContent, State};
 
 use crate::config::{ImpairmentConfig, StoreConfig};
+use crate::custody::Custody;
 use crate::error::{RequestError, with_causes};
 use crate::files::lock::LockError;
 
@@ -411,9 +412,9 @@ impl Store {
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub(crate) fn settle(&self, state: &State) -> std::io::Result<()> {
+    pub(crate) fn settle(&self, custody: &Custody, state: &State) -> std::io::Result<()> {
         match &self.kind {
-            StoreKind::Folder { folder, .. } => folder.settle(&self.name, state),
+            StoreKind::Folder { folder, .. } => folder.settle(&self.name, custody, state),
             StoreKind::Single(_) => Ok(()),
         }
     }

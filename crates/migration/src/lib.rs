@@ -25,6 +25,7 @@
 //! that the caller chooses and keeps.
 
 pub mod authority;
+pub mod custody;
 pub mod failure;
 pub mod filling;
 mod handover;

@@ -153,6 +153,24 @@ pub enum Bug {
     RestoredDiscards,
     /// Decision 0067: a journal that was put back gives numbers of migrations again that it has lost.
     RestoredNumbersReused,
+    /// Decision 0077: a destructive step does not ask who claims the image.
+    CustodyUnasked,
+    /// Decision 0077: an image of which nobody knows who uses it counts as free.
+    UnknownTakenForFree,
+    /// Decision 0077: what served chains stand on is not claimed.
+    ChainUnclaimed,
+    /// Decision 0077: an image that another host reads is not claimed: it is served again.
+    ReservoirUnclaimed,
+    /// Decision 0077: claims are compared by name, and not by what the name leads to.
+    ClaimsByNameAlone,
+    /// Decision 0077: an image is changed without its lock.
+    CustodyLockNotHeld,
+    /// Decision 0077: what a name leads to is not compared once more before the step.
+    IdentityNotCompared,
+    /// Decision 0077: what another host lacks is read from an image that somebody has changed meanwhile.
+    TouchedReservoirRead,
+    /// Decision 0077: guests write to an image that a mark still calls half-made.
+    MarkOutlivesOutcome,
 }
 
 impl Bug {
@@ -241,9 +259,23 @@ impl Bug {
         Self::SilentArrivalStays,
     ];
 
+    /// Those of what is done to images, which the simulator meets in a fleet of its own.
+    pub const OF_CUSTODY: &[Self] = &[
+        Self::CustodyUnasked,
+        Self::UnknownTakenForFree,
+        Self::ChainUnclaimed,
+        Self::ReservoirUnclaimed,
+        Self::ClaimsByNameAlone,
+        Self::CustodyLockNotHeld,
+        Self::IdentityNotCompared,
+        Self::TouchedReservoirRead,
+        Self::MarkOutlivesOutcome,
+    ];
+
     /// All there are.
     pub fn all() -> impl Iterator<Item = Self> {
-        Self::ALL.iter().chain(Self::OF_RESTORATION).chain(Self::OF_SHARES).copied()
+        let small = Self::OF_SHARES.iter().chain(Self::OF_CUSTODY);
+        Self::ALL.iter().chain(Self::OF_RESTORATION).chain(small).copied()
     }
 
     /// The name by which the simulator's command line knows it.
@@ -322,6 +354,15 @@ impl Bug {
             Self::RestoredRival => "restored-rival",
             Self::RestoredDiscards => "restored-discards",
             Self::RestoredNumbersReused => "restored-numbers-reused",
+            Self::CustodyUnasked => "custody-unasked",
+            Self::UnknownTakenForFree => "unknown-taken-for-free",
+            Self::ChainUnclaimed => "chain-unclaimed",
+            Self::ReservoirUnclaimed => "reservoir-unclaimed",
+            Self::ClaimsByNameAlone => "claims-by-name-alone",
+            Self::CustodyLockNotHeld => "custody-lock-not-held",
+            Self::IdentityNotCompared => "identity-not-compared",
+            Self::TouchedReservoirRead => "touched-reservoir-read",
+            Self::MarkOutlivesOutcome => "mark-outlives-outcome",
         }
     }
 }

@@ -14,6 +14,7 @@ mod campaign;
 mod checker;
 mod clock;
 mod coverage;
+mod custody;
 mod disk;
 mod faults;
 mod fleet;
@@ -82,6 +83,9 @@ struct Arguments {
     /// Runs the small worlds: hooks whose daemon is killed, and hosts that want more than their share.
     #[arg(long, conflicts_with_all = ["hosts", "strategy", "known", "restored"])]
     small: bool,
+    /// Deletes, renames and takes images that others use as well, in a world of its own.
+    #[arg(long, conflicts_with_all = ["hosts", "strategy", "known", "restored"])]
+    custody: bool,
     /// Prints what happens; with --seed.
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -112,6 +116,7 @@ fn main() -> ExitCode {
         (Some(planted), seed) => run_planted(&arguments, planted, seed),
         (None, seed) if arguments.restored => run_restored(&arguments, seed),
         (None, seed) if arguments.small => run_small(&arguments, seed),
+        (None, seed) if arguments.custody => run_custody(&arguments, seed),
         (None, Some(seed)) => run_one(&arguments, seed),
         (None, None) if arguments.coverage => run_coverage(&arguments),
         (None, None) => run_many(&arguments).1,
@@ -191,6 +196,27 @@ fn run_restored(arguments: &Arguments, seed: Option<u64>) -> bool {
     for (seed, violation) in &shown.violations {
         println!("  seed {seed}: {violation}");
         println!("    cargo run -p simulator --release -- --restored --seed {seed} --trace");
+    }
+    shown.violations.is_empty()
+}
+
+/// Runs seeds of what is done to images; returns whether all rules were kept.
+fn run_custody(arguments: &Arguments, seed: Option<u64>) -> bool {
+    if let Some(seed) = seed {
+        let telling = if arguments.trace { Telling::Printed } else { Telling::Silent };
+        let violation = custody::replay(seed, telling);
+        println!("seed {seed}: {}", violation.as_deref().unwrap_or("no violation"));
+        return violation.is_none();
+    }
+    let shown = custody::campaign(arguments.first, arguments.seeds, false);
+    println!(
+        "{} seeds: {} steps on images were taken and {} refused, and {} volumes came home into a kept image",
+        shown.seeds, shown.taken, shown.refused, shown.taken_back
+    );
+    println!("{} violations", shown.violations.len());
+    for (seed, violation) in &shown.violations {
+        println!("  seed {seed}: {violation}");
+        println!("    cargo run -p simulator --release -- --custody --seed {seed} --trace");
     }
     shown.violations.is_empty()
 }

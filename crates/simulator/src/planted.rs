@@ -5,7 +5,10 @@ use migration::planted::{Bug, plant};
 use crate::campaign::{Order, Until};
 use crate::restored::Telling;
 use crate::trace::Audience;
-use crate::{Arguments, Strategy, campaign, replay, restored, run_one, run_restored, simulation, small};
+use crate::{
+    Arguments, Strategy, campaign, custody, replay, restored, run_custody, run_one, run_restored, simulation,
+    small,
+};
 
 /// Seeds within which a rule that is broken on purpose has to be noticed.
 const SEEDS_MAX: u64 = 10_000;
@@ -28,6 +31,7 @@ pub(crate) fn run(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bo
         all_noticed &= match seed {
             _ if Bug::OF_RESTORATION.contains(&bug) => run_in_restoration(arguments, bug, seed),
             _ if Bug::OF_SHARES.contains(&bug) => run_small(arguments, bug, seed),
+            _ if Bug::OF_CUSTODY.contains(&bug) => run_in_custody(arguments, bug, seed),
             Some(seed) => {
                 plant(Some(bug));
                 !run_one(&noticing(arguments, bug), seed)
@@ -148,6 +152,26 @@ fn run_small(arguments: &Arguments, bug: Bug, seed: Option<u64>) -> bool {
         return false;
     };
     if small::replay(*seed, Telling::Silent).is_some() {
+        println!("{}: seed {seed} violates a rule without it, too", bug.name());
+        return false;
+    }
+    println!("{}: noticed by seed {seed}: {violation}", bug.name());
+    true
+}
+
+/// Breaks a rule of what is done to images; returns whether it was noticed.
+fn run_in_custody(arguments: &Arguments, bug: Bug, seed: Option<u64>) -> bool {
+    plant(Some(bug));
+    if let Some(seed) = seed {
+        return !run_custody(arguments, Some(seed));
+    }
+    let shown = custody::campaign(arguments.first, SEEDS_MAX, true);
+    plant(None);
+    let Some((seed, violation)) = shown.violations.first() else {
+        println!("{}: not noticed in {} seeds", bug.name(), shown.seeds);
+        return false;
+    };
+    if custody::replay(*seed, Telling::Silent).is_some() {
         println!("{}: seed {seed} violates a rule without it, too", bug.name());
         return false;
     }

@@ -10,6 +10,8 @@
 mod arrows;
 #[path = "tidy/commands.rs"]
 mod commands;
+#[path = "tidy/custody.rs"]
+mod custody;
 #[path = "tidy/documents.rs"]
 mod documents;
 #[path = "tidy/lexer.rs"]
@@ -44,6 +46,13 @@ fn sources_keep_the_house_style() {
 #[test]
 fn exceptions_to_the_style_are_still_needed() {
     expect_none(&sources::check_exceptions(&Tree::read()));
+}
+
+#[test]
+fn images_are_deleted_and_renamed_in_custody_alone() {
+    let tree = Tree::read();
+    expect_none(&custody::check(&tree));
+    expect_none(&custody::check_exceptions(&tree));
 }
 
 #[test]

@@ -108,11 +108,20 @@ pub(super) fn try_lock_tail(file: &OwnedFd) -> Result<Locked, Errno> {
 ///
 /// Locks on bytes belong to no process, so there the first other process is named that has the file open.
 pub(super) fn find_holder(path: &Path, held: Locked) -> Holder {
-    let Ok(stat) = rustix::fs::stat(path) else { return Holder { process: None, program: None } };
-    let process = match held {
-        Locked::ByBytes => holder_by_open_files(&stat),
-        Locked::ByFlock | Locked::Yes => holder_by_locks(&stat).or_else(|| holder_by_open_files(&stat)),
-    };
+    let Ok(stat) = rustix::fs::stat(path) else { return holder(None) };
+    find_holder_of(&stat, held)
+}
+
+/// As [`find_holder`], for a file that is open.
+pub(super) fn find_holder_of(stat: &rustix::fs::Stat, held: Locked) -> Holder {
+    holder(match held {
+        Locked::ByBytes => holder_by_open_files(stat),
+        Locked::ByFlock | Locked::Yes => holder_by_locks(stat).or_else(|| holder_by_open_files(stat)),
+    })
+}
+
+/// What is told of a process.
+pub(super) fn holder(process: Option<u32>) -> Holder {
     let program = process.and_then(|process| std::fs::read_to_string(format!("/proc/{process}/comm")).ok());
     Holder { process, program: program.map(|name| name.trim_end().to_owned()) }
 }
@@ -193,7 +202,7 @@ fn holder_by_open_files(stat: &rustix::fs::Stat) -> Option<u32> {
 }
 
 /// Tells whether two names are of one file, or of one block device, which may have several.
-fn is_same(one: &rustix::fs::Stat, other: &rustix::fs::Stat) -> bool {
+pub(super) fn is_same(one: &rustix::fs::Stat, other: &rustix::fs::Stat) -> bool {
     let is_device = |stat: &rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)
         || (is_device(one) && is_device(other) && one.st_rdev == other.st_rdev)

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use migration::journal::Record;
+use migration::custody::{Owner, Step, Word};
+use migration::journal::{ImageFormat, ImageLocation, Record};
 
-use super::Host;
+use super::{Host, blocking};
 use crate::error::RequestError;
 use crate::stores::StoreKind;
 
@@ -12,7 +13,8 @@ impl Host {
     /// Lifts the fence of a store, if there is one.
     ///
     /// # Errors
-    /// [`RequestError::StoreNotFound`]; [`RequestError::Invalid`] for a folder, in which nothing is fenced.
+    /// [`RequestError::StoreNotFound`]; [`RequestError::Invalid`] for a folder, in which nothing is fenced;
+    /// [`RequestError::Claimed`]: a volume or another host uses what is there.
     pub(crate) async fn release_store(self: Arc<Self>, name: String) -> Result<api::Store, RequestError> {
         let StoreKind::Single(place) = self.stores.get(&name)?.kind() else {
             let detail = format!(
@@ -21,6 +23,10 @@ impl Host {
             );
             return Err(RequestError::Invalid(detail));
         };
+        let image = ImageLocation { store: name.clone(), place: place.clone(), format: ImageFormat::Raw };
+        let custody = self.custody.clone();
+        let owner = Owner::Administrator(Word::Plain);
+        blocking(move || Ok(custody.check(Step::Release, &owner, &image)?)).await?;
         if self.journal.read(|state| state.reservations.contains_key(place)) {
             self.journal.commit(vec![Record::ReservationLifted { place: place.clone() }]).await?;
             tracing::info!(store = %name, %place, "what a migration left there is given up");

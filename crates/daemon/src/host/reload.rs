@@ -158,7 +158,7 @@ impl Host {
                     tracing::warn!(store = store.name(), %problem, "the store cannot be used for the time being");
                 }
                 Ok(()) => {
-                    if let Err(error) = store.settle(&state) {
+                    if let Err(error) = store.settle(&self.custody, &state) {
                         tracing::warn!(store = store.name(), %error, "the store cannot be looked through");
                     }
                 }

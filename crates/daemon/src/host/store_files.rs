@@ -8,16 +8,16 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{ErrorCode, FileRole, StoreContent, StoreFile};
-use block::store::Access;
+use api::{FileRole, StoreContent, StoreFile};
+use migration::custody::{Owner, Word};
 use migration::journal::{ImageLocation, Place, ReservedContent, State};
 
 use super::Host;
 use super::describe::{answer_within, store_kind};
+use crate::custody::CustodyError;
 use crate::error::{RequestError, StoreFileError, StoreFileObstacle, fenced};
 use crate::host::blocking;
-use crate::images::opening::{self, at_once};
-use crate::images::{self, content};
+use crate::images::content;
 use crate::stores::{Occupant, Store, StoreKind};
 
 /// How long looking at all files of a store may take: thousands of them on a slow disk.
@@ -58,19 +58,14 @@ impl Host {
             let error = |obstacle| StoreFileError { store: store.clone(), file: file.clone(), obstacle };
             let shown = self.half_made(&path).map_err(error)?;
             let image = ImageLocation::raw_file(store.clone(), crate::stores::path_text(&path)?);
-            // N.B. Held until the file is gone. Whatever is in it, its lock is that of a file.
-            let held = opening::open_whole(&image, Access::ReadWrite, at_once);
-            if let Err(refused) = &held
-                && refused.code() == ErrorCode::ImageInUse
-            {
-                return Err(error(StoreFileObstacle::InUse(refused.message())).into());
-            }
-            self.half_made(&path).map_err(error)?;
-            images::discard(&image).map_err(|fault| RequestError::Storage {
-                operation: fault.operation,
-                path: PathBuf::from(fault.path),
-                detail: fault.detail,
-            })?;
+            self.custody.discard(&image, &Owner::Administrator(Word::Plain)).map_err(
+                |refused| match refused {
+                    CustodyError::Refused { refused, .. } => {
+                        RequestError::from(error(StoreFileObstacle::InUse(refused.to_string())))
+                    }
+                    failed @ CustodyError::Io { .. } => failed.into(),
+                },
+            )?;
             tracing::info!(%store, file = ?file, "a half-made target is deleted");
             Ok(shown)
         })

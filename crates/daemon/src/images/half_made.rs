@@ -13,10 +13,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use migration::journal::State;
+use migration::custody;
+use migration::journal::{Place, Record, State};
 use rustix::fs::OFlags;
 
 use crate::files::folder_entries::sync_folder_of;
+use crate::journal::Journal;
 
 /// What the names of marks end in, and those of files that other programs have not completed.
 pub(crate) const SUFFIX: &str = ".partial";
@@ -83,12 +85,17 @@ pub(crate) fn settle(folder: &Path, is_complete: impl Fn(&Path) -> bool) -> io::
 
 /// Tells whether the journal says that a volume has all that it is to have in the image.
 pub(crate) fn is_complete(image: &Path, state: &State) -> bool {
-    let is_it =
-        |location: &migration::journal::ImageLocation| location.place.file().map(Path::new) == Some(image);
-    let mut targets = state.unfinished().flat_map(|(_, known)| &known.volumes);
-    let is_filled = targets.any(|moving| is_it(&moving.target));
-    let volume = state.volumes.iter().find(|(_, known)| is_it(&known.record.image));
-    volume.is_some_and(|(id, _)| !is_filled && !state.fillings.contains_key(id))
+    image.to_str().is_some_and(|image| custody::is_complete(&Place::File(image.to_owned()), state))
+}
+
+/// Takes the marks of the images away that are complete since these records, durably but for the folder's own entry.
+pub(crate) fn unmark_completed(journal: &Journal, records: &[Record]) {
+    for place in journal.read(|state| custody::completed_by(records, state)) {
+        let Some(path) = place.file().map(Path::new) else { continue };
+        if let Err(error) = unmark(path) {
+            tracing::warn!(path = %path.display(), %error, "the mark of an image that is complete stays for now");
+        }
+    }
 }
 
 fn mark_of(image: &Path) -> PathBuf {

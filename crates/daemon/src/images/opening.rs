@@ -8,7 +8,7 @@
 //!   NBD export       RemoteImage    -               not locked: its server says who else may use it
 //! ```
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::path::Path;
 
 use block::ZeroMode;
@@ -16,11 +16,12 @@ use block::store::image::Patience;
 use block::store::qcow2::{CLUSTER_SIZE, TopLayer};
 use block::store::{Access, Holder, Image, ImageError, Kind, Opened, Qcow2Image, Qcow2Options, RemoteImage};
 use lane::{MigrationTarget, TargetContent};
+use migration::custody::{Remedy, remedy_for_size};
 use migration::journal::{ExportAccess, ImageFormat, ImageLocation, Place, VolumeRecord};
 use nbd_protocol::UriError;
-use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
+use crate::custody;
 use crate::error::RequestError;
 use crate::fail_point::{self, Step};
 use crate::files::folder_entries::sync_folder_of;
@@ -60,12 +61,33 @@ pub(crate) fn open(
         return narrow(opened, &record.image.place, record.size_bytes);
     }
     let detail = format!(
-        "it has {} bytes, and the volume {}: is it another file? If it was only resized: truncate -s {} FILE",
+        "it has {} bytes, and the volume {}: is it another file? {}",
         opened.size(),
         record.size_bytes,
-        record.size_bytes,
+        size_advice(record, opened.size()),
     );
     Err(RequestError::ImageUnsuitable { path: record.image.place.name().into(), detail })
+}
+
+/// What to do about an image that has not the size of its volume.
+fn size_advice(record: &VolumeRecord, found: u64) -> String {
+    let (image, name, wanted) = (&record.image, &record.name, record.size_bytes);
+    let again = format!(
+        "to serve it as it is: sterna volume remove {name} --keep-image, then sterna volume add {name} --image FILE"
+    );
+    match remedy_for_size(&image.place, image.format, found, wanted) {
+        Remedy::Lengthen => {
+            format!(
+                "its end is missing: bring it back from a backup, or put zeroes there: truncate -s {wanted} FILE"
+            )
+        }
+        // N.B. nothing is ever said that would cut bytes off.
+        Remedy::KeepLonger => format!("what lies behind may be the guest's: do not cut it off; {again}"),
+        Remedy::ByItsProgram => {
+            format!("do not change the file's own size: that destroys a qcow2 image; {again}")
+        }
+        Remedy::NoFile => "give it its former size back".to_owned(),
+    }
 }
 
 /// Opens an image at once, all of it.
@@ -122,7 +144,7 @@ pub(crate) fn make_target(
             let path = Path::new(image.place.name());
             match image.format {
                 ImageFormat::Raw => size_file(file, path, size)?,
-                ImageFormat::Qcow2 => put_qcow2(path, size, chain)?,
+                ImageFormat::Qcow2 => put_qcow2(path, file, size, chain)?,
             }
             if allocation == Allocation::Thick {
                 allocate(image, size)?;
@@ -217,7 +239,7 @@ fn check_kind(place: &Place, kind: Kind) -> Result<(), RequestError> {
 }
 
 fn size_file(file: &File, path: &Path, size: u64) -> Result<(), RequestError> {
-    file.set_len(size).map_err(|error| match Errno::from_io_error(&error) {
+    custody::set_size(file, size).map_err(|error| match Errno::from_io_error(&error) {
         Some(Errno::FBIG | Errno::INVAL) => RequestError::TargetTooSmall {
             place: path.display().to_string(),
             needed: size,
@@ -229,44 +251,33 @@ fn size_file(file: &File, path: &Path, size: u64) -> Result<(), RequestError> {
 }
 
 /// Puts an empty qcow2 image in the place of the empty file that has kept its name.
-fn put_qcow2(path: &Path, size: u64, chain: Option<&TopLayer>) -> Result<(), RequestError> {
+fn put_qcow2(path: &Path, reserved: &File, size: u64, chain: Option<&TopLayer>) -> Result<(), RequestError> {
     let new = new_path(path);
-    // The name is ours: what is there is the left-over of an attempt that failed.
-    let _ = std::fs::remove_file(&new);
+    custody::clear_unfinished(&new).map_err(|error| RequestError::storage("delete", &new, &error))?;
     match chain {
         None => drop(create_file(&new, ImageFormat::Qcow2, size)?),
         Some(top) => drop(Qcow2Image::create(&new, size, &top.options())?),
     }
-    let placed = std::fs::rename(&new, path);
+    let placed = custody::place_made(&new, path, reserved);
     placed.map_err(|error| RequestError::storage("make", path, &error))
 }
 
 /// Takes all the space that an image will need; it reads as zeroes before and after.
 fn allocate(image: &ImageLocation, size: u64) -> Result<(), RequestError> {
     let path = Path::new(image.place.name());
-    let file = OpenOptions::new().write(true).open(path);
-    let file = file.map_err(|error| RequestError::storage("open", path, &error))?;
-    let (flags, bytes) = match image.format {
-        ImageFormat::Raw => (FallocateFlags::empty(), size),
-        // Clusters are laid out as they are written: the space waits for them behind the end of the file.
-        ImageFormat::Qcow2 => (FallocateFlags::KEEP_SIZE, qcow2_bytes_max(size)),
+    let bytes = match image.format {
+        ImageFormat::Raw => size,
+        ImageFormat::Qcow2 => qcow2_bytes_max(size),
     };
-    loop {
-        match rustix::fs::fallocate(&file, flags, 0, bytes) {
-            Ok(()) => return Ok(()),
-            Err(Errno::INTR) => {}
-            Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
-                return Err(ImageError::NoSpace { path: path.to_owned() }.into());
-            }
-            Err(Errno::OPNOTSUPP) => {
-                let detail =
-                    "its file system cannot reserve space; leave --thick out, or choose another store";
-                return Err(RequestError::ImageUnsuitable {
-                    path: path.to_owned(),
-                    detail: detail.to_owned(),
-                });
-            }
-            Err(errno) => return Err(RequestError::storage("reserve the space of", path, &errno.into())),
+    match custody::allocate(path, image.format, bytes) {
+        Ok(()) => Ok(()),
+        Err(Errno::NOSPC | Errno::DQUOT | Errno::FBIG) => {
+            Err(ImageError::NoSpace { path: path.to_owned() }.into())
         }
+        Err(Errno::OPNOTSUPP) => {
+            let detail = "its file system cannot reserve space; leave --thick out, or choose another store";
+            Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail: detail.to_owned() })
+        }
+        Err(errno) => Err(RequestError::storage("reserve the space of", path, &errno.into())),
     }
 }

@@ -12,9 +12,11 @@ use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
+use migration::custody::Ending;
 use migration::journal::{ImageFormat, ImageLocation};
 use serde::{Deserialize, Serialize};
 
+use crate::custody::CustodyError;
 use crate::files::folder_entries::sync_folder_of;
 use crate::files::whole_file;
 
@@ -76,12 +78,18 @@ pub(crate) fn record(data_dir: &Path, image: &Path, facts: Facts) -> io::Result<
     whole_file::replace(&path, &serde_json::to_vec_pretty(&record)?)
 }
 
-/// Makes the replica of a volume of `size_bytes` the file at `path`, in the place of the empty one that is there, and says
-/// which it is; `None`: there is none in that folder that can be trusted. Either way it is recorded no more.
+/// Makes the replica of a volume of `size_bytes` the file at `path` by `take`, which is given where it is, and says which it is;
+/// `None`: there is none in that folder that can be trusted, or somebody uses it. It is recorded no more, unless it is used.
 ///
 /// # Errors
 /// The system's: what is at `path` may be either of them.
-pub(crate) fn take(data_dir: &Path, volume: &str, size_bytes: u64, path: &Path) -> io::Result<Option<Facts>> {
+pub(crate) fn take(
+    data_dir: &Path,
+    volume: &str,
+    size_bytes: u64,
+    path: &Path,
+    take: impl FnOnce(&Path) -> Result<Ending, CustodyError>,
+) -> io::Result<Option<Facts>> {
     let record = record_path(data_dir, volume);
     let bytes = match std::fs::metadata(&record) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -106,9 +114,17 @@ pub(crate) fn take(data_dir: &Path, volume: &str, size_bytes: u64, path: &Path) 
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     }
-    std::fs::rename(&image, path)?;
-    sync_folder_of(path)?;
-    Ok(Some(facts))
+    match take(&image) {
+        Ok(Ending::Taken) => Ok(Some(facts)),
+        Ok(Ending::Gone) => Ok(None),
+        Err(CustodyError::Refused { refused, .. }) => {
+            tracing::warn!(image = %image.display(), %refused, "the image that was kept stays as it is, and the volume is copied whole");
+            // It is as it was, and may be taken another time.
+            whole_file::replace(&record, &bytes)?;
+            Ok(None)
+        }
+        Err(CustodyError::Io { source, .. }) => Err(source),
+    }
 }
 
 /// Tells whether [`take`] would find a replica of the volume for the file at `path`. Changes nothing; may sleep.
@@ -177,6 +193,8 @@ fn record_path(data_dir: &Path, volume: &str) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
+    use migration::custody::{Kind, Refused, Step};
+
     use super::*;
 
     const VOLUME: &str = "0707";
@@ -194,20 +212,42 @@ mod tests {
         (folder, image, target)
     }
 
+    /// Takes it as custody does, of which nothing else is known.
+    fn taken(data_dir: &Path, volume: &str, size: u64, target: &Path) -> Option<Facts> {
+        let rename = |kept: &Path| {
+            std::fs::rename(kept, target).unwrap();
+            Ok(Ending::Taken)
+        };
+        take(data_dir, volume, size, target, rename).unwrap()
+    }
+
+    #[test]
+    fn an_image_that_is_used_may_be_taken_another_time() {
+        let (folder, image, target) = kept();
+        let used = |kept: &Path| {
+            let claims = vec![Kind::Foreign { holder: "qemu-nbd (process 7)".to_owned() }];
+            let refused = Refused { step: Step::TakeBack, claims };
+            Err(CustodyError::Refused { path: kept.to_owned(), refused })
+        };
+        assert_eq!(take(folder.path(), VOLUME, 3, &target, used).unwrap(), None);
+        assert!(is_untouched(folder.path(), &image));
+        assert!(taken(folder.path(), VOLUME, 3, &target).is_some());
+    }
+
     #[test]
     fn what_was_kept_is_taken_once() {
         let (folder, image, target) = kept();
-        let taken = take(folder.path(), VOLUME, 3, &target).unwrap().unwrap();
-        assert_eq!((taken.departure, taken.generation), (7, 4));
+        let facts = taken(folder.path(), VOLUME, 3, &target).unwrap();
+        assert_eq!((facts.departure, facts.generation), (7, 4));
         assert_eq!((std::fs::read(&target).unwrap(), image.exists()), (b"old".to_vec(), false));
-        assert_eq!(take(folder.path(), VOLUME, 3, &target).unwrap(), None);
+        assert_eq!(taken(folder.path(), VOLUME, 3, &target), None);
     }
 
     #[test]
     fn a_replica_of_another_size_or_volume_is_none() {
         for (volume, size) in [(VOLUME, 4), ("0808", 3)] {
             let (folder, image, target) = kept();
-            assert_eq!(take(folder.path(), volume, size, &target).unwrap(), None);
+            assert_eq!(taken(folder.path(), volume, size, &target), None);
             assert!(image.exists() && std::fs::read(&target).unwrap().is_empty());
         }
     }
@@ -220,7 +260,7 @@ mod tests {
             forget(folder.path(), &image).unwrap();
         }
         assert!(!is_untouched(folder.path(), &image) && image.exists());
-        assert_eq!(take(folder.path(), VOLUME, 3, &target).unwrap(), None);
+        assert_eq!(taken(folder.path(), VOLUME, 3, &target), None);
         forget(&folder.path().join("nowhere"), &image).unwrap();
     }
 
@@ -236,6 +276,6 @@ mod tests {
             std::fs::File::options().write(true).open(&image).unwrap().set_modified(mtime).unwrap();
         }
         assert!(!is_untouched(folder.path(), &image));
-        assert_eq!(take(folder.path(), VOLUME, 3, &target).unwrap(), None);
+        assert_eq!(taken(folder.path(), VOLUME, 3, &target), None);
     }
 }

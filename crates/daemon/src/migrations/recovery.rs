@@ -3,12 +3,13 @@
 //! done again after another crash.
 
 use lane::ControlFault;
+use migration::custody::Owner;
 use migration::journal::{MigrationState, Record, State};
 use migration::recovery::{Step, recover};
 use migration::{CommitFault, MigrationId, VolumeId};
 use tokio::task::JoinError;
 
-use crate::images;
+use crate::custody::Custody;
 use crate::journal::Journal;
 
 /// Ends every interrupted migration.
@@ -18,22 +19,27 @@ use crate::journal::Journal;
 ///
 /// # Errors
 /// [`CommitFault`]: the journal cannot be written; nothing may be served.
-pub(crate) async fn run(journal: &Journal) -> Result<(), CommitFault> {
-    end(journal, |_| true).await.map(drop)
+pub(crate) async fn run(journal: &Journal, custody: &Custody) -> Result<(), CommitFault> {
+    end(journal, custody, |_| true).await.map(drop)
 }
 
 /// Ends the interrupted migrations of one volume, whose lane has ended without a word; returns which.
 ///
 /// # Errors
 /// As [`run`].
-pub(crate) async fn run_of(journal: &Journal, volume: VolumeId) -> Result<Vec<MigrationId>, CommitFault> {
+pub(crate) async fn run_of(
+    journal: &Journal,
+    custody: &Custody,
+    volume: VolumeId,
+) -> Result<Vec<MigrationId>, CommitFault> {
     // What the lane asked for last may still be on its way. This is queued behind it.
     journal.commit(Vec::new()).await?;
-    end(journal, |migration| migration.volumes.iter().any(|moving| moving.volume == volume)).await
+    end(journal, custody, |migration| migration.volumes.iter().any(|moving| moving.volume == volume)).await
 }
 
 async fn end(
     journal: &Journal,
+    custody: &Custody,
     concerned: impl Fn(&MigrationState) -> bool,
 ) -> Result<Vec<MigrationId>, CommitFault> {
     let state = journal.read(State::clone);
@@ -54,7 +60,9 @@ async fn end(
                     }
                     journal.commit(records).await?;
                 }
-                step => left_over.extend(carry_out(step, id).await.err().map(|fault| fault.to_string())),
+                step => {
+                    left_over.extend(carry_out(custody, step, id).await.err().map(|fault| fault.to_string()))
+                }
             }
         }
         ended.push(id);
@@ -62,10 +70,11 @@ async fn end(
     Ok(ended)
 }
 
-async fn carry_out(step: Step, migration: MigrationId) -> Result<(), StepFault> {
+async fn carry_out(custody: &Custody, step: Step, migration: MigrationId) -> Result<(), StepFault> {
+    let custody = custody.clone();
     let done = tokio::task::spawn_blocking(move || match step {
-        Step::Discard(image) => images::discard(&image),
-        Step::Retire(image, retirement) => images::retire(&image, retirement, migration),
+        Step::Discard(image) => Ok(custody.discard(&image, &Owner::Migration(migration))?),
+        Step::Retire(image, retirement) => custody.retire(&image, retirement, migration),
         // Its session is made when the volumes are served.
         Step::Commit(_) | Step::Resume(_) => Ok(()),
     });
@@ -96,6 +105,7 @@ mod tests {
     };
     use migration::{Attempt, MigrationId, VolumeId};
 
+    use crate::custody::Custody;
     use crate::files::lock::FolderLock;
     use crate::journal::Journal;
 
@@ -147,7 +157,7 @@ mod tests {
             journal.commit(vec![record]).await.unwrap();
         }
         for _ in 0..2 {
-            super::run(&journal).await.unwrap();
+            super::run(&journal, &Custody::new(journal.clone())).await.unwrap();
         }
         let state = journal.read(State::clone);
         let stage = state.migrations[&MIGRATION].stage.clone();

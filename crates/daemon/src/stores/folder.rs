@@ -14,10 +14,12 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
+use migration::custody::Owner;
 use migration::journal::{ImageFormat, State};
 
 use super::{Space, StoreProblem};
-use crate::files::folder_entries::{rename_without_replacing, sync_folder_of, with_suffix};
+use crate::custody::Custody;
+use crate::files::folder_entries::with_suffix;
 use crate::files::lock::FolderLock;
 use crate::images::half_made;
 use crate::names;
@@ -80,7 +82,7 @@ impl Folder {
     }
 
     /// Brings the folder in line with the journal, after a daemon that was killed.
-    pub(super) fn settle(&self, store: &str, state: &State) -> std::io::Result<()> {
+    pub(super) fn settle(&self, store: &str, custody: &Custody, state: &State) -> std::io::Result<()> {
         let images = state.claimed_records().filter_map(|record| record.image.place.file());
         let known: BTreeSet<&Path> = images.map(Path::new).collect();
         let moving = state.unfinished().flat_map(|(_, migration)| &migration.volumes);
@@ -88,7 +90,7 @@ impl Folder {
         let awaited: BTreeSet<&Path> = awaited.map(Path::new).collect();
         for entry in std::fs::read_dir(&self.path)? {
             let path = entry?.path();
-            let settled = settle_file(&path, &known).and_then(|()| settle_secret(&path, &awaited));
+            let settled = settle_file(custody, &path, &known).and_then(|()| settle_secret(&path, &awaited));
             if let Err(error) = settled {
                 tracing::warn!(store, path = %path.display(), %error, "a left-over file stays");
             }
@@ -168,7 +170,7 @@ fn settle_secret(path: &Path, awaited: &BTreeSet<&Path>) -> std::io::Result<()> 
     std::fs::remove_file(path)
 }
 
-fn settle_file(path: &Path, known: &BTreeSet<&Path>) -> std::io::Result<()> {
+fn settle_file(custody: &Custody, path: &Path, known: &BTreeSet<&Path>) -> std::io::Result<()> {
     let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return Ok(()) };
     let staged = name.strip_suffix(NEW_SUFFIX).or_else(|| name.strip_suffix(REMOVED_SUFFIX));
     let image = staged.unwrap_or(name);
@@ -180,20 +182,20 @@ fn settle_file(path: &Path, known: &BTreeSet<&Path>) -> std::io::Result<()> {
         // The journal knows the volume: it was made, or its removal was not recorded.
         (Some(_), true) => {
             tracing::info!(image = %image.display(), "an interrupted change of an image is completed");
-            rename_without_replacing(path, &image)
+            custody.rename(path, &image, &Owner::Housekeeping)?;
         }
         (Some(_), false) => {
             tracing::info!(path = %path.display(), "a left-over of an interrupted change is deleted");
-            std::fs::remove_file(path)
+            custody.delete(path, &Owner::Housekeeping)?;
         }
         // The target of a migration that did not get as far as the journal. It is empty: nothing is lost.
         (None, false)
             if std::fs::symlink_metadata(path)?.is_file() && std::fs::metadata(path)?.len() == 0 =>
         {
             tracing::info!(path = %path.display(), "an empty image that belongs to no volume is deleted");
-            std::fs::remove_file(path)
+            custody.delete(path, &Owner::Housekeeping)?;
         }
-        (None, _) => Ok(()),
-    }?;
-    sync_folder_of(path)
+        (None, _) => {}
+    }
+    Ok(())
 }

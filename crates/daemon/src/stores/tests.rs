@@ -12,6 +12,7 @@ use migration::{Attempt, MigrationId, VolumeId};
 
 use super::{Occupant, Store, Stores, new_path, removed_path};
 use crate::config::StoreConfig;
+use crate::custody::Custody;
 use crate::error::RequestError;
 
 fn folder_store(folder: &Path) -> StoreConfig {
@@ -42,6 +43,10 @@ fn state_with(path: &Path) -> State {
     state
 }
 
+fn settle(store: &Store, state: &State) {
+    store.settle(&Custody::of_state(state.clone()), state).unwrap();
+}
+
 #[test]
 fn interrupted_changes_are_completed_or_undone_as_the_journal_says() {
     let folder = tempfile::tempdir().unwrap();
@@ -50,10 +55,10 @@ fn interrupted_changes_are_completed_or_undone_as_the_journal_says() {
     let image = image_path(store);
     for staged in [new_path(&image), removed_path(&image)] {
         std::fs::write(&staged, b"abc").unwrap();
-        store.settle(&state_with(&image)).unwrap();
+        settle(store, &state_with(&image));
         assert_eq!((staged.exists(), std::fs::read(&image).unwrap()), (false, b"abc".to_vec()));
         std::fs::rename(&image, &staged).unwrap();
-        store.settle(&State::default()).unwrap();
+        settle(store, &State::default());
         assert_eq!((staged.exists(), image.exists()), (false, false));
     }
 }
@@ -77,7 +82,7 @@ fn files_of_others_are_left_alone() {
     }
     std::fs::write(folder.path().join("empty.txt"), b"").unwrap();
     std::fs::write(folder.path().join("reserved.img"), b"").unwrap();
-    store.settle(&State::default()).unwrap();
+    settle(store, &State::default());
     for name in kept.into_iter().chain(["empty.txt"]) {
         assert!(folder.path().join(name).exists(), "{name}");
     }

@@ -29,7 +29,7 @@ use chronicle::{BlockRange, Epoch, Kept, StayId};
 use lane::{Keeper, LaneFuture, NotDurable};
 use migration::filling::{LogEntry, UnitMap};
 use migration::journal::{ImageLocation, Side, State};
-use migration::stay::opening::{self, Found, OpeningStep};
+use migration::stay::opening::{self, Distrust, Found, OpeningStep};
 use migration::stay::{ImageRecord, OpenMarks, vouches};
 use migration::{StayKey, VolumeId};
 use tokio::sync::oneshot;
@@ -156,6 +156,14 @@ impl Chronicles {
         if let Err(error) = self.files.forget_image(key) {
             tracing::warn!(volume = %key.volume, %error, "a change of the image while the daemon is stopped may go unnoticed");
         }
+    }
+
+    /// Tells whether the image that a volume has left, and that another host reads, is as it was left; sleeps.
+    ///
+    /// # Errors
+    /// [`Distrust`]: somebody has changed it.
+    pub(crate) fn check_left(&self, key: StayKey, image: &ImageLocation) -> Result<(), Distrust> {
+        opening::check_left(self.files.image_record(key).as_ref(), look(image).as_ref())
     }
 
     /// Tells whether the image that a volume leaves is what the volume was; sleeps.

@@ -6,14 +6,16 @@ use std::sync::{Arc, Weak};
 
 use chronicle::StayId;
 use lane::{Control, ControlFault, HooksFault, Keeper, LaneFuture, Report, VmFault};
+use migration::custody::{self, Owner};
 use migration::journal::{ImageLocation, MigrationState, Moved, Record};
 use migration::recovery::{self, Retirement};
 use migration::{CommitFault, MigrationId, Phase, StayKey, VolumeId};
 use tokio::sync::oneshot;
 
+use crate::custody::Custody;
 use crate::fail_point;
-use crate::images;
 use crate::images::replicas::{self, Facts};
+use crate::images::{self, half_made};
 use crate::journal::{Journal, step_of};
 use crate::migrations::history::Histories;
 use crate::migrations::registry::Migrations;
@@ -32,6 +34,8 @@ pub(crate) struct LaneControl {
     pub(crate) chronicles: Chronicles,
     /// Where records of what is kept of volumes that have left are.
     pub(crate) data_dir: PathBuf,
+    /// Which deletes and renames images.
+    pub(crate) custody: Custody,
     pub(crate) moving: Arc<VmMoves>,
     pub(crate) volume_hooks: Arc<VolumeHooks>,
     /// Which tell the hosts that volumes came from.
@@ -52,6 +56,24 @@ impl LaneControl {
         self.journal.read(|state| {
             let found = state.unfinished().find(|(_, migration)| leaves(migration));
             found.map(|(id, _)| id)
+        })
+    }
+
+    /// The images that another host reads once these records are durable, and the stays that have ended then.
+    fn reservoirs_left_by(&self, records: &[Record]) -> Vec<(StayKey, ImageLocation)> {
+        self.journal.read(|state| {
+            let released = records.iter().filter_map(|record| match record {
+                Record::Released { migration, .. } => Some(*migration),
+                _ => None,
+            });
+            let volumes = released.flat_map(|migration| state.leaves_behind(migration, records));
+            let known = volumes.filter_map(|volume| state.volumes.get(&volume));
+            known
+                .map(|known| {
+                    let stay = StayKey { volume: known.record.volume, stay: known.stay };
+                    (stay, known.record.image.clone())
+                })
+                .collect()
         })
     }
 
@@ -114,11 +136,35 @@ impl Control for LaneControl {
     fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
         records.iter().filter_map(step_of).for_each(fail_point::in_lane);
         let has_filled = records.iter().any(|record| matches!(record, Record::Filled { .. }));
+        let (journal, runtime) = (self.journal.clone(), self.runtime.clone());
+        let ending: Vec<Record> =
+            records.iter().filter(|record| custody::completes(record)).cloned().collect();
         let unasked = self.journal.read(|state| recovery::asked_by_itself(state, &records));
-        let (migrations, committed) = (Arc::clone(&self.migrations), self.journal.commit(records));
+        let left = self.reservoirs_left_by(&records);
+        let migrations = Arc::clone(&self.migrations);
+        // What asks for a commit is queued in the order in which it asks.
+        let (chronicles, queued) =
+            (self.chronicles.clone(), left.is_empty().then(|| self.journal.commit(records.clone())));
         let peers = Weak::clone(&self.peers);
         Box::pin(async move {
-            committed.await?;
+            match queued {
+                Some(committed) => committed.await?,
+                None => {
+                    // N.B. first: a restart reads for the other host only what looks as it does now.
+                    let noted = runtime.spawn_blocking(move || {
+                        left.iter().for_each(|(stay, image)| chronicles.close_image(*stay, image));
+                    });
+                    drop(noted.await);
+                    journal.commit(records).await?;
+                }
+            }
+            if !ending.is_empty() {
+                // N.B. before anybody hears of it: what a mark calls half-made may be deleted, and guests write to this image from
+                // here on.
+                let unmarked = runtime.spawn_blocking(move || half_made::unmark_completed(&journal, &ending));
+                // One that stays is tried again by `retention`.
+                drop(unmarked.await);
+            }
             if has_filled {
                 // A migration of the volume may wait for that.
                 migrations.turn();
@@ -141,10 +187,11 @@ impl Control for LaneControl {
         };
         let (location, facts) = (image.clone(), self.facts(&image, migration));
         let (data_dir, chronicles) = (self.data_dir.clone(), self.chronicles.clone());
+        let custody = self.custody.clone();
         // N.B. not before all of the VM's memory has gone: its hypervisor here has what is missing there.
         let gone = self.moving.memory_has_gone(migration);
         self.run_after(gone, &location, "retire", move || {
-            images::retire(&image, retirement, migration)?;
+            custody.retire(&image, retirement, migration)?;
             if let (Retirement::Keep, Some((facts, stay)), Some(path)) =
                 (retirement, facts, image.place.file())
             {
@@ -160,11 +207,18 @@ impl Control for LaneControl {
     }
 
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
-        if self.journal.read(|state| state.is_reservoir(image.place.name())) {
+        let is_it = |state: &MigrationState| state.volumes.iter().any(|moving| moving.target == image);
+        let (filled_by, is_read) = self.journal.read(|state| {
+            let found = state.migrations.iter().rev().find(|(_, migration)| is_it(migration));
+            (found.map(|(id, _)| *id), state.is_reservoir(image.place.name()))
+        });
+        let (Some(migration), false) = (filled_by, is_read) else {
+            // Another host reads it, or it is no migration's.
             return Box::pin(std::future::ready(Ok(())));
-        }
-        let location = image.clone();
-        self.run(&location, "delete", move || images::discard(&image))
+        };
+        let (location, custody) = (image.clone(), self.custody.clone());
+        let owner = Owner::Migration(migration);
+        self.run(&location, "delete", move || Ok(custody.discard(&image, &owner)?))
     }
 
     fn keeper(&self) -> Option<Rc<dyn Keeper>> {

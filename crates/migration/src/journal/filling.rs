@@ -174,6 +174,21 @@ impl State {
             .any(|(_, known)| is_it(known) && known.names.iter().any(|name| names.contains(name)))
     }
 
+    /// The volumes of a migration that are left behind here with what its target lacks, once these records are durable, which release
+    /// them.
+    pub fn leaves_behind(&self, migration: MigrationId, records: &[Record]) -> Vec<VolumeId> {
+        let Some(leaving) = self.migrations.get(&migration) else { return Vec::new() };
+        let is_it =
+            |record: &Record| matches!(record, Record::Hollow { migration: of, .. } if *of == migration);
+        let is_hollow = leaving.hollow.is_some() || records.iter().any(is_it);
+        match leaving.side {
+            Side::Outgoing { .. } if is_hollow => {
+                leaving.volumes.iter().map(|moving| moving.volume).collect()
+            }
+            _ => Vec::new(),
+        }
+    }
+
     /// Tells whether another host reads in the image at `place` what it lacks of a volume: it is not deleted, whatever comes to nothing.
     pub fn is_reservoir(&self, place: &str) -> bool {
         let of_it = |id: &MigrationId, left: &MigrationState| {

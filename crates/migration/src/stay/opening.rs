@@ -119,6 +119,27 @@ pub fn also_in_use(record: Option<ImageRecord>, look: Option<Look>) -> ImageReco
     }
 }
 
+/// Checks that the image that a volume has left, and that another host reads, is what it was when it was left.
+///
+/// It is *in use* while its volume comes back into it: then this host writes there, and a kill leaves it as it is. Of a device nothing
+/// can be said after another boot.
+///
+/// # Errors
+/// [`Distrust`]: nothing may be read from it.
+pub fn check_left(record: Option<&ImageRecord>, look: Option<&Look>) -> Result<(), Distrust> {
+    if broken(Bug::TouchedReservoirRead) {
+        return Ok(());
+    }
+    let (Some(ImageRecord::Closed(known)), Some(look)) = (record, look) else { return Ok(()) };
+    let is_device = known.which.starts_with(b"device ");
+    match known.which == look.which {
+        false if is_device => Ok(()),
+        false => Err(Distrust::Another),
+        true if known.state == look.state => Ok(()),
+        true => Err(Distrust::Touched),
+    }
+}
+
 /// The first epoch after a start that goes on with this.
 fn first_epoch(believed: Option<&Kept>) -> Epoch {
     let found =
@@ -230,6 +251,22 @@ mod tests {
             check(&[], Some(record.clone()), Some(look(which, 5, 9)), Ok(()));
         }
         check(&[], Some(record), Some(look(3, 5, 9)), Err(Distrust::Another));
+    }
+
+    #[test]
+    fn what_another_host_reads_is_read_only_while_it_looks_as_it_was_left() {
+        let closed = Some(ImageRecord::Closed(look(1, 1, 7)));
+        let check = |now: Look| check_left(closed.as_ref(), Some(&now));
+        assert_eq!(check(look(1, 1, 7)), Ok(()));
+        assert_eq!(check(look(1, 2, 7)), Err(Distrust::Touched));
+        assert_eq!(check(look(2, 1, 7)), Err(Distrust::Another));
+        // Its volume comes back into it.
+        let in_use = also_in_use(closed.clone(), Some(look(1, 1, 7)));
+        assert_eq!(check_left(Some(&in_use), Some(&look(1, 2, 8))), Ok(()));
+        // Numbers of devices are others after another boot.
+        let of_device = |which: &[u8]| Look { which: which.to_vec(), state: vec![1], changed_at: 0 };
+        let device = ImageRecord::Closed(of_device(b"device 8:1 one"));
+        assert_eq!(check_left(Some(&device), Some(&of_device(b"device 8:1 two"))), Ok(()));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //!
 //! A volume that comes home to clients whom it left here comes to the lane that has forwarded them.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -16,9 +17,10 @@ use migration::wire::{
     Acceptance, AcceptedVolume, Beside, FormerContent, Held, LeftBehind, Offer, OfferedVolume, Refusal,
     RefusalCode, Sharing,
 };
-use migration::{CommitFault, HostId, MigrationId, VolumeId};
+use migration::{CommitFault, HostId, MigrationId, StayKey, VolumeId};
 use transport::Session;
 
+use crate::custody::Custody;
 use crate::error::{RequestError, with_causes};
 use crate::files::descriptors;
 use crate::host::migrations::leave::refusal;
@@ -133,7 +135,7 @@ impl Host {
             match self.make_room(offer, offered).await {
                 Ok(volume) => expected.push(volume),
                 Err(error) => {
-                    forget_room(&expected);
+                    forget_room(&self.custody, &expected);
                     return Err(error);
                 }
             }
@@ -219,7 +221,7 @@ impl Host {
             let former = self.journal.read(|state| {
                 let moved = state.moved.get(&offered.volume)?;
                 let image = moved.volume.record.image.place.file()?;
-                Some(images::fenced_path(std::path::Path::new(image), moved.migration))
+                Some(images::fenced_path(Path::new(image), moved.migration))
             });
             let file = file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?;
             if let Some(former) = former {
@@ -351,6 +353,7 @@ impl Host {
         let (mut answer, mut arriving) = (Vec::new(), Vec::new());
         for Expected { record, left_behind, reserved, claim, home, left, .. } in expected {
             if left.is_some() {
+                self.note_taken_back(record.volume).await?;
                 answer.push(accepted(record.volume, TargetContent::Unknown, left, None));
                 arriving.push(Arriving { record, left_behind, store: None, claim, home });
                 continue;
@@ -361,6 +364,18 @@ impl Host {
             arriving.push(Arriving { record, left_behind, store: Some(store), claim, home });
         }
         Ok((answer, arriving))
+    }
+
+    /// Notes durably that the image that a volume has left is written to again, before anything is.
+    async fn note_taken_back(&self, volume: VolumeId) -> Result<(), RequestError> {
+        let Some(moved) = self.journal.read(|state| state.moved.get(&volume).cloned()) else { return Ok(()) };
+        let key = StayKey { volume, stay: moved.volume.stay };
+        let chronicles = self.chronicles.clone();
+        blocking(move || {
+            chronicles.note_image(key, &moved.volume.record.image);
+            Ok(())
+        })
+        .await
     }
 
     /// Makes a volume's image, or takes the one that an earlier stay has left; says what it holds, and of which generation.
@@ -398,12 +413,16 @@ impl Host {
         if reserved.allocation == opening::Allocation::Thick || !is_replica(&record.image) {
             return Ok(None);
         }
-        let (data_dir, record) = (self.config.data_dir.clone(), record.clone());
+        let Some((path, file)) = &reserved.file else { return Ok(None) };
+        let file = file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?;
+        let (path, record) = (path.clone(), record.clone());
+        let Some(migration) = self.migration_into(&record.image) else { return Ok(None) };
+        let (data_dir, custody) = (self.config.data_dir.clone(), self.custody.clone());
         blocking(move || {
-            let path = std::path::Path::new(record.image.place.name());
             let (volume, size) = (record.volume.to_string(), record.size_bytes);
-            let failed = |error: std::io::Error| RequestError::storage("take the replica for", path, &error);
-            let Some(facts) = replicas::take(&data_dir, &volume, size, path).map_err(failed)? else {
+            let failed = |error: std::io::Error| RequestError::storage("take the replica for", &path, &error);
+            let take = |kept: &Path| custody.take_back(kept, &path, &file, migration);
+            let Some(facts) = replicas::take(&data_dir, &volume, size, &path, take).map_err(failed)? else {
                 return Ok(None);
             };
             let opened = opening::open(&record, None, opening::at_once)?;
@@ -411,12 +430,20 @@ impl Host {
         })
         .await
     }
+
+    /// The migration that fills an image.
+    fn migration_into(&self, image: &ImageLocation) -> Option<MigrationId> {
+        self.journal.read(|state| {
+            let fills = |known: &MigrationState| known.volumes.iter().any(|moving| moving.target == *image);
+            state.unfinished().find(|(_, known)| fills(known)).map(|(id, _)| id)
+        })
+    }
 }
 
 /// Takes back what was taken for volumes that will not come: files that are empty, and in no journal.
-pub(in crate::host) fn forget_room(expected: &[Expected]) {
-    for (path, _) in expected.iter().filter_map(|volume| volume.reserved.file.as_ref()) {
-        images::unreserve(path);
+pub(in crate::host) fn forget_room(custody: &Custody, expected: &[Expected]) {
+    for (path, made) in expected.iter().filter_map(|volume| volume.reserved.file.as_ref()) {
+        custody.unreserve(path, made);
     }
 }
 

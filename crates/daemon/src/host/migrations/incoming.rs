@@ -10,6 +10,7 @@
 use std::sync::Arc;
 
 use chronicle::StayId;
+use migration::custody::Owner;
 use migration::journal::{FailureCode, ImageLocation, MigrationState, Outcome, Side};
 use migration::session::{Action, Answer, Event, MigrationSession, Role, Step, Undo};
 use migration::shares::{Amount, brought};
@@ -19,6 +20,7 @@ use migration::{HostId, MigrationId};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::sync::oneshot;
 
+use crate::custody::Custody;
 use crate::error::RequestError;
 use crate::host::Host;
 use crate::host::migrations::arrive::{Arriving, Expected, forget_room};
@@ -26,7 +28,6 @@ use crate::host::migrations::await_arrival::{Arrival, Awaited};
 use crate::host::migrations::session::{PATIENCE, Task, Work, run};
 use crate::host::migrations::strategies::FILLINGS_SINCE;
 use crate::host::migrations::taking_back::SetAside;
-use crate::images;
 use crate::migrations::shares::Part;
 use crate::peers::host_id;
 use crate::vms::Standing;
@@ -269,19 +270,19 @@ impl IncomingMigration {
         self.arriving.clear();
         match undo {
             Undo::Room => {
-                forget_room(&self.expected);
+                forget_room(&self.task.host.custody, &self.expected);
                 String::new()
             }
             Undo::Images => {
-                let recorded = self.task.migration.and_then(|migration| {
-                    self.task.host.journal.read(|state| state.migrations.get(&migration).cloned())
-                });
+                let Some(migration) = self.task.migration else { return String::new() };
+                let recorded = self.task.host.journal.read(|state| state.migrations.get(&migration).cloned());
                 let journal = &self.task.host.journal;
                 let targets =
                     recorded.into_iter().flat_map(|known| known.volumes).map(|moving| moving.target);
                 let is_read =
                     |target: &ImageLocation| journal.read(|state| state.is_reservoir(target.place.name()));
-                discard(targets.filter(|target| !is_read(target)).collect()).await
+                let targets = targets.filter(|target| !is_read(target)).collect();
+                discard(&self.task.host.custody, migration, targets).await
             }
             Undo::Offer => String::new(),
         }
@@ -332,9 +333,10 @@ fn amount_of(recorded: &MigrationState) -> Amount {
 }
 
 /// Deletes images of which nothing was promised; returns what could not be, for people.
-async fn discard(targets: Vec<ImageLocation>) -> String {
+async fn discard(custody: &Custody, migration: MigrationId, targets: Vec<ImageLocation>) -> String {
+    let (custody, owner) = (custody.clone(), Owner::Migration(migration));
     let discarded = tokio::task::spawn_blocking(move || {
-        let faults = targets.iter().filter_map(|target| images::discard(target).err());
+        let faults = targets.iter().filter_map(|target| custody.discard(target, &owner).err());
         faults.map(|fault| fault.to_string()).collect::<Vec<_>>().join("; ")
     });
     discarded.await.unwrap_or_default()

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use api::{MigrateVolume, Migration};
 use lane::{LaneHandle, MigrationOrder, MigrationTarget, Refused};
+use migration::custody::Owner;
 use migration::journal::{FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Side, VolumeRecord};
 use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
 use migration::source::Moves;
@@ -229,16 +230,16 @@ impl LocalMigration {
             None => (None, self.resumed.clone()),
         };
         match (undo, file, target) {
-            (Undo::Room, Some((path, _)), _) => {
+            (Undo::Room, Some((path, made)), _) => {
                 // It is empty, and in no journal.
-                images::unreserve(&path);
+                self.task.host.custody.unreserve(&path, &made);
                 String::new()
             }
             (Undo::Images, _, Some(target)) => {
-                if let Some(migration) = self.task.migration {
-                    self.task.host.histories.forget(migration);
-                }
-                let discarded = tokio::task::spawn_blocking(move || images::discard(&target)).await;
+                let Some(migration) = self.task.migration else { return String::new() };
+                self.task.host.histories.forget(migration);
+                let (custody, owner) = (self.task.host.custody.clone(), Owner::Migration(migration));
+                let discarded = tokio::task::spawn_blocking(move || custody.discard(&target, &owner)).await;
                 discarded.ok().and_then(Result::err).map(|fault| fault.to_string()).unwrap_or_default()
             }
             _ => String::new(),

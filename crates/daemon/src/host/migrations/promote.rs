@@ -22,8 +22,9 @@ use migration::promotion::{self, Promotable, Waits};
 use migration::ticket::Ticket;
 
 use crate::error::{LackingError, RequestError};
-use crate::host::Host;
 use crate::host::volumes::create::random_bytes;
+use crate::host::{Host, blocking};
+use crate::images::half_made;
 use crate::vms::Standing;
 use crate::volumes::registry::{Claim, Service};
 
@@ -199,8 +200,11 @@ impl Host {
             Ok(_) => return Err(RequestError::NotPrepared(first_name(volumes))),
             Err(error) => return Err(error),
         }
-        self.journal.commit(waiting.records(promotion)).await?;
-        Ok(())
+        let records = waiting.records(promotion);
+        self.journal.commit(records.clone()).await?;
+        let journal = self.journal.clone();
+        // N.B. before guests write there.
+        blocking(move || Ok(half_made::unmark_completed(&journal, &records))).await
     }
 
     /// Ends what waits for a volume that comes, if anything does, and takes its name.

@@ -9,6 +9,7 @@ use api::{NewVolume, VolumeSource};
 use block::store::{Access, ImageError};
 use chronicle::{BlockSize, Generation};
 use lane::TargetContent;
+use migration::custody::{Owner, Step as CustodyStep, Word};
 use migration::journal::{
     ExportAccess, ExportSettings, ImageFormat, ImageLocation, Place, Record, VolumeRecord,
 };
@@ -17,7 +18,6 @@ use migration::{CommitFault, VolumeId};
 use crate::error::{RequestError, with_causes};
 use crate::fail_point::{self, Step};
 use crate::files::descriptors;
-use crate::files::folder_entries::rename_without_replacing;
 use crate::host::volumes::export::export_settings;
 use crate::host::volumes::given::{self, GivenImage};
 use crate::host::volumes::import::ImportedImage;
@@ -85,20 +85,18 @@ impl Host {
         let new = file.as_deref().map(new_path);
         if let Err(fault) = self.journal.commit(vec![Record::VolumeAdded(record.clone())]).await {
             if let (CommitFault::NotWritten, Some(new)) = (fault, &new) {
-                let _ = std::fs::remove_file(new);
+                self.forget_staged(new);
             }
             return Err(fault.into());
         }
         // N.B. From here on a restart finds the volume, and puts the image in its place by itself.
         if let (Some(file), Some(new)) = (file, new) {
-            let staged = new.clone();
-            let placed = blocking(move || {
-                rename_without_replacing(&staged, &file)
-                    .map_err(|error| RequestError::storage("make", &file, &error))
-            });
+            let (staged, custody) = (new.clone(), self.custody.clone());
+            let owner = Owner::Volume(record.volume);
+            let placed = blocking(move || Ok(custody.rename(&staged, &file, &owner)?));
             if let Err(error) = placed.await {
                 self.journal.commit(vec![Record::VolumeRemoved { volume: record.volume }]).await?;
-                let _ = std::fs::remove_file(&new);
+                self.forget_staged(&new);
                 return Err(error);
             }
         }
@@ -133,13 +131,19 @@ impl Host {
         }
         let new = new_path(path);
         // The name is claimed and the store is ours: what is there is the left-over of an attempt that failed.
-        let _ = std::fs::remove_file(&new);
+        self.custody.delete(&new, &Owner::Housekeeping)?;
         fail_point::before(Step::CreateImage);
-        stage_file(&new, image.format, size_bytes, given, creation).inspect_err(|_| {
-            let _ = std::fs::remove_file(&new);
-        })?;
+        stage_file(&new, image.format, size_bytes, given, creation)
+            .inspect_err(|_| self.forget_staged(&new))?;
         fail_point::after(Step::CreateImage);
         Ok(staged(image))
+    }
+
+    /// Deletes a file under its unfinished name. What cannot be deleted, the next start does.
+    fn forget_staged(&self, new: &Path) {
+        if let Err(error) = self.custody.delete(new, &Owner::Maker) {
+            tracing::warn!(%error, "an unfinished image is left over");
+        }
     }
 
     async fn adopt_image(
@@ -161,13 +165,14 @@ impl Host {
         })
         .await?;
         self.check_free(&image.place, fences)?;
-        let opened = image.clone();
+        let (custody, opened) = (self.custody.clone(), image.clone());
         let size_bytes = blocking(move || {
             let path = opened.place.file().map(Path::new);
             if let Some(path) = path.filter(|path| fences == Fences::Hold && half_made::is_marked(path)) {
                 let detail = "it is a half-made target: parts of the disk are missing; to serve it all the same: --fenced";
                 return Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail: detail.to_owned() });
             }
+            custody.check(service_step(access), &Owner::Administrator(word(fences)), &opened)?;
             // The lock is tried here, so that an image that is in use is refused, and taken again by the lane.
             let store = opening::open_whole(&opened, access, at_once)?;
             check_size(&opened, store.size())?;
@@ -256,6 +261,22 @@ struct AdoptedImage {
 enum Fences {
     Hold,
     Pass,
+}
+
+/// What the administrator has said.
+fn word(fences: Fences) -> Word {
+    match fences {
+        Fences::Hold => Word::Plain,
+        Fences::Pass => Word::Insists,
+    }
+}
+
+/// What is done to an image that is served so.
+fn service_step(access: Access) -> CustodyStep {
+    match access {
+        Access::ReadWrite => CustodyStep::ServeReadWrite,
+        Access::ReadOnly => CustodyStep::ServeReadOnly,
+    }
 }
 
 /// An image that was made; a file is not yet in its place.
@@ -353,12 +374,17 @@ pub(super) fn check_size(image: &ImageLocation, size_bytes: u64) -> Result<(), R
     if size_bytes != 0 && size_bytes.is_multiple_of(SECTOR_BYTES) {
         return Ok(());
     }
-    let detail = match (image.place.file(), size_bytes) {
-        (_, 0) => "it is empty".to_owned(),
-        (Some(_), size_bytes) => format!(
+    let detail = match (image.place.file(), image.format, size_bytes) {
+        (_, _, 0) => "it is empty".to_owned(),
+        (Some(_), ImageFormat::Raw, size_bytes) => format!(
             "its size of {size_bytes} bytes is no multiple of {SECTOR_BYTES}; grow it with: truncate -s %{SECTOR_BYTES} FILE"
         ),
-        (None, size_bytes) => {
+        (Some(_), ImageFormat::Qcow2, size_bytes) => format!(
+            "the size of its disk, {size_bytes} bytes, is no multiple of {SECTOR_BYTES}; grow the disk, and not the file: qemu-img \
+             resize FILE {}",
+            size_bytes.next_multiple_of(SECTOR_BYTES)
+        ),
+        (None, _, size_bytes) => {
             format!("its size of {size_bytes} bytes is no multiple of {SECTOR_BYTES}")
         }
     };

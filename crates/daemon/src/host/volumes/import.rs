@@ -6,19 +6,18 @@
 //! A crash before the journal knows it leaves the file under its new name, and it can be imported again. What was in it was
 //! somebody's: removing the volume leaves it.
 
-use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 use api::{FileRole, StoreFile};
 use block::store::{Access, Opened};
 use migration::CommitFault;
+use migration::custody::{Owner, Step, Word};
 use migration::journal::{ExportAccess, ExportSettings, ImageFormat, ImageLocation, Origin, Place, Record};
 
 use super::create::{check_size, record};
 use super::given;
 use crate::error::{RequestError, StoreFileError, StoreFileObstacle};
-use crate::files::folder_entries::rename_without_replacing;
 use crate::host::{Host, blocking};
 use crate::images::opening::{self, at_once};
 use crate::stores::{StoreKind, path_text};
@@ -60,9 +59,10 @@ impl Host {
         let record = record(name, size_bytes, image, export);
         let origin = Record::OriginKnown { volume: record.volume, origin: Origin::Given };
         let committed = self.journal.commit(vec![Record::VolumeAdded(record.clone()), origin]).await;
+        let host = Arc::clone(self);
         blocking(move || {
             if let (Err(CommitFault::NotWritten), Some(after)) = (&committed, after.file().map(Path::new)) {
-                undo(after, &before);
+                host.undo_rename(after, &before);
             }
             // N.B. not before the journal knows it: nobody else may take it for theirs.
             drop(opened);
@@ -87,6 +87,12 @@ impl Host {
             ExportAccess::ReadOnly => Access::ReadOnly,
         };
         let found = ImageLocation { store: store.clone(), place, format };
+        let by_name = Owner::Administrator(Word::Plain);
+        let step = match access {
+            Access::ReadWrite => Step::ServeReadWrite,
+            Access::ReadOnly => Step::ServeReadOnly,
+        };
+        self.custody.check(step, &by_name, &found)?;
         let opened = opening::open_whole(&found, access, at_once)?;
         check_size(&found, opened.size())?;
         // What was so before it was locked need not be so any more.
@@ -97,12 +103,21 @@ impl Host {
         let after = folder.image_path(volume, format);
         let image = ImageLocation { place: Place::File(path_text(&after)?), ..found };
         if after != before {
-            rename_without_replacing(&before, &after).map_err(|error| match error.kind() {
-                io::ErrorKind::AlreadyExists => RequestError::TargetExists { path: after.clone() },
-                _ => RequestError::storage("rename", &before, &error),
+            self.custody.rename(&before, &after, &by_name).map_err(|error| match error.is_taken() {
+                true => RequestError::TargetExists { path: after.clone() },
+                false => error.into(),
             })?;
         }
         Ok(Renamed { image, size_bytes: opened.size(), opened, before })
+    }
+
+    /// Gives a file its former name back.
+    fn undo_rename(&self, after: &Path, before: &Path) {
+        if after != before
+            && let Err(error) = self.custody.rename(after, before, &Owner::Housekeeping)
+        {
+            tracing::warn!(path = %after.display(), %error, "an image that did not become a volume keeps its new name");
+        }
     }
 }
 
@@ -124,14 +139,5 @@ fn importable(found: &StoreFile) -> Result<(), StoreFileObstacle> {
         FileRole::Replica | FileRole::StaleReplica => {
             Err(StoreFileObstacle::Replica { volume: volume(), migration: migration() })
         }
-    }
-}
-
-/// Gives a file its former name back.
-fn undo(after: &Path, before: &Path) {
-    if after != before
-        && let Err(error) = rename_without_replacing(after, before)
-    {
-        tracing::warn!(path = %after.display(), %error, "an image that did not become a volume keeps its new name");
     }
 }

@@ -6,19 +6,18 @@
 //! A crash in between leaves a file that is listed as before, and that no way home begins with: dropping it again ends
 //! what was begun.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use api::{DropReplica, Replica};
-use block::store::Access;
-use migration::journal::{ImageLocation, Place, Record, State};
+use migration::custody::{Advice, Owner, Step, Word};
+use migration::journal::{ImageLocation, Record, State};
 
+use crate::custody::Custody;
 use crate::error::RequestError;
 use crate::host::describe::answer;
 use crate::host::{Host, blocking};
-use crate::images;
 use crate::images::inventory::{self, Kept};
-use crate::images::opening::{self, at_once};
 use crate::images::replicas;
 use crate::migrations::view::image_location;
 use crate::volumes::registry::Claim;
@@ -57,16 +56,21 @@ impl Host {
             return Ok(shown);
         };
         if kept.image.is_adopted() {
+            let owner = Owner::Administrator(Word::Plain);
+            let advised = self.custody.check(Step::Advise(Advice::Delete), &owner, &kept.image);
+            let advice = match advised {
+                Ok(()) => format!("if nobody needs it: rm {}", path.display()),
+                Err(refused) => format!("and it is needed: {refused}"),
+            };
             let text = format!(
-                "{} was somebody's before it was served in place, so it is not deleted; if nobody needs it: rm {}",
-                path.display(),
+                "{} was somebody's before it was served in place, so it is not deleted; {advice}",
                 path.display()
             );
             return Err(RequestError::Invalid(text));
         }
-        self.check_unused(&path)?;
         let (data_dir, image) = (self.config.data_dir.clone(), kept.image.clone());
-        blocking(move || delete(&data_dir, &path, &image)).await?;
+        let (custody, owner) = (self.custody.clone(), Owner::Administrator(Word::Plain));
+        blocking(move || delete(&custody, &data_dir, &path, &image, &owner)).await?;
         tracing::info!(%volume, migration = %kept.migration, image = %kept.image.place, "a kept image is deleted");
         Ok(shown)
     }
@@ -77,9 +81,9 @@ impl Host {
     /// [`RequestError::ReplicaInUse`], [`RequestError::PlaceTaken`], [`RequestError::Storage`]: it stays.
     pub(in crate::host) async fn drop_spare(&self, spare: &Kept) -> Result<(), RequestError> {
         let Some(path) = inventory::file_of(spare) else { return Ok(()) };
-        self.check_unused(&path)?;
         let (data_dir, image) = (self.config.data_dir.clone(), spare.image.clone());
-        blocking(move || delete(&data_dir, &path, &image)).await
+        let custody = self.custody.clone();
+        blocking(move || delete(&custody, &data_dir, &path, &image, &Owner::Housekeeping)).await
     }
 
     pub(in crate::host) async fn find_kept(self: &Arc<Self>) -> Vec<Kept> {
@@ -117,22 +121,6 @@ impl Host {
             Err(_) => self.volumes.claim(volume).map(|(claim, _)| claim).map_err(|_| in_use()),
         }
     }
-
-    /// Checks that no volume is served from the file.
-    fn check_unused(&self, path: &Path) -> Result<(), RequestError> {
-        let is_it = |image: &ImageLocation| image.place.file().map(Path::new) == Some(path);
-        let user = self.journal.read(|state| {
-            let user = state.claimed_records().find(|record| is_it(&record.image));
-            user.map(|record| record.name.clone())
-        });
-        match user {
-            None => Ok(()),
-            Some(volume) => {
-                let place = Place::File(path.display().to_string());
-                Err(RequestError::PlaceTaken { place, volume })
-            }
-        }
-    }
 }
 
 /// The image of a volume that is meant.
@@ -153,24 +141,18 @@ fn choose<'a>(found: &'a [Kept], volume: &str, migration: Option<&str>) -> Resul
     }
 }
 
-/// Deletes a file that nobody holds; sleeps.
-fn delete(data_dir: &Path, path: &Path, image: &ImageLocation) -> Result<(), RequestError> {
-    // Whatever is in it, its lock is that of a file.
-    let whole = ImageLocation::raw_file(image.store.clone(), path.display().to_string());
-    // N.B. Held until the file is gone.
-    let held = opening::open_whole(&whole, Access::ReadWrite, at_once);
-    if let Err(error) = &held
-        && error.code() == api::ErrorCode::ImageInUse
-    {
-        return Err(RequestError::ReplicaInUse { volume: path.display().to_string(), user: error.message() });
-    }
-    // N.B. First: what is begun with in a way home must be whole.
+/// Deletes a kept image that nobody uses; sleeps.
+fn delete(
+    custody: &Custody,
+    data_dir: &Path,
+    path: &Path,
+    image: &ImageLocation,
+    owner: &Owner,
+) -> Result<(), RequestError> {
+    custody.check(Step::Discard, owner, image)?;
+    // N.B. first: what is begun with in a way home must be whole.
     replicas::forget(data_dir, path).map_err(|error| RequestError::storage("forget", path, &error))?;
-    images::discard(image).map_err(|fault| RequestError::Storage {
-        operation: fault.operation,
-        path: PathBuf::from(fault.path),
-        detail: fault.detail,
-    })
+    Ok(custody.discard(image, owner)?)
 }
 
 fn describe(data_dir: &Path, kept: &Kept) -> Replica {

@@ -1,16 +1,15 @@
 //! Removing volumes: what Sterna made goes, what was somebody's stays, also in a store that it has moved to.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{RemoveVolume, RemovedVolume};
 use migration::VolumeId;
+use migration::custody::Owner;
 use migration::journal::{ImageFate, ImageWish, Record, VolumeRecord};
 
 use crate::error::RequestError;
-use crate::files::folder_entries::{rename_without_replacing, sync_folder_of};
 use crate::host::{Host, blocking};
 use crate::images::half_made;
 use crate::stores::removed_path;
@@ -151,19 +150,20 @@ impl Host {
         let Some(path) = doomed(record, fate) else {
             return Ok(self.journal.commit(vec![removed]).await?);
         };
-        let aside = path.clone();
-        blocking(move || put_aside(&aside)).await?;
+        let (custody, image, volume) = (self.custody.clone(), path.clone(), record.volume);
+        let owner = Owner::Volume(volume);
+        blocking(move || {
+            custody.check_removal(volume, &image)?;
+            Ok(custody.rename(&image, &removed_path(&image), &Owner::Volume(volume)).map(drop)?)
+        })
+        .await?;
         // N.B. Until this is durable a restart puts the image back; from then on it deletes it.
         if let Err(fault) = self.journal.commit(vec![removed]).await {
-            let back = rename_without_replacing(&removed_path(&path), &path);
-            back.map_err(|error| RequestError::storage("put back", &path, &error))?;
+            self.custody.rename(&removed_path(&path), &path, &owner)?;
             return Err(fault.into());
         }
-        let deleted = blocking(move || {
-            let aside = removed_path(&path);
-            let deleted = std::fs::remove_file(&aside).and_then(|()| sync_folder_of(&aside));
-            ignore_missing(deleted).map_err(|error| RequestError::storage("delete", &aside, &error))
-        });
+        let custody = self.custody.clone();
+        let deleted = blocking(move || Ok(custody.delete(&removed_path(&path), &owner)?));
         if let Err(error) = deleted.await {
             tracing::warn!(reason = %error.message(), "the image of a removed volume stays until the next start");
         }
@@ -193,17 +193,4 @@ fn wish(record: &VolumeRecord, how: RemoveVolume) -> Result<ImageWish, RequestEr
 /// The file that goes with the volume, if one does.
 fn doomed(record: &VolumeRecord, fate: ImageFate) -> Option<PathBuf> {
     record.image.place.file().filter(|_| fate == ImageFate::Delete).map(PathBuf::from)
-}
-
-fn put_aside(path: &Path) -> Result<(), RequestError> {
-    ignore_missing(rename_without_replacing(path, &removed_path(path)))
-        .map_err(|error| RequestError::storage("rename", path, &error))
-}
-
-/// An image that is gone already is no obstacle.
-fn ignore_missing(result: io::Result<()>) -> io::Result<()> {
-    match result {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        result => result,
-    }
 }

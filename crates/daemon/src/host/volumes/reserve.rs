@@ -9,7 +9,6 @@ use migration::journal::{ImageFormat, ImageLocation, Place};
 
 use crate::error::RequestError;
 use crate::host::{Host, blocking};
-use crate::images;
 use crate::images::opening::Allocation;
 use crate::stores::StoreClaim;
 
@@ -80,16 +79,15 @@ impl Host {
                 // The size is seen when it is opened, before anything is copied.
                 return Ok(Reserved { location, allocation, chain, file: None, _claim: Some(claim) });
             };
-            match images::reserve(&path) {
-                Ok(Some(file)) => Ok(Reserved {
+            match host.custody.reserve(&path)? {
+                Some(file) => Ok(Reserved {
                     location,
                     allocation,
                     chain,
                     file: Some((path, file)),
                     _claim: Some(claim),
                 }),
-                Ok(None) => Err(RequestError::TargetExists { path }),
-                Err(error) => Err(RequestError::storage("make", &path, &error)),
+                None => Err(RequestError::TargetExists { path }),
             }
         })
         .await

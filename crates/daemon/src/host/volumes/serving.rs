@@ -136,7 +136,7 @@ impl Host {
         let reason = "its thread has ended by a defect, and is started again".to_owned();
         self.volumes.set(name, attempt, Service::Failed(reason));
         let Ok(record) = self.record_named(name) else { return };
-        let ended = match recovery::run_of(&self.journal, record.volume).await {
+        let ended = match recovery::run_of(&self.journal, &self.custody, record.volume).await {
             Ok(ended) => ended,
             Err(error) => {
                 // It is served from where the journal says it is, whether or not the migration has ended there.
@@ -272,6 +272,7 @@ impl Host {
             histories: Arc::clone(&self.histories),
             chronicles: self.chronicles.clone(),
             data_dir: self.config.data_dir.clone(),
+            custody: self.custody.clone(),
             moving: Arc::clone(&self.moving),
             volume_hooks: Arc::clone(&self.volume_hooks),
             peers: Arc::downgrade(&self.peers),

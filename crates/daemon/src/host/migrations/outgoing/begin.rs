@@ -8,20 +8,20 @@ use lane::{
     LaneHandle, OutgoingChannels, OutgoingGroup, OutgoingOrder, OutgoingRole, Rest, SharedImage,
     TargetContent,
 };
-use migration::journal::{MigrationState, Side, Stage};
+use migration::journal::{MigrationState, Moved, Side, Stage};
 use migration::source::Moves;
 use migration::wire::{AcceptedVolume, FormerContent, Held};
-use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
+use migration::{HostId, MigrationId, StayKey, VolumeId, VolumeIndex};
 use transport::Session;
 
 use super::OutgoingMigration;
 use crate::error::RequestError;
 use crate::hooks::HookSide;
-use crate::host::Host;
 use crate::host::migrations::leave::{Departing, round_trip, switch_over_max};
 use crate::host::migrations::shared::Found;
 use crate::host::migrations::strategies::{choice, choice_again, held_max};
 use crate::host::vms::move_vm::resumed_wishes;
+use crate::host::{Host, blocking};
 use crate::migrations::metadata::Metadata;
 use crate::peers::channel::{Kind, Subject};
 use crate::peers::host_id;
@@ -240,6 +240,7 @@ impl Host {
         let missing = || RequestError::VolumeNotFound(volume.to_string());
         let moved = moved.ok_or_else(missing)?;
         let record = moved.volume.record.clone();
+        self.check_left(&moved).await?;
         let store = match self.open_for_resuming(&record).await {
             Ok(opened) => self.with_what_is_missing(&record, opened).await?,
             // It has been dealt with, so the other host has the volume for good: only the end was not recorded.
@@ -253,6 +254,31 @@ impl Host {
             self.keep_serving(record.name, attempt, Some(lane.clone()));
         }
         Ok(lane)
+    }
+
+    /// Checks that the image in which the other host reads what it lacks is as it was left.
+    ///
+    /// # Errors
+    /// [`RequestError::ImageUnsuitable`]: somebody has changed it.
+    async fn check_left(&self, moved: &Moved) -> Result<(), RequestError> {
+        let record = &moved.volume.record;
+        let is_read = self.journal.read(|state| {
+            state.is_reservoir(record.image.place.name()) && state.taken_back_by(moved.migration).is_none()
+        });
+        if !is_read {
+            return Ok(());
+        }
+        let key = StayKey { volume: record.volume, stay: moved.volume.stay };
+        let (chronicles, image) = (self.chronicles.clone(), record.image.clone());
+        let checked = blocking(move || Ok(chronicles.check_left(key, &image))).await?;
+        checked.map_err(|distrust| {
+            let detail = format!(
+                "host \"{}\" lacks parts of volume \"{}\" that are in it, and nothing is read from it: {distrust}; if they cannot be \
+                 brought back, give up what is missing, at that host: sterna volume promote {} --force",
+                moved.host_name, record.name, record.name
+            );
+            RequestError::ImageUnsuitable { path: record.image.place.name().into(), detail }
+        })
     }
 
     /// Gives lanes their orders, and the channels to the other host. That of the first volume drives the migration, the

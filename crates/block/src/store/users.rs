@@ -1,0 +1,158 @@
+//! Who has a file open or locked, asked by descriptor: for whoever is about to delete it or to write over it. It sleeps.
+//!
+//! ```text
+//!   locks         flock, and the bytes that QEMU locks      try_lock
+//!   descriptors   /proc/PID/fd of every other process       users_of
+//!   loop devices  the kernel holds a file without one       users_of
+//! ```
+//! Another user's process cannot be looked at by a daemon that is not root. It cannot open an image of that daemon either, unless
+//! its owner has let it.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use super::image::Access;
+use super::lock::{self, Holder, Locked};
+
+/// Where the kernel lists its block devices.
+const BLOCK_DEVICES: &str = "/sys/block";
+
+/// Locks an open image as a served one is locked, without waiting; `Some`: who holds it. The lock ends with the description.
+///
+/// # Errors
+/// The file system knows no locks.
+pub fn try_hold(file: &OwnedFd, access: Access) -> io::Result<Option<Holder>> {
+    match lock::try_lock(file, access)? {
+        Locked::Yes => Ok(None),
+        held => Ok(Some(lock::find_holder_of(&rustix::fs::fstat(file)?, held))),
+    }
+}
+
+/// Tells whether this process has the file open by another descriptor.
+///
+/// # Errors
+/// The system does not tell.
+pub fn is_ours(file: &OwnedFd) -> io::Result<bool> {
+    let wanted = rustix::fs::fstat(file)?;
+    let mut open = 0;
+    for entry in std::fs::read_dir("/proc/self/fd")? {
+        let found = rustix::fs::stat(entry?.path());
+        open += usize::from(found.is_ok_and(|found| lock::is_same(&found, &wanted)));
+    }
+    Ok(open > 1)
+}
+
+/// The other programs that have the file open, and the loop devices that it is behind.
+///
+/// # Errors
+/// The system does not tell: anybody may have it open.
+pub fn users_of(file: &OwnedFd) -> io::Result<Vec<String>> {
+    let wanted = rustix::fs::fstat(file)?;
+    let mut users = Vec::new();
+    let ours = std::process::id();
+    for entry in std::fs::read_dir("/proc")? {
+        let name = entry?.file_name();
+        let Some(process) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
+        if process != ours && has_open(process, &wanted)? {
+            users.push(lock::holder(Some(process)).to_string());
+        }
+    }
+    users.extend(loops_over(Path::new(BLOCK_DEVICES), &wanted)?);
+    Ok(users)
+}
+
+fn has_open(process: u32, wanted: &rustix::fs::Stat) -> io::Result<bool> {
+    let is_root = rustix::process::geteuid().is_root();
+    let files = match std::fs::read_dir(format!("/proc/{process}/fd")) {
+        Ok(files) => files,
+        Err(error) => return if is_over(&error) || !is_root { Ok(false) } else { Err(error) },
+    };
+    for entry in files {
+        let path = match entry {
+            Ok(entry) => entry.path(),
+            // It has ended while we looked.
+            Err(error) if is_over(&error) => return Ok(false),
+            Err(error) => return Err(error),
+        };
+        if rustix::fs::stat(path).is_ok_and(|found| lock::is_same(&found, wanted)) {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// Whether a process has ended.
+fn is_over(error: &io::Error) -> bool {
+    const NO_PROCESS: i32 = 3;
+    error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(NO_PROCESS)
+}
+
+/// Loop devices over a file, by name.
+fn loops_over(devices: &Path, wanted: &rustix::fs::Stat) -> io::Result<Vec<String>> {
+    let entries = match std::fs::read_dir(devices) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with("loop") {
+            continue;
+        }
+        // One without a file has no such entry.
+        let Ok(path) = std::fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
+        let path = path.trim_end_matches('\n');
+        let is_it = rustix::fs::stat(path).is_ok_and(|behind| lock::is_same(&behind, wanted));
+        if is_it {
+            found.push(format!("the loop device /dev/{name}"));
+        }
+    }
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::process::Command;
+
+    use super::*;
+
+    #[test]
+    fn a_program_that_has_a_file_open_is_named_and_one_of_our_own_descriptors_is_ours() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("v.img");
+        std::fs::write(&path, b"bytes").unwrap();
+        let file = OwnedFd::from(File::open(&path).unwrap());
+        assert_eq!(users_of(&file).unwrap(), Vec::<String>::new());
+        assert!(!is_ours(&file).unwrap());
+        let other = File::open(&path).unwrap();
+        assert!(is_ours(&file).unwrap());
+        drop(other);
+        // It reads nothing, and waits for its input to end.
+        let mut stranger =
+            Command::new("sleep").arg("600").stdin(File::open(&path).unwrap()).spawn().unwrap();
+        let users = users_of(&file).unwrap();
+        stranger.kill().unwrap();
+        stranger.wait().unwrap();
+        assert!(users.len() == 1 && users[0].starts_with("sleep (process "), "{users:?}");
+        assert_eq!(users_of(&file).unwrap(), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_loop_device_over_a_file_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("v.img");
+        std::fs::write(&path, b"bytes").unwrap();
+        let file = OwnedFd::from(File::open(&path).unwrap());
+        let wanted = rustix::fs::fstat(&file).unwrap();
+        let device = folder.path().join("devices/loop7/loop");
+        std::fs::create_dir_all(&device).unwrap();
+        std::fs::write(device.join("backing_file"), format!("{}\n", path.display())).unwrap();
+        let devices = folder.path().join("devices");
+        assert_eq!(loops_over(&devices, &wanted).unwrap(), ["the loop device /dev/loop7"]);
+        std::fs::write(device.join("backing_file"), "/other\n").unwrap();
+        assert_eq!(loops_over(&devices, &wanted).unwrap(), Vec::<String>::new());
+    }
+}

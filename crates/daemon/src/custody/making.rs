@@ -1,0 +1,104 @@
+//! New image files: their names taken, their sizes set, and put into their places.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::Path;
+
+use migration::custody::{Found, Owner, Step};
+use migration::journal::{ImageFormat, ImageLocation};
+use rustix::fs::FallocateFlags;
+use rustix::io::Errno;
+
+use super::opened::{Opened, identity_of};
+use super::{Custody, CustodyError};
+use crate::images::half_made;
+
+impl Custody {
+    /// Makes an empty file that did not exist, marked as half-made: whoever finds it later knows what it is. `Ok(None)`: there is
+    /// one.
+    ///
+    /// # Errors
+    /// [`CustodyError`]; there is no new file then.
+    pub(crate) fn reserve(&self, path: &Path) -> Result<Option<File>, CustodyError> {
+        let failed = |error| CustodyError::io("make", path, error);
+        let image = ImageLocation::raw_file("", path.to_string_lossy());
+        self.check(Step::Create, &Owner::Maker, &image)?;
+        match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path) {
+            Ok(file) => {
+                half_made::mark(path).inspect_err(|_| self.unreserve(path, &file)).map_err(failed)?;
+                Ok(Some(file))
+            }
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
+            Err(error) => Err(failed(error)),
+        }
+    }
+
+    /// Gives up what [`Custody::reserve`] made, while it is still empty and in no journal. What cannot be deleted, the next start
+    /// does.
+    pub(crate) fn unreserve(&self, path: &Path, made: &File) {
+        let removed = self.delete_this(path, Some(made), &Owner::Maker).map_err(io::Error::from);
+        if let Err(error) = removed.and_then(|()| half_made::unmark(path)) {
+            tracing::warn!(path = %path.display(), %error, "an empty file is left over");
+        }
+    }
+}
+
+/// Deletes what an attempt that failed has left under the unfinished name of an image. Its maker holds the name.
+///
+/// # Errors
+/// The system's; a program has it open.
+pub(crate) fn clear_unfinished(new: &Path) -> io::Result<()> {
+    let opened = Opened::at(new)?;
+    match opened.found() {
+        Found::Gone => return Ok(()),
+        Found::Unknown(why) => return Err(io::Error::other(why.clone())),
+        Found::There(_) => {}
+    }
+    if let Some(holder) = opened.try_lock()? {
+        return Err(io::Error::other(format!("{holder} uses it")));
+    }
+    opened.unlink()
+}
+
+/// Gives a new, empty file its size.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn set_size(reserved: &File, size: u64) -> io::Result<()> {
+    reserved.set_len(size)
+}
+
+/// Puts the file `new`, which was made beside it, into the place of the empty file `reserved`, which has kept the name.
+///
+/// # Errors
+/// The system's; something else has the name.
+pub(crate) fn place_made(new: &Path, path: &Path, reserved: &File) -> io::Result<()> {
+    let opened = Opened::at(new)?;
+    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    let is_reserved = opened.look_at(name) == Found::There(identity_of(reserved)?);
+    if !is_reserved || reserved.metadata()?.len() != 0 {
+        return Err(io::Error::other("another file has come into its place"));
+    }
+    opened.rename_over(name)
+}
+
+/// Takes all the space that a new image of `bytes` will need; it reads as zeroes before and after.
+///
+/// # Errors
+/// The system's.
+pub(crate) fn allocate(path: &Path, format: ImageFormat, bytes: u64) -> Result<(), Errno> {
+    let file = OpenOptions::new().write(true).open(path);
+    let file = file.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
+    let flags = match format {
+        ImageFormat::Raw => FallocateFlags::empty(),
+        // Clusters are laid out as they are written: the space waits for them behind the end of the file.
+        ImageFormat::Qcow2 => FallocateFlags::KEEP_SIZE,
+    };
+    loop {
+        match rustix::fs::fallocate(&file, flags, 0, bytes) {
+            Err(Errno::INTR) => {}
+            allocated => return allocated,
+        }
+    }
+}

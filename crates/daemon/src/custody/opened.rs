@@ -1,0 +1,141 @@
+//! A file and its folder, opened once: what is done is done to these.
+
+use std::ffi::{OsStr, OsString};
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use block::store::Access;
+use migration::custody::{Found, Identity};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
+use rustix::io::Errno;
+
+/// The folder of an image, and the image, if there is one.
+pub(super) struct Opened {
+    folder: OwnedFd,
+    name: OsString,
+    /// `None`: nothing has the name, or it is no file that can be opened.
+    file: Option<OwnedFd>,
+    found: Found,
+}
+
+impl Opened {
+    /// Opens the folder of `path`, and what is called so there. A link is not followed.
+    ///
+    /// # Errors
+    /// The folder cannot be opened: nothing is known of the image.
+    pub(super) fn at(path: &Path) -> io::Result<Self> {
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let folder = rustix::fs::open(folder.unwrap_or_else(|| Path::new(".")), flags, Mode::empty())?;
+        let mut opened = Self { folder, name, file: None, found: Found::Gone };
+        match opened.open_file() {
+            Ok(file) => {
+                let stat = rustix::fs::fstat(&file)?;
+                opened.found = match FileType::from_raw_mode(stat.st_mode) {
+                    FileType::RegularFile => Found::There(identity(&stat)),
+                    _ => Found::Unknown("it is no file".to_owned()),
+                };
+                opened.file = Some(file);
+            }
+            Err(Errno::NOENT) => {}
+            // What is done to a link is done to the link.
+            Err(Errno::LOOP) => opened.found = opened.look(),
+            Err(errno) => opened.found = Found::Unknown(io::Error::from(errno).to_string()),
+        }
+        Ok(opened)
+    }
+
+    /// A device or a pipe is not waited for.
+    fn open_file(&self) -> rustix::io::Result<OwnedFd> {
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        match rustix::fs::openat(&self.folder, &self.name, flags | OFlags::RDWR, Mode::empty()) {
+            Err(Errno::ACCESS | Errno::PERM | Errno::ROFS) => {
+                rustix::fs::openat(&self.folder, &self.name, flags | OFlags::RDONLY, Mode::empty())
+            }
+            opened => opened,
+        }
+    }
+
+    /// What was found when it was opened.
+    pub(super) fn found(&self) -> &Found {
+        &self.found
+    }
+
+    /// The file, if there is one.
+    pub(super) fn file(&self) -> Option<&OwnedFd> {
+        self.file.as_ref()
+    }
+
+    /// Takes the file out, to be closed later than its folder.
+    pub(super) fn into_file(self) -> Option<OwnedFd> {
+        self.file
+    }
+
+    /// What has the name at this moment.
+    pub(super) fn look(&self) -> Found {
+        self.look_at(&self.name)
+    }
+
+    /// What has another name in the folder.
+    pub(super) fn look_at(&self, name: &OsStr) -> Found {
+        match rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Found::There(identity(&stat)),
+            Err(Errno::NOENT) => Found::Gone,
+            Err(errno) => Found::Unknown(io::Error::from(errno).to_string()),
+        }
+    }
+
+    /// Tells who holds the file, or locks it; `None`: it is locked until this is closed, or there is no file to lock.
+    pub(super) fn try_lock(&self) -> io::Result<Option<String>> {
+        let Some(file) = &self.file else { return Ok(None) };
+        match block::store::try_hold(file, Access::ReadWrite)? {
+            None => Ok(None),
+            // What this daemon has of it is in its books.
+            Some(_) if block::store::is_ours(file)? && block::store::users_of(file)?.is_empty() => Ok(None),
+            Some(holder) => Ok(Some(holder.to_string())),
+        }
+    }
+
+    /// Deletes the name.
+    pub(super) fn unlink(&self) -> io::Result<()> {
+        Ok(rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty())?)
+    }
+
+    /// Gives the image another name in its folder, if nothing has that.
+    pub(super) fn rename_to_free(&self, name: &OsStr) -> io::Result<()> {
+        let (folder, from) = (self.folder.as_fd(), self.name.as_os_str());
+        match rustix::fs::renameat_with(folder, from, folder, name, RenameFlags::NOREPLACE) {
+            // Some file systems do not know the flag. The folder is this daemon's.
+            Err(Errno::INVAL | Errno::NOSYS) if self.look_at(name) == Found::Gone => self.rename_over(name),
+            renamed => Ok(renamed?),
+        }
+    }
+
+    /// Puts the image into the place of what has another name in its folder.
+    pub(super) fn rename_over(&self, name: &OsStr) -> io::Result<()> {
+        Ok(rustix::fs::renameat(&self.folder, &self.name, &self.folder, name)?)
+    }
+
+    /// Makes the names of the folder durable.
+    pub(super) fn sync_folder(&self) -> io::Result<()> {
+        Ok(rustix::fs::fsync(&self.folder)?)
+    }
+}
+
+/// What a file is, whatever it is called.
+pub(super) fn identity(stat: &Stat) -> Identity {
+    match FileType::from_raw_mode(stat.st_mode) {
+        FileType::BlockDevice => Identity::Device(stat.st_rdev),
+        _ => Identity::File { device: stat.st_dev, inode: stat.st_ino },
+    }
+}
+
+/// What an open file is.
+///
+/// # Errors
+/// The system's.
+pub(super) fn identity_of(file: impl AsFd) -> io::Result<Identity> {
+    Ok(identity(&rustix::fs::fstat(file)?))
+}

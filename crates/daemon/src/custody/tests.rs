@@ -1,0 +1,236 @@
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+use block::store::{Access, Image, Qcow2Image, Qcow2Options};
+use chronicle::Generation;
+use migration::custody::{Advice, Ending, Owner, Step, Word};
+use migration::journal::{
+    Entry, ExportSettings, ImageFormat, ImageLocation, MigratingVolume, Place, Record, Side, State,
+    VolumeRecord,
+};
+use migration::recovery::Retirement;
+use migration::{MigrationId, VolumeId};
+
+use super::{Custody, CustodyError};
+use crate::images::{fenced_path, half_made};
+
+const V: VolumeId = VolumeId([1; 16]);
+const BY_NAME: Owner = Owner::Administrator(Word::Plain);
+
+fn location(path: &Path) -> ImageLocation {
+    ImageLocation::raw_file("a", path.display().to_string())
+}
+
+fn volume(image: ImageLocation) -> Record {
+    Record::VolumeAdded(VolumeRecord {
+        volume: V,
+        name: "v".into(),
+        size_bytes: 1 << 20,
+        block_size_bytes: 65536,
+        image,
+        generation: Generation(0),
+        export: ExportSettings::default(),
+    })
+}
+
+fn custody(records: Vec<Record>) -> Custody {
+    let mut state = State::default();
+    state.apply(&Entry { at_unix_ms: 0, records }).unwrap();
+    Custody::of_state(state)
+}
+
+/// A migration between stores that has left `from`, or would.
+fn left(from: &Path, to: &Path) -> Vec<Record> {
+    let moving = MigratingVolume { volume: V, source: location(from), target: location(to) };
+    let side = Side::OneHost;
+    vec![
+        volume(location(to)),
+        Record::MigrationStarted {
+            migration: MigrationId(7),
+            volumes: vec![moving],
+            keep_source: false,
+            side,
+        },
+    ]
+}
+
+fn image(folder: &Path, name: &str) -> PathBuf {
+    let path = folder.join(name);
+    std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+    path
+}
+
+/// A program that has a file open, and does nothing.
+struct Stranger(Child);
+
+impl Stranger {
+    fn with(path: &Path) -> Self {
+        Self(Command::new("sleep").arg("600").stdin(File::open(path).unwrap()).spawn().unwrap())
+    }
+}
+
+impl Drop for Stranger {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+#[track_caller]
+fn refused(result: Result<impl Sized, CustodyError>, why: &str) {
+    let error = result.map(drop).unwrap_err().to_string();
+    assert!(error.contains(why), "{error}");
+}
+
+#[test]
+fn images_are_discarded_and_retired_again_and_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.img");
+    let nobodys = custody(Vec::new());
+    let retire = |how| nobodys.retire(&location(&path), how, MigrationId(7));
+    for _ in 0..2 {
+        nobodys.discard(&location(&path), &Owner::Housekeeping).unwrap();
+        retire(Retirement::Keep).unwrap();
+    }
+    std::fs::write(&path, b"old").unwrap();
+    for _ in 0..2 {
+        retire(Retirement::Keep).unwrap();
+    }
+    let fenced = fenced_path(&path, MigrationId(7));
+    assert!(fenced.ends_with("a.img.moved-m7"));
+    assert_eq!((path.exists(), std::fs::read(&fenced).unwrap()), (false, b"old".to_vec()));
+    // A kept image is never overwritten by another one.
+    std::fs::write(&path, b"new").unwrap();
+    retire(Retirement::Keep).unwrap_err();
+    assert_eq!(std::fs::read(&fenced).unwrap(), b"old");
+    retire(Retirement::Delete).unwrap();
+    assert!(!path.exists());
+}
+
+#[test]
+fn image_of_a_store_that_is_not_there_is_not_taken_for_deleted() {
+    let path = Path::new("/nonexistent/store/a.img");
+    refused(custody(Vec::new()).delete(path, &Owner::Housekeeping), "cannot delete /nonexistent/store/a.img");
+    custody(Vec::new()).retire(&location(path), Retirement::Keep, MigrationId(1)).unwrap_err();
+}
+
+#[test]
+fn what_a_volume_is_served_from_stays_under_any_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = image(folder.path(), "v.img");
+    let other = folder.path().join("other.img");
+    std::fs::hard_link(&path, &other).unwrap();
+    let custody = custody(vec![volume(location(&path))]);
+    for name in [&path, &other] {
+        for owner in [BY_NAME, Owner::Housekeeping, Owner::Migration(MigrationId(3)), Owner::Volume(V)] {
+            refused(custody.delete(name, &owner), "the volume \"v\" is served from it");
+        }
+        refused(custody.rename(name, &folder.path().join("new"), &BY_NAME), "\"v\" is served from it");
+        refused(custody.check(Step::ServeReadOnly, &BY_NAME, &location(name)), "\"v\" is served from it");
+    }
+    custody.check_removal(V, &path).unwrap();
+    custody.rename(&path, &folder.path().join("new"), &Owner::Volume(V)).unwrap();
+}
+
+#[test]
+fn what_a_served_chain_stands_on_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let base = image(folder.path(), "v.img.moved-m1");
+    let top = folder.path().join("top.qcow2");
+    let backing = Some(block::store::qcow2::BackingFile {
+        path: base.display().to_string(),
+        format: block::store::qcow2::Format::Raw,
+    });
+    drop(Qcow2Image::create(&top, 1 << 20, &Qcow2Options { cluster_size: 65536, backing }).unwrap());
+    let image = ImageLocation {
+        store: String::new(),
+        place: Place::File(top.display().to_string()),
+        format: ImageFormat::Qcow2,
+    };
+    let served = custody(vec![volume(image)]);
+    let target = folder.path().join("v.img");
+    let reserved = served.reserve(&target).unwrap().unwrap();
+    let home = MigrationId(3);
+    refused(served.take_back(&base, &target, &reserved, home), "the image of volume \"v\" stands on it");
+    refused(served.discard(&location(&base), &BY_NAME), "the image of volume \"v\" stands on it");
+    refused(
+        served.check(Step::Advise(Advice::Delete), &BY_NAME, &location(&base)),
+        "the image of volume \"v\" stands on it",
+    );
+    // Nobody serves it: it lies beside.
+    refused(custody(Vec::new()).take_back(&base, &target, &reserved, home), "top.qcow2 stands on it");
+    // What it stands on is not known, so it may be this.
+    std::fs::write(&top, b"QFI\xfb\0\0\0\x03 no header").unwrap();
+    refused(served.discard(&location(&base), &BY_NAME), "it is not known who uses it");
+    std::fs::remove_file(&top).unwrap();
+    served.take_back(&base, &target, &reserved, home).unwrap();
+    assert_eq!((base.exists(), std::fs::metadata(&target).unwrap().len()), (false, 1 << 20));
+}
+
+#[test]
+fn what_another_program_has_open_is_neither_deleted_nor_written_over() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = image(folder.path(), "v.img.moved-m1");
+    let nobodys = custody(Vec::new());
+    let stranger = Stranger::with(&path);
+    refused(nobodys.discard(&location(&path), &BY_NAME), "sleep (process ");
+    refused(nobodys.check_removal(V, &path), "sleep (process ");
+    let target = folder.path().join("v.img");
+    let reserved = nobodys.reserve(&target).unwrap().unwrap();
+    refused(nobodys.take_back(&path, &target, &reserved, MigrationId(3)), "sleep (process ");
+    drop(stranger);
+    let taken = nobodys.take_back(&path, &target, &reserved, MigrationId(3)).unwrap();
+    assert_eq!(taken, Ending::Taken);
+}
+
+#[test]
+fn a_source_that_another_program_has_open_is_kept_under_another_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (image(folder.path(), "from.img"), image(folder.path(), "to.img"));
+    let custody = custody(left(&from, &to));
+    let stranger = Stranger::with(&from);
+    let fault = custody.retire(&location(&from), Retirement::Delete, MigrationId(7)).unwrap_err();
+    assert!(fault.detail.contains("sleep (process ") && fault.detail.contains("kept as "), "{fault}");
+    drop(stranger);
+    assert_eq!((from.exists(), fenced_path(&from, MigrationId(7)).exists()), (false, true));
+}
+
+#[test]
+fn a_file_that_came_into_the_place_of_a_reserved_one_is_nobodys_to_delete() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("v.img");
+    let custody = custody(Vec::new());
+    let reserved = custody.reserve(&path).unwrap().unwrap();
+    assert!(half_made::is_marked(&path) && custody.reserve(&path).unwrap().is_none());
+    std::fs::rename(&path, folder.path().join("elsewhere")).unwrap();
+    std::fs::write(&path, b"precious").unwrap();
+    custody.unreserve(&path, &reserved);
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+    let kept = image(folder.path(), "v.img.moved-m1");
+    custody.take_back(&kept, &path, &reserved, MigrationId(3)).map(drop).unwrap_err();
+    super::place_made(&kept, &path, &reserved).unwrap_err();
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
+
+#[test]
+fn a_link_is_deleted_and_what_it_leads_to_is_not() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, link) = (image(folder.path(), "file"), folder.path().join("v.img"));
+    std::os::unix::fs::symlink(&path, &link).unwrap();
+    custody(Vec::new()).delete(&link, &Owner::Volume(V)).unwrap();
+    assert!(path.exists() && std::fs::symlink_metadata(&link).is_err());
+    std::fs::create_dir(&link).unwrap();
+    refused(custody(Vec::new()).delete(&link, &Owner::Volume(V)), "it is not known who uses it");
+}
+
+#[test]
+fn a_target_that_is_given_up_goes_while_this_daemon_still_has_it_open() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (image(folder.path(), "from.img"), image(folder.path(), "to.img"));
+    let custody = custody(vec![volume(location(&to)), left(&to, &from).remove(1)]);
+    let open = Image::open(&from, Access::ReadWrite).unwrap();
+    custody.discard(&location(&from), &Owner::Migration(MigrationId(7))).unwrap();
+    drop(open);
+    assert_eq!((from.exists(), to.exists()), (false, true));
+}

@@ -1,0 +1,33 @@
+//! Custody: whose the images and devices of this host are, and what may be done to them.
+//!
+//! ```text
+//!   journal ───────────────► Book::of_journal ─┐
+//!   daemon: identities,      Book::identify    ├──► Book::ask(step, owner, object) ──► Permit │ Refused
+//!           chains, marks,   Book::add         │
+//!           kept records,                      │
+//!           locks, descriptors ────────────────┘
+//!
+//!   Handling:  open ► lock ► claims ► compare ► act ► sync     the order in which a step is carried out
+//! ```
+//! The same image can have several names, and a name can lead to another image than before. So a claim is on an identity (a file's
+//! device and number, a device's number, an export's URI) and on a name: either makes it hold.
+//!
+//! What could not be looked at is a claim as well: *unknown* refuses every step (design §5.37). Nothing here reads a disk. The daemon
+//! gathers the facts and carries the permitted step out; the simulator does the same with images of its own.
+
+mod advice;
+mod book;
+mod claim;
+mod handling;
+mod marks;
+mod rules;
+mod step;
+#[cfg(test)]
+mod tests;
+
+pub use advice::{Remedy, remedy_for_size};
+pub use book::{Book, Found, Identity, Object, Permit, Refused};
+pub use claim::{Claim, Kind};
+pub use handling::{Ending, Event, Handling, Todo};
+pub use marks::{completed_by, completes, is_complete};
+pub use step::{Advice, Owner, Step, Word};

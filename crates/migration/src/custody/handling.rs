@@ -1,0 +1,142 @@
+//! In which order a step is carried out, so that what was permitted is what is changed.
+//!
+//! ```text
+//!   Open ──► Lock ──► Claims ──► Compare ──► Act ──► Sync ──► done
+//!     │ gone            │ refused   │ another image has the name
+//!     └──► Sync ──► gone └──────────┴──► refused
+//! ```
+//! *Open* opens the folder and the image once, without following a link. *Lock* takes the locks that Sterna and QEMU take; they are
+//! held until the end. *Claims* asks the [`Book`] with what was gathered after that. *Compare* looks at the name once more.
+
+use super::book::{Book, Found, Object, Refused};
+use super::claim::{Claim, Kind};
+use super::step::{Owner, Step};
+use crate::journal::Place;
+use crate::planted::{Bug, broken};
+
+/// One step, from its order to its end.
+#[derive(Debug)]
+pub struct Handling {
+    step: Step,
+    owner: Owner,
+    object: Object,
+    holder: Option<String>,
+    at: At,
+}
+
+#[derive(Debug)]
+enum At {
+    Doing(Todo),
+    Ended(Result<Ending, Refused>),
+}
+
+/// What is to be done next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Todo {
+    /// Open the folder and the image.
+    Open,
+    /// Try to lock the image.
+    Lock,
+    /// Gather the claims.
+    Claims,
+    /// Look what the name leads to.
+    Compare,
+    /// Take the step.
+    Act,
+    /// Make the folder durable.
+    Sync,
+}
+
+/// What has come of it.
+#[derive(Debug)]
+pub enum Event {
+    /// What the name led to, by the open descriptor.
+    Opened(Found),
+    /// The image is locked, or it is held by a part of Sterna that counts as a claim.
+    Locked,
+    /// A program that is not this daemon holds it.
+    Held(String),
+    /// These are the claims.
+    Gathered(Book),
+    /// What the name leads to.
+    Compared(Found),
+    /// The step is taken.
+    Acted,
+    /// It is durable.
+    Synced,
+}
+
+/// How it has ended, if it was not refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ending {
+    /// The step is taken.
+    Taken,
+    /// There was nothing of that name.
+    Gone,
+}
+
+impl Handling {
+    /// Begins a step on what is at `place`.
+    pub fn new(step: Step, owner: Owner, place: Place) -> Self {
+        let object = Object { place, found: Found::Gone };
+        Self { step, owner, object, holder: None, at: At::Doing(Todo::Open) }
+    }
+
+    /// What is to be done next; `Err`: how it has ended.
+    ///
+    /// # Errors
+    /// The end: whether the step is taken, or who has refused it.
+    pub fn next(&self) -> Result<Todo, Result<Ending, Refused>> {
+        match &self.at {
+            At::Doing(todo) => Ok(*todo),
+            At::Ended(end) => Err(end.clone()),
+        }
+    }
+
+    /// Takes note of what has happened. What does not follow from what was to be done changes nothing.
+    pub fn handle_event(&mut self, event: Event) {
+        let At::Doing(todo) = self.at else { return };
+        self.at = match (todo, event) {
+            (Todo::Open, Event::Opened(found)) => {
+                self.object.found = found;
+                match &self.object.found {
+                    Found::Gone => At::Doing(Todo::Sync),
+                    Found::Unknown(why) => At::Ended(Err(self.refused(Kind::Unknown { why: why.clone() }))),
+                    Found::There(_) if broken(Bug::CustodyLockNotHeld) => At::Doing(Todo::Claims),
+                    Found::There(_) => At::Doing(Todo::Lock),
+                }
+            }
+            (Todo::Lock, Event::Locked) => At::Doing(Todo::Claims),
+            (Todo::Lock, Event::Held(holder)) => {
+                self.holder = Some(holder);
+                At::Doing(Todo::Claims)
+            }
+            (Todo::Claims, Event::Gathered(book)) => self.decide(book),
+            (Todo::Compare, Event::Compared(found)) if found == self.object.found => At::Doing(Todo::Act),
+            (Todo::Compare, Event::Compared(_)) => {
+                let why = "another image has come into its place meanwhile; order it again".to_owned();
+                At::Ended(Err(self.refused(Kind::Unknown { why })))
+            }
+            (Todo::Act, Event::Acted) => At::Doing(Todo::Sync),
+            (Todo::Sync, Event::Synced) if self.object.found == Found::Gone => At::Ended(Ok(Ending::Gone)),
+            (Todo::Sync, Event::Synced) => At::Ended(Ok(Ending::Taken)),
+            (todo, _) => At::Doing(todo),
+        };
+    }
+
+    fn decide(&self, mut book: Book) -> At {
+        if let Some(holder) = self.holder.clone() {
+            let Object { place, found } = self.object.clone();
+            book.add(Claim { kind: Kind::Foreign { holder }, place, found });
+        }
+        match book.ask(self.step, &self.owner, &self.object) {
+            Ok(_) if broken(Bug::IdentityNotCompared) => At::Doing(Todo::Act),
+            Ok(_) => At::Doing(Todo::Compare),
+            Err(refused) => At::Ended(Err(refused)),
+        }
+    }
+
+    fn refused(&self, kind: Kind) -> Refused {
+        Refused { step: self.step, claims: vec![kind] }
+    }
+}

@@ -1,0 +1,97 @@
+//! Which claim stands against which step: one table.
+
+use super::claim::Kind;
+use super::step::{Owner, Step, Word};
+use crate::planted::{Bug, broken};
+
+/// Tells whether a claim on an image keeps `owner` from taking `step`.
+pub(super) fn refuses(kind: &Kind, step: Step, owner: &Owner) -> bool {
+    match kind {
+        Kind::Unknown { .. } => !matches!(owner, Owner::Maker) && !broken(Bug::UnknownTakenForFree),
+        Kind::Foreign { .. } => against_strangers(step, owner),
+        Kind::Served { volume, .. } => !is_of_volume(owner, *volume) || !may_own_volume(step),
+        Kind::BelowServed { .. } | Kind::BelowImage { .. } => {
+            !matches!(step, Step::ServeReadOnly | Step::Unmark | Step::Mark) && !broken(Bug::ChainUnclaimed)
+        }
+        Kind::Target { migration } | Kind::Left { migration } => *owner != Owner::Migration(*migration),
+        Kind::Reservoir { migration, .. } => {
+            *owner != Owner::Migration(*migration) && !broken(Bug::ReservoirUnclaimed)
+        }
+        Kind::Kept { .. } => against_kept(step, owner),
+        Kind::Stale { .. } => is_service(step) && *owner != Owner::Administrator(Word::Insists),
+        Kind::HalfMade => against_half_made(step, owner),
+        Kind::Restored { volume, .. } => !is_of_volume(owner, *volume) || !matches!(step, Step::Restore),
+    }
+}
+
+/// A stranger may go on to read and write what keeps its bytes: another name does not matter to an open descriptor.
+fn against_strangers(step: Step, owner: &Owner) -> bool {
+    match step {
+        // The program that has it open is the one that gets it.
+        Step::Fence | Step::Rename | Step::Unmark | Step::ServeReadOnly | Step::GiveBack => false,
+        // Nobody but its maker knows its name yet.
+        Step::Create => *owner != Owner::Maker,
+        Step::Discard
+        | Step::TakeBack
+        | Step::Resize
+        | Step::Zero
+        | Step::Mark
+        | Step::ServeReadWrite
+        | Step::Release
+        | Step::Restore
+        | Step::Advise(_) => true,
+    }
+}
+
+/// What a volume may do to its own image while it is served from it. To delete the image the volume is removed first.
+fn may_own_volume(step: Step) -> bool {
+    matches!(
+        step,
+        Step::Rename
+            | Step::Fence
+            | Step::Resize
+            | Step::Zero
+            | Step::Unmark
+            | Step::GiveBack
+            | Step::ServeReadWrite
+            | Step::ServeReadOnly
+            | Step::Advise(super::step::Advice::Truncate)
+    )
+}
+
+/// A kept image is given up by an order or by the limits, and taken by the volume that comes home. It can be served by name.
+fn against_kept(step: Step, owner: &Owner) -> bool {
+    match step {
+        Step::Discard => matches!(owner, Owner::Maker | Owner::Volume(_)),
+        Step::TakeBack => !matches!(owner, Owner::Migration(_)),
+        Step::ServeReadOnly | Step::Unmark | Step::Release => false,
+        Step::ServeReadWrite => !matches!(owner, Owner::Administrator(_)),
+        Step::Fence
+        | Step::Rename
+        | Step::Create
+        | Step::Resize
+        | Step::Zero
+        | Step::Mark
+        | Step::GiveBack
+        | Step::Restore => true,
+        Step::Advise(_) => true,
+    }
+}
+
+fn against_half_made(step: Step, owner: &Owner) -> bool {
+    match owner {
+        Owner::Administrator(Word::Insists) => false,
+        // A volume that is being filled is served from it.
+        Owner::Volume(_) => matches!(step, Step::GiveBack | Step::Restore),
+        _ => is_service(step),
+    }
+}
+
+/// Whether guests would see the image as their disk.
+fn is_service(step: Step) -> bool {
+    matches!(step, Step::ServeReadWrite | Step::ServeReadOnly | Step::GiveBack | Step::Restore)
+}
+
+fn is_of_volume(owner: &Owner, volume: crate::identity::VolumeId) -> bool {
+    *owner == Owner::Volume(volume)
+}

@@ -1,0 +1,205 @@
+//! Files and devices, what strangers do with them, and what of that the daemon can see.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use migration::VolumeId;
+use migration::custody::{Found, Identity};
+use migration::journal::Place;
+use migration::stay::Look;
+
+use crate::random::Random;
+
+/// A device, by two names.
+pub(super) const DEVICES: [&str; 2] = ["/dev/one", "/dev/by-id/one"];
+
+/// Which file or device.
+pub(super) type ObjectId = u64;
+
+/// What an image holds: changes with each write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Content {
+    pub(super) volume: Option<VolumeId>,
+    pub(super) writes: u64,
+    version: u64,
+}
+
+#[derive(Clone, Debug)]
+struct Object {
+    content: Content,
+    /// The path that it stands on, if it is an overlay.
+    base: Option<String>,
+    /// Its header cannot be read for the time being.
+    is_dark: bool,
+}
+
+/// A program that is not Sterna and reads an image.
+#[derive(Clone, Debug)]
+struct Stranger {
+    object: ObjectId,
+    sees: Content,
+    /// It runs on another machine: only its lock is seen here.
+    is_remote: bool,
+}
+
+/// What an overlay stands on, as far as it can be read.
+pub(super) enum Base {
+    Nothing,
+    Dark,
+    On(String),
+}
+
+pub(super) struct Files {
+    random: Random,
+    names: BTreeMap<String, ObjectId>,
+    objects: BTreeMap<ObjectId, Object>,
+    strangers: Vec<Stranger>,
+    /// Files of others, which nobody may touch.
+    precious: BTreeSet<ObjectId>,
+    pub(super) marks: BTreeSet<String>,
+    /// What the daemon has locked for a step.
+    pub(super) locked: Option<ObjectId>,
+    made: ObjectId,
+}
+
+impl Files {
+    pub(super) fn new(random: Random) -> Self {
+        let mut files = Self {
+            random,
+            names: BTreeMap::new(),
+            objects: BTreeMap::new(),
+            strangers: Vec::new(),
+            precious: BTreeSet::new(),
+            marks: BTreeSet::new(),
+            locked: None,
+            made: 0,
+        };
+        let device = files.make(DEVICES[0], None);
+        files.names.insert(DEVICES[1].to_owned(), device);
+        files
+    }
+
+    /// Makes an empty file.
+    pub(super) fn make(&mut self, name: &str, base: Option<String>) -> ObjectId {
+        self.made += 1;
+        let content = Content { volume: None, writes: 0, version: 0 };
+        self.objects.insert(self.made, Object { content, base, is_dark: false });
+        self.names.insert(name.to_owned(), self.made);
+        self.made
+    }
+
+    pub(super) fn at(&self, name: &str) -> Option<ObjectId> {
+        self.names.get(name).copied()
+    }
+
+    pub(super) fn names(&self) -> Vec<String> {
+        self.names.keys().cloned().collect()
+    }
+
+    pub(super) fn content(&self, object: ObjectId) -> Option<Content> {
+        self.objects.get(&object).map(|found| found.content)
+    }
+
+    pub(super) fn write(&mut self, object: ObjectId, volume: VolumeId, writes: u64) {
+        if let Some(found) = self.objects.get_mut(&object) {
+            found.content = Content { volume: Some(volume), writes, version: found.content.version + 1 };
+        }
+    }
+
+    pub(super) fn base_of(&self, name: &str) -> Base {
+        match self.at(name).and_then(|object| self.objects.get(&object)) {
+            Some(Object { is_dark: true, .. }) => Base::Dark,
+            Some(Object { base: Some(base), .. }) => Base::On(base.clone()),
+            _ => Base::Nothing,
+        }
+    }
+
+    /// What the daemon sees of a name.
+    pub(super) fn look(&self, place: &Place) -> Found {
+        self.at(place.name()).map_or(Found::Gone, |object| Found::There(self.identity(object)))
+    }
+
+    pub(super) fn identity(&self, object: ObjectId) -> Identity {
+        let is_device = self.at(DEVICES[0]) == Some(object);
+        if is_device { Identity::Device(object) } else { Identity::File { device: 1, inode: object } }
+    }
+
+    /// How an image looks from outside.
+    pub(super) fn appearance(&self, name: &str) -> Option<Look> {
+        let object = self.at(name)?;
+        let content = self.content(object)?;
+        let (which, state) = (object.to_le_bytes().into(), content.version.to_le_bytes().into());
+        Some(Look { which, state, changed_at: 0 })
+    }
+
+    /// Takes a name away, and the file with its last one.
+    pub(super) fn unlink(&mut self, name: &str) {
+        let Some(object) = self.names.remove(name) else { return };
+        if !self.names.values().any(|other| *other == object) {
+            self.objects.remove(&object);
+        }
+    }
+
+    /// Gives a file another name; what has that is gone.
+    pub(super) fn rename(&mut self, from: &str, to: &str) {
+        let Some(object) = self.names.get(from).copied() else { return };
+        self.unlink(to);
+        self.names.remove(from);
+        self.names.insert(to.to_owned(), object);
+    }
+
+    /// Whether another program holds it; `seen`: as far as open files show it.
+    pub(super) fn is_held(&self, object: ObjectId) -> bool {
+        self.strangers.iter().any(|stranger| stranger.object == object)
+    }
+
+    pub(super) fn is_seen_open(&self, object: ObjectId) -> bool {
+        self.strangers.iter().any(|stranger| stranger.object == object && !stranger.is_remote)
+    }
+
+    /// A stranger opens an image that nobody has locked.
+    pub(super) fn open_by_stranger(&mut self, name: &str) {
+        let Some(object) = self.at(name).filter(|object| self.locked != Some(*object)) else { return };
+        let Some(sees) = self.content(object) else { return };
+        let is_remote = self.random.percent(50);
+        self.strangers.push(Stranger { object, sees, is_remote });
+    }
+
+    pub(super) fn close_strangers(&mut self) {
+        let keep = self.random.percent(30);
+        self.strangers.retain(|_| keep);
+    }
+
+    /// A stranger puts a file of its own into the place of another, which it moves away.
+    pub(super) fn exchange(&mut self, name: &str) {
+        let Some(object) = self.names.remove(name) else { return };
+        let precious = self.make(name, None);
+        self.names.insert(format!("/t/away-{precious}"), object);
+        self.precious.insert(precious);
+    }
+
+    /// What came into another's place is a file like others once the step is over.
+    pub(super) fn forget_precious(&mut self) {
+        self.precious.clear();
+    }
+
+    /// The headers of overlays cannot be read, or can again.
+    pub(super) fn change_light(&mut self) {
+        let is_dark = self.random.percent(50);
+        for object in self.objects.values_mut().filter(|object| object.base.is_some()) {
+            object.is_dark = is_dark;
+        }
+    }
+
+    /// What strangers have lost.
+    pub(super) fn wronged(&self) -> Vec<String> {
+        let is_linked = |object: &ObjectId| self.names.values().any(|other| other == object);
+        let lost = self.precious.iter().filter(|object| !is_linked(object));
+        let lost = lost.map(|object| format!("file {object} of somebody else is gone"));
+        let strangers = self.strangers.iter().filter(|stranger| {
+            !is_linked(&stranger.object) || self.content(stranger.object) != Some(stranger.sees)
+        });
+        let strangers = strangers
+            .map(|stranger| format!("file {} is not what it was, and a program reads it", stranger.object));
+        lost.chain(strangers).collect()
+    }
+}
