@@ -110,7 +110,7 @@ pictures: ## Make the pictures of the documents anew: the page, a report, sterna
 
 # Seconds for each target. What reaches code that what is kept does not goes into fuzz/corpus; `cargo test` replays that.
 FUZZ_SECONDS ?= 600
-FUZZ_TARGETS ?= nbd_decoders nbd_connection http_api config journal remote_decoders remote_store qcow2_image transport_frames pasted_texts
+FUZZ_TARGETS ?= nbd_decoders nbd_connection http_api config journal remote_decoders remote_store qcow2_image transport_frames pasted_texts vm_commands
 FUZZ_FLAGS := --fuzz-dir fuzz --target-dir $(TARGET)/fuzz
 
 # libFuzzer's instrumentation is not in stable Rust yet: RUSTC_BOOTSTRAP lets the stable compiler have it.

@@ -56,9 +56,14 @@ fn journal(root: &ThrowAwayRoot) -> anyhow::Result<String> {
     root.succeed("journalctl --unit sterna --no-pager --lines 80")
 }
 
-/// QEMU's process, as its namespace counts: it runs, as its own user.
+/// QEMU's process, as its namespace counts: it runs, as a user of its own in the groups of `sterna-qemu`.
 fn qemu(root: &ThrowAwayRoot) -> anyhow::Result<String> {
-    Ok(root.succeed("pgrep --exact --uid sterna-qemu qemu-system-x86")?.trim().to_owned())
+    let process = root.succeed("pgrep --exact qemu-system-x86")?.trim().to_owned();
+    let groups = root.succeed(&format!("grep -w $(id -g sterna-qemu) /proc/{process}/status"))?;
+    ensure!(groups.starts_with("Groups:"), "{groups}");
+    let user: u32 = root.succeed(&format!("stat -c %u /proc/{process}"))?.trim().parse()?;
+    ensure!((2_100_000_000..=2_100_065_535).contains(&user), "{user}");
+    Ok(process)
 }
 
 /// Requests to read that the daemon has counted.
@@ -255,7 +260,7 @@ fn remove_and_purge(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     let said = purged.stdout + &purged.stderr;
     for word in [
         "left as it is: /var/lib/sterna",
-        &format!("left running: processes of the user sterna-qemu: {guest}"),
+        &format!("left running: processes of the group sterna-qemu: {guest}"),
     ] {
         ensure!(said.contains(word), "{word}: {said}");
     }

@@ -11,8 +11,10 @@ use e2e::{Host, Pair, until, vm};
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 16 << 20;
 const REQUESTS: u64 = 200;
-/// Whom QEMU runs as: everybody has that user.
+/// In whose group QEMU runs: everybody has that user.
 const USER: &str = "nobody";
+/// The numbers of VMs' users.
+const NUMBERS: std::ops::RangeInclusive<u32> = 2_100_000_000..=2_100_065_535;
 
 /// The processes that run in the folder of the VM, with their names and users.
 fn processes(scene: &Host) -> anyhow::Result<Vec<(String, u32)>> {
@@ -44,9 +46,9 @@ fn name_and_user(process: &Path) -> anyhow::Result<(String, u32)> {
     Ok((name, users[0]))
 }
 
-/// The VM's processes run as that user, who owns its socket, and whose folder is nobody else's.
-fn check_unprivileged(scene: &Host, user: u32) -> anyhow::Result<()> {
-    check_users(scene, user)?;
+/// The VM's processes run as one user, who owns its socket, and whose folder is nobody else's. Returns its number.
+fn check_unprivileged(scene: &Host) -> anyhow::Result<u32> {
+    let user = check_users(scene)?;
     for (path, mode) in
         [("run/volumes/v.sock", 0o600), ("run/vms/web1.d", 0o700), ("data/vms/web1/own", 0o700)]
     {
@@ -58,15 +60,16 @@ fn check_unprivileged(scene: &Host, user: u32) -> anyhow::Result<()> {
         ensure!(found.uid() == 0 && found.mode() & 0o022 == 0, "{path}: {found:?}");
     }
     ensure!(std::fs::metadata(scene.path("data"))?.mode() & 0o077 == 0, "the data folder is the daemon's");
-    Ok(())
+    Ok(user)
 }
 
-/// The VM's processes run as that user.
-fn check_users(scene: &Host, user: u32) -> anyhow::Result<()> {
+/// The VM's processes run as one user, which is theirs alone. Returns its number.
+fn check_users(scene: &Host) -> anyhow::Result<u32> {
     let found = processes(scene)?;
-    ensure!(found.iter().any(|(name, _)| name.starts_with("qemu")), "{found:?}");
-    ensure!(found.iter().all(|(_, owner)| *owner == user), "{found:?}");
-    Ok(())
+    let qemu = found.iter().find(|(name, _)| name.starts_with("qemu"));
+    let (_, user) = qemu.with_context(|| format!("no QEMU: {found:?}"))?;
+    ensure!(NUMBERS.contains(user) && found.iter().all(|(_, owner)| owner == user), "{found:?}");
+    Ok(*user)
 }
 
 /// Has the daemon start QEMU as [`USER`].
@@ -106,7 +109,6 @@ fn a_machine_runs_as_a_user_of_its_own_wherever_it_goes() {
         let Pair { alpha, beta, .. } = pair;
         configure(alpha)?;
         configure(beta)?;
-        let user = user_number()?;
         alpha.create_volume(DISK_BYTES)?;
         let vars = alpha.path("vars");
         std::fs::write(&vars, vec![7; 64 << 10])?;
@@ -119,11 +121,11 @@ fn a_machine_runs_as_a_user_of_its_own_wherever_it_goes() {
         let words: Vec<&str> = words.into_iter().chain(vm::tpm_words().iter().copied()).collect();
         let files = format!("[files]\nvars = '{}'\n", vars.display());
         let console = vm::start_for_anybody(alpha, FILL_BYTES, &words, &files)?;
-        check_unprivileged(alpha, user)?;
+        check_unprivileged(alpha)?;
         console.work_on(REQUESTS)?;
         migrate(alpha, "beta:a")?;
         vm::check_at(beta, alpha)?;
-        check_unprivileged(beta, user)?;
+        let there = check_unprivileged(beta)?;
         console.work_on(REQUESTS)?;
 
         // Its disk is there again after each end of the daemon, whichever it is.
@@ -133,17 +135,17 @@ fn a_machine_runs_as_a_user_of_its_own_wherever_it_goes() {
         beta.stop()?;
         beta.start()?;
         console.work_on(REQUESTS)?;
-        check_unprivileged(beta, user)?;
+        ensure!(check_unprivileged(beta)? == there, "the next daemon gives it another user");
         migrate(beta, "alpha:a")?;
         vm::check_at(alpha, beta)?;
-        check_unprivileged(alpha, user)?;
+        let home = check_unprivileged(alpha)?;
         console.work_on(REQUESTS)?;
         console.verify()?;
 
         // Stopped and started: what it left in its folders is its own.
         alpha.sterna(["vm", "stop", vm::NAME, "--now"])?.success()?;
         alpha.sterna(["vm", "start", vm::NAME])?.success()?;
-        check_unprivileged(alpha, user)?;
+        ensure!(check_unprivileged(alpha)? == home, "it has another user than before");
         alpha.sterna(["vm", "stop", vm::NAME, "--now"])?.success()?;
         ensure!(!alpha.path("run/vms/web1.d").exists(), "its folder goes with it");
 
@@ -177,14 +179,8 @@ fn a_machine_that_somebody_started_as_another_user_is_adopted_and_moves() {
         machine.console.work_on(REQUESTS)?;
         migrate(alpha, "beta:a")?;
         vm::check_at(beta, alpha)?;
-        check_users(beta, user_number()?)?;
+        check_users(beta)?;
         machine.console.work_on(REQUESTS)?;
         machine.console.verify()
     });
-}
-
-fn user_number() -> anyhow::Result<u32> {
-    let users = std::fs::read_to_string("/etc/passwd")?;
-    let line = users.lines().find(|line| line.starts_with(&format!("{USER}:")));
-    Ok(line.and_then(|line| line.split(':').nth(2)).context("nobody is no user")?.parse()?)
 }

@@ -23,7 +23,8 @@
 //! [machines]                                # what VMs from other hosts may name, besides what is harmless
 //! allow = ["-netdev bridge"]                # options of QEMU
 //! folders = ["/srv/firmware"]               # files below these
-//! user = "sterna-qemu"                      # whom QEMU runs as
+//! user = "sterna-qemu"                      # in whose groups QEMU runs
+//! users = "2100000000-2100065535"           # as whom, one for each VM
 //!
 //! [web]                                     # the page for browsers, besides on the API's socket; a loopback address
 //! listen = "127.0.0.1:7424"
@@ -100,7 +101,7 @@ pub use hosts::HostsConfig;
 pub use impairments::{ImpairmentConfig, ImpairmentFault};
 pub use keys::UnknownKey;
 pub use limits::{KeptLimits, Limits, MoverLimits};
-pub use machines::{MachinesConfig, QemuUser, RunsAs};
+pub use machines::{MachinesConfig, QemuUser, RunsAs, VmUsers};
 pub use nbd::{NbdConfig, TlsConfig, TlsPolicy};
 pub use sockets::{SocketAccess, SocketFault, SocketMode, SocketOwner};
 pub use stores::{StoreConfig, StoreFault};

@@ -37,6 +37,7 @@ mod same_files;
 mod tests;
 mod tpm;
 mod unprivileged;
+mod users;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -231,6 +232,7 @@ impl Vms {
             fate: Fate::Stopped,
             added_unix_ms: now_unix_ms(),
             monitor: None,
+            user: None,
         };
         let files = manifest::read_files(definition.files())?;
         let tpm_state = definition.tpm_state().map(tpm::read_state).transpose();

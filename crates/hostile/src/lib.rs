@@ -8,6 +8,7 @@
 //! A target panics where a promise is broken: a decoder that panics, a connection that does not end, an answer that is
 //! none. It allocates no more than the product does.
 
+mod commands;
 mod config;
 mod http;
 mod journal;
@@ -27,7 +28,7 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 10] = [
+pub const TARGETS: [Target; 11] = [
     Target { name: "nbd_decoders", feed: nbd::feed_decoders },
     Target { name: "nbd_connection", feed: nbd::feed_connection },
     Target { name: "http_api", feed: http::feed },
@@ -38,6 +39,7 @@ pub const TARGETS: [Target; 10] = [
     Target { name: "qcow2_image", feed: qcow2::feed },
     Target { name: "transport_frames", feed: transport::feed_frames },
     Target { name: "pasted_texts", feed: pasted::feed },
+    Target { name: "vm_commands", feed: commands::feed },
 ];
 
 /// Feeds the target of this name.

@@ -60,6 +60,11 @@ fn texts_that_people_paste_take_their_corpus() {
 }
 
 #[test]
+fn commands_of_other_hosts_take_their_corpus() {
+    replay("vm_commands");
+}
+
+#[test]
 fn every_target_is_fuzzed_and_has_a_small_corpus() {
     for Target { name, .. } in TARGETS {
         let program = folder().join("fuzz_targets").join(name).with_extension("rs");

@@ -1,6 +1,7 @@
 //! What VMs that come from other hosts may name here, and whom QEMU runs as.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
@@ -10,6 +11,15 @@ use super::{ConfigError, require_absolute};
 
 /// Whom QEMU runs as if nobody says anything, the daemon is root, and there is such a user.
 const USER_DEFAULT: &str = "sterna-qemu";
+/// The numbers of VMs' users if nobody says anything: above what directories of users map their own to, and below what systemd
+/// keeps for itself.
+const NUMBERS_DEFAULT: RangeInclusive<u32> = 2_100_000_000..=2_100_065_535;
+/// What has all VMs run as one user.
+const SHARED: &str = "shared";
+/// The first number that an ordinary user may have: what is below is the system's.
+const NUMBER_MIN: u32 = 1000;
+/// The last one: above it are numbers that mean nobody.
+const NUMBER_MAX: u32 = u32::MAX - 2;
 /// What changes the user and then becomes the program (util-linux).
 const CHANGES_USER: &str = "setpriv";
 
@@ -22,6 +32,23 @@ pub struct MachinesConfig {
     pub folders: Vec<PathBuf>,
     /// Whom the QEMUs run as that Sterna starts.
     pub runs_as: RunsAs,
+    /// Which users they are then, one for each VM.
+    pub users: VmUsers,
+}
+
+/// Which users QEMUs run as that do not run as the daemon's.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VmUsers {
+    /// Each as one of these numbers, which nobody else has, in the groups of [`RunsAs::Other`].
+    Each(RangeInclusive<u32>),
+    /// All as [`RunsAs::Other`].
+    Shared,
+}
+
+impl Default for VmUsers {
+    fn default() -> Self {
+        Self::Each(NUMBERS_DEFAULT)
+    }
 }
 
 /// Whom the QEMUs run as that Sterna starts.
@@ -45,32 +72,60 @@ pub struct QemuUser {
     pub user: u32,
     /// Its group's number.
     pub group: u32,
-    /// Whether it is known by name, and so may be in more groups.
-    has_groups: bool,
+    /// The groups that it is in besides.
+    groups: Groups,
+}
+
+/// Groups that a user is in besides its own.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Groups {
+    /// Those that the system says of a user that is known by name.
+    OfName,
+    /// None.
+    Cleared,
+    /// These.
+    These(Vec<u32>),
 }
 
 impl QemuUser {
     /// The words that run `command` as this user, without any of the daemon's rights. The process stays the same.
     pub(crate) fn command(&self, command: Vec<String>) -> Vec<String> {
-        let groups = if self.has_groups { "--init-groups" } else { "--clear-groups" };
+        let groups = match &self.groups {
+            Groups::OfName => "--init-groups".to_owned(),
+            Groups::Cleared => "--clear-groups".to_owned(),
+            Groups::These(groups) => {
+                let groups: Vec<String> = groups.iter().map(u32::to_string).collect();
+                format!("--groups={}", groups.join(","))
+            }
+        };
         let words = [
             CHANGES_USER.to_owned(),
             format!("--reuid={}", self.user),
             format!("--regid={}", self.group),
-            groups.to_owned(),
+            groups,
             "--inh-caps=-all".to_owned(),
             "--".to_owned(),
         ];
         words.into_iter().chain(command).collect()
     }
 
+    /// The user of one VM: a number and a group of its own, in the groups of this user, by which it opens what is for all VMs.
+    pub(crate) fn of_vm(&self, number: u32) -> Self {
+        let mut groups = vec![self.group];
+        if self.groups == Groups::OfName {
+            groups.extend(sockets::more_groups_of(self.user));
+        }
+        Self { text: self.text.clone(), user: number, group: number, groups: Groups::These(groups) }
+    }
+
     /// Reads `USER` or `USER:GROUP`; without a group, the user's own.
-    fn parse(text: &str) -> Result<Self, SocketFault> {
+    pub(crate) fn parse(text: &str) -> Result<Self, SocketFault> {
         let owner: SocketOwner = text.parse()?;
         let user = owner.user.ok_or_else(|| SocketFault::User(String::new()))?;
         let own_group = sockets::group_of(user);
         let group = owner.group.or(own_group).ok_or_else(|| SocketFault::NoGroup(text.to_owned()))?;
-        Ok(Self { text: text.to_owned(), user, group, has_groups: own_group.is_some() })
+        let groups = if own_group.is_some() { Groups::OfName } else { Groups::Cleared };
+        Ok(Self { text: text.to_owned(), user, group, groups })
     }
 }
 
@@ -86,6 +141,7 @@ pub(super) struct FileMachines {
     allow: Vec<String>,
     folders: Vec<PathBuf>,
     user: Option<String>,
+    users: Option<String>,
 }
 
 impl FileMachines {
@@ -99,8 +155,28 @@ impl FileMachines {
         let folders = self.folders.into_iter();
         let folders = folders.map(|folder| require_absolute(path, "machines.folders", folder));
         let runs_as = runs_as(path, self.user.as_deref(), rustix::process::geteuid().as_raw())?;
-        Ok(MachinesConfig { allow: self.allow, folders: folders.collect::<Result<_, _>>()?, runs_as })
+        let users = users(self.users.as_deref())
+            .map_err(|fault| ConfigError::QemuUser { path: path.to_owned(), fault })?;
+        Ok(MachinesConfig { allow: self.allow, folders: folders.collect::<Result<_, _>>()?, runs_as, users })
     }
+}
+
+/// Which users VMs have, by what is written.
+fn users(written: Option<&str>) -> Result<VmUsers, SocketFault> {
+    let text = match written {
+        None => return Ok(VmUsers::default()),
+        Some(SHARED) => return Ok(VmUsers::Shared),
+        Some(text) => text,
+    };
+    let numbers =
+        text.split_once('-').and_then(|(first, last)| Some(first.parse().ok()?..=last.parse().ok()?));
+    let is_sound = |numbers: &RangeInclusive<u32>| {
+        !numbers.is_empty()
+            && *numbers.start() >= NUMBER_MIN
+            && *numbers.end() <= NUMBER_MAX
+            && !sockets::is_taken(numbers)
+    };
+    numbers.filter(is_sound).map(VmUsers::Each).ok_or_else(|| SocketFault::Numbers(text.to_owned()))
 }
 
 /// Whom QEMU runs as, by what is written and by the daemon's own user.
@@ -132,11 +208,11 @@ mod tests {
 
     #[test]
     fn qemu_runs_as_whom_the_configuration_says_if_the_daemon_can_do_that() {
-        let other = |text: &str, user, group, has_groups| {
-            Ok(RunsAs::Other(QemuUser { text: text.to_owned(), user, group, has_groups }))
+        let other = |text: &str, user, group, groups| {
+            Ok(RunsAs::Other(QemuUser { text: text.to_owned(), user, group, groups }))
         };
-        assert_eq!(runs_as_of(Some("2:3"), 0), other("2:3", 2, 3, true));
-        assert_eq!(runs_as_of(Some("987654:3"), 0), other("987654:3", 987_654, 3, false));
+        assert_eq!(runs_as_of(Some("2:3"), 0), other("2:3", 2, 3, Groups::OfName));
+        assert_eq!(runs_as_of(Some("987654:3"), 0), other("987654:3", 987_654, 3, Groups::Cleared));
         assert_eq!(runs_as_of(Some("root"), 0), Ok(RunsAs::Daemon));
         assert_eq!(runs_as_of(Some("7"), 7), Ok(RunsAs::Daemon));
         assert_eq!(runs_as_of(None, 7), Ok(RunsAs::Daemon));
@@ -156,5 +232,21 @@ mod tests {
         let with = |text: &str| QemuUser::parse(text).unwrap().command(vec!["qemu".to_owned()]).join(" ");
         assert_eq!(with("2:3"), "setpriv --reuid=2 --regid=3 --init-groups --inh-caps=-all -- qemu");
         assert!(with("987654:3").contains(" --clear-groups "));
+        let of_vm = QemuUser::parse("987654:3").unwrap().of_vm(7);
+        assert_eq!(
+            of_vm.command(vec!["qemu".to_owned()]).join(" "),
+            "setpriv --reuid=7 --regid=7 --groups=3 --inh-caps=-all -- qemu"
+        );
+    }
+
+    #[test]
+    fn numbers_of_users_are_those_that_nobody_has() {
+        assert_eq!(users(None), Ok(VmUsers::Each(NUMBERS_DEFAULT)));
+        assert_eq!(users(Some("shared")), Ok(VmUsers::Shared));
+        assert_eq!(users(Some("3000000000-3000000009")), Ok(VmUsers::Each(3_000_000_000..=3_000_000_009)));
+        for refused in ["", "7", "0-9", "999-2000", "1000-4294967295", "9000-8000", "1000-70000", "a-b", "5-"]
+        {
+            assert!(users(Some(refused)).is_err(), "{refused}");
+        }
     }
 }

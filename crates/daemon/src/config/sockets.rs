@@ -1,6 +1,7 @@
 //! Who may use a unix socket: its mode, and its owner.
 
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::str::FromStr;
 
@@ -58,6 +59,12 @@ pub enum SocketFault {
     /// QEMU's user has no group.
     #[error("\"{0}\" is nobody's number, so nobody says its group; write \"USER:GROUP\"")]
     NoGroup(String),
+    /// The numbers are none, or are taken.
+    #[error(
+        "\"{0}\" is no range of users' numbers that nobody has; write \"FIRST-LAST\", such as \"2100000000-2100065535\", or \
+         \"shared\" for one user for all VMs"
+    )]
+    Numbers(String),
     /// QEMU cannot be run as somebody else.
     #[error(
         "a daemon that is not root cannot run QEMU as \"{0}\"; leave it out: QEMU runs as the daemon's user"
@@ -150,6 +157,29 @@ pub(super) fn group_of(user: u32) -> Option<u32> {
         (fields.next().and_then(|user| user.parse().ok()), fields.next())
     });
     numbers.filter(|(number, _)| *number == Some(user)).find_map(|(_, group)| group?.parse().ok())
+}
+
+/// The groups of a user besides its own, by the list of groups.
+pub(super) fn more_groups_of(user: u32) -> Vec<u32> {
+    let (Ok(users), Ok(groups)) = (std::fs::read_to_string(USERS), std::fs::read_to_string(GROUPS)) else {
+        return Vec::new();
+    };
+    let is_of = |line: &&str| line.split(':').nth(2).and_then(|number| number.parse().ok()) == Some(user);
+    let Some(name) = users.lines().find(is_of).and_then(|line| line.split(':').next()) else {
+        return Vec::new();
+    };
+    let with = groups.lines().filter(|line| {
+        let members = line.split(':').nth(3).unwrap_or_default();
+        members.split(',').any(|member| member == name)
+    });
+    with.filter_map(|line| line.split(':').nth(2)?.parse().ok()).collect()
+}
+
+/// Whether somebody has one of these numbers.
+pub(super) fn is_taken(numbers: &RangeInclusive<u32>) -> bool {
+    let lines = std::fs::read_to_string(USERS).unwrap_or_default();
+    let mut taken = lines.lines().filter_map(|line| line.split(':').nth(2)?.parse().ok());
+    taken.any(|number| numbers.contains(&number))
 }
 
 /// Who may use a socket, as it is written.

@@ -15,19 +15,22 @@ use std::sync::Arc;
 use api::Memory;
 use hypervisor::Hypervisor;
 use hypervisor::qemu::Qemu;
-use hypervisor::qemu::command_line::allowed::{self, Allowed, NotAllowed};
+use hypervisor::qemu::command_line::understood::Allowed;
 use hypervisor::qemu::command_line::{files, listening};
 
 use super::catalogue::{Fate, Record, Standing};
 use super::manifest::{self, Manifest};
 use super::needs::Needs;
-use super::{Alive, Definition, Differences, Life, VmError, Vms, probe, same_files, tpm};
+use super::{Alive, Definition, DefinitionError, Differences, Life, VmError, Vms, probe, same_files, tpm};
 use crate::files::sockets::SocketFolder;
 use crate::journal::now_unix_ms;
 use crate::vms::moving::{MoveFault, Terms};
 
 /// What makes QEMU wait for a VM's memory, and not run it by itself.
 const WAITING: [&str; 3] = ["-S", "-incoming", "defer"];
+
+/// What a qcow2 image begins with.
+const QCOW2_MAGIC: &[u8] = b"QFI\xfb";
 
 /// What is to be looked at of a VM that may come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,15 +124,27 @@ impl Vms {
         Ok(Manifest { files: Vec::new(), needs, ..manifest }.encode()?)
     }
 
-    /// What of the files that a VM's command names is another one here; and whether all else is to be looked at, too
-    /// ([`Self::examine`]).
+    /// Looks whether the VM is understood that came as these bytes. It looks at nothing of this host.
     ///
     /// # Errors
-    /// [`VmError`]: the bytes are none.
-    pub(crate) async fn compare_files(bytes: &[u8]) -> Result<(Differences, Scope), VmError> {
-        let needs = Manifest::decode(bytes)?.needs.unwrap_or_default();
+    /// [`VmError`]: the bytes are none, or name what they may not.
+    pub(crate) fn check_announced(&self, bytes: &[u8]) -> Result<(), VmError> {
+        self.understand(&Manifest::decode(bytes)?).map(drop)
+    }
+
+    /// What of a VM that came as these bytes will not be here as it was there, and what of the files that its command names is
+    /// another one here; and whether all else is to be looked at, too ([`Self::examine`]).
+    ///
+    /// # Errors
+    /// [`VmError`]: the bytes are none, or name what they may not. Nothing of this host was looked at then.
+    pub(crate) async fn compare_files(&self, bytes: &[u8]) -> Result<(Differences, Scope), VmError> {
+        let manifest = Manifest::decode(bytes)?;
+        let (definition, changed) = self.understand(&manifest)?;
+        let needs = manifest.needs.unwrap_or_default();
         let scope = if needs.only_files { Scope::Files } else { Scope::Everything };
-        let differences = blocking(move || Ok(same_files::differences(&needs.files))).await?;
+        let command = definition.command_anywhere();
+        let mut differences = blocking(move || Ok(same_files::differences(&command, &needs.files))).await?;
+        differences.warnings.extend(changed);
         Ok((differences, scope))
     }
 
@@ -140,7 +155,6 @@ impl Vms {
     pub(crate) fn announced(bytes: &[u8]) -> Result<(String, Vec<String>), VmError> {
         let manifest = Manifest::decode(bytes)?;
         let definition = Definition::parse(&manifest.definition)?;
-        definition.check_program()?;
         Ok((manifest.name, definition.volumes()))
     }
 
@@ -155,9 +169,7 @@ impl Vms {
         wished: Terms,
     ) -> Result<(Vec<(String, u64)>, Terms), MoveFault> {
         let manifest = Manifest::decode(bytes).map_err(VmError::from)?;
-        let definition = Definition::parse(&manifest.definition).map_err(VmError::from)?;
-        definition.check_program().map_err(VmError::from)?;
-        self.check_allowed(&definition).map_err(VmError::from)?;
+        let (definition, _) = self.understand(&manifest)?;
         let command = definition.command_anywhere();
         let needs = manifest.needs.unwrap_or_default();
         self.make_monitors_folder()?;
@@ -235,18 +247,18 @@ impl Vms {
         terms: Terms,
         sockets: &SocketFolder,
     ) -> Result<Arrival, VmError> {
-        let Manifest { name, definition: text, files, .. } = Manifest::decode(bytes)?;
-        let definition = Definition::parse(&text)?;
-        // N.B. also here: what was looked at before may have been another one.
-        definition.check_program()?;
-        self.check_allowed(&definition)?;
+        let manifest = Manifest::decode(bytes)?;
+        // N.B. also here: what was looked at before may have been another one. What is kept is what was understood.
+        let (definition, _) = self.understand(&manifest)?;
+        let Manifest { name, files, .. } = manifest;
         let record = Record {
             name: name.clone(),
-            definition: text,
+            definition: definition.text().to_owned(),
             standing: Standing::Arriving,
             fate: Fate::Stopped,
             added_unix_ms: now_unix_ms(),
             monitor: None,
+            user: None,
         };
         let vms = Arc::clone(self);
         blocking(move || vms.enter(&record, definition, &files, None)).await?;
@@ -322,10 +334,22 @@ impl Vms {
         Ok(self.alive(name)?.qemu)
     }
 
-    /// Looks whether a definition of another host names only what it may name here.
-    fn check_allowed(&self, definition: &Definition) -> Result<(), NotAllowed> {
+    /// What is understood of a VM that another host has described, and what of it will not be here as it was there.
+    ///
+    /// # Errors
+    /// [`VmError`]: it names what it may not.
+    fn understand(&self, manifest: &Manifest) -> Result<(Definition, Vec<String>), VmError> {
         let allowed = Allowed { options: &self.allowed.allow, folders: &self.allowed.folders };
-        allowed::check(&definition.command_with_places(), allowed)
+        let (definition, changed) = Definition::of_peer(&manifest.definition, allowed)?;
+        // Its drives are read as plain bytes; at the other host QEMU may have looked for a format.
+        let image = manifest.files.iter().find(|(_, content)| content.starts_with(QCOW2_MAGIC));
+        if let Some((name, _)) = image {
+            let text = format!(
+                "the file {name} is a qcow2 image, whose header may name other files: convert it (qemu-img convert -O raw)"
+            );
+            return Err(DefinitionError::Bounds(text).into());
+        }
+        Ok((definition, changed))
     }
 
     async fn stand(self: &Arc<Self>, name: &str, standing: Standing) -> Result<(), VmError> {

@@ -21,6 +21,9 @@ pub(super) struct Record {
     /// The socket of its monitor, if somebody else has started its QEMU: it is here while it leaves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) monitor: Option<PathBuf>,
+    /// The number of the user that its QEMU runs as, once it was started as one of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) user: Option<u32>,
 }
 
 /// Whether a VM is this host's.
@@ -89,6 +92,7 @@ mod tests {
             fate: Fate::Crashed { message: "killed".to_owned() },
             added_unix_ms: 7,
             monitor: None,
+            user: None,
         };
         assert_eq!(Catalogue::open(folder.path()).unwrap().list(), [record]);
     }

@@ -19,9 +19,11 @@ use std::path::{Path, PathBuf};
 
 use hypervisor::qemu::RECONNECT_SECONDS;
 use hypervisor::qemu::command_line::movable::{self, Unmovable};
+use hypervisor::qemu::command_line::understood::{Allowed, Understood};
 use hypervisor::qemu::command_line::{Template, Values, Variable};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
+use super::VmError;
 use crate::names;
 
 /// Longest definition in bytes: a request that holds one must fit into the API's limit.
@@ -100,7 +102,7 @@ pub(crate) enum DefinitionError {
     Unmovable(#[from] Unmovable),
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct Written {
     command: Vec<String>,
@@ -108,10 +110,11 @@ struct Written {
     disks: BTreeMap<String, String>,
     #[serde(default)]
     files: BTreeMap<String, PathBuf>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     tpm: Option<WrittenTpm>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 struct WrittenTpm {
     state: Option<PathBuf>,
@@ -156,6 +159,24 @@ impl Definition {
             return Err(DefinitionError::UnusedTpm);
         }
         Ok(definition)
+    }
+
+    /// Reads a definition that another host has sent; the command is written anew from what is understood of it. Returns what
+    /// of the VM will not be here as it was there, too.
+    ///
+    /// **N.B.** This is the only way in for a definition of another host: nothing of this host may be looked at before.
+    ///
+    /// # Errors
+    /// [`VmError`]: it is none, or names what it may not.
+    pub(super) fn of_peer(text: &str, allowed: Allowed<'_>) -> Result<(Self, Vec<String>), VmError> {
+        let received = Self::parse(text)?;
+        let understood = Understood::read(&received.command_with_places(), allowed)?;
+        // Where a TPM's state began is of use to the host that added the VM only.
+        let (disks, files) = (received.disks, received.files);
+        let written = Written { command: understood.write(), disks, files, tpm: None };
+        let text = toml::to_string(&written)
+            .map_err(|error| DefinitionError::Bounds(format!("it cannot be written anew: {error}")))?;
+        Ok((Self::parse(&text)?, understood.warnings().to_vec()))
     }
 
     /// As it was written.
@@ -219,18 +240,6 @@ impl Definition {
     /// The command with its places as they are written.
     pub(super) fn command_with_places(&self) -> Vec<String> {
         self.command.iter().map(|word| word.fill(ToString::to_string)).collect()
-    }
-
-    /// Looks whether the program is one that another host may have run here: a QEMU, found where this host's are.
-    pub(super) fn check_program(&self) -> Result<(), DefinitionError> {
-        let program = self.command.first().map(|word| word.fill(|_| String::new())).unwrap_or_default();
-        if program.starts_with("qemu-system-") && !program.contains('/') {
-            return Ok(());
-        }
-        let text = format!(
-            "the program is {program:?}; from another host it must be qemu-system-…, without a folder"
-        );
-        Err(DefinitionError::Bounds(text))
     }
 
     /// The disks whose requests wait too short a time for a daemon that is away for 45 s, with the seconds that they wait.
@@ -376,14 +385,32 @@ mod tests {
     }
 
     #[test]
-    fn another_host_may_have_qemu_run_and_nothing_else() {
-        let with = |program: &str| {
-            let text = format!("command = ['{program}', '-qmp', 'unix:{{qmp}},server=on,wait=off']");
-            Definition::parse(&text).unwrap().check_program().is_ok()
-        };
-        assert!(with("qemu-system-x86_64"));
-        for program in ["sh", "/usr/bin/qemu-system-x86_64", "qemu-system-/../sh", "{name}"] {
-            assert!(!with(program), "{program}");
+    fn a_definition_of_another_host_is_written_anew() {
+        let good = GOOD
+            .replace("driver=nbd,", "driver=nbd,node-name=root,server.type=unix,")
+            .replace("server=on,wait=off", "server,nowait");
+        let (definition, warnings) = Definition::of_peer(&good, Allowed::default()).unwrap();
+        let command = definition.command_with_places().join(" ");
+        assert!(
+            command.contains("-qmp unix:{qmp},server=on,wait=off -blockdev nbd,node-name=root,"),
+            "{command}"
+        );
+        assert!(
+            command.contains("-drive if=pflash,format=raw,file={file:vars}") && !command.contains("nowait")
+        );
+        assert!(warnings[0].contains("-net user"), "QEMU would make one: {warnings:?}");
+        assert_eq!((definition.volumes(), definition.tpm_state()), (vec!["web1-root".to_owned()], None));
+        let again = Definition::of_peer(definition.text(), Allowed::default()).unwrap();
+        assert_eq!((again.0, again.1.len()), (definition, 0));
+        for (from, to) in [
+            ("qemu-system-x86_64", "/usr/bin/qemu-system-x86_64"),
+            ("{file:vars}", "{file:vars},format=qcow2"),
+            ("export={export:root}", "export=other"),
+            ("unix:{qmp}", "unix:{qmp},path=/x"),
+        ] {
+            let other = good.replacen(from, to, 1);
+            assert_ne!(other, good);
+            assert!(Definition::of_peer(&other, Allowed::default()).is_err(), "{to}");
         }
     }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use api::ErrorCode;
 use hypervisor::HypervisorError;
 use hypervisor::libvirt::LibvirtError;
-use hypervisor::qemu::command_line::allowed::NotAllowed;
+use hypervisor::qemu::command_line::understood::NotAllowed;
 
 use super::definition::DefinitionError;
 use super::manifest::ManifestError;

@@ -46,6 +46,7 @@ impl Vms {
             fate: Fate::Started,
             added_unix_ms: now_unix_ms(),
             monitor: Some(adopted.monitor.clone()),
+            user: None,
         };
         let vms = Arc::clone(self);
         blocking(move || {

@@ -72,7 +72,8 @@ impl Vms {
         let (folder, monitor, log) = (self.vm_folder(name), self.monitor(name), self.log(name));
         self.make_monitors_folder()?;
         manifest::make_own_folder(&folder).map_err(|error| VmError::io("make", &folder, error))?;
-        let user = self.user_for(&definition);
+        let user = self.user_for(name, &definition).await?;
+        let user = user.as_ref();
         self.make_room(&definition, (&folder, &monitor), user, sockets)?;
         // A user of its own finds them from where it is started, and may not pass through what is above.
         let files = if user.is_some() { PathBuf::new() } else { folder.clone() };
@@ -157,15 +158,6 @@ impl Vms {
         let made = qemu_sockets::take_out_within(monitor, START_DEADLINE).await;
         made.map_err(|error| VmError::io("use QEMU's socket", monitor, error))?;
         Qemu::connect_within(monitor, START_DEADLINE).await.map_err(VmError::of(name))
-    }
-
-    /// Whom the QEMU of this definition is to run as; `None`: the daemon's user.
-    fn user_for(&self, definition: &Definition) -> Option<&QemuUser> {
-        match &self.allowed.runs_as {
-            // A QEMU whose command changes its user must be started as root.
-            RunsAs::Other(user) if !sandbox::becomes_others(&definition.command_with_places()) => Some(user),
-            _ => None,
-        }
     }
 
     /// Gives QEMU what it needs to run as `user`: its files, a folder for its sockets, and those of its disks.
@@ -446,7 +438,9 @@ impl Vms {
         }
         if let Some(user) = user {
             said = format!(
-                "{said}; QEMU runs as \"{user}\" (machines.user), which must be able to open what its command names"
+                "{said}; QEMU runs as a user with the number {} and the groups of \"{user}\" (machines.user), which must be able \
+                 to open what its command names",
+                user.user
             );
             if let Some(obstacle) = unprivileged::obstacle(&self.monitors, user) {
                 said = format!("{said}; {obstacle}");

@@ -69,11 +69,15 @@ pub(super) fn fingerprints(command: &[String]) -> Vec<Fingerprint> {
     taken.collect()
 }
 
-/// What this host has at the same paths, as far as it is there, and is not the same. It may sleep.
-pub(super) fn differences(theirs: &[Fingerprint]) -> Differences {
+/// What this host has at the paths that a command names, as far as it is there, and is not what the other host says of them.
+/// It may sleep.
+///
+/// **N.B.** The command is one that was understood: what the other host has told of other files is not looked at.
+pub(super) fn differences(command: &[String], theirs: &[Fingerprint]) -> Differences {
     let mut differences = Differences::default();
-    for theirs in theirs.iter().take(FILES_MAX) {
-        let (what, path) = (format!("{} {}", theirs.option, theirs.path), Path::new(&theirs.path));
+    for NamedFile { option, path, used } in files::named(command).into_iter().take(FILES_MAX) {
+        let Some(theirs) = theirs.iter().find(|theirs| theirs.path == path) else { continue };
+        let (what, path) = (format!("{option} {path}"), Path::new(&path));
         let (bytes, hash) = match read(path) {
             Ok(Some(read)) => read,
             Ok(None) => continue,
@@ -89,16 +93,16 @@ pub(super) fn differences(theirs: &[Fingerprint]) -> Differences {
             continue;
         }
         let sizes = format!("{bytes} bytes there, {} at the source", theirs.bytes);
-        match theirs.used {
-            Used::WhileItRuns => differences.faults.push(format!(
+        match used {
+            Use::WhileItRuns => differences.faults.push(format!(
                 "{what}: there it is another file ({sizes}), and the VM reads it while it runs: put the same one there, \
                  or restart the VM once without it"
             )),
-            Used::InMemory if bytes != theirs.bytes => differences.faults.push(format!(
+            Use::InMemory if bytes != theirs.bytes => differences.faults.push(format!(
                 "{what}: there it has another size ({sizes}), and so would the VM's memory: install the same version on \
                  both hosts"
             )),
-            Used::InMemory | Used::AtStart => differences.warnings.push(format!(
+            Use::InMemory | Use::AtStart => differences.warnings.push(format!(
                 "{what}: there it is another file ({sizes}); the VM goes on with what it has in memory, and has the other \
                  one when it is started the next time: install the same version on both hosts if that matters"
             )),
@@ -170,10 +174,16 @@ mod tests {
         let theirs = fingerprints(&words(&command));
         assert_eq!(theirs.len(), 3);
         let told = || {
-            let Differences { faults, warnings } = differences(&theirs);
+            let Differences { faults, warnings } = differences(&words(&command), &theirs);
             (faults.join("; "), warnings.join("; "))
         };
         assert_eq!(told(), Default::default());
+        let (faults, warnings) = (vec![], vec![]);
+        assert_eq!(
+            differences(&words("qemu -m 1"), &theirs),
+            Differences { faults, warnings },
+            "it names none"
+        );
         put("kernel", "two");
         put("code", "two");
         let (faults, warnings) = told();

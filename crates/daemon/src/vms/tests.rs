@@ -1,9 +1,15 @@
 //! VMs without disks, in real QEMU processes: started, found again, ended, and moved between two hosts' lists.
 
+use std::fs::Permissions;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+
 use hypervisor::{MemoryOptions, MemoryTransfer, MigrationStatus, RunState};
 use tempfile::TempDir;
 
 use super::*;
+use crate::config::{QemuUser, RunsAs, SocketAccess, VmUsers};
 use crate::take_over::{Estate, Listening, ServiceManager};
 use crate::vms::moving::Terms;
 
@@ -92,23 +98,37 @@ impl Drop for Host {
 
 #[tokio::test]
 async fn files_that_a_machine_finds_at_the_other_host_are_compared_before_all_else() {
-    let folder = tempfile::tempdir().unwrap();
-    let image = folder.path().join("cd.iso");
+    let Some(mut host) = Host::new() else { return };
+    let folder = host.folder.path().to_owned();
+    host.vms = Vms::open(
+        &folder,
+        &host.sockets,
+        &MachinesConfig { folders: vec![folder.clone()], ..Default::default() },
+    );
+    let image = folder.join("code.fd");
     std::fs::write(&image, "one").unwrap();
-    let command = ["qemu", "-cdrom", image.to_str().unwrap()].map(str::to_owned);
+    let image = image.to_str().unwrap();
+    let command = ["qemu", "-bios", image].map(str::to_owned);
     let needs = needs::Needs { files: same_files::fingerprints(&command), ..needs::Needs::default() };
     let files = vec![("vars".to_owned(), vec![1; 100])];
-    let (name, definition) = ("web1".to_owned(), String::new());
+    let definition = format!(
+        "command = ['qemu-system-x86_64', '-nodefaults', '-qmp', 'unix:{{qmp}},server=on,wait=off', '-bios', '{image}']"
+    );
+    let name = "web1".to_owned();
     let manifest = Manifest { name, definition, files, needs: Some(needs) }.encode().unwrap();
-    let (same, scope) = Vms::compare_files(&manifest).await.unwrap();
+    let (same, scope) = host.vms.compare_files(&manifest).await.unwrap();
     assert_eq!((same, scope), (Differences::default(), Scope::Everything));
-    std::fs::write(&image, "two").unwrap();
+    std::fs::write(image, "other").unwrap();
     let alone = Vms::files_alone(&manifest).unwrap();
     assert!(alone.len() < manifest.len(), "what goes along is left out");
-    let (Differences { faults, warnings }, scope) = Vms::compare_files(&alone).await.unwrap();
-    assert!(faults.len() == 1 && faults[0].contains("cd.iso: there it is another file"), "{faults:?}");
+    let (Differences { faults, warnings }, scope) = host.vms.compare_files(&alone).await.unwrap();
+    assert!(faults.len() == 1 && faults[0].contains("code.fd: there it has another size"), "{faults:?}");
     assert_eq!((warnings.len(), scope), (0, Scope::Files));
-    assert!(Vms::compare_files(b"junk").await.is_err());
+    assert!(host.vms.compare_files(b"junk").await.is_err());
+    // A host where it may not be named says nothing of it.
+    let Some(other) = Host::new() else { return };
+    let refused = other.vms.compare_files(&alone).await.unwrap_err().to_string();
+    assert!(refused.contains("is no file that a VM from another host may name"), "{refused}");
 }
 
 #[tokio::test]
@@ -300,4 +320,123 @@ async fn what_came_and_cannot_be_started_is_not_kept() {
     assert!(refused.to_string().contains("machine type"), "{refused}");
     assert!(there.vms.list().is_empty());
     assert!(there.vms.prepare_arrival(&manifest[1..], Terms::default(), &there.sockets).await.is_err());
+}
+
+/// Whether a process with the user and the groups of a VM may do something with a file, by the letter of test(1).
+fn may(user: &QemuUser, what: &str, path: &Path) -> bool {
+    let words = ["test", what, path.to_str().unwrap()].map(str::to_owned).to_vec();
+    let words = user.command(words);
+    std::process::Command::new(&words[0]).args(&words[1..]).status().unwrap().success()
+}
+
+#[tokio::test]
+async fn a_machine_can_open_nothing_that_is_another_ones() {
+    if !rustix::process::geteuid().is_root() {
+        return omission::machine_lacks("root, to run QEMU as other users");
+    }
+    let Some(mut host) = Host::new() else { return };
+    let folder = host.folder.path().to_owned();
+    std::fs::set_permissions(&folder, Permissions::from_mode(0o711)).unwrap();
+    std::fs::set_permissions(folder.join("run"), Permissions::from_mode(0o711)).unwrap();
+    let base = QemuUser::parse("65534:65534").unwrap();
+    let machines = MachinesConfig { runs_as: RunsAs::Other(base.clone()), ..MachinesConfig::default() };
+    host.vms = Vms::open(&folder, &host.sockets, &machines);
+    let words = "\"-chardev\", \"socket,id=c,path={path:own},server=on,wait=off\", \"-blockdev\", \
+        \"nbd,node-name=d,server.type=unix,server.path={disk:d},export={export:d},reconnect-delay=60\", \"-drive\"";
+    let mut users = Vec::new();
+    for name in ["a", "b"] {
+        let disk = host.sockets.bind_volume(name, &SocketAccess::default()).unwrap();
+        let disk = UnixListener::from(disk);
+        std::thread::spawn(move || export_of_zeroes(&disk));
+        let text = host.definition().replace("\"-drive\"", words) + &format!("[disks]\nd = \"{name}\"\n");
+        host.vms.add(name, &text).unwrap();
+        let alive = host.start(name).await;
+        let user = qemu_sockets::user_of_process(alive.process_id()).unwrap();
+        assert!(matches!(&machines.users, VmUsers::Each(numbers) if numbers.contains(&user)), "{user}");
+        users.push((base.of_vm(user), alive));
+    }
+    let of = |name: &str| {
+        [
+            "run/volumes/NAME.sock",
+            "run/vms/NAME.qmp",
+            "run/vms/NAME.d",
+            "data/files/vars",
+            "data/own/own",
+            "data/log",
+        ]
+        .map(|path| folder.join(path.replace("NAME", name).replace("data", &format!("vms/{name}"))))
+    };
+    let [(a, alive_a), (b, alive_b)] = users.try_into().ok().unwrap();
+    for (user, own, others) in [(&a, "a", "b"), (&b, "b", "a")] {
+        assert!(may(user, "-w", &host.sockets.volume_socket(own)), "its own disk");
+        for path in
+            of(others).iter().chain(&[folder.join(format!("vms/{others}/own")), folder.join("vms.json")])
+        {
+            // Of a socket only the right to write counts.
+            let is_socket = std::fs::metadata(path).unwrap().file_type().is_socket();
+            for what in if is_socket { &["-w"][..] } else { &["-r", "-w", "-x"] } {
+                assert!(!may(user, what, path), "{user} {what} {}", path.display());
+            }
+        }
+    }
+    // Nor is it sent a signal, or looked into.
+    for (user, other) in [(&a, &alive_b), (&b, &alive_a)] {
+        let other = other.process_id();
+        assert!(!may(user, "-r", Path::new(&format!("/proc/{other}/mem"))));
+        let words = user.command(["sh", "-c", &format!("kill -0 {other}")].map(str::to_owned).to_vec());
+        let killed = std::process::Command::new(&words[0]).args(&words[1..]).output().unwrap();
+        assert!(!killed.status.success());
+    }
+    // Started again, it has the same number.
+    host.vms.stop("a", Ending::AtOnce).await.unwrap();
+    let again = host.start("a").await;
+    assert_eq!(qemu_sockets::user_of_process(again.process_id()), Some(a.user));
+    for name in ["a", "b"] {
+        host.vms.stop(name, Ending::AtOnce).await.unwrap();
+    }
+}
+
+/// Serves whoever connects as an NBD server that has one megabyte of zeroes, as far as QEMU asks when it opens a disk.
+fn export_of_zeroes(listener: &UnixListener) {
+    for client in listener.incoming() {
+        let Ok(mut client) = client else { return };
+        std::thread::spawn(move || serve_zeroes(&mut client));
+    }
+}
+
+fn serve_zeroes(client: &mut UnixStream) -> std::io::Result<()> {
+    const BYTES: u64 = 1 << 20;
+    client.write_all(b"NBDMAGICIHAVEOPT\0\x03")?;
+    client.read_exact(&mut [0; 4])?;
+    loop {
+        let mut head = [0; 16];
+        client.read_exact(&mut head)?;
+        let option = u32::from_be_bytes(head[8..12].try_into().unwrap());
+        let mut data = vec![0; u32::from_be_bytes(head[12..].try_into().unwrap()) as usize];
+        client.read_exact(&mut data)?;
+        let reply = |kind: u32, data: &[u8]| {
+            let magic = 0x0003_e889_0455_65a9_u64.to_be_bytes();
+            let length = (data.len() as u32).to_be_bytes();
+            [&magic[..], &option.to_be_bytes(), &kind.to_be_bytes(), &length, data].concat()
+        };
+        match option {
+            // GO: one export, with flags that say that there are flags.
+            7 => {
+                let info = [&[0, 0][..], &BYTES.to_be_bytes(), &[0, 1]].concat();
+                client.write_all(&reply(3, &info))?;
+                client.write_all(&reply(1, &[]))?;
+                break;
+            }
+            // Nothing else is known here.
+            _ => client.write_all(&reply(0x8000_0001, &[]))?,
+        }
+    }
+    loop {
+        let mut request = [0; 28];
+        client.read_exact(&mut request)?;
+        let (kind, length) = (request[7], u32::from_be_bytes(request[24..].try_into().unwrap()));
+        let zeroes = if kind == 0 { vec![0; length as usize] } else { Vec::new() };
+        client
+            .write_all(&[&0x6744_6698_u32.to_be_bytes()[..], &[0; 4], &request[8..16], &zeroes].concat())?;
+    }
 }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   parser ──► movable      what ties the VM to one host
-//!          ──► allowed      what a command of another host may name here
+//!          ──► understood   a command of another host: typed, of a closed set, and written anew
 //!          ──► listening    ports and sockets that it listens on
 //!          ──► files        files that it names
 //!          ──► sandbox      what QEMU is denied when it runs it
@@ -12,7 +12,6 @@
 //! ```
 //! It knows no configuration and no volumes: what it needs of them is passed.
 
-pub mod allowed;
 pub mod derived;
 pub mod files;
 pub mod listening;
@@ -21,6 +20,7 @@ mod parser;
 pub mod sandbox;
 pub mod script;
 mod template;
+pub mod understood;
 
 pub use parser::{Argument, Values, parse};
 pub use template::{Template, Variable};

@@ -6,6 +6,7 @@ mod ahead;
 mod contract;
 mod disks;
 mod scene;
+mod understood;
 
 use std::time::Duration;
 

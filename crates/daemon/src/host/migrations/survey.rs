@@ -24,7 +24,7 @@ use crate::names;
 use crate::peers::channel::VOLUMES_MAX;
 use crate::peers::veil::unveiled;
 use crate::vms::moving::Terms;
-use crate::vms::{Differences, Scope, Vms};
+use crate::vms::{Differences, Scope};
 
 impl Host {
     /// Looks at everything that an offer would need here.
@@ -53,6 +53,14 @@ impl Host {
         {
             // N.B. nothing else: what it would take to run a VM here is nobody's business who may not bring one.
             found.refusals.push(refusal(&error));
+            return found;
+        }
+        if !vm.is_empty()
+            && let Err(error) = self.vms.check_announced(&vm)
+        {
+            // N.B. nothing else: a definition that is not understood is no reason to look at this host.
+            let (code, detail) = (RefusalCode::Unsuitable, error.to_string());
+            found.refusals.push(Refusal { code, detail });
             return found;
         }
         let takes_back = self.takes_back(peer, &offer);
@@ -114,7 +122,7 @@ impl Host {
     /// Whether a VM could run here.
     async fn look_at_vm(&self, vm: &[u8], found: &mut Surveyed) {
         let unsuitable = |detail: String| Refusal { code: RefusalCode::Unsuitable, detail };
-        match Vms::compare_files(vm).await {
+        match self.vms.compare_files(vm).await {
             Ok((Differences { faults, warnings }, scope)) => {
                 found.refusals.extend(faults.into_iter().map(unsuitable));
                 found.warnings.extend(warnings);

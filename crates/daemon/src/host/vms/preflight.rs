@@ -14,8 +14,8 @@ use migration::journal::Side;
 use crate::error::RequestError;
 use crate::host::{Host, blocking};
 use crate::images;
+use crate::vms::Differences;
 use crate::vms::moving::{MoveFault, Terms};
-use crate::vms::{Differences, Vms};
 
 impl Host {
     /// What another host must be given to run a VM with these volumes.
@@ -54,7 +54,8 @@ impl Host {
         manifest: &[u8],
         wished: Terms,
     ) -> Result<Terms, MoveFault> {
-        let compared = Vms::compare_files(manifest).await?;
+        // N.B. first: it refuses what is not understood, and looks at nothing of this host before.
+        let compared = self.vms.compare_files(manifest).await?;
         // What is only to be known was said before the VM was offered.
         let (Differences { faults, .. }, _) = compared;
         if !faults.is_empty() {

@@ -57,6 +57,11 @@ pub struct Argument {
     pub value: Option<String>,
 }
 
+/// Whether an option has no value.
+pub(super) fn is_flag(option: &str) -> bool {
+    FLAGS.contains(&option)
+}
+
 /// Cuts a command, without its program, into options.
 pub fn parse(words: &[String]) -> Vec<Argument> {
     let mut arguments = Vec::new();
@@ -68,7 +73,7 @@ pub fn parse(words: &[String]) -> Vec<Argument> {
             arguments.push(Argument { option: String::new(), value: Some(word.clone()) });
             continue;
         }
-        let value = if FLAGS.contains(&option) { None } else { words.next().cloned() };
+        let value = if is_flag(option) { None } else { words.next().cloned() };
         arguments.push(Argument { option: option.to_owned(), value });
     }
     arguments

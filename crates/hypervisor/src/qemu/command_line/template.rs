@@ -59,6 +59,11 @@ impl Template {
         Self { pieces }
     }
 
+    /// Whether nothing comes before its first variable.
+    pub fn begins_with_variable(&self) -> bool {
+        matches!(self.pieces.first(), Some(Piece::Variable(_)))
+    }
+
     /// The variables, in order.
     pub fn variables(&self) -> impl Iterator<Item = &Variable> {
         self.pieces.iter().filter_map(|piece| match piece {

@@ -1,0 +1,103 @@
+//! Which user the QEMU of each VM runs as: a number that no other VM has, so that none can open what is another's.
+//!
+//! ```text
+//!   [machines] users ── a number ── noted of the VM, durably ─► its QEMU and its TPM, its files, the sockets of its disks
+//! ```
+//! **N.B.** A VM that was given back goes on as its number, and is in no list: a number that a process has is given to nobody.
+
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher as _, RandomState};
+use std::ops::RangeInclusive;
+use std::sync::Arc;
+
+use super::arrival::blocking;
+use super::{Definition, VmError, Vms, qemu_sockets};
+use crate::config::{QemuUser, RunsAs, VmUsers};
+use hypervisor::qemu::command_line::sandbox;
+
+impl Vms {
+    /// Whom the QEMU of a VM is to run as; `None`: the daemon's user.
+    ///
+    /// # Errors
+    /// [`VmError`]: there is no number left, or it cannot be noted.
+    pub(super) async fn user_for(
+        self: &Arc<Self>,
+        name: &str,
+        definition: &Definition,
+    ) -> Result<Option<QemuUser>, VmError> {
+        let user = match &self.allowed.runs_as {
+            // A QEMU whose command changes its user must be started as root.
+            RunsAs::Other(user) if !sandbox::becomes_others(&definition.command_with_places()) => user,
+            _ => return Ok(None),
+        };
+        let VmUsers::Each(numbers) = &self.allowed.users else { return Ok(Some(user.clone())) };
+        let (vms, name, numbers) = (Arc::clone(self), name.to_owned(), numbers.clone());
+        let number = blocking(move || vms.number_for(&name, &numbers)).await?;
+        Ok(Some(user.of_vm(number)))
+    }
+
+    /// The number of a VM's user: the one that it had, or one that nobody has. It may sleep.
+    fn number_for(&self, name: &str, numbers: &RangeInclusive<u32>) -> Result<u32, VmError> {
+        let of_processes = numbers_of_processes();
+        // Held throughout: a number is given once.
+        let mut entries = self.entries();
+        let others = entries.iter().filter(|(other, _)| *other != name);
+        let of_others: BTreeSet<u32> = others.filter_map(|(_, entry)| entry.record.user).collect();
+        let entry = entries.get_mut(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?;
+        let own = entry.record.user.filter(|own| numbers.contains(own) && !of_others.contains(own));
+        let is_free = |number: &u32| !of_others.contains(number) && !of_processes.contains(number);
+        let chosen = own.or_else(|| choose(numbers, RandomState::new().hash_one(name), is_free));
+        let chosen = chosen.ok_or_else(|| {
+            let (first, last) = (numbers.start(), numbers.end());
+            VmError::Unusable(format!(
+                "each VM runs as a user of its own, and the numbers {first} to {last} are all taken: give it more (users = \
+                 \"FIRST-LAST\" below [machines])"
+            ))
+        })?;
+        if entry.record.user != Some(chosen) {
+            let mut record = entry.record.clone();
+            record.user = Some(chosen);
+            self.catalogue()?.put(&record)?;
+            entry.record = record;
+        }
+        Ok(chosen)
+    }
+}
+
+/// A number that is free, from a random one on: so one that was given up is not the next that is given.
+fn choose(numbers: &RangeInclusive<u32>, random: u64, is_free: impl Fn(&u32) -> bool) -> Option<u32> {
+    let (first, last) = (u64::from(*numbers.start()), u64::from(*numbers.end()));
+    let count = last.checked_sub(first)? + 1;
+    let nth = |step: u64| u32::try_from(first + (random % count + step) % count).ok();
+    (0..count).filter_map(nth).find(|number| is_free(number))
+}
+
+/// The users that processes run as.
+fn numbers_of_processes() -> BTreeSet<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    processes.filter_map(qemu_sockets::user_of_process).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_number_is_one_that_nobody_has() {
+        let numbers = 10..=12;
+        let free = |taken: &'static [u32]| move |number: &u32| !taken.contains(number);
+        assert_eq!(choose(&numbers, 0, free(&[])), Some(10));
+        assert_eq!(choose(&numbers, u64::MAX, free(&[])), Some(10));
+        assert_eq!(choose(&numbers, 2, free(&[12])), Some(10));
+        assert_eq!(choose(&numbers, 7, free(&[11, 12])), Some(10));
+        assert_eq!(choose(&numbers, 0, free(&[10, 11, 12])), None);
+        let all = 0..=u32::MAX;
+        assert_eq!(choose(&all, u64::from(u32::MAX), free(&[u32::MAX])), Some(0));
+    }
+
+    #[test]
+    fn the_users_of_processes_are_taken() {
+        assert!(numbers_of_processes().contains(&rustix::process::geteuid().as_raw()));
+    }
+}

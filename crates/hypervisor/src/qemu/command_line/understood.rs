@@ -1,0 +1,409 @@
+//! What a VM's definition may name that another host has sent: it is parsed into typed values, and the command is written anew
+//! from these.
+//!
+//! ```text
+//!   words ─► lexer: cut in one way only ─► options, devices, drives, processor: closed sets of options, keys and types
+//!         ─► names that are used are made here, once ─► Understood ─► write(): the command that QEMU is given
+//! ```
+//! Nothing that was received is passed on. What is not understood is refused, with the option, the key and the value.
+//! `[machines]` of the configuration may allow more: such an option is cut as strictly, and its paths are looked at.
+
+mod devices;
+mod drives;
+mod lexer;
+mod names;
+mod open;
+mod options;
+mod processor;
+#[cfg(test)]
+mod properties;
+mod reading;
+#[cfg(test)]
+mod tests;
+mod value;
+
+use std::path::{Path, PathBuf};
+
+use self::names::Names;
+use self::options::{MERGED, REPEATED};
+use self::reading::{CHARACTER_DEVICE, read_argument};
+use self::value::Kind;
+pub use self::value::Value;
+
+/// What programs that can be found on another host begin with.
+const PROGRAM: &str = "qemu-system-";
+/// What keeps QEMU from making devices that the command does not name.
+const NO_DEFAULTS: &str = "-nodefaults";
+/// What keeps QEMU from reading options of this host.
+const NO_USER_CONFIG: &str = "-no-user-config";
+/// A network that QEMU makes within itself.
+const USER_NETWORK: &str = "user";
+/// Options that are networks.
+const NETWORKS: [&str; 3] = ["-net", "-netdev", "-nic"];
+/// What keeps its guest from reaching this host and others through it.
+const RESTRICT: &str = "restrict";
+
+/// Why a definition of another host's is refused.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotAllowed {
+    /// An option, a key or a word that is not of the closed set.
+    #[error(
+        "{what} is nothing that a VM from another host may name here; if it may: allow = [\"{entry}\"] below [machines] in \
+         that host's configuration"
+    )]
+    Option {
+        /// The words.
+        what: String,
+        /// What would allow it.
+        entry: String,
+    },
+    /// A path of this host.
+    #[error(
+        "{option}: {path} is no file that a VM from another host may name here; if it may: folders = [\"{folder}\"] below \
+         [machines] in that host's configuration"
+    )]
+    Path {
+        /// The option.
+        option: String,
+        /// The path.
+        path: String,
+        /// The folder that would have to be named.
+        folder: String,
+    },
+    /// Something that has more than one meaning, or none.
+    #[error(
+        "{what} {reason}; a VM from another host must be written so that it is understood in one way only"
+    )]
+    Malformed {
+        /// The words.
+        what: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What a host's administrator allows besides.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Allowed<'a> {
+    /// Options, alone or with the beginning of their value: `-vnc`, `-netdev bridge`.
+    pub options: &'a [String],
+    /// Folders whose files may be named.
+    pub folders: &'a [PathBuf],
+}
+
+/// A command that is understood.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Understood {
+    program: String,
+    arguments: Vec<Argument>,
+    warnings: Vec<String>,
+}
+
+/// An option with what is said of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Argument {
+    option: String,
+    body: Body,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Body {
+    Nothing,
+    Alone(Value),
+    /// Keys; QEMU takes the first of this name without it.
+    Keys {
+        implied: &'static str,
+        said: Said,
+    },
+    /// A monitor or a port at a socket that QEMU serves.
+    Served(Value),
+    /// What the administrator of this host allows.
+    Open(open::Open),
+}
+
+/// Keys with their values, each once.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Said {
+    pairs: Vec<(String, Value)>,
+    names: Names,
+}
+
+impl Understood {
+    /// Reads a command, with its variables as they are written.
+    ///
+    /// # Errors
+    /// [`NotAllowed`]: what of it is not understood, or may not be named.
+    pub fn read(command: &[String], allowed: Allowed<'_>) -> Result<Self, NotAllowed> {
+        let (program, words) =
+            command.split_first().map_or(("", command), |(first, rest)| (first.as_str(), rest));
+        check_program(program)?;
+        let mut understood =
+            Self { program: program.to_owned(), arguments: Vec::new(), warnings: Vec::new() };
+        let mut words = words.iter();
+        while let Some(word) = words.next() {
+            let argument = read_argument(word, &mut words, allowed)?;
+            understood.push(argument)?;
+        }
+        understood.check_monitor()?;
+        understood.names()?.check()?;
+        understood.close(allowed)?;
+        Ok(understood)
+    }
+
+    /// The command anew, from what was understood.
+    pub fn write(&self) -> Vec<String> {
+        let mut words = vec![self.program.clone()];
+        for argument in &self.arguments {
+            words.push(argument.option.clone());
+            words.extend(argument.value());
+        }
+        words
+    }
+
+    /// What is not as it was at the other host, for people.
+    pub fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// The options.
+    pub fn arguments(&self) -> &[Argument] {
+        &self.arguments
+    }
+
+    fn push(&mut self, argument: Argument) -> Result<(), NotAllowed> {
+        let option = argument.option.clone();
+        let known = self.arguments.iter_mut().find(|known| known.option == option);
+        match (known, argument.body) {
+            (Some(Argument { body: Body::Keys { said, .. }, .. }), Body::Keys { said: more, .. })
+                if MERGED.contains(&option.as_str()) =>
+            {
+                said.append(&option, more)
+            }
+            (Some(_), body) if !REPEATED.contains(&option.as_str()) && !matches!(body, Body::Open(_)) => {
+                Err(NotAllowed::malformed(&option, "", "is said twice"))
+            }
+            (_, body) => {
+                self.arguments.push(Argument { option, body });
+                Ok(())
+            }
+        }
+    }
+
+    fn has(&self, option: &str) -> bool {
+        self.arguments.iter().any(|argument| argument.option == option)
+    }
+
+    /// Looks whether the VM has the monitor that Sterna steers it by.
+    fn check_monitor(&self) -> Result<(), NotAllowed> {
+        if self.has("-qmp") { Ok(()) } else { Err(NotAllowed::malformed("-qmp", "", "is missing")) }
+    }
+
+    fn names(&self) -> Result<Names, NotAllowed> {
+        let mut names = Names::default();
+        for argument in &self.arguments {
+            match &argument.body {
+                Body::Keys { said, .. } => names.add(&argument.option, &said.names)?,
+                Body::Alone(Value::Word(word)) => {
+                    if let Some(device) = word.strip_prefix(CHARACTER_DEVICE) {
+                        names.uses(value::Class::Character, device);
+                    }
+                }
+                Body::Open(open) => names.add(&argument.option, open.names())?,
+                _ => {}
+            }
+        }
+        Ok(names)
+    }
+
+    /// Says what QEMU would do by itself, so that it does nothing that was not understood.
+    fn close(&mut self, allowed: Allowed<'_>) -> Result<(), NotAllowed> {
+        let mut warnings = Vec::new();
+        for argument in &mut self.arguments {
+            let Argument { option, body: Body::Keys { said, .. } } = argument else { continue };
+            let is_user_network = NETWORKS.contains(&option.as_str())
+                && matches!(said.get("type"), Some(Value::Word(kind)) if kind == USER_NETWORK);
+            if is_user_network && !allowed.names(option, USER_NETWORK) {
+                match said.get(RESTRICT) {
+                    Some(Value::Switch(true)) => {}
+                    _ => warnings.push(isolated(option)),
+                }
+                said.set(RESTRICT, Value::Switch(true));
+            }
+            check_tap(option, said)?;
+        }
+        let has_network = NETWORKS.iter().any(|option| self.has(option));
+        if !self.has(NO_DEFAULTS) && !has_network && !allowed.names("-net", USER_NETWORK) {
+            // N.B. QEMU would make these two by itself, and let the guest reach this host and others.
+            self.add("-net", "type", &[("type", Value::Word("nic".to_owned()))])?;
+            let network = [("type", Value::Word(USER_NETWORK.to_owned())), (RESTRICT, Value::Switch(true))];
+            self.add("-net", "type", &network)?;
+            warnings.push(isolated("-net"));
+        }
+        if !self.has(NO_DEFAULTS) {
+            // The guest has the same ports; nothing of this host is behind them.
+            for (option, nothing) in [("-monitor", "none"), ("-serial", "null"), ("-parallel", "null")] {
+                if !self.has(option) {
+                    let body = Body::Alone(Value::Word(nothing.to_owned()));
+                    self.arguments.push(Argument { option: option.to_owned(), body });
+                }
+            }
+        }
+        if !self.has(NO_USER_CONFIG) {
+            self.arguments.push(Argument { option: NO_USER_CONFIG.to_owned(), body: Body::Nothing });
+        }
+        self.warnings = warnings;
+        Ok(())
+    }
+
+    fn add(
+        &mut self,
+        option: &str,
+        implied: &'static str,
+        pairs: &[(&str, Value)],
+    ) -> Result<(), NotAllowed> {
+        let mut said = Said::default();
+        for (key, value) in pairs {
+            said.add(option, key, value.clone())?;
+        }
+        self.arguments.push(Argument { option: option.to_owned(), body: Body::Keys { implied, said } });
+        Ok(())
+    }
+}
+
+/// What becomes of a network that QEMU makes within itself, for people.
+fn isolated(option: &str) -> String {
+    format!(
+        "{option} {USER_NETWORK}: there its guest reaches nothing but itself (restrict=on); if it may reach that host and \
+         others: allow = [\"{option} {USER_NETWORK}\"] below [machines] in that host's configuration"
+    )
+}
+
+/// Looks whether a tap device runs no programs, and is one that is there.
+fn check_tap(option: &str, said: &Said) -> Result<(), NotAllowed> {
+    let is_tap =
+        NETWORKS.contains(&option) && matches!(said.get("type"), Some(Value::Word(kind)) if kind == "tap");
+    if !is_tap || ["ifname", "script", "downscript"].iter().all(|key| said.get(key).is_some()) {
+        return Ok(());
+    }
+    let what = format!("{option} tap without ifname=NAME,script=no,downscript=no");
+    Err(NotAllowed::Option { what, entry: format!("{option} tap") })
+}
+
+impl Argument {
+    /// Its name, with one hyphen.
+    pub fn option(&self) -> &str {
+        &self.option
+    }
+
+    /// Its keys and their values; a value alone has no key.
+    pub fn values(&self) -> Vec<(&str, &Value)> {
+        match &self.body {
+            Body::Nothing | Body::Open(_) => Vec::new(),
+            Body::Alone(value) | Body::Served(value) => vec![("", value)],
+            Body::Keys { said, .. } => said.pairs.iter().map(|(key, value)| (key.as_str(), value)).collect(),
+        }
+    }
+
+    /// The value of a key.
+    pub fn get(&self, key: &str) -> Option<&Value> {
+        self.values().into_iter().find_map(|(known, value)| (known == key).then_some(value))
+    }
+
+    fn value(&self) -> Option<String> {
+        match &self.body {
+            Body::Nothing => None,
+            Body::Alone(value) => Some(value.to_string()),
+            Body::Served(place) => Some(format!("unix:{place},server=on,wait=off")),
+            Body::Open(open) => open.write(),
+            Body::Keys { implied, said } => {
+                let (first, rest): (Vec<_>, Vec<_>) = said.pairs.iter().partition(|(key, _)| key == implied);
+                let first = first.into_iter().map(|(_, value)| value.to_string());
+                let rest = rest.into_iter().map(|(key, value)| format!("{key}={value}"));
+                Some(first.chain(rest).collect::<Vec<_>>().join(","))
+            }
+        }
+    }
+}
+
+/// Looks whether a program is a QEMU, found where this host's are.
+fn check_program(program: &str) -> Result<(), NotAllowed> {
+    let machine = program.strip_prefix(PROGRAM).unwrap_or_default();
+    let is_sign = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    if !machine.is_empty() && machine.bytes().all(is_sign) {
+        return Ok(());
+    }
+    Err(NotAllowed::malformed(program, "", "is not qemu-system-… without a folder"))
+}
+
+impl Said {
+    fn get(&self, key: &str) -> Option<&Value> {
+        self.pairs.iter().find_map(|(known, value)| (known == key).then_some(value))
+    }
+
+    fn set(&mut self, key: &str, value: Value) {
+        self.pairs.retain(|(known, _)| known != key);
+        self.pairs.push((key.to_owned(), value));
+    }
+
+    /// Reads a value as one of its kind.
+    fn read(
+        &mut self,
+        option: &str,
+        key: &str,
+        kind: Kind,
+        text: &str,
+        allowed: Allowed<'_>,
+    ) -> Result<(), NotAllowed> {
+        let value = kind.read(text, allowed).map_err(|fault| fault.of(option, key, text))?;
+        match kind {
+            Kind::New(class) => self.names.makes(class, text),
+            Kind::Of(class) => self.names.uses(class, text),
+            _ => {}
+        }
+        self.add(option, key, value)
+    }
+
+    fn add(&mut self, option: &str, key: &str, value: Value) -> Result<(), NotAllowed> {
+        if self.get(key).is_some() {
+            return Err(NotAllowed::malformed(option, key, "is said twice"));
+        }
+        self.pairs.push((key.to_owned(), value));
+        Ok(())
+    }
+
+    fn append(&mut self, option: &str, other: Self) -> Result<(), NotAllowed> {
+        for (key, value) in other.pairs {
+            self.add(option, &key, value)?;
+        }
+        self.names.add(option, &other.names)
+    }
+}
+
+impl Allowed<'_> {
+    /// Whether an option is named, alone or with what its value begins with.
+    fn names(&self, option: &str, word: &str) -> bool {
+        let entry = format!("{option} {word}");
+        self.options.iter().any(|known| *known == option || *known == entry)
+    }
+}
+
+impl NotAllowed {
+    fn option(option: &str, word: &str, pair: Option<(&str, &str)>) -> Self {
+        let entry = format!("{option} {word}").trim_end().to_owned();
+        let what = match pair {
+            Some(("", value)) => format!("{option} {value}"),
+            Some((key, value)) => format!("{entry} {key}={value}"),
+            None => entry.clone(),
+        };
+        Self::Option { what, entry }
+    }
+
+    fn path(option: &str, path: &str) -> Self {
+        let folder = Path::new(path).parent().unwrap_or(Path::new(path)).display().to_string();
+        Self::Path { option: option.to_owned(), path: path.to_owned(), folder }
+    }
+
+    fn malformed(option: &str, text: &str, reason: &str) -> Self {
+        Self::Malformed { what: format!("{option} {text}").trim_end().to_owned(), reason: reason.to_owned() }
+    }
+}
