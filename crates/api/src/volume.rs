@@ -219,6 +219,9 @@ pub struct PromoteVolume {
     /// Of a volume that is `unconfirmed`, for the journal was put back from a backup: it is this host's. **N.B.** If another host has
     /// it, there are two of it from then on. With `force`: although another host, or an image, says otherwise.
     pub restored: bool,
+    /// With `restored`, of a volume on a device or an export: how many bytes it has. It may have grown since the backup, and the
+    /// device has room for more.
+    pub size_bytes: Option<u64>,
 }
 
 /// Makes a volume.

@@ -2,13 +2,15 @@
 //!
 //! ```text
 //!   data_dir/identity/    key, certificate, name: made once by `sterna host init`
-//!   data_dir/hosts.json   who is paired with this host, and where they are
+//!   data_dir/hosts.json   the hosts that are paired with this one, and where they are
+//!   data_dir/hosts-history.json   what has happened to that list
 //!   [hosts] listen, links in the configuration
 //! ```
 //!
 //! The endpoint runs from the moment that there is an identity. A problem with it keeps nothing else from working: it is
 //! shown by `sterna host show`. What goes over sessions is not known here: whoever starts this gives the receiver.
 
+mod history;
 mod known;
 #[cfg(test)]
 mod tests;
@@ -19,11 +21,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use migration::journal::Unlisted;
 use transport::{
     Endpoint, GarbledToken, HandshakeError, Identity, IdentityError, JoinError, Peer, Receiver, Session,
     Settings, Token,
 };
 
+pub(crate) use self::history::{hosts_since, listed};
 use self::known::Known;
 pub(crate) use self::known::{Acquaintance, Trust, id as id_text};
 use crate::audit::Audit;
@@ -190,10 +194,18 @@ impl Hosts {
         self.known().ok()?.get(name)
     }
 
-    /// All other hosts; `None`: the list cannot be read.
-    pub(crate) fn paired(&self) -> Option<BTreeSet<migration::HostId>> {
-        let known = self.known().ok()?.list();
-        Some(known.into_iter().map(|peer| migration::HostId(peer.id.0)).collect())
+    /// All other hosts.
+    ///
+    /// # Errors
+    /// The list cannot be read.
+    pub(crate) fn paired(&self) -> Result<BTreeSet<migration::HostId>, Unlisted> {
+        let known = self.known().map_err(|_| Unlisted::Unreadable)?.list();
+        Ok(known.into_iter().map(|peer| migration::HostId(peer.id.0)).collect())
+    }
+
+    /// Whether a host is in the list.
+    pub(crate) fn is_paired(&self, host: migration::HostId) -> bool {
+        self.paired().is_ok_and(|paired| paired.contains(&host))
     }
 
     /// The session with another host, for whoever has something to say to it.

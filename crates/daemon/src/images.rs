@@ -13,6 +13,7 @@
 
 pub(crate) mod content;
 pub(crate) mod copying;
+pub(crate) mod far;
 pub(crate) mod growing;
 pub(crate) mod half_made;
 pub(crate) mod inventory;

@@ -34,7 +34,7 @@ pub(crate) use figures::Figures;
 use figures::SharedFigures;
 pub(crate) use file::now_unix_ms;
 use file::{JournalFile, ReplaceFault};
-pub use restore::{Replacing, RestoreError, RestoredJournal, restore_journal};
+pub use restore::{HostToAsk, HostsSaid, Replacing, RestoreError, RestoredJournal, restore_journal};
 pub(crate) use writer::step_of;
 use writer::{Request, Writer};
 

@@ -53,8 +53,8 @@ pub use files::sockets::SocketError;
 pub use host::reload::ReadConfig;
 pub use http::openapi_document;
 pub use journal::{
-    JOURNAL_FILE, JournalError, JournalExamination, JournalMigration, JournalOwner, JournalVolume, Replacing,
-    RestoreError, RestoredJournal, read_journal, restore_journal,
+    HostToAsk, HostsSaid, JOURNAL_FILE, JournalError, JournalExamination, JournalMigration, JournalOwner,
+    JournalVolume, Replacing, RestoreError, RestoredJournal, read_journal, restore_journal,
 };
 pub use serve::{Daemon, ServeError, Start, serve};
 pub use take_over::TakeOverError;

@@ -76,6 +76,11 @@ pub trait Control {
         None
     }
 
+    /// Tells whether the volume's store may lose what was written and not flushed while this host runs: another machine keeps it.
+    fn store_starts_alone(&self) -> bool {
+        false
+    }
+
     /// The volume's store has been closed in order, at the end of this stay's lane: nothing is written to it any more. May
     /// sleep.
     fn store_closed(&self, stay: StayId) {

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use block::filter::FlushDebt;
 use block::{BlockDevice, Buffer, BufferPool, ByteRange, Geometry, Handle, IoError, ZeroMode};
-use chronicle::{BlockSize, LayeredBitmap};
+use chronicle::{BlockRange, BlockSize, LayeredBitmap};
 use futures_util::future::{Either, join_all, select};
 use migration::StayKey;
 use migration::filling::{
@@ -304,6 +304,13 @@ impl FillingStore {
         match action {
             FillingAction::Admit { request } => self.answer(request, Word::Admitted),
             FillingAction::Written { request } => self.answer(request, Word::Written),
+            // N.B. what its store may lose while this host runs is not believed by the next daemon, so it is made durable at once.
+            FillingAction::Note { note, units } if self.control.store_starts_alone() => {
+                self.spawn(move |filling| async move {
+                    let result = filling.record_at_once(units).await;
+                    filling.event(FillingEvent::Noted { note, result });
+                });
+            }
             FillingAction::Note { note, units } => {
                 let size_bytes = self.settings.size_bytes;
                 let noted =
@@ -377,6 +384,16 @@ impl FillingStore {
             StoreFault
         });
         self.event(FillingEvent::Stored { fetch, result });
+    }
+
+    /// Makes durable what guests have written, and that it is there.
+    async fn record_at_once(&self, units: Vec<BlockRange>) -> Result<(), StoreFault> {
+        self.store.ours().flush().await.map_err(|_| StoreFault)?;
+        let kept = self.keep(LogEntry::Present { runs: units }, false).await;
+        kept.map_err(|error| {
+            warn!(volume = %self.key.volume, %error, "what guests have written is not recorded; it is tried again");
+            StoreFault
+        })
     }
 
     async fn flush_store(&self, recording: RecordingId, on_behalf: OnBehalf) {

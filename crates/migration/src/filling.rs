@@ -39,7 +39,7 @@ use self::requests::Waiting;
 use self::units::{bytes_of, covering, within};
 use crate::pacing::{Pacing, PacingSettings};
 
-pub use log::{LogEntry, LogFault, Telling, UnitMap, encode_entry, header, replay};
+pub use log::{LogEntry, LogFault, NO_START, Telling, UnitMap, encode_entry, header, replay};
 pub use manifest::{Manifest, decode_runs, encode_runs, to_units};
 pub use units::{UNIT, UNIT_BYTES, units_of};
 

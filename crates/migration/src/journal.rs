@@ -32,7 +32,7 @@ pub use origin::{ImageFate, ImageWish, Origin};
 pub use record::{
     Entry, ExportAccess, ExportSettings, FailureCode, MigratingVolume, Outcome, Record, Summary, VolumeRecord,
 };
-pub use restored::{Doubt, Restored, RestoredVolume};
+pub use restored::{Doubt, HostList, NamedHost, Restored, RestoredMore, RestoredVolume, Unlisted};
 pub use side::{Branch, Forwarding, Moved, Promotion, Side};
 pub use stage::Stage;
 pub use state::{Inconsistent, MigrationState, State, VolumeState};

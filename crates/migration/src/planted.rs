@@ -139,6 +139,16 @@ pub enum Bug {
     ToldCopyForgetsWrites,
     /// Decision 0067: a volume of a journal that was put back is served before every other host has said what it knows.
     RestoredUnasked,
+    /// Decision 0078: a list of hosts that was lost, or is of another time, counts as one that names every host.
+    RestoredListLost,
+    /// Decision 0078: a host that has to be asked, and is not paired any more, counts as one that has nothing.
+    RestoredHostRemoved,
+    /// Decision 0078: how an image looks does not count for an order as long as a host is silent.
+    RestoredLookHidden,
+    /// Decision 0078: a volume that had left when the backup was made is believed to be away still.
+    RestoredDeparture,
+    /// Decision 0078: a volume of a journal that was put back has the size that it had then.
+    RestoredSize,
     /// Decision 0067: a volume of a journal that was put back is served although another host has it.
     RestoredUnheard,
     /// Decision 0067: the word of a host counts of what it does not know, although its own journal was put back.
@@ -239,6 +249,11 @@ impl Bug {
     /// Those of journals that are put back, which the simulator meets in a fleet of its own.
     pub const OF_RESTORATION: &[Self] = &[
         Self::RestoredUnasked,
+        Self::RestoredListLost,
+        Self::RestoredHostRemoved,
+        Self::RestoredLookHidden,
+        Self::RestoredDeparture,
+        Self::RestoredSize,
         Self::RestoredUnheard,
         Self::RestoredVouches,
         Self::RestoredDoubt,
@@ -347,6 +362,11 @@ impl Bug {
             Self::HollowImageKept => "hollow-image-kept",
             Self::ToldCopyForgetsWrites => "told-copy-forgets-writes",
             Self::RestoredUnasked => "restored-unasked",
+            Self::RestoredListLost => "restored-list-lost",
+            Self::RestoredHostRemoved => "restored-host-removed",
+            Self::RestoredLookHidden => "restored-look-hidden",
+            Self::RestoredDeparture => "restored-departure",
+            Self::RestoredSize => "restored-size",
             Self::RestoredUnheard => "restored-unheard",
             Self::RestoredVouches => "restored-vouches",
             Self::RestoredDoubt => "restored-doubt",

@@ -118,7 +118,8 @@ pub fn answer_as_target(
     remote: MigrationId,
     message: &ToTarget,
 ) -> Option<ToSource> {
-    let recorded = state.incoming(peer, remote).map(|(_, recorded)| recorded);
+    let known = state.incoming(peer, remote);
+    let recorded = known.map(|(_, recorded)| recorded);
     let stage = recorded.map(|recorded| &recorded.stage);
     match (stage, message) {
         // Whoever has the volumes is told ([`nothing_kept_of`]).
@@ -128,7 +129,7 @@ pub fn answer_as_target(
         }
         // N.B. what is missing of volumes that came before this journal was put back is not known.
         (Some(Stage::Ended(Outcome::Moved { .. })) | None, ToTarget::IsWhole(_))
-            if state.restored.is_some() =>
+            if known.map_or(state.restored.is_some(), |(id, _)| state.is_of_lost_time(id)) =>
         {
             None
         }
@@ -144,20 +145,33 @@ pub fn answer_as_target(
         (Some(Stage::Ended(_)) | None, ToTarget::Prepare(_) | ToTarget::PrepareHollow { .. }) => {
             Some(ToSource::Unknown)
         }
+        // The journal was put back while the copy waited, and the volumes are this host's since then.
+        (Some(Stage::Ended(_)), ToTarget::Commit { attempt, generations })
+            if known.is_some_and(|(id, _)| state.is_of_lost_time(id))
+                && generations.iter().all(|came| has_come(state, came)) =>
+        {
+            Some(ToSource::Active { attempt: *attempt, own: Duration::ZERO })
+        }
         (Some(_), _) => None,
         // Forgotten long ago, or never begun: nothing of it is here, unless the very volumes are.
         (None, ToTarget::Discard) => Some(ToSource::Discarded { left_over: String::new() }),
         (None, ToTarget::Commit { attempt, generations }) => {
-            let came = |(volume, generation): &(VolumeId, Generation)| {
-                let here = state.volumes.get(volume).map(|here| here.record.generation);
-                let gone = state.moved.get(volume).map(|gone| gone.generation);
-                here.or(gone).is_some_and(|known| known >= *generation)
-            };
             let active = ToSource::Active { attempt: *attempt, own: Duration::ZERO };
-            Some(if generations.iter().all(came) { active } else { ToSource::Unknown })
+            Some(if generations.iter().all(|came| has_come(state, came)) {
+                active
+            } else {
+                ToSource::Unknown
+            })
         }
         (None, ToTarget::Abort(_)) => None,
     }
+}
+
+/// Tells whether a volume has come here, with that generation or a later one.
+fn has_come(state: &State, (volume, generation): &(VolumeId, Generation)) -> bool {
+    let here = state.volumes.get(volume).map(|here| here.record.generation);
+    let gone = state.moved.get(volume).map(|gone| gone.generation);
+    here.or(gone).is_some_and(|known| known >= *generation)
 }
 
 /// All that this host says to `message`, in that order: [`answer_as_target`], and before it why a migration has ended that

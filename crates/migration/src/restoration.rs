@@ -12,21 +12,29 @@
 //! this host has lost its paired hosts know, except what never left this host; that is told by the images
 //! ([`Look`]), or by people. Nothing here asks anybody: the daemon carries the questions ([`Restoration`]).
 
+mod hosts;
 mod knowledge;
 mod machine;
 mod order;
+mod ruling;
+mod size;
+
+use std::collections::BTreeSet;
 
 use chronicle::StayId;
 
-use crate::identity::MigrationId;
+use crate::identity::{MigrationId, VolumeId};
 use crate::journal::{
-    Doubt, MigrationState, Outcome, Restored, RestoredVolume, Side, Stage, State, VolumeState,
+    Doubt, MigrationState, Outcome, Restored, RestoredMore, RestoredVolume, Side, Stage, State, VolumeState,
 };
 use crate::planted::{Bug, broken};
 
+pub use hosts::{Hosts, KnownBy, Lacks, Surroundings, hosts_to_ask, since};
 pub use knowledge::{Knowledge, Whereabouts, Word, knowledge, knows_all};
-pub use machine::{ANSWER_MAX, ASK_AGAIN, Action, Answer, Claim, Event, Look, Restoration, Standing};
-pub use order::{Order, Refused, forget, order, reinstate};
+pub use machine::{ANSWER_MAX, ASK_AGAIN, Action, Answer, Claim, Event, Look, Restoration};
+pub use order::{Order, Refused, confirm, forget, order};
+pub use ruling::{Claims, InDoubt, Ruling, Standing, Words, ruling};
+pub use size::{Measured, SizeUnknown, size_now};
 
 /// Numbers of migrations go on with the seconds since 1970, of which no host uses one each: what was given in the time that is lost
 /// is not given again, nor if the same backup is put back a second time.
@@ -35,9 +43,7 @@ const MS_A_NUMBER: u64 = 1000;
 const NUMBERS_SKIPPED: u64 = 1 << 20;
 
 /// The journal that is put in place of one that was lost: the state that a backup has, of which nothing is believed yet.
-///
-/// `backup_unix_ms` says when the last commit was made that the backup has, for people; `at_unix_ms` what time it is.
-pub fn restore(backup: &State, backup_unix_ms: u64, at_unix_ms: u64) -> State {
+pub fn restore(backup: &State, found: &Surroundings) -> State {
     let mut state = backup.clone();
     let mut waiting: Vec<RestoredVolume> =
         state.restored.take().map_or_else(Vec::new, |earlier| earlier.volumes);
@@ -52,20 +58,49 @@ pub fn restore(backup: &State, backup_unix_ms: u64, at_unix_ms: u64) -> State {
         for copy in waiting_copies(migration) {
             waiting.push(copy);
         }
-        end(migration, at_unix_ms);
+        end(migration, found.at_unix_ms);
     }
     // A copy that came home waits here, and is not led to elsewhere.
     waiting.iter().for_each(|copy| drop(state.moved.remove(&copy.volume.record.volume)));
+    let sized = take_sizes(found, &mut waiting, &mut state);
     if !broken(Bug::RestoredNumbersReused) {
-        let (next, by_the_clock) = (state.next_migration, at_unix_ms / MS_A_NUMBER);
+        let (next, by_the_clock) = (state.next_migration, found.at_unix_ms / MS_A_NUMBER);
         // The clock may stand before its time.
         state.next_migration =
             if by_the_clock > next { by_the_clock } else { next.saturating_add(NUMBERS_SKIPPED) };
     }
+    let named = hosts::named(found, backup, &waiting).into_iter().collect();
+    let list = hosts::list(found, backup);
+    let more = RestoredMore { list, hosts: named, departed: departed(&state, &waiting), sized };
+    let (backup_unix_ms, restored_unix_ms) = (found.backup_unix_ms, found.at_unix_ms);
     let numbers_from = state.next_migration;
     state.restored =
-        Some(Restored { backup_unix_ms, restored_unix_ms: at_unix_ms, numbers_from, volumes: waiting });
+        Some(Restored { backup_unix_ms, restored_unix_ms, numbers_from, volumes: waiting, more });
     state
+}
+
+/// Volumes that had gone to another host, which may have come home since.
+///
+/// The name of one may be another volume's by now: nobody asks for that by its name, so it stays where it is.
+fn departed(state: &State, waiting: &[RestoredVolume]) -> BTreeSet<VolumeId> {
+    if broken(Bug::RestoredDeparture) {
+        return BTreeSet::new();
+    }
+    let mut names: BTreeSet<&str> = waiting.iter().map(|copy| copy.volume.record.name.as_str()).collect();
+    let departed = state.moved.iter().filter(|(_, moved)| names.insert(&moved.volume.record.name));
+    departed.map(|(volume, _)| *volume).collect()
+}
+
+/// Takes the sizes of a later journal: a volume only grows.
+fn take_sizes(found: &Surroundings, waiting: &mut [RestoredVolume], state: &mut State) -> BTreeSet<VolumeId> {
+    let departed = state.moved.values_mut().map(|moved| &mut moved.volume.record);
+    let records = waiting.iter_mut().map(|copy| &mut copy.volume.record).chain(departed);
+    let sized = records.filter_map(|record| {
+        let later = *found.sizes.get(&record.volume)?;
+        record.size_bytes = record.size_bytes.max(later);
+        Some(record.volume)
+    });
+    sized.collect()
 }
 
 /// What is not certain of a volume that was between two stores past the commit point: which of the two has it.

@@ -404,6 +404,8 @@ fn name(record: &Record) -> &'static str {
         Record::Restored(_) => "restored",
         Record::Reinstated { .. } => "reinstated",
         Record::RestoredForgotten { .. } => "restored forgotten",
+        Record::RestoredMore(_) => "more of restored",
+        Record::DepartureConfirmed { .. } => "departure confirmed",
         Record::Owned { .. } => "owned",
         Record::HandedBack { .. } => "handed back",
         Record::MigrationEnded { .. } => "ended",

@@ -17,10 +17,11 @@ mod moves;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
+use migration::journal::Record;
 use migration::{MigrationId, VolumeId};
 
 use self::asking::Answering;
-use self::host::SimHost;
+use self::host::{DEVICE_BYTES, ListFate, SIZE_STEP, SimHost};
 use crate::random::Random;
 
 /// Steps of a simulation.
@@ -99,6 +100,8 @@ struct Fleet {
     hosts: Vec<SimHost>,
     /// Writes that were acknowledged, of each volume.
     acknowledged: BTreeMap<VolumeId, u64>,
+    /// The size that each volume has grown to.
+    sizes: BTreeMap<VolumeId, u64>,
     /// Answers on their way.
     answers: Vec<Answering>,
     /// Migrations that were released, by host, also those that its journal has lost.
@@ -121,6 +124,7 @@ impl Fleet {
             step: 0,
             hosts,
             acknowledged: BTreeMap::new(),
+            sizes: BTreeMap::new(),
             answers: Vec::new(),
             released: BTreeSet::new(),
             down: Vec::new(),
@@ -132,6 +136,11 @@ impl Fleet {
             let (at, volume) = (fleet.random.index(count), VolumeId([number as u8 + 1; 16]));
             fleet.hosts[at].make(volume);
             fleet.acknowledged.insert(volume, 0);
+            fleet.sizes.insert(volume, SIZE_STEP);
+        }
+        let all: Vec<_> = fleet.hosts.iter().map(|host| host.id).collect();
+        for host in &mut fleet.hosts {
+            host.list.paired = all.iter().copied().filter(|id| *id != host.id).collect();
         }
         for step in 0..STEPS {
             fleet.step = step;
@@ -146,7 +155,9 @@ impl Fleet {
     fn step(&mut self) {
         self.now += self.random.duration(Duration::from_millis(10), STEP_MAX);
         match self.random.below(100) {
-            0..=24 => self.write(),
+            0..=19 => self.write(),
+            20..=22 => self.grow(),
+            23..=24 => self.change_list(),
             25..=30 => self.begin_between_stores(),
             31..=40 => self.begin_between_hosts(),
             41..=72 => self.advance(),
@@ -181,6 +192,14 @@ impl Fleet {
                 });
                 return;
             }
+            let (size, record) = (self.sizes[&volume], &self.hosts[host].state.volumes[&volume].record);
+            if record.size_bytes != size {
+                let found = record.size_bytes;
+                self.violated(|| {
+                    format!("host {host} serves {found} bytes of volume {volume}, which has {size}")
+                });
+                return;
+            }
             if self.is_gate_closed(host, volume) {
                 continue;
             }
@@ -193,8 +212,46 @@ impl Fleet {
     fn back_up(&mut self) {
         let host = self.random.index(self.hosts.len());
         self.say(|| format!("host {host} is backed up"));
-        let host = &mut self.hosts[host];
-        host.backups.push(host.state.clone());
+        let at_unix_ms = self.unix_ms();
+        self.hosts[host].back_up(at_unix_ms);
+    }
+
+    /// A volume that does not move becomes larger.
+    fn grow(&mut self) {
+        let host = self.random.index(self.hosts.len());
+        let here = &mut self.hosts[host];
+        let idle = here
+            .state
+            .volumes
+            .keys()
+            .copied()
+            .find(|volume| here.serves(*volume) && !here.is_moving(*volume));
+        let Some(volume) = idle else { return };
+        let size_bytes = self.sizes[&volume] + SIZE_STEP;
+        if size_bytes <= DEVICE_BYTES && here.commit(vec![Record::Resized { volume, size_bytes }]) {
+            here.grow(volume, size_bytes);
+            self.sizes.insert(volume, size_bytes);
+        }
+    }
+
+    /// Two hosts are paired, again, or one forgets the other.
+    fn change_list(&mut self) {
+        let (one, other) = (self.random.index(self.hosts.len()), self.random.index(self.hosts.len()));
+        if one == other {
+            return;
+        }
+        let (ids, at_unix_ms) = ([self.hosts[one].id, self.hosts[other].id], self.unix_ms());
+        if self.random.percent(25) {
+            self.say(|| format!("host {one} forgets host {other}"));
+            self.hosts[one].remove_host(ids[1], at_unix_ms);
+        } else {
+            self.hosts[one].list.paired.insert(ids[1]);
+            self.hosts[other].list.paired.insert(ids[0]);
+        }
+    }
+
+    fn unix_ms(&self) -> u64 {
+        FIRST_UNIX_MS + u64::from(self.step) * STEP_UNIX_MS
     }
 
     /// The fault: a host's journal is an older one of its own from now on.
@@ -207,8 +264,14 @@ impl Fleet {
         // Mostly one of late: a backup of long ago has little in common with what is so.
         let back = self.random.index(backups.min(4));
         self.say(|| format!("host {host} is put back to backup {}", backups - 1 - back));
-        let at_unix_ms = FIRST_UNIX_MS + u64::from(self.step) * STEP_UNIX_MS;
-        self.hosts[host].put_back(backups - 1 - back, at_unix_ms);
+        let fate = match self.random.below(4) {
+            0 => ListFate::Lost,
+            1 => ListFate::OfAnotherTime,
+            _ => ListFate::Kept,
+        };
+        let (at_unix_ms, has_later) = (self.unix_ms(), self.random.percent(50));
+        self.say(|| format!("its list of hosts is {fate:?}"));
+        self.hosts[host].put_back(backups - 1 - back, at_unix_ms, fate, has_later);
         self.shown.restores += 1;
     }
 
@@ -223,7 +286,11 @@ impl Fleet {
     }
 
     fn is_connected(&self, one: usize, other: usize) -> bool {
-        !self.down.contains(&(one.min(other), one.max(other)))
+        let is_paired =
+            |one: usize, other: usize| self.hosts[one].list.paired.contains(&self.hosts[other].id);
+        is_paired(one, other)
+            && is_paired(other, one)
+            && !self.down.contains(&(one.min(other), one.max(other)))
     }
 
     fn violated(&mut self, what: impl FnOnce() -> String) {

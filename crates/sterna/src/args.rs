@@ -353,6 +353,10 @@ pub(crate) struct PromoteArguments {
     /// has it. With --force also if another host says otherwise.
     #[arg(long, conflicts_with_all = ["ticket", "without_missing"])]
     pub(crate) restored: bool,
+    /// With --restored, of a volume on a device or an export that is larger than the volume was: how large the volume is. It may have
+    /// grown since the backup.
+    #[arg(long, value_parser = parse_size, requires = "restored")]
+    pub(crate) size: Option<u64>,
 }
 
 impl From<ImageFormat> for api::ImageFormat {

@@ -1,7 +1,7 @@
 //! What is refused because a journal was put back from a backup.
 
 use api::ErrorCode;
-use migration::restoration::Refused;
+use migration::restoration::{Refused, SizeUnknown};
 
 /// Why a volume of a journal that was put back is not taken by somebody's order.
 #[derive(Debug, thiserror::Error)]
@@ -29,13 +29,23 @@ pub(crate) enum RestoredError {
         /// What it waits for, and what can be done.
         standing: String,
     },
+    /// How large it is, is not known.
+    #[error(
+        "volume \"{volume}\" is not taken: {reason}; say how large it is: sterna volume promote {volume} --restored --size SIZE"
+    )]
+    Size {
+        /// Which volume.
+        volume: String,
+        /// Why.
+        reason: SizeUnknown,
+    },
 }
 
 impl RestoredError {
     /// What programs are told.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
-            Self::NotWaiting(_) | Self::Refused { .. } => ErrorCode::NotPrepared,
+            Self::NotWaiting(_) | Self::Refused { .. } | Self::Size { .. } => ErrorCode::NotPrepared,
             Self::Unconfirmed { .. } => ErrorCode::VolumeUnavailable,
         }
     }

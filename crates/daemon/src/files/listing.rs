@@ -6,7 +6,7 @@
 //! ```text
 //!   vms.json       {"version": 1, "vms":      [ … ]}    VMs            vms/catalogue.rs
 //!   adopted.json   {"version": 1, "VMs": [ … ]}    adopted VMs    vms/adoptions.rs
-//!   hosts.json     {"version": 1, "hosts":    [ … ]}    paired hosts        hosts/known.rs
+//!   hosts.json     {"version": 1, "hosts":    [ … ]}    paired hosts        hosts/known.rs, and what happened to it: hosts/history.rs
 //!   access.json    {"version": 1, "grants":   [ … ]}    keys of the API     grants.rs
 //! ```
 

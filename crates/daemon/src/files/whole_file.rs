@@ -72,6 +72,17 @@ pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
 /// # Errors
 /// What the system answers; the file is as before then, or the new one.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
+    replace_with(path, |_| Ok(content.to_vec()))
+}
+
+/// The same with a content that speaks of the new file itself.
+///
+/// # Errors
+/// As [`replace`], and those of `content`.
+pub(crate) fn replace_with(
+    path: &Path,
+    content: impl FnOnce(&File) -> io::Result<Vec<u8>>,
+) -> io::Result<()> {
     let begun = path.with_extension("new");
     // One that is left over may have been made with another mode.
     match fs::remove_file(&begun) {
@@ -79,7 +90,8 @@ pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
         _ => {}
     }
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&begun)?;
-    file.write_all(content)?;
+    let content = content(&file)?;
+    file.write_all(&content)?;
     file.sync_all()?;
     fs::rename(&begun, path)?;
     sync_folder_of(path)

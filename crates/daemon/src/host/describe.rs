@@ -260,7 +260,7 @@ fn recorded(state: &State, volume: VolumeId, service: &Service) -> Option<(Volum
         return coming(state.migrations.get(migration)?);
     }
     let known = state.volumes.get(&volume).map(|known| (known.record.clone(), known.added_unix_ms));
-    let restored = || state.restored_volume(volume).map(|waiting| &waiting.volume);
+    let restored = || state.questioned(volume);
     let known = known.or_else(|| restored().map(|known| (known.record.clone(), known.added_unix_ms)));
     known.or_else(|| promotion::waiting(state).find_map(|(_, arrival)| coming(arrival)))
 }

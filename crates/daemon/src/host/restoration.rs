@@ -7,24 +7,29 @@
 //!   take_restored: somebody's order;  forget_restored: somebody says that it is not this host's
 //! ```
 
+mod words;
+
 use std::collections::BTreeSet;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::{PromoteVolume, RemovedVolume};
+use block::store::Access;
 use chronicle::BranchId;
-use migration::journal::{Doubt, ImageFormat, Place, Record, VolumeRecord};
+use migration::journal::{ExportAccess, ImageFormat, Place, Record, VolumeRecord};
 use migration::restoration::{
-    self, ANSWER_MAX, Action, Event, Look, Order, Refused, Restoration, Standing, Word,
+    self, ANSWER_MAX, Action, Event, Look, Measured, Order, Restoration, Standing, hosts_to_ask, size_now,
 };
 use migration::{HostId, VolumeId};
 use tokio::sync::Notify;
 
+use self::words::Words;
 use super::{Host, blocking};
 use crate::error::{RequestError, RestoredError};
 use crate::host::volumes::create::random_bytes;
-use crate::images::half_made;
+use crate::images::{half_made, opening};
 use crate::stores::StoreKind;
 use crate::volumes::registry::{Claim, Service};
 
@@ -62,9 +67,7 @@ impl Host {
     /// Takes the names of what waits: nothing is served under them, and nothing else is called so.
     pub(in crate::host) fn hold_restored(&self) {
         let waiting = self.journal.read(|state| {
-            let names = state
-                .restored_volumes()
-                .map(|(volume, waiting)| (waiting.volume.record.name.clone(), volume));
+            let names = state.in_question().map(|known| (known.record.name.clone(), known.record.volume));
             names.collect::<Vec<_>>()
         });
         for (name, volume) in waiting {
@@ -76,7 +79,7 @@ impl Host {
 
     /// Asks other hosts, until nothing waits any more or the daemon stops.
     pub(crate) fn begin_restoration(self: &Arc<Self>) {
-        if self.journal.read(|state| state.restored_volumes().next().is_none()) {
+        if self.journal.read(|state| state.in_question().next().is_none()) {
             return;
         }
         let host = Arc::clone(self);
@@ -98,20 +101,18 @@ impl Host {
     fn see_to_restored(self: &Arc<Self>) -> bool {
         let waiting = self.journal.read(Event::waiting);
         let is_over = matches!(&waiting, Event::Waiting(claims) if claims.is_empty());
-        // N.B. a list that cannot be read is not an empty one: nobody would be asked.
-        if let Some(hosts) = self.hosts.paired() {
-            let now = self.restoring.began.elapsed();
-            let mut machine = self.restoring.lock();
-            machine.handle_event(now, Event::Hosts(hosts));
-            machine.handle_event(now, waiting);
-            machine.handle_timeout(now);
-            let actions: Vec<Action> = std::iter::from_fn(|| machine.poll_action()).collect();
-            drop(machine);
-            actions.iter().for_each(|action| self.carry_out_restoration(action));
-        }
-        let names: Vec<String> = self.journal.read(|state| {
-            state.restored_volumes().map(|(_, waiting)| waiting.volume.record.name.clone()).collect()
-        });
+        let paired = self.hosts.paired();
+        let hosts = self.journal.read(|state| hosts_to_ask(state, paired));
+        let now = self.restoring.began.elapsed();
+        let mut machine = self.restoring.lock();
+        machine.handle_event(now, Event::Hosts(hosts));
+        machine.handle_event(now, waiting);
+        machine.handle_timeout(now);
+        let actions: Vec<Action> = std::iter::from_fn(|| machine.poll_action()).collect();
+        drop(machine);
+        actions.iter().for_each(|action| self.carry_out_restoration(action));
+        let names: Vec<String> =
+            self.journal.read(|state| state.in_question().map(|known| known.record.name.clone()).collect());
         names.iter().for_each(|name| self.say_standing(name));
         !is_over
     }
@@ -120,12 +121,7 @@ impl Host {
         let host = Arc::clone(self);
         match *action {
             Action::Ask(peer) => drop(tokio::spawn(async move { host.ask_whose(peer).await })),
-            Action::Look(volume) => drop(tokio::task::spawn_blocking(move || {
-                let record =
-                    host.journal.read(|state| Some(state.restored_volume(volume)?.volume.record.clone()));
-                let look = record.map_or(Look::Missing, |record| host.look_at_restored(&record));
-                host.restoring.tell(Event::Looked(volume, look));
-            })),
+            Action::Look(volume) => drop(tokio::spawn(async move { host.look_anew(volume).await })),
             Action::Confirm(volume) => drop(tokio::spawn(async move {
                 let confirmed = host.confirm(volume).await;
                 if let Err(error) = confirmed {
@@ -143,51 +139,81 @@ impl Host {
             return;
         }
         let volumes: Vec<VolumeId> =
-            self.journal.read(|state| state.restored_volumes().map(|(volume, _)| volume).collect());
+            self.journal.read(|state| state.in_question().map(|known| known.record.volume).collect());
         let asked = tokio::time::timeout(ANSWER_MAX, self.peers.whose(&session, &volumes)).await;
         if let Ok(Some(answer)) = asked {
             self.restoring.tell(Event::Answered(peer, answer));
         }
     }
 
-    /// Looks at the image of a volume that waits, and for another one that it may have moved to; sleeps.
-    fn look_at_restored(&self, record: &VolumeRecord) -> Look {
-        let Some(path) = record.image.place.file().map(Path::new) else { return Look::Fit };
-        if !path.is_file() {
-            return Look::Missing;
-        }
-        if half_made::is_marked(path) {
-            return Look::HalfMade;
-        }
-        let known: BTreeSet<PathBuf> = self.journal.read(|state| {
-            let others = state.claimed_records().filter(|other| other.volume != record.volume);
-            others.filter_map(|other| other.image.place.file().map(PathBuf::from)).collect()
+    /// Looks at the image of a volume that waits, and tells the machine; says what is known of the volume then.
+    async fn look_anew(self: &Arc<Self>, volume: VolumeId) -> Option<Standing> {
+        let record = self.journal.read(|state| Some(state.questioned(volume)?.record.clone()));
+        let host = Arc::clone(self);
+        let looked = tokio::task::spawn_blocking(move || {
+            record.map_or(Look::Missing, |record| host.look_at_restored(&record))
         });
-        let folders = self.stores.iter().filter_map(|store| match store.kind() {
-            StoreKind::Folder { folder, .. } => Some(folder),
-            StoreKind::Single(_) => None,
-        });
-        let images = folders.flat_map(|folder| {
-            [ImageFormat::Raw, ImageFormat::Qcow2].map(|format| folder.image_path(&record.name, format))
-        });
-        let is_rival = |image: &PathBuf| {
-            image != path && image.is_file() && !known.contains(image) && !half_made::is_marked(image)
-        };
-        images.into_iter().find(is_rival).map_or(Look::Fit, |image| Look::Rival(image.display().to_string()))
+        self.restoring.tell(Event::Looked(volume, looked.await.unwrap_or(Look::Missing)));
+        self.restoring.lock().standing(volume)
     }
 
-    /// Serves a volume that all other hosts have confirmed.
+    /// Looks at the image of a volume that waits, and for another one that it may have moved to; sleeps.
+    fn look_at_restored(&self, record: &VolumeRecord) -> Look {
+        match &record.image.place {
+            Place::File(path) if !Path::new(path).is_file() => return Look::Missing,
+            Place::File(path) if half_made::is_marked(Path::new(path)) => return Look::HalfMade,
+            Place::Device(path) if !is_block_device(Path::new(path)) => return Look::Missing,
+            // Whether a server answers is seen when its export is opened.
+            Place::File(_) | Place::Device(_) | Place::Nbd(_) => {}
+        }
+        let known: BTreeSet<Place> = self.journal.read(|state| {
+            let others = state.claimed_records().filter(|other| other.volume != record.volume);
+            others.map(|other| other.image.place.clone()).collect()
+        });
+        let is_other = |place: &Place| *place != record.image.place && !known.contains(place);
+        let mut unseen = None;
+        for store in self.stores.iter() {
+            match store.kind() {
+                StoreKind::Folder { folder, .. } => {
+                    let images = [ImageFormat::Raw, ImageFormat::Qcow2]
+                        .map(|format| folder.image_path(&record.name, format));
+                    let is_rival = |image: &PathBuf| {
+                        is_other(&Place::File(image.display().to_string()))
+                            && image.is_file()
+                            && !half_made::is_marked(image)
+                    };
+                    if let Some(rival) = images.into_iter().find(is_rival) {
+                        return Look::Rival(rival.display().to_string());
+                    }
+                }
+                StoreKind::Single(place) => {
+                    unseen = unseen.or_else(|| is_other(place).then(|| place.to_string()));
+                }
+            }
+        }
+        unseen.map_or(Look::Fit, Look::NotAlone)
+    }
+
+    /// Does what all other hosts have confirmed: serves a volume, or knows that it is still away.
     async fn confirm(self: &Arc<Self>, volume: VolumeId) -> Result<(), RequestError> {
-        let Some(name) =
-            self.journal.read(|state| Some(state.restored_volume(volume)?.volume.record.name.clone()))
+        let Some(name) = self.journal.read(|state| Some(state.questioned(volume)?.record.name.clone()))
         else {
             return Ok(());
         };
         let (claim, _) = self.volumes.claim(&name)?;
-        let records = self.journal.read(|state| restoration::reinstate(state, volume));
-        let records = records.map_err(|_| RestoredError::NotWaiting(name.clone()))?;
+        let Some(standing) = self.look_anew(volume).await else { return Ok(()) };
+        let records = self.journal.read(|state| restoration::confirm(state, volume, &standing));
+        let records = records.map_err(|reason| self.refused(&name, reason))?;
+        if let [Record::DepartureConfirmed { .. }] = records[..] {
+            self.journal.commit(records).await?;
+            claim.removed();
+            tracing::info!(volume = %name, "another host has confirmed that a volume is where the journal says that it has gone");
+            self.lead_to_departed(volume).await;
+            self.restoring.told.notify_one();
+            return Ok(());
+        }
         tracing::info!(volume = %name, "all other hosts have confirmed that a volume of the journal that was put back is this host's");
-        self.reinstate(claim, volume, &name, records).await
+        self.reinstate(claim, volume, &name, records, None).await
     }
 
     async fn reinstate(
@@ -196,8 +222,10 @@ impl Host {
         volume: VolumeId,
         name: &str,
         mut records: Vec<Record>,
+        said: Option<u64>,
     ) -> Result<(), RequestError> {
-        records.extend(self.grown(volume).await?);
+        let size_bytes = self.size_by_now(volume, name, said).await?;
+        records.push(Record::Resized { volume, size_bytes });
         self.journal.commit(records).await?;
         claim.created(volume);
         drop(claim);
@@ -209,21 +237,34 @@ impl Host {
         Ok(())
     }
 
-    /// The size that a volume has by now: its image may have grown since the backup was made.
-    async fn grown(&self, volume: VolumeId) -> Result<Option<Record>, RequestError> {
-        let record = self.journal.read(|state| Some(state.restored_volume(volume)?.volume.record.clone()));
-        let Some(record) = record else { return Ok(None) };
-        let (Place::File(path), ImageFormat::Raw) = (record.image.place, record.image.format) else {
-            return Ok(None);
-        };
-        blocking(move || {
-            let size_bytes = std::fs::metadata(&path).map(|found| found.len());
-            let size_bytes =
-                size_bytes.map_err(|error| RequestError::storage("look at", Path::new(&path), &error))?;
-            let has_grown = size_bytes > record.size_bytes && size_bytes.is_multiple_of(512);
-            Ok(has_grown.then_some(Record::Resized { volume, size_bytes }))
-        })
-        .await
+    /// The size that a volume has by now: it may have grown since the backup was made.
+    async fn size_by_now(
+        &self,
+        volume: VolumeId,
+        name: &str,
+        said: Option<u64>,
+    ) -> Result<u64, RequestError> {
+        let found = self.journal.read(|state| {
+            let is_known =
+                state.restored.as_ref().is_some_and(|restored| restored.more.sized.contains(&volume));
+            Some((state.questioned(volume)?.record.clone(), is_known))
+        });
+        let (record, is_known) = found.ok_or_else(|| RestoredError::NotWaiting(name.to_owned()))?;
+        let recorded = record.size_bytes;
+        let measured = blocking(move || {
+            let access = match record.export.access {
+                ExportAccess::ReadWrite => Access::ReadWrite,
+                ExportAccess::ReadOnly => Access::ReadOnly,
+            };
+            // N.B. opened, so that nobody else has it at this moment.
+            let size = opening::open_whole(&record.image, access, opening::at_once)?.size();
+            Ok(match record.image.place.outlasts_its_volume() {
+                true => Measured::Room(size),
+                false => Measured::Volume(size),
+            })
+        });
+        let size = size_now(recorded, is_known, measured.await?, said);
+        Ok(size.map_err(|reason| RestoredError::Size { volume: name.to_owned(), reason })?)
     }
 
     /// Serves a volume by somebody's order.
@@ -235,21 +276,29 @@ impl Host {
         name: String,
         order: &PromoteVolume,
     ) -> Result<api::Volume, RequestError> {
-        let found = self.journal.read(|state| state.restored_named(&name).map(|(volume, _)| volume));
+        let found = self.journal.read(|state| state.questioned_named(&name).map(|(volume, _)| volume));
         let volume = found.ok_or_else(|| RestoredError::NotWaiting(name.clone()))?;
         let (claim, _) = self.volumes.claim(&name)?;
-        let standing = self.restoring.lock().standing(volume).unwrap_or(Standing::Unheard(Vec::new()));
+        // N.B. at the moment of the order: what was seen before may not be so any more.
+        let standing = self.look_anew(volume).await;
+        let standing = standing.ok_or_else(|| RestoredError::NotWaiting(name.clone()))?;
         let how = if order.force { Order::Force } else { Order::Known };
         let branch = BranchId(random_bytes());
         let records = self.journal.read(|state| restoration::order(state, volume, &standing, how, branch));
-        let records = records.map_err(|reason| match reason {
-            Refused::NotWaiting => RestoredError::NotWaiting(name.clone()),
-            reason => RestoredError::Refused { volume: name.clone(), reason, standing: self.standing(&name) },
-        })?;
+        let records = records.map_err(|reason| self.refused(&name, reason))?;
         tracing::warn!(volume = %name, ?standing, ?how, "a volume of the journal that was put back is this host's by order");
-        self.reinstate(claim, volume, &name, records).await?;
+        self.reinstate(claim, volume, &name, records, order.size_bytes).await?;
         self.volumes.lane(&name).await?;
         self.describe_volume(&name).await
+    }
+
+    fn refused(&self, name: &str, reason: restoration::Refused) -> RestoredError {
+        match reason {
+            restoration::Refused::NotWaiting => RestoredError::NotWaiting(name.to_owned()),
+            reason => {
+                RestoredError::Refused { volume: name.to_owned(), reason, standing: self.standing(name) }
+            }
+        }
     }
 
     /// Forgets a volume that is not this host's; its image stays.
@@ -260,9 +309,7 @@ impl Host {
         name: String,
     ) -> Result<RemovedVolume, RequestError> {
         let (records, image) = self.journal.read(|state| {
-            let image = state
-                .restored_volume(volume)
-                .map(|waiting| waiting.volume.record.image.place.name().to_owned());
+            let image = state.questioned(volume).map(|known| known.record.image.place.name().to_owned());
             (restoration::forget(state, volume), image.unwrap_or_default())
         });
         let records = records.map_err(|_| RestoredError::NotWaiting(name.clone()))?;
@@ -278,7 +325,7 @@ impl Host {
     pub(in crate::host) fn or_unconfirmed(&self, name: &str, error: RequestError) -> RequestError {
         match error {
             RequestError::VolumeNotFound(_)
-                if self.journal.read(|state| state.restored_named(name).is_some()) =>
+                if self.journal.read(|state| state.questioned_named(name).is_some()) =>
             {
                 self.unconfirmed(name).into()
             }
@@ -306,95 +353,33 @@ impl Host {
     /// What a volume waits for, in words, and what can be done about it.
     fn standing(&self, name: &str) -> String {
         let found = self.journal.read(|state| {
-            let (volume, waiting) = state.restored_named(name)?;
-            Some((volume, waiting.doubt.clone()))
+            let (volume, _) = state.questioned_named(name)?;
+            let doubt = state.restored_volume(volume).and_then(|waiting| waiting.doubt.clone());
+            let hosts = state.restored.as_ref().map(|restored| restored.more.hosts.clone());
+            Some((volume, doubt, state.moved.get(&volume).cloned(), hosts.unwrap_or_default()))
         });
-        let Some((volume, doubt)) = found else { return String::new() };
+        let Some((volume, doubt, moved, named)) = found else { return String::new() };
         let standing = self.restoring.lock().standing(volume);
-        let (waits_for, then) = self.in_words(name, standing.as_ref(), doubt.as_ref());
-        format!("the journal was put back from a backup, and {waits_for}; {then}")
-    }
-
-    fn in_words(&self, name: &str, standing: Option<&Standing>, doubt: Option<&Doubt>) -> (String, String) {
-        let list = |hosts: &[HostId]| {
-            let names: Vec<String> =
-                hosts.iter().map(|host| format!("\"{}\"", self.hosts.name_of(*host))).collect();
-            names.join(", ")
+        let name_of = |host: HostId| {
+            let named = named.iter().find(|named| named.id == host);
+            match self.hosts.is_paired(host) {
+                true => format!("\"{}\"", self.hosts.name_of(host)),
+                false => {
+                    named.map_or_else(|| host.to_string(), |named| format!("\"{}\" ({host})", named.name))
+                }
+            }
         };
-        let known = format!("if you know that no other host has it: sterna volume promote {name} --restored");
-        let forced = format!(
-            "to forget it here: sterna volume remove {name}; to go on with the image that is here all the same, which loses what was \
-             written elsewhere, or makes two volumes of one: sterna volume promote {name} --restored --force"
-        );
-        if let Some(Doubt::Hollow { peer_name }) = doubt {
-            let waits_for = format!(
-                "it lacked blocks then that host \"{peer_name}\" had: which ones it lacks is not known any more"
-            );
-            return (waits_for, format!("to forget it here, its image stays: sterna volume remove {name}"));
-        }
-        match standing {
-            None if self.hosts.paired().is_none() => {
-                ("the list of other hosts cannot be read".to_owned(), known)
-            }
-            None => ("other hosts are being asked whose it is".to_owned(), known),
-            Some(Standing::Unheard(hosts)) => {
-                (format!("these hosts have not said whose it is: {}", list(hosts)), known)
-            }
-            Some(Standing::Unreliable(hosts)) => {
-                let waits_for =
-                    format!("these hosts do not know of it, and were put back themselves: {}", list(hosts));
-                (waits_for, known)
-            }
-            Some(Standing::Contradicted(words)) => {
-                let words = words.iter().map(|(host, word)| {
-                    let host = self.hosts.name_of(*host);
-                    match word {
-                        Word::HasIt(generation) => format!(
-                            "host \"{host}\" knows that another host has it, with generation {}",
-                            generation.0
-                        ),
-                        Word::KnowsLater(generation) => {
-                            format!("host \"{host}\" has seen it with generation {}", generation.0)
-                        }
-                        Word::Unsure(generation) => {
-                            format!("host \"{host}\" may have it as well, with generation {}", generation.0)
-                        }
-                        Word::CameBack(_) | Word::Confirms => format!("host \"{host}\" has it not"),
-                    }
-                });
-                (words.collect::<Vec<_>>().join(", "), forced)
-            }
-            Some(Standing::InDoubt { generation: Some(generation) }) => {
-                let waits_for = format!(
-                    "it has come here again since, with generation {}, perhaps to another image",
-                    generation.0
-                );
-                (waits_for, format!("if its image is the right one: sterna volume promote {name} --restored"))
-            }
-            Some(Standing::InDoubt { generation: None } | Standing::Confirmed) => match doubt {
-                Some(Doubt::Lasting) => {
-                    let waits_for = "its device or export keeps an old copy when a volume leaves it, so nobody can say whether this is one";
-                    (waits_for.to_owned(), known)
-                }
-                Some(Doubt::Copy { peer_name, .. }) => {
-                    (format!("it was a copy that waited for the word of host \"{peer_name}\""), known)
-                }
-                Some(Doubt::BetweenStores { other }) => {
-                    let other = &other.place;
-                    (format!("it was being moved, so its image may be {other} as well"), known)
-                }
-                Some(Doubt::Hollow { .. }) | None => ("all other hosts have confirmed it".to_owned(), known),
-            },
-            Some(Standing::NoImage) => {
-                let then = format!("if it has left, forget it here: sterna volume remove {name}");
-                ("its image is not there: it has left, or its store is not mounted".to_owned(), then)
-            }
-            Some(Standing::HalfMade) => {
-                ("its image is marked as one that a migration has not completed".to_owned(), forced)
-            }
-            Some(Standing::Rival { image }) => {
-                (format!("there is another image of it, which may be the later one: {image}"), forced)
-            }
-        }
+        let words = Words {
+            volume: name,
+            doubt: doubt.as_ref(),
+            moved: moved.as_ref(),
+            named: &named,
+            name_of: &name_of,
+        };
+        words.of(standing.as_ref())
     }
+}
+
+fn is_block_device(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device())
 }

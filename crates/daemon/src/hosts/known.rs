@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use serde::{Deserialize, Serialize};
 use transport::{HostId, InvitationId, Link, Peer, Peers};
 
+use super::history::History;
 use crate::audit::{self, Audit, By};
 use crate::files::listing::{Listed, Listing, ListingError};
 
@@ -17,6 +18,7 @@ const TERMS_MAX: usize = 1000;
 /// The hosts that this one is paired with.
 pub(crate) struct Known {
     listing: Listing<Entry>,
+    history: History,
     /// What invitations give to whoever redeems them. As they, it does not outlast the daemon.
     terms: Mutex<BTreeMap<InvitationId, Trust>>,
     /// No other host is called as this one is.
@@ -61,7 +63,19 @@ impl Known {
     /// Reads the file, if there is one.
     pub(crate) fn open(data_dir: &Path) -> Result<Self, ListingError> {
         let listing = Listing::open(data_dir)?;
-        Ok(Self { listing, terms: Mutex::default(), own_name: OnceLock::new(), audit: None })
+        let history = History::open(data_dir, &Self::list_path(data_dir));
+        Ok(Self { listing, history, terms: Mutex::default(), own_name: OnceLock::new(), audit: None })
+    }
+
+    /// The hosts in the file of a data folder.
+    pub(super) fn read(data_dir: &Path) -> Result<Vec<Peer>, ListingError> {
+        let listing = Listing::<Entry>::open(data_dir)?;
+        Ok(listing.list().into_iter().map(Peer::from).collect())
+    }
+
+    /// Where the list of a data folder is.
+    pub(super) fn list_path(data_dir: &Path) -> PathBuf {
+        data_dir.join(Entry::FILE)
     }
 
     /// Has it written down who joins.
@@ -108,18 +122,20 @@ impl Known {
 
     /// Changes durably what a host is trusted with; `None`: there is no such host.
     pub(crate) fn set_trust(&self, name: &str, trust: Trust) -> Result<Option<Acquaintance>, ListingError> {
-        self.listing.change(|hosts| {
+        let changed = self.listing.change(|hosts| {
             let entry = hosts.get_mut(name)?;
             entry.trust = trust;
             Some(Acquaintance::from(entry.clone()))
-        })
+        })?;
+        self.history.list_changed(None);
+        Ok(changed)
     }
 
     /// Adds a host durably, or replaces what is known of it; it gets another name if its own is another host's, or this one's.
     /// Without terms it is trusted as before, or with nothing.
     pub(crate) fn add(&self, peer: &Peer, trust: Option<Trust>) -> Result<Acquaintance, ListingError> {
         let own_name = self.own_name.get().map(String::as_str);
-        self.listing.change(|hosts| {
+        let added = self.listing.change(|hosts| {
             // A host that is paired again keeps the name that people know it by.
             let before = hosts.values().find(|known| known.id == peer.id).cloned();
             let trust = trust.or_else(|| Some(before.as_ref()?.trust)).unwrap_or_default();
@@ -129,12 +145,16 @@ impl Known {
             let added = Entry { name: name.clone(), id, links, trust, calls_itself };
             hosts.insert(name, added.clone());
             Acquaintance::from(added)
-        })
+        })?;
+        self.history.list_changed(None);
+        Ok(added)
     }
 
     /// Forgets a host durably.
     pub(crate) fn remove(&self, name: &str) -> Result<Option<Peer>, ListingError> {
-        Ok(self.listing.remove(name)?.map(Peer::from))
+        let removed = self.listing.remove(name)?.map(Peer::from);
+        self.history.list_changed(removed.as_ref());
+        Ok(removed)
     }
 }
 

@@ -8,18 +8,20 @@
 //! ```
 //! A file that is written to meanwhile may be read with a hole where a commit was on its way: it is read again then.
 
+use std::collections::BTreeSet;
 use std::fs::OpenOptions;
 use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use migration::journal::{Entry, Frames, Side, Stage, State};
+use migration::journal::{Entry, Frames, NamedHost, Side, Stage, State};
 use rustix::fs::OFlags;
 use serde::Serialize;
 
 use super::file::{FILE_BYTES_MAX, fold};
 use super::{JOURNAL_FILE, JournalError, export};
 use crate::error::with_causes;
+use crate::hosts::listed;
 
 /// How often a journal is read that is written to whenever it is read.
 const READS_MAX: usize = 20;
@@ -52,6 +54,9 @@ pub struct JournalExamination {
     /// Migrations that have not ended.
     pub migrations: Vec<JournalMigration>,
     /// Its bytes, as far as they are whole.
+    /// The list of hosts beside it; `None`: there is none, or it cannot be read.
+    #[serde(skip)]
+    pub(super) hosts: Option<BTreeSet<NamedHost>>,
     #[serde(skip)]
     content: Vec<u8>,
     #[serde(skip)]
@@ -124,7 +129,8 @@ impl JournalExamination {
         let mut reads = 1;
         loop {
             let (bytes, before) = read(&path)?;
-            let (found, fault) = Self::of_bytes(&path, &bytes);
+            let (mut found, fault) = Self::of_bytes(&path, &bytes);
+            found.hosts = path.parent().and_then(|folder| listed(folder).ok());
             let looks_torn = matches!(fault, Some(JournalError::Damaged { .. } | JournalError::Codec { .. }));
             // The daemon writes one commit after the other, and they are not read in one instant.
             if !looks_torn || reads == READS_MAX || before == read(&path)?.1 {
@@ -174,6 +180,7 @@ impl JournalExamination {
             torn_bytes: torn as u64,
             volumes: volumes(&state),
             migrations: migrations(&state),
+            hosts: None,
             content: bytes.get(..end).unwrap_or_default().to_vec(),
             found,
             state,
@@ -219,7 +226,10 @@ pub(super) fn volumes(state: &State) -> Vec<JournalVolume> {
     let moved = state.moved.iter().map(|(id, moved)| JournalVolume {
         name: moved.volume.record.name.clone(),
         id: id.to_string(),
-        owner: JournalOwner::Elsewhere,
+        owner: match state.is_departure_in_question(*id) {
+            true => JournalOwner::Unconfirmed,
+            false => JournalOwner::Elsewhere,
+        },
         host: Some(moved.host_name.clone()),
         generation: moved.generation.0,
         size_bytes: moved.volume.record.size_bytes,

@@ -1,13 +1,13 @@
 //! A journal as JSON, for support, to look up what was true once, and to be put back (`super::restore`), for which the journal itself
 //! is in it as well: words are never read again.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use chronicle::{Generation, StayId};
 use migration::VolumeId;
 use migration::journal::{
-    Doubt, Entry, ImageLocation, MigratingVolume, MigrationState, Outcome, Promotion, Record,
-    ReservedContent, Restored, Side, Stage, State, VolumeRecord, VolumeState,
+    Doubt, Entry, HostList, ImageLocation, MigratingVolume, MigrationState, NamedHost, Outcome, Promotion,
+    Record, ReservedContent, Restored, RestoredMore, Side, Stage, State, VolumeRecord, VolumeState,
 };
 use serde_json::{Map, Value, json};
 
@@ -40,6 +40,8 @@ pub(super) fn document(
         "examination": examination,
         "state": whole_state(state),
         "entries": entries,
+        // Public identities, so that a restore knows whom to ask. No host is let in by them.
+        restore::HOSTS: examination.hosts.as_ref().map(hosts),
         restore::FIELD: restore::in_digits(content),
     })
 }
@@ -124,7 +126,26 @@ fn restored(known: &Restored) -> Value {
         "restored_unix_ms": known.restored_unix_ms,
         "numbers_from": known.numbers_from,
         "volumes": volumes.collect::<Vec<_>>(),
+        "more": restored_more(&known.more),
     })
+}
+
+fn restored_more(known: &RestoredMore) -> Value {
+    let list = match known.list {
+        HostList::Complete => "complete".to_owned(),
+        HostList::Unknown(why) => in_words(&why),
+    };
+    let ids = |volumes: &BTreeSet<VolumeId>| volumes.iter().map(VolumeId::to_string).collect::<Vec<_>>();
+    json!({
+        "list_of_hosts": list,
+        "hosts": hosts(&known.hosts),
+        "departed": ids(&known.departed),
+        "sized": ids(&known.sized),
+    })
+}
+
+fn hosts<'a>(known: impl IntoIterator<Item = &'a NamedHost>) -> Vec<Value> {
+    known.into_iter().map(|host| json!({ "id": host.id.to_string(), "name": host.name })).collect()
 }
 
 fn volume_state(known: &VolumeState) -> Value {
@@ -283,6 +304,10 @@ pub(super) fn record(record: &Record) -> Value {
         ),
         Record::RestoredForgotten { volume } => {
             about("restored-forgotten", json!({ "volume": volume.to_string() }))
+        }
+        Record::RestoredMore(known) => about("restored-more", restored_more(known)),
+        Record::DepartureConfirmed { volume } => {
+            about("departure-confirmed", json!({ "volume": volume.to_string() }))
         }
     }
 }

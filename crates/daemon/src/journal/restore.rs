@@ -6,22 +6,27 @@
 //!                                                                  what was there ──► journal.before-restore-SECONDS
 //! ```
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use migration::journal::{Frames, State};
-use migration::restoration;
+use migration::journal::{Frames, HostList, NamedHost, State};
+use migration::restoration::{self, KnownBy, Surroundings};
+use migration::{HostId, VolumeId};
 use serde::Serialize;
 
 use super::examine::{JournalVolume, volumes};
 use super::file::{FILE_BYTES_MAX, JournalFile, ReplaceFault, fold, now_unix_ms};
 use super::{JOURNAL_FILE, JournalError};
 use crate::files::lock::{FolderLock, LockError};
+use crate::hosts::hosts_since;
 
 /// What begins the name of a journal that was replaced.
 const REPLACED: &str = "journal.before-restore-";
 /// The field of an exported document that has the journal itself, in hexadecimal digits.
 pub(super) const FIELD: &str = "journal";
+/// The field of an exported document that has the list of hosts.
+pub(super) const HOSTS: &str = "hosts";
 
 /// Whether a journal that a daemon would go on with may be replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +35,15 @@ pub enum Replacing {
     Refused,
     /// It may: somebody has said so.
     Ordered,
+}
+
+/// What somebody says of the list of hosts in the data folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostsSaid {
+    /// Nothing: it is looked at.
+    Nothing,
+    /// It names every other host that can have a volume of this one.
+    Complete,
 }
 
 /// What has been put back.
@@ -45,6 +59,19 @@ pub struct RestoredJournal {
     pub replaced: Option<PathBuf>,
     /// What it says of each volume.
     pub volumes: Vec<JournalVolume>,
+    /// Whether it is known which hosts have to be asked.
+    pub hosts_known: bool,
+    /// The hosts that are known to be asked, by name and identity.
+    pub hosts: Vec<HostToAsk>,
+}
+
+/// A host that has to be asked about the volumes of a journal that was put back.
+#[derive(Debug, Serialize)]
+pub struct HostToAsk {
+    /// Its name here.
+    pub name: String,
+    /// Its identity.
+    pub id: String,
 }
 
 /// Why a journal was not put back; nothing has changed.
@@ -94,10 +121,11 @@ pub fn restore_journal(
     data_dir: &Path,
     from: &Path,
     replacing: Replacing,
+    said: HostsSaid,
 ) -> Result<RestoredJournal, RestoreError> {
     let from = if from.is_dir() { from.join(JOURNAL_FILE) } else { from.to_owned() };
     let lock = FolderLock::acquire(data_dir).map_err(RestoreError::DataFolder)?;
-    let (backup, backup_unix_ms) = read(&from)?;
+    let Backup { state: backup, at_unix_ms: backup_unix_ms, hosts: exported } = read(&from)?;
     let path = data_dir.join(JOURNAL_FILE);
     let is_in_place = same_file(&from, &path);
     let there = std::fs::read(&path).ok();
@@ -107,6 +135,8 @@ pub fn restore_journal(
         return Err(RestoreError::Intact { path });
     }
     let at_unix_ms = now_unix_ms();
+    let sizes =
+        there.as_ref().filter(|_| !is_in_place).map_or_else(BTreeMap::new, |bytes| sizes(&path, bytes));
     let replaced = match there {
         None => None,
         Some(_) => {
@@ -120,18 +150,55 @@ pub fn restore_journal(
             Some(aside)
         }
     };
-    let state = restoration::restore(&backup, backup_unix_ms, at_unix_ms);
+    let (list, mut hosts) = hosts_since(data_dir, restoration::since(&backup, backup_unix_ms));
+    let (list, known_by) = match said {
+        HostsSaid::Complete => (HostList::Complete, KnownBy::People),
+        // What came from a backup as a whole has the list of then.
+        HostsSaid::Nothing if is_in_place => (HostList::default(), KnownBy::Look),
+        HostsSaid::Nothing => (list, KnownBy::Look),
+    };
+    if said == HostsSaid::Nothing {
+        exported.into_iter().for_each(|host| name(&mut hosts, host));
+    }
+    let found = Surroundings { backup_unix_ms, at_unix_ms, list, known_by, hosts, sizes };
+    let state = restoration::restore(&backup, &found);
     let written = JournalFile::create(&path, &state).map_err(|fault| {
         let (ReplaceFault::Kept(source) | ReplaceFault::Unknown(source)) = fault;
         RestoreError::Io { path: path.clone(), operation: "written", source }
     });
     written?;
     drop(lock);
-    Ok(RestoredJournal { path, from, backup_unix_ms, replaced, volumes: volumes(&state) })
+    let named = state.restored.iter().flat_map(|restored| &restored.more.hosts);
+    let hosts = named.map(|host| HostToAsk { name: host.name.clone(), id: host.id.to_string() }).collect();
+    let more = state.restored.as_ref().map(|restored| &restored.more);
+    let hosts_known = more.is_some_and(|more| more.list == HostList::Complete);
+    Ok(RestoredJournal { path, from, backup_unix_ms, replaced, volumes: volumes(&state), hosts_known, hosts })
+}
+
+/// Adds a host that is not known by its identity yet.
+fn name(hosts: &mut BTreeSet<NamedHost>, host: NamedHost) {
+    if !hosts.iter().any(|known| known.id == host.id) {
+        hosts.insert(host);
+    }
+}
+
+/// The sizes of this host's volumes in the journal that is replaced, if a daemon would go on with that.
+fn sizes(path: &Path, bytes: &[u8]) -> BTreeMap<VolumeId, u64> {
+    let later = fold(path, bytes).map(|found| found.state).unwrap_or_default();
+    later.volumes.iter().map(|(volume, known)| (*volume, known.record.size_bytes)).collect()
+}
+
+/// A journal that is to be put back.
+struct Backup {
+    state: State,
+    /// When it was made.
+    at_unix_ms: u64,
+    /// The list of hosts of then, as far as it was exported.
+    hosts: Vec<NamedHost>,
 }
 
 /// What a backup says, and when it was made.
-fn read(from: &Path) -> Result<(State, u64), RestoreError> {
+fn read(from: &Path) -> Result<Backup, RestoreError> {
     let failed = |source| JournalError::Io { path: from.to_owned(), operation: "read", source };
     let size = std::fs::metadata(from).map_err(failed)?.len();
     // A document has the journal twice over in digits, and once in words.
@@ -139,20 +206,30 @@ fn read(from: &Path) -> Result<(State, u64), RestoreError> {
         return Err(JournalError::TooLarge { path: from.to_owned(), bytes: size }.into());
     }
     let content = std::fs::read(from).map_err(failed)?;
-    let bytes = match content.first() {
-        Some(b'{') => journal_of(&content).ok_or_else(|| RestoreError::Document { path: from.to_owned() })?,
-        _ => content,
+    let (bytes, hosts) = match content.first() {
+        Some(b'{') => document(&content).ok_or_else(|| RestoreError::Document { path: from.to_owned() })?,
+        _ => (content, Vec::new()),
     };
     let found = fold(from, &bytes)?;
     let entries =
         Frames::new(&bytes).map_err(|source| JournalError::Codec { path: from.to_owned(), source })?;
     let last = entries.last().map_or(0, |entry| entry.at_unix_ms);
-    Ok((found.state, last))
+    Ok(Backup { state: found.state, at_unix_ms: last, hosts })
 }
 
-fn journal_of(document: &[u8]) -> Option<Vec<u8>> {
+/// The journal in an exported document, and the hosts that it names.
+fn document(document: &[u8]) -> Option<(Vec<u8>, Vec<NamedHost>)> {
     let document: serde_json::Value = serde_json::from_slice(document).ok()?;
-    let digits = document.get(FIELD)?.as_str()?;
+    let host = |host: &serde_json::Value| {
+        let id = from_digits(host.get("id")?.as_str()?)?;
+        Some(NamedHost { id: HostId(id.try_into().ok()?), name: host.get("name")?.as_str()?.to_owned() })
+    };
+    let hosts = document.get(HOSTS).and_then(|hosts| hosts.as_array());
+    let hosts = hosts.into_iter().flatten().filter_map(host).collect();
+    Some((from_digits(document.get(FIELD)?.as_str()?)?, hosts))
+}
+
+fn from_digits(digits: &str) -> Option<Vec<u8>> {
     if !digits.is_ascii() || !digits.len().is_multiple_of(2) {
         return None;
     }

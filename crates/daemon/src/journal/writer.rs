@@ -237,7 +237,10 @@ fn excerpt(state: &State, records: &[Record]) -> State {
     let mut migrations = BTreeSet::<MigrationId>::new();
     for record in records {
         match record {
-            Record::Snapshot(_) | Record::ReservationLifted { .. } | Record::Restored(_) => {}
+            Record::Snapshot(_)
+            | Record::ReservationLifted { .. }
+            | Record::Restored(_)
+            | Record::RestoredMore(_) => {}
             Record::VolumeAdded(record) => volumes.extend([record.volume]),
             Record::VolumeRemoved { volume }
             | Record::ResizeBegun { volume, .. }
@@ -248,6 +251,7 @@ fn excerpt(state: &State, records: &[Record]) -> State {
             | Record::MissingGivenUp { volume }
             | Record::Reinstated { volume, .. }
             | Record::RestoredForgotten { volume }
+            | Record::DepartureConfirmed { volume }
             | Record::OriginKnown { volume, .. } => {
                 volumes.extend([*volume]);
             }
@@ -309,6 +313,8 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         | Record::Restored(_)
         | Record::Reinstated { .. }
         | Record::RestoredForgotten { .. }
+        | Record::RestoredMore(_)
+        | Record::DepartureConfirmed { .. }
         | Record::OriginKnown { .. } => return None,
     })
 }

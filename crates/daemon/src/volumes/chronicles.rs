@@ -28,7 +28,7 @@ use std::sync::mpsc;
 use chronicle::{BlockRange, Epoch, Kept, StayId};
 use lane::{Keeper, LaneFuture, NotDurable};
 use migration::filling::{LogEntry, UnitMap};
-use migration::journal::{ImageLocation, Side, State};
+use migration::journal::{ImageLocation, Place, Side, State};
 use migration::stay::opening::{self, Distrust, Found, OpeningStep};
 use migration::stay::{ImageRecord, OpenMarks, vouches};
 use migration::{StayKey, VolumeId};
@@ -137,8 +137,13 @@ impl Chronicles {
     /// # Errors
     /// [`PresenceError`]: it is not known. **N.B.** A volume that is this host's must not be served then: what is fetched again
     /// would come over what was written since.
-    pub(crate) fn missing(&self, key: StayKey, size_bytes: u64) -> Result<UnitMap, PresenceError> {
-        presence::read(&self.files, key, size_bytes)
+    pub(crate) fn missing(
+        &self,
+        key: StayKey,
+        size_bytes: u64,
+        place: &Place,
+    ) -> Result<UnitMap, PresenceError> {
+        presence::read(&self.files, key, size_bytes, place)
     }
 
     /// Remembers that a volume may be in this image, too, from now on; sleeps.

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use crate::custody::Custody;
 use crate::fail_point;
 use crate::images::replicas::{self, Facts};
-use crate::images::{self, half_made};
+use crate::images::{self, far, half_made};
 use crate::journal::{Journal, step_of};
 use crate::migrations::history::Histories;
 use crate::migrations::registry::Migrations;
@@ -223,6 +223,15 @@ impl Control for LaneControl {
 
     fn keeper(&self) -> Option<Rc<dyn Keeper>> {
         Some(self.chronicles.keeper())
+    }
+
+    fn store_starts_alone(&self) -> bool {
+        let place = self.journal.read(|state| {
+            let here = state.volumes.get(&self.volume).map(|known| &known.record);
+            here.map(|record| record.image.place.clone())
+        });
+        // What is not known is not believed.
+        place.is_none_or(|place| far::starts_alone(&place))
     }
 
     fn store_closed(&self, stay: StayId) {

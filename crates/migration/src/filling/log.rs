@@ -103,6 +103,9 @@ pub fn encode_entry(sequence: u64, entry: &LogEntry, bytes: &mut Vec<u8>) -> boo
     !payload.is_empty() && framing::append(sequence, &payload, bytes)
 }
 
+/// No start of a host: nothing counts that was only noted. So is read what a store has that starts without its host.
+pub const NO_START: [u8; 16] = [0; 16];
+
 /// Reads a file, on a host whose present start is `boot`; also returns where the next frame goes, and its number.
 ///
 /// # Errors
@@ -151,7 +154,7 @@ pub fn replay(
                     volatile.remove(run);
                 }
             }
-            LogEntry::Noted { boot: noted, .. } if noted != boot => {}
+            LogEntry::Noted { boot: noted, .. } if noted != boot || boot == NO_START => {}
             LogEntry::Noted { runs, .. } => {
                 for run in runs {
                     missing.remove(run);

@@ -63,6 +63,7 @@ impl State {
                         record.generation = generation;
                     }
                     self.reservations.remove(&record.image.place);
+                    self.take_departed(record.volume);
                     if let Some(moved) = self.moved.remove(&record.volume) {
                         self.migration(migration)?.returning.push(moved);
                     }
@@ -116,6 +117,7 @@ impl State {
             return Err(Inconsistent::OutOfOrder { migration, stage, record: "forgotten" });
         }
         self.moved.remove(&volume);
+        self.take_departed(volume);
         Ok(())
     }
 

@@ -88,7 +88,7 @@ impl State {
             .iter()
             .map(|(volume, origin)| Record::OriginKnown { volume: *volume, origin: *origin });
         let snapshot = std::iter::once(Record::Snapshot(Box::new(self.clone())));
-        snapshot.chain(origins).chain(self.filling_records()).chain(self.restored_record()).collect()
+        snapshot.chain(origins).chain(self.filling_records()).chain(self.restored_records()).collect()
     }
 
     /// Takes what is said of a volume's origin. What was somebody's stays so, whoever says otherwise.
@@ -103,7 +103,7 @@ impl State {
     pub(super) fn forget_origins(&mut self) {
         let moving: BTreeSet<VolumeId> =
             self.unfinished().flat_map(|(_, state)| &state.volumes).map(|moving| moving.volume).collect();
-        let restored: BTreeSet<VolumeId> = self.restored_volumes().map(|(volume, _)| volume).collect();
+        let restored: BTreeSet<VolumeId> = self.in_question().map(|waiting| waiting.record.volume).collect();
         let (volumes, moved) = (&self.volumes, &self.moved);
         self.origins.retain(|volume, _| {
             let is_known = volumes.contains_key(volume) || moved.contains_key(volume);

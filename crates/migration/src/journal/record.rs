@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::filling::{Hollow, VolumeFilling};
 use super::image::{ImageLocation, Place};
 use super::origin::Origin;
-use super::restored::Restored;
+use super::restored::{Restored, RestoredMore};
 use super::side::{Promotion, Side};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 
@@ -182,6 +182,13 @@ pub enum Record {
     },
     /// A volume of a journal that was put back is not this host's, and need not be known here.
     RestoredForgotten {
+        /// Which.
+        volume: VolumeId,
+    },
+    /// What is known besides of a journal that was put back: behind [`Record::Restored`].
+    RestoredMore(Box<RestoredMore>),
+    /// A volume that had left when the backup was made is still away: another host has said so.
+    DepartureConfirmed {
         /// Which.
         volume: VolumeId,
     },

@@ -97,6 +97,9 @@ pub enum Inconsistent {
     /// A record names a migration that is not there.
     #[error("a record names migration {0}, which is unknown")]
     UnknownMigration(MigrationId),
+    /// A record is about a journal that was put back, and this one never was.
+    #[error("a record is about a journal that was put back, and this one never was")]
+    NotRestored,
     /// A record does not fit how far the migration has come.
     #[error("migration {migration} is {stage:?}: a record of {record} does not fit")]
     OutOfOrder {
@@ -242,6 +245,8 @@ impl State {
                 self.reinstate(*volume, *generation, *stay, *branch)?;
             }
             Record::RestoredForgotten { volume } => self.forget_restored(*volume)?,
+            Record::RestoredMore(more) => self.learn_more_of_restored(more)?,
+            Record::DepartureConfirmed { volume } => self.confirm_departure(*volume)?,
             Record::ResizeBegun { volume, size_bytes } => {
                 self.volume(*volume)?.resizing_to = Some(*size_bytes);
             }

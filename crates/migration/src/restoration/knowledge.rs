@@ -50,6 +50,8 @@ pub enum Whereabouts {
 pub enum Word {
     /// Nothing speaks against it.
     Confirms,
+    /// It has given it to the host that asks, with the generation that this one has or is to get.
+    Gave(Generation),
     /// The volume is another host's.
     HasIt(Generation),
     /// It came to the host that asks after the backup was made.
@@ -67,6 +69,7 @@ impl Knowledge {
             _ if broken(Bug::RestoredUnheard) => Word::Confirms,
             Whereabouts::Here | Whereabouts::AtAThird => Word::HasIt(self.generation),
             Whereabouts::HereUnconfirmed | Whereabouts::Waits => Word::Unsure(self.generation),
+            Whereabouts::WithYou if self.generation == backup => Word::Gave(self.generation),
             Whereabouts::WithYou | Whereabouts::Elsewhere if self.generation <= backup => Word::Confirms,
             Whereabouts::WithYou => Word::CameBack(self.generation),
             Whereabouts::Elsewhere => Word::KnowsLater(self.generation),

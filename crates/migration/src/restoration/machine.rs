@@ -1,11 +1,8 @@
 //! Who is asked about the volumes of a journal that was put back, and what comes of the answers.
 //!
 //! ```text
-//!   Hosts ─► Ask(host) ─► Answered │ silence: asked again
-//!                            │ all have answered, none contradicts, there is no doubt
-//!                            ▼
-//!                         Look(volume) ─► Looked: fit ─► Confirm(volume) ─► Recorded
-//!                                             └─ not there, half-made, a rival: looked again with the next answers
+//!   Hosts ─► Ask(host) ─► Answered │ silence: asked again ─┐
+//!   Look(volume) ─► Looked │ not fit: looked again ────────┴─► Standing ─► ruling: serve, or stays away ─► Confirm(volume)
 //! ```
 //! An answer holds until the next one, which is asked for every few seconds: what people do at another host meanwhile is seen.
 
@@ -14,10 +11,11 @@ use std::time::Duration;
 
 use chronicle::Generation;
 
+use super::hosts::{Hosts, Lacks};
 use super::knowledge::{Knowledge, Word};
+use super::ruling::{InDoubt, Ruling, Standing, Words, ruling};
 use crate::identity::{HostId, VolumeId};
-use crate::journal::{Doubt, State};
-use crate::planted::{Bug, broken};
+use crate::journal::{Doubt, RestoredVolume, State, Unlisted};
 
 /// How long a host is waited for before it is asked again; its process may be another one by then.
 pub const ANSWER_MAX: Duration = Duration::from_secs(10);
@@ -27,8 +25,8 @@ pub const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// What has happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// These hosts are paired with this one.
-    Hosts(BTreeSet<HostId>),
+    /// These hosts are paired with this one, and these cannot be asked.
+    Hosts(Hosts),
     /// A host has answered what it was asked last.
     Answered(HostId, Answer),
     /// An image was looked at.
@@ -51,10 +49,14 @@ pub struct Answer {
 /// A volume that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Its generation in the backup.
+    /// Its generation in the backup; of a volume that had left, that with which it left.
     pub generation: Generation,
     /// Whether the words of other hosts are not enough.
-    pub is_in_doubt: bool,
+    pub doubt: InDoubt,
+    /// The host whose word settles the doubt: the volume's copy waited for it.
+    pub copy_of: Option<HostId>,
+    /// The host to which it had gone.
+    pub left_for: Option<HostId>,
 }
 
 /// How an image looks.
@@ -68,6 +70,8 @@ pub enum Look {
     HalfMade,
     /// Another store has an image of the volume's name, which may be the one that it moved to.
     Rival(String),
+    /// Nothing speaks against it, and this device or export may hold the volume as well: nobody can look there.
+    NotAlone(String),
 }
 
 /// What is to be done.
@@ -77,42 +81,17 @@ pub enum Action {
     Ask(HostId),
     /// Look at a volume's image.
     Look(VolumeId),
-    /// Make durable that a volume is this host's, and serve it.
+    /// Make durable what every other host has confirmed ([`super::confirm`]): that a volume is this host's, or that it is still away.
     Confirm(VolumeId),
 }
 
-/// What a volume waits for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// These hosts have not said what they know.
-    Unheard(Vec<HostId>),
-    /// These contradict.
-    Contradicted(Vec<(HostId, Word)>),
-    /// These have confirmed, but were put back themselves, so what they do not know says nothing.
-    Unreliable(Vec<HostId>),
-    /// None contradicts, and something remains that no host can know: somebody has to decide.
-    InDoubt {
-        /// With which it came back here after the backup was made, to an image that may be another one; `None`: it did not.
-        generation: Option<Generation>,
-    },
-    /// All have confirmed, and its image is not there.
-    NoImage,
-    /// All have confirmed, and its image is not complete.
-    HalfMade,
-    /// All have confirmed, and another store has an image of its name.
-    Rival {
-        /// Where.
-        image: String,
-    },
-    /// All have confirmed.
-    Confirmed,
-}
-
-/// Decides when volumes of a journal that was put back are this host's.
-#[derive(Debug, Default)]
+/// Asks and looks, until it is known whose the volumes of a journal that was put back are.
+#[derive(Debug)]
 pub struct Restoration {
     claims: BTreeMap<VolumeId, Claim>,
     hosts: BTreeMap<HostId, Asked>,
+    /// Hosts that cannot be asked.
+    lacks: Lacks,
     looks: BTreeMap<VolumeId, Look>,
     /// Asked for and not come.
     looking: BTreeSet<VolumeId>,
@@ -120,6 +99,22 @@ pub struct Restoration {
     /// When images are looked at again, of a host that has nobody to ask.
     again: Duration,
     actions: VecDeque<Action>,
+}
+
+impl Default for Restoration {
+    /// Nobody has said yet which hosts there are: that is unknown, and not none.
+    fn default() -> Self {
+        Self {
+            claims: BTreeMap::new(),
+            hosts: BTreeMap::new(),
+            lacks: Lacks::Unknown(Unlisted::Missing),
+            looks: BTreeMap::new(),
+            looking: BTreeSet::new(),
+            confirmed: BTreeSet::new(),
+            again: Duration::ZERO,
+            actions: VecDeque::new(),
+        }
+    }
 }
 
 /// What is known of a host.
@@ -134,7 +129,7 @@ impl Word {
     /// The generation that the other host has seen; `None`: it says nothing against it.
     pub fn generation(&self) -> Option<Generation> {
         match self {
-            Self::Confirms => None,
+            Self::Confirms | Self::Gave(_) => None,
             Self::HasIt(generation)
             | Self::CameBack(generation)
             | Self::KnowsLater(generation)
@@ -146,11 +141,32 @@ impl Word {
 impl Event {
     /// What waits in a journal.
     pub fn waiting(state: &State) -> Self {
-        let claim = |doubt: &Option<Doubt>, generation| Claim { generation, is_in_doubt: doubt.is_some() };
-        let claims = state
-            .restored_volumes()
-            .map(|(volume, waiting)| (volume, claim(&waiting.doubt, waiting.volume.record.generation)));
-        Self::Waiting(claims.collect())
+        let volumes = state.restored_volumes().map(|(volume, waiting)| (volume, Claim::of(waiting)));
+        let departed = state.departures_in_question().map(|moved| {
+            let claim = Claim {
+                generation: moved.generation,
+                doubt: InDoubt::No,
+                copy_of: None,
+                left_for: Some(moved.host),
+            };
+            (moved.volume.record.volume, claim)
+        });
+        Self::Waiting(volumes.chain(departed).collect())
+    }
+}
+
+impl Claim {
+    fn of(waiting: &RestoredVolume) -> Self {
+        let doubt = match waiting.doubt {
+            None => InDoubt::No,
+            Some(Doubt::Hollow { .. }) => InDoubt::Hollow,
+            Some(_) => InDoubt::Yes,
+        };
+        let copy_of = match waiting.doubt {
+            Some(Doubt::Copy { peer, .. }) => Some(peer),
+            _ => None,
+        };
+        Self { generation: waiting.volume.record.generation, doubt, copy_of, left_for: None }
     }
 }
 
@@ -159,16 +175,17 @@ impl Restoration {
     pub fn handle_event(&mut self, now: Duration, event: Event) {
         match event {
             Event::Hosts(hosts) => {
-                self.hosts.retain(|host, _| hosts.contains(host));
-                for host in hosts {
+                self.hosts.retain(|host, _| hosts.paired.contains(host));
+                for host in hosts.paired {
                     self.hosts.entry(host).or_default();
                 }
+                self.lacks = hosts.lacks;
             }
             Event::Answered(host, answer) => {
                 if let Some(asked) = self.hosts.get_mut(&host) {
                     *asked = Asked { again: now + ASK_AGAIN, answer: Some(answer) };
                     // What was not to be had may be by now.
-                    self.looks.retain(|_, look| *look == Look::Fit);
+                    self.looks.retain(|_, look| look.is_fit());
                 }
             }
             Event::Looked(volume, look) => {
@@ -195,7 +212,7 @@ impl Restoration {
         // A host alone has nobody whose answer would have an image looked at again.
         if self.hosts.is_empty() && self.again <= now {
             self.again = now + ASK_AGAIN;
-            self.looks.retain(|_, look| *look == Look::Fit);
+            self.looks.retain(|_, look| look.is_fit());
         }
         self.decide(now);
     }
@@ -214,19 +231,46 @@ impl Restoration {
         Some((again.unwrap_or(self.again), "asking other hosts whose volumes are"))
     }
 
-    /// What a volume waits for; `None`: it does not wait.
+    /// What is known of a volume; `None`: it does not wait.
     pub fn standing(&self, volume: VolumeId) -> Option<Standing> {
         let claim = self.claims.get(&volume)?;
-        let words = self.hosts.iter().map(|(host, asked)| (*host, asked.word(volume, claim)));
+        let words: Vec<(HostId, Option<(Word, bool)>)> =
+            self.hosts.iter().map(|(host, asked)| (*host, asked.word(volume, claim))).collect();
+        let came_back = words.iter().filter_map(|(_, word)| match word {
+            Some((Word::CameBack(generation), _)) => Some(*generation),
+            _ => None,
+        });
+        let came_back = came_back.max();
+        let look = self.looks.get(&volume).cloned();
+        let gave = |host: HostId| {
+            let word = words.iter().find(|(known, _)| *known == host);
+            matches!(word, Some((_, Some((Word::Gave(_) | Word::CameBack(_), _)))))
+        };
+        let doubt = match claim.doubt {
+            InDoubt::Yes if claim.copy_of.is_some_and(gave) => InDoubt::No,
+            // It may have come back to another place.
+            InDoubt::No if came_back.is_some() && matches!(look, Some(Look::NotAlone(_))) => InDoubt::Yes,
+            doubt => doubt,
+        };
+        Some(Standing { words: self.all_words(claim, &words, came_back), look, doubt, came_back })
+    }
+
+    /// What the hosts say, all together.
+    fn all_words(
+        &self,
+        claim: &Claim,
+        words: &[(HostId, Option<(Word, bool)>)],
+        came_back: Option<Generation>,
+    ) -> Words {
         let (mut unheard, mut contradicting, mut unreliable) = (Vec::new(), Vec::new(), Vec::new());
-        let mut came_back: Option<Generation> = None;
+        // The backup itself says that it had left.
+        contradicting.extend(claim.left_for.map(|host| (host, Word::KnowsLater(claim.generation))));
         for (host, word) in words {
             match word {
-                None => unheard.push(host),
-                Some((Word::Confirms, true)) => {}
-                Some((Word::Confirms, false)) => unreliable.push(host),
-                Some((Word::CameBack(generation), _)) => came_back = came_back.max(Some(generation)),
-                Some((word, _)) => contradicting.push((host, word)),
+                None => unheard.push(*host),
+                Some((Word::CameBack(_), _) | (Word::Confirms | Word::Gave(_), true)) => {}
+                Some((Word::Confirms | Word::Gave(_), false)) => unreliable.push(*host),
+                Some((word, _)) => contradicting.push((*host, *word)),
             }
         }
         // What another host knew before it came back here.
@@ -234,26 +278,18 @@ impl Restoration {
             Word::KnowsLater(generation) => Some(*generation) > came_back,
             _ => true,
         });
-        if !contradicting.is_empty() {
-            return Some(Standing::Contradicted(contradicting));
+        let has_it = contradicting.iter().find_map(|(host, word)| match word {
+            Word::HasIt(generation) if *generation >= claim.generation => Some((*host, *generation)),
+            _ => None,
+        });
+        match has_it.filter(|(_, generation)| Some(*generation) > came_back) {
+            Some((host, generation)) if claim.left_for.is_some() => Words::Away(host, generation),
+            _ if !contradicting.is_empty() => Words::Contradicted(contradicting),
+            _ if self.lacks != Lacks::Nothing => Words::Unlisted(self.lacks.clone()),
+            _ if !unheard.is_empty() => Words::Unheard(unheard),
+            _ if !unreliable.is_empty() => Words::Unreliable(unreliable),
+            _ => Words::Agreed,
         }
-        if !unheard.is_empty() && !broken(Bug::RestoredUnasked) {
-            return Some(Standing::Unheard(unheard));
-        }
-        if !unreliable.is_empty() {
-            return Some(Standing::Unreliable(unreliable));
-        }
-        Some(match self.looks.get(&volume) {
-            Some(Look::Missing) => Standing::NoImage,
-            Some(Look::HalfMade) if !broken(Bug::RestoredHalfMade) => Standing::HalfMade,
-            Some(Look::Rival(image)) if !broken(Bug::RestoredRival) => {
-                Standing::Rival { image: image.clone() }
-            }
-            _ if (claim.is_in_doubt || came_back.is_some()) && !broken(Bug::RestoredDoubt) => {
-                Standing::InDoubt { generation: came_back }
-            }
-            _ => Standing::Confirmed,
-        })
     }
 
     fn decide(&mut self, now: Duration) {
@@ -272,12 +308,19 @@ impl Restoration {
             if !self.looks.contains_key(&volume) && self.looking.insert(volume) {
                 self.actions.push_back(Action::Look(volume));
             }
-            let is_fit =
-                self.looks.contains_key(&volume) && self.standing(volume) == Some(Standing::Confirmed);
-            if is_fit && self.confirmed.insert(volume) {
+            let ruling = self.standing(volume).map(|standing| ruling(&standing, None));
+            let is_known = matches!(ruling, Some(Ruling::Serve(_) | Ruling::StaysAway));
+            if is_known && self.confirmed.insert(volume) {
                 self.actions.push_back(Action::Confirm(volume));
             }
         }
+    }
+}
+
+impl Look {
+    /// Whether the image may be served if nothing else speaks against it.
+    pub fn is_fit(&self) -> bool {
+        matches!(self, Self::Fit | Self::NotAlone(_))
     }
 }
 

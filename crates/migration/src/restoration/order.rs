@@ -2,10 +2,10 @@
 
 use chronicle::{BranchId, Generation};
 
-use super::machine::Standing;
 use super::next_stay;
+use super::ruling::{Claims, Ruling, Standing, Words, ruling};
 use crate::identity::VolumeId;
-use crate::journal::{Doubt, Record, State};
+use crate::journal::{Record, State};
 
 /// How somebody takes a volume although other hosts have not all confirmed it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,7 +16,7 @@ pub enum Order {
     Force,
 }
 
-/// Why an order is not carried out.
+/// Why a volume waits, or an order is not carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// There is no such volume.
@@ -27,9 +27,18 @@ pub enum Refused {
         "it lacked blocks when the journal was saved, and which ones it still lacks is not known any more"
     )]
     Hollow,
-    /// Its image is not there, or was being filled.
-    #[error("its image is not to be had, or is not complete")]
+    /// Nobody has looked at its image yet.
+    #[error("its image has not been looked at yet")]
+    NotLooked,
+    /// Its image is not there.
+    #[error("its image is not to be had")]
     NoImage,
+    /// Not all hosts have said what they know.
+    #[error("not every other host has said whose it is")]
+    Unheard,
+    /// No host can know.
+    #[error("no host can know whether this image is the volume")]
+    InDoubt,
     /// Something speaks against it.
     #[error("other hosts or images speak against it")]
     Contradicted,
@@ -47,36 +56,43 @@ pub fn order(
     order: Order,
     branch: BranchId,
 ) -> Result<Vec<Record>, Refused> {
-    let waiting = state.restored_volume(volume).ok_or(Refused::NotWaiting)?;
-    if matches!(waiting.doubt, Some(Doubt::Hollow { .. })) {
-        return Err(Refused::Hollow);
-    }
-    let highest = match (standing, order) {
-        (Standing::NoImage, _) => return Err(Refused::NoImage),
-        (Standing::HalfMade | Standing::Rival { .. }, Order::Known) => return Err(Refused::Contradicted),
-        (Standing::Contradicted(_), Order::Known) => return Err(Refused::Contradicted),
-        (Standing::Contradicted(words), _) => words.iter().map(|(_, word)| word.generation()).max().flatten(),
-        (Standing::InDoubt { generation }, _) => *generation,
-        _ => None,
-    };
-    let own = waiting.volume.record.generation;
-    let branch = (!matches!(standing, Standing::InDoubt { .. } | Standing::Confirmed)).then_some(branch);
-    // N.B. above all that anybody has seen, so that a copy of the other branch is never taken for a later one of this.
-    let generation = match branch {
-        None => highest.map_or(own, |highest| highest.max(own)),
-        Some(_) => highest.map_or(own, |highest| highest.max(own)).next(),
-    };
-    Ok(vec![Record::Reinstated { volume, generation, stay: next_stay(state), branch }])
+    carried_out(state, volume, standing, ruling(standing, Some(order)), branch)
 }
 
-/// The records by which a volume is this host's that every other host has confirmed.
+/// The records by which a volume is this host's, or stays another's, that every other host has confirmed.
 ///
 /// # Errors
-/// [`Refused::NotWaiting`].
-pub fn reinstate(state: &State, volume: VolumeId) -> Result<Vec<Record>, Refused> {
-    let waiting = state.restored_volume(volume).ok_or(Refused::NotWaiting)?;
-    let generation: Generation = waiting.volume.record.generation;
-    Ok(vec![Record::Reinstated { volume, generation, stay: next_stay(state), branch: None }])
+/// [`Refused`]: it waits.
+pub fn confirm(state: &State, volume: VolumeId, standing: &Standing) -> Result<Vec<Record>, Refused> {
+    // Nobody has ordered it, so there is no branch.
+    carried_out(state, volume, standing, ruling(standing, None), BranchId([0; 16]))
+}
+
+fn carried_out(
+    state: &State,
+    volume: VolumeId,
+    standing: &Standing,
+    ruling: Ruling,
+    branch: BranchId,
+) -> Result<Vec<Record>, Refused> {
+    let known = state.questioned(volume).ok_or(Refused::NotWaiting)?;
+    let claims = match ruling {
+        Ruling::Serve(claims) => claims,
+        Ruling::StaysAway => return Ok(vec![Record::DepartureConfirmed { volume }]),
+        Ruling::Waits(refused) => return Err(refused),
+    };
+    let left = state.moved.get(&volume).map(|moved| moved.generation);
+    let own = known.record.generation;
+    let highest = [standing.words.generation(), standing.came_back, left]
+        .into_iter()
+        .flatten()
+        .fold(own, Generation::max);
+    // N.B. above all that anybody has seen, so that a copy of the other branch is never taken for a later one of this.
+    let (generation, branch) = match claims {
+        Claims::Sole => (highest, None),
+        Claims::Branch => (highest.next(), Some(branch)),
+    };
+    Ok(vec![Record::Reinstated { volume, generation, stay: next_stay(state), branch }])
 }
 
 /// The records by which nobody needs to know any more whose a volume is; its image stays.
@@ -84,6 +100,20 @@ pub fn reinstate(state: &State, volume: VolumeId) -> Result<Vec<Record>, Refused
 /// # Errors
 /// [`Refused::NotWaiting`].
 pub fn forget(state: &State, volume: VolumeId) -> Result<Vec<Record>, Refused> {
-    state.restored_volume(volume).ok_or(Refused::NotWaiting)?;
-    Ok(vec![Record::RestoredForgotten { volume }])
+    state.questioned(volume).ok_or(Refused::NotWaiting)?;
+    Ok(match state.is_departure_in_question(volume) {
+        true => vec![Record::MovedForgotten { volume }],
+        false => vec![Record::RestoredForgotten { volume }],
+    })
+}
+
+impl Words {
+    /// The highest generation that a host speaks of which contradicts.
+    fn generation(&self) -> Option<Generation> {
+        match self {
+            Self::Contradicted(words) => words.iter().filter_map(|(_, word)| word.generation()).max(),
+            Self::Away(_, generation) => Some(*generation),
+            _ => None,
+        }
+    }
 }

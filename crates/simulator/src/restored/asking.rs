@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use chronicle::BranchId;
 use migration::VolumeId;
-use migration::journal::Stage;
-use migration::restoration::{self, Action, Answer, Event, Order, Standing};
+use migration::journal::{Record, Stage};
+use migration::restoration::{self, Action, Answer, Event, Look, Order, Words};
 
 use super::Fleet;
 
@@ -29,8 +29,9 @@ impl Fleet {
             self.handle(to, Event::Answered(from, answer));
         }
         for host in 0..self.hosts.len() {
-            let others = self.hosts.iter().map(|other| other.id).filter(|id| *id != self.hosts[host].id);
-            let hosts = Event::Hosts(others.collect());
+            let here = &self.hosts[host];
+            let hosts = restoration::hosts_to_ask(&here.state, Ok(here.list.paired.clone()));
+            let hosts = Event::Hosts(hosts);
             let waiting = Event::waiting(&self.hosts[host].state);
             self.handle(host, hosts);
             self.handle(host, waiting);
@@ -55,8 +56,8 @@ impl Fleet {
                         continue;
                     }
                     let (asker, asked) = (&self.hosts[host], &self.hosts[from].state);
-                    let volumes = asker.state.restored_volumes();
-                    let known = volumes.filter_map(|(volume, _)| {
+                    let volumes = asker.state.in_question().map(|known| known.record.volume);
+                    let known = volumes.filter_map(|volume| {
                         Some((volume, restoration::knowledge(asked, asker.id, volume)?))
                     });
                     let answer = Answer { known: known.collect(), knows_all: restoration::knows_all(asked) };
@@ -69,29 +70,50 @@ impl Fleet {
                     self.hosts[host].restoration.handle_event(now, Event::Looked(volume, look));
                 }
                 Action::Confirm(volume) => {
-                    let Ok(records) = restoration::reinstate(&self.hosts[host].state, volume) else {
-                        continue;
-                    };
-                    if self.reinstated(host, volume, records) {
-                        self.shown.confirmed += 1;
+                    self.look(host, volume);
+                    let here = &self.hosts[host];
+                    let Some(standing) = here.restoration.standing(volume) else { continue };
+                    let confirmed = restoration::confirm(&here.state, volume, &standing);
+                    let is_done = confirmed.is_ok_and(|records| self.reinstated(host, volume, records, None));
+                    match is_done {
+                        true => self.shown.confirmed += 1,
+                        false => {
+                            let now = self.now;
+                            self.hosts[host].restoration.handle_event(now, Event::NotRecorded(volume));
+                        }
                     }
                 }
             }
         }
     }
 
+    /// The image is looked at once more.
+    fn look(&mut self, host: usize, volume: VolumeId) {
+        let look = self.hosts[host].look(volume);
+        let now = self.now;
+        self.hosts[host].restoration.handle_event(now, Event::Looked(volume, look));
+    }
+
+    /// Makes durable what was decided, with the size that the volume has by now. `said`: what people know of that.
     fn reinstated(
         &mut self,
         host: usize,
         volume: VolumeId,
-        records: Vec<migration::journal::Record>,
+        mut records: Vec<Record>,
+        said: Option<u64>,
     ) -> bool {
-        if self.hosts[host].next_number().is_none() {
-            self.violated(|| format!("host {host} gives the number of a stay again"));
-            return false;
+        if matches!(records[..], [Record::Reinstated { .. }]) {
+            match self.hosts[host].size_of(volume, said) {
+                Some(Ok(size_bytes)) => records.push(Record::Resized { volume, size_bytes }),
+                _ => return false,
+            }
+            if self.hosts[host].next_number().is_none() {
+                self.violated(|| format!("host {host} gives the number of a stay again"));
+                return false;
+            }
         }
         let is_done = self.hosts[host].commit(records);
-        self.say(|| format!("host {host} has volume {volume} again: {is_done}"));
+        self.say(|| format!("host {host} has decided on volume {volume}: {is_done}"));
         is_done
     }
 
@@ -100,16 +122,19 @@ impl Fleet {
     pub(super) fn order(&mut self) {
         let host = self.random.index(self.hosts.len());
         let waiting: Vec<VolumeId> =
-            self.hosts[host].state.restored_volumes().map(|(volume, _)| volume).collect();
+            self.hosts[host].state.in_question().map(|known| known.record.volume).collect();
         if waiting.is_empty() {
             return;
         }
         let volume = waiting[self.random.index(waiting.len())];
+        self.look(host, volume);
         let Some(standing) = self.hosts[host].restoration.standing(volume) else { return };
-        if !self.is_current(host, volume) {
+        // N.B. also somebody who is mistaken about the image: that is for the order to notice.
+        let is_unfit = matches!(standing.look, Some(Look::HalfMade | Look::Missing));
+        if !is_unfit && !self.is_current(host, volume) {
             // They know that it is elsewhere, or that the image is an old one; which is said as well, mostly.
             if self.is_elsewhere(host, volume)
-                && matches!(standing, Standing::Contradicted(_))
+                && matches!(standing.words, Words::Contradicted(_))
                 && let Ok(records) = restoration::forget(&self.hosts[host].state, volume)
             {
                 self.hosts[host].commit(records);
@@ -119,11 +144,15 @@ impl Fleet {
         }
         let branch = BranchId([self.random.below(256) as u8; 16]);
         match restoration::order(&self.hosts[host].state, volume, &standing, Order::Known, branch) {
+            Ok(_) if is_unfit => {
+                self.violated(|| format!("host {host} takes an image of volume {volume} that is not fit"));
+            }
             Ok(records) => {
                 self.say(|| {
                     format!("somebody says at host {host} that it has volume {volume}: {standing:?}")
                 });
-                if self.reinstated(host, volume, records) {
+                let size = self.sizes[&volume];
+                if self.reinstated(host, volume, records, Some(size)) {
                     self.shown.ordered += 1;
                 }
             }
@@ -133,8 +162,8 @@ impl Fleet {
 
     /// What people can know: the image is the volume as guests know it, and no other host has that, or may get it.
     fn is_current(&self, host: usize, volume: VolumeId) -> bool {
-        let Some(waiting) = self.hosts[host].state.restored_volume(volume) else { return false };
-        let image = self.hosts[host].images.get(&waiting.volume.record.image.place);
+        let Some(waiting) = self.hosts[host].state.questioned(volume) else { return false };
+        let image = self.hosts[host].images.get(&waiting.record.image.place);
         let has_all = image.is_some_and(|image| {
             image.volume == volume && !image.is_half_made && image.writes == self.acknowledged[&volume]
         });
@@ -160,7 +189,7 @@ impl Fleet {
         let gone: Vec<VolumeId> = self.hosts[host].state.moved.keys().copied().collect();
         if !gone.is_empty() {
             let volume = gone[self.random.index(gone.len())];
-            self.hosts[host].commit(vec![migration::journal::Record::MovedForgotten { volume }]);
+            self.hosts[host].commit(vec![Record::MovedForgotten { volume }]);
         }
     }
 }

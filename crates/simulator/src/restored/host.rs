@@ -4,13 +4,20 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use chronicle::Generation;
 use migration::journal::{
-    Entry, ExportSettings, ImageFormat, ImageLocation, Place, Record, Stage, State, VolumeRecord,
+    Entry, ExportSettings, HostList, ImageFormat, ImageLocation, NamedHost, Place, Record, Stage, State,
+    Unlisted, VolumeRecord,
 };
-use migration::restoration::{self, Look, Restoration};
+use migration::restoration::{self, Look, Measured, Restoration, SizeUnknown, Surroundings, size_now};
 use migration::{HostId, MigrationId, VolumeId};
 
 /// Stores with folders, by name.
 const FOLDERS: [&str; 3] = ["a", "b", "c"];
+/// A store that is a device.
+const DEVICE: &str = "/dev/one";
+/// How large that is.
+pub(super) const DEVICE_BYTES: u64 = 64 << 20;
+/// The size that a volume has at first, and by which it grows.
+pub(super) const SIZE_STEP: u64 = 1 << 20;
 
 /// An image.
 #[derive(Clone, Debug)]
@@ -19,8 +26,38 @@ pub(super) struct Image {
     pub(super) volume: VolumeId,
     /// Up to which write.
     pub(super) writes: u64,
+    /// The size of the file, or the bytes that the volume has of a device.
+    pub(super) size_bytes: u64,
     /// Whether it is marked as the target of a migration that has not completed it.
     pub(super) is_half_made: bool,
+}
+
+/// A journal as it was.
+#[derive(Debug)]
+pub(super) struct Backup {
+    state: State,
+    at_unix_ms: u64,
+}
+
+/// A list of hosts.
+#[derive(Clone, Debug, Default)]
+pub(super) struct List {
+    pub(super) paired: BTreeSet<HostId>,
+    /// Hosts that were removed, and when.
+    removed: Vec<(HostId, u64)>,
+    /// Since when it has all that happened to it.
+    since_unix_ms: u64,
+}
+
+/// What becomes of the list of hosts when a journal is put back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ListFate {
+    /// It is as it was.
+    Kept,
+    /// It is gone, and a new one begins.
+    Lost,
+    /// One of another time is there, which lacks hosts.
+    OfAnotherTime,
 }
 
 /// A host.
@@ -29,8 +66,12 @@ pub(super) struct SimHost {
     pub(super) id: HostId,
     pub(super) state: State,
     pub(super) images: BTreeMap<Place, Image>,
-    pub(super) backups: Vec<State>,
+    pub(super) backups: Vec<Backup>,
     pub(super) restoration: Restoration,
+    /// Whether one of its stores is a device.
+    pub(super) has_device: bool,
+    /// Its list of hosts.
+    pub(super) list: List,
     /// Numbers that migrations and stays had here, also those that the journal has lost.
     pub(super) numbers: BTreeSet<MigrationId>,
 }
@@ -43,6 +84,8 @@ impl SimHost {
             images: BTreeMap::new(),
             backups: Vec::new(),
             restoration: Restoration::default(),
+            has_device: number % 2 == 0,
+            list: List::default(),
             numbers: BTreeSet::new(),
         }
     }
@@ -50,18 +93,32 @@ impl SimHost {
     /// Makes a volume here.
     pub(super) fn make(&mut self, volume: VolumeId) {
         let image = in_folder(FOLDERS[0], volume);
-        self.images.insert(image.place.clone(), Image { volume, writes: 0, is_half_made: false });
+        self.images.insert(
+            image.place.clone(),
+            Image { volume, writes: 0, size_bytes: SIZE_STEP, is_half_made: false },
+        );
         let record = VolumeRecord {
             volume,
             name: name_of(volume),
-            size_bytes: 1 << 20,
+            size_bytes: SIZE_STEP,
             block_size_bytes: 4096,
             image,
             generation: Generation(0),
             export: ExportSettings::default(),
         };
         self.commit(vec![Record::VolumeAdded(record)]);
-        self.backups.push(self.state.clone());
+        self.back_up(0);
+    }
+
+    pub(super) fn back_up(&mut self, at_unix_ms: u64) {
+        self.backups.push(Backup { state: self.state.clone(), at_unix_ms });
+    }
+
+    /// Forgets another host.
+    pub(super) fn remove_host(&mut self, host: HostId, at_unix_ms: u64) {
+        if self.list.paired.remove(&host) {
+            self.list.removed.push((host, at_unix_ms));
+        }
     }
 
     /// Makes records durable; what does not follow from what is true is refused, as the journal does.
@@ -87,7 +144,14 @@ impl SimHost {
     pub(super) fn write(&mut self, volume: VolumeId, number: u64) {
         let place = self.state.volumes.get(&volume).map(|known| known.record.image.place.clone());
         if let Some(image) = place.and_then(|place| self.images.get_mut(&place)) {
-            *image = Image { volume, writes: number, is_half_made: image.is_half_made };
+            (image.volume, image.writes) = (volume, number);
+        }
+    }
+
+    pub(super) fn grow(&mut self, volume: VolumeId, size_bytes: u64) {
+        let place = self.state.volumes.get(&volume).map(|known| known.record.image.place.clone());
+        if let Some(image) = place.and_then(|place| self.images.get_mut(&place)) {
+            image.size_bytes = size_bytes;
         }
     }
 
@@ -97,16 +161,58 @@ impl SimHost {
         self.numbers.insert(number).then_some(number)
     }
 
-    /// Its journal is one of its backups from now on.
-    pub(super) fn put_back(&mut self, backup: usize, at_unix_ms: u64) {
-        self.state = restoration::restore(&self.backups[backup], 0, at_unix_ms);
+    /// Its journal is one of its backups from now on. `has_later`: the journal that is replaced can be read.
+    pub(super) fn put_back(&mut self, backup: usize, at_unix_ms: u64, fate: ListFate, has_later: bool) {
+        let Backup { state, at_unix_ms: backup_unix_ms } = &self.backups[backup];
+        let since = restoration::since(state, *backup_unix_ms);
+        let new = List { since_unix_ms: at_unix_ms, ..List::default() };
+        let (list, known) = match fate {
+            ListFate::Kept => {
+                let is_of_then = self.list.since_unix_ms <= since;
+                let unknown = HostList::Unknown(Unlisted::OfAnotherTime);
+                (self.list.clone(), if is_of_then { HostList::Complete } else { unknown })
+            }
+            ListFate::Lost => (new, HostList::Unknown(Unlisted::Missing)),
+            ListFate::OfAnotherTime => {
+                let paired = self.list.paired.iter().skip(1).copied().collect();
+                (List { paired, ..new }, HostList::Unknown(Unlisted::OfAnotherTime))
+            }
+        };
+        let removed = list.removed.iter().filter(|(_, then)| *then >= since).map(|(host, _)| *host);
+        let hosts = list.paired.iter().copied().chain(removed);
+        let hosts = hosts.map(|id| NamedHost { id, name: String::new() }).collect();
+        let later = self.state.volumes.iter().map(|(volume, known)| (*volume, known.record.size_bytes));
+        let sizes = if has_later { later.collect() } else { BTreeMap::new() };
+        let found = Surroundings {
+            backup_unix_ms: *backup_unix_ms,
+            at_unix_ms,
+            list: known,
+            hosts,
+            sizes,
+            ..Surroundings::default()
+        };
+        self.state = restoration::restore(state, &found);
         self.restoration = Restoration::default();
+        self.list = list;
+    }
+
+    /// The size that a volume has which waits; `said`: what people know.
+    pub(super) fn size_of(&self, volume: VolumeId, said: Option<u64>) -> Option<Result<u64, SizeUnknown>> {
+        let known = self.state.questioned(volume)?;
+        let image = self.images.get(&known.record.image.place)?;
+        let measured = match known.record.image.place.outlasts_its_volume() {
+            true => Measured::Room(DEVICE_BYTES),
+            false => Measured::Volume(image.size_bytes),
+        };
+        let is_known =
+            self.state.restored.as_ref().is_some_and(|restored| restored.more.sized.contains(&volume));
+        Some(size_now(known.record.size_bytes, is_known, measured, said))
     }
 
     /// How the image of a volume that waits looks.
     pub(super) fn look(&self, volume: VolumeId) -> Look {
-        let Some(waiting) = self.state.restored_volume(volume) else { return Look::Missing };
-        let own = &waiting.volume.record.image.place;
+        let Some(waiting) = self.state.questioned(volume) else { return Look::Missing };
+        let own = &waiting.record.image.place;
         let Some(image) = self.images.get(own) else { return Look::Missing };
         if image.is_half_made {
             return Look::HalfMade;
@@ -116,6 +222,7 @@ impl SimHost {
             |place: &Place| place != own && self.images.get(place).is_some_and(|image| !image.is_half_made);
         match rivals.into_iter().find(is_rival) {
             Some(rival) => Look::Rival(rival.name().to_owned()),
+            None if self.has_device && own.name() != DEVICE => Look::NotAlone(DEVICE.to_owned()),
             None => Look::Fit,
         }
     }
@@ -124,16 +231,17 @@ impl SimHost {
     pub(super) fn free_place(&self, volume: VolumeId, draw: usize) -> Option<ImageLocation> {
         let device = ImageLocation {
             store: "device".to_owned(),
-            place: Place::Device("/dev/one".to_owned()),
+            place: Place::Device(DEVICE.to_owned()),
             format: ImageFormat::Raw,
         };
-        let places = FOLDERS.iter().map(|store| in_folder(store, volume)).chain([device]);
+        let device = self.has_device.then_some(device);
+        let places = FOLDERS.iter().map(|store| in_folder(store, volume)).chain(device);
         // A device that was fenced may be taken once somebody has said that nobody needs what is on it.
         let is_taken = |image: &ImageLocation| {
             let is_of = |known: &migration::journal::VolumeState| known.record.image.place == image.place;
             let is_awaited = |id: &VolumeId| *id != volume;
             self.state.volumes.iter().any(|(id, known)| is_of(known) && (is_awaited(id) || *id == volume))
-                || self.state.restored_volumes().any(|(_, waiting)| is_of(&waiting.volume))
+                || self.state.in_question().any(is_of)
                 || self.state.unfinished().any(|(_, migration)| {
                     migration.volumes.iter().any(|moving| {
                         moving.target.place == image.place || moving.source.place == image.place

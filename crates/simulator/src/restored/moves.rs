@@ -22,7 +22,9 @@ impl Fleet {
         let Some(target) = self.hosts[host].free_place(volume, draw) else { return };
         let source = self.hosts[host].state.volumes[&volume].record.image.clone();
         let Some(migration) = self.number(host) else { return };
-        self.hosts[host].images.insert(target.place.clone(), Image { volume, writes: 0, is_half_made: true });
+        self.hosts[host]
+            .images
+            .insert(target.place.clone(), Image { volume, writes: 0, size_bytes: 0, is_half_made: true });
         let volumes = vec![MigratingVolume { volume, source, target }];
         self.say(|| format!("host {host}: {migration} of volume {volume} between stores"));
         let side = Side::OneHost;
@@ -39,7 +41,7 @@ impl Fleet {
         let to = self.random.index(self.hosts.len());
         let there = &self.hosts[to].state;
         let is_known = there.volumes.contains_key(&volume)
-            || there.restored_volume(volume).is_some()
+            || there.questioned(volume).is_some()
             || self.hosts[to].is_moving(volume);
         if to == from || !self.is_connected(from, to) || is_known {
             return;
@@ -71,7 +73,9 @@ impl Fleet {
         };
         self.hosts[from].commit(vec![started(migration, outgoing)]);
         self.hosts[to].commit(vec![started(there, incoming)]);
-        self.hosts[to].images.insert(target.place, Image { volume, writes: 0, is_half_made: true });
+        self.hosts[to]
+            .images
+            .insert(target.place, Image { volume, writes: 0, size_bytes: 0, is_half_made: true });
     }
 
     /// One migration of one host makes a step, if it can.
@@ -242,9 +246,10 @@ impl Fleet {
 
     /// What is in one image is in another.
     fn copy(&mut self, from: (usize, &migration::journal::Place), to: (usize, &migration::journal::Place)) {
-        let content = self.hosts[from.0].images.get(from.1).map(|image| (image.volume, image.writes));
-        if let (Some((volume, writes)), Some(image)) = (content, self.hosts[to.0].images.get_mut(to.1)) {
-            (image.volume, image.writes) = (volume, writes);
+        let content =
+            self.hosts[from.0].images.get(from.1).map(|image| (image.volume, image.writes, image.size_bytes));
+        if let (Some(content), Some(image)) = (content, self.hosts[to.0].images.get_mut(to.1)) {
+            (image.volume, image.writes, image.size_bytes) = content;
         }
     }
 

@@ -26,6 +26,10 @@ pub(crate) struct RestoreArguments {
     /// Also if the data folder has a journal that a daemon would go on with. It is kept under another name.
     #[arg(long)]
     pub(crate) replace: bool,
+    /// The list of hosts in the data folder (`sterna host list`) names every host that can have a volume of this one. Without it that is
+    /// looked at, and if it cannot be told no volume is served by itself.
+    #[arg(long)]
+    pub(crate) hosts_complete: bool,
     /// The data folder that gets it; by default that of the daemon that `sterna serve` would be.
     #[arg(long, value_name = "PATH", conflicts_with = "config")]
     pub(crate) data_dir: Option<PathBuf>,
@@ -73,7 +77,11 @@ have it, or not answer, or nobody can know (what is on a device): `sterna volume
 is one of
   sterna volume promote NAME --restored   you know that this image is the volume
   sterna volume remove NAME               it is not: forget it here, the image stays
-Migrations of then have ended, and nothing is deleted on behalf of a backup. Hosts that were paired after it was made are asked only if
-the list of hosts is not older as well: pair them before you promote anything.
+Migrations of then have ended, and nothing is deleted on behalf of a backup.
 
-The last form is for a data folder that was put back as a whole: do it before the daemon is started with it.";
+A host that is not asked may have every volume. If the list of hosts was lost, or put back as well, or if hosts were removed from it since
+the backup, no volume is served by itself. Then pair this host with all those hosts again (`sterna host invite`, `sterna host join`):
+each says what it has. What is left after that you promote by name; or, if all hosts are in the list, stop the daemon and run
+`sterna journal restore DATA_FOLDER --hosts-complete`.
+
+The last form of the examples is for a data folder that was put back as a whole: do it before the daemon is started with it.";

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use daemon::config::Overrides;
 use daemon::{
-    Config, Folders, JournalError, JournalExamination, JournalMigration, JournalOwner, JournalVolume,
-    Replacing, RestoredJournal, restore_journal,
+    Config, Folders, HostsSaid, JournalError, JournalExamination, JournalMigration, JournalOwner,
+    JournalVolume, Replacing, RestoredJournal, restore_journal,
 };
 
 use crate::args::{JournalArguments, JournalCommand, RestoreArguments};
@@ -54,10 +54,11 @@ fn examine(JournalArguments { path, config }: JournalArguments) -> Result<Journa
 }
 
 fn restore(order: RestoreArguments) -> Result<RestoredJournal, CommandError> {
-    let RestoreArguments { from, replace, data_dir, config } = order;
+    let RestoreArguments { from, replace, hosts_complete, data_dir, config } = order;
     let data_dir = data_dir.map_or_else(|| data_folder(config), Ok)?;
     let replacing = if replace { Replacing::Ordered } else { Replacing::Refused };
-    Ok(restore_journal(&data_dir, &from, replacing)?)
+    let said = if hosts_complete { HostsSaid::Complete } else { HostsSaid::Nothing };
+    Ok(restore_journal(&data_dir, &from, replacing, said)?)
 }
 
 fn restored(restored: &RestoredJournal) -> String {
@@ -68,7 +69,26 @@ fn restored(restored: &RestoredJournal) -> String {
         let _ = writeln!(text, "what was there before is {}", replaced.display());
     }
     let then = "\nThe daemon serves an unconfirmed volume when all other hosts have confirmed it. See: sterna volume list\n";
-    text + &volumes(&restored.volumes) + then
+    text + &volumes(&restored.volumes) + then + &hosts(restored)
+}
+
+/// Says which hosts have to be asked, if that is not known.
+fn hosts(restored: &RestoredJournal) -> String {
+    if restored.hosts_known {
+        return String::new();
+    }
+    let named: Vec<String> =
+        restored.hosts.iter().map(|host| format!("  {} ({})\n", host.name, host.id)).collect();
+    let named = match named.is_empty() {
+        true => "it names none".to_owned(),
+        false => format!("it names these:\n{}", named.concat()),
+    };
+    format!(
+        "\n**No volume is served by itself**: it is not known which other hosts there are, for the list of hosts is missing, or may be of \
+         another time. Any of them may have a volume. Pair this host again with every host that it was paired with (sterna host invite, \
+         sterna host join); of the backup {}\n",
+        named.trim_end()
+    )
 }
 
 fn data_folder(config_file: Option<PathBuf>) -> Result<PathBuf, CommandError> {

@@ -77,8 +77,8 @@ pub(super) async fn run(
             warn_of_overcommitment(client, &resized, format).await;
         }
         VolumeCommand::Promote(order) => {
-            let PromoteArguments { name, ticket, force, without_missing, restored } = order;
-            let request = PromoteVolume { ticket, force, without_missing, restored };
+            let PromoteArguments { name, ticket, force, without_missing, restored, size: size_bytes } = order;
+            let request = PromoteVolume { ticket, force, without_missing, restored, size_bytes };
             let promoted = client.promote_volume(&name, &request).await?;
             output::print(format, &promoted, |promoted| match &promoted.filling {
                 Some(filling) => format!("{}: {}\n", promoted.name, output::filling(filling)),

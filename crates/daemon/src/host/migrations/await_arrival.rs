@@ -162,7 +162,8 @@ impl Host {
         }
         let key = StayKey { volume: record.volume, stay: StayId::Arrived(arrival.migration.0) };
         let (chronicles, size_bytes) = (self.chronicles.clone(), record.size_bytes);
-        let read = tokio::task::spawn_blocking(move || chronicles.missing(key, size_bytes)).await;
+        let place = record.image.place.clone();
+        let read = tokio::task::spawn_blocking(move || chronicles.missing(key, size_bytes, &place)).await;
         match read.ok()? {
             Ok(missing) => Some(Box::new(missing)),
             Err(PresenceError::Gone(_)) => None,

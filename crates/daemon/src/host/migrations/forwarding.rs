@@ -41,15 +41,7 @@ impl Host {
         });
         // Before the arrivals: a volume on its way home comes to the lane that forwards its clients.
         for moved in moved {
-            let name = moved.volume.record.name.clone();
-            if self.journal.read(|state| self.begins_with_lane(state, &moved)) {
-                let volume = moved.volume.record.volume;
-                if let Err(error) = self.forward_and_see(moved).await {
-                    let reason = error.message();
-                    tracing::error!(volume = %name, reason, "its clients are not forwarded yet; it is tried again");
-                    tokio::spawn(Arc::clone(self).forward_in_the_end(name, volume));
-                }
-            }
+            self.lead_to_departed(moved.volume.record.volume).await;
         }
         for (migration, recorded) in unfinished {
             let host = Arc::clone(self);
@@ -61,6 +53,20 @@ impl Host {
                 }
             };
             at_start(resumed, "an interrupted migration", &migration).await;
+        }
+    }
+
+    /// Forwards the clients of a volume of which it was not known whether it is still away.
+    pub(in crate::host) async fn lead_to_departed(self: &Arc<Self>, volume: VolumeId) {
+        let moved = self.journal.read(|state| {
+            state.moved.get(&volume).filter(|moved| self.begins_with_lane(state, moved)).cloned()
+        });
+        let Some(moved) = moved else { return };
+        let name = moved.volume.record.name.clone();
+        if let Err(error) = self.forward_and_see(moved).await {
+            let reason = error.message();
+            tracing::error!(volume = %name, reason, "its clients are not forwarded yet; it is tried again");
+            tokio::spawn(Arc::clone(self).forward_in_the_end(name, volume));
         }
     }
 
@@ -215,6 +221,10 @@ impl Host {
     /// Tells whether a start makes a lane for a volume that has left, by what there is of its clients.
     pub(in crate::host) fn begins_with_lane(&self, state: &State, moved: &Moved) -> bool {
         let record = &moved.volume.record;
+        // Since the journal was put back nobody has said yet that it is still away.
+        if state.is_departure_in_question(record.volume) {
+            return false;
+        }
         let has_clients = self.sockets.listening().has_clients_of(record.volume);
         state.begins_with_lane(moved, has_clients, self.has_vm_on(&record.name))
     }

@@ -117,7 +117,7 @@ impl Host {
 
     fn find_promotable(&self, name: &str) -> Result<(Promotable, MigrationState), RequestError> {
         self.journal.read(|state| {
-            if state.restored_named(name).is_some() {
+            if state.questioned_named(name).is_some() {
                 return Err(self.unconfirmed(name).into());
             }
             let waiting = promotion::waiting_named(state, name);

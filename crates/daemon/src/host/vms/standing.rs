@@ -118,7 +118,7 @@ impl Host {
         self.journal.read(|state| {
             state.is_under_way(volumes, way)
                 // Whose they are is not known since the journal was put back.
-                || volumes.iter().any(|name| state.restored_named(name).is_some())
+                || volumes.iter().any(|name| state.questioned_named(name).is_some())
         })
     }
 

@@ -52,7 +52,7 @@ impl Host {
         let (claim, volume) = self.claim_to_remove(&name).await?;
         self.require_unordered(volume, &name)?;
         self.refuse_in_use(&name, how).await?;
-        if self.journal.read(|state| state.restored_volume(volume).is_some()) {
+        if self.journal.read(|state| state.questioned(volume).is_some()) {
             return self.forget_restored(claim, volume, name).await;
         }
         if self.journal.read(|state| state.moved.contains_key(&volume)) {

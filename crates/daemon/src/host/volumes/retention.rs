@@ -31,7 +31,7 @@ impl Host {
                 }
                 // Nothing is cleared away by a journal of which nobody knows what is so.
                 let is_quiet = host.journal.read(|state| {
-                    state.unfinished().next().is_none() && state.restored_volumes().next().is_none()
+                    state.unfinished().next().is_none() && state.in_question().next().is_none()
                 });
                 if is_quiet && seen.replace(version) != Some(version) {
                     host.give_up_surplus().await;

@@ -196,6 +196,7 @@ impl Host {
         let Some(filling) = filling else { return Ok(LaneStore::Here(store)) };
         let key = StayKey { volume: record.volume, stay: filling.stay };
         let (chronicles, size_bytes) = (self.chronicles.clone(), record.size_bytes);
+        let place = record.image.place.clone();
         let unknown = |why: String| RequestError::VolumeUnavailable {
             volume: record.name.clone(),
             reason: format!(
@@ -204,7 +205,7 @@ impl Host {
                 filling.peer_name
             ),
         };
-        let read = tokio::task::spawn_blocking(move || chronicles.missing(key, size_bytes)).await;
+        let read = tokio::task::spawn_blocking(move || chronicles.missing(key, size_bytes, &place)).await;
         let missing = match read {
             Ok(Ok(missing)) if missing.manifest == filling.manifest => missing,
             Ok(Ok(_)) => return Err(unknown("its file is not that of the handover".to_owned())),

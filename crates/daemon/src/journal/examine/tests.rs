@@ -231,6 +231,8 @@ fn every_record_is_exported_by_a_name_of_its_own() {
         Record::Restored(Box::default()),
         Record::Reinstated { volume: VOLUME, generation: Generation(1), stay: migration, branch: None },
         Record::RestoredForgotten { volume: VOLUME },
+        Record::RestoredMore(Box::default()),
+        Record::DepartureConfirmed { volume: VOLUME },
     ];
     let exported: Vec<Value> = records.iter().map(export::record).collect();
     let names: std::collections::BTreeSet<&str> =

@@ -13,12 +13,14 @@ use std::sync::mpsc;
 use chronicle::BlockRange;
 use lane::NotDurable;
 use migration::StayKey;
-use migration::filling::{LogEntry, LogFault, UnitMap, encode_entry, header, replay};
+use migration::filling::{LogEntry, LogFault, NO_START, UnitMap, encode_entry, header, replay};
+use migration::journal::Place;
 
 use super::files::Files;
 use super::{Reply, answer, not_durable};
 use crate::files::folder_entries::sync_folder_of;
 use crate::files::whole_file;
+use crate::images::far;
 
 /// Longest file that is read: every unit of the largest volume by itself would take less.
 const FILE_BYTES_MAX: u64 = 4 << 30;
@@ -96,15 +98,24 @@ struct OpenFile {
     sequence: u64,
 }
 
-/// Reads what a stay's volume lacks.
-pub(super) fn read(files: &Files, key: StayKey, size_bytes: u64) -> Result<UnitMap, PresenceError> {
+/// Reads what a stay's volume lacks, whose image is at `place`.
+pub(super) fn read(
+    files: &Files,
+    key: StayKey,
+    size_bytes: u64,
+    place: &Place,
+) -> Result<UnitMap, PresenceError> {
     let path = files.presence_path(key);
     let bytes = match whole_file::read(&path, FILE_BYTES_MAX) {
         Ok(Some(bytes)) => bytes,
         Ok(None) => return Err(PresenceError::Gone(path)),
         Err(error) => return Err(PresenceError::Unreadable { path, error }),
     };
-    let boot = boot().map_err(|error| PresenceError::Unreadable { path: BOOT_ID.into(), error })?;
+    let boot = match far::starts_alone(place) {
+        // N.B. it may have lost what was noted, and this host would not know.
+        true => NO_START,
+        false => boot().map_err(|error| PresenceError::Unreadable { path: BOOT_ID.into(), error })?,
+    };
     match replay(&bytes, size_bytes, key.bytes(), boot) {
         Ok((missing, ..)) => Ok(missing),
         Err(fault) => Err(PresenceError::Untrue { path, fault }),

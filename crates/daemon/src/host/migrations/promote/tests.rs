@@ -17,7 +17,7 @@ const VOLUME: VolumeId = VolumeId([5; 16]);
 const MIGRATION: MigrationId = MigrationId(1);
 const ATTEMPT: Attempt = Attempt(1);
 const FORCE: PromoteVolume =
-    PromoteVolume { ticket: None, force: true, without_missing: false, restored: false };
+    PromoteVolume { ticket: None, force: true, without_missing: false, restored: false, size_bytes: None };
 
 /// A host with a journal, an image, and nothing that says who its other hosts are.
 struct Stranded {

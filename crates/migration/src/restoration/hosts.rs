@@ -1,0 +1,145 @@
+//! Which hosts have to be asked after a journal was put back, and whether it is known which these are.
+//!
+//! ```text
+//!   found at the return                                  the list of hosts is        hosts that have to be asked
+//!   the list of this data folder, since before the backup   complete                 those of the list, those removed since the
+//!                                                                                    backup, peers of migrations under way
+//!   no list, one that cannot be read, one of another time   unknown                  all that the journal and the export name
+//! ```
+//! **N.B.** Unknown is not "no": a host that is not in the list may have every volume. Nothing is served then by itself, and an order
+//! opens a branch. Asking is not letting in: a host that is named here gets no access by it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use crate::identity::{HostId, VolumeId};
+use crate::journal::{Doubt, HostList, NamedHost, RestoredVolume, State, Unlisted};
+use crate::planted::{Bug, broken};
+
+/// What is found where a journal is put back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Surroundings {
+    /// When the last commit was made that the backup has, in milliseconds since 1970.
+    pub backup_unix_ms: u64,
+    /// What time it is.
+    pub at_unix_ms: u64,
+    /// Whether this host's list names every host that was paired since [`since`].
+    pub list: HostList,
+    /// By whom that is known.
+    pub known_by: KnownBy,
+    /// Hosts of the list, hosts that were removed from it since the backup, and hosts that the export names.
+    pub hosts: BTreeSet<NamedHost>,
+    /// The sizes of volumes in a later journal of this host, which is replaced.
+    pub sizes: BTreeMap<VolumeId, u64>,
+}
+
+/// By whom it is known whether a list names every host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum KnownBy {
+    /// The data folder shows it.
+    #[default]
+    Look,
+    /// Somebody says so.
+    People,
+}
+
+/// Since when hosts can have taken volumes of a backup that was made at `backup_unix_ms`: what waited then has waited since an earlier
+/// return, and is as old as that backup.
+pub fn since(backup: &State, backup_unix_ms: u64) -> u64 {
+    match &backup.restored {
+        Some(earlier) if backup.in_question().next().is_some() => backup_unix_ms.min(earlier.backup_unix_ms),
+        _ => backup_unix_ms,
+    }
+}
+
+/// What is known of the list of hosts of a backup.
+pub(super) fn list(found: &Surroundings, backup: &State) -> HostList {
+    let earlier = backup.restored.as_ref().filter(|_| backup.in_question().next().is_some());
+    match (found.list, earlier.map(|earlier| earlier.more.list)) {
+        (HostList::Complete, Some(unknown @ HostList::Unknown(_))) if found.known_by == KnownBy::Look => {
+            unknown
+        }
+        (found, _) => found,
+    }
+}
+
+/// The hosts that can be asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hosts {
+    /// They are paired with this host.
+    pub paired: BTreeSet<HostId>,
+    /// What is not known, or not to be had.
+    pub lacks: Lacks,
+}
+
+/// Which hosts cannot be asked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Lacks {
+    /// All can be asked.
+    #[default]
+    Nothing,
+    /// These have to be asked, and are not paired with this host.
+    These(Vec<HostId>),
+    /// It is not known which hosts have to be asked.
+    Unknown(Unlisted),
+}
+
+impl Hosts {
+    /// Every host that there is can be asked.
+    pub fn all(paired: BTreeSet<HostId>) -> Self {
+        Self { paired, lacks: Lacks::Nothing }
+    }
+}
+
+/// The hosts that a journal's volumes are asked of. `paired`: those of the list; `Err`: it cannot be read.
+pub fn hosts_to_ask(state: &State, paired: Result<BTreeSet<HostId>, Unlisted>) -> Hosts {
+    let Some(restored) = &state.restored else { return Hosts::default() };
+    let paired = match paired {
+        Ok(paired) => paired,
+        Err(unlisted) => return Hosts { paired: BTreeSet::new(), lacks: Lacks::Unknown(unlisted) },
+    };
+    let lacking = || {
+        let named = restored.more.hosts.iter().map(|host| host.id);
+        named.filter(|host| !paired.contains(host)).collect::<Vec<_>>()
+    };
+    let lacks = match restored.more.list {
+        HostList::Unknown(unlisted) if !broken(Bug::RestoredListLost) => Lacks::Unknown(unlisted),
+        _ if broken(Bug::RestoredHostRemoved) => Lacks::Nothing,
+        HostList::Unknown(_) | HostList::Complete => match lacking() {
+            lacking if lacking.is_empty() => Lacks::Nothing,
+            lacking => Lacks::These(lacking),
+        },
+    };
+    Hosts { paired, lacks }
+}
+
+/// The hosts that have to be asked about a backup's volumes.
+pub(super) fn named(found: &Surroundings, backup: &State, waiting: &[RestoredVolume]) -> BTreeSet<NamedHost> {
+    let mut hosts = found.hosts.clone();
+    let earlier = backup.restored.iter().filter(|_| found.known_by == KnownBy::Look);
+    let mut name = |id: HostId, name: &str| {
+        if !hosts.iter().any(|known| known.id == id) {
+            hosts.insert(NamedHost { id, name: name.to_owned() });
+        }
+    };
+    earlier.flat_map(|earlier| &earlier.more.hosts).for_each(|host| name(host.id, &host.name));
+    backup.fillings.values().for_each(|filling| name(filling.peer, &filling.peer_name));
+    let peers = |is_wanted: fn(bool) -> bool| {
+        backup
+            .migrations
+            .values()
+            .filter(move |known| is_wanted(known.has_ended()))
+            .filter_map(|known| known.side.peer())
+    };
+    peers(|has_ended| !has_ended).for_each(|(id, peer_name)| name(id, peer_name));
+    for copy in waiting {
+        if let Some(Doubt::Copy { peer, peer_name }) = &copy.doubt {
+            name(*peer, peer_name);
+        }
+    }
+    if let HostList::Unknown(_) = list(found, backup) {
+        // For people: these are worth pairing with.
+        peers(|has_ended| has_ended).for_each(|(id, peer_name)| name(id, peer_name));
+        backup.moved.values().for_each(|moved| name(moved.host, &moved.host_name));
+    }
+    hosts
+}

@@ -1,0 +1,110 @@
+//! How large a volume of a journal that was put back is by now: it may have grown since the backup.
+//!
+//! ```text
+//!   image                      what it says            the volume has
+//!   raw file, qcow2            the volume's size       that size, if it is no smaller than then
+//!   device, export             how much there is room  the size of the journal that was replaced, if there was one; all of it, if
+//!                                                      that is no more than then; otherwise people say
+//! ```
+//! **N.B.** A volume that is served with fewer bytes than it had loses the rest: guests see a disk that was cut off, and the next growth
+//! zeroes what lies there.
+
+use crate::planted::{Bug, broken};
+
+/// A volume grows by multiples of this many bytes.
+const STEP_BYTES: u64 = 512;
+
+/// What an image says of the size of its volume.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Measured {
+    /// The volume has so many bytes.
+    Volume(u64),
+    /// The place has room for so many bytes, and its volume may have fewer.
+    Room(u64),
+}
+
+/// Why the size of a volume is not known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum SizeUnknown {
+    /// The image is no image of it.
+    #[error(
+        "its image has {found} bytes, and the volume had {recorded} when the journal was saved: it is another image, or was cut off"
+    )]
+    Smaller {
+        /// What there is.
+        found: u64,
+        /// What the volume had.
+        recorded: u64,
+    },
+    /// Its size is no size of a volume.
+    #[error("its image has {0} bytes, which is no multiple of 512")]
+    Odd(u64),
+    /// It may have grown.
+    #[error(
+        "its device or export has room for {room} bytes, and the volume had {recorded} when the journal was saved: it may have grown since"
+    )]
+    MayHaveGrown {
+        /// What there is.
+        room: u64,
+        /// What the volume had.
+        recorded: u64,
+    },
+}
+
+/// The size of a volume that had `recorded` bytes when the backup was made. `is_known`: that size is of the time of the loss, for a
+/// later journal said so. `said`: what somebody says.
+///
+/// # Errors
+/// [`SizeUnknown`]: it is not served.
+pub fn size_now(
+    recorded: u64,
+    is_known: bool,
+    measured: Measured,
+    said: Option<u64>,
+) -> Result<u64, SizeUnknown> {
+    if broken(Bug::RestoredSize) {
+        return Ok(recorded);
+    }
+    match measured {
+        Measured::Volume(found) | Measured::Room(found) if found < recorded => {
+            Err(SizeUnknown::Smaller { found, recorded })
+        }
+        Measured::Volume(found) if found != recorded && !found.is_multiple_of(STEP_BYTES) => {
+            Err(SizeUnknown::Odd(found))
+        }
+        Measured::Volume(found) => Ok(found),
+        Measured::Room(room) => match said {
+            Some(said) if said > room => Err(SizeUnknown::Smaller { found: room, recorded: said }),
+            Some(said) if said < recorded => Err(SizeUnknown::MayHaveGrown { room, recorded }),
+            Some(said) if said != recorded && !said.is_multiple_of(STEP_BYTES) => Err(SizeUnknown::Odd(said)),
+            Some(said) => Ok(said),
+            None if is_known || room == recorded => Ok(recorded),
+            None => Err(SizeUnknown::MayHaveGrown { room, recorded }),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Measured::{Room, Volume};
+    use super::SizeUnknown::{MayHaveGrown, Odd, Smaller};
+    use super::*;
+
+    #[test]
+    fn a_volume_has_the_size_that_it_has_grown_to_or_waits() {
+        let now = |is_known, measured, said| size_now(4096, is_known, measured, said);
+        for is_known in [false, true] {
+            assert_eq!(now(is_known, Volume(4096), None), Ok(4096));
+            assert_eq!(now(is_known, Volume(8192), None), Ok(8192));
+            assert_eq!(now(is_known, Volume(2048), None), Err(Smaller { found: 2048, recorded: 4096 }));
+            assert_eq!(now(is_known, Volume(8191), None), Err(Odd(8191)));
+            assert_eq!(now(is_known, Room(4096), None), Ok(4096));
+            assert_eq!(now(is_known, Room(512), None), Err(Smaller { found: 512, recorded: 4096 }));
+            assert_eq!(now(is_known, Room(8192), Some(6144)), Ok(6144));
+            assert!(now(is_known, Room(8192), Some(2048)).is_err(), "no volume becomes smaller");
+            assert!(now(is_known, Room(8192), Some(16384)).is_err());
+        }
+        assert_eq!(now(true, Room(8192), None), Ok(4096), "a later journal said so");
+        assert_eq!(now(false, Room(8192), None), Err(MayHaveGrown { room: 8192, recorded: 4096 }));
+    }
+}
