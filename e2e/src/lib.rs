@@ -20,6 +20,7 @@ mod pair;
 pub mod pictures;
 mod play;
 pub mod qemu_nbd;
+pub mod restores;
 pub mod rounds;
 pub mod switch_over;
 pub mod terminal;

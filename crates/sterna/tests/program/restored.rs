@@ -84,8 +84,14 @@ fn a_host_alone_serves_what_is_there_and_people_say_the_rest() {
     scene.stop();
     let data = scene.path("data").display().to_string();
     std::fs::rename(scene.path("a/gone.img"), scene.path("gone.img")).unwrap();
-    // The folder came from a backup as a whole.
-    scene.succeed(&["journal", "restore", &data, "--data-dir", &data]);
+    // The folder came from a backup as a whole: its list of hosts, if there was one, is as old.
+    let said = scene.succeed(&["journal", "restore", &data, "--data-dir", &data]);
+    assert!(said.contains("No volume is served by itself"), "{said}");
+    scene.start(None);
+    wait_for(&scene, "v", "unconfirmed", "the list of hosts may be of another time");
+    scene.stop();
+    let complete = ["journal", "restore", &data, "--data-dir", &data, "--hosts-complete"];
+    scene.succeed(&complete);
     let (_, found) = scene.json(&["journal", "check", &data]);
     assert_eq!(found["volumes"][0]["owner"], "unconfirmed", "{found}");
     scene.start(None);
@@ -100,7 +106,7 @@ fn a_host_alone_serves_what_is_there_and_people_say_the_rest() {
     // Another image of its name, which a migration has completed, may be the later one.
     scene.stop();
     std::fs::copy(scene.path("a/v.img"), scene.path("b/v.img")).unwrap();
-    scene.succeed(&["journal", "restore", &data, "--data-dir", &data]);
+    scene.succeed(&complete);
     scene.start(None);
     wait_for(&scene, "v", "unconfirmed", "another image of it");
     let (exit, error) = scene.json(&["volume", "promote", "v", "--restored"]);
@@ -112,4 +118,125 @@ fn a_host_alone_serves_what_is_there_and_people_say_the_rest() {
         audit.lines().any(|line| line.contains("promote") && line.contains("\"restored\":true")),
         "{audit}"
     );
+}
+
+#[test]
+fn a_host_whose_list_of_hosts_is_lost_serves_nothing_by_itself() {
+    let ((mut one, address), (mut two, there)) = (host(), host());
+    init(&one, "one");
+    let two_is = init(&two, "two");
+    let token = one.json(&["host", "invite"]).1["token"].as_str().unwrap().to_owned();
+    two.succeed(&["host", "join", &address, &token]);
+    wait_connected(&one, "two");
+    for name in ["moves", "stays"] {
+        one.succeed(&["volume", "create", name, "--store", "a", "--size", "1MiB"]);
+    }
+    let backup = export(&one, "journal.json");
+    one.succeed(&["migrate", "moves", "--to", "two:a"]);
+    one.stop();
+    // The data folder is lost, the stores are not.
+    let data = one.path("data");
+    std::fs::rename(&data, one.path("lost")).unwrap();
+    std::fs::create_dir(&data).unwrap();
+    let said = one.succeed(&["journal", "restore", &backup, "--data-dir", &data.display().to_string()]);
+    assert!(said.contains("No volume is served by itself") && said.contains(&two_is), "{said}");
+    one.start(None);
+    for name in ["moves", "stays"] {
+        let volume = wait_for(&one, name, "unconfirmed", "is lost, so any host that was may have the volume");
+        assert!(volume["message"].as_str().unwrap().contains(&two_is), "{volume}");
+    }
+    assert_eq!(one.run(&["health"]).code, 10);
+    // Nobody is let in by what the backup names.
+    init(&one, "one");
+    assert_eq!(one.json(&["host", "list"]).1.as_array().map(Vec::len), Some(0));
+    two.succeed(&["host", "remove", "one", "--force"]);
+    let token = two.json(&["host", "invite"]).1["token"].as_str().unwrap().to_owned();
+    one.succeed(&["host", "join", &there, &token]);
+    wait_for(&one, "moves", "unconfirmed", "another host has it, with generation 1");
+    wait_for(&one, "stays", "unconfirmed", "promote stays --restored");
+    let (exit, error) = one.json(&["volume", "promote", "moves", "--restored"]);
+    assert_eq!((exit, code(&error)), (4, "not_prepared"), "{error}");
+    one.succeed(&["volume", "remove", "moves"]);
+    one.succeed(&["volume", "promote", "stays", "--restored"]);
+    wait_for(&one, "stays", "serving", "");
+    two.stop();
+}
+
+#[test]
+fn a_volume_that_came_home_after_the_backup_is_served() {
+    let ((mut one, address), (two, _)) = (host(), host());
+    init(&one, "one");
+    init(&two, "two");
+    let token = one.json(&["host", "invite"]).1["token"].as_str().unwrap().to_owned();
+    two.succeed(&["host", "join", &address, &token]);
+    wait_connected(&one, "two");
+    for name in ["home", "away"] {
+        one.succeed(&["volume", "create", name, "--store", "a", "--size", "1MiB"]);
+        one.succeed(&["migrate", name, "--to", "two:a", "--serve-here"]);
+    }
+    let backup = export(&one, "journal.json");
+    two.succeed(&["migrate", "home", "--to", "one:a"]);
+    one.stop();
+    let data = one.path("data").display().to_string();
+    one.succeed(&["journal", "restore", &backup, "--data-dir", &data, "--replace"]);
+    let (_, found) = one.json(&["journal", "check", &data]);
+    assert!(
+        found["volumes"].as_array().unwrap().iter().all(|volume| volume["owner"] == "unconfirmed"),
+        "{found}"
+    );
+    one.start(None);
+    wait_for(&one, "home", "serving", "");
+    wait_for(&one, "away", "forwarding", "");
+    assert_eq!(one.run(&["health"]).code, 0);
+}
+
+#[test]
+fn a_volume_that_grew_after_the_backup_has_all_of_its_bytes() {
+    let mut scene = Scene::started();
+    for format in ["raw", "qcow2"] {
+        scene.succeed(&["volume", "create", format, "--store", "a", "--size", "1MiB", "--format", format]);
+    }
+    let backup = export(&scene, "journal.json");
+    for name in ["raw", "qcow2"] {
+        scene.succeed(&["volume", "resize", name, "3MiB"]);
+    }
+    scene.stop();
+    let data = scene.path("data").display().to_string();
+    scene.succeed(&["journal", "restore", &backup, "--data-dir", &data, "--replace"]);
+    scene.start(None);
+    for name in ["raw", "qcow2"] {
+        let volume = wait_for(&scene, name, "serving", "");
+        assert_eq!(volume["size_bytes"], 3 << 20, "{volume}");
+    }
+}
+
+#[test]
+fn an_image_that_is_half_made_or_missing_is_not_taken_while_another_host_is_silent() {
+    let ((mut one, address), (mut two, _)) = (host(), host());
+    init(&one, "one");
+    init(&two, "two");
+    let token = one.json(&["host", "invite"]).1["token"].as_str().unwrap().to_owned();
+    two.succeed(&["host", "join", &address, &token]);
+    wait_connected(&one, "two");
+    for name in ["half", "gone"] {
+        one.succeed(&["volume", "create", name, "--store", "a", "--size", "1MiB"]);
+    }
+    let backup = export(&one, "journal.json");
+    one.stop();
+    two.stop();
+    std::fs::write(one.path("a/.half.img.partial"), "sterna: half-made\n").unwrap();
+    std::fs::remove_file(one.path("a/gone.img")).unwrap();
+    let data = one.path("data").display().to_string();
+    one.succeed(&["journal", "restore", &backup, "--data-dir", &data, "--replace"]);
+    one.start(None);
+    let words = "have not said whose it is: \"two\", and its image is";
+    for (name, forced) in [("half", 0), ("gone", 4)] {
+        wait_for(&one, name, "unconfirmed", words);
+        let (exit, error) = one.json(&["volume", "promote", name, "--restored"]);
+        assert_eq!((exit, code(&error)), (4, "not_prepared"), "{error}");
+        assert_eq!(one.json(&["volume", "promote", name, "--restored", "--force"]).0, forced);
+    }
+    // It has come there meanwhile: the order looks again.
+    std::fs::write(one.path("a/gone.img"), vec![0; 1 << 20]).unwrap();
+    one.succeed(&["volume", "promote", "gone", "--restored"]);
 }

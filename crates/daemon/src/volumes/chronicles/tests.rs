@@ -209,3 +209,20 @@ fn a_marks_file_that_was_cut_off_while_it_was_made_holds_nothing() {
     marks::MarksFile::open(&path).unwrap().mark(&[BlockRange::new(9, 11)]).unwrap();
     assert_eq!(marks::read(&path).unwrap(), [BlockRange::new(0, 16)]);
 }
+
+#[test]
+fn what_was_noted_is_not_believed_of_a_store_that_starts_alone() {
+    use migration::filling::{LogEntry, Telling, UNIT_BYTES};
+    use migration::journal::Place;
+    let (_folder, chronicles, image) = scene();
+    let size = 16 * UNIT_BYTES;
+    let entry = LogEntry::Missing { telling: Telling::Everything, runs: vec![BlockRange::new(0, 16)] };
+    wait(chronicles.begin_presence(KEY, size, entry)).unwrap();
+    wait(chronicles.note_presence(KEY, size, vec![BlockRange::new(2, 5)])).unwrap();
+    let present = LogEntry::Present { runs: vec![BlockRange::new(8, 9)] };
+    wait(chronicles.add_presence(KEY, size, present)).unwrap();
+    let missing = |place: &Place| chronicles.missing(KEY, size, place).unwrap().missing.count();
+    assert_eq!(missing(&image.place), 12, "noted and recorded");
+    assert_eq!(missing(&Place::Nbd("nbd://far/v".to_owned())), 15, "recorded");
+    assert_eq!(missing(&Place::Device("/dev/there-is-none".to_owned())), 15);
+}
