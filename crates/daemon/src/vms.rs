@@ -25,6 +25,7 @@ mod guests;
 mod holds;
 mod life;
 mod lifelines;
+pub(crate) mod looks;
 mod manifest;
 pub(crate) mod moving;
 mod needs;
@@ -77,6 +78,8 @@ const END_DEADLINE: Duration = Duration::from_secs(30);
 pub(crate) struct Vms {
     folder: PathBuf,
     monitors: PathBuf,
+    /// Where the sockets of volumes are.
+    volume_sockets: PathBuf,
     /// Why the list cannot be used is kept instead of it.
     catalogue: Result<Catalogue, String>,
     /// The VMs of others whose disks are served; why the list cannot be used is kept instead of it.
@@ -206,6 +209,7 @@ impl Vms {
         let vms = Self {
             folder: data_dir.join(FOLDER),
             monitors: sockets.folder().with_file_name(MONITORS_FOLDER),
+            volume_sockets: sockets.folder().to_owned(),
             grants: sockets.grants(),
             catalogue,
             adoptions,
@@ -233,6 +237,7 @@ impl Vms {
             added_unix_ms: now_unix_ms(),
             monitor: None,
             user: None,
+            stays_paused: false,
         };
         let files = manifest::read_files(definition.files())?;
         let tpm_state = definition.tpm_state().map(tpm::read_state).transpose();

@@ -77,6 +77,11 @@ impl FakeVm {
         self.state.send_modify(|state| state.blockers.push(reason.to_owned()));
     }
 
+    /// Somebody else has it do this from now on.
+    pub fn be(&self, run: RunState) {
+        self.state.send_modify(|state| state.run = run);
+    }
+
     /// The VM's process ends.
     pub fn end(&self) {
         self.state.send_modify(|state| state.has_ended = true);
@@ -205,6 +210,10 @@ impl Hypervisor for FakeVm {
             state.run = RunState::Running;
             Ok(())
         })
+    }
+
+    fn take_disks<'a>(&'a self, _socket: &'a Path) -> HypervisorFuture<'a, ()> {
+        self.look(|_| ())
     }
 
     fn announce(&self) -> HypervisorFuture<'_, ()> {

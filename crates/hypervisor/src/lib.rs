@@ -74,6 +74,13 @@ pub trait Hypervisor: RecoverMemory + std::fmt::Debug + Send + Sync {
     /// [`HypervisorError::Refused`]: it is still loading, or a disk cannot be had. The VM does not run then.
     fn resume(&self) -> HypervisorFuture<'_, ()>;
 
+    /// Has a VM take its disks that has loaded its memory and stays paused, as [`Self::resume`] does for one that runs. `socket`: where
+    /// the hypervisor may listen for a moment.
+    ///
+    /// # Errors
+    /// [`HypervisorError::Refused`]: a disk cannot be had.
+    fn take_disks<'a>(&'a self, socket: &'a Path) -> HypervisorFuture<'a, ()>;
+
     /// Has the VM's network cards tell the network where they are.
     fn announce(&self) -> HypervisorFuture<'_, ()>;
 

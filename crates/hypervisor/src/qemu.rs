@@ -20,9 +20,12 @@ mod disk;
 mod error;
 #[cfg(test)]
 mod fake_monitor;
+#[cfg(test)]
+mod hostile_monitor;
 mod hypervisor;
 mod launched;
 mod lifeline;
+mod look;
 mod memory;
 mod process;
 mod qmp;
@@ -37,6 +40,7 @@ pub use error::{ErrorClass, QmpError};
 pub use hypervisor::memory_socket;
 pub use launched::Launched;
 pub use lifeline::Lifeline;
+pub use look::{Leaf, Look, SeenDevice, SeenDrive};
 pub use process::Qemu;
 pub use qmp::{Event, Events, Heard, Qmp};
 pub use shape::{MachineType, ProcessorModel};

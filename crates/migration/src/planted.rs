@@ -93,6 +93,22 @@ pub enum Bug {
     PausedBeforeNoted,
     /// Decision 0046: that a guest was paused is forgotten before it was seen to run.
     ForgottenBeforeRunning,
+    /// Design §5.35: a VM that leaves is compared with what is known of it when the order comes, and never again.
+    LookedAtOrderOnly,
+    /// Design §5.35: a VM that stands still is handed over without a look at what it has by then.
+    NotLookedAtAfterStop,
+    /// Design §5.35: a VM moves although something works on its disks beside its guest.
+    JobsPassedOver,
+    /// Design §5.35: that somebody else pauses a VM while it moves is not noticed, and it runs at the target.
+    PauseOfOthersPassedOver,
+    /// Design §5.35: that somebody else has paused a VM is not made durable, and the next daemon lets it run.
+    PauseOfOthersNotNoted,
+    /// Design §5.35: a VM that stays is let run although somebody else has paused it.
+    PausedByOthersRuns,
+    /// Design §5.35: a VM's small files go as they were when the order came.
+    FilesOfTheOrder,
+    /// Design §5.35: a source that has lost the rest of a VM's memory does not say so, and its target waits for ever.
+    LostMemoryUntold,
     /// Decision 0069: disks of a domain change sides before all of them have caught up.
     SidesChangedOneByOne,
     /// Decision 0069: the image is thrown away that the disk of a domain that is shut off is in.
@@ -229,6 +245,14 @@ impl Bug {
         Self::DiscardedBeforeNoted,
         Self::PausedBeforeNoted,
         Self::ForgottenBeforeRunning,
+        Self::LookedAtOrderOnly,
+        Self::NotLookedAtAfterStop,
+        Self::JobsPassedOver,
+        Self::PauseOfOthersPassedOver,
+        Self::PauseOfOthersNotNoted,
+        Self::PausedByOthersRuns,
+        Self::FilesOfTheOrder,
+        Self::LostMemoryUntold,
         Self::SidesChangedOneByOne,
         Self::ReleasedImageDiscarded,
         Self::EndNotRepeated,
@@ -339,6 +363,14 @@ impl Bug {
             Self::DiscardedBeforeNoted => "discarded-before-noted",
             Self::PausedBeforeNoted => "paused-before-noted",
             Self::ForgottenBeforeRunning => "forgotten-before-running",
+            Self::LookedAtOrderOnly => "looked-at-order-only",
+            Self::NotLookedAtAfterStop => "not-looked-at-after-stop",
+            Self::JobsPassedOver => "jobs-passed-over",
+            Self::PauseOfOthersPassedOver => "pause-of-others-passed-over",
+            Self::PauseOfOthersNotNoted => "pause-of-others-not-noted",
+            Self::PausedByOthersRuns => "paused-by-others-runs",
+            Self::FilesOfTheOrder => "files-of-the-order",
+            Self::LostMemoryUntold => "lost-memory-untold",
             Self::SidesChangedOneByOne => "sides-changed-one-by-one",
             Self::ReleasedImageDiscarded => "released-image-discarded",
             Self::EndNotRepeated => "end-not-repeated",

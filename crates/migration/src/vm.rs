@@ -5,12 +5,16 @@
 //!   Hold      note durable ─► may be paused ─► the reason is over ─► told to run ─► seen to run ─► note removed
 //!   Exchange  each disk:  its file ◄─► nothing ◄─► its volume's export; one way or back, until all are on one side
 //!   Copied    each disk:  its file ◄─► a copy ◄─► its volume's export; by copies of the hypervisor, which the guest does not notice
+//!   shape     what a VM has ◄─ compared ─► what is known of it
+//!   departure looked at: order ─► before memory ─► after the stop; what it does is noted, and is what it does there
 //!   stall     noted ─► reads of what another host has are refused, which stops it ─► that has come ─► goes on ─► note removed
 //! ```
 //! None does anything: they are told what is seen of the hypervisor, and say what comes next. All go on until a guest
 //! runs, and can begin in any state that a killed daemon may leave.
 
 pub mod copied;
+pub mod departure;
 pub mod exchange;
 pub mod hold;
+pub mod shape;
 pub mod stall;

@@ -31,6 +31,7 @@ mod session;
 mod sides;
 mod simulation;
 mod small;
+mod standing;
 #[cfg(test)]
 mod tests;
 mod trace;

@@ -149,11 +149,11 @@ impl Play {
     /// A daemon begins, with what is durable.
     fn restart(&mut self) {
         self.exchange = None;
-        self.hold = if self.is_noted { Hold::found() } else { Hold::free() };
+        self.hold = if self.is_noted { Hold::found(self.reason) } else { Hold::free() };
         self.stage = match self.reason {
             _ if !self.is_noted => Stage::LettingRun,
             Reason::Adopt | Reason::Release => Stage::Working,
-            Reason::Move | Reason::Resume | Reason::Missing => self.let_run(),
+            Reason::Move | Reason::MoveAhead | Reason::Resume | Reason::Missing => self.let_run(),
         };
     }
 
@@ -227,7 +227,8 @@ impl Play {
         }
         match self.reason {
             Reason::Adopt | Reason::Release => self.exchange(),
-            Reason::Move | Reason::Resume | Reason::Missing => match self.random.below(4) {
+            Reason::Move | Reason::MoveAhead | Reason::Resume | Reason::Missing => match self.random.below(4)
+            {
                 0 => self.hypervisor.memory = Memory::Moving,
                 1 => self.hypervisor.runs &= self.hypervisor.memory == Memory::Still,
                 2 if self.hypervisor.memory == Memory::Moving => self.hypervisor.memory = Memory::Ending,

@@ -5,7 +5,7 @@ use crate::fleet::tally::Tally;
 use crate::scenario::Options;
 use crate::trace::Audience;
 use crate::world::Violation;
-use crate::{fleet, paused, sides};
+use crate::{fleet, paused, sides, standing};
 
 /// What a simulation has shown.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,6 +27,10 @@ pub(crate) struct Finding {
 /// Runs the simulation of `seed`.
 pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Finding {
     let finding = fleet::simulate(seed, options, audience);
-    let violation = finding.violation.or_else(|| paused::play(seed)).or_else(|| sides::play(seed));
+    let violation = finding
+        .violation
+        .or_else(|| paused::play(seed))
+        .or_else(|| sides::play(seed))
+        .or_else(|| standing::play(seed));
     Finding { violation, ..finding }
 }

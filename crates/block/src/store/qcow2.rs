@@ -33,4 +33,4 @@ pub use header::HeaderError;
 pub use image::{CHAIN_MAX, Qcow2Error, Qcow2Image};
 pub use probe::{Format, disk_size, names_backing_file, probe_format};
 pub use store::Qcow2Store;
-pub use top::TopLayer;
+pub use top::{TopLayer, Within};

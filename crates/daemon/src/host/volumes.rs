@@ -11,3 +11,4 @@ pub(in crate::host) mod reserve;
 pub(in crate::host) mod resize;
 pub(in crate::host) mod retention;
 pub(in crate::host) mod serving;
+pub(in crate::host) mod within;

@@ -259,6 +259,7 @@ impl Vms {
             added_unix_ms: now_unix_ms(),
             monitor: None,
             user: None,
+            stays_paused: false,
         };
         let vms = Arc::clone(self);
         blocking(move || vms.enter(&record, definition, &files, None)).await?;
@@ -293,7 +294,48 @@ impl Vms {
     /// # Errors
     /// [`VmError`].
     pub(crate) async fn arrived(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
-        self.stand(name, Standing::Home).await
+        let (vms, name) = (Arc::clone(self), name.to_owned());
+        blocking(move || {
+            vms.record(&name, |record| (record.standing, record.stays_paused) = (Standing::Home, false))
+        })
+        .await
+    }
+
+    /// Makes durable that a VM that comes was paused by somebody else, and is to stay so.
+    ///
+    /// **N.B.** Before anybody hears that it is loaded: its source may forget it then.
+    ///
+    /// # Errors
+    /// [`VmError`].
+    pub(crate) async fn note_paused(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
+        let (vms, name) = (Arc::clone(self), name.to_owned());
+        blocking(move || vms.record(&name, |record| record.stays_paused = true)).await
+    }
+
+    /// Whether a VM that comes is to stay paused.
+    pub(crate) fn stays_paused(&self, name: &str) -> bool {
+        self.entries().get(name).is_some_and(|entry| entry.record.stays_paused)
+    }
+
+    /// Writes the files of a VM once more that comes: its guest has changed them since they were sent first. Its QEMU has them open,
+    /// and has not used them yet.
+    ///
+    /// # Errors
+    /// [`VmError`]: they are not the VM's, or cannot be written.
+    pub(crate) async fn renew_files(self: &Arc<Self>, name: &str, bytes: Vec<u8>) -> Result<(), VmError> {
+        let (vms, name) = (Arc::clone(self), name.to_owned());
+        blocking(move || {
+            let Manifest { name: of, files, .. } = Manifest::decode(&bytes)?;
+            let definition = Definition::parse(&vms.get(&name)?.definition)?;
+            let is_its = of == name && files.iter().all(|(file, _)| definition.files().contains_key(file));
+            if !is_its {
+                return Err(VmError::Unusable("files came that are not the VM's".to_owned()));
+            }
+            let folder = vms.vm_folder(&name);
+            let renewed = manifest::renew_files(&folder, &files);
+            renewed.map_err(|error| VmError::io("write the files of", &folder, error))
+        })
+        .await
     }
 
     /// Says that a VM does not come: its QEMU is ended, and nothing is left of it here.

@@ -24,6 +24,9 @@ pub(super) struct Record {
     /// The number of the user that its QEMU runs as, once it was started as one of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) user: Option<u32>,
+    /// It came paused by somebody else, and is to stay so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) stays_paused: bool,
 }
 
 /// Whether a VM is this host's.
@@ -93,6 +96,7 @@ mod tests {
             added_unix_ms: 7,
             monitor: None,
             user: None,
+            stays_paused: false,
         };
         assert_eq!(Catalogue::open(folder.path()).unwrap().list(), [record]);
     }

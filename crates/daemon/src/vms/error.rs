@@ -130,6 +130,14 @@ pub(crate) enum VmError {
         /// Why.
         why: String,
     },
+    /// It is in a state in which it cannot be let go on.
+    #[error("the VM \"{vm}\" cannot be let go on: {why}")]
+    CannotGoOn {
+        /// Which VM.
+        vm: String,
+        /// Why, and what to do.
+        why: String,
+    },
     /// It is somebody else's.
     #[error(
         "the VM \"{0}\" was started without Sterna, which serves its disks; to end that: sterna vm release {0}"
@@ -180,6 +188,7 @@ impl VmError {
             | Self::NotRunning(_)
             | Self::Silent(_)
             | Self::Busy { .. }
+            | Self::CannotGoOn { .. }
             | Self::Adopted(_) => ErrorCode::VmWrongState,
             Self::Paused { .. }
             | Self::Ended { .. }

@@ -47,6 +47,7 @@ impl Vms {
             added_unix_ms: now_unix_ms(),
             monitor: Some(adopted.monitor.clone()),
             user: None,
+            stays_paused: false,
         };
         let vms = Arc::clone(self);
         blocking(move || {

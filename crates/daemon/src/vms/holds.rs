@@ -13,6 +13,7 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use hypervisor::{Hypervisor, HypervisorError, MigrationStatus, RunState};
+use migration::vm::departure::{Then, check_can_go_on};
 use migration::vm::hold::{Action, Event, Hold, Memory, Reason, Running, Seen};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -57,6 +58,10 @@ pub(crate) enum NotedReason {
     Release,
     /// [`Reason::Move`].
     Move,
+    /// [`Reason::MoveAhead`].
+    MoveAhead,
+    /// Nothing of ours: its guest has shut down while it moved.
+    HasEnded,
     /// [`Reason::Resume`].
     Resume,
     /// [`Reason::Missing`].
@@ -145,7 +150,10 @@ impl Holds {
                         name: name.to_owned(),
                         reason: reason.into(),
                         // A guest that is already paused for an earlier reason runs again after both.
-                        was_running: was_running || earlier.as_ref().is_some_and(|note| note.was_running),
+                        was_running: was_running
+                            || earlier
+                                .as_ref()
+                                .is_some_and(|note| note.was_running && note.reason != NotedReason::HasEnded),
                         since_unix_ms: now_unix_ms(),
                     };
                     let holds = Arc::clone(self);
@@ -175,11 +183,21 @@ impl Holds {
             *guard = None;
             return Ran::Runs;
         };
-        let mut hold = guard.take().unwrap_or_else(Hold::found);
+        let mut hold = guard.take().unwrap_or_else(|| Hold::found(note.reason.into()));
         let began = Instant::now();
         let mut ran = Ran::Runs;
         let mut reached = None;
-        hold.handle_event(Duration::ZERO, if note.was_running { Event::LetRun } else { Event::Gone });
+        let is_move =
+            matches!(note.reason, NotedReason::Move | NotedReason::MoveAhead | NotedReason::HasEnded);
+        hold.handle_event(
+            Duration::ZERO,
+            match (note.was_running, is_move) {
+                (true, _) => Event::LetRun,
+                // What moves is given up all the same.
+                (false, true) => Event::LetStay,
+                (false, false) => Event::Gone,
+            },
+        );
         while !hold.is_free() {
             let Some(action) = hold.poll_action() else {
                 match hold.poll_timeout() {
@@ -220,7 +238,10 @@ impl Holds {
                     continue;
                 }
                 Action::Forget => {
-                    self.remove_note(name).await;
+                    // One that has shut down is not let run later either, until it is started.
+                    if note.reason != NotedReason::HasEnded {
+                        self.remove_note(name).await;
+                    }
                     Event::Forgotten
                 }
                 Action::Note(_) | Action::MayPause => continue,
@@ -229,6 +250,31 @@ impl Holds {
         }
         *lock(&held.why) = None;
         ran
+    }
+
+    /// Makes durable what is to become of a guest that is held for a move, because somebody else has paused it, let it run, or shut
+    /// it down meanwhile.
+    ///
+    /// # Errors
+    /// [`VmError`]: it is as it was noted before.
+    pub(crate) async fn note_then(self: &Arc<Self>, name: &str, then: Then) -> Result<(), VmError> {
+        let Some(note) = self.get(name) else { return Ok(()) };
+        let reason = if then == Then::HasEnded { NotedReason::HasEnded } else { note.reason };
+        let note = Note { was_running: then == Then::Runs, reason, ..note };
+        let holds = Arc::clone(self);
+        blocking(move || Ok(holds.notes()?.put(&note)?)).await
+    }
+
+    /// Looks whether a guest that does this may be let go on.
+    ///
+    /// # Errors
+    /// [`VmError::CannotGoOn`].
+    pub(crate) fn check_can_go_on(&self, name: &str, state: &RunState) -> Result<(), VmError> {
+        let has_ended = self.get(name).is_some_and(|note| note.reason == NotedReason::HasEnded);
+        // A hypervisor that has given up a move does not say what its guest did before.
+        let state = if has_ended && *state == RunState::PostMigrate { &RunState::Shutdown } else { state };
+        let cannot = |why: &str| VmError::CannotGoOn { vm: name.to_owned(), why: why.to_owned() };
+        check_can_go_on(state.as_str()).map_err(cannot)
     }
 
     /// A guest is not this host's to run any more, or has never been paused.
@@ -282,8 +328,9 @@ async fn look(vm: &dyn Hypervisor) -> Result<Seen, HypervisorError> {
     let running = match vm.run_state().await? {
         RunState::Running => Running::Yes,
         // N.B. one that waits for its memory would run as soon as it is told to, with whatever it has.
-        RunState::Shutdown | RunState::InMigrate | RunState::Other(_) => Running::Ended,
-        _ => Running::No,
+        RunState::FinishMigrate | RunState::PostMigrate => Running::No,
+        state if check_can_go_on(state.as_str()).is_ok() => Running::Paused,
+        _ => Running::Ended,
     };
     Ok(Seen { running, memory, is_over_nothing: vm.has_disk_over_nothing().await? })
 }
@@ -293,7 +340,8 @@ impl NotedReason {
         match self {
             Self::Adopt => "while its disks are adopted",
             Self::Release => "while it is given its disks back",
-            Self::Move => "for its move to another host",
+            Self::Move | Self::MoveAhead => "for its move to another host",
+            Self::HasEnded => "since its guest shut down while it moved",
             Self::Resume => "for some time",
             Self::Missing => "while a disk waits for what another host has",
         }
@@ -306,8 +354,22 @@ impl From<Reason> for NotedReason {
             Reason::Adopt => Self::Adopt,
             Reason::Release => Self::Release,
             Reason::Move => Self::Move,
+            Reason::MoveAhead => Self::MoveAhead,
             Reason::Resume => Self::Resume,
             Reason::Missing => Self::Missing,
+        }
+    }
+}
+
+impl From<NotedReason> for Reason {
+    fn from(reason: NotedReason) -> Self {
+        match reason {
+            NotedReason::Adopt => Self::Adopt,
+            NotedReason::Release => Self::Release,
+            NotedReason::Move | NotedReason::HasEnded => Self::Move,
+            NotedReason::MoveAhead => Self::MoveAhead,
+            NotedReason::Resume => Self::Resume,
+            NotedReason::Missing => Self::Missing,
         }
     }
 }

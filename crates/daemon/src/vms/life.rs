@@ -33,6 +33,8 @@ const AFTER_MONITOR_DEADLINE: Duration = Duration::from_secs(5);
 const MONITOR_INTERVAL: Duration = Duration::from_secs(1);
 /// QEMU's event of an end in order: by its guest, by us, or by a signal from somebody who may.
 const ORDERLY_END: &str = "SHUTDOWN";
+/// What QEMU tells when a guest that was there still begins anew, or goes on.
+const BEGINS_ANEW: [&str; 2] = ["RESET", "RESUME"];
 
 impl Vms {
     /// Looks for the VMs that were running when the daemon ended. Returns at once.
@@ -307,7 +309,10 @@ impl Vms {
             let mut is_orderly = false;
             loop {
                 match events.next().await {
-                    Heard::Event(event) => is_orderly |= event.name == ORDERLY_END,
+                    Heard::Event(event) if event.name == ORDERLY_END => is_orderly = true,
+                    // It was left after its shutdown (`-no-shutdown`), and has been started anew since.
+                    Heard::Event(event) if BEGINS_ANEW.contains(&event.name.as_str()) => is_orderly = false,
+                    Heard::Event(_) => {}
                     Heard::Missed(_) => {}
                     Heard::Gone => {
                         if timeout(AFTER_MONITOR_DEADLINE, alive.process.ended()).await.is_ok() {

@@ -196,6 +196,24 @@ pub(super) fn write_files(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Res
     std::fs::File::open(folder)?.sync_all()
 }
 
+/// Writes the content of files of a VM that are there, durably and in place: its QEMU has them open. It may sleep.
+pub(super) fn renew_files(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Result<()> {
+    for (name, content) in files {
+        let mut options = std::fs::OpenOptions::new();
+        // N.B. The folder is no secret to QEMU: what it may have put there instead is not followed.
+        let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+        options.write(true).custom_flags(flags.bits().cast_signed());
+        let mut there = options.open(file(folder, name))?;
+        if !there.metadata()?.is_file() {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name} is no file any more")));
+        }
+        there.set_len(content.len() as u64)?;
+        there.write_all(content)?;
+        there.sync_all()?;
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -36,7 +36,7 @@ pub(crate) use incoming::post_copy::PostCopyRecovery;
 pub(crate) use incoming::{IncomingVm, Keeper};
 pub(crate) use message::{Terms, VmMessage};
 pub(crate) use outgoing::post_copy::PostCopyState;
-pub(crate) use outgoing::{Account, OutgoingVm, Wishes};
+pub(crate) use outgoing::{Account, OutgoingVm, Wishes, Witness};
 
 /// Accounts of VMs that have left: what `migration list` is likely to be asked for.
 const ACCOUNTS_MAX: usize = 100;

@@ -5,6 +5,7 @@
 //!          ──► understood   a command of another host: typed, of a closed set, and written anew
 //!          ──► listening    ports and sockets that it listens on
 //!          ──► files        files that it names
+//!          ──► made         the devices and drives that it makes
 //!          ──► sandbox      what QEMU is denied when it runs it
 //!          ──► derived      the command of a running QEMU, for another host
 //!          ──► script       the command as a shell script, over plain images
@@ -15,6 +16,7 @@
 pub mod derived;
 pub mod files;
 pub mod listening;
+pub mod made;
 pub mod movable;
 mod parser;
 pub mod sandbox;

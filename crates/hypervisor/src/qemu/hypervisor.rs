@@ -43,6 +43,10 @@ impl Hypervisor for Qemu {
         Box::pin(self.resume())
     }
 
+    fn take_disks<'a>(&'a self, socket: &'a Path) -> HypervisorFuture<'a, ()> {
+        Box::pin(self.take_disks(socket))
+    }
+
     fn announce(&self) -> HypervisorFuture<'_, ()> {
         Box::pin(self.announce())
     }

@@ -1,5 +1,6 @@
 //! The move of a VM's memory and processors from one QEMU to another, over a stream that the caller carries.
 
+mod disks;
 mod post_copy;
 mod progress;
 mod source;

@@ -5,6 +5,7 @@
 mod ahead;
 mod contract;
 mod disks;
+mod has;
 mod scene;
 mod understood;
 

@@ -32,8 +32,11 @@ pub enum Reason {
     Adopt,
     /// Its disks are given back.
     Release,
-    /// It moves to another host.
+    /// It moves to another host. Its hypervisor stops it for that, and we do not pause it: one that is paused was paused by
+    /// somebody else.
     Move,
+    /// It moves to another host, and we pause it so that the rest of its memory may follow later.
+    MoveAhead,
     /// Somebody asked for it to run.
     Resume,
     /// What another host has of its disks may not come in time ([`stall`](super::stall)).
@@ -51,6 +54,8 @@ pub enum Event {
     NotNoted,
     /// The reason is over, and the guest is to run here.
     LetRun,
+    /// The reason is over, and the guest is to stay as it is: somebody else has paused it, or it has ended.
+    LetStay,
     /// The guest is not this host's to run any more: it runs elsewhere, or its hypervisor has ended.
     Gone,
     /// What the hypervisor says.
@@ -100,8 +105,10 @@ pub struct Seen {
 pub enum Running {
     /// It does.
     Yes,
-    /// It is paused, and can be let run.
+    /// It stands, and can be let run.
     No,
+    /// It was paused by an order, ours or that of somebody else.
+    Paused,
     /// It is not paused: it has shut down, or crashed.
     Ended,
 }
@@ -123,6 +130,8 @@ pub enum Memory {
 #[derive(Debug)]
 pub struct Hold {
     phase: Phase,
+    reason: Option<Reason>,
+    then: Then,
     /// When it was to run first.
     since: Option<Duration>,
     /// Whether the hypervisor was asked to let it run since it was last seen not to.
@@ -130,6 +139,13 @@ pub struct Hold {
     failures: u32,
     is_told: bool,
     actions: VecDeque<Action>,
+}
+
+/// What is to become of it when the reason is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Then {
+    Runs,
+    Stays,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,13 +170,22 @@ impl Hold {
         Self::at(Phase::Free)
     }
 
-    /// A guest of which a note was found: it may be paused.
-    pub fn found() -> Self {
-        Self::at(Phase::Held)
+    /// A guest of which a note was found: it may be paused, for this reason.
+    pub fn found(reason: Reason) -> Self {
+        Self { reason: Some(reason), ..Self::at(Phase::Held) }
     }
 
     fn at(phase: Phase) -> Self {
-        Self { phase, since: None, was_let_run: false, failures: 0, is_told: false, actions: VecDeque::new() }
+        Self {
+            phase,
+            reason: None,
+            then: Then::Runs,
+            since: None,
+            was_let_run: false,
+            failures: 0,
+            is_told: false,
+            actions: VecDeque::new(),
+        }
     }
 
     /// Whether nothing is owed to the guest.
@@ -170,8 +195,14 @@ impl Hold {
 
     /// Takes what has happened. An event that does not fit is late, and changes nothing.
     pub fn handle_event(&mut self, now: Duration, event: Event) {
+        match &event {
+            Event::LetRun => self.then = Then::Runs,
+            Event::LetStay => self.then = Then::Stays,
+            _ => {}
+        }
         match (self.phase, event) {
             (Phase::Free, Event::Hold(reason)) => {
+                self.reason = Some(reason);
                 if broken(Bug::PausedBeforeNoted) {
                     self.actions.push_back(Action::MayPause);
                 }
@@ -181,15 +212,17 @@ impl Hold {
             // It was never paused: there is nothing but the note to be removed.
             (Phase::Noting { is_over: true }, Event::Noted) => self.enter(Phase::Forgetting, Action::Forget),
             (Phase::Noting { .. }, Event::NotNoted) | (Phase::Forgetting, Event::Forgotten) => self.be_free(),
-            (Phase::Noting { .. }, Event::LetRun | Event::Gone) => {
+            (Phase::Noting { .. }, Event::LetRun | Event::LetStay | Event::Gone) => {
                 self.phase = Phase::Noting { is_over: true }
             }
-            (Phase::Held, Event::LetRun) => {
+            (Phase::Held, Event::LetRun | Event::LetStay) => {
                 self.since = Some(now);
                 self.enter(Phase::Looking, Action::Look);
             }
             // Somebody asks for it: at once.
-            (Phase::Waiting { .. }, Event::LetRun) => self.enter(Phase::Looking, Action::Look),
+            (Phase::Waiting { .. }, Event::LetRun | Event::LetStay) => {
+                self.enter(Phase::Looking, Action::Look)
+            }
             (Phase::Held | Phase::Looking | Phase::Acting | Phase::Waiting { .. }, Event::Gone) => {
                 self.enter(Phase::Forgetting, Action::Forget);
             }
@@ -225,12 +258,25 @@ impl Hold {
     }
 
     fn seen(&mut self, now: Duration, seen: &Seen) {
-        match (seen.memory, seen.running) {
+        let is_ours = self.reason != Some(Reason::Move) || broken(Bug::PausedByOthersRuns);
+        let running = match seen.running {
+            Running::Paused if is_ours => Running::No,
+            running => running,
+        };
+        match (seen.memory, running) {
+            // It is left as it is, as soon as nothing moves any more.
+            (Memory::Still, _) if self.then == Then::Stays => self.enter(Phase::Forgetting, Action::Forget),
+            // Somebody else has paused it, and lets it run.
+            (Memory::Still | Memory::Ending, Running::Paused) => {
+                self.enter(Phase::Forgetting, Action::Forget);
+            }
             (Memory::Still | Memory::Ending | Memory::Ahead, Running::Yes) | (_, Running::Ended) => {
                 self.enter(Phase::Forgetting, Action::Forget);
             }
             // N.B. it runs there, or has run: two would.
-            (Memory::Ahead, Running::No) => self.enter(Phase::Forgetting, Action::MustNotRun),
+            (Memory::Ahead, Running::No | Running::Paused) => {
+                self.enter(Phase::Forgetting, Action::MustNotRun)
+            }
             (Memory::Moving, _) => self.enter(Phase::Acting, Action::Abandon),
             (Memory::Ending, Running::No) => {
                 self.wait(now, "its hypervisor does not end the move of its memory".to_owned());

@@ -21,19 +21,42 @@ pub struct TopLayer {
     pub backing: Option<BackingFile>,
 }
 
+/// What an image has beside its disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Within {
+    /// How many internal snapshots.
+    pub snapshots: u32,
+    /// Whether it has persistent bitmaps of backup tools, and they are true.
+    pub has_bitmaps: bool,
+}
+
+impl Within {
+    /// Reads what the image at `path` says of itself. It may sleep.
+    ///
+    /// # Errors
+    /// [`Qcow2Error`], as opening it would.
+    pub fn of(path: &Path) -> Result<Self, Qcow2Error> {
+        let header = header_of(path)?;
+        Ok(Self { snapshots: header.snapshots, has_bitmaps: header.has_bitmaps })
+    }
+}
+
+fn header_of(path: &Path) -> Result<Header, Qcow2Error> {
+    let fail = |operation| move |error| ImageError::of(operation, path, error);
+    let file = File::open(path).map_err(fail("open"))?;
+    let length = file.metadata().map_err(fail("examine"))?.len();
+    let mut bytes = vec![0; HEADER_MAX.min(usize::try_from(length).unwrap_or(HEADER_MAX))];
+    file.read_exact_at(&mut bytes, 0).map_err(fail("read the header of"))?;
+    Header::parse(&bytes, length).map_err(|reason| Qcow2Error::Header { path: path.to_owned(), reason })
+}
+
 impl TopLayer {
     /// Reads what the image at `path`, which is absolute, says of itself. It may sleep.
     ///
     /// # Errors
     /// [`Qcow2Error`], as opening it would; [`Qcow2Error::Backing`] if what it stands on is not there.
     pub fn of(path: &Path) -> Result<Self, Qcow2Error> {
-        let fail = |operation| move |error| ImageError::of(operation, path, error);
-        let file = File::open(path).map_err(fail("open"))?;
-        let length = file.metadata().map_err(fail("examine"))?.len();
-        let mut bytes = vec![0; HEADER_MAX.min(usize::try_from(length).unwrap_or(HEADER_MAX))];
-        file.read_exact_at(&mut bytes, 0).map_err(fail("read the header of"))?;
-        let header = Header::parse(&bytes, length)
-            .map_err(|reason| Qcow2Error::Header { path: path.to_owned(), reason })?;
+        let header = header_of(path)?;
         let cluster_size = header.cluster_size();
         let Some(named) = header.backing else { return Ok(Self { cluster_size, backing: None }) };
         let found = resolve(path, &named.name)?;

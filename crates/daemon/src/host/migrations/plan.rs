@@ -28,9 +28,8 @@ use crate::host::migrations::orders::check_rate;
 use crate::host::migrations::strategies::{check_peer_knows, check_strategy, check_strategy_here};
 use crate::host::migrations::together::only_to_a_host;
 use crate::host::vms::adopted::derived;
-use crate::host::vms::move_vm::{
-    check_movable, check_order, check_post_copy, downtime_max, no_volumes, not_to_a_store,
-};
+use crate::host::vms::move_vm::{check_order, check_post_copy, downtime_max, no_volumes, not_to_a_store};
+use crate::host::volumes::within::check_moves_whole;
 use crate::host::{Host, blocking};
 use crate::migrations::metadata::Metadata;
 use crate::migrations::queue::place_shown;
@@ -140,6 +139,7 @@ impl Host {
                 }
             };
             at_hand.unwrap_or_else(|error| plan.refuse(&error));
+            check_moves_whole(record.clone()).await.unwrap_or_else(|error| plan.refuse(&error));
         }
         let held = self.held_bytes(records).await;
         for (planned, held) in plan.volumes.iter_mut().zip(held) {
@@ -202,7 +202,7 @@ impl Host {
         let looked = async {
             drop(self.vms.operate(name)?);
             let vm = self.vms.qemu(name)?;
-            check_movable(name, &*vm).await?;
+            self.check_movable(name, &vm, self.adoptions()?.get(name).as_ref()).await?;
             self.check_tpm(name)?;
             Ok::<_, RequestError>(vm)
         };
@@ -215,7 +215,7 @@ impl Host {
             self.refuse_domain(adopted)?;
             let vm = Qemu::connect(&adopted.monitor).await.map_err(VmError::of(name))?;
             let derived = derived(adopted, &vm).await?;
-            check_movable(name, &vm).await?;
+            self.check_movable(name, &vm, Some(adopted)).await?;
             Ok::<_, RequestError>((vm, derived))
         };
         match looked.await {

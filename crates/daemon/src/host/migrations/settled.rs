@@ -28,7 +28,7 @@ impl Host {
     ///
     /// # Errors
     /// [`RequestError::VolumeNotFound`], [`RequestError::VolumeArriving`], [`RequestError::VolumeBusy`],
-    /// [`RequestError::AlreadyMigrating`], [`RequestError::DestinationNotFound`], [`LackingError`].
+    /// [`RequestError::AlreadyMigrating`], [`RequestError::DestinationNotFound`], [`RequestError::Leaves`], [`LackingError`].
     pub(in crate::host) async fn claim_to_move(
         &self,
         name: &str,
@@ -36,6 +36,7 @@ impl Host {
     ) -> Result<(Claim, VolumeId), RequestError> {
         self.settled(name).await;
         let (claim, volume) = self.volumes.claim(name)?;
+        self.check_moves_whole(volume).await?;
         if !self.goes_back(volume, order)? {
             self.check_whole(volume, name)?;
         }

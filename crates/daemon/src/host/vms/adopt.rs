@@ -163,7 +163,10 @@ impl Host {
         }
         let find = self.hypervisor_of(&name, adopted.as_ref());
         match find().await {
-            Reached::There(_) => {}
+            Reached::There(vm) => {
+                let state = vm.run_state().await.map_err(VmError::of(&name))?;
+                self.vms.holds.check_can_go_on(&name, &state)?;
+            }
             Reached::Silent(reason) => return Err(VmError::Paused { vm: name, why: reason }.into()),
             Reached::Ended if adopted.is_some() || self.vms.get(&name).is_ok() => {
                 return Err(VmError::NotRunning(name).into());
@@ -200,11 +203,11 @@ impl Host {
     }
 
     async fn settle_hold(self: &Arc<Self>, name: &str, reason: NotedReason) -> Result<(), RequestError> {
-        if reason == NotedReason::Missing {
-            // It may be stopped by an error, and is seen to as such.
+        if matches!(reason, NotedReason::Missing | NotedReason::HasEnded) {
+            // It may be stopped by an error, and is seen to as such; or it has shut down, and is not let run.
             return Ok(());
         }
-        if reason == NotedReason::Move {
+        if matches!(reason, NotedReason::Move | NotedReason::MoveAhead) {
             self.vms.until_found(name).await;
             return match self.vms.get(name) {
                 Ok(known) if known.standing != crate::vms::Standing::Home => Ok(()),

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{NewVm, RemovedVm, StopVm, Vm, VmState};
-use hypervisor::RunState;
-use hypervisor::qemu::RECONNECT_SECONDS;
+use hypervisor::qemu::{Qemu, RECONNECT_SECONDS};
+use hypervisor::{MigrationStatus, RunState};
 
 use crate::error::RequestError;
 use crate::host::{Host, blocking};
@@ -157,13 +157,24 @@ async fn describe(known: Known) -> Vm {
     }
 }
 
+/// What is said of a VM that runs and waits for memory that does not come.
+async fn lacks_memory(qemu: &Qemu, name: &str) -> Option<String> {
+    let progress = tokio::time::timeout(ANSWER_TIMEOUT, qemu.memory_progress()).await.ok()?.ok()?;
+    (progress.status == MigrationStatus::PostcopyPaused).then(|| {
+        format!(
+            "it waits for the rest of its memory, which only the host has that it came from (--memory post-copy); if that host is lost \
+             for good: sterna vm stop {name} --now, then sterna vm start {name}"
+        )
+    })
+}
+
 async fn state(known: &Known) -> (VmState, Option<String>) {
     let (state, message) = match &known.life {
         Life::Stopped => (VmState::Stopped, None),
         Life::Starting => (VmState::Starting, Some("its QEMU does not answer yet".to_owned())),
         Life::Crashed(message) => (VmState::Crashed, Some(message.clone())),
         Life::Alive(alive) => match tokio::time::timeout(ANSWER_TIMEOUT, alive.qemu.status()).await {
-            Ok(Ok(RunState::Running)) => (VmState::Running, None),
+            Ok(Ok(RunState::Running)) => (VmState::Running, lacks_memory(&alive.qemu, &known.name).await),
             Ok(Ok(RunState::Paused)) => (VmState::Paused, None),
             Ok(Ok(RunState::IoError)) => {
                 let why = "a disk answered with an error; it goes on when it is told to: sterna vm resume";

@@ -16,9 +16,10 @@ use std::time::Duration;
 
 use api::{MEMORY_STREAMS_MAX, Memory, MigrateVolume, Migration};
 use futures_util::FutureExt;
-use hypervisor::qemu::memory_socket;
-use hypervisor::{Hypervisor, HypervisorError, RecoverMemory, RunState};
+use hypervisor::qemu::{Qemu, memory_socket};
+use hypervisor::{Hypervisor, HypervisorError, RecoverMemory};
 use migration::journal::Stage;
+use migration::vm::departure::Departure;
 use migration::{HostId, MigrationId, authority};
 use transport::Session;
 
@@ -31,7 +32,7 @@ use crate::vms::moving::{
     IncomingVm, Keeper, MoveFault, OutgoingVm, PostCopyRecovery, PostCopyRequest, Terms, VmMessage, Wishes,
     side_streams,
 };
-use crate::vms::{Standing, VmError, Vms};
+use crate::vms::{Adopted, Standing, VmError, Vms};
 
 /// How long a VM may stand still, if nobody says.
 const DOWNTIME_DEFAULT: Duration = Duration::from_millis(300);
@@ -86,7 +87,7 @@ impl Host {
         };
         let qemu = self.vms.qemu(&name)?;
         check_order(&order)?;
-        check_movable(&name, &*qemu).await?;
+        self.check_movable(&name, &qemu, self.adoptions()?.get(&name).as_ref()).await?;
         self.check_tpm(&name)?;
         if order.memory == Memory::PostCopy {
             check_post_copy(&name, &*qemu).await?;
@@ -121,7 +122,8 @@ impl Host {
         hooks: Arc<HookRunner>,
     ) -> Arc<OutgoingVm> {
         let streams = self.peers.vm_streams(session, self.peers.own(), migration);
-        Arc::new(OutgoingVm::new((name.to_owned(), vm, Arc::clone(&self.vms.holds)), streams, wishes, hooks))
+        let named = (name.to_owned(), vm, Arc::clone(&self.vms.holds));
+        Arc::new(OutgoingVm::new(named, streams, wishes, self.vms.witness(name), hooks))
     }
 
     /// Looks whether the TPM of a VM, if it has one, can go with it.
@@ -185,6 +187,7 @@ impl Host {
             let coming = IncomingVm::found(channel, qemu, hooks);
             let may_run_ahead = self.vms.lifeline(name).is_some();
             let coming = if may_run_ahead { coming.may_run_ahead() } else { coming };
+            let coming = if self.vms.stays_paused(name) { coming.staying_paused() } else { coming };
             self.moving.came(migration, Arc::new(coming));
             return;
         }
@@ -318,6 +321,16 @@ impl Keeper for Reception {
         Box::pin(async move { Ok(host.vms.keep_tpm(&name).await?) })
     }
 
+    fn renew(&self, files: Vec<u8>) -> Pin<Box<dyn Future<Output = Result<(), MoveFault>> + Send>> {
+        let (host, name) = (Arc::clone(&self.host), self.name.clone());
+        Box::pin(async move { Ok(host.vms.renew_files(&name, files).await?) })
+    }
+
+    fn stays_paused(&self) -> Pin<Box<dyn Future<Output = Result<(), MoveFault>> + Send>> {
+        let (host, name) = (Arc::clone(&self.host), self.name.clone());
+        Box::pin(async move { Ok(host.vms.note_paused(&name).await?) })
+    }
+
     fn start(
         &self,
         manifest: Vec<u8>,
@@ -399,17 +412,29 @@ pub(in crate::host) fn downtime_max(order: &MigrateVolume) -> Duration {
     order.max_downtime_ms.map_or(DOWNTIME_DEFAULT, Duration::from_millis)
 }
 
-/// Looks whether a VM can be moved as it is now.
-///
-/// # Errors
-/// [`RequestError::VmUnmovable`], with all that keeps it.
-pub(in crate::host) async fn check_movable(name: &str, vm: &dyn Hypervisor) -> Result<(), RequestError> {
+impl Host {
+    /// Looks whether a VM can be moved as it is now.
+    ///
+    /// # Errors
+    /// [`RequestError::VmUnmovable`], with all that keeps it.
+    pub(in crate::host) async fn check_movable(
+        &self,
+        name: &str,
+        vm: &Qemu,
+        adopted: Option<&Adopted>,
+    ) -> Result<(), RequestError> {
+        check_memory(name, vm).await?;
+        let unmovable = |reason: String| RequestError::VmUnmovable { vm: name.to_owned(), reason };
+        let found = self.vms.look(name, vm, adopted).await.map_err(|error| unmovable(error.to_string()))?;
+        // What its files hold does not count yet.
+        Departure::begin(&found.does, &found.differences, 0).map(drop).map_err(unmovable)
+    }
+}
+
+/// Looks whether the memory of a VM can be sent as it is now.
+async fn check_memory(name: &str, vm: &dyn Hypervisor) -> Result<(), RequestError> {
     let unmovable = |reason: String| RequestError::VmUnmovable { vm: name.to_owned(), reason };
     let silent = |error: HypervisorError| unmovable(error.to_string());
-    match vm.run_state().await.map_err(silent)? {
-        RunState::Running => {}
-        other => return Err(unmovable(format!("it does not run (QEMU says: {other})"))),
-    }
     if vm.memory_progress().await.map_err(silent)?.status.is_post_copy() {
         let text = "the rest of its memory is still coming from where it was; wait until that is here";
         return Err(unmovable(text.to_owned()));

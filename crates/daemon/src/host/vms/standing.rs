@@ -38,7 +38,9 @@ impl Host {
         if is_here {
             // N.B. Before it is settled: one that was adopted is not among ours from then on.
             self.vms.until_found(name).await;
-            if let Err(error) = self.vms.holds.hold(name, Reason::Move, true).await {
+            // Of one that was leaving there is a note if it may stand, with what is to become of it. One that came was loaded paused.
+            let is_to_run = standing == Standing::Arriving && !self.vms.stays_paused(name);
+            if is_to_run && let Err(error) = self.vms.holds.hold(name, Reason::MoveAhead, true).await {
                 tracing::error!(vm = %name, %error, "whether the VM runs is not noted");
             }
             if let Err(error) = self.let_it_run(name).await {

@@ -21,6 +21,7 @@ use crate::files::descriptors;
 use crate::host::volumes::export::export_settings;
 use crate::host::volumes::given::{self, GivenImage};
 use crate::host::volumes::import::ImportedImage;
+use crate::host::volumes::within::check_written_whole;
 use crate::host::{Host, blocking};
 use crate::images::copying;
 use crate::images::opening::{self, at_once};
@@ -173,6 +174,9 @@ impl Host {
                 return Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail: detail.to_owned() });
             }
             custody.check(service_step(access), &Owner::Administrator(word(fences)), &opened)?;
+            if access == Access::ReadWrite {
+                check_written_whole(&opened)?;
+            }
             // The lock is tried here, so that an image that is in use is refused, and taken again by the lane.
             let store = opening::open_whole(&opened, access, at_once)?;
             check_size(&opened, store.size())?;

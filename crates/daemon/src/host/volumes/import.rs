@@ -18,6 +18,7 @@ use migration::journal::{ExportAccess, ExportSettings, ImageFormat, ImageLocatio
 use super::create::{check_size, record};
 use super::given;
 use crate::error::{RequestError, StoreFileError, StoreFileObstacle};
+use crate::host::volumes::within::check_written_whole;
 use crate::host::{Host, blocking};
 use crate::images::opening::{self, at_once};
 use crate::stores::{StoreKind, path_text};
@@ -93,6 +94,9 @@ impl Host {
             Access::ReadOnly => Step::ServeReadOnly,
         };
         self.custody.check(step, &by_name, &found)?;
+        if access == Access::ReadWrite {
+            check_written_whole(&found)?;
+        }
         let opened = opening::open_whole(&found, access, at_once)?;
         check_size(&found, opened.size())?;
         // What was so before it was locked need not be so any more.

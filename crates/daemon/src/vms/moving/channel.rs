@@ -102,6 +102,16 @@ struct Offered {
     manifest: Vec<u8>,
     /// Which way its memory is wished, or agreed, to go.
     terms: Terms,
+    last: Last,
+}
+
+/// What a VM has that stands still, beside its memory and its volumes.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Last {
+    /// Its files, if they are others than those of its manifest.
+    pub(crate) files: Vec<u8>,
+    /// Somebody has paused it.
+    pub(crate) stays_paused: bool,
 }
 
 impl VmChannel {
@@ -184,6 +194,23 @@ impl VmChannel {
             self.sender.send(Priority::Memory, VmMessage::Terms(terms).encode().into(), Bytes::new());
         }
         self.sender.send(Priority::Memory, VmMessage::Check.encode().into(), Bytes::new());
+    }
+
+    /// Sends what the VM has that stands still. What is sent of its memory after that comes after it.
+    pub(crate) fn send_last(&self, last: Last) {
+        let mut files = Bytes::from(last.files);
+        while !files.is_empty() {
+            let piece = files.split_to(files.len().min(PIECE_BYTES));
+            self.sender.send(Priority::Memory, VmMessage::Files.encode().into(), piece);
+        }
+        if last.stays_paused {
+            self.sender.send(Priority::Memory, VmMessage::StaysPaused.encode().into(), Bytes::new());
+        }
+    }
+
+    /// What the other host has sent of a VM that stands still; of one that is loaded it is all.
+    pub(crate) fn last(&self) -> Last {
+        std::mem::take(&mut lock(&self.offered).last)
     }
 
     /// Says that the VM could be run here, and on which terms its memory comes.
@@ -320,7 +347,9 @@ impl Listener {
 
     fn take(&self, message: VmMessage, payload: Bytes, credit: Box<dyn Any + std::marker::Send>) {
         match message {
-            VmMessage::Manifest => self.take_manifest(&payload),
+            VmMessage::Manifest => self.take_piece(&payload, |offered| &mut offered.manifest),
+            VmMessage::Files => self.take_piece(&payload, |offered| &mut offered.last.files),
+            VmMessage::StaysPaused => lock(&self.offered).last.stays_paused = true,
             VmMessage::Terms(terms) => lock(&self.offered).terms = terms,
             VmMessage::Check => self.tell(PeerStatus::Check),
             VmMessage::Fits => self.tell(PeerStatus::Fits),
@@ -341,13 +370,14 @@ impl Listener {
         }
     }
 
-    fn take_manifest(&self, piece: &[u8]) {
+    fn take_piece(&self, piece: &[u8], of: impl Fn(&mut Offered) -> &mut Vec<u8>) {
         let mut offered = lock(&self.offered);
-        if offered.manifest.len() + piece.len() > MANIFEST_BYTES_MAX {
+        let whole = of(&mut offered);
+        if whole.len() + piece.len() > MANIFEST_BYTES_MAX {
             drop(offered);
             self.tell(PeerStatus::Failed("the other host sends more than a VM can need".to_owned()));
         } else {
-            offered.manifest.extend_from_slice(piece);
+            whole.extend_from_slice(piece);
         }
     }
 

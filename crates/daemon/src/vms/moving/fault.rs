@@ -126,6 +126,9 @@ pub(crate) enum MoveFault {
     /// Its memory is lost, for this reason.
     #[error("{0}")]
     MemoryLost(String),
+    /// It is not what is known of it any more, or cannot move as it is: sentences that say what to do.
+    #[error("{0}")]
+    Changed(String),
 }
 
 /// Why the other host does not do its part: in its own words, if it is heard.

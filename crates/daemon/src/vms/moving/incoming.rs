@@ -47,6 +47,12 @@ pub(crate) trait Keeper: Send + Sync {
     /// memory.
     fn keep(&self) -> Pin<Box<dyn Future<Output = Result<(), MoveFault>> + Send>>;
 
+    /// Writes the VM's files, which its QEMU has open, as they were when it stood still.
+    fn renew(&self, files: Vec<u8>) -> Pin<Box<dyn Future<Output = Result<(), MoveFault>> + Send>>;
+
+    /// Makes durable that the VM was paused by somebody else, and stays so.
+    fn stays_paused(&self) -> Pin<Box<dyn Future<Output = Result<(), MoveFault>> + Send>>;
+
     /// Starts the VM of this manifest so that it waits for its memory, which comes on these terms.
     fn start(
         &self,
@@ -64,6 +70,8 @@ pub(crate) struct IncomingVm {
     loaded: watch::Sender<Option<Result<(), Arc<MoveFault>>>>,
     /// Whether it runs, or is to, before all of its memory is here.
     runs_ahead: AtomicBool,
+    /// Somebody has paused it where it was, and it stays so.
+    stays_paused: AtomicBool,
     /// True once nobody waits for it any more.
     is_over: watch::Sender<bool>,
     /// Runs the hooks of this host.
@@ -78,6 +86,7 @@ impl IncomingVm {
             started: OnceCell::new(),
             loaded: watch::Sender::new(None),
             runs_ahead: AtomicBool::new(false),
+            stays_paused: AtomicBool::new(false),
             is_over: watch::Sender::new(false),
             hooks,
         }
@@ -92,6 +101,12 @@ impl IncomingVm {
     /// It may run here without all of its memory, from before this daemon began.
     pub(crate) fn may_run_ahead(self) -> Self {
         self.runs_ahead.store(true, Ordering::Release);
+        self
+    }
+
+    /// It stays paused when it is here, from before this daemon began.
+    pub(crate) fn staying_paused(self) -> Self {
+        self.stays_paused.store(true, Ordering::Release);
         self
     }
 
@@ -136,7 +151,7 @@ impl IncomingVm {
         loaded.borrow().clone().ok_or(MoveFault::NotLoaded)??;
         loop {
             let resumed = tokio::select! {
-                resumed = resume(&**vm) => resumed,
+                resumed = self.resume(&**vm) => resumed,
                 lost = self.channel.lost() => return Err(lost.into()),
             };
             match resumed {
@@ -197,6 +212,14 @@ impl IncomingVm {
         };
         self.unless_over(loads).await?;
         // N.B. before anybody hears that it is loaded: its source may forget it then.
+        let last = self.channel.last();
+        if !last.files.is_empty() {
+            keeper.renew(last.files).await?;
+        }
+        if last.stays_paused {
+            keeper.stays_paused().await?;
+            self.stays_paused.store(true, Ordering::Release);
+        }
         keeper.keep().await?;
         self.loaded.send_replace(Some(Ok(())));
         self.channel.send(&VmMessage::Loaded);
@@ -213,6 +236,20 @@ impl IncomingVm {
         Ok(())
     }
 
+    /// Lets the VM run that is loaded, unless it stays paused: then it has its disks.
+    async fn resume(&self, vm: &dyn Hypervisor) -> Result<(), MoveFault> {
+        // N.B. one that still waits for memory would begin as soon as it is told to, with whatever it has.
+        match vm.run_state().await? {
+            RunState::Paused | RunState::PreLaunch if self.stays_paused.load(Ordering::Acquire) => {
+                let socket = vm.memory_socket();
+                let _file = SocketFile(socket.clone());
+                Ok(vm.take_disks(&qemu_sockets::place(&socket)).await?)
+            }
+            RunState::Paused | RunState::Running => Ok(vm.resume().await?),
+            other => Err(MoveFault::NotPaused(other)),
+        }
+    }
+
     async fn unless_over<T>(&self, work: impl Future<Output = Result<T, MoveFault>>) -> Result<T, MoveFault> {
         let mut is_over = self.is_over.subscribe();
         tokio::select! {
@@ -220,14 +257,5 @@ impl IncomingVm {
             // The sender lives as long as this.
             _ = is_over.wait_for(|over| *over) => Err(MoveFault::MigrationEnded),
         }
-    }
-}
-
-/// Lets a VM run that is loaded.
-async fn resume(vm: &dyn Hypervisor) -> Result<(), MoveFault> {
-    // N.B. one that still waits for memory would begin as soon as it is told to, with whatever it has.
-    match vm.run_state().await? {
-        RunState::Paused | RunState::Running => Ok(vm.resume().await?),
-        other => Err(MoveFault::NotPaused(other)),
     }
 }

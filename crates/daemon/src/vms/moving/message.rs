@@ -8,6 +8,7 @@
 //!     │ ◄──────────────────────────────────── Waiting ─── │
 //!     │ ── Data … ──────────────────────────────────────► │ what the hypervisor here writes
 //!     │ ◄──────────────────────────────────────── Data ── │ what the hypervisor there answers
+//!     │ ── Files …, StaysPaused ────────────────────────► │ if they have changed; if somebody has paused it
 //!     │ ◄───────────────────────────────────────Loaded ── │ it stands still, with all that it had here
 //!     │ ◄──────────────────────────────────────Failed ─── │ at any time: it will not come to that
 //! ```
@@ -88,6 +89,10 @@ pub(crate) enum VmMessage {
         /// By its number.
         stream: u8,
     },
+    /// The payload is a piece of the VM's files as they are when it stands still, in the manifest's form.
+    Files,
+    /// Somebody has paused the VM, and it is to stay so. It is said, as *Files* are, before its devices are sent.
+    StaysPaused,
 }
 
 /// Which way a VM's memory goes.
@@ -197,6 +202,8 @@ mod tests {
             VmMessage::lost("the host is gone"),
             VmMessage::Recover { stream: 16 },
             VmMessage::Recovering { stream: 255 },
+            VmMessage::Files,
+            VmMessage::StaysPaused,
         ];
         for message in messages {
             assert_eq!(VmMessage::decode(&message.encode()), Ok(message));

@@ -15,15 +15,17 @@
 pub(crate) mod post_copy;
 
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_channel::oneshot;
 use futures_util::FutureExt;
-use futures_util::future::try_join_all;
+use futures_util::future::{BoxFuture, try_join_all};
 use hypervisor::{
     Hypervisor, MemoryOptions, MemoryProgress, MigrationStatus, PostCopyStart, RunChange, RunChanges,
 };
+use migration::vm::departure::{Departure, Does, Files, Step, Then};
 use migration::vm::hold::Reason;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
@@ -31,13 +33,14 @@ use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
 use self::post_copy::{PostCopy, PostCopyState};
-use super::channel::{PeerStatus, VmChannel, VmStreams};
+use super::channel::{Last, PeerStatus, VmChannel, VmStreams};
 use super::convergence::{Convergence, DOWNTIME_DIVISORS, Verdict};
 use super::fault::MoveFault;
 use super::message::{Terms, VmMessage};
 use super::{SocketFile, announce, carried};
 use crate::config::HOOK_TIMEOUT_S;
 use crate::hooks::HookRunner;
+use crate::vms::looks::Found;
 use crate::vms::qemu_sockets;
 use crate::vms::{Holds, Ran, Reached};
 
@@ -58,8 +61,22 @@ const PAUSE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long after the stream of its memory the monitor of a QEMU that ends may be heard to end; as long may a QEMU take that is
 /// asked why it is late.
 const FAREWELL_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long it may take until it is known who has stopped a VM, once it stands.
+const JUDGED_TIMEOUT: Duration = Duration::from_secs(4);
 /// How often it is looked how far the memory is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Looks at a VM that leaves.
+pub(crate) trait Witness: Send + Sync {
+    /// What it has and does.
+    fn look(&self) -> BoxFuture<'_, Result<Found, MoveFault>>;
+
+    /// A sum of its small files as they are now, and the files as they go to another host.
+    fn files(&self) -> BoxFuture<'_, Result<(u64, Vec<u8>), MoveFault>>;
+
+    /// The same sum of the files that go with these bytes.
+    fn sum(&self, manifest: &[u8]) -> Result<u64, MoveFault>;
+}
 
 /// What is known of a VM that leaves.
 #[derive(Clone, Debug, Default)]
@@ -105,6 +122,14 @@ pub(crate) struct OutgoingVm {
     channel: Arc<VmChannel>,
     post_copy: PostCopy,
     wishes: Wishes,
+    /// Looks at it.
+    witness: Arc<dyn Witness>,
+    /// What is decided of that; `None`: it has not been looked at.
+    departure: Mutex<Option<Departure>>,
+    /// Whether what it did last was to come to a stand, and that has been judged.
+    stands: watch::Sender<bool>,
+    /// It is we who pause it.
+    is_paused_here: AtomicBool,
     account: watch::Sender<Account>,
     /// Runs the hooks of this host.
     hooks: Arc<HookRunner>,
@@ -116,11 +141,26 @@ impl OutgoingVm {
         (name, vm, holds): (String, Arc<dyn Hypervisor>, Arc<Holds>),
         streams: Arc<dyn VmStreams>,
         wishes: Wishes,
+        witness: Arc<dyn Witness>,
         hooks: Arc<HookRunner>,
     ) -> Self {
         let channel = Arc::new(VmChannel::new(Arc::clone(&streams)));
         let account = watch::Sender::default();
-        Self { name, vm, holds, streams, channel, post_copy: PostCopy::default(), wishes, account, hooks }
+        Self {
+            name,
+            vm,
+            holds,
+            streams,
+            channel,
+            post_copy: PostCopy::default(),
+            wishes,
+            witness,
+            departure: Mutex::default(),
+            stands: watch::Sender::new(false),
+            is_paused_here: AtomicBool::new(false),
+            account,
+            hooks,
+        }
     }
 
     /// Runs the hooks of this host.
@@ -138,6 +178,10 @@ impl OutgoingVm {
     /// # Errors
     /// Why not.
     pub(crate) async fn check(&self, manifest: Vec<u8>) -> Result<(), MoveFault> {
+        let sum = self.witness.sum(&manifest)?;
+        let found = self.witness.look().await?;
+        let departure = Departure::begin(&found.does, &found.differences, sum).map_err(MoveFault::Changed)?;
+        *self.departure.lock().unwrap_or_else(PoisonError::into_inner) = Some(departure);
         self.channel.offer(manifest, self.wishes.terms);
         let fits = timeout(CHECK_TIMEOUT, self.channel.wait_for(&PeerStatus::Fits)).await;
         Ok(fits.map_err(|_| overdue("the other host to say whether it can run the VM", CHECK_TIMEOUT))??)
@@ -182,7 +226,11 @@ impl OutgoingVm {
             reason = self.channel.failed() => return Err(reason.into()),
         }
         // N.B. before its hypervisor may pause it: a daemon that is killed from here on knows that it must go on.
-        self.holds.hold(&self.name, Reason::Move, true).await?;
+        let found = self.witness.look().await?;
+        let then = self.decide(|departure| {
+            departure.before_memory(&found.does, &found.differences).map_err(MoveFault::Changed)
+        })?;
+        self.holds.hold(&self.name, Reason::Move, then == Then::Runs).await?;
         let socket = Listening::of(&*self.vm)?;
         let main = self.offer_memory(&socket, terms).await?;
         let channel = Arc::clone(&self.channel);
@@ -203,7 +251,10 @@ impl OutgoingVm {
         }));
         let sent = tokio::select! {
             sent = self.send(paused, terms) => sent,
-            never = self.note_stop(self.vm.run_changes()) => match never {},
+            reason = self.note_stop(self.vm.run_changes()) => match reason {
+                Err(reason) => Err(reason),
+                Ok(never) => match never {},
+            },
             reason = &mut carrying.0 => Err(reason.unwrap_or_else(MoveFault::from)),
             reason = self.channel.failed() => Err(reason.into()),
         };
@@ -282,15 +333,59 @@ impl OutgoingVm {
 
     /// Takes note of when the VM's processors stop and run again, by what its hypervisor tells: what it does between that and
     /// being ready to be switched over takes as long as its disks take.
-    async fn note_stop(&self, mut changes: Box<dyn RunChanges>) -> Infallible {
+    ///
+    /// What stops it may be somebody else: that is noted, durably, and is what it does at the target, too.
+    ///
+    /// # Errors
+    /// It has ended, or what it does cannot be noted: it does not move.
+    async fn note_stop(&self, mut changes: Box<dyn RunChanges>) -> Result<Infallible, MoveFault> {
         loop {
-            let stopped = match changes.next().await {
-                Some(RunChange::Stopped) => Some(Instant::now()),
-                Some(RunChange::Runs) => None,
+            let at = Instant::now();
+            let does = match changes.next().await {
+                Some(RunChange::Stopped) => Does::of(self.vm.run_state().await?.as_str()),
+                Some(RunChange::Runs) => Does::Runs,
                 None => return std::future::pending().await,
             };
+            let is_ours = self.is_paused_here.load(Ordering::Acquire) && does == Does::Paused;
+            let does = if is_ours { Does::Stands } else { does };
+            let stopped = (does == Does::Stands).then(|| at.max(Instant::now()));
             self.account.send_modify(|account| account.stopped = stopped);
+            for step in self.decide(|departure| Ok(departure.changed(&does)))? {
+                match step {
+                    Step::Note(then) => {
+                        tracing::info!(vm = %self.name, ?then, "somebody has paused the VM that moves, or let it run");
+                        self.holds.note_then(&self.name, then).await?;
+                    }
+                    Step::Stay(why) => return Err(MoveFault::Changed(why)),
+                }
+            }
+            self.stands.send_replace(does != Does::Runs);
         }
+    }
+
+    /// The VM stands still: looks at it once more, and sends what it has beside its memory.
+    async fn send_last(&self) -> Result<(), MoveFault> {
+        let is_to_run = || self.decide(|departure| Ok(departure.then() == Then::Runs));
+        if is_to_run()? {
+            // Who has stopped it is known a moment later.
+            let judged = timeout(JUDGED_TIMEOUT, async {
+                self.stands.subscribe().wait_for(|stands| *stands).await.is_ok()
+            });
+            judged.await.map_err(|_| overdue("the hypervisor to say why the VM stands", JUDGED_TIMEOUT))?;
+        }
+        let found = self.witness.look().await?;
+        let (sum, files) = self.witness.files().await?;
+        let last =
+            self.decide(|departure| departure.stopped(&found.differences, sum).map_err(MoveFault::Changed))?;
+        let files = if last.files == Files::Changed { files } else { Vec::new() };
+        self.channel.send_last(Last { files, stays_paused: last.then != Then::Runs });
+        Ok(())
+    }
+
+    /// Asks what is to become of the VM.
+    fn decide<T>(&self, ask: impl FnOnce(&mut Departure) -> Result<T, MoveFault>) -> Result<T, MoveFault> {
+        let mut departure = self.departure.lock().unwrap_or_else(PoisonError::into_inner);
+        ask(departure.as_mut().ok_or(MoveFault::NoVm)?)
     }
 
     async fn send(&self, told: oneshot::Sender<()>, terms: Terms) -> Result<Sent, MoveFault> {
@@ -307,10 +402,15 @@ impl OutgoingVm {
             Converged::Never(reason) => return Err(MoveFault::DoesNotConverge(reason)),
             Converged::NotSoon => {
                 let stopped = Instant::now();
+                // N.B. it is paused by us from here on, whoever is killed.
+                let runs = self.decide(|departure| Ok(departure.then() == Then::Runs))?;
+                self.holds.hold(&self.name, Reason::MoveAhead, runs).await?;
+                self.is_paused_here.store(true, Ordering::Release);
                 if self.vm.begin_post_copy().await? == PostCopyStart::Begun {
                     tracing::info!("the VM writes memory faster than it is sent; the rest is to follow");
                     self.stands_since(stopped);
                     self.vm.await_status(&paused, PAUSE_TIMEOUT).await?;
+                    self.send_last().await?;
                     let memory = self.vm.memory_progress().await.ok();
                     self.account.send_modify(|account| {
                         account.memory = memory.or(account.memory.take());
@@ -327,6 +427,7 @@ impl OutgoingVm {
         let _ = told.send(());
         let limit = DEVICE_TIMEOUT + self.wishes.downtime_max;
         let switched = timeout(limit, async {
+            self.send_last().await?;
             self.vm.switch_over().await?;
             let completed = [MigrationStatus::Completed];
             let sent = async { Ok::<_, MoveFault>(self.vm.await_status(&completed, limit).await.map(drop)?) };

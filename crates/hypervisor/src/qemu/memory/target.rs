@@ -54,7 +54,8 @@ impl Qemu {
                 Some(RunState::InMigrate) => {
                     self.check_arriving(deadline.saturating_sub(begun.elapsed())).await?;
                 }
-                Some(RunState::Paused) => return Ok(()),
+                // It never ran where it was.
+                Some(RunState::Paused | RunState::PreLaunch) => return Ok(()),
                 Some(found) => return Err(HypervisorError::State { expected: RunState::Paused, found }),
             }
             if begun.elapsed() >= deadline {

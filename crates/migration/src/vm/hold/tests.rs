@@ -97,7 +97,7 @@ impl World {
 
     /// A killed daemon knows what is durable.
     fn restart(&mut self) {
-        self.hold = if self.is_noted { Hold::found() } else { Hold::free() };
+        self.hold = if self.is_noted { Hold::found(Reason::Resume) } else { Hold::free() };
         self.is_over = true;
         self.tell(Event::LetRun);
     }
@@ -200,4 +200,35 @@ fn one_that_is_gone_is_forgotten_in_any_phase() {
         (0..20).for_each(|_| world.act(0));
         assert!(!world.is_noted && world.hold.is_free(), "{turns}");
     }
+}
+
+#[test]
+fn what_somebody_else_has_paused_while_it_moved_is_left_as_it_is() {
+    let seen = |running| Event::Seen(Seen { running, memory: Memory::Still, is_over_nothing: false });
+    // Its hypervisor stops it for the move: one that is paused was paused by an order.
+    for (reason, running, event, runs) in [
+        (Reason::Move, Running::Paused, Event::LetRun, false),
+        (Reason::Move, Running::No, Event::LetRun, true),
+        (Reason::Move, Running::No, Event::LetStay, false),
+        (Reason::MoveAhead, Running::Paused, Event::LetRun, true),
+        (Reason::Adopt, Running::Paused, Event::LetRun, true),
+    ] {
+        let mut world = World::new();
+        world.hold = Hold::found(reason);
+        world.tell(event);
+        assert_eq!(world.hold.poll_action(), Some(Action::Look));
+        world.tell(seen(running));
+        let expected = if runs { Action::Continue } else { Action::Forget };
+        assert_eq!(world.hold.poll_action(), Some(expected), "{reason:?} {running:?}");
+    }
+}
+
+#[test]
+fn what_stays_is_given_up_all_the_same_while_it_moves() {
+    let mut world = World::new();
+    world.hold = Hold::found(Reason::Move);
+    world.tell(Event::LetStay);
+    assert_eq!(world.hold.poll_action(), Some(Action::Look));
+    world.tell(Event::Seen(Seen { running: Running::No, memory: Memory::Moving, is_over_nothing: false }));
+    assert_eq!(world.hold.poll_action(), Some(Action::Abandon));
 }

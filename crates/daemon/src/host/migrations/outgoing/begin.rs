@@ -10,6 +10,7 @@ use lane::{
 };
 use migration::journal::{MigrationState, Moved, Side, Stage};
 use migration::source::Moves;
+use migration::vm::departure::{Rest as RestOfMemory, SourceHas, rest_after_restart};
 use migration::wire::{AcceptedVolume, FormerContent, Held};
 use migration::{HostId, MigrationId, StayKey, VolumeId, VolumeIndex};
 use transport::Session;
@@ -26,6 +27,8 @@ use crate::migrations::metadata::Metadata;
 use crate::peers::channel::{Kind, Subject};
 use crate::peers::host_id;
 use crate::vms::VmError;
+use crate::vms::moving::VmMessage;
+use crate::vms::moving::channel::VmChannel;
 use crate::volumes::registry::Service;
 
 /// A volume that leaves, and what its lane is told.
@@ -128,13 +131,18 @@ impl OutgoingMigration {
             departures.push(host.departure_again(migration, &recorded, position, &session, moves).await?);
         }
         host.migrations.track_again(migration, departures.iter().map(|departure| departure.volume));
-        self.prepare_again(migration, &session).await?;
+        self.prepare_again(migration, &session, &recorded.stage).await?;
         self.lanes = host.give_orders(&session, departures).await?;
         Ok(())
     }
 
     /// What is to be known of the VM, and of hooks, before lanes ask for it.
-    async fn prepare_again(&mut self, migration: MigrationId, session: &Session) -> Result<(), RequestError> {
+    async fn prepare_again(
+        &mut self,
+        migration: MigrationId,
+        session: &Session,
+        stage: &Stage,
+    ) -> Result<(), RequestError> {
         let host = Arc::clone(&self.task.host);
         let Some(vm) = self.task.vm.clone() else {
             host.prepare_hooks_away(migration, session);
@@ -154,6 +162,11 @@ impl OutgoingMigration {
             Ok(qemu) => qemu,
             // It goes on as well: its volumes are somewhere, and so it is.
             Err(VmError::NotRunning(_)) => {
+                if matches!(stage, Stage::Released(_))
+                    && rest_after_restart(SourceHas::Nothing) == RestOfMemory::TellLost
+                {
+                    host.tell_lost(migration, &vm, session).await;
+                }
                 self.stays = format!(
                     "its QEMU ended while its memory was copied, as when its host goes down; it has not moved: sterna vm show {vm} \
                      says how it ended, and sterna vm start {vm} starts it again here"
@@ -176,6 +189,29 @@ impl OutgoingMigration {
 }
 
 impl Host {
+    /// The QEMU has ended here whose VM may run at the target without all of its memory: no more of that will ever come. The target
+    /// knows whether it lacks any, and ends the VM then.
+    async fn tell_lost(&self, migration: MigrationId, vm: &str, session: &Session) {
+        let streams = self.peers.vm_streams(session, self.peers.own(), migration);
+        let reason = "its QEMU at the source has ended, with what had not come";
+        VmChannel::without_main(streams).send(&VmMessage::lost(reason));
+        tracing::warn!(vm = %vm, %migration, "the QEMU has ended here that a VM has moved from; the target hears that nothing more comes");
+        let Some(begun) = self.begun_unix_ms(migration) else { return };
+        let ahead = |metadata: &Metadata| {
+            metadata.order.as_ref().is_some_and(|order| order.memory == api::Memory::PostCopy)
+        };
+        let text = format!(
+            "the QEMU of {vm} at this host ended before all of its memory may have gone (--memory post-copy): if some was missing, the VM \
+             is crashed at the target, with its disks whole; there: sterna vm show {vm}, sterna vm start {vm}"
+        );
+        let warn = |metadata: &mut Metadata| {
+            if ahead(metadata) {
+                metadata.warn(text);
+            }
+        };
+        self.metadata_folder.note(migration, begun, warn).await;
+    }
+
     /// A volume of a migration that goes on, with its lane.
     async fn departure_again(
         self: &Arc<Self>,

@@ -1,0 +1,352 @@
+//! What a VM has, and whether that is still what is known of it: its devices, what its drives are over, what works on its disks.
+//!
+//! ```text
+//!   known: what its definition makes ──┐
+//!                                      ├─► differences, by name; none: it can be made anew elsewhere from what is known
+//!   seen:  what its hypervisor has  ───┘
+//! ```
+//! **N.B.** At its target a VM is made from what is known. What differs would be lost there, or be another disk.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a VM has, or is to have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// Its devices.
+    pub devices: Vec<Device>,
+    /// Its disks and drives.
+    pub drives: Vec<Drive>,
+    /// Devices without a name that may be there beside those, because a drive brings its own.
+    pub spare_devices: usize,
+    /// What works on its disks beside the guest, or would be lost with them, for people.
+    pub works: BTreeSet<String>,
+}
+
+/// A device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Device {
+    /// Its name; `None`: it has none.
+    pub name: Option<String>,
+    /// What it is.
+    pub kind: String,
+    /// Those of its settings that count.
+    pub settings: BTreeMap<String, String>,
+}
+
+/// A disk or a drive.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Drive {
+    /// Its device; `None`: that has no name by which it is known.
+    pub device: Option<String>,
+    /// What is read and written in the end; empty: there is no medium.
+    pub media: BTreeSet<Medium>,
+    /// What is between, by kind.
+    pub through: BTreeSet<String>,
+}
+
+/// What a drive is over.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Medium {
+    /// A volume.
+    Volume(String),
+    /// Something else, by its name.
+    Other(String),
+}
+
+/// Something that a VM has otherwise than is known.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
+pub enum Difference {
+    /// A device is there that was not.
+    #[error("the device {0} was added while the VM ran: remove it (device_del), or restart the VM with it")]
+    DeviceAdded(String),
+    /// A device is not there that was.
+    #[error("the device {0} was removed while the VM ran: add it again, or restart the VM without it")]
+    DeviceRemoved(String),
+    /// Another device has the name.
+    #[error(
+        "the device {name} was exchanged while the VM ran: it is {is} now, and was {was}; put back what was there, or restart the VM"
+    )]
+    DeviceExchanged {
+        /// Which.
+        name: String,
+        /// What is known of it.
+        was: String,
+        /// What it is.
+        is: String,
+    },
+    /// A drive is over something else.
+    #[error(
+        "the disk {device} was exchanged while the VM ran: it is over {is} now, and was over {was}; put back what was there, or restart the VM"
+    )]
+    DiskExchanged {
+        /// Which.
+        device: String,
+        /// What is known of it.
+        was: String,
+        /// What it is over.
+        is: String,
+    },
+    /// A drive is there that was not, or has a medium that is not known.
+    #[error(
+        "the disk {device} over {is} was added while the VM ran: remove it (device_del), eject it if it is a CD-ROM, or restart the VM with it"
+    )]
+    DiskAdded {
+        /// Which.
+        device: String,
+        /// What it is over.
+        is: String,
+    },
+    /// A drive is not there that was, or has no medium any more.
+    #[error(
+        "the disk {device} over {was} was removed while the VM ran: add it again, or restart the VM without it"
+    )]
+    DiskRemoved {
+        /// Which.
+        device: String,
+        /// What it was over.
+        was: String,
+    },
+    /// Something is between a drive and what it is over.
+    #[error(
+        "something was put between the disk {device} and {over} while the VM ran ({through}): remove it, or restart the VM"
+    )]
+    DiskLedThrough {
+        /// Which.
+        device: String,
+        /// What it is over.
+        over: String,
+        /// What is between.
+        through: String,
+    },
+    /// Something works on its disks.
+    #[error("{0}: end it first")]
+    Work(String),
+}
+
+/// What differs, each once; none: the VM is what is known of it. `is_kind` and `is_setting` say whether what was asked for is what
+/// is there, under another name.
+pub fn differences(
+    known: &Shape,
+    seen: &Shape,
+    is_kind: impl Fn(&str, &str) -> bool,
+    is_setting: impl Fn(&str, &str, &str) -> bool,
+) -> BTreeSet<Difference> {
+    let mut found = BTreeSet::new();
+    named_devices(known, seen, (&is_kind, &is_setting), &mut found);
+    unnamed_devices(known, seen, &is_kind, &mut found);
+    drives(known, seen, &mut found);
+    found.extend(seen.works.difference(&known.works).cloned().map(Difference::Work));
+    found
+}
+
+/// What differs, as a sentence.
+pub fn sentence(found: &BTreeSet<Difference>) -> String {
+    found.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
+
+fn by_name(shape: &Shape) -> BTreeMap<&str, &Device> {
+    shape.devices.iter().filter_map(|device| Some((device.name.as_deref()?, device))).collect()
+}
+
+fn named_devices(
+    known: &Shape,
+    seen: &Shape,
+    (is_kind, is_setting): (impl Fn(&str, &str) -> bool, impl Fn(&str, &str, &str) -> bool),
+    found: &mut BTreeSet<Difference>,
+) {
+    let (was, is) = (by_name(known), by_name(seen));
+    for name in is.keys().filter(|name| !was.contains_key(*name)) {
+        found.insert(Difference::DeviceAdded((*name).to_owned()));
+    }
+    for (name, device) in was {
+        let Some(there) = is.get(name) else {
+            found.insert(Difference::DeviceRemoved(name.to_owned()));
+            continue;
+        };
+        let exchanged = |was: &str, is: &str| Difference::DeviceExchanged {
+            name: name.to_owned(),
+            was: was.to_owned(),
+            is: is.to_owned(),
+        };
+        if !is_kind(&device.kind, &there.kind) {
+            found.insert(exchanged(&device.kind, &there.kind));
+        }
+        for (key, asked) in &device.settings {
+            // One that is not told cannot have been changed.
+            if let Some(told) = there.settings.get(key).filter(|told| !is_setting(key, asked, told)) {
+                found.insert(exchanged(&format!("{key}={asked}"), &format!("{key}={told}")));
+            }
+        }
+    }
+}
+
+fn unnamed_devices(
+    known: &Shape,
+    seen: &Shape,
+    is_kind: impl Fn(&str, &str) -> bool,
+    found: &mut BTreeSet<Difference>,
+) {
+    let unnamed = |shape: &Shape| {
+        let kinds = shape.devices.iter().filter(|device| device.name.is_none());
+        kinds.map(|device| device.kind.clone()).collect::<Vec<_>>()
+    };
+    let mut there = unnamed(seen);
+    for asked in unnamed(known) {
+        match there.iter().position(|kind| is_kind(&asked, kind)) {
+            Some(position) => drop(there.swap_remove(position)),
+            None => drop(found.insert(Difference::DeviceRemoved(format!("{asked} without a name")))),
+        }
+    }
+    for kind in there.iter().skip(known.spare_devices) {
+        found.insert(Difference::DeviceAdded(format!("{kind} without a name")));
+    }
+}
+
+fn drives(known: &Shape, seen: &Shape, found: &mut BTreeSet<Difference>) {
+    let mut was: Vec<&Drive> = known.drives.iter().collect();
+    let mut left = Vec::new();
+    for drive in &seen.drives {
+        let same = was.iter().position(|known| known.device.is_some() && known.device == drive.device);
+        match same {
+            Some(position) => judge(was.swap_remove(position), drive, found),
+            None => left.push(drive),
+        }
+    }
+    // Those without a name are known by what they are over.
+    was.retain(|drive| !drive.media.is_empty());
+    left.retain(|drive| !drive.media.is_empty());
+    left.retain(|drive| {
+        let same = |known: &&Drive| known.device.is_none() && known.media == drive.media;
+        match was.iter().position(same) {
+            Some(position) => judge(was.swap_remove(position), drive, found),
+            None => return true,
+        }
+        false
+    });
+    // An overlay leaves what it was over below it: that is told as what it is, and not as one that was removed and another.
+    for drive in left {
+        let device = shown(drive);
+        let below = was.iter().position(|known| {
+            known.device.is_none() && drive.device.is_none() && drive.media.is_superset(&known.media)
+        });
+        let is = names(&drive.media);
+        found.insert(match below {
+            Some(position) => {
+                Difference::DiskExchanged { device, was: names(&was.swap_remove(position).media), is }
+            }
+            None => Difference::DiskAdded { device, is },
+        });
+    }
+    for drive in was {
+        found.insert(Difference::DiskRemoved { device: shown(drive), was: names(&drive.media) });
+    }
+}
+
+/// Judges a drive that is there under its name.
+fn judge(known: &Drive, seen: &Drive, found: &mut BTreeSet<Difference>) {
+    let device = shown(seen);
+    let (was, is) = (names(&known.media), names(&seen.media));
+    let between: BTreeSet<_> = seen.through.difference(&known.through).cloned().collect();
+    if known.media != seen.media {
+        found.insert(match (known.media.is_empty(), seen.media.is_empty()) {
+            (true, _) => Difference::DiskAdded { device, is },
+            (_, true) => Difference::DiskRemoved { device, was },
+            _ => Difference::DiskExchanged { device, was, is },
+        });
+    } else if !between.is_empty() {
+        let through = between.into_iter().collect::<Vec<_>>().join(", ");
+        found.insert(Difference::DiskLedThrough { device, over: is, through });
+    }
+}
+
+fn shown(drive: &Drive) -> String {
+    drive.device.clone().unwrap_or_else(|| "without a name".to_owned())
+}
+
+fn names(media: &BTreeSet<Medium>) -> String {
+    let name = |medium: &Medium| match medium {
+        Medium::Volume(name) => format!("the volume {name}"),
+        Medium::Other(name) => name.clone(),
+    };
+    match media.is_empty() {
+        true => "nothing".to_owned(),
+        false => media.iter().map(name).collect::<Vec<_>>().join(" and "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn volume(name: &str) -> BTreeSet<Medium> {
+        BTreeSet::from([Medium::Volume(name.to_owned())])
+    }
+
+    fn drive(device: Option<&str>, media: BTreeSet<Medium>) -> Drive {
+        let through = BTreeSet::from(["nbd".to_owned()]);
+        Drive { device: device.map(str::to_owned), media, through }
+    }
+
+    fn device(name: Option<&str>, kind: &str) -> Device {
+        Device { name: name.map(str::to_owned), kind: kind.to_owned(), ..Device::default() }
+    }
+
+    fn known() -> Shape {
+        Shape {
+            devices: vec![device(Some("vdb"), "blk"), device(None, "blk"), device(Some("nic"), "net")],
+            drives: vec![drive(Some("vdb"), volume("x")), drive(None, volume("root"))],
+            ..Shape::default()
+        }
+    }
+
+    fn found(change: impl FnOnce(&mut Shape)) -> Vec<Difference> {
+        let mut seen = known();
+        change(&mut seen);
+        let is_same = |one: &str, other: &str| one == other;
+        differences(&known(), &seen, is_same, |_, one, other| one == other).into_iter().collect()
+    }
+
+    #[test]
+    fn what_is_as_it_was_has_no_differences() {
+        assert_eq!(found(|_| {}), []);
+        assert_eq!(found(|seen| seen.drives.push(drive(Some("cd0"), BTreeSet::new()))), []);
+        assert_eq!(found(|seen| seen.drives.reverse()), []);
+    }
+
+    #[test]
+    fn each_thing_that_may_be_done_to_a_vm_is_named() {
+        let exchanged = found(|seen| seen.drives[0].media = volume("y"));
+        assert!(
+            matches!(&exchanged[..], [Difference::DiskExchanged { device, .. }] if device == "vdb"),
+            "{exchanged:?}"
+        );
+        let removed = found(|seen| {
+            seen.drives.remove(0);
+            seen.devices.remove(0);
+        });
+        assert!(removed.contains(&Difference::DeviceRemoved("vdb".to_owned())), "{removed:?}");
+        let added = found(|seen| {
+            seen.devices.push(device(Some("hot"), "blk"));
+            seen.drives.push(drive(Some("hot"), volume("y")));
+        });
+        assert!(added.contains(&Difference::DeviceAdded("hot".to_owned())), "{added:?}");
+        let overlay = found(|seen| {
+            seen.drives[1].media.insert(Medium::Other("/ov".to_owned()));
+        });
+        assert!(matches!(&overlay[..], [Difference::DiskExchanged { .. }]), "{overlay:?}");
+        let filter = found(|seen| {
+            seen.drives[0].through.insert("throttle".to_owned());
+        });
+        assert!(matches!(&filter[..], [Difference::DiskLedThrough { .. }]), "{filter:?}");
+        let works = found(|seen| {
+            seen.works.insert("a job".to_owned());
+        });
+        assert_eq!(works, [Difference::Work("a job".to_owned())]);
+        let kind = found(|seen| seen.devices[2].kind = "other".to_owned());
+        assert!(matches!(&kind[..], [Difference::DeviceExchanged { .. }]), "{kind:?}");
+        let unnamed = found(|seen| seen.devices.push(device(None, "rng")));
+        assert_eq!(unnamed, [Difference::DeviceAdded("rng without a name".to_owned())]);
+        let medium = found(|seen| seen.drives.push(drive(Some("cd0"), volume("z"))));
+        assert!(matches!(&medium[..], [Difference::DiskAdded { .. }]), "{medium:?}");
+    }
+}
