@@ -31,8 +31,9 @@ pub const BLOCKS_MAX: BlockCount = BlockCount(1 << 52);
 
 /// A set of the blocks of one volume.
 ///
-/// Ranges are clipped at the volume's end, silently: what lies beyond is in no set. No call panics, and none walks
-/// block by block; the cost of each is given in *runs* (unbroken stretches of blocks).
+/// Nothing that is put into a set is left out: a range beyond the volume's end makes it the set of a larger volume, and only
+/// [`LayeredBitmap::cut_to`] takes blocks away by a size. What is asked or taken out beyond the end is in no set. No call panics, and
+/// none walks block by block; the cost of each is given in *runs* (unbroken stretches of blocks).
 #[derive(Clone, PartialEq, Eq)]
 pub struct LayeredBitmap {
     /// How many blocks the volume has; at most [`BLOCKS_MAX`].
@@ -116,12 +117,27 @@ impl LayeredBitmap {
         if range.is_empty() { 0 } else { self.root.count_in(self.height, range.start.0, range.end.0) }
     }
 
-    /// Puts the blocks of the range into the set and returns how many were not in it before.
+    /// Leaves out what lies beyond so many blocks: of a volume that has no more, rounded up to regions.
+    #[must_use]
+    pub fn cut_to(self, blocks: BlockCount) -> Self {
+        if self.blocks <= blocks.0 {
+            return self;
+        }
+        let mut cut = Self::new(blocks);
+        for run in self.runs() {
+            cut.insert(cut.clip(run));
+        }
+        cut
+    }
+
+    /// Puts the blocks of the range into the set and returns how many were not in it before. Beyond the end the volume becomes larger
+    /// ([`LayeredBitmap::grow`]); bytes have no blocks beyond [`BLOCKS_MAX`].
     pub fn insert(&mut self, range: BlockRange) -> u64 {
-        let range = self.clip(range);
+        let range = range.intersect(&BlockRange::new(0, BLOCKS_MAX.0));
         if range.is_empty() {
             return 0;
         }
+        self.grow(BlockCount(range.end.0));
         let newly_set = self.root.insert(self.height, range.start.0, range.end.0);
         self.count += newly_set;
         newly_set
@@ -166,8 +182,8 @@ impl LayeredBitmap {
 
     /// Puts every block of another set into this one.
     ///
-    /// Parts that are clean in `other`, or full here, are skipped whole. If `other` belongs to a longer volume, its
-    /// blocks beyond this volume's end are left out.
+    /// Parts that are clean in `other`, or full here, are skipped whole. If `other` has blocks beyond this volume's end, it becomes
+    /// larger.
     pub fn union_with(&mut self, other: &Self) {
         if self.blocks == other.blocks {
             self.count += self.root.union_with(&other.root, self.height);

@@ -72,7 +72,8 @@ impl Chronicle {
     ///
     /// `kept` says what may have been written in each epoch later than `known_after`; one that it leaves out counts as
     /// one without writes. Entries of older epochs are passed over. The open epoch comes after every number that is
-    /// found here, and after `through`, so that none is given out twice.
+    /// found here, and after `through`, so that none is given out twice. What is kept of blocks that the volume does not have is
+    /// left out: marks are of whole regions.
     pub fn restore(
         block_size: BlockSize,
         size_bytes: u64,
@@ -81,9 +82,10 @@ impl Chronicle {
         through: Epoch,
     ) -> Self {
         let mut found: BTreeMap<Epoch, LayeredBitmap> = BTreeMap::new();
+        let blocks = block_size.blocks_of(size_bytes);
         for (epoch, written) in kept.into_iter().filter(|(epoch, _)| known_after < *epoch) {
-            let empty = LayeredBitmap::new(block_size.blocks_of(size_bytes));
-            found.entry(epoch).or_insert(empty).union_with(&written);
+            let empty = LayeredBitmap::new(blocks);
+            found.entry(epoch).or_insert(empty).union_with(&written.cut_to(blocks));
         }
         let highest = found.keys().next_back().copied().unwrap_or(known_after);
         let chronicle = Self::resume(block_size, size_bytes, highest.max(through).max(known_after));
@@ -166,7 +168,7 @@ impl Chronicle {
 
     /// The size of the volume in blocks, the last one perhaps in part.
     pub fn blocks(&self) -> BlockCount {
-        self.open_blocks.blocks()
+        self.block_size.blocks_of(self.size_bytes)
     }
 
     /// The oldest epoch of which [`Chronicle::since`] knows more than that every block may have been written.
@@ -186,28 +188,35 @@ impl Chronicle {
     /// the range once more: a copy of the earlier epoch may have read the block while the write was under way
     /// (design §5.1).
     ///
-    /// On [`Recorded::WaitForMark`] nothing has been recorded and the write must not be submitted.
+    /// On [`Recorded::WaitForMark`] nothing has been recorded and the write must not be submitted. A write of no bytes records
+    /// nothing.
     ///
-    /// Bytes beyond the volume's end are left out; a write of no bytes records nothing.
-    pub fn record(&mut self, offset: u64, length: u64) -> Recorded {
-        let blocks = self.touched(offset, length);
+    /// # Errors
+    /// [`BeyondTheEnd`]: it has not been recorded, and cannot be: it must not be submitted. The volume has grown, and its chronicle
+    /// was not told ([`Chronicle::grow`]).
+    pub fn record(&mut self, offset: u64, length: u64) -> Result<Recorded, BeyondTheEnd> {
+        let size_bytes = self.size_bytes;
+        if offset.checked_add(length).is_none_or(|end| end > size_bytes) && length > 0 {
+            return Err(BeyondTheEnd { offset, length, size_bytes });
+        }
+        let blocks = self.block_size.covering(offset, length);
         if let MarkPolicy::Regions { .. } = self.mark_policy
             && !self.marked.contains_all(blocks)
         {
-            return Recorded::WaitForMark(self.open);
+            return Ok(Recorded::WaitForMark(self.open));
         }
         // Guests write where they have written: a look is cheaper than a change that changes nothing.
         if !self.open_blocks.contains_all(blocks) {
             self.open_blocks.insert(blocks);
         }
-        Recorded::Marked(self.open)
+        Ok(Recorded::Marked(self.open))
     }
 
     /// The regions that have to be marked before a write can be recorded, as the blocks they consist of.
     ///
     /// Empty when [`Chronicle::record`] would not ask to wait. It may include regions that are marked already.
     pub fn regions_to_mark(&self, offset: u64, length: u64) -> BlockRange {
-        let blocks = self.touched(offset, length);
+        let blocks = self.block_size.covering(offset, length);
         if self.marked.contains_all(blocks) {
             return BlockRange::default();
         }
@@ -328,11 +337,18 @@ impl Chronicle {
         let frozen = self.frozen.range((Bound::Excluded(epoch), Bound::Unbounded)).map(|(_, blocks)| blocks);
         frozen.chain((epoch < self.open).then_some(&self.open_blocks))
     }
+}
 
-    /// The blocks that a byte range touches, as far as the volume has these bytes.
-    fn touched(&self, offset: u64, length: u64) -> BlockRange {
-        self.block_size.covering(offset, length.min(self.size_bytes.saturating_sub(offset)))
-    }
+/// A write that reaches beyond the end of the volume as its chronicle knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("record a change of {length} bytes at {offset}: the chronicle is of {size_bytes} bytes")]
+pub struct BeyondTheEnd {
+    /// Where it begins.
+    pub offset: u64,
+    /// How long it is.
+    pub length: u64,
+    /// How large the volume is, as far as its chronicle knows.
+    pub size_bytes: u64,
 }
 
 /// What became of a write that was to be recorded.

@@ -126,9 +126,8 @@ impl Kept {
     pub fn with_marks(mut self, marks: impl IntoIterator<Item = (Epoch, Vec<BlockRange>)>) -> Self {
         let later = marks.into_iter().filter(|(epoch, _)| *epoch > self.through);
         for (epoch, runs) in later.collect::<Vec<_>>() {
-            let mut marked = LayeredBitmap::new(self.block_size.blocks_of(self.size_bytes));
             // A volume that has grown since has marks beyond its former end.
-            marked.grow(BlockCount(runs.iter().map(|run| run.end.0).max().unwrap_or(0)));
+            let mut marked = LayeredBitmap::new(self.block_size.blocks_of(self.size_bytes));
             for run in runs {
                 marked.insert(run);
             }
@@ -180,7 +179,7 @@ pub fn coarsened(set: &LayeredBitmap, runs_max: usize) -> LayeredBitmap {
         let mut coarser = LayeredBitmap::new(set.blocks());
         for run in coarse.runs() {
             let end = run.end.0.div_ceil(grain).saturating_mul(grain);
-            coarser.insert(BlockRange::new(run.start.0 / grain * grain, end));
+            coarser.insert(BlockRange::new(run.start.0 / grain * grain, end.min(set.blocks().0)));
         }
         coarse = coarser;
     }

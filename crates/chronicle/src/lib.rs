@@ -15,7 +15,7 @@ pub mod units;
 pub use bitmap::LayeredBitmap;
 pub use branch::BranchId;
 pub use byte_range::ByteRange;
-pub use chronicle::{Chronicle, MarkPolicy, Recorded};
+pub use chronicle::{BeyondTheEnd, Chronicle, MarkPolicy, Recorded};
 pub use kept::{Kept, KeptReplica, ReplicaOf, coarsened};
 pub use stay::{NoStay, StayId};
 pub use units::{BlockCount, BlockIndex, BlockRange, BlockSize, Epoch, Generation, InvalidBlockSize};

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use chronicle::{BlockRange, BlockSize, Chronicle, Epoch, LayeredBitmap, MarkPolicy, Recorded};
+use chronicle::{BeyondTheEnd, BlockRange, BlockSize, Chronicle, Epoch, LayeredBitmap, MarkPolicy, Recorded};
 use proptest::prelude::*;
 
 const BLOCK: u64 = 4 << 10;
@@ -78,8 +78,14 @@ proptest! {
         for step in script {
             match step {
                 Step::Write { offset, length } => {
-                    prop_assert_eq!(chronicle.record(offset, length), Recorded::Marked(Epoch(oracle.open)));
-                    oracle.write(offset, length);
+                    let recorded = chronicle.record(offset, length);
+                    if length > 0 && offset + length > SIZE_BYTES {
+                        let refused = BeyondTheEnd { offset, length, size_bytes: SIZE_BYTES };
+                        prop_assert_eq!(recorded, Err(refused));
+                    } else {
+                        prop_assert_eq!(recorded, Ok(Recorded::Marked(Epoch(oracle.open))));
+                        oracle.write(offset, length);
+                    }
                 }
                 Step::Advance => {
                     oracle.open += 1;
@@ -121,7 +127,8 @@ proptest! {
         // What a journal would hold: after a crash these blocks count as written, and no others.
         let mut durable: BTreeMap<Epoch, LayeredBitmap> = BTreeMap::new();
         for (offset, length, chance) in script {
-            if let Recorded::WaitForMark(epoch) = chronicle.record(offset, length) {
+            let length = length.min(SIZE_BYTES - offset);
+            if let Ok(Recorded::WaitForMark(epoch)) = chronicle.record(offset, length) {
                 prop_assert_eq!(epoch, chronicle.open_epoch());
                 let regions = chronicle.regions_to_mark(offset, length);
                 let empty = LayeredBitmap::new(chronicle.blocks());
@@ -134,7 +141,7 @@ proptest! {
                     0 => Recorded::WaitForMark(chronicle.open_epoch()),
                     _ => Recorded::Marked(epoch),
                 };
-                prop_assert_eq!(chronicle.record(offset, length), expected);
+                prop_assert_eq!(chronicle.record(offset, length), Ok(expected));
             }
             for epoch in chronicle.epochs() {
                 let recorded = chronicle.written_in(epoch).expect("it is listed");
@@ -151,6 +158,31 @@ proptest! {
             prop_assert!(set(&restored.since(epoch)).is_superset(&before), "a crash forgot a write");
         }
     }
+}
+
+#[test]
+fn a_write_beyond_the_end_is_an_error_until_the_volume_has_grown() {
+    let mut chronicle = new(1);
+    let size_bytes = SIZE_BYTES;
+    for (offset, length) in [(SIZE_BYTES - 1, 2), (SIZE_BYTES, 1), (u64::MAX, 1), (0, u64::MAX)] {
+        let refused = BeyondTheEnd { offset, length, size_bytes };
+        assert_eq!(chronicle.record(offset, length), Err(refused));
+    }
+    assert!(chronicle.since(Epoch(0)).is_empty());
+    chronicle.advance();
+    chronicle.grow(SIZE_BYTES + BLOCK);
+    assert_eq!(chronicle.record(SIZE_BYTES, BLOCK), Ok(Recorded::Marked(Epoch(2))));
+    let last = SIZE_BYTES.div_ceil(BLOCK);
+    assert!(chronicle.since(Epoch(1)).contains(chronicle::BlockIndex(last)));
+}
+
+#[test]
+fn what_was_kept_and_marked_in_regions_is_cut_to_the_volume() {
+    let mut marked = LayeredBitmap::new(new(1).blocks());
+    marked.insert(BlockRange::new(0, 1 << 20));
+    let kept = [(Epoch(2), marked)];
+    let chronicle = Chronicle::restore(BlockSize::DEFAULT, SIZE_BYTES, Epoch(1), kept, Epoch(2));
+    assert_eq!(chronicle.since(Epoch(1)), LayeredBitmap::full(chronicle.blocks()));
 }
 
 #[test]
@@ -237,7 +269,7 @@ fn an_epoch_that_has_never_been_open_lacks_everything() {
 #[test]
 fn a_write_under_way_while_the_epoch_advances_is_recorded_in_both() {
     let mut chronicle = new(1);
-    let Recorded::Marked(submitted) = chronicle.record(9 * BLOCK, BLOCK) else {
+    let Ok(Recorded::Marked(submitted)) = chronicle.record(9 * BLOCK, BLOCK) else {
         panic!("marks are volatile")
     };
     chronicle.advance();
@@ -250,17 +282,17 @@ fn a_write_under_way_while_the_epoch_advances_is_recorded_in_both() {
 #[test]
 fn a_mark_serves_the_epoch_that_it_was_made_for_only() {
     let mut chronicle = new(1).with_mark_policy(MarkPolicy::Regions { blocks_per_region: 16 });
-    assert_eq!(chronicle.record(20 * BLOCK, 1), Recorded::WaitForMark(Epoch(1)));
+    assert_eq!(chronicle.record(20 * BLOCK, 1), Ok(Recorded::WaitForMark(Epoch(1))));
     assert_eq!(chronicle.since(Epoch(0)).count(), 0, "nothing is recorded before the mark is durable");
     let regions = chronicle.regions_to_mark(20 * BLOCK, 1);
     assert_eq!(regions, BlockRange::new(16, 32));
     chronicle.regions_marked_durable(Epoch(1), regions);
-    assert_eq!(chronicle.record(31 * BLOCK, BLOCK), Recorded::Marked(Epoch(1)));
-    assert_eq!(chronicle.record(31 * BLOCK, 2 * BLOCK), Recorded::WaitForMark(Epoch(1)));
+    assert_eq!(chronicle.record(31 * BLOCK, BLOCK), Ok(Recorded::Marked(Epoch(1))));
+    assert_eq!(chronicle.record(31 * BLOCK, 2 * BLOCK), Ok(Recorded::WaitForMark(Epoch(1))));
     assert!(chronicle.regions_to_mark(16 * BLOCK, 1).is_empty());
     chronicle.advance();
     chronicle.regions_marked_durable(Epoch(1), regions);
-    assert_eq!(chronicle.record(20 * BLOCK, 1), Recorded::WaitForMark(Epoch(2)));
+    assert_eq!(chronicle.record(20 * BLOCK, 1), Ok(Recorded::WaitForMark(Epoch(2))));
 }
 
 #[test]

@@ -38,7 +38,7 @@ use self::access::Access;
 use self::channel::{Kind, OPENINGS, Subject};
 use self::noted::Noted;
 use self::programs::Programs;
-use self::routes::{Former, Routes, SessionChannel};
+use self::routes::{Former, Routes, SessionChannel, SessionStreams};
 use self::surveys::Questions;
 use self::turns::Turns;
 use crate::host::Host;
@@ -546,26 +546,6 @@ impl Peers {
                 }
             }
         });
-    }
-}
-
-/// The channels that are about one VM.
-struct SessionStreams {
-    session: Session,
-    routes: Arc<Routes>,
-    /// Where its migration began.
-    source: HostId,
-    /// Where it goes.
-    target: HostId,
-    migration: MigrationId,
-}
-
-impl moving::channel::VmStreams for SessionStreams {
-    fn open(&self, stream: u8) -> (Arc<dyn moving::channel::Send>, mpsc::UnboundedReceiver<ChannelEvent>) {
-        let (source, migration, volume) = (self.source, self.migration, VolumeIndex(u32::from(stream)));
-        let channel = Subject { kind: Kind::Vm, source, migration, volume }.channel(self.target);
-        let (line, arrivals) = self.routes.open(&self.session, channel);
-        (Arc::new(line), arrivals)
     }
 }
 

@@ -20,8 +20,8 @@ use std::time::Duration;
 
 use block::{BlockDevice, Handle};
 use chronicle::{
-    BlockRange, BlockSize, ByteRange, Chronicle, Epoch, Generation, Kept, LayeredBitmap, Recorded, ReplicaOf,
-    StayId,
+    BeyondTheEnd, BlockRange, BlockSize, ByteRange, Chronicle, Epoch, Generation, Kept, LayeredBitmap,
+    Recorded, ReplicaOf, StayId,
 };
 use futures_util::future::{Either, select};
 use migration::filling::LogEntry;
@@ -194,13 +194,19 @@ impl Chronicler {
         self.stay.borrow_mut().grow(size_bytes);
     }
 
+    /// How large the volume is that it records, in bytes.
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.stay.borrow().chronicle().size_bytes()
+    }
+
     /// Begins another stay of the volume, or goes on with this one if that is it: after a restart, say. Nothing that
-    /// belongs to another stay is known from here on.
+    /// belongs to another stay is known from here on. The volume is as large as what it comes to, whatever it was here before.
     ///
     /// # Errors
     /// [`NotDurable`]: a restart may find what a daemon before this one kept of this stay.
     pub(crate) async fn begin_stay(&self, id: StayId, size_bytes: u64) -> Result<(), NotDurable> {
         if self.stay() == id {
+            self.grow(size_bytes);
             return Ok(());
         }
         if let Some(Keeping { keeper, .. }) = &self.keeping {
@@ -224,12 +230,15 @@ impl Chronicler {
     /// A data folder that takes no mark holds the write no longer than [`Keeping::wait_max`]: then what is kept is
     /// forgotten, which a full one can do. Only if it cannot do even that the write is held on: what nobody would know
     /// after a crash must not happen.
-    pub(crate) async fn record(&self, range: ByteRange) -> Epoch {
+    ///
+    /// # Errors
+    /// [`BeyondTheEnd`]: it cannot be recorded, and must not be made.
+    pub(crate) async fn record(&self, range: ByteRange) -> Result<Epoch, BeyondTheEnd> {
         let mut began = None;
         loop {
-            let recorded = self.stay.borrow_mut().record(range);
+            let recorded = self.stay.borrow_mut().record(range)?;
             let epoch = match recorded {
-                Recorded::Marked(epoch) => return epoch,
+                Recorded::Marked(epoch) => return Ok(epoch),
                 Recorded::WaitForMark(epoch) => epoch,
             };
             let regions = self.stay.borrow().regions_to_mark(range);

@@ -120,9 +120,11 @@ impl Learner {
         if self.copies.replace(self.copies.get() + 1) >= COPIES_MAX {
             return Err(IoError::Unsupported);
         }
-        let runs = decode_runs(runs, volume.size()).ok_or(IoError::Unsupported)?;
+        // N.B. of the stay: until the volume is this host's it may be known here by the size with which it left.
+        let size_bytes = chronicler.size_bytes();
+        let runs = decode_runs(runs, size_bytes).ok_or(IoError::Unsupported)?;
         let block_size = chronicler.block_size();
-        let mut at_departure = LayeredBitmap::new(block_size.blocks_of(volume.size()));
+        let mut at_departure = LayeredBitmap::new(block_size.blocks_of(size_bytes));
         for run in runs {
             let range = ByteRange::new(run.start.0 * UNIT_BYTES, run.len() * UNIT_BYTES);
             at_departure.insert(block_size.covering(range.offset, range.length));

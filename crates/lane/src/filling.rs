@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   before the handover   guest's reads ───────────────────────────────► reservoir (nothing is stored)
-//!                         what is missing is told (told.rs) ──► kept durably
+//!                         what is missing is told (Told, the core) ──► kept durably
 //!   after it              guest's requests ──► Filling (the core) ──► store
 //!                                                 │   ▲
 //!                                    fetch, store ▼   │ answers          … until nothing is missing
@@ -13,7 +13,6 @@
 //! know of it.
 
 mod requests;
-mod told;
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -28,14 +27,13 @@ use futures_util::future::{Either, join_all, select};
 use migration::StayKey;
 use migration::filling::{
     FetchFault, FetchId, Filling, FillingAction, FillingEvent, FillingProgress, FillingSettings, LogEntry,
-    Manifest, OnBehalf, RecordingId, RequestId, StoreFault, UnitMap, Urgency,
+    Manifest, NoPiece, OnBehalf, RecordingId, RequestId, StoreFault, Told, UnitMap, Urgency,
 };
 use migration::journal::Record;
 use rustix::io::Errno;
 use tracing::{error, info, warn};
 
 use self::requests::{TicketState, Word};
-use self::told::Told;
 use crate::chronicler::NotDurable;
 use crate::control::Control;
 use crate::handle::Rest;
@@ -165,7 +163,9 @@ impl FillingStore {
     /// [`IoError`]: what was told does not count.
     pub async fn tell(&self, is_base: bool, is_last: bool, runs: &[u8]) -> Result<(), IoError> {
         let complete = match &mut *self.state.borrow_mut() {
-            State::Waiting(told) => told.take(is_base, is_last, runs)?,
+            State::Waiting(told) => {
+                told.take(is_base, is_last, runs).map_err(|NoPiece| IoError::Unsupported)?
+            }
             State::Filling(_) | State::Left => return Err(IoError::Closed),
         };
         let Some(mut complete) = complete else { return Ok(()) };
@@ -192,9 +192,9 @@ impl FillingStore {
     pub fn begin(&self) {
         let mut state = self.state.borrow_mut();
         let State::Waiting(told) = &mut *state else { return };
-        let known = told.units();
-        info!(volume = %self.key.volume, units = known.missing.count(), "what is missing is fetched");
-        *state = State::Filling(Box::new(Filling::new(self.settings.clone(), known)));
+        info!(volume = %self.key.volume, units = told.units_missing(), "what is missing is fetched");
+        let filling = told.begin(self.settings.clone());
+        *state = State::Filling(Box::new(filling));
         drop(state);
         self.event(FillingEvent::WaitsLimited { to: self.wait_max.get() });
     }

@@ -165,6 +165,8 @@ pub enum Capabilities {
     Parts,
     /// What copies at other hosts lack, too.
     Copies,
+    /// How large a volume is at its owner, too.
+    Sizes,
 }
 
 /// What comes over a channel.

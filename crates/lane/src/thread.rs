@@ -267,6 +267,7 @@ impl Lane {
     async fn run(self: Rc<Self>, mut commands: mpsc::UnboundedReceiver<Command>) -> Option<StayId> {
         info!(volume = %self.settings.name, engine = self.engine.name(), "serving");
         self.forget_ended_copies();
+        self.handle.spawn(Rc::clone(&self).follow_growth());
         while let Some(command) = commands.next().await {
             // Whoever asked may have gone; then nobody needs the answer.
             match command {
@@ -448,14 +449,12 @@ impl Lane {
     fn cancel(&self, migration: MigrationId) -> Result<(), Refused> {
         match &*self.migration.coming.borrow() {
             Some((coming, driver)) if *coming == migration => {
-                if driver.cancel() {
-                    Ok(())
-                } else {
-                    Err(Refused::TooLate(migration))
-                }
+                driver.cancel();
+                Ok(())
             }
             _ => self.with_migration(migration, |driver| {
-                if driver.cancel() { Ok(()) } else { Err(Refused::TooLate(migration)) }
+                driver.cancel();
+                Ok(())
             }),
         }
     }

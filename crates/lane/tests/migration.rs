@@ -180,7 +180,7 @@ fn a_cancelled_migration_leaves_the_volume_at_the_source() {
         let canceller = bench.handle.clone();
         bench.handle.spawn(async move {
             canceller.sleep(std::time::Duration::from_millis(50)).await;
-            assert!(source.cancel());
+            source.cancel();
         });
         assert_eq!(driver.run().await, Outcome::Cancelled);
         assert_eq!(bench.volume.generation(), Generation(3));

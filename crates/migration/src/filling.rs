@@ -24,6 +24,7 @@ mod manifest;
 mod noting;
 mod recording;
 mod requests;
+mod told;
 mod units;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -41,6 +42,7 @@ use crate::pacing::{Pacing, PacingSettings};
 
 pub use log::{LogEntry, LogFault, NO_START, Telling, UnitMap, encode_entry, header, replay};
 pub use manifest::{Manifest, decode_runs, encode_runs, to_units};
+pub use told::{Complete, NoPiece, Told};
 pub use units::{UNIT, UNIT_BYTES, units_of};
 
 /// A guest's request, named by the caller while it is in flight; never used twice.
@@ -328,8 +330,9 @@ struct Fetch {
 }
 
 impl Filling {
-    /// Makes the machine of a volume that lacks what is missing in `known`.
-    pub fn new(settings: FillingSettings, known: UnitMap) -> Self {
+    /// Makes the machine of a volume that lacks what is missing in `known`. Only [`Told::begin`] does: nothing passes by what a restart
+    /// has found.
+    fn new(settings: FillingSettings, known: UnitMap) -> Self {
         let units = units_of(settings.size_bytes);
         let UnitMap { missing, late, volatile, manifest } = known;
         Self {
@@ -470,12 +473,12 @@ impl Filling {
     fn advance(&mut self, now: Duration) {
         self.background.end_pause(now);
         self.reread(now);
-        self.serve_waiting();
-        self.refuse_late(now);
-        self.fetch_rest(now);
         let answers =
             self.noting.take_recorded().into_iter().map(|request| FillingAction::Written { request });
         self.actions.extend(answers);
+        self.serve_waiting();
+        self.refuse_late(now);
+        self.fetch_rest(now);
         if let Some(action) = self.noting.begin_if_due(now) {
             self.actions.push_back(action);
         }

@@ -32,6 +32,7 @@ mod handover;
 pub mod hooks;
 pub mod identity;
 pub mod journal;
+pub mod orders;
 mod pacing;
 pub mod planted;
 pub mod progress;

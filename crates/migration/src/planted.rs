@@ -55,6 +55,12 @@ pub enum Bug {
     ChronicleIsMissingSet,
     /// 11: a write is submitted before it is durable that its region may be written.
     MarkNotAwaited,
+    /// 10: a write beyond what a chronicle knows of its volume is made, and recorded nowhere.
+    BeyondTheEndUnrecorded,
+    /// 10: the chronicle of a volume that comes is as large as the volume was when it left.
+    StayOfFormerSize,
+    /// A host that leads clients on offers them the size that the volume had when it left.
+    FormerSizeOffered,
     /// 11: a restart goes on with epoch numbers that were given out before it.
     EpochReused,
     /// 11: a restart passes over epochs that are later than it expects.
@@ -115,6 +121,12 @@ pub enum Bug {
     ReleasedImageDiscarded,
     /// That a migration came to nothing could not be made durable, and nobody tries it again.
     EndNotRepeated,
+    /// Law 39: that a migration is cancelled is answered before it is durable.
+    CancelNotRecorded,
+    /// Law 39: a restart goes on with a migration that was cancelled.
+    CancelForgotten,
+    /// Law 39: the journal takes the handover of a migration that was cancelled before.
+    CancelOvertaken,
     /// 10: a VM's manifest goes to the other host before it is durable that the VM is leaving.
     VmLeavesUnnoted,
     /// Volumes change hands although what is to be run before that has not been run.
@@ -141,6 +153,8 @@ pub enum Bug {
     PresenceForgotten,
     /// 7: a write over a missing block is answered before a restart would know of it.
     WriteNotNoted,
+    /// 7: what guests had written when a daemon was killed is not recorded by the next one's flush.
+    NotedForgotten,
     /// 17: a read is let through to a missing block that a write has not reached yet.
     ReadPassesOverwriting,
     /// 7: the source's image is dealt with before the target has everything.
@@ -226,6 +240,9 @@ impl Bug {
         Self::BranchMistaken,
         Self::ChronicleIsMissingSet,
         Self::MarkNotAwaited,
+        Self::BeyondTheEndUnrecorded,
+        Self::StayOfFormerSize,
+        Self::FormerSizeOffered,
         Self::EpochReused,
         Self::EpochsReservedLate,
         Self::MarksOfAnEarlierStay,
@@ -256,12 +273,16 @@ impl Bug {
         Self::SidesChangedOneByOne,
         Self::ReleasedImageDiscarded,
         Self::EndNotRepeated,
+        Self::CancelNotRecorded,
+        Self::CancelForgotten,
+        Self::CancelOvertaken,
         Self::VmLeavesUnnoted,
         Self::HooksNotAwaited,
         Self::PresentBeforeDurable,
         Self::FillOverNewerWrite,
         Self::PresenceForgotten,
         Self::WriteNotNoted,
+        Self::NotedForgotten,
         Self::ReadPassesOverwriting,
         Self::RetiredBeforeWhole,
         Self::ManifestOlderThanGate,
@@ -344,6 +365,9 @@ impl Bug {
             Self::BranchMistaken => "branch-mistaken",
             Self::ChronicleIsMissingSet => "chronicle-is-missing-set",
             Self::MarkNotAwaited => "mark-not-awaited",
+            Self::BeyondTheEndUnrecorded => "beyond-the-end-unrecorded",
+            Self::StayOfFormerSize => "stay-of-former-size",
+            Self::FormerSizeOffered => "former-size-offered",
             Self::EpochReused => "epoch-reused",
             Self::EpochsReservedLate => "epochs-reserved-late",
             Self::MarksOfAnEarlierStay => "marks-of-an-earlier-stay",
@@ -374,6 +398,9 @@ impl Bug {
             Self::SidesChangedOneByOne => "sides-changed-one-by-one",
             Self::ReleasedImageDiscarded => "released-image-discarded",
             Self::EndNotRepeated => "end-not-repeated",
+            Self::CancelNotRecorded => "cancel-not-recorded",
+            Self::CancelForgotten => "cancel-forgotten",
+            Self::CancelOvertaken => "cancel-overtaken",
             Self::VmLeavesUnnoted => "vm-leaves-unnoted",
             Self::HooksNotAwaited => "hooks-not-awaited",
             Self::HookBegunUnrecorded => "hook-begun-unrecorded",
@@ -387,6 +414,7 @@ impl Bug {
             Self::FillOverNewerWrite => "fill-over-newer-write",
             Self::PresenceForgotten => "presence-forgotten",
             Self::WriteNotNoted => "write-not-noted",
+            Self::NotedForgotten => "noted-forgotten",
             Self::ReadPassesOverwriting => "read-passes-overwriting",
             Self::RetiredBeforeWhole => "retired-before-whole",
             Self::ManifestOlderThanGate => "manifest-older-than-gate",

@@ -31,6 +31,7 @@ pub use machine::{Beginning, Doubt, Forgetting, GivenUp, Premarks, Referral, Sta
 pub use marks::OpenMarks;
 
 use crate::identity::VolumeId;
+use crate::planted::{Bug, broken};
 
 /// Names one stay of one volume; files that belong to it begin with it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -52,6 +53,13 @@ impl StayKey {
         }
         bytes
     }
+}
+
+/// How large a volume is that comes to a store of `store_bytes`, at a host that may have led clients to it meanwhile, and knows it by
+/// the size of `known_bytes`: as large as its store. It may have grown since it left.
+pub fn size_of_arrival(store_bytes: u64, known_bytes: u64) -> u64 {
+    let is_former = broken(Bug::StayOfFormerSize) || broken(Bug::BeyondTheEndUnrecorded);
+    if is_former { known_bytes } else { store_bytes }
 }
 
 impl fmt::Display for StayKey {

@@ -10,7 +10,7 @@ use chronicle::{BlockRange, ByteRange, LayeredBitmap};
 use migration::PacingSettings;
 use migration::filling::{
     FetchFault, FetchId, Filling, FillingAction, FillingEvent, FillingSettings, LogEntry, Manifest, NoteId,
-    OnBehalf, RecordingId, Refusal, RequestId, StoreFault, Telling, UNIT_BYTES, UnitMap, encode_entry,
+    OnBehalf, RecordingId, Refusal, RequestId, StoreFault, Telling, Told, UNIT_BYTES, UnitMap, encode_entry,
     header, replay, units_of,
 };
 
@@ -82,6 +82,8 @@ struct World {
     next_request: u64,
     next_version: u64,
     reads: BTreeMap<RequestId, BlockRange>,
+    /// What was written when a read came, and was not noted: the next daemon would not know of it.
+    unnoted: BTreeMap<RequestId, BTreeSet<u64>>,
     writes: BTreeMap<RequestId, (BlockRange, u64)>,
     admitted_reads: Vec<(RequestId, BlockRange)>,
     admitted_writes: Vec<RequestId>,
@@ -145,7 +147,7 @@ impl World {
         Self {
             random,
             now: Duration::ZERO,
-            filling: Filling::new(settings(), presence),
+            filling: Told::new(SIZE, Some(presence)).begin(settings()),
             store: (0..UNITS).map(cell).collect(),
             reservoir: (0..UNITS).map(version).collect(),
             log_durable: log.len(),
@@ -155,6 +157,7 @@ impl World {
             next_request: 0,
             next_version: 100_000,
             reads: BTreeMap::new(),
+            unnoted: BTreeMap::new(),
             writes: BTreeMap::new(),
             admitted_reads: Vec::new(),
             admitted_writes: Vec::new(),
@@ -235,6 +238,7 @@ impl World {
             0..=17 => {
                 let (request, range) = (self.request(), self.random.range());
                 self.reads.insert(request, range);
+                self.unnoted.insert(request, self.made.values().map(|(_, version)| *version).collect());
                 self.event(FillingEvent::ReadArrived { request, range: bytes(range) });
             }
             18..=35 => self.write(),
@@ -282,8 +286,12 @@ impl World {
                 let at = self.random.below(self.admitted_reads.len() as u64) as usize;
                 let (request, range) = self.admitted_reads.swap_remove(at);
                 self.reads.remove(&request);
+                let unnoted = self.unnoted.remove(&request).unwrap_or_default();
+                let still: BTreeSet<_> = self.made.values().map(|(_, version)| *version).collect();
                 for unit in range.iter() {
                     let seen = self.store[unit.0 as usize].volatile;
+                    let would_go = unnoted.contains(&seen) && still.contains(&seen);
+                    assert!(!would_go, "unit {unit} read {seen}, which a kill would take back");
                     let promise = &self.promises[unit.0 as usize];
                     assert!(
                         promise.answered.contains(&seen),
@@ -410,7 +418,7 @@ impl World {
         let (presence, position, sequence) = replay(&self.log, SIZE, WHOSE, boot(self.boot)).unwrap();
         self.log.truncate(position);
         self.sequence = sequence;
-        self.filling = Filling::new(settings(), presence);
+        self.filling = Told::new(SIZE, Some(presence)).begin(settings());
         self.reads.clear();
         self.writes.clear();
         self.admitted_reads.clear();

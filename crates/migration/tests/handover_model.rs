@@ -8,10 +8,11 @@ use std::time::Duration;
 
 use chronicle::{BlockSize, Generation};
 use migration::journal::{
-    Entry, ExportSettings, FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Side, Stage, State,
-    VolumeRecord,
+    Entry, ExportSettings, FailureCode, ImageLocation, Inconsistent, MigratingVolume, Outcome, Record, Side,
+    Stage, State, VolumeRecord,
 };
 use migration::message::{ToSource, ToTarget};
+use migration::orders;
 use migration::source::{Moves, Peer, SourceAction, SourceEvent, SourceSettings};
 use migration::target::{FlushResult, TargetAction, TargetEvent};
 use migration::{CommitFault, CommitId, MigrationId, Phase, Source, Target, VolumeId, VolumeIndex};
@@ -57,6 +58,8 @@ struct Model {
     faults: Faults,
     discarded: bool,
     outcome: Option<Outcome>,
+    /// Somebody was told that it is cancelled.
+    was_cancelled: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -91,6 +94,7 @@ impl Model {
             faults: Faults::On,
             discarded: false,
             outcome: None,
+            was_cancelled: false,
         };
         let added = volumes.iter().map(|volume| Record::VolumeAdded(volume_record(*volume)));
         let moving = volumes.iter().map(|volume| MigratingVolume {
@@ -159,11 +163,20 @@ impl Model {
 
     fn disturbance(&mut self) -> SourceEvent {
         match self.random.below(4) {
-            0 => SourceEvent::Cancel,
+            0 if self.order_cancel() => SourceEvent::Cancel,
             1 => SourceEvent::VolumeFailed { code: FailureCode::TargetFaulty, detail: "test".to_owned() },
             2 => SourceEvent::Behind(VolumeIndex(0)),
             _ => SourceEvent::Synchronised(VolumeIndex(0)),
         }
+    }
+
+    /// Somebody cancels it; says whether that is early enough, and durable.
+    fn order_cancel(&mut self) -> bool {
+        let records = orders::cancel(&self.journal, MIGRATION);
+        let is_taken =
+            records.is_ok_and(|records| self.journal.apply(&Entry { at_unix_ms: 1, records }).is_ok());
+        self.was_cancelled |= is_taken;
+        is_taken
     }
 
     fn happen(&mut self, pending: Pending) {
@@ -207,7 +220,10 @@ impl Model {
         }
         let written = fate != 1;
         if written {
-            self.journal.apply(&Entry { at_unix_ms: 1, records }).unwrap();
+            match self.journal.apply(&Entry { at_unix_ms: 1, records }) {
+                Err(Inconsistent::Overtaken(_)) => return Err(CommitFault::NotWritten),
+                applied => applied.unwrap(),
+            }
         }
         // An unknown fate is either.
         if fate <= 2 { Err(CommitFault::Unknown) } else { Ok(()) }
@@ -337,6 +353,7 @@ impl Model {
         let outcome = self.outcome.clone().unwrap();
         assert_eq!(state.stage, Stage::Ended(outcome.clone()));
         let moved = matches!(outcome, Outcome::Moved { .. });
+        assert!(!(moved && self.was_cancelled), "its cancellation was answered, and it moved");
         let handed_back = matches!(outcome, Outcome::HandedBack { .. });
         let (owner, generation) = match (moved, handed_back) {
             (true, _) => ("target", 5),

@@ -16,7 +16,7 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 
 use lane::LaneFuture;
-use migration::journal::{Entry, Frames, HEADER, Record, State, encode};
+use migration::journal::{Entry, Frames, HEADER, Inconsistent, Record, State, encode};
 use migration::{CommitFault, Phase};
 
 use crate::checker::journal::wrong_state;
@@ -265,6 +265,8 @@ impl SimJournal {
                     records.extend(request.records);
                     slots.push(request.slot);
                 }
+                // Of an order and a handover the other one came first.
+                Err(Inconsistent::Overtaken(_)) => refused.push(request.slot),
                 Err(error) => {
                     let records = request.records;
                     self.world
@@ -414,6 +416,8 @@ fn name(record: &Record) -> &'static str {
         Record::ReservationLifted { .. } => "fence lifted",
         Record::Promoted { .. } => "promoted",
         Record::MovedForgotten { .. } => "moved forgotten",
+        Record::CancelOrdered { .. } => "cancel ordered",
+        Record::GrewElsewhere { .. } => "grew elsewhere",
         Record::OriginKnown { .. } => "origin known",
     }
 }

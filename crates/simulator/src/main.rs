@@ -18,6 +18,7 @@ mod custody;
 mod disk;
 mod faults;
 mod fleet;
+mod grown;
 mod guest;
 mod journal;
 mod paused;

@@ -80,6 +80,7 @@ fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
             | Bug::FillOverNewerWrite
             | Bug::PresenceForgotten
             | Bug::WriteNotNoted
+            | Bug::NotedForgotten
             | Bug::ReadPassesOverwriting
             | Bug::RetiredBeforeWhole
             | Bug::ManifestOlderThanGate

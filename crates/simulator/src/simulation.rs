@@ -5,7 +5,7 @@ use crate::fleet::tally::Tally;
 use crate::scenario::Options;
 use crate::trace::Audience;
 use crate::world::Violation;
-use crate::{fleet, paused, sides, standing};
+use crate::{fleet, grown, paused, sides, standing};
 
 /// What a simulation has shown.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,6 +31,7 @@ pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Find
         .violation
         .or_else(|| paused::play(seed))
         .or_else(|| sides::play(seed))
-        .or_else(|| standing::play(seed));
+        .or_else(|| standing::play(seed))
+        .or_else(|| grown::play(seed));
     Finding { violation, ..finding }
 }

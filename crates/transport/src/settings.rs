@@ -91,8 +91,8 @@ const OLDEST: u16 = 1;
 /// The newest one. What came with which: 2, calls on a volume's owner that bear its fence; 3, looks ahead that give no
 /// volume's identity away, calls on a volume's owner about any range of bytes, and words of the clients that are led there; 4, offers that say whose the
 /// content of their volumes was; 5, offers that say by which strategy they are copied; 6, volumes that come with blocks missing; 7, words of which program
-/// runs.
-const NEWEST: u16 = 7;
+/// runs; 8, words of how large a volume is at its owner.
+const NEWEST: u16 = 8;
 
 /// Versions of the protocol, from the oldest to the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -200,6 +200,7 @@ fn migration(known: &MigrationState) -> Value {
         "keep_source": known.keep_source,
         "promotion": known.promotion.as_ref().map(promotion),
         "is_hollow": known.hollow.is_some(),
+        "is_cancelled": known.is_cancelled,
         "started_unix_ms": known.started_unix_ms,
         "ended_unix_ms": known.ended_unix_ms,
     })
@@ -266,6 +267,12 @@ pub(super) fn record(record: &Record) -> Value {
         }
         Record::Discarding { migration, outcome: ended } => {
             about("discarding", json!({ "migration": migration.to_string(), "outcome": outcome(ended) }))
+        }
+        Record::CancelOrdered { migration } => {
+            about("cancel-ordered", json!({ "migration": migration.to_string() }))
+        }
+        Record::GrewElsewhere { volume, size_bytes } => {
+            about("grew-elsewhere", json!({ "volume": volume.to_string(), "size_bytes": size_bytes }))
         }
         Record::Hollow { migration, hollow } => {
             let missing =

@@ -103,6 +103,11 @@ impl<S: Storage> Writer<S> {
                     records.extend(request.records);
                     waiting.push(request.reply);
                 }
+                // Of an order and a handover the other one came first.
+                Err(Inconsistent::Overtaken(migration)) => {
+                    tracing::info!(%migration, "the journal takes a handover, or that it is cancelled, and not both");
+                    answer(request.reply, Err(CommitFault::NotWritten));
+                }
                 Err(error) => {
                     tracing::error!(%error, records = ?request.records, "a commit contradicts the journal");
                     self.figures.refused();
@@ -246,6 +251,7 @@ fn excerpt(state: &State, records: &[Record]) -> State {
             | Record::ResizeBegun { volume, .. }
             | Record::Resized { volume, .. }
             | Record::MovedForgotten { volume }
+            | Record::GrewElsewhere { volume, .. }
             | Record::FillingKnown { volume, .. }
             | Record::Filled { volume }
             | Record::MissingGivenUp { volume }
@@ -262,6 +268,7 @@ fn excerpt(state: &State, records: &[Record]) -> State {
             Record::TargetPrepared { migration, .. }
             | Record::AttemptAborted { migration, .. }
             | Record::Discarding { migration, .. }
+            | Record::CancelOrdered { migration }
             | Record::Released { migration, .. }
             | Record::Hollow { migration, .. }
             | Record::Owned { migration, .. }
@@ -306,6 +313,8 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         Record::Snapshot(_)
         | Record::ReservationLifted { .. }
         | Record::MovedForgotten { .. }
+        | Record::CancelOrdered { .. }
+        | Record::GrewElsewhere { .. }
         | Record::Hollow { .. }
         | Record::FillingKnown { .. }
         | Record::Filled { .. }

@@ -135,6 +135,13 @@ pub(crate) struct MetadataFolder {
 }
 
 impl Metadata {
+    /// Limits how much may be copied in a second; returns how much that was.
+    pub(crate) fn limit(&mut self, bytes_per_second: Option<u64>) -> Option<u64> {
+        // Of one whose order is lost the limit is kept all the same.
+        let order = self.order.get_or_insert_with(|| MigrateVolume::to(String::new()));
+        std::mem::replace(&mut order.bandwidth_bytes_per_second, bytes_per_second)
+    }
+
     /// Notes what went wrong.
     pub(crate) fn warn(&mut self, warning: String) {
         if self.warnings.len() < WARNINGS_MAX {
@@ -261,6 +268,32 @@ impl MetadataFolder {
         self.put(id, Metadata { order, is_beginning: true, ..Metadata::default() }).await
     }
 
+    /// Changes what was ordered of a migration that began at `begun_unix_ms`, durably.
+    ///
+    /// # Errors
+    /// What the system answers: nothing has changed then.
+    pub(crate) async fn order<T>(
+        &self,
+        id: MigrationId,
+        begun_unix_ms: u64,
+        change: impl FnOnce(&mut Metadata) -> T + Send,
+    ) -> io::Result<T> {
+        let _changing = self.changing.lock().await;
+        let mut metadata = self.begun(id, begun_unix_ms);
+        let changed = change(&mut metadata);
+        self.write(id, metadata.clone()).await?;
+        self.lock().insert(id, metadata);
+        Ok(changed)
+    }
+
+    /// What goes with a migration that began at `begun_unix_ms`, whatever was known before.
+    fn begun(&self, id: MigrationId, begun_unix_ms: u64) -> Metadata {
+        let known = self.lock().get(&id).cloned();
+        let is_its = |metadata: &Metadata| metadata.begun_unix_ms.is_none_or(|begun| begun == begun_unix_ms);
+        let metadata = known.filter(is_its).unwrap_or_default();
+        Metadata { begun_unix_ms: Some(begun_unix_ms), is_beginning: false, ..metadata }
+    }
+
     /// Changes what goes with a migration that began at `begun_unix_ms`. If that cannot be written, it is known until
     /// the daemon ends.
     pub(crate) async fn note(
@@ -270,11 +303,7 @@ impl MetadataFolder {
         change: impl FnOnce(&mut Metadata) + Send,
     ) {
         let _changing = self.changing.lock().await;
-        let known = self.lock().get(&id).cloned();
-        let is_its = |metadata: &Metadata| metadata.begun_unix_ms.is_none_or(|begun| begun == begun_unix_ms);
-        let mut metadata = known.filter(is_its).unwrap_or_default();
-        metadata.begun_unix_ms = Some(begun_unix_ms);
-        metadata.is_beginning = false;
+        let mut metadata = self.begun(id, begun_unix_ms);
         change(&mut metadata);
         self.lock().insert(id, metadata.clone());
         if let Err(error) = self.write(id, metadata).await {
@@ -431,6 +460,24 @@ mod tests {
         let other = MetadataFolder::open(folder.path(), &begun_at(11));
         assert_eq!(other.of(ID, 11), None);
         assert!(!folder.path().join("dockets/m3.json").exists());
+    }
+
+    #[tokio::test]
+    async fn an_order_that_cannot_be_written_is_not_answered_and_changes_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let metadata_folder = MetadataFolder::open(folder.path(), &State::default());
+        metadata_folder.put(ID, ordered()).await.unwrap();
+        let limited = metadata_folder.order(ID, 9, |metadata| metadata.limit(Some(5))).await.unwrap();
+        assert_eq!(limited, Some(7));
+        metadata_folder.order(ID, 9, |metadata| metadata.is_paused = true).await.unwrap();
+        let again = MetadataFolder::open(folder.path(), &begun_at(9)).of(ID, 9).unwrap();
+        let limit = |metadata: &Metadata| metadata.order.clone().unwrap().bandwidth_bytes_per_second;
+        assert_eq!((again.is_paused, limit(&again)), (true, Some(5)));
+        // The folder is gone, and a file is in its place.
+        std::fs::remove_dir_all(folder.path().join("dockets")).unwrap();
+        std::fs::write(folder.path().join("dockets"), b"").unwrap();
+        metadata_folder.order(ID, 9, |metadata| metadata.is_paused = false).await.unwrap_err();
+        assert!(metadata_folder.of(ID, 9).unwrap().is_paused);
     }
 
     #[tokio::test]

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use futures_channel::mpsc;
 use lane::peer::{Capabilities, Channel, ChannelEvent, PriorityBoost, RequestPriority};
-use migration::HostId;
+use migration::{HostId, MigrationId, VolumeIndex};
 use transport::{ChannelId, Priority, Session};
 
 use super::channel::{Kind, Subject};
@@ -28,6 +28,9 @@ const FENCES_SINCE: u16 = 2;
 const PARTS_SINCE: u16 = 3;
 /// The first version that takes what copies at other hosts lack.
 const COPIES_SINCE: u16 = 6;
+
+/// The first version that tells hosts which lead clients on how large a volume is.
+const SIZES_SINCE: u16 = 8;
 
 /// Lanes by the channels that lead to them.
 #[derive(Default)]
@@ -164,7 +167,8 @@ impl Channel for SessionChannel {
             Some(version) if version < FENCES_SINCE => Capabilities::Calls,
             Some(version) if version < PARTS_SINCE => Capabilities::FencingTokens,
             Some(version) if version < COPIES_SINCE => Capabilities::Parts,
-            Some(_) => Capabilities::Copies,
+            Some(version) if version < SIZES_SINCE => Capabilities::Copies,
+            Some(_) => Capabilities::Sizes,
         }
     }
 }
@@ -176,6 +180,26 @@ impl moving::channel::Send for SessionChannel {
             Ok(message) => self.session().send(message.ordered()),
             Err(error) => tracing::error!(%error, "a piece of a VM's memory is left out"),
         }
+    }
+}
+
+/// The channels that are about one VM.
+pub(super) struct SessionStreams {
+    pub(super) session: Session,
+    pub(super) routes: Arc<Routes>,
+    /// Where its migration began.
+    pub(super) source: HostId,
+    /// Where it goes.
+    pub(super) target: HostId,
+    pub(super) migration: MigrationId,
+}
+
+impl moving::channel::VmStreams for SessionStreams {
+    fn open(&self, stream: u8) -> (Arc<dyn moving::channel::Send>, mpsc::UnboundedReceiver<ChannelEvent>) {
+        let (source, migration, volume) = (self.source, self.migration, VolumeIndex(u32::from(stream)));
+        let channel = Subject { kind: Kind::Vm, source, migration, volume }.channel(self.target);
+        let (line, arrivals) = self.routes.open(&self.session, channel);
+        (Arc::new(line), arrivals)
     }
 }
 

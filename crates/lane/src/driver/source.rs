@@ -97,13 +97,10 @@ impl SourceHandle {
         self.phase.get()
     }
 
-    /// Ends the migration before its commit point; returns whether it is early enough for that.
-    pub fn cancel(&self) -> bool {
-        let early_enough = self.phase().can_be_cancelled();
-        if early_enough {
-            self.send(Event::Source(SourceEvent::Cancel));
-        }
-        early_enough
+    /// Ends the migration before its commit point. **N.B.** Only once the journal has taken that it is cancelled
+    /// ([`migration::orders::cancel`]): then it takes no release any more.
+    pub fn cancel(&self) {
+        self.send(Event::Source(SourceEvent::Cancel));
     }
 
     /// Ends the migration before its commit point as one that has failed; returns whether it is early enough for that.

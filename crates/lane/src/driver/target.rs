@@ -7,7 +7,6 @@
 //! ```
 //! What is copied does not pass here: it goes to the stores.
 
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::future::Future;
 use std::rc::Rc;
@@ -33,8 +32,6 @@ use crate::handle::Promoted;
 /// Talks to a target's half that runs on the same thread.
 #[derive(Clone)]
 pub struct TargetHandle {
-    /// Whether the target has promised to wait, or gone further.
-    promised: Rc<Cell<bool>>,
     events: mpsc::UnboundedSender<Heard>,
 }
 
@@ -49,7 +46,6 @@ pub struct TargetDriver {
     /// Why the VM does not run, and how much each volume's gate has let through that said so.
     failing: Option<(String, BTreeMap<VolumeIndex, u64>)>,
     target: Target,
-    promised: Rc<Cell<bool>>,
     /// Whether the volumes' parts have been told of a try that is not over, as far as they know.
     is_trying: bool,
     to_source: SendMessage<ToSource>,
@@ -74,13 +70,10 @@ impl TargetHandle {
         self.send(TargetEvent::Promote { attempt, generations, promotion });
     }
 
-    /// Ends the migration; returns whether it is early enough for that: nothing is promised yet.
-    pub fn cancel(&self) -> bool {
-        let early_enough = !self.promised.get();
-        if early_enough {
-            self.send(TargetEvent::Cancel);
-        }
-        early_enough
+    /// Ends the migration. **N.B.** Only once the journal has taken that it is cancelled ([`migration::orders::cancel`]): then it
+    /// takes no promise any more.
+    pub fn cancel(&self) {
+        self.send(TargetEvent::Cancel);
     }
 
     /// Delivers what the source's half says.
@@ -140,8 +133,7 @@ impl TargetDriver {
     ) -> (Self, TargetHandle) {
         let TargetPlan { migration, volumes: coming, group, trial_max, service, .. } = plan;
         let (sender, events) = group.events;
-        let promised = Rc::new(Cell::new(target.prepared().is_some()));
-        let target_handle = TargetHandle { promised: Rc::clone(&promised), events: sender.clone() };
+        let target_handle = TargetHandle { events: sender.clone() };
         let here = coming.iter().map(|coming| coming.image.clone());
         let images = here.chain(group.joined.iter().map(|joined| joined.image.clone())).collect();
         let here = VolumeIndex::all(coming.len()).zip(coming).map(|(index, coming)| {
@@ -164,7 +156,6 @@ impl TargetDriver {
             // They hold the source's changes until they are told that nothing is promised.
             is_trying: true,
             target,
-            promised,
             to_source,
             sender,
             events,
@@ -182,7 +173,6 @@ impl TargetDriver {
                 }
                 self.carry_out(action);
             }
-            self.promised.set(self.target.prepared().is_some() || self.target.is_active());
             if self.target.is_receiving() && std::mem::take(&mut self.is_trying) {
                 self.order_all(TargetOrder::PromiseNothing);
             }

@@ -138,6 +138,11 @@ pub enum Operation {
     },
     /// All copies have been told.
     CopiesTold,
+    /// Say how large the volume is, as soon as that is more than this host knows.
+    Size {
+        /// What it knows, in bytes.
+        known: u64,
+    },
 }
 
 impl Operation {
@@ -158,6 +163,8 @@ pub enum Answered {
     Extents(Vec<(u64, Kind)>),
     /// The fencing token of the volume. To a change: it was not made and will not be, for it bears another one.
     Fenced(FencingToken),
+    /// How large the volume is, in bytes.
+    Size(u64),
 }
 
 /// Kinds of extents.

@@ -58,6 +58,8 @@ pub struct Service {
     filling: RefCell<BTreeMap<Address, Rc<FillingStore>>>,
     /// What takes note of copies that the peer knows, of volumes that come from there.
     learners: RefCell<BTreeMap<Address, Rc<Learner>>>,
+    /// How large the peer knows volumes to be that it offers to clients.
+    followers: RefCell<BTreeMap<Address, Rc<Cell<u64>>>>,
     /// Replicas that are not to be changed, and whom to tell that somebody wants it.
     held: RefCell<BTreeMap<Address, Rc<dyn Fn()>>>,
     /// Calls of the peer's present process that are under way.
@@ -83,6 +85,7 @@ impl Service {
             leased: RefCell::default(),
             filling: RefCell::default(),
             learners: RefCell::default(),
+            followers: RefCell::default(),
             held: RefCell::default(),
             under_way: RefCell::default(),
             set_aside: Rc::default(),
@@ -146,6 +149,7 @@ impl Service {
     /// up with that process must not land on top of a newer one (hard cases 4 and 12).
     pub(super) fn restarted(&self) {
         self.ways.borrow_mut().clear();
+        self.followers.borrow_mut().clear();
         self.left_behind.borrow_mut().push(self.under_way.take());
     }
 
@@ -231,6 +235,20 @@ impl Service {
             });
             return;
         }
+        if let (Operation::Size { known }, Some(volume)) = (operation, &volume) {
+            let (service, volume) = (Rc::clone(self), Rc::clone(volume));
+            let follower = self.follower(&volume, address, known);
+            // N.B. among no calls: it is answered when the volume has grown, if it ever does.
+            self.handle.spawn(async move {
+                let grown = service.unless_ended(async { Some(volume.larger_than(&follower).await) }).await;
+                if let Some(size) = grown
+                    && Rc::ptr_eq(&under_way, &*service.under_way.borrow())
+                {
+                    channel.answer(RequestPriority::Control, call, Ok(Answered::Size(size)), Bytes::new());
+                }
+            });
+            return;
+        }
         under_way.set(under_way.get() + 1);
         let credit = match address {
             Address::Owner(_) => self.set_aside(payload.len(), credit),
@@ -288,6 +306,14 @@ impl Service {
             under_way.set(under_way.get() - 1);
             service.ended.notify();
         });
+    }
+
+    /// The peer offers a volume to clients with a size that it knows; what it knew before counts no more.
+    fn follower(&self, volume: &Volume, address: Address, known: u64) -> Rc<Cell<u64>> {
+        let follower = Rc::new(Cell::new(known));
+        self.followers.borrow_mut().insert(address, Rc::clone(&follower));
+        volume.is_followed_by(&follower);
+        follower
     }
 
     fn offered(&self, address: Address) -> Option<Offered> {
@@ -444,9 +470,10 @@ async fn attach(volume: &Volume) -> Result<Answered, IoError> {
 fn origin(question: Question, capabilities: Capabilities) -> Origin<'static> {
     match (question.fence, capabilities) {
         (Some(fence), _) => Origin::Host(fence),
-        (None, Capabilities::FencingTokens | Capabilities::Parts | Capabilities::Copies) => {
-            Origin::Host(FencingToken::default())
-        }
+        (
+            None,
+            Capabilities::FencingTokens | Capabilities::Parts | Capabilities::Copies | Capabilities::Sizes,
+        ) => Origin::Host(FencingToken::default()),
         (None, Capabilities::Calls | Capabilities::Unknown) => Origin::OldHost,
     }
 }

@@ -34,6 +34,8 @@ use crate::fencing::{Always, Changed, FencingToken, Presence};
 
 /// Pieces of one request that are under way at a time: others have room beside the largest.
 const PIECES_MAX: usize = 4;
+/// How long the owner is left alone that has said nothing of the volume's size.
+const SIZE_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is looked whether a client still waits for what the owner does not answer.
 const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
 
@@ -42,7 +44,7 @@ pub struct PeerVolume {
     me: Weak<Self>,
     channel: Rc<RpcChannel>,
     address: Address,
-    geometry: Geometry,
+    geometry: Cell<Geometry>,
     handle: Handle,
     window: Window,
     /// The fencing token that the owner told last; `None`: nothing.
@@ -77,7 +79,7 @@ impl PeerVolume {
             me: Weak::clone(me),
             channel,
             address: Address::Owner(volume.0),
-            geometry: Geometry { alignment: 1, ..geometry },
+            geometry: Cell::new(Geometry { alignment: 1, ..geometry }),
             aligner: Aligner::new(buffers, handle.clone()),
             handle,
             window: Window::default(),
@@ -109,6 +111,31 @@ impl PeerVolume {
                 select(pin!(clients.wait_for(looks)), pin!(news.heard.wait_for(looks))).await;
             }
         });
+    }
+
+    /// Resolves when the owner says that the volume is larger than is known here; never, if it does not know how.
+    pub async fn grows(&self) -> u64 {
+        loop {
+            if self.channel.known_capabilities().await >= Capabilities::Sizes {
+                let known = self.geometry.get().size;
+                let (address, operation) = (self.address, Operation::Size { known });
+                let question = Question { address, operation, fence: None };
+                let asked = self.channel.call(RequestPriority::Control, question, Bytes::new(), None);
+                match asked.await {
+                    Ok(Answer { answered: Answered::Size(size), .. }) if size > known => return size,
+                    // It does not have the volume yet, or any more.
+                    _ => self.handle.sleep(SIZE_INTERVAL).await,
+                }
+            } else {
+                self.handle.sleep(SIZE_INTERVAL).await;
+            }
+        }
+    }
+
+    /// What is offered from here on.
+    pub(crate) fn show_size(&self, size: u64) {
+        let geometry = self.geometry.get();
+        self.geometry.set(Geometry { size: geometry.size.max(size), ..geometry });
     }
 
     fn tells(&self) -> bool {
@@ -198,7 +225,7 @@ impl PeerVolume {
     }
 
     async fn make(&self, asker: Asker, change: Change) -> Result<Changed, IoError> {
-        check_write(&self.geometry, change.range())?;
+        check_write(&self.geometry.get(), change.range())?;
         if self.takes_any_range().await {
             self.ask_in_pieces(&asker, change).await
         } else {
@@ -343,12 +370,12 @@ impl PeerVolume {
 
 impl BlockDevice for PeerVolume {
     fn geometry(&self) -> Geometry {
-        self.geometry
+        self.geometry.get()
     }
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         Box::pin(async move {
-            check_range(&self.geometry, ByteRange::new(offset, buffer.len() as u64))?;
+            check_range(&self.geometry.get(), ByteRange::new(offset, buffer.len() as u64))?;
             if self.takes_any_range().await {
                 self.read_pieces(offset, buffer).await
             } else {
@@ -367,7 +394,7 @@ impl BlockDevice for PeerVolume {
 
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         Box::pin(async move {
-            check_range(&self.geometry, range)?;
+            check_range(&self.geometry.get(), range)?;
             if self.takes_any_range().await {
                 self.describe(range).await
             } else {
@@ -396,7 +423,7 @@ struct Blocks {
 
 impl BlockDevice for Blocks {
     fn geometry(&self) -> Geometry {
-        Geometry { alignment: ALIGNMENT, ..self.volume.geometry }
+        Geometry { alignment: ALIGNMENT, ..self.volume.geometry.get() }
     }
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {

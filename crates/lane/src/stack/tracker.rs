@@ -4,6 +4,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 
 use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, IoError, IoFuture, ZeroMode};
+use chronicle::BeyondTheEnd;
+use rustix::io::Errno;
 
 use crate::chronicler::Chronicler;
 
@@ -48,11 +50,12 @@ impl BlockDevice for Tracker {
     fn change(&self, change: Change) -> IoFuture<'_, ()> {
         Box::pin(async move {
             let range = change.range();
-            let recorded = self.chronicler.record(range).await;
+            // N.B. what cannot be recorded is not made: a copy that is told by the chronicle would lack it, and nobody would know.
+            let recorded = self.chronicler.record(range).await.map_err(unrecorded)?;
             let result = self.below.change(change).await;
             // It may have reached the disk in either epoch, also if it failed: it is in both.
             if self.chronicler.open_epoch() != recorded {
-                self.chronicler.record(range).await;
+                self.chronicler.record(range).await.map_err(unrecorded)?;
             }
             result
         })
@@ -83,6 +86,11 @@ impl BlockDevice for Tracker {
     }
 }
 
+fn unrecorded(error: BeyondTheEnd) -> IoError {
+    tracing::error!(%error, "a guest's write is refused: it cannot be recorded; this is a defect");
+    IoError::os("record a change", Errno::IO)
+}
+
 impl Untold {
     fn error(&self) -> Option<IoError> {
         self.0.get().map(|(_, error)| error)
@@ -109,9 +117,27 @@ mod tests {
     use chronicle::{BlockSize, Chronicle, Epoch};
     use futures_util::FutureExt as _;
     use migration::VolumeId;
-    use rustix::io::Errno;
 
     use super::*;
+
+    #[test]
+    fn a_write_that_cannot_be_recorded_fails_and_is_not_made() {
+        let chronicle = Chronicle::new(BlockSize::DEFAULT, 4096, Epoch(1));
+        let chronicler = Chronicler::volatile(VolumeId([7; 16]), chronicle);
+        let store = Rc::new(MemoryStore::new(8192));
+        let tracker = Tracker::new(Rc::clone(&store) as Rc<dyn BlockDevice>, Rc::clone(&chronicler));
+        let write = |offset| {
+            let mut data = Buffer::zeroed(4096);
+            data.fill_from(&[7; 4096]);
+            tracker.change(Change::Write(offset, data, block::Durability::Volatile)).now_or_never()
+        };
+        let refused = IoError::os("record a change", Errno::IO);
+        assert_eq!((write(0), write(4096)), (Some(Ok(())), Some(Err(refused))));
+        let read = store.read(4096, Buffer::zeroed(4096)).now_or_never().expect("memory is at hand");
+        assert_eq!(read.expect("it is there").as_slice()[0], 0);
+        chronicler.grow(8192);
+        assert_eq!(write(4096), Some(Ok(())));
+    }
 
     #[test]
     fn a_flush_in_the_next_stack_fails_until_one_that_failed_in_the_former_is_told() {

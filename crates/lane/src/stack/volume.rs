@@ -10,13 +10,16 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::rc::Rc;
+use std::pin::pin;
+use std::rc::{Rc, Weak};
 
 use block::BlockDevice;
 use block::filter::{Aligner, FlushDebt};
 use chronicle::{BlockSize, Chronicle, Epoch, Generation, LayeredBitmap, ReplicaOf, StayId};
+use futures_util::future::{Either, select};
 use migration::VolumeId;
 use migration::planted::{Bug, broken};
+use migration::stay::size_of_arrival;
 use tracing::warn;
 
 use crate::chronicler::{Chronicler, NotDurable};
@@ -24,6 +27,7 @@ use crate::clients::Clients;
 use crate::copy::VolumeCopy;
 use crate::fencing::FencingTokens;
 use crate::peer::PeerVolume;
+use crate::signal::Signal;
 use crate::stack::{Gate, GateMode, MirrorFilter, Tracker};
 
 /// The first epoch of a volume's life: "since the epoch before" can be asked for.
@@ -45,6 +49,10 @@ pub struct Volume {
     ours: RefCell<Option<Rc<dyn BlockDevice>>>,
     /// The copying that the mirror in the stack belongs to; `None` while there is no mirror.
     copy: RefCell<Option<Rc<VolumeCopy>>>,
+    /// How large other hosts know it to be, which offer it to clients.
+    followers: RefCell<Vec<Weak<Cell<u64>>>>,
+    /// Told when it is larger, or a host has heard of that.
+    grown: Signal,
 }
 
 /// Where a volume is.
@@ -102,6 +110,8 @@ impl Volume {
             home: RefCell::new(home),
             ours: RefCell::new(ours),
             copy: RefCell::default(),
+            followers: RefCell::default(),
+            grown: Signal::default(),
         };
         volume.lead_home();
         Rc::new(volume)
@@ -134,7 +144,8 @@ impl Volume {
 
     /// Begins what may become a stay of the volume on this host, or goes on with it after a restart; it has this
     /// generation where it comes from. It lets the chronicle tell, from here on, what the replica lacks that the source
-    /// keeps.
+    /// keeps. It comes to a store of `size_bytes`: the volume may have grown since it left, and what this host knew of it then is
+    /// of no account.
     ///
     /// **N.B.** before any guest of this host can write. What is copied passes the chronicle by.
     ///
@@ -146,11 +157,13 @@ impl Volume {
         stay: StayId,
         generation: Generation,
         left_behind: Option<ReplicaOf>,
+        size_bytes: u64,
     ) -> Result<(), NotDurable> {
-        self.chronicler.begin_stay(stay, self.size()).await?;
+        let size_bytes = size_of_arrival(size_bytes, self.size());
+        self.chronicler.begin_stay(stay, size_bytes).await?;
         self.generation.set(generation);
         let Some(of) = left_behind else { return Ok(()) };
-        let complete = LayeredBitmap::new(self.block_size.blocks_of(self.size()));
+        let complete = LayeredBitmap::new(self.block_size.blocks_of(size_bytes));
         if let Err(error) = self.chronicler.refer_to(of, generation, || None, || Some(complete)).await {
             warn!(volume = %self.id, %error, "the way home will be a whole copy");
         }
@@ -204,6 +217,56 @@ impl Volume {
         if let Some(growth) = self.store().growth() {
             growth.show(size);
         }
+        self.grown.notify();
+    }
+
+    /// The host that owns the volume says that it is larger: clients are offered that from here on.
+    pub fn grew_elsewhere(&self, owner: &PeerVolume, size: u64) {
+        owner.show_size(size);
+        self.grown.notify();
+    }
+
+    /// Resolves when the volume is at another host.
+    pub(crate) async fn leaves(&self) {
+        self.grown.wait_for(|| matches!(self.home(), Home::Elsewhere(_)).then_some(())).await;
+    }
+
+    /// What the volume's owner says; `None`: it is at another host now, or here.
+    pub(crate) async fn while_at<T>(
+        &self,
+        owner: &Rc<PeerVolume>,
+        said: impl Future<Output = T>,
+    ) -> Option<T> {
+        let is_there = || matches!(&*self.home.borrow(), Home::Elsewhere(now) if Rc::ptr_eq(now, owner));
+        let has_gone = self.grown.wait_for(|| (!is_there()).then_some(()));
+        match select(pin!(said), pin!(has_gone)).await {
+            Either::Left((said, _)) => Some(said),
+            Either::Right(_) => None,
+        }
+    }
+
+    /// Another host offers the volume to clients, of this size.
+    pub(crate) fn is_followed_by(&self, follower: &Rc<Cell<u64>>) {
+        let mut followers = self.followers.borrow_mut();
+        followers.retain(|known| known.strong_count() > 0);
+        followers.push(Rc::downgrade(follower));
+        drop(followers);
+        self.grown.notify();
+    }
+
+    /// Resolves when the volume is larger than such a host knows, to its size.
+    pub(crate) async fn larger_than(&self, follower: &Cell<u64>) -> u64 {
+        self.grown.wait_for(|| Some(self.size()).filter(|size| *size > follower.get())).await
+    }
+
+    /// Resolves when every host that offers the volume to clients knows its size.
+    pub(crate) async fn is_known_everywhere(&self) {
+        let is_known = || {
+            let followers = self.followers.borrow();
+            let known = followers.iter().filter_map(|known| known.upgrade()).map(|known| known.get());
+            known.min().is_none_or(|known| known >= self.size()).then_some(())
+        };
+        self.grown.wait_for(is_known).await;
     }
 
     /// Puts the mirror into the live stack; resolves when every write that passed it by has ended.
@@ -260,6 +323,7 @@ impl Volume {
         }
         self.ours.replace(ours);
         self.lead_home();
+        self.grown.notify();
     }
 
     /// Has who waits read `store` until the volume changes hands: it is not this host's yet, and the gate lets no change through.

@@ -1,18 +1,48 @@
 //! A volume that becomes larger while its lane serves it: waits for a handover that cannot wait, and lets no migration
 //! begin meanwhile. The rest is in [`crate::growth`].
 
+use std::pin::pin;
+use std::rc::Rc;
 use std::time::Duration;
 
 use futures_util::future::{Either, select};
+use migration::journal::Record;
+use tracing::{info, warn};
 
 use super::Lane;
 use crate::growth;
 use crate::refused::Refused;
+use crate::stack::Home;
 
 /// How long a volume waits for its handover before it grows: longer than one takes whose stores work.
 const HANDOVER_WAIT_MAX: Duration = Duration::from_secs(10);
+/// How long hosts that lead clients on are waited for: one that is away learns it when it is back.
+const FOLLOWED_WITHIN: Duration = Duration::from_secs(1);
+/// Pause before the journal is asked again to take what a volume's owner has said.
+const RECORD_RETRY: Duration = Duration::from_millis(500);
 
 impl Lane {
+    /// Offers clients the size that the volume has at its owner, as long as it is at another host.
+    pub(super) async fn follow_growth(self: Rc<Self>) {
+        loop {
+            let Home::Elsewhere(owner) = self.volume.home() else {
+                self.volume.leaves().await;
+                continue;
+            };
+            let Some(size) = self.volume.while_at(&owner, owner.grows()).await else { continue };
+            // N.B. first: what clients are offered is offered after a restart as well.
+            let (volume, size_bytes) = (self.volume.id(), size);
+            while let Err(fault) =
+                self.control.commit(vec![Record::GrewElsewhere { volume, size_bytes }]).await
+            {
+                warn!(%fault, "the size that the volume has at its owner is not recorded; it is tried again");
+                self.handle.sleep(RECORD_RETRY).await;
+            }
+            info!(volume = %self.settings.name, to = size, "the volume has grown at its owner");
+            self.volume.grew_elsewhere(&owner, size);
+        }
+    }
+
     /// Makes the volume `size` bytes large.
     pub(super) async fn grow(&self, size: u64) -> Result<(), Refused> {
         let coming = self.migration.coming.borrow().as_ref().map(|(migration, _)| *migration);
@@ -25,6 +55,10 @@ impl Lane {
         }
         let result = self.grow_when_possible(size).await;
         self.is_growing.set(false);
+        if result.is_ok() {
+            // Whoever connects from now on, to whichever host, is told the new size.
+            select(pin!(self.volume.is_known_everywhere()), self.handle.sleep(FOLLOWED_WITHIN)).await;
+        }
         result
     }
 

@@ -68,7 +68,14 @@ impl Lane {
             self.reservoir.reopen(left_by, Rc::clone(store));
         }
         let stay = StayId::Arrived(order.migration.0);
-        let begun = self.volume.begin_stay(stay, order.generation, order.left_behind).await;
+        let begun = match &store {
+            Ok((store, _)) => {
+                let size_bytes = store.geometry().size;
+                self.volume.begin_stay(stay, order.generation, order.left_behind, size_bytes).await
+            }
+            // The volume does not come.
+            Err(_) => Ok(()),
+        };
         self.migration.opening.set(None);
         if let Err(error) = begun {
             warn!(migration = %order.migration, %error, "what a former daemon kept of this stay of the volume does not go");

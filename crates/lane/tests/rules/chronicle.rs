@@ -289,12 +289,12 @@ fn a_second_stay_knows_nothing_of_the_first() {
         let volume = start(&folder);
         refer(&volume).await;
         assert!(write(&scene, &volume, 0).await > Duration::ZERO);
-        volume.begin_stay(StayId::Arrived(5), GENERATION, None).await.unwrap();
+        volume.begin_stay(StayId::Arrived(5), GENERATION, None, SIZE).await.unwrap();
         assert_eq!((volume.chronicler().stay(), lacking(&volume)), (StayId::Arrived(5), None));
         refer(&volume).await;
         assert!(write(&scene, &volume, 0).await > Duration::ZERO, "its marks are its own");
         // It goes on with a stay that it knows.
-        volume.begin_stay(StayId::Arrived(5), GENERATION, None).await.unwrap();
+        volume.begin_stay(StayId::Arrived(5), GENERATION, None, SIZE).await.unwrap();
         assert_eq!(lacking(&volume), Some(vec![BlockRange::new(0, 1)]));
     });
 }
@@ -357,5 +357,19 @@ fn a_flush_of_ours_that_fails_is_remembered_as_one_of_the_guests_is() {
         volume.chronicler().refer_to(of, GENERATION, || Some(ours), complete).await.unwrap_err();
         assert_eq!(*folder.doubts.borrow(), 1);
         assert!(lacking(&volume).is_none() && folder.found().is_none());
+    });
+}
+
+#[test]
+fn a_stay_is_as_large_as_its_store_also_where_the_volume_was_smaller_before() {
+    play(|scene| async move {
+        let folder = Folder::new(&scene.handle);
+        let volume = start(&folder);
+        let larger: Rc<dyn BlockDevice> = Rc::new(MemoryStore::new(SIZE + MIB));
+        volume.begin_stay(StayId::Arrived(5), GENERATION, Some(COPY), SIZE + MIB).await.unwrap();
+        volume.change_hands(Home::Here(larger), GENERATION);
+        write(&scene, &volume, SIZE).await;
+        let written = SIZE / 4096;
+        assert_eq!(lacking(&volume), Some(vec![BlockRange::new(written, written + 1)]));
     });
 }

@@ -13,7 +13,7 @@ use lane::{ClientRequests, ClientSession, Home, Presence, Volume};
 use migration::HostId;
 
 use super::peers::Ends;
-use super::support::{GENERATION, Scene, play};
+use super::support::{GENERATION, SIZE, Scene, play};
 
 /// The host that leads clients to the owner.
 const ELSEWHERE: HostId = HostId([2; 32]);
@@ -357,5 +357,32 @@ fn who_comes_once_the_volume_is_home_does_not_wait_for_what_others_have_under_wa
         let comes = way.hosts.at_forwarder(&scene).write(&scene, 2);
         scene.handle.sleep(MOMENT).await;
         assert_eq!((comes.get(), way.late.get()), (Some(true), None));
+    });
+}
+
+#[test]
+fn a_volume_that_grows_is_offered_so_by_the_host_that_leads_clients_there() {
+    play(|scene| async move {
+        let larger = SIZE + (4 << 20);
+        let hosts = Hosts::new(&scene);
+        hosts.ends.line.capabilities.set(Capabilities::Sizes);
+        let Home::Elsewhere(owner) = hosts.forwarder.home() else { return };
+        let heard = Rc::<Cell<Option<u64>>>::default();
+        let (asked, said) = (Rc::clone(&owner), Rc::clone(&heard));
+        scene.handle.spawn(async move { said.set(Some(asked.grows().await)) });
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!(heard.get(), None);
+        lane::growth::grow(&hosts.owner, None, &*scene.control, larger).await.unwrap();
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!(heard.get(), Some(larger));
+        let client = hosts.at_forwarder(&scene);
+        let refused = client.write_at(&scene, larger - 4096, vec![7; 4096]);
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!(refused.get(), Some(false), "it is not offered yet");
+        hosts.forwarder.grew_elsewhere(&owner, larger);
+        assert_eq!(hosts.forwarder.size(), larger);
+        let made = client.write_at(&scene, larger - 4096, vec![7; 4096]);
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!(made.get(), Some(true));
     });
 }

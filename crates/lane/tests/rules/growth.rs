@@ -237,7 +237,7 @@ fn a_migration_that_is_cancelled_while_its_volume_grows_does_not_stop_that() {
         let (driver, outcome) = scene.migrate_slowly(1 << 20);
         let cancelled = async {
             scene.handle.sleep(Duration::from_millis(500)).await;
-            assert!(driver.cancel());
+            driver.cancel();
         };
         let (grown, ()) = futures_util::future::join(scene.grow(Some(&driver), LARGER), cancelled).await;
         assert_eq!(grown, Ok(()));

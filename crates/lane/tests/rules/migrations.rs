@@ -288,7 +288,7 @@ fn a_migration_that_fails_never_shows_the_whole() {
         scene.fill(1024).await;
         let (driver, outcome) = scene.migrate_slowly(4 << 20);
         scene.handle.sleep(Duration::from_millis(300)).await;
-        assert!(driver.cancel());
+        driver.cancel();
         assert_eq!(scene.outcome(&outcome).await, Outcome::Cancelled);
         let progress = scene.control.progress.borrow();
         assert!(progress.iter().any(|progress| progress.phase == migration::Phase::Discarding));
@@ -309,7 +309,7 @@ fn a_write_that_an_earlier_migration_let_through_is_not_missed_by_the_next() {
             assert_eq!(written, Ok(()));
         });
         scene.handle.sleep(Duration::from_millis(10)).await;
-        assert!(driver.cancel());
+        driver.cancel();
         assert_eq!(scene.outcome(&outcome).await, Outcome::Cancelled);
         // The write is in a stack that is two changes old when this one begins.
         let (_, outcome) = scene.migrate();

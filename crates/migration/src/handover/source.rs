@@ -209,7 +209,7 @@ impl Source {
             SourceEvent::VolumeFailed { code, detail } => {
                 self.end_before_release(Outcome::Failed { code, detail });
             }
-            SourceEvent::Cancel => self.end_before_release(Outcome::Cancelled),
+            SourceEvent::Cancel => self.cancelled(),
             SourceEvent::VmPaused => self.vm_paused(now),
             SourceEvent::VmStopped(result) => self.vm_stopped(now, result),
             SourceEvent::HooksRun(result) => self.hooks_run(now, result),

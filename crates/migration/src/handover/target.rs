@@ -75,6 +75,8 @@ pub struct Target {
     is_away: bool,
     /// The commit that the state waits for is the last one asked for; answers to others are of states gone by.
     last_commit: CommitId,
+    /// Somebody has cancelled it, durably.
+    is_cancelled: bool,
     actions: VecDeque<TargetAction>,
 }
 
@@ -243,6 +245,7 @@ impl Target {
             heard_at: None,
             is_away: false,
             last_commit: CommitId(0),
+            is_cancelled: false,
             actions: VecDeque::new(),
         }
     }
@@ -268,17 +271,23 @@ impl Target {
             TargetEvent::VmFailed { detail, wrote } => self.vm_failed(detail, wrote),
             TargetEvent::ChangeHeld => self.change_held(),
             TargetEvent::LinkBack => self.ask(),
-            TargetEvent::Cancel => {
-                if self.journal == Journal::Own
-                    && matches!(self.state, State::Receiving | State::Flushing { .. })
-                {
-                    self.discard(Outcome::Cancelled);
-                }
-            }
+            // On one host the source ends it.
+            TargetEvent::Cancel => self.is_cancelled = self.journal == Journal::Own,
             TargetEvent::Promote { attempt, generations, promotion } => {
                 self.promote(now, attempt, generations, promotion);
             }
             TargetEvent::Discarded { left_over } => self.discarded(left_over),
+        }
+        self.end_if_cancelled();
+    }
+
+    /// **N.B.** That is durable, so no promise is, nor will be: one that is on its way to the journal is refused there.
+    fn end_if_cancelled(&mut self) {
+        let has_promised_nothing =
+            matches!(self.state, State::Receiving | State::Flushing { .. } | State::Promising { .. });
+        if self.is_cancelled && has_promised_nothing {
+            self.is_cancelled = false;
+            self.discard(Outcome::Cancelled);
         }
     }
 

@@ -270,6 +270,12 @@ impl State {
         }
     }
 
+    /// What was ordered of migrations that have not ended, as the records that follow a snapshot.
+    pub(super) fn order_records(&self) -> impl Iterator<Item = Record> {
+        let cancelled = self.unfinished().filter(|(_, state)| state.is_cancelled);
+        cancelled.map(|(migration, _)| Record::CancelOrdered { migration })
+    }
+
     /// Both as the records that follow a snapshot.
     pub(super) fn filling_records(&self) -> impl Iterator<Item = Record> {
         let hollows = self.migrations.iter().filter_map(|(migration, state)| {

@@ -8,6 +8,7 @@
 use super::side::{Forwarding, Moved};
 use super::state::{MigrationState, State};
 use crate::identity::{HostId, VolumeId};
+use crate::planted::{Bug, broken};
 
 /// Who uses a volume at a host that it has left.
 #[derive(Clone, Copy, Debug, Default)]
@@ -54,6 +55,16 @@ impl State {
     pub fn begins_with_lane(&self, moved: &Moved, has_clients: bool, has_vm: bool) -> bool {
         let is_led_on = moved.forwarding == Forwarding::Always || has_clients || has_vm;
         self.taken_back_by(moved.migration).is_some() || self.is_departure_over(moved) && is_led_on
+    }
+
+    /// The volume that has left has grown at its owner. What was left here has not: while it may be handed back, its size here counts.
+    pub(super) fn grew_elsewhere(&mut self, volume: VolumeId, size_bytes: u64) {
+        let is_over = !broken(Bug::FormerSizeOffered)
+            && self.moved.get(&volume).is_some_and(|moved| self.is_departure_over(moved));
+        if let Some(moved) = self.moved.get_mut(&volume).filter(|_| is_over) {
+            let record = &mut moved.volume.record;
+            record.size_bytes = record.size_bytes.max(size_bytes);
+        }
     }
 
     /// Whether the other host has all of a volume that has left: nothing is fetched from here any more, and it comes home by a

@@ -88,7 +88,8 @@ impl State {
             .iter()
             .map(|(volume, origin)| Record::OriginKnown { volume: *volume, origin: *origin });
         let snapshot = std::iter::once(Record::Snapshot(Box::new(self.clone())));
-        snapshot.chain(origins).chain(self.filling_records()).chain(self.restored_records()).collect()
+        let others = self.filling_records().chain(self.order_records()).chain(self.restored_records());
+        snapshot.chain(origins).chain(others).collect()
     }
 
     /// Takes what is said of a volume's origin. What was somebody's stays so, whoever says otherwise.

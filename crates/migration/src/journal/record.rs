@@ -192,6 +192,18 @@ pub enum Record {
         /// Which.
         volume: VolumeId,
     },
+    /// Somebody has cancelled a migration, and is told so once this is durable: no handover follows. Also behind a snapshot.
+    CancelOrdered {
+        /// Which.
+        migration: MigrationId,
+    },
+    /// A volume that has left has this size at its owner: what clients are offered that are led there.
+    GrewElsewhere {
+        /// Which.
+        volume: VolumeId,
+        /// Its size in bytes.
+        size_bytes: u64,
+    },
 }
 
 /// A volume as it was added.

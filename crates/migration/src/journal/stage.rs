@@ -58,6 +58,7 @@ impl Stage {
                 Side::OneHost | Side::Outgoing { .. } => None,
             },
             Record::HandedBack { .. } => self.handed_back(side),
+            Record::CancelOrdered { .. } => self.can_be_cancelled(side).then(|| self.clone()),
             Record::MigrationEnded { outcome, .. } => self.ended(side, outcome),
             _ => None,
         }
@@ -88,6 +89,15 @@ impl Stage {
             _ => false,
         };
         (side.has_target() && fits).then(|| Self::Discarding(outcome.clone()))
+    }
+
+    /// **N.B.** A target that has promised waits for its source's word, whatever is wished here.
+    pub(super) fn can_be_cancelled(&self, side: &Side) -> bool {
+        match self {
+            Self::Copying | Self::Discarding(_) => true,
+            Self::Prepared(_) => *side == Side::OneHost,
+            _ => false,
+        }
     }
 
     fn released(&self, side: &Side, attempt: Attempt) -> Option<Self> {

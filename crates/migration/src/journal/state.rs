@@ -14,6 +14,7 @@ use super::side::{Branch, Moved, Promotion, Side};
 use super::stage::Stage;
 use crate::authority::is_needed;
 use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
+use crate::planted::{Bug, broken};
 
 /// Ended migrations that are remembered; older ones are forgotten when a new one starts.
 const ENDED_MIGRATIONS_MAX: usize = 1000;
@@ -86,6 +87,9 @@ pub struct MigrationState {
     /// The latest try in which blocks are left behind, if there was one. Not in the snapshot, but in a record behind it.
     #[serde(skip)]
     pub hollow: Option<Hollow>,
+    /// Whether somebody has cancelled it. As above.
+    #[serde(skip)]
+    pub is_cancelled: bool,
 }
 
 /// A record that does not follow from those before it: the journal is damaged, or there is a defect.
@@ -110,6 +114,9 @@ pub enum Inconsistent {
         /// What was to be recorded.
         record: &'static str,
     },
+    /// A handover and an order to cancel it exclude each other, and the other one came first. That is no defect.
+    #[error("{0} is cancelled, or handed over")]
+    Overtaken(MigrationId),
 }
 
 impl State {
@@ -232,6 +239,7 @@ impl State {
                 state.ended_unix_ms = Some(at_unix_ms);
                 state.summary = *summary;
                 state.returning.clear();
+                state.is_cancelled = false;
                 self.forget_hollows();
                 self.forget_origins();
             }
@@ -258,6 +266,11 @@ impl State {
             Record::ReservationLifted { place } => {
                 self.reservations.remove(place);
             }
+            Record::CancelOrdered { migration } => {
+                self.advance(*migration, "cancelled", record)?;
+                self.migration(*migration)?.is_cancelled = true;
+            }
+            Record::GrewElsewhere { volume, size_bytes } => self.grew_elsewhere(*volume, *size_bytes),
         }
         Ok(())
     }
@@ -291,6 +304,7 @@ impl State {
             promotion: None,
             returning: Vec::new(),
             hollow: None,
+            is_cancelled: false,
         };
         // From here on a half-made copy may be there; what was there before is gone.
         self.reserve_targets(migration, &state, ReservedContent::HalfMade);
@@ -321,6 +335,9 @@ impl State {
         record: &Record,
     ) -> Result<(), Inconsistent> {
         let state = self.migration(migration)?;
+        if state.is_overtaken(record) {
+            return Err(Inconsistent::Overtaken(migration));
+        }
         match state.stage.after(&state.side, record) {
             Some(stage) => state.stage = stage,
             None => {
@@ -344,6 +361,26 @@ impl MigrationState {
     /// Tells whether nothing is left to do.
     pub fn has_ended(&self) -> bool {
         matches!(self.stage, Stage::Ended(_))
+    }
+
+    /// Tells whether an order to cancel it would be taken now.
+    pub fn may_be_cancelled(&self) -> bool {
+        self.stage.can_be_cancelled(&self.side)
+    }
+
+    /// Tells whether a record would hand over what is cancelled, or cancel what may be handed over.
+    fn is_overtaken(&self, record: &Record) -> bool {
+        match record {
+            Record::CancelOrdered { .. } => !self.may_be_cancelled(),
+            Record::Released { .. } => self.is_cancelled && !broken(Bug::CancelOvertaken),
+            // On one host the promise is of no account without the release.
+            Record::TargetPrepared { .. } => {
+                self.is_cancelled
+                    && matches!(self.side, Side::Incoming { .. })
+                    && !broken(Bug::CancelOvertaken)
+            }
+            _ => false,
+        }
     }
 
     /// Tells whether the volumes are at the target for good, which is this host: only what follows from that may be left to

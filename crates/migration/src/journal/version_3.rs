@@ -232,6 +232,7 @@ impl From<MigrationState> for state::MigrationState {
             promotion: old.promotion,
             returning: old.returning.into_iter().map(Into::into).collect(),
             hollow: None,
+            is_cancelled: false,
         }
     }
 }

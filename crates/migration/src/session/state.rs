@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::event::{Action, Answer, Event, Step, Undo, VmPlace};
 use super::{Patience, Role};
 use crate::failure::Failure;
-use crate::journal::{FailureCode, Outcome, Stage};
+use crate::journal::{FailureCode, MigrationState, Outcome, Stage};
+use crate::orders;
 use crate::planted::{Bug, broken};
 
 /// One migration, as one host sees to it.
@@ -80,6 +81,13 @@ impl MigrationSession {
         session.is_answered = true;
         session.actions.push_back(Action::Recall);
         session
+    }
+
+    /// With what was ordered of it, as the journal says.
+    #[must_use]
+    pub fn with_orders(mut self, recorded: &MigrationState) -> Self {
+        self.is_cancelled = !orders::goes_on(recorded);
+        self
     }
 
     fn at(role: Role, has_vm: bool, patience: Patience, state: State) -> Self {
@@ -269,8 +277,7 @@ impl MigrationSession {
     fn perhaps_give_up(&mut self) {
         let undo = match self.role {
             Role::Source => Undo::Offer,
-            Role::Local => Undo::Images,
-            Role::Target => return,
+            Role::Local | Role::Target => Undo::Images,
         };
         let is_copying = matches!(self.resumed, Some(Stage::Copying));
         if self.is_cancelled && is_copying && !self.has_vm && !self.has_begun {
@@ -317,7 +324,10 @@ impl MigrationSession {
             Some(Stage::Discarding(outcome)) => self.undo(Undo::Images, outcome),
             Some(stage) => {
                 self.resumed = Some(stage);
-                self.begin(now, Step::Begin);
+                self.perhaps_give_up();
+                if matches!(self.state, State::Interrupted { .. }) {
+                    self.begin(now, Step::Begin);
+                }
             }
             None => self.state = State::Over,
         }

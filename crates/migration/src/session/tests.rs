@@ -262,6 +262,36 @@ fn what_no_driver_can_go_on_with_and_was_not_released_ends_if_somebody_wishes_th
 }
 
 #[test]
+fn a_start_ends_what_somebody_has_cancelled_and_copies_no_more() {
+    let mut state = crate::journal::State::default();
+    let started = |side| crate::journal::Record::MigrationStarted {
+        migration: crate::MigrationId(1),
+        volumes: Vec::new(),
+        keep_source: false,
+        side,
+    };
+    let cancelled = crate::journal::Record::CancelOrdered { migration: crate::MigrationId(1) };
+    let records = vec![started(crate::journal::Side::OneHost), cancelled];
+    state.apply(&crate::journal::Entry { at_unix_ms: 0, records }).unwrap();
+    let recorded = &state.migrations[&crate::MigrationId(1)];
+    for (role, has_vm, first) in [
+        (Role::Source, false, Action::Undo(Undo::Offer)),
+        (Role::Target, false, Action::Abandon(Outcome::Cancelled)),
+        (Role::Local, false, Action::Abandon(Outcome::Cancelled)),
+        // A VM may stand still, and only a driver lets it go on.
+        (Role::Source, true, Action::Do(Step::Begin)),
+    ] {
+        let mut session = MigrationSession::resume(role, has_vm, PATIENCE).with_orders(recorded);
+        assert_eq!(asked(&mut session), [Action::Recall]);
+        assert_eq!(tell(&mut session, 0, Event::Recalled(Some(Stage::Copying))), [first]);
+    }
+    let mut session = MigrationSession::resume(Role::Source, true, PATIENCE).with_orders(recorded);
+    asked(&mut session);
+    tell(&mut session, 0, Event::Recalled(Some(Stage::Copying)));
+    assert_eq!(tell(&mut session, 1, done(Step::Begin)), [Action::KeepVm, Action::Cancel]);
+}
+
+#[test]
 fn an_arrival_that_nothing_was_promised_of_ends_if_it_cannot_go_on() {
     let mut session = resumed(Role::Target, false, Stage::Copying);
     let refused = tell(&mut session, 0, Event::Done(Step::Begin, Err(failure())));

@@ -12,8 +12,8 @@
 use std::collections::BTreeMap;
 
 use chronicle::{
-    BlockRange, BlockSize, ByteRange, Chronicle, Epoch, Generation, Kept, KeptReplica, LayeredBitmap,
-    MarkPolicy, Recorded, ReplicaOf, StayId,
+    BeyondTheEnd, BlockRange, BlockSize, ByteRange, Chronicle, Epoch, Generation, Kept, KeptReplica,
+    LayeredBitmap, MarkPolicy, Recorded, ReplicaOf, StayId,
 };
 
 use crate::identity::MigrationId;
@@ -200,7 +200,14 @@ impl Stay {
     }
 
     /// Records a change, unless a mark has to be durable first.
-    pub fn record(&mut self, range: ByteRange) -> Recorded {
+    ///
+    /// # Errors
+    /// [`BeyondTheEnd`]: it cannot be recorded, and must not be made.
+    pub fn record(&mut self, range: ByteRange) -> Result<Recorded, BeyondTheEnd> {
+        let size_bytes = self.chronicle.size_bytes();
+        if range.end() > size_bytes && broken(Bug::BeyondTheEndUnrecorded) {
+            return self.chronicle.record(range.offset.min(size_bytes), 0);
+        }
         self.chronicle.record(range.offset, range.length)
     }
 

@@ -2,7 +2,7 @@
 
 use chronicle::{BlockRange, ByteRange, LayeredBitmap};
 use migration::PacingSettings;
-use migration::filling::{Filling, FillingSettings, Manifest, UNIT_BYTES, UnitMap, units_of};
+use migration::filling::{Filling, FillingSettings, Manifest, Told, UNIT_BYTES, UnitMap, units_of};
 
 /// Its size.
 pub(crate) const UNITS: u64 = 8;
@@ -20,5 +20,5 @@ pub(crate) fn filling(pacing: PacingSettings) -> Filling {
     missing.insert(BlockRange::new(1, UNITS));
     let manifest = Manifest::of(&missing);
     let known = UnitMap { missing, late: empty(), volatile: empty(), manifest };
-    Filling::new(FillingSettings { size_bytes, pacing }, known)
+    Told::new(size_bytes, Some(known)).begin(FillingSettings { size_bytes, pacing })
 }

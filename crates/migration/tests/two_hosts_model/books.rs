@@ -3,7 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use migration::journal::{Entry, Record, Stage, State};
+use migration::journal::{Entry, Inconsistent, Record, Stage, State};
+use migration::orders;
 use migration::recovery::{self, Step};
 use migration::{CommitFault, CommitId, MigrationId};
 
@@ -18,7 +19,25 @@ pub(crate) struct Books {
 
 impl Books {
     pub(crate) fn apply(&mut self, records: Vec<Record>) {
-        self.state.apply(&Entry { at_unix_ms: 1, records }).unwrap();
+        self.accept(records).unwrap();
+    }
+
+    /// Applies records that no order has overtaken; as a daemon's journal, all or none.
+    fn accept(&mut self, records: Vec<Record>) -> Result<(), Inconsistent> {
+        let mut next = self.state.clone();
+        next.apply(&Entry { at_unix_ms: 1, records })?;
+        self.state = next;
+        Ok(())
+    }
+
+    /// Somebody cancels the migration; says whether that is early enough, and durable.
+    pub(crate) fn order_cancel(&mut self, id: MigrationId) -> bool {
+        orders::cancel(&self.state, id).is_ok_and(|records| self.accept(records).is_ok())
+    }
+
+    /// Whether somebody has.
+    pub(crate) fn is_cancelled(&self, id: MigrationId) -> bool {
+        self.state.migrations[&id].is_cancelled
     }
 
     /// The oldest commit ends; its answer.
@@ -30,7 +49,10 @@ impl Books {
         let (commit, records) = self.commits.pop_front()?;
         let fate = if faulty { random.below(12) } else { 12 };
         if fate > 1 {
-            self.apply(records);
+            match self.accept(records) {
+                Err(Inconsistent::Overtaken(_)) => return Some((commit?, Err(CommitFault::NotWritten))),
+                accepted => accepted.unwrap(),
+            }
         }
         let result = match fate {
             0 => Err(CommitFault::NotWritten),
@@ -45,7 +67,10 @@ impl Books {
         let kept = random.below(self.commits.len() as u64 + 1);
         let commits = std::mem::take(&mut self.commits);
         for (_, records) in commits.into_iter().take(kept as usize) {
-            self.apply(records);
+            match self.accept(records) {
+                Err(Inconsistent::Overtaken(_)) => {}
+                accepted => accepted.unwrap(),
+            }
         }
     }
 

@@ -166,6 +166,9 @@ impl Giving {
             self.phase = machine.phase();
             self.machine = Some(machine);
             self.synchronise();
+            if self.books.is_cancelled(MIGRATION) {
+                self.tell(SourceEvent::Cancel);
+            }
             self.drain(link);
         }
     }
@@ -194,7 +197,7 @@ impl Giving {
             }
             2 if faulty && random.below(20) == 0 => {
                 let event = match random.below(5) {
-                    0 => SourceEvent::Cancel,
+                    0 if self.books.order_cancel(MIGRATION) => SourceEvent::Cancel,
                     4 => SourceEvent::VmStopped(Err("x".to_owned())),
                     1 => {
                         SourceEvent::VolumeFailed { code: FailureCode::TargetFaulty, detail: "x".to_owned() }
@@ -400,6 +403,9 @@ impl Bringing {
             let recorded = &self.books.state.migrations[&THERE];
             let machine = Target::resume(self.books.now, THERE, recorded).unwrap();
             self.machine = Some(accompanied(machine, self.moves));
+            if self.books.is_cancelled(THERE) {
+                self.tell(TargetEvent::Cancel);
+            }
             self.drain(link);
         }
     }
@@ -425,7 +431,11 @@ impl Bringing {
                     machine.handle_timeout(now);
                 }
             }
-            2 if faulty && random.below(200) == 0 => self.tell(TargetEvent::Cancel),
+            2 if faulty && random.below(200) == 0 => {
+                if self.books.state.migrations.contains_key(&THERE) && self.books.order_cancel(THERE) {
+                    self.tell(TargetEvent::Cancel);
+                }
+            }
             2 if faulty && random.below(20) == 0 => self.tell(TargetEvent::LinkBack),
             _ => {
                 if !self.pending.is_empty() {

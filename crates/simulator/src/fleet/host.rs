@@ -112,6 +112,8 @@ pub(crate) struct SimHost {
     pub(super) vm_expected: Cell<Option<Subject>>,
     /// What took the calls of the last source by which volumes were to come.
     pub(super) came_by: RefCell<Option<Rc<Service>>>,
+    /// Migrations of which somebody was told that they are cancelled.
+    pub(super) cancelled: RefCell<BTreeSet<MigrationId>>,
     /// Which daemon of another host has said that it could run the VM.
     pub(super) vm_examined_by: Cell<Option<(Place, u64)>>,
     /// The phase of the migration that goes out from here.
@@ -278,6 +280,7 @@ impl SimHost {
                 vm_note_under_way: Cell::default(),
                 vm_expected: Cell::default(),
                 came_by: RefCell::default(),
+                cancelled: RefCell::default(),
                 vm_examined_by: Cell::default(),
                 phase: Cell::default(),
                 incarnation: Cell::default(),

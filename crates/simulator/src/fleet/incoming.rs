@@ -230,7 +230,11 @@ impl SimHost {
             set_aside: None,
             ends: None,
         };
-        self.run_session(MigrationSession::resume(Role::Target, has_vm, PATIENCE), work);
+        let mut session = MigrationSession::resume(Role::Target, has_vm, PATIENCE);
+        if let Some(recorded) = self.journal().acknowledged().migrations.get(&id) {
+            session = session.with_orders(recorded);
+        }
+        self.run_session(session, work);
     }
 
     /// That volumes begin to come, and the number of that.
@@ -319,7 +323,8 @@ impl SimHost {
         let coming = self.wait_for_volumes(stay, recorded, resumed, (from, remote))?;
         let left_behind = keeps.then_some(ReplicaOf::Host { host: from.host().0, departure: remote.0 });
         for (coming, generation) in coming.iter().zip(generations_of(recorded)) {
-            let begun = coming.volume.begin_stay(stay, generation, left_behind).await;
+            let size_bytes = coming.store.geometry().size;
+            let begun = coming.volume.begin_stay(stay, generation, left_behind, size_bytes).await;
             if let Err(error) = begun {
                 self.world.violated("chronicle", || error.to_string());
             }

@@ -290,7 +290,7 @@ impl lane::peer::Channel for Sender {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::Copies
+        Capabilities::Sizes
     }
 }
 

@@ -115,6 +115,7 @@ impl Work for LocalMigration {
             Action::Conclude(outcome) => {
                 self.host.world.say(|| format!("{}: {} within ended: {outcome:?}", self.host.place, self.id));
                 self.host.world.note("migration ended", self.id.0, 0);
+                self.host.check_cancelled(self.id);
                 if matches!(outcome, Outcome::Moved { .. }) {
                     self.host.local.has_moved.set(true);
                     self.host.tally(Tallied::Within);

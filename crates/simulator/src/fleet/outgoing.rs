@@ -184,7 +184,8 @@ impl SimHost {
             is_resumed: true,
             ends: None,
         };
-        self.run_session(MigrationSession::resume(Role::Source, has_vm, PATIENCE), work);
+        let session = MigrationSession::resume(Role::Source, has_vm, PATIENCE).with_orders(recorded);
+        self.run_session(session, work);
     }
 
     /// That all volumes begin to move to another host, and the number of that.

@@ -416,21 +416,22 @@ impl SimHost {
             })
     }
 
-    /// Cancels the migration that goes out from here or moves within, if a driver has it.
+    /// Has the driver end what goes out from here or moves within, if there is one.
     pub(super) fn cancel_driver(&self) -> bool {
         if let Some(driver) = self.with_local(|halves| halves.driver.clone()) {
-            return driver.cancel();
+            driver.cancel();
+            return true;
         }
         let serving = self.serving.borrow();
         let source = serving.as_ref().map(|serving| serving.source.borrow());
-        source.is_some_and(|source| source.as_ref().is_some_and(|source| source.driver.cancel()))
+        source.and_then(|source| source.as_ref().map(|source| source.driver.cancel())).is_some()
     }
 
-    /// Cancels the migration that comes here.
-    pub(super) fn cancel_incoming(&self) -> bool {
+    /// Has the driver end what comes here, if there is one.
+    pub(super) fn cancel_arrival(&self) -> bool {
         let serving = self.serving.borrow();
         let target = serving.as_ref().map(|serving| serving.target.borrow());
-        target.is_some_and(|target| target.as_ref().is_some_and(|(_, driver)| driver.cancel()))
+        target.and_then(|target| target.as_ref().map(|(_, driver)| driver.cancel())).is_some()
     }
 
     /// A weak reference, for what outlasts this daemon.

@@ -3,7 +3,8 @@
 use std::rc::Rc;
 
 use futures_channel::mpsc;
-use migration::journal::{Outcome, Record, Stage};
+use migration::journal::{Outcome, Record, Side, Stage};
+use migration::orders;
 use migration::session::{Event, MigrationSession};
 use migration::{CommitFault, Failure, MigrationId};
 
@@ -28,17 +29,51 @@ impl SimHost {
         });
     }
 
-    /// Somebody wishes that what is under way here ends.
-    pub(super) fn wish_to_cancel(&self) -> bool {
-        let has_driver = self
-            .with_serving(|serving| serving.source.borrow().is_some() || serving.local.borrow().is_some());
-        if has_driver == Some(true) {
-            return self.cancel_driver();
+    /// Somebody cancels what goes out from here, or moves within; says whether it is early enough.
+    pub(super) fn wish_to_cancel(self: &Rc<Self>) -> bool {
+        self.cancel_those(|side| !matches!(side, Side::Incoming { .. }))
+    }
+
+    /// Somebody cancels what comes here; says whether it is early enough.
+    pub(super) fn cancel_incoming(self: &Rc<Self>) -> bool {
+        self.cancel_those(|side| matches!(side, Side::Incoming { .. }))
+    }
+
+    /// As a daemon does: it is answered when it is durable, and then told to who has the migration.
+    fn cancel_those(self: &Rc<Self>, is_meant: impl Fn(&Side) -> bool) -> bool {
+        if self.serving.borrow().is_none() {
+            return false;
         }
-        let told = self.with_serving(|serving| {
-            serving.sessions.values().filter(|session| session.unbounded_send(Event::Cancel).is_ok()).count()
+        let orders: Vec<_> = self.journal().look(|state, _| {
+            let meant = state.unfinished().filter(|(_, known)| is_meant(&known.side));
+            meant.filter_map(|(id, _)| Some((id, orders::cancel(state, id).ok()?))).collect()
         });
-        told.is_some_and(|told| told > 0)
+        let is_early = !orders.is_empty();
+        for (id, records) in orders {
+            let me = Rc::clone(self);
+            self.handle.spawn(async move {
+                if records.is_empty() || me.journal().commit(records).await.is_ok() {
+                    me.cancelled.borrow_mut().insert(id);
+                    me.tell_of_cancel(id);
+                }
+            });
+        }
+        is_early
+    }
+
+    /// Tells who has a migration that it is cancelled.
+    fn tell_of_cancel(&self, id: MigrationId) {
+        let comes = self.journal().look(|state, _| {
+            let known = state.migrations.get(&id);
+            known.is_some_and(|known| matches!(known.side, Side::Incoming { .. }))
+        });
+        let has_driver = if comes { self.cancel_arrival() } else { self.cancel_driver() };
+        if !has_driver {
+            // A daemon that is gone is told nothing.
+            self.with_serving(|serving| {
+                serving.sessions.values().for_each(|session| drop(session.unbounded_send(Event::Cancel)));
+            });
+        }
     }
 
     /// How far the journal says that a migration is.
@@ -67,9 +102,20 @@ impl SimHost {
     /// Nobody sees to a migration any more: its end is durable.
     pub(super) fn check_concluded(&self, id: MigrationId) {
         let stage = self.stage_of(id);
+        self.check_cancelled(id);
         if !matches!(stage, Some(Stage::Ended(_))) {
             let detail = || format!("{}: nobody sees to {id} any more, and it is {stage:?}", self.place);
             self.world.violated("journal", detail);
+        }
+    }
+
+    /// What is answered is durable: what is cancelled has not moved.
+    pub(super) fn check_cancelled(&self, id: MigrationId) {
+        let has_moved = matches!(self.stage_of(id), Some(Stage::Ended(Outcome::Moved { .. })));
+        if has_moved && self.cancelled.borrow().contains(&id) {
+            let detail =
+                || format!("{}: it was answered that {id} is cancelled, and it has moved", self.place);
+            self.world.violated("orders", detail);
         }
     }
 

@@ -85,7 +85,7 @@ impl Host {
     ) {
         let Side::Incoming { peer, remote, .. } = recorded.side else { return };
         let vm = self.vm_of_arrival(&recorded.names);
-        let machine = MigrationSession::resume(Role::Target, vm.is_some(), PATIENCE);
+        let machine = MigrationSession::resume(Role::Target, vm.is_some(), PATIENCE).with_orders(recorded);
         let (mut work, wishes) = IncomingMigration::new(self, peer, remote, vm);
         let is_tried = work.task.resumes(migration);
         work.part = Some(self.shares.resume(peer, amount_of(recorded)));

@@ -5,9 +5,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 use api::{MigrateVolume, Migration, MigrationHistory, Named, SetMigration};
-use lane::{Refused, Rest};
+use lane::Rest;
 use migration::MigrationId;
-use migration::journal::{ImageFormat, Stage, VolumeRecord};
+use migration::journal::{ImageFormat, VolumeRecord};
+use migration::orders;
 use migration::session::Event;
 
 use crate::error::RequestError;
@@ -164,19 +165,35 @@ impl Host {
         rest: Rest,
     ) -> Result<Migration, RequestError> {
         let (migration, name) = self.running_named(&id)?;
-        match self.volumes.lane(&name).await?.rest(migration, rest).await {
-            Ok(()) => {
-                // Answered only then: whoever has paused it finds it paused by the next daemon, too.
-                if let Some(begun) = self.begun_unix_ms(migration) {
-                    self.metadata_folder
-                        .note(migration, begun, |metadata| metadata.is_paused = rest == Rest::Pause)
-                        .await;
-                }
-                self.migrations.get(&self.journal, migration)
-            }
+        let lane = self.volumes.lane(&name).await?;
+        // N.B. first: whoever has paused it finds it paused by the next daemon, too.
+        let before = self.order_durably(migration, |metadata| {
+            std::mem::replace(&mut metadata.is_paused, rest == Rest::Pause)
+        });
+        let before = before.await?;
+        match lane.rest(migration, rest).await {
+            Ok(()) => self.migrations.get(&self.journal, migration),
             // It is on its way here: its source is who lets it rest. Or it has just ended.
-            Err(_) => Err(RequestError::VolumeBusy(name)),
+            Err(_) => {
+                self.order_durably(migration, |metadata| metadata.is_paused = before).await?;
+                Err(RequestError::VolumeBusy(name))
+            }
         }
+    }
+
+    /// Makes durable what is ordered of a migration that has begun, before it is answered.
+    ///
+    /// # Errors
+    /// [`RequestError`]: it is as before.
+    async fn order_durably<T: Send>(
+        &self,
+        migration: MigrationId,
+        change: impl FnOnce(&mut Metadata) -> T + Send,
+    ) -> Result<T, RequestError> {
+        let begun = self.begun_unix_ms(migration).ok_or(RequestError::NotMigrating(migration))?;
+        self.metadata_folder.order(migration, begun, change).await.map_err(|error| {
+            RequestError::storage("write what is ordered into", &self.config.data_dir, &error)
+        })
     }
 
     /// Changes how much a migration may copy.
@@ -190,21 +207,18 @@ impl Host {
     ) -> Result<Migration, RequestError> {
         check_rate(rate)?;
         let (migration, name) = self.running_named(&id)?;
-        match self.volumes.lane(&name).await?.set_bandwidth(migration, rate).await {
+        let lane = self.volumes.lane(&name).await?;
+        let before = self.order_durably(migration, |metadata| metadata.limit(rate)).await?;
+        match lane.set_bandwidth(migration, rate).await {
             Ok(()) => {
-                if let Some(begun) = self.begun_unix_ms(migration) {
-                    let change = |metadata: &mut Metadata| {
-                        if let Some(order) = &mut metadata.order {
-                            order.bandwidth_bytes_per_second = rate;
-                        }
-                    };
-                    self.metadata_folder.note(migration, begun, change).await;
-                }
                 tracing::info!(%migration, bytes_per_second = rate, "the bandwidth of a migration is changed");
                 self.migrations.get(&self.journal, migration)
             }
             // As when it is to rest.
-            Err(_) => Err(RequestError::VolumeBusy(name)),
+            Err(_) => {
+                self.order_durably(migration, |metadata| metadata.limit(before)).await?;
+                Err(RequestError::VolumeBusy(name))
+            }
         }
     }
 
@@ -223,7 +237,7 @@ impl Host {
         }
     }
 
-    /// Asks for a migration to be cancelled.
+    /// Cancels a migration: nothing is handed over once this is answered, whatever becomes of this daemon.
     ///
     /// # Errors
     /// [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`], [`RequestError::TooLate`].
@@ -232,30 +246,24 @@ impl Host {
             return Ok(cancelled);
         }
         let (migration, name) = self.running_named(&id)?;
-        let cancelled = match self.volumes.lane_of_migration(&name).await {
-            Ok(lane) => lane.cancel(migration).await,
-            Err(error) => return self.cancel_without_lane(migration).unwrap_or(Err(error)),
-        };
-        match cancelled {
-            Ok(()) => self.migrations.get(&self.journal, migration),
-            Err(Refused::TooLate(_)) => Err(RequestError::TooLate(migration)),
-            // The lane has not got it yet, or has just ended it.
-            Err(Refused::NotMigrating(_)) => {
-                self.cancel_without_lane(migration).unwrap_or(Err(RequestError::VolumeBusy(name)))
-            }
-            Err(refused) => {
-                Err(RequestError::VolumeUnavailable { volume: name, reason: refused.to_string() })
-            }
+        let records = self.journal.read(|state| orders::cancel(state, migration));
+        let records = records.map_err(|_| RequestError::TooLate(migration))?;
+        if !records.is_empty()
+            && let Err(fault) = self.journal.commit(records).await
+        {
+            // It may have been handed over in this moment.
+            let now = self.journal.read(|state| orders::cancel(state, migration));
+            return Err(now.map_or(RequestError::TooLate(migration), |_| fault.into()));
         }
-    }
-
-    /// Asks for a migration to be cancelled that no lane has; `None`: nobody sees to it.
-    fn cancel_without_lane(&self, migration: MigrationId) -> Option<Result<Migration, RequestError>> {
-        if matches!(self.stage_of(migration)?, Stage::Released(_) | Stage::HandedBack | Stage::Owned(_)) {
-            return Some(Err(RequestError::TooLate(migration)));
+        // N.B. durable: who has it, or will, ends it.
+        if let Ok(lane) = self.volumes.lane_of_migration(&name).await
+            && lane.cancel(migration).await.is_ok()
+        {
+            return self.migrations.get(&self.journal, migration);
         }
-        let is_told = self.sessions.tell(migration, Event::Cancel);
-        is_told.then(|| self.migrations.get(&self.journal, migration))
+        // No lane has got it yet, or one has just ended it.
+        self.sessions.tell(migration, Event::Cancel);
+        self.migrations.get(&self.journal, migration)
     }
 
     /// Whether a name is meant as that of a VM of ours: if there is a volume of that name, too, what goes to a store of this

@@ -116,7 +116,7 @@ impl Host {
         let is_copying = recorded.stage == Stage::Copying;
         let stays = || self.vm_at_home(&recorded.names).filter(|_| is_copying);
         let vm = self.vm_of_departure(&recorded.names).or_else(stays);
-        let machine = MigrationSession::resume(Role::Source, vm.is_some(), PATIENCE);
+        let machine = MigrationSession::resume(Role::Source, vm.is_some(), PATIENCE).with_orders(recorded);
         let (mut work, wishes) = OutgoingMigration::new(self, None, vm);
         let is_tried = work.task.resumes(migration);
         tokio::spawn(run(Arc::clone(self), machine, work, wishes));

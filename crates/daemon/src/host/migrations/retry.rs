@@ -7,6 +7,7 @@ use api::Migration;
 use lane::Rest;
 use migration::MigrationId;
 use migration::journal::{MigrationState, Outcome, Side, Stage};
+use migration::orders;
 use migration::stay::copy;
 
 use crate::error::{RequestError, RetryObstacle};
@@ -129,9 +130,11 @@ impl Host {
     }
 }
 
-/// Whether a migration is between stores of this host, and its copy is not complete.
+/// Whether a migration is between stores of this host, its copy is not complete, and nobody has cancelled it.
 fn is_interrupted(migration: &MigrationState) -> bool {
-    migration.side == Side::OneHost && matches!(migration.stage, Stage::Copying | Stage::Prepared(_))
+    migration.side == Side::OneHost
+        && matches!(migration.stage, Stage::Copying | Stage::Prepared(_))
+        && orders::goes_on(migration)
 }
 
 /// Whether a migration ended without having moved anything.
@@ -174,6 +177,7 @@ mod tests {
             promotion: None,
             returning: Vec::new(),
             hollow: None,
+            is_cancelled: false,
         };
         check_end(MigrationId(7), &known)
     }

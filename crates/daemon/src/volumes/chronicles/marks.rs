@@ -45,7 +45,12 @@ impl MarksFile {
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let file = options.custom_flags(OFlags::DSYNC.bits() as i32).open(path)?;
         let (bits, blocks_per_bit) = match read_bits(&file)? {
-            Some(found) => found,
+            Some((bits, blocks_per_bit)) => {
+                // N.B. once more: what a write that failed has left may be in memory only, and is read as if it were on the disk.
+                file.write_all_at(&bits, PAGE_BYTES as u64)?;
+                sync_folder_of(path)?;
+                (bits, blocks_per_bit)
+            }
             None => {
                 let mut page = vec![0; PAGE_BYTES];
                 page[..HEADER.len()].copy_from_slice(&HEADER);

@@ -202,11 +202,10 @@ impl PresenceWriter {
         let bytes = whole_file::read(&path, FILE_BYTES_MAX)?.ok_or(io::ErrorKind::NotFound)?;
         let replayed = replay(&bytes, size_bytes, key.bytes(), boot).map_err(io::Error::other)?;
         let (_, position, sequence) = replayed;
-        let file = open(&path)?;
-        // N.B. what was cut off goes: nothing that comes later may be taken for it.
-        file.set_len(position as u64)?;
-        file.sync_data()?;
-        Ok(OpenFile { file, position: position as u64, sequence })
+        // N.B. written anew, as another file: what a failed sync has left of this one may be in memory only, and is read as if it were
+        // on the disk. What was cut off goes as well: nothing that comes later may be taken for it.
+        whole_file::replace(&path, bytes.get(..position).unwrap_or(&bytes))?;
+        Ok(OpenFile { file: open(&path)?, position: position as u64, sequence })
     }
 
     fn forget(&mut self, key: StayKey) -> io::Result<()> {

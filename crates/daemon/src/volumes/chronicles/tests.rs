@@ -1,11 +1,13 @@
 //! The folder of stays: what a restart finds there, and what goes.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use chronicle::{
     BlockRange, BlockSize, Chronicle, Epoch, Generation, Kept, KeptReplica, LayeredBitmap, ReplicaOf, StayId,
 };
 use lane::{Keeper as _, NotDurable};
+use migration::filling::{LogEntry, Telling};
 use migration::journal::{ImageLocation, State};
 use migration::{StayKey, VolumeId};
 
@@ -212,7 +214,7 @@ fn a_marks_file_that_was_cut_off_while_it_was_made_holds_nothing() {
 
 #[test]
 fn what_was_noted_is_not_believed_of_a_store_that_starts_alone() {
-    use migration::filling::{LogEntry, Telling, UNIT_BYTES};
+    use migration::filling::UNIT_BYTES;
     use migration::journal::Place;
     let (_folder, chronicles, image) = scene();
     let size = 16 * UNIT_BYTES;
@@ -225,4 +227,24 @@ fn what_was_noted_is_not_believed_of_a_store_that_starts_alone() {
     assert_eq!(missing(&image.place), 12, "noted and recorded");
     assert_eq!(missing(&Place::Nbd("nbd://far/v".to_owned())), 15, "recorded");
     assert_eq!(missing(&Place::Device("/dev/there-is-none".to_owned())), 15);
+}
+
+#[test]
+fn a_file_of_presence_that_is_found_is_written_anew_before_it_is_added_to() {
+    let (folder, chronicles, image) = scene();
+    let present = |unit| LogEntry::Present { runs: vec![BlockRange::new(unit, unit + 1)] };
+    let runs = vec![BlockRange::new(0, 9)];
+    let missing = LogEntry::Missing { telling: Telling::Everything, runs };
+    wait(chronicles.begin_presence(KEY, SIZE, missing)).unwrap();
+    wait(chronicles.add_presence(KEY, SIZE, present(1))).unwrap();
+    let which =
+        || std::fs::metadata(folder.path().join(FOLDER).join(format!("{KEY}.presence"))).unwrap().ino();
+    let before = which();
+    // N.B. what a sync that failed has left is read like this as well: it may be in memory only.
+    drop(chronicles);
+    let again = Chronicles::open(folder.path()).unwrap();
+    wait(again.add_presence(KEY, SIZE, present(2))).unwrap();
+    assert_ne!(which(), before);
+    wait(again.add_presence(KEY, SIZE, present(3))).unwrap();
+    assert_eq!(again.missing(KEY, SIZE, &image.place).unwrap().missing.count(), 6);
 }

@@ -41,6 +41,12 @@ impl Source {
             (State::Releasing { fate: ReleaseFate::Open, .. }, Err(CommitFault::NotWritten)) => {
                 self.give_up_attempt(now);
             }
+            // The journal takes no release of what is cancelled.
+            (State::Releasing { .. }, Err(CommitFault::NotWritten))
+                if self.pending_end == Some(Outcome::Cancelled) =>
+            {
+                self.give_up_attempt(now);
+            }
             // Undecided: nobody may act before the journal has an answer.
             (State::Releasing { fate, retry_at, .. }, Err(_)) => {
                 *fate = ReleaseFate::PerhapsReleased;

@@ -338,6 +338,15 @@ impl Source {
         self.commit(vec![record]);
     }
 
+    /// **N.B.** That is durable, so no release is, nor will be: one that is undecided is given up as soon as the journal says no.
+    pub(super) fn cancelled(&mut self) {
+        if matches!(self.state, State::Releasing { .. }) {
+            self.pending_end = Some(Outcome::Cancelled);
+        } else {
+            self.end_before_release(Outcome::Cancelled);
+        }
+    }
+
     pub(super) fn end_before_release(&mut self, outcome: Outcome) {
         match self.state {
             State::Copying { .. }

@@ -128,7 +128,7 @@ pub enum SourceEvent {
     VmStopped(Result<(), String>),
     /// What was to be done before the volumes change hands is done; or why they are to stay.
     HooksRun(Result<(), String>),
-    /// Somebody wants the migration to end. Too late from [`Phase::Releasing`] on.
+    /// Somebody has cancelled the migration, and the journal has taken that ([`crate::orders::cancel`]): it takes no release any more.
     Cancel,
     /// The source's images have been dealt with.
     Retired {

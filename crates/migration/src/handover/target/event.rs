@@ -54,7 +54,7 @@ pub enum TargetEvent {
     LinkBack,
     /// The source's host cannot be reached.
     LinkLost,
-    /// Somebody here wants no more of it. Only a target that has promised nothing can do that.
+    /// Somebody here has cancelled it, and the journal has taken that ([`crate::orders::cancel`]): it takes no promise any more.
     Cancel,
     /// Somebody has the target take the volumes over without COMMIT. Only a prepared target can, in that very try.
     Promote {

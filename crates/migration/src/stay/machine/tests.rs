@@ -34,10 +34,10 @@ fn refer(stay: &mut Stay, of: ReplicaOf) -> Kept {
 /// Writes a block, with its mark if it wants one; returns the epoch and the region of the mark.
 fn write(stay: &mut Stay, block: u64) -> Option<(Epoch, BlockRange)> {
     let range = ByteRange::new(block << 16, 4096);
-    let Recorded::WaitForMark(epoch) = stay.record(range) else { return None };
+    let Ok(Recorded::WaitForMark(epoch)) = stay.record(range) else { return None };
     let region = stay.regions_to_mark(range);
     stay.marked(stay.id(), epoch, region);
-    assert!(matches!(stay.record(range), Recorded::Marked(_)));
+    assert!(matches!(stay.record(range), Ok(Recorded::Marked(_))));
     Some((epoch, region))
 }
 
@@ -97,7 +97,7 @@ fn given_up_nobody_waits_and_nobody_is_known() {
     let referral = referral(&mut stay, OTHER);
     let forgetting = stay.give_up("full").unwrap();
     assert!(
-        matches!(stay.record(ByteRange::new(0, 1)), Recorded::WaitForMark(_)),
+        matches!(stay.record(ByteRange::new(0, 1)), Ok(Recorded::WaitForMark(_))),
         "a restart may still find it"
     );
     // Another write does not wait any longer either; whichever is carried out first ends the waiting of both.

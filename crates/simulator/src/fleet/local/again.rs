@@ -76,7 +76,8 @@ impl SimHost {
         let work = LocalMigration { host: Rc::clone(self), plan, id, moving, is_resumed: true, ends: None };
         self.perhaps_disturb_soon();
         self.draw_stop_within();
-        self.run_session(MigrationSession::resume(Role::Local, false, PATIENCE), work);
+        let session = MigrationSession::resume(Role::Local, false, PATIENCE).with_orders(recorded);
+        self.run_session(session, work);
     }
 
     /// Whether the copies may be gone on with; then they are in use from here on. Says what the journal says of them.

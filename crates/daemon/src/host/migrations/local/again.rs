@@ -65,7 +65,7 @@ impl Host {
         let resumed = Some(moving.target.clone());
         let (lane, reserved, target, answer) = (None, None, None, None);
         let work = LocalMigration { task, record, lane, order, resumed, reserved, target, answer };
-        let session = MigrationSession::resume(Role::Local, false, PATIENCE);
+        let session = MigrationSession::resume(Role::Local, false, PATIENCE).with_orders(recorded);
         tokio::spawn(run(Arc::clone(self), session, work, wishes));
         // Dropped, it says the same.
         let _ = is_tried.await;

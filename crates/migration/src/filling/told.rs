@@ -1,20 +1,26 @@
-//! What a target was told that it lacks, before the volume is this host's.
+//! What a target was told that it lacks, before the volume is this host's; a [`Filling`] is made of nothing else.
+//!
+//! ```text
+//!   told, piece by piece ──► kept ──┐
+//!   found by a restart ─────────────┴──► Told ──the volume is this host's──► Filling
+//! ```
 
-use block::IoError;
-use chronicle::LayeredBitmap;
-use migration::filling::{LogEntry, Manifest, Telling, UnitMap, decode_runs, units_of};
+use chronicle::{BlockRange, LayeredBitmap};
+
+use super::{Filling, FillingSettings, LogEntry, Manifest, Telling, UnitMap, decode_runs, units_of};
+use crate::planted::{Bug, broken};
 
 /// Runs in one entry of what is kept: an entry stays far below what a frame holds.
 const ENTRY_RUNS_MAX: usize = 256 << 10;
 
 /// What was told, and is durable when its telling is complete.
-pub(super) struct Told {
+#[derive(Debug)]
+pub struct Told {
     size_bytes: u64,
-    missing: LayeredBitmap,
-    /// Of that, what was told later.
-    late: LayeredBitmap,
+    /// What was told, or what a restart has found.
+    units: UnitMap,
     /// Runs of the telling that is not complete.
-    pieces: Vec<chronicle::BlockRange>,
+    pieces: Vec<BlockRange>,
     /// Whether that is the one of everything.
     is_base: bool,
     /// Whether all that was told is kept, durably. Not before the last entry is: another telling that is under way, or one that
@@ -25,55 +31,71 @@ pub(super) struct Told {
 }
 
 /// A telling of which the last piece has come.
-pub(super) struct Complete {
+#[derive(Debug)]
+pub struct Complete {
     number: u64,
     /// What is to be kept, in this order, and whether that is the first of all.
-    pub(super) entries: Vec<(LogEntry, bool)>,
+    pub entries: Vec<(LogEntry, bool)>,
 }
 
+/// A piece that is not one of this volume, or that goes on from a telling which is not kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("take a piece of what is missing")]
+pub struct NoPiece;
+
 impl Told {
-    pub(super) fn new(size_bytes: u64, known: Option<UnitMap>) -> Self {
+    /// Begins with what a restart has found ([`super::replay`]); `None`: nothing was told, or nothing of that is left.
+    pub fn new(size_bytes: u64, found: Option<UnitMap>) -> Self {
+        let is_kept = found.is_some();
         let empty = || LayeredBitmap::new(units_of(size_bytes));
-        let is_kept = known.is_some();
-        let (missing, late) = match known {
-            Some(known) => (known.missing, known.late),
-            None => (empty(), empty()),
-        };
-        Self { size_bytes, missing, late, pieces: Vec::new(), is_base: false, is_kept, latest: 0 }
+        let mut units = found.unwrap_or_else(|| UnitMap {
+            missing: empty(),
+            late: empty(),
+            volatile: empty(),
+            manifest: Manifest::NOTHING,
+        });
+        if broken(Bug::NotedForgotten) {
+            units.volatile.clear();
+        }
+        Self { size_bytes, units, pieces: Vec::new(), is_base: false, is_kept, latest: 0 }
+    }
+
+    /// Begins to fill the volume: it is this host's. What guests wrote before a kill is recorded by the next round.
+    pub fn begin(&self, settings: FillingSettings) -> Filling {
+        Filling::new(settings, self.units.clone())
     }
 
     /// Takes a piece of a telling, and returns all of it if that was the last.
     ///
     /// # Errors
-    /// [`IoError::Unsupported`]: it is none, or goes on from one that is not kept.
-    pub(super) fn take(
-        &mut self,
-        is_base: bool,
-        is_last: bool,
-        runs: &[u8],
-    ) -> Result<Option<Complete>, IoError> {
-        let runs = decode_runs(runs, self.size_bytes).ok_or(IoError::Unsupported)?;
+    /// [`NoPiece`].
+    pub fn take(&mut self, is_base: bool, is_last: bool, runs: &[u8]) -> Result<Option<Complete>, NoPiece> {
+        let runs = decode_runs(runs, self.size_bytes).ok_or(NoPiece)?;
         if is_base {
             self.pieces.clear();
             self.is_base = true;
         } else if !self.is_base && !self.is_kept {
-            return Err(IoError::Unsupported);
+            return Err(NoPiece);
         }
         self.pieces.extend(runs);
         if !is_last {
             return Ok(None);
         }
         let (pieces, is_base) = (std::mem::take(&mut self.pieces), std::mem::take(&mut self.is_base));
+        let UnitMap { missing, late, volatile, manifest } = &mut self.units;
         if is_base {
-            self.missing.clear();
-            self.late.clear();
+            missing.clear();
+            late.clear();
+            volatile.clear();
         }
         for run in &pieces {
-            self.missing.insert(*run);
+            missing.insert(*run);
+            volatile.remove(*run);
             if !is_base {
-                self.late.insert(*run);
+                late.insert(*run);
             }
         }
+        *manifest = Manifest::of(missing);
         self.is_kept = false;
         self.latest += 1;
         let mut chunks: Vec<Vec<_>> = pieces.chunks(ENTRY_RUNS_MAX).map(<[_]>::to_vec).collect();
@@ -94,27 +116,24 @@ impl Told {
     }
 
     /// A telling is kept, and with it all that was told unless another has come meanwhile.
-    pub(super) fn kept(&mut self, telling: &Complete) {
+    pub fn kept(&mut self, telling: &Complete) {
         self.is_kept = self.latest == telling.number;
     }
 
     /// What identifies all that was told; `None`: nothing was, or not all of it is kept.
-    pub(super) fn manifest(&self) -> Option<Manifest> {
-        self.is_kept.then(|| Manifest::of(&self.missing))
+    pub fn manifest(&self) -> Option<Manifest> {
+        self.is_kept.then_some(self.units.manifest)
     }
 
-    /// What is missing by that.
-    pub(super) fn units(&self) -> UnitMap {
-        let manifest = Manifest::of(&self.missing);
-        let volatile = LayeredBitmap::new(self.missing.blocks());
-        UnitMap { missing: self.missing.clone(), late: self.late.clone(), volatile, manifest }
+    /// How many units are missing.
+    pub fn units_missing(&self) -> u64 {
+        self.units.missing.count()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use migration::filling::encode_runs;
-
+    use super::super::encode_runs;
     use super::*;
 
     const SIZE_BYTES: u64 = 64 << 10;
@@ -122,7 +141,7 @@ mod tests {
     fn runs(blocks: &[(u64, u64)]) -> Vec<u8> {
         let mut missing = LayeredBitmap::new(units_of(SIZE_BYTES));
         for (start, end) in blocks {
-            missing.insert(chronicle::BlockRange::new(*start, *end));
+            missing.insert(BlockRange::new(*start, *end));
         }
         encode_runs(missing.runs(), 1 << 10).concat()
     }
@@ -134,7 +153,7 @@ mod tests {
         let base = told.take(false, true, &runs(&[(4, 5)])).expect("a piece").expect("the last");
         assert_eq!(told.manifest(), None, "nothing was kept");
         told.kept(&base);
-        assert_eq!(told.units().missing.count(), 3);
+        assert_eq!(told.units_missing(), 3);
         let known = told.manifest().expect("all was kept");
 
         let more = told.take(false, true, &runs(&[(8, 9)])).expect("a piece").expect("the last");
@@ -152,7 +171,7 @@ mod tests {
         told.kept(&lost);
         assert_eq!(told.manifest(), None, "an older telling says nothing of a newer");
         told.kept(&base);
-        assert_eq!(told.units().missing.count(), 1);
+        assert_eq!(told.units_missing(), 1);
         assert!(told.manifest().is_some());
     }
 }

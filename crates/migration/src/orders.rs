@@ -1,0 +1,39 @@
+//! What somebody orders of a migration: durable before it is answered (law 39).
+//!
+//! ```text
+//!   cancel ──► the journal takes it, or has taken the handover ──► answered: cancelled, or too late ──► the driver, or the session
+//!                └── killed: the next start finds it, and goes on with the end instead of the copying
+//! ```
+//! The journal is the judge: of an order to cancel and a handover it takes the one that comes first, and refuses the other
+//! ([`Inconsistent::Overtaken`](crate::journal::Inconsistent::Overtaken)).
+
+use crate::identity::MigrationId;
+use crate::journal::{MigrationState, Record, State};
+use crate::planted::{Bug, broken};
+
+/// A migration that is cancelled too late: it has been handed over, or may have been.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("cancel {0}: it is past the point up to which it can be")]
+pub struct TooLate(pub MigrationId);
+
+/// What has to be durable before somebody is told that a migration is cancelled; nothing: it is already.
+///
+/// # Errors
+/// [`TooLate`], as far as that can be seen; the journal may still refuse it.
+pub fn cancel(state: &State, migration: MigrationId) -> Result<Vec<Record>, TooLate> {
+    let known = state.migrations.get(&migration).filter(|known| !known.has_ended());
+    let known = known.ok_or(TooLate(migration))?;
+    if known.is_cancelled || broken(Bug::CancelNotRecorded) {
+        return Ok(Vec::new());
+    }
+    if known.may_be_cancelled() {
+        Ok(vec![Record::CancelOrdered { migration }])
+    } else {
+        Err(TooLate(migration))
+    }
+}
+
+/// Whether a restart copies on with a migration that it finds; otherwise it only has to end it.
+pub fn goes_on(recorded: &MigrationState) -> bool {
+    !recorded.is_cancelled || broken(Bug::CancelForgotten)
+}
