@@ -8,6 +8,14 @@ use proptest::prelude::*;
 /// Sizes around the bounds of words (64), leaves (4096) and the first upper layer (262,144).
 const SIZES: [u64; 12] = [0, 1, 63, 64, 65, 4095, 4096, 4097, 12_345, 262_144, 262_145, 600_000];
 
+/// Blocks by which a volume grows in a test at most.
+const BEYOND: u64 = 5000;
+
+/// The part of a range that ends at `limit` at the latest.
+fn near(range: BlockRange, limit: u64) -> BlockRange {
+    range.intersect(&BlockRange::new(0, limit))
+}
+
 /// Something done to a bitmap.
 #[derive(Clone, Debug)]
 enum Step {
@@ -22,6 +30,8 @@ enum Step {
 #[derive(Clone, Debug, Default)]
 struct Oracle {
     blocks: u64,
+    /// What is put into it ends here at the latest: it counts one by one.
+    limit: u64,
     set: BTreeSet<u64>,
 }
 
@@ -37,6 +47,10 @@ impl Oracle {
             self.blocks = self.blocks.max(range.end.0);
         }
         self.clip(range).map(|block| u64::from(self.set.insert(block))).sum()
+    }
+
+    fn near(&self, range: BlockRange) -> BlockRange {
+        near(range, self.limit)
     }
 
     fn remove(&mut self, range: BlockRange) -> u64 {
@@ -67,11 +81,15 @@ fn apply(step: &Step, bitmap: &mut LayeredBitmap, oracle: &mut Oracle) {
     let blocks = oracle.blocks;
     assert_eq!(bitmap.blocks(), BlockCount(blocks));
     match step {
-        Step::Insert(range) => assert_eq!(bitmap.insert(*range), oracle.insert(*range)),
+        Step::Insert(range) => {
+            let range = oracle.near(*range);
+            assert_eq!(bitmap.insert(range), oracle.insert(range));
+        }
         Step::Remove(range) => assert_eq!(bitmap.remove(*range), oracle.remove(*range)),
         Step::UnionWith(ranges) => {
-            bitmap.union_with(&build(blocks, ranges));
-            for &range in ranges {
+            let ranges: Vec<_> = ranges.iter().map(|range| oracle.near(*range)).collect();
+            bitmap.union_with(&build(blocks, &ranges));
+            for range in ranges {
                 oracle.insert(range);
             }
         }
@@ -143,7 +161,7 @@ proptest! {
         starts_full in any::<bool>(),
         script in proptest::collection::vec((steps(), ranges(), 0_u64..5000), 1..24),
     ) {
-        let mut oracle = Oracle { blocks, ..Oracle::default() };
+        let mut oracle = Oracle { blocks, limit: blocks + BEYOND, ..Oracle::default() };
         let mut bitmap = LayeredBitmap::new(BlockCount(blocks));
         if starts_full {
             bitmap = LayeredBitmap::full(BlockCount(blocks));
@@ -162,6 +180,8 @@ proptest! {
         first in proptest::collection::vec(ranges(), 0..6),
         second in proptest::collection::vec(ranges(), 0..6),
     ) {
+        let first: Vec<_> = first.into_iter().map(|range| near(range, here + BEYOND)).collect();
+        let second: Vec<_> = second.into_iter().map(|range| near(range, there + BEYOND)).collect();
         let clipped = build(there, &second).runs().collect::<Vec<_>>();
         let mut union = build(here, &first);
         union.union_with(&build(there, &second));
