@@ -142,7 +142,8 @@ impl Host {
                 let warning = format!("the host \"{name}\" was removed");
                 self.metadata_folder.note(migration, begun, |metadata| metadata.warn(warning)).await;
             }
-            if self.sessions.tell(migration, Event::Cancel) {
+            // N.B. durable first: whoever has promised waits for an administrator's word.
+            if self.record_cancel(migration).await.is_ok() && self.sessions.tell(migration, Event::Cancel) {
                 tracing::info!(%migration, host = name, "a migration with a host that was removed is to end");
             }
         }

@@ -246,15 +246,7 @@ impl Host {
             return Ok(cancelled);
         }
         let (migration, name) = self.running_named(&id)?;
-        let records = self.journal.read(|state| orders::cancel(state, migration));
-        let records = records.map_err(|_| RequestError::TooLate(migration))?;
-        if !records.is_empty()
-            && let Err(fault) = self.journal.commit(records).await
-        {
-            // It may have been handed over in this moment.
-            let now = self.journal.read(|state| orders::cancel(state, migration));
-            return Err(now.map_or(RequestError::TooLate(migration), |_| fault.into()));
-        }
+        self.record_cancel(migration).await?;
         // N.B. durable: who has it, or will, ends it.
         if let Ok(lane) = self.volumes.lane_of_migration(&name).await
             && lane.cancel(migration).await.is_ok()
@@ -264,6 +256,23 @@ impl Host {
         // No lane has got it yet, or one has just ended it.
         self.sessions.tell(migration, Event::Cancel);
         self.migrations.get(&self.journal, migration)
+    }
+
+    /// Makes durable that a migration is cancelled: the journal takes no handover of it any more.
+    ///
+    /// # Errors
+    /// [`RequestError::TooLate`]: it is handed over, or may be. [`RequestError::Journal`].
+    pub(in crate::host) async fn record_cancel(&self, migration: MigrationId) -> Result<(), RequestError> {
+        let records = self.journal.read(|state| orders::cancel(state, migration));
+        let records = records.map_err(|_| RequestError::TooLate(migration))?;
+        if !records.is_empty()
+            && let Err(fault) = self.journal.commit(records).await
+        {
+            // It may have been handed over in this moment.
+            let now = self.journal.read(|state| orders::cancel(state, migration));
+            return Err(now.map_or(RequestError::TooLate(migration), |_| fault.into()));
+        }
+        Ok(())
     }
 
     /// Whether a name is meant as that of a VM of ours: if there is a volume of that name, too, what goes to a store of this
