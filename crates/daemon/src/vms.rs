@@ -49,7 +49,9 @@ use hypervisor::qemu::{Lifeline, Qemu};
 use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::task::AbortHandle;
 
-pub(crate) use self::adoptions::{Adopted, AdoptedDisk, Adoptions, LibvirtDomain, Wanted};
+pub(crate) use self::adoptions::{
+    Adopted, AdoptedDisk, Adoptions, CopyNote, FileIdentity, GivenImage, LibvirtDomain, Wanted,
+};
 pub(crate) use self::arrival::Scope;
 pub(crate) use self::catalogue::Standing;
 use self::catalogue::{Catalogue, Fate, Record};

@@ -126,6 +126,7 @@ impl Host {
             }
             Err(error) => return Err(VmError::of(&name)(error).into()),
         };
+        self.prove_exchangeable(&adopted, &qemu).await?;
         self.prove_releasable(&qemu, &adopted).await?;
         let was_running = runs(&name, &qemu).await?;
         drop(qemu);
@@ -314,7 +315,7 @@ impl Host {
     async fn regain_disks(self: &Arc<Self>, adopted: &Adopted) -> Result<(), RequestError> {
         let failed = |error| RequestError::from(VmError::of(&adopted.name)(error));
         let qemu = self.monitor_of(adopted).await.map_err(failed)?;
-        let has_lost_one = self.has_lost_a_disk(adopted, &qemu).await.map_err(failed)?;
+        let has_lost_one = self.has_lost_a_disk(adopted, &qemu).await?;
         drop(qemu);
         if has_lost_one {
             let adopted = self.where_it_is_now(adopted.clone())?;

@@ -21,6 +21,9 @@ fn disk(number: u32, drive: &str, node: &str, file: &Path) -> AdoptedDisk {
         cache_direct: true,
         cache_no_flush: false,
         detect_zeroes: "unmap".to_owned(),
+        found: None,
+        copy: crate::vms::CopyNote::None,
+        given_back: None,
     }
 }
 
