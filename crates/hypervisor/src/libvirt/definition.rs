@@ -220,10 +220,10 @@ pub fn mentions_beside(definition: &str, target: &str, socket: &Path) -> Result<
     let document = parse(definition)?;
     let socket = socket.to_string_lossy();
     let own: Vec<Range<usize>> = disk_nodes(&document)
-        .filter(|disk| {
-            child(*disk, "target").and_then(|target| target.attribute("dev")) == Some(target)
+        .filter(|disk| child(*disk, "target").and_then(|target| target.attribute("dev")) == Some(target))
+        .flat_map(|disk| {
+            ["source", "mirror", "backingStore"].into_iter().filter_map(move |name| child(disk, name))
         })
-        .flat_map(|disk| ["source", "mirror", "backingStore"].into_iter().filter_map(move |name| child(disk, name)))
         .map(|node| node.range())
         .collect();
     let is_named = |node: Node<'_, '_>| {
@@ -335,7 +335,8 @@ mod tests {
         let end = "<backingStore/>";
         assert_eq!(chain_of(""), None);
         assert_eq!(chain_of(end), Some(Vec::new()));
-        let over = |end: &str| format!("<backingStore type='network'><format type='raw'/>{nbd}{end}</backingStore>");
+        let over =
+            |end: &str| format!("<backingStore type='network'><format type='raw'/>{nbd}{end}</backingStore>");
         assert_eq!(chain_of(&over(end)), Some(vec![DiskSource::Nbd(export())]));
         assert_eq!(chain_of(&over("")), None);
     }

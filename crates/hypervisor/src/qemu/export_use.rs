@@ -84,9 +84,8 @@ impl Qemu {
     pub async fn export_use(&self, socket: &Path) -> Result<ExportUse, HypervisorError> {
         const COMMANDS: [&str; 2] = ["query-block", "query-named-block-nodes"];
         let [devices, nodes] = [self.ask(COMMANDS[0]).await?, self.ask(COMMANDS[1]).await?];
-        let list = |value: &Value, command| {
-            value.as_array().cloned().ok_or_else(|| unexpected(command, "a list"))
-        };
+        let list =
+            |value: &Value, command| value.as_array().cloned().ok_or_else(|| unexpected(command, "a list"));
         Ok(ExportUse::of(&list(&devices, COMMANDS[0])?, &list(&nodes, COMMANDS[1])?, socket))
     }
 }
@@ -95,8 +94,7 @@ fn using_disk(device: &Value) -> UsingDisk {
     let (node, driver) = (text(&device["inserted"]["node-name"]), text(&device["inserted"]["drv"]));
     let names = [text(&device["qdev"]), text(&device["device"]), node.clone()];
     let stands_alone = device["inserted"]["backing_file_depth"].as_u64().unwrap_or(0) == 0;
-    let is_libvirts =
-        node.starts_with(NODE_OF_LIBVIRT) && FILTERS_OF_LIBVIRT.contains(&driver.as_str());
+    let is_libvirts = node.starts_with(NODE_OF_LIBVIRT) && FILTERS_OF_LIBVIRT.contains(&driver.as_str());
     let is_plain = stands_alone && (PLAIN.contains(&driver.as_str()) || is_libvirts);
     let device = names.into_iter().find(|name| !name.is_empty()).unwrap_or_default();
     UsingDisk { device, node, driver, is_plain }

@@ -166,9 +166,7 @@ pub fn obstacle_to_release(domain: Domain, disks: &[SeenDisk]) -> Option<Obstacl
     let is_saved = domain == Domain::Saved && !broken(Bug::SavedMemoryForgotten);
     let obstacle_of = |(index, disk): (usize, &SeenDisk)| {
         let has_volume = matches!(disk.volume, Volume::Here | Volume::Remote);
-        let is_any = |over: Over| {
-            disk.over == over || disk.next == over && !broken(Bug::NextStartForgotten)
-        };
+        let is_any = |over: Over| disk.over == over || disk.next == over && !broken(Bug::NextStartForgotten);
         let stands_above = is_any(Over::Above) && !broken(Bug::OverlayIsElsewhere);
         match disk.over {
             _ if is_any(Over::Unknown) && has_volume => Some(Obstacle::DiskUnknown(index)),
@@ -292,9 +290,7 @@ impl Copied {
     fn turn_back(&mut self, domain: Domain, disks: &[SeenDisk]) {
         let (other, can_stay): (Goal, fn(Domain, &SeenDisk) -> bool) = match self.goal {
             Goal::Volumes => (Goal::Files, |_, disk| disk.over == Over::File),
-            Goal::Files => (Goal::Volumes, |domain, disk| {
-                is_over_volume(disk.over) && !lacks(domain, disk)
-            }),
+            Goal::Files => (Goal::Volumes, |domain, disk| is_over_volume(disk.over) && !lacks(domain, disk)),
         };
         // What is not known is no reason to go back.
         if !disks.is_empty() && disks.iter().all(|disk| can_stay(domain, disk)) {

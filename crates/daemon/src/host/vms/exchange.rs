@@ -132,7 +132,8 @@ impl Host {
             Step::StopServing(index) => {
                 if let (Some(kept), Some(used)) = (adopted.disks.get(index), uses.get(index)) {
                     if let Some(node) = used.nodes.first() {
-                        let why = format!("{}: the node {node} of its QEMU still uses the volume", kept.device);
+                        let why =
+                            format!("{}: the node {node} of its QEMU still uses the volume", kept.device);
                         return Err(VmError::Disk { vm: adopted.name.clone(), why }.into());
                     }
                     self.remove_given_back(kept).await?;

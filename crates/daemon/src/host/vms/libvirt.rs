@@ -26,10 +26,11 @@ use hypervisor::libvirt::{
 
 use migration::vm::copied::{Domain as Seen, Over, Volume, obstacle_to_release};
 
+use self::sides::Left;
 use crate::error::RequestError;
+use crate::files::folder_entries::with_suffix;
 use crate::host::{Host, blocking};
 use crate::journal::now_unix_ms;
-use crate::files::folder_entries::with_suffix;
 use crate::stores::{StoreKind, image_name};
 use crate::vms::{Adopted, AdoptedDisk, FileIdentity, LibvirtDomain, VmError, Wanted};
 
@@ -69,7 +70,9 @@ impl Host {
                 return Err(refuse(&name, "the domain is shut off; start it first: virsh start"));
             }
             Presence::Unknown(state) => {
-                let why = format!("libvirt says that it is \"{state}\", which does not tell whether it has a QEMU; start it first");
+                let why = format!(
+                    "libvirt says that it is \"{state}\", which does not tell whether it has a QEMU; start it first"
+                );
                 return Err(refuse(&name, &why));
             }
         }
@@ -102,7 +105,7 @@ impl Host {
         }
         // N.B. Before anything is made: a daemon that is killed from here on knows what is under way.
         self.remember_adopted(adopted).await?;
-        let left = self.change_sides_within(&name, turn).await?;
+        let left = self.change_sides_within(&name, turn).await?.images;
         let mut vm = self.describe_vm(&name).await?;
         if !left.is_empty() {
             let left: Vec<_> = left.iter().map(|file| file.display().to_string()).collect();
@@ -214,17 +217,15 @@ impl Host {
         if self.adoptions()?.get(&name).is_some() {
             return self.describe_vm(&name).await;
         }
-        let message = match left.as_slice() {
-            [] => note,
-            left => {
-                let left: Vec<_> = left.iter().map(|file| file.display().to_string()).collect();
-                Some(format!(
-                    "libvirt has no such domain any more, and nobody was given its disks; they are kept: {}",
-                    left.join(", ")
-                ))
-            }
-        };
-        Ok(Vm { message, volumes: Vec::new(), ..shown })
+        if left.is_gone {
+            let images: Vec<_> = left.images.iter().map(|file| file.display().to_string()).collect();
+            let kept =
+                if images.is_empty() { String::new() } else { format!("; kept: {}", images.join(", ")) };
+            let message =
+                Some(format!("libvirt has no such domain any more, so its disks were given to nobody{kept}"));
+            return Ok(Vm { state: VmState::Unknown, message, volumes: Vec::new(), ..shown });
+        }
+        Ok(Vm { message: note, volumes: Vec::new(), ..shown })
     }
 
     /// Looks whether a domain can be given its disks back as things are, before anything is changed. Returns where they are to be.
@@ -283,14 +284,22 @@ impl Host {
         Err(refuse(name, &why))
     }
 
-    /// What is to be said of a release that goes well.
+    /// Says where the disks will be, and what else names the volumes.
     async fn note_of_release(&self, adopted: &Adopted) -> Option<String> {
         let look = self.look_at_domain(adopted).await.ok()?;
-        (look.presence == Some(Presence::Saved)).then(|| {
-            "its memory was saved to a file (virsh save), which names the volumes: before it is restored, change that: virsh \
-             save-image-edit FILE"
-                .to_owned()
-        })
+        let place_of = |kept: &AdoptedDisk| {
+            let record = self.record_named(&kept.volume).ok();
+            let image = record.and_then(|record| record.image.place.file().map(PathBuf::from));
+            let file = if look.has_qemu() { Some(kept.file.clone()) } else { image };
+            file.map(|file| format!("{} is {}", kept.device, file.display()))
+        };
+        let mut said: Vec<String> = adopted.disks.iter().filter_map(place_of).collect();
+        if look.presence == Some(Presence::Saved) {
+            let save = "its memory was saved to a file (virsh save), which names the volumes: before it is restored, change that: virsh \
+                        save-image-edit FILE";
+            said.push(save.to_owned());
+        }
+        (!said.is_empty()).then(|| said.join("; "))
     }
 
     /// Lets a domain run that is paused.
@@ -361,13 +370,13 @@ impl Host {
         self: &Arc<Self>,
         name: &str,
         turn: crate::vms::Turn,
-    ) -> Result<Vec<PathBuf>, RequestError> {
+    ) -> Result<Left, RequestError> {
         let (host, changing) = (Arc::clone(self), name.to_owned());
         let work = tokio::spawn(async move { host.change_sides(&changing, turn).await });
         match tokio::time::timeout(ANSWER_WITHIN, work).await {
             Ok(done) => done.unwrap_or_else(|error| Err(RequestError::Internal(error.to_string()))),
             // It goes on; what is shown of the VM says how far it is.
-            Err(_) => Ok(Vec::new()),
+            Err(_) => Ok(Left::default()),
         }
     }
 
@@ -458,13 +467,18 @@ async fn look(
     let (state, said) = match libvirt.presence(&found).await? {
         Presence::There(DomainState::Running | DomainState::Blocked) => (VmState::Running, None),
         Presence::There(DomainState::Paused) => (VmState::Paused, None),
-        Presence::There(DomainState::Crashed) => {
-            (VmState::Crashed, Some("its guest has crashed, and its QEMU is kept: virsh reset, or virsh destroy".to_owned()))
-        }
+        Presence::There(DomainState::Crashed) => (
+            VmState::Crashed,
+            Some("its guest has crashed, and its QEMU is kept: virsh reset, or virsh destroy".to_owned()),
+        ),
         Presence::There(state) => (VmState::Paused, Some(format!("libvirt says: {state}"))),
         Presence::Unknown(state) => (VmState::Unknown, Some(format!("libvirt says: {state}"))),
         Presence::ManagedSave => {
-            return Ok((VmState::Stopped, Some("its memory is saved (virsh managedsave)".to_owned()), product));
+            return Ok((
+                VmState::Stopped,
+                Some("its memory is saved (virsh managedsave)".to_owned()),
+                product,
+            ));
         }
         Presence::Absent | Presence::Saved => return Ok((VmState::Stopped, None, product)),
     };
@@ -482,12 +496,7 @@ async fn look(
 }
 
 /// Refuses a domain that something else works on, or whose snapshots or checkpoints name its disks.
-async fn refuse_held(
-    name: &str,
-    libvirt: &Libvirt,
-    domain: &Domain,
-    seen: Seen,
-) -> Result<(), RequestError> {
+async fn refuse_held(name: &str, libvirt: &Libvirt, domain: &Domain, seen: Seen) -> Result<(), RequestError> {
     let failed = |source| RequestError::from(VmError::Libvirt { vm: name.to_owned(), source });
     if seen == Seen::Runs && libvirt.has_job(domain).await.map_err(failed)? {
         let why = "a job of libvirt works on the domain (a migration, save, dump or backup): virsh domjobinfo; wait for it, or end it: \

@@ -9,9 +9,7 @@
 use std::path::{Path, PathBuf};
 
 use block::store::qcow2::{Format, Qcow2Error, TopLayer};
-use hypervisor::libvirt::{
-    Definition, Disk, DiskSource, Domain, Libvirt, Presence, disks, mentions_beside,
-};
+use hypervisor::libvirt::{Definition, Disk, DiskSource, Domain, Libvirt, Presence, disks, mentions_beside};
 use migration::vm::copied::{CopyMade, Domain as Seen, Job, Over, SeenDisk, Volume};
 
 use super::found;
@@ -327,7 +325,10 @@ mod tests {
         std::fs::write(&raw, [0; 512]).unwrap();
         assert_eq!(of_image(&raw, "raw", socket), Over::Elsewhere);
         let alone = folder.path().join("alone");
-        drop(Qcow2Image::create(&alone, 1 << 20, &Qcow2Options { cluster_size: 65_536, backing: None }).unwrap());
+        drop(
+            Qcow2Image::create(&alone, 1 << 20, &Qcow2Options { cluster_size: 65_536, backing: None })
+                .unwrap(),
+        );
         assert_eq!(of_image(&alone, "qcow2", socket), Over::Elsewhere);
         for (export, found) in [("/run/v/web1.sock", Over::Above), ("/run/v/web2.sock", Over::Unknown)] {
             let overlay = folder.path().join("overlay");

@@ -26,6 +26,15 @@ const POLL: Duration = Duration::from_millis(250);
 /// Pause before a libvirt that cannot be reached is tried again.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
 
+/// What a change of sides has left.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    /// Whether libvirt has no such domain any more.
+    pub(super) is_gone: bool,
+    /// Images that are no disks of the domain any more.
+    pub(super) images: Vec<PathBuf>,
+}
+
 impl Host {
     /// Brings the disks of a domain to the side that is wanted, however long that takes, or back; what is wanted may change
     /// meanwhile. Returns the images that it had and has left.
@@ -36,13 +45,13 @@ impl Host {
         self: &Arc<Self>,
         name: &str,
         _turn: Turn,
-    ) -> Result<Vec<PathBuf>, RequestError> {
+    ) -> Result<Left, RequestError> {
         let mut under_way: Option<(Wanted, Copied)> = None;
         let mut failure = None;
         loop {
-            let Some(adopted) = self.adoptions()?.get(name) else { return Ok(Vec::new()) };
+            let Some(adopted) = self.adoptions()?.get(name) else { return Ok(Left::default()) };
             let wanted = adopted.libvirt.as_ref().map(|domain| domain.wanted);
-            let Some(wanted) = wanted else { return Ok(Vec::new()) };
+            let Some(wanted) = wanted else { return Ok(Left::default()) };
             let (asked, copied) = under_way.get_or_insert_with(|| (wanted, Copied::towards(goal_of(wanted))));
             if *asked != wanted {
                 *asked = wanted;
@@ -68,7 +77,7 @@ impl Host {
                     self.vms.holds.tell(name, None);
                     let left = self.settle_adopted(&look, adopted).await?;
                     return match wanted {
-                        Wanted::Volumes => Ok(left),
+                        Wanted::Volumes => Ok(Left { is_gone: false, images: left }),
                         Wanted::Files => Err(failure.unwrap_or_else(|| ended(name))),
                     };
                 }
@@ -314,8 +323,7 @@ impl Host {
                 detail: detail.to_owned(),
             });
         };
-        let given =
-            GivenImage { file: PathBuf::from(file), format: name_of(record.image.format).to_owned() };
+        let given = GivenImage { file: PathBuf::from(file), format: name_of(record.image.format).to_owned() };
         self.note_disk(adopted, index, |kept| kept.given_back = Some(given)).await
     }
 
@@ -328,7 +336,7 @@ impl Host {
         let mut adopted = adopted;
         let name = adopted.name.clone();
         let mut left = Vec::new();
-                if let Some(found) = &look.domain {
+        if let Some(found) = &look.domain {
             self.keep_waiting(&name, look, found, &adopted.disks).await;
             if let Err(error) = self.check_definition(look, found, &adopted.disks).await {
                 tracing::warn!(vm = %name, %error, "what the domain has at its next start is not known");
@@ -447,11 +455,12 @@ fn waits(source: &DiskSource) -> bool {
 }
 
 /// The images of a domain that is gone: they stay, as they are.
-fn left_by(look: &Look, adopted: &Adopted) -> Vec<PathBuf> {
-    if look.domain.is_some() {
-        return Vec::new();
+fn left_by(look: &Look, adopted: &Adopted) -> Left {
+    let image = |kept: &AdoptedDisk| Some(kept.given_back.as_ref()?.file.clone());
+    match look.domain {
+        Some(_) => Left::default(),
+        None => Left { is_gone: true, images: adopted.disks.iter().filter_map(image).collect() },
     }
-    adopted.disks.iter().filter_map(|kept| Some(kept.given_back.as_ref()?.file.clone())).collect()
 }
 
 fn goal_of(wanted: Wanted) -> Goal {
