@@ -4,7 +4,7 @@
 //!            which                         state
 //!   file     inode, when it was made       size, mtime, ctime
 //!   device   numbers, boot, disk sequence  writes and discards since the boot, as the kernel counts them
-//!   export   -                             -      another server's: it does not say
+//!   export   -                             -      another server's: it does not say, nor does a device at the other end of a network
 //! ```
 
 use std::fs::{self, File};
@@ -16,6 +16,8 @@ use std::time::UNIX_EPOCH;
 use migration::journal::{ImageLocation, Place};
 use migration::stay::Look;
 
+use crate::images::far;
+
 /// Where the kernel says which boot this is.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// What of a device's statistics grows with each change: writes, sectors written, discards, sectors discarded.
@@ -25,6 +27,8 @@ const CHANGES: [usize; 4] = [4, 6, 11, 13];
 pub(crate) fn look(image: &ImageLocation) -> Option<Look> {
     let looked = match &image.place {
         Place::File(path) => file(Path::new(path)).map(Some),
+        // This host's kernel counts what this host has written.
+        Place::Device(_) if far::starts_alone(&image.place) => Ok(None),
         Place::Device(path) => device(Path::new(path)),
         Place::Nbd(_) => Ok(None),
     };
