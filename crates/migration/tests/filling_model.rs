@@ -171,7 +171,7 @@ impl World {
             notes: Vec::new(),
             made: BTreeMap::new(),
             boot: 0,
-            is_far: seed % 3 == 0,
+            is_far: seed.is_multiple_of(3),
             whole: false,
             reads_checked: 0,
             wait_max: seed.is_multiple_of(3).then_some(WAIT_MAX),
