@@ -40,7 +40,7 @@ pub use disk::{
 pub use error::{ErrorClass, QmpError};
 pub use export_use::{ExportUse, UsingDisk};
 pub use hypervisor::memory_socket;
-pub use launched::Launched;
+pub use launched::{Descriptor, Launched, Use};
 pub use lifeline::Lifeline;
 pub use look::{Leaf, Look, SeenDevice, SeenDrive};
 pub use process::Qemu;

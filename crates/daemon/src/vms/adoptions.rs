@@ -9,9 +9,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use hypervisor::qemu::{BlockNode, DiskOptions, ImageFile, LocalDisk};
+use hypervisor::qemu::{BlockNode, DiskOptions, ImageFile, LocalDisk, Use};
 use serde::{Deserialize, Serialize};
 
+use super::proved::ProvedFile;
 use crate::files::listing::{Listed, Listing};
 
 /// The VMs whose disks were adopted.
@@ -23,6 +24,9 @@ pub(crate) struct Adopted {
     pub(crate) name: String,
     /// Absolute path of its monitor's socket; of a domain of libvirt that of libvirt's.
     pub(crate) monitor: PathBuf,
+    /// The user that listened at its monitor when it was adopted; `None`: an earlier version adopted it, or libvirt asks it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) monitor_user: Option<u32>,
     pub(crate) disks: Vec<AdoptedDisk>,
     pub(crate) added_unix_ms: u64,
     /// What it is to libvirt; `None`: somebody else has started its QEMU.
@@ -82,6 +86,10 @@ pub(crate) struct AdoptedDisk {
     pub(crate) cache_direct: bool,
     pub(crate) cache_no_flush: bool,
     pub(crate) detect_zeroes: String,
+    /// The files that it was in when it was adopted, the top first: what may be opened for it, and whose they were. Empty for a disk
+    /// that an earlier version adopted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) proved: Vec<ProvedFile>,
     /// Which file is at `file`: what a domain had until it was adopted, or the copy that was made for it there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) found: Option<FileIdentity>,
@@ -140,6 +148,12 @@ pub(crate) struct GivenImage {
 }
 
 impl Adopted {
+    /// The files that the disk of a volume was in when it was adopted.
+    pub(crate) fn proved(&self, volume: &str) -> Vec<ProvedFile> {
+        let disk = self.disks.iter().find(|disk| disk.volume == volume);
+        disk.map(|disk| disk.proved.clone()).unwrap_or_default()
+    }
+
     /// Whether a volume is one of its disks.
     pub(crate) fn uses(&self, volume: &str) -> bool {
         self.disks.iter().any(|disk| disk.volume == volume)
@@ -164,6 +178,7 @@ impl AdoptedDisk {
             cache_direct,
             cache_no_flush,
             detect_zeroes,
+            proved: Vec::new(),
             found: None,
             copy: CopyNote::None,
             given_back: None,
@@ -192,6 +207,7 @@ impl AdoptedDisk {
             cache_direct: false,
             cache_no_flush: false,
             detect_zeroes: "off".to_owned(),
+            proved: Vec::new(),
             found: None,
             copy: CopyNote::None,
             given_back: None,
@@ -217,6 +233,11 @@ impl AdoptedDisk {
                 detect_zeroes: self.detect_zeroes.clone(),
             },
         }
+    }
+
+    /// What its QEMU does with its image.
+    pub(crate) fn used(&self) -> Use {
+        if self.is_read_only { Use::Read } else { Use::ReadWrite }
     }
 
     /// The image that it is to be over, at `path`.

@@ -96,6 +96,7 @@ impl Host {
                 is_settled: false,
             }),
             is_bound: false,
+            monitor_user: None,
         };
         let is_alone = chosen.len() == 1;
         for (index, disk) in chosen.into_iter().enumerate() {
