@@ -13,7 +13,6 @@
 pub mod blocks;
 pub mod browser;
 pub mod by_hand;
-pub mod domain_rounds;
 pub mod fio;
 pub mod guest;
 pub mod libvirt;

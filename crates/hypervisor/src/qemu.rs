@@ -18,7 +18,6 @@ mod block;
 pub mod command_line;
 mod disk;
 mod error;
-mod export_use;
 #[cfg(test)]
 mod fake_monitor;
 #[cfg(test)]
@@ -38,9 +37,8 @@ pub use disk::{
     DiskOptions, ExportAddress, ImageFile, LocalDisk, RECONNECT_SECONDS, StayReason, StayingDisk,
 };
 pub use error::{ErrorClass, QmpError};
-pub use export_use::{ExportUse, UsingDisk};
 pub use hypervisor::memory_socket;
-pub use launched::{Descriptor, Launched, Use};
+pub use launched::Launched;
 pub use lifeline::Lifeline;
 pub use look::{Leaf, Look, SeenDevice, SeenDrive};
 pub use process::Qemu;

@@ -8,6 +8,8 @@
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::RangeInclusive;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::arrival::blocking;
@@ -38,14 +40,16 @@ impl Vms {
 
     /// The number of a VM's user: the one that it had, or one that nobody has. It may sleep.
     fn number_for(&self, name: &str, numbers: &RangeInclusive<u32>) -> Result<u32, VmError> {
-        let of_processes = numbers_of_processes();
+        // A volume's socket may still be of a VM that has left.
+        let mut in_use = numbers_of_processes();
+        in_use.extend(self.monitors.parent().into_iter().flat_map(numbers_of_sockets));
         // Held throughout: a number is given once.
         let mut entries = self.entries();
         let others = entries.iter().filter(|(other, _)| *other != name);
         let of_others: BTreeSet<u32> = others.filter_map(|(_, entry)| entry.record.user).collect();
         let entry = entries.get_mut(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?;
         let own = entry.record.user.filter(|own| numbers.contains(own) && !of_others.contains(own));
-        let is_free = |number: &u32| !of_others.contains(number) && !of_processes.contains(number);
+        let is_free = |number: &u32| !of_others.contains(number) && !in_use.contains(number);
         let chosen = own.or_else(|| choose(numbers, RandomState::new().hash_one(name), is_free));
         let chosen = chosen.ok_or_else(|| {
             let (first, last) = (numbers.start(), numbers.end());
@@ -79,6 +83,13 @@ fn numbers_of_processes() -> BTreeSet<u32> {
     processes.filter_map(qemu_sockets::user_of_process).collect()
 }
 
+/// The users that sockets in folders below this one belong to.
+fn numbers_of_sockets(above: &Path) -> Vec<u32> {
+    let folders = std::fs::read_dir(above).into_iter().flatten().flatten();
+    let sockets = folders.flat_map(|folder| std::fs::read_dir(folder.path()).into_iter().flatten().flatten());
+    sockets.filter_map(|socket| Some(socket.metadata().ok()?.uid())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -97,7 +108,13 @@ mod tests {
     }
 
     #[test]
-    fn the_users_of_processes_are_taken() {
-        assert!(numbers_of_processes().contains(&rustix::process::geteuid().as_raw()));
+    fn the_users_of_processes_and_of_sockets_are_taken() {
+        let own = rustix::process::geteuid().as_raw();
+        assert!(numbers_of_processes().contains(&own));
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("volumes")).unwrap();
+        assert_eq!(numbers_of_sockets(folder.path()), [0; 0]);
+        std::fs::write(folder.path().join("volumes/a.sock"), "").unwrap();
+        assert_eq!(numbers_of_sockets(folder.path()), [own]);
     }
 }

@@ -229,7 +229,9 @@ impl Understood {
                 }
                 said.set(RESTRICT, Value::Switch(true));
             }
-            check_tap(option, said)?;
+            if !allowed.names(option, "tap") {
+                check_tap(option, said)?;
+            }
         }
         let has_network = NETWORKS.iter().any(|option| self.has(option));
         if !self.has(NO_DEFAULTS) && !has_network && !allowed.names("-net", USER_NETWORK) {
@@ -316,8 +318,12 @@ impl Argument {
             Body::Served(place) => Some(format!("unix:{place},server=on,wait=off")),
             Body::Open(open) => open.write(),
             Body::Keys { implied, said } => {
-                let (first, rest): (Vec<_>, Vec<_>) = said.pairs.iter().partition(|(key, _)| key == implied);
-                let first = first.into_iter().map(|(_, value)| value.to_string());
+                // N.B. a value with an equals sign would be read as another key.
+                let may_be_bare =
+                    |key: &str, value: &str| key == *implied && !value.is_empty() && !value.contains('=');
+                let words = said.pairs.iter().map(|(key, value)| (key, value.to_string()));
+                let (first, rest): (Vec<_>, Vec<_>) = words.partition(|(key, value)| may_be_bare(key, value));
+                let first = first.into_iter().map(|(_, value)| value);
                 let rest = rest.into_iter().map(|(key, value)| format!("{key}={value}"));
                 Some(first.chain(rest).collect::<Vec<_>>().join(","))
             }

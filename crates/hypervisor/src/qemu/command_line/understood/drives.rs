@@ -70,6 +70,7 @@ const OF_DRIVES: &[Key] = &[
     ("copy-on-read", Switch),
     ("snapshot", Words(&["off"])),
     ("aio", Words(&["threads", "native", "io_uring"])),
+    ("aio-max-batch", Number(1024)),
     ("group", Name),
     ("format", Words(&["raw"])),
     ("file", File),

@@ -12,8 +12,10 @@ pub(super) struct Names {
     used: Vec<(Class, String)>,
 }
 
-/// What QEMU calls what it makes by itself. Nothing of a command may be called so.
-const OF_QEMU: [&str; 4] = ["compat_monitor", "serial", "parallel", "debugcon"];
+/// What QEMU calls the character devices of monitors. Nothing of a command may be called so.
+const MONITOR: &str = "compat_monitor";
+/// What it calls those of ports.
+const PORTS: [&str; 3] = ["serial", "parallel", "debugcon"];
 
 impl Names {
     pub(super) fn makes(&mut self, class: Class, name: &str) {
@@ -30,8 +32,9 @@ impl Names {
             if self.made.contains(&(*class, name.clone())) {
                 return Err(NotAllowed::malformed(option, name, "is a name that something else has"));
             }
-            let number = |begin: &&&str| name.strip_prefix(**begin).is_some_and(is_number);
-            if *class == Class::Character && OF_QEMU.iter().any(|begin| number(&begin)) {
+            let is_of = |begin: &str| name.strip_prefix(begin).is_some_and(is_number);
+            let is_port = *class == Class::Character && PORTS.iter().any(|begin| is_of(begin));
+            if is_of(MONITOR) || is_port {
                 return Err(NotAllowed::malformed(option, name, "is a name that QEMU gives itself"));
             }
             self.made.push((*class, name.clone()));

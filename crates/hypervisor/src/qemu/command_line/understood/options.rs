@@ -4,8 +4,8 @@
 
 use super::value::Class::{Audio, Character, Network, Node, Object, Tpm};
 use super::value::Kind::{
-    self, Address, File, Keyboard, Line, Mac, Name, New, Number, Of, Range, Size, Socket, Subnet, Switch,
-    SwitchOrAuto, Text, Uuid, Words,
+    self, Address, File, Keyboard, Line, Mac, Machine, Name, New, Number, Of, Range, Size, Socket, Subnet,
+    Switch, SwitchOrAuto, Text, Uuid, Words,
 };
 
 /// A key, and what its value must be.
@@ -166,7 +166,7 @@ const OPTIONS: &[(&str, Shape)] = &[
 ];
 
 const MACHINE: &[Key] = &[
-    ("type", Name),
+    ("type", Machine),
     ("accel", Words(&["kvm", "tcg", "kvm:tcg", "tcg:kvm"])),
     ("acpi", SwitchOrAuto),
     ("default-bus-bypass-iommu", Switch),
@@ -218,6 +218,7 @@ const PROCESSORS: &[Key] = &[
     ("sockets", Number(4096)),
     ("dies", Number(4096)),
     ("clusters", Number(4096)),
+    ("modules", Number(4096)),
     ("cores", Number(4096)),
     ("threads", Number(4096)),
 ];
@@ -245,11 +246,11 @@ const MEMORY_NODES: &[Form] = &[
         ],
     },
 ];
-/// **N.B.** `splash` would be a file.
 const BOOT: &[Key] = &[
     ("order", Name),
     ("once", Name),
     ("menu", Switch),
+    ("splash", File),
     ("splash-time", NUMBER),
     ("reboot-timeout", NUMBER),
     ("strict", Switch),

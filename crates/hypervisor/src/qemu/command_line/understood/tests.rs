@@ -96,7 +96,7 @@ fn what_reaches_the_host_is_refused_by_name_with_the_key_that_would_allow_it() {
         ("-global virtio-net-pci.romfile=/etc/shadow", "romfile"),
         ("-smbios file=/etc/shadow", ""),
         ("-smbios type=11,path=/etc/shadow", "path=/etc/shadow"),
-        ("-boot splash=/etc/shadow", "splash"),
+        ("-boot splash=/etc/shadow", "/etc/shadow"),
         ("-icount 3,rr=record,rrfile=/x", "rr="),
         ("-audiodev wav,id=a,path=/x", "-audiodev wav"),
         ("-tpmdev passthrough,id=t", "-tpmdev passthrough"),
@@ -304,6 +304,42 @@ fn an_ordinary_machine_is_written_anew() {
     ] {
         assert_eq!(written(words), expected.unwrap_or(&words.replace('␣', " ")), "{words}");
     }
+}
+
+#[test]
+fn a_value_does_not_become_a_key_when_it_is_written() {
+    for words in ["-fw_cfg name=file=/etc/shadow,string=x", "-name guest=process=x", "-fw_cfg name=,string=x"]
+    {
+        assert_eq!(written(words), words);
+    }
+}
+
+#[test]
+fn a_machine_as_proxmox_starts_it_is_understood() {
+    let words = "-name web1,debug-threads=on -no-shutdown -smbios type=1,uuid=01234567-89ab-cdef-0123-456789abcdef -smp \
+        2,sockets=1,cores=2,maxcpus=2 -boot menu=on,strict=on,reboot-timeout=1000,splash=/usr/share/qemu-server/bootsplash.jpg \
+        -cpu kvm64,enforce,+kvm_pv_eoi,+kvm_pv_unhalt,+lahf_lm,+sep -m 2048 -object iothread,id=iothread-virtioscsi0 -device \
+        pci-bridge,id=pci.1,chassis_nr=1,bus=pci.0,addr=0x1e -device vmgenid,guid=01234567-89ab-cdef-0123-456789abcdef -device \
+        piix3-usb-uhci,id=uhci,bus=pci.0,addr=0x1.0x2 -device usb-tablet,id=tablet,bus=uhci.0,port=1 -device \
+        VGA,id=vga,bus=pci.0,addr=0x2 -chardev socket,path={path:qga0},server=on,wait=off,id=qga0 -device \
+        virtio-serial,id=qga0,bus=pci.0,addr=0x8 -device virtserialport,chardev=qga0,name=org.qemu.guest_agent.0 -device \
+        virtio-balloon-pci,id=balloon0,bus=pci.0,addr=0x3,free-page-reporting=on -drive \
+        if=none,id=drive-ide2,media=cdrom,aio=io_uring -device ide-cd,bus=ide.1,unit=0,drive=drive-ide2,id=ide2,bootindex=101 \
+        -device virtio-scsi-pci,id=virtioscsi0,bus=pci.3,addr=0x1,iothread=iothread-virtioscsi0 -drive \
+        if=none,id=drive-scsi0,cache=none,detect-zeroes=unmap,discard=unmap,format=raw,file.driver=nbd,file.server.type=unix,file.server.path={disk:disk0},file.export={export:disk0},file.reconnect-delay=60 \
+        -device scsi-hd,bus=virtioscsi0.0,channel=0,scsi-id=0,lun=0,drive=drive-scsi0,id=scsi0,rotation_rate=1,write-cache=on \
+        -netdev type=tap,id=net0,ifname=tap100i0,script=no,downscript=no,vhost=on -device \
+        virtio-net-pci,mac=BC:24:11:00:00:01,netdev=net0,bus=pci.0,addr=0x12,id=net0,rx_queue_size=1024,tx_queue_size=256,bootindex=102 \
+        -machine type=pc-i440fx-8.1+pve0 -rtc driftfix=slew,base=localtime -global PIIX4_PM.disable_s3=1";
+    let anew = written(&words.split_whitespace().collect::<Vec<_>>().join(" "));
+    assert!(anew.contains("-machine pc-i440fx-8.1+pve0") && anew.contains("kvm-pv-eoi=on"), "{anew}");
+    // Its bridge is set up by a program, which the administrator may allow.
+    let options = ["-netdev tap".to_owned()];
+    let allowed = Allowed { options: &options, folders: &[] };
+    let script = "-netdev type=tap,id=n,ifname=t,script=/usr/libexec/qemu-server/pve-bridge,downscript=no";
+    assert_eq!(read(script, allowed).unwrap().write()[5..].join(" "), script);
+    assert!(refusal(script, Allowed::default()).is_some());
+    assert!(refusal(&script.replace("/usr", "/tmp"), allowed).is_some());
 }
 
 #[test]

@@ -26,6 +26,8 @@ pub(super) enum Kind {
     Words(&'static [&'static str]),
     /// A name that means something within the VM only.
     Name,
+    /// The type of a VM: `q35`, `pc-i440fx-8.1+pve0`.
+    Machine,
     /// A word for the guest about a device: its serial number, its name.
     Label,
     /// Words for the guest.
@@ -164,6 +166,7 @@ impl Kind {
             Self::Name | Self::New(_) | Self::Of(_) => {
                 word(is_name(text), "a name of letters, digits, dots, hyphens and underscores")
             }
+            Self::Machine => word(is_name(&text.replace('+', "-")), "the type of a VM"),
             Self::Label if text.contains('/') => not("without a slash"),
             Self::Label | Self::Text | Self::Line => guest_text(text),
             Self::Address => word(is_address(text), "a slot on a bus, such as 1f.2"),
@@ -231,6 +234,7 @@ pub(super) fn is_name(text: &str) -> bool {
     (1..=NAME_BYTES_MAX).contains(&text.len())
         && text.bytes().all(is_sign)
         && text.as_bytes().first().is_some_and(u8::is_ascii_alphanumeric)
+        && !text.contains("..")
 }
 
 fn is_address(text: &str) -> bool {
@@ -284,7 +288,7 @@ fn only_place(text: &str, kinds: &[&str]) -> Result<Value, Fault> {
 /// A file of this host that may be named.
 pub(super) fn path(text: &str, allowed: Allowed<'_>) -> Result<Value, Fault> {
     // Some of QEMU's parsers take more in a path than a path: protocols, lists, patterns.
-    let is_sign = |sign: char| sign.is_alphanumeric() || "/._-+@~= ".contains(sign);
+    let is_sign = |sign: char| sign.is_alphanumeric() || "/._-+@~ ".contains(sign);
     let path = Path::new(text);
     let is_plain = path.is_absolute()
         && text.chars().all(is_sign)
