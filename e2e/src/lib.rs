@@ -13,6 +13,7 @@
 pub mod blocks;
 pub mod browser;
 pub mod by_hand;
+pub mod domain_rounds;
 pub mod fio;
 pub mod guest;
 pub mod libvirt;

@@ -262,6 +262,7 @@ impl Round {
         let other = (0..3).find(|host| *host != source && *host != to).context("there are three")?;
         self.hosts[killed].stop()?;
         self.hosts[killed].start_with(&[("STERNA_FAIL_POINT", point)])?;
+        drop(client(&self.hosts[source])?);
         until("the hosts are connected", || {
             let listed = self.hosts[source].sterna(["host", "show", NAMES[to], "--json"])?;
             Ok(listed.stdout.contains("\"connected\": true").then_some(()))
@@ -270,14 +271,15 @@ impl Round {
         drop(self.hosts[source].sterna(["migrate", "v", "--to", &target, "--detach"])?);
         self.say(format!("{} to {}, {} is killed {point}", NAMES[source], NAMES[to], NAMES[killed]));
         sleep(SETTLED / 2);
+        // The one that met its step has ended.
+        for host in [source, to] {
+            self.hosts[host].take_end()?;
+        }
         let is_silent = self.random.below(2) == 0;
         for host in [source, other] {
             if (host == source || is_silent) && self.hosts[host].runs() {
-                drop(self.hosts[host].kill());
+                self.hosts[host].kill()?;
             }
-        }
-        for host in [source, to, other] {
-            drop(self.hosts[host].take_end());
         }
         if !self.hosts[to].runs() {
             self.hosts[to].start()?;
@@ -362,8 +364,9 @@ impl Round {
             for store in host.folder().stores() {
                 for entry in std::fs::read_dir(host.path(store))? {
                     let (entry, path) = entry.map(|entry| (entry.metadata(), entry.path()))?;
-                    let is_mark = path.extension().is_some_and(|extension| extension == "partial");
-                    if !is_mark {
+                    let file = path.file_name().unwrap_or_default().to_string_lossy();
+                    // No lock, mark or token.
+                    if file.starts_with("v.") && !file.contains("sterna-") {
                         images.insert((entry?.ino(), format!("{name} {store}")));
                     }
                 }

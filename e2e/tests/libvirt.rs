@@ -1,6 +1,7 @@
 //! Domains of libvirt: adopted while their guest works, moved, and given back, by a libvirtd of the test's own. The guest knows
 //! what it wrote, and libvirt's definition is true at every step.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
@@ -150,6 +151,62 @@ fn what_libvirt_or_others_hold_is_refused_by_name() {
         ensure!(again.stderr.contains("sterna vm release"), "{}", again.stderr);
         Ok(())
     });
+}
+
+#[test]
+fn a_release_that_would_break_something_is_refused_by_name_and_nothing_changes() {
+    play(|host, libvirt| {
+        let image = image(host, "disk.qcow2", "qcow2")?;
+        let link = host.path("link.qcow2");
+        std::os::unix::fs::symlink(&image, &link)?;
+        let console = libvirt.domain(host, &[(&link, "qcow2")], FILL_BYTES)?;
+        adopt(host, libvirt)?;
+        // What the link led to is put aside, not the link.
+        ensure!(host.path("disk.qcow2.moved-web1").exists() && link.is_symlink());
+        let served = host.path("a").join("web1.img");
+        let refused = |words: &str| {
+            let before = std::fs::metadata(&served)?.ino();
+            let outcome = host.sterna(["vm", "release", DOMAIN])?;
+            ensure!(outcome.code != 0 && outcome.stderr.contains(words), "\"{words}\": {outcome:?}");
+            ensure!(std::fs::metadata(&served)?.ino() == before && !image.exists());
+            ensure!(host.ask::<Vec<Volume>>(&["volume", "list"])?.len() == 1, "the volume is gone");
+            anyhow::Ok(())
+        };
+        let overlay = format!("vda,snapshot=external,file={}", text(&host.path("overlay.qcow2"))?);
+        libvirt.virsh(&[
+            "snapshot-create-as",
+            DOMAIN,
+            "--disk-only",
+            "--no-metadata",
+            "--diskspec",
+            &overlay,
+        ])?;
+        refused("virsh blockcommit web1 vda --active --pivot")?;
+        console.work_on(REQUESTS)?;
+        libvirt.virsh(&["blockcommit", DOMAIN, "vda", "--active", "--pivot"])?;
+        // A file that somebody has put where the disk is to be stays.
+        std::fs::write(&image, "somebody's")?;
+        let taken = host.sterna(["vm", "release", DOMAIN])?;
+        ensure!(taken.stderr.contains("there is a file already"), "{taken:?}");
+        ensure!(std::fs::read_to_string(&image)? == "somebody's");
+        std::fs::remove_file(&image)?;
+        libvirt.virsh(&["managedsave", DOMAIN])?;
+        refused("virsh managedsave-remove web1")?;
+        libvirt.virsh(&["managedsave-remove", DOMAIN])?;
+        host.sterna(["migrate", DOMAIN, "--to", "b", "--bandwidth", "1MiB/s", "--detach"])?.success()?;
+        refused("is being migrated")?;
+        host.sterna(["migration", "cancel", "m0"])?.success()?;
+        host.until_idle()?;
+        let released: Vm = host.ask(&["vm", "release", DOMAIN])?;
+        ensure!(released.message.is_some_and(|message| message.contains(&*served.to_string_lossy())));
+        ensure!(served.exists(), "the image is the disk");
+        libvirt.check_definitions(&[&text(&served)?], &["protocol='nbd'"])
+    });
+}
+
+#[test]
+fn a_few_random_rounds_lose_nothing() {
+    e2e::play(|host| e2e::domain_rounds::play(host, 4, 3, |round| println!("{round}")).map(drop));
 }
 
 #[test]

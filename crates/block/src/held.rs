@@ -13,6 +13,7 @@
 
 mod access;
 mod folder;
+mod image;
 #[cfg(test)]
 mod tests;
 mod walk;
@@ -26,6 +27,8 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
 
 pub use self::access::User;
 pub use self::folder::Folder;
+pub use self::image::{ByName, Finder, ToLookAt};
+pub use self::walk::is_own_user;
 
 /// Who may change what is found under a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -67,6 +70,16 @@ pub enum Unfit {
     OtherNames {
         /// What was found.
         path: PathBuf,
+    },
+    /// The image above it belongs to another user, who may have written its name there.
+    #[error(
+        "{path} cannot be read by the user {owner}, who owns the image that stands on it and may have named any file there"
+    )]
+    UnreadBelow {
+        /// What was found.
+        path: PathBuf,
+        /// The owner of the image above.
+        owner: u32,
     },
     /// Another file has its name.
     #[error("{path} is another file than before: it was renamed or replaced")]
@@ -204,6 +217,22 @@ impl Held {
         Ok(self)
     }
 
+    /// Holds the same file once more.
+    ///
+    /// # Errors
+    /// What the system answers: too many files are open.
+    pub fn try_clone(&self) -> io::Result<Self> {
+        let Self { status, path, reach, passable, .. } = self;
+        let descriptor = self.descriptor.try_clone()?;
+        Ok(Self {
+            descriptor,
+            status: *status,
+            path: path.clone(),
+            reach: *reach,
+            passable: passable.clone(),
+        })
+    }
+
     /// Opens this very file; `flags` are an access mode, and what else is wanted.
     ///
     /// # Errors
@@ -226,6 +255,14 @@ impl Held {
     pub fn give(&self, user: u32, group: u32) -> io::Result<()> {
         let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
         Ok(rustix::fs::chownat(&self.descriptor, "", Some(user), Some(group), AtFlags::EMPTY_PATH)?)
+    }
+
+    /// Gives it an owner; its group stays.
+    ///
+    /// # Errors
+    /// What the system answers.
+    pub fn give_user(&self, user: u32) -> io::Result<()> {
+        Ok(rustix::fs::chownat(&self.descriptor, "", Some(Uid::from_raw(user)), None, AtFlags::EMPTY_PATH)?)
     }
 
     /// Sets its permissions; of a link there are none.

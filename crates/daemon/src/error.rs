@@ -281,7 +281,7 @@ pub(crate) enum RequestError {
     #[error(transparent)]
     Fill(#[from] FillError),
     /// A file is where the image would be.
-    #[error("{path} exists already; move it away, or delete it if nobody needs it")]
+    #[error("{path} exists already; move it away if nothing uses it, or take another name or another store")]
     TargetExists {
         /// The file.
         path: PathBuf,

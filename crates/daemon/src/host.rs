@@ -59,6 +59,7 @@ use crate::peers::Peers;
 use crate::stores::Stores;
 use crate::take_over::{Clients, Estate, PassedClient};
 use crate::vms::moving::VmMoves;
+use crate::vms::proved::{Proofs, ProvedImages};
 use crate::vms::{Adoptions, VmError, Vms};
 use crate::volumes::chronicles::Chronicles;
 use crate::volumes::registry::{Service, Volumes};
@@ -118,6 +119,8 @@ pub(crate) struct Host {
     pub(crate) moving: Arc<VmMoves>,
     /// The VMs whose disks volumes are.
     pub(crate) vms: Arc<Vms>,
+    /// The files of adopted disks.
+    proofs: Proofs,
     /// What it looked like a moment ago.
     overviews: Arc<Overviews>,
     started_unix_ms: u64,
@@ -171,6 +174,7 @@ impl Host {
             peers,
             histories: Arc::new(Histories::new(&config.data_dir)),
             ends: Ends::default(),
+            proofs: Proofs::default(),
             vms: Vms::open(&config.data_dir, &sockets, &config.machines),
             limits: RwLock::new(config.limits),
             config,
@@ -230,6 +234,14 @@ impl Host {
     /// The VMs of others whose disks are served.
     fn adoptions(&self) -> Result<&Adoptions, VmError> {
         self.vms.adoptions()
+    }
+
+    /// Says which files may be opened for a volume.
+    fn finder_of(&self, volume: &str) -> ProvedImages {
+        // Without a list what is found by its name is looked at as strictly, but for its owner.
+        let adopted = self.adoptions().ok().and_then(|known| known.find(|adopted| adopted.uses(volume)));
+        let proved = adopted.map(|adopted| adopted.proved(volume)).unwrap_or_default();
+        self.proofs.finder(volume, proved)
     }
 
     /// Resolves when the daemon is to stop.

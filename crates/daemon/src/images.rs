@@ -27,8 +27,9 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use block::held::Held;
 use migration::MigrationId;
-use rustix::fs::SeekFrom;
+use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use crate::files::folder_entries::with_suffix;
@@ -91,17 +92,17 @@ pub(crate) fn dress(to: &File, from: &Path) {
 /// Copies the data of one file into another that is all zeroes and at least as large; holes stay holes.
 ///
 /// `done` follows the position, for whoever watches. The copy is durable when this returns.
-pub(crate) fn copy_into(from: &Path, to: &Path, done: &AtomicU64) -> Result<(), CopyError> {
+pub(crate) fn copy_into(from: &Held, to: &Path, done: &AtomicU64) -> Result<(), CopyError> {
     copy_data(from, to, done).map_err(|source| match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            CopyError::NoSpace { from: from.to_owned() }
+            CopyError::NoSpace { from: from.path().to_owned() }
         }
-        _ => CopyError::Io { from: from.to_owned(), to: to.to_owned(), source },
+        _ => CopyError::Io { from: from.path().to_owned(), to: to.to_owned(), source },
     })
 }
 
-fn copy_data(from: &Path, to: &Path, done: &AtomicU64) -> io::Result<()> {
-    let source = File::open(from)?;
+fn copy_data(from: &Held, to: &Path, done: &AtomicU64) -> io::Result<()> {
+    let source = from.open(OFlags::RDONLY)?;
     let target = OpenOptions::new().write(true).open(to)?;
     let size = source.metadata()?.len();
     let mut position = 0;
@@ -171,7 +172,7 @@ mod tests {
         std::os::unix::fs::FileExt::write_all_at(&file, b"0123456789", 5 << 20).unwrap();
         std::fs::File::create(&to).unwrap().set_len(10 << 20).unwrap();
         let done = AtomicU64::new(0);
-        copy_into(&from, &to, &done).unwrap();
+        copy_into(&block::held::find(&from).unwrap(), &to, &done).unwrap();
         content.resize(10 << 20, 0);
         assert!(std::fs::read(&to).unwrap() == content);
         assert_eq!(done.into_inner(), 9 << 20);

@@ -27,11 +27,13 @@ mod life;
 mod lifelines;
 pub(crate) mod looks;
 mod manifest;
+pub(crate) mod monitors;
 pub(crate) mod moving;
 mod needs;
 mod probe;
 pub(crate) mod process;
 pub(crate) mod proof;
+pub(crate) mod proved;
 pub(crate) mod qemu_sockets;
 mod same_files;
 #[cfg(test)]
@@ -49,16 +51,18 @@ use hypervisor::qemu::{Lifeline, Qemu};
 use tokio::sync::{Notify, OwnedMutexGuard};
 use tokio::task::AbortHandle;
 
-pub(crate) use self::adoptions::{Adopted, AdoptedDisk, Adoptions, LibvirtDomain, Wanted};
+pub(crate) use self::adoptions::{
+    Adopted, AdoptedDisk, Adoptions, CopyNote, FileIdentity, GivenImage, LibvirtDomain, Wanted,
+};
 pub(crate) use self::arrival::Scope;
 pub(crate) use self::catalogue::Standing;
 use self::catalogue::{Catalogue, Fate, Record};
 pub(crate) use self::definition::{Definition, DefinitionError};
-pub(crate) use self::derived::{Derived, derive, launched};
+pub(crate) use self::derived::{Derived, derive, launched, user_of};
 pub(crate) use self::error::VmError;
 pub(crate) use self::holds::{Holds, NotedReason, Ran, Reached};
 pub(crate) use self::manifest::MANIFEST_BYTES_MAX;
-use self::manifest::Manifest;
+use self::manifest::{Manifest, Reader};
 use self::process::Process;
 pub(crate) use self::same_files::Differences;
 use crate::config::MachinesConfig;
@@ -239,7 +243,7 @@ impl Vms {
             user: None,
             stays_paused: false,
         };
-        let files = manifest::read_files(definition.files())?;
+        let files = manifest::read_files(definition.files(), &Reader::Administrator)?;
         let tpm_state = definition.tpm_state().map(tpm::read_state).transpose();
         let tpm_state = tpm_state.map_err(|(path, error)| VmError::io("read", &path, error))?;
         // What could not be sent is not taken.

@@ -19,13 +19,15 @@ mod connection;
 mod definition;
 mod domain;
 mod error;
+mod presence;
 mod waiting;
 mod xdr;
 
 pub use connection::Connection;
 pub use definition::{
-    Disk, DiskSource, Mirror, NbdSource, disk_for_export, disk_for_file, disks, qemu_user, with_export,
-    with_file,
+    Disk, DiskSource, Mirror, NbdSource, disk_for_export, disk_for_file, disks, mentions_beside, qemu_user,
+    with_export, with_file,
 };
-pub use domain::{BlockJob, Definition, DiskSize, Domain, DomainState, Libvirt, parse_uuid, show_uuid};
+pub use domain::{BlockJob, Definition, DiskSize, Domain, Libvirt, parse_uuid, show_uuid};
 pub use error::LibvirtError;
+pub use presence::{DomainState, Presence};

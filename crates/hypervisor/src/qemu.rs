@@ -18,6 +18,7 @@ mod block;
 pub mod command_line;
 mod disk;
 mod error;
+mod export_use;
 #[cfg(test)]
 mod fake_monitor;
 #[cfg(test)]
@@ -37,8 +38,9 @@ pub use disk::{
     DiskOptions, ExportAddress, ImageFile, LocalDisk, RECONNECT_SECONDS, StayReason, StayingDisk,
 };
 pub use error::{ErrorClass, QmpError};
+pub use export_use::{ExportUse, UsingDisk};
 pub use hypervisor::memory_socket;
-pub use launched::Launched;
+pub use launched::{Descriptor, Launched, Use};
 pub use lifeline::Lifeline;
 pub use look::{Leaf, Look, SeenDevice, SeenDrive};
 pub use process::Qemu;

@@ -119,6 +119,22 @@ pub enum Bug {
     SidesChangedOneByOne,
     /// Decision 0069: the image is thrown away that the disk of a domain that is shut off is in.
     ReleasedImageDiscarded,
+    /// Decision 0083: a domain whose state is not recognised counts as shut off.
+    UnknownDomainIsOff,
+    /// Decision 0083: a volume is removed that the saved memory of a domain names.
+    SavedMemoryForgotten,
+    /// Decision 0083: an overlay over a volume counts as another disk, so its volume is removed.
+    OverlayIsElsewhere,
+    /// Decision 0083: a volume is removed that the disk is over at the next start of its domain.
+    NextStartForgotten,
+    /// Decision 0083: a volume that has gone to another host counts as given back.
+    RemoteVolumeIsGivenBack,
+    /// Decision 0083: the file of a disk is deleted although nobody made a copy there.
+    AnyFileIsACopy,
+    /// Decision 0083: half a copy stays under the name of the disk.
+    HalfCopyLeft,
+    /// Decision 0083: a copy is deleted that a disk was led over.
+    PivotedCopyDiscarded,
     /// That a migration came to nothing could not be made durable, and nobody tries it again.
     EndNotRepeated,
     /// Law 39: that a migration is cancelled is answered before it is durable.
@@ -272,6 +288,14 @@ impl Bug {
         Self::LostMemoryUntold,
         Self::SidesChangedOneByOne,
         Self::ReleasedImageDiscarded,
+        Self::UnknownDomainIsOff,
+        Self::SavedMemoryForgotten,
+        Self::OverlayIsElsewhere,
+        Self::NextStartForgotten,
+        Self::RemoteVolumeIsGivenBack,
+        Self::AnyFileIsACopy,
+        Self::HalfCopyLeft,
+        Self::PivotedCopyDiscarded,
         Self::EndNotRepeated,
         Self::CancelNotRecorded,
         Self::CancelForgotten,
@@ -397,6 +421,14 @@ impl Bug {
             Self::LostMemoryUntold => "lost-memory-untold",
             Self::SidesChangedOneByOne => "sides-changed-one-by-one",
             Self::ReleasedImageDiscarded => "released-image-discarded",
+            Self::UnknownDomainIsOff => "unknown-domain-is-off",
+            Self::SavedMemoryForgotten => "saved-memory-forgotten",
+            Self::OverlayIsElsewhere => "overlay-is-elsewhere",
+            Self::NextStartForgotten => "next-start-forgotten",
+            Self::RemoteVolumeIsGivenBack => "remote-volume-is-given-back",
+            Self::AnyFileIsACopy => "any-file-is-a-copy",
+            Self::HalfCopyLeft => "half-copy-left",
+            Self::PivotedCopyDiscarded => "pivoted-copy-discarded",
             Self::EndNotRepeated => "end-not-repeated",
             Self::CancelNotRecorded => "cancel-not-recorded",
             Self::CancelForgotten => "cancel-forgotten",

@@ -9,9 +9,9 @@ use std::time::Duration;
 use chronicle::{BlockRange, ByteRange, LayeredBitmap};
 use migration::PacingSettings;
 use migration::filling::{
-    FetchFault, FetchId, Filling, FillingAction, FillingEvent, FillingSettings, LogEntry, Manifest, NoteId,
-    OnBehalf, RecordingId, Refusal, RequestId, StoreFault, Telling, Told, UNIT_BYTES, UnitMap, encode_entry,
-    header, replay, units_of,
+    FetchFault, FetchId, Filling, FillingAction, FillingEvent, FillingSettings, LogEntry, Manifest, NO_START,
+    NoteId, OnBehalf, RecordingId, Refusal, RequestId, StoreFault, Telling, Told, UNIT_BYTES, UnitMap,
+    encode_entry, header, replay, units_of,
 };
 
 const UNITS: u64 = 48;
@@ -96,6 +96,8 @@ struct World {
     /// Writes that are made, and not answered.
     made: BTreeMap<RequestId, (BlockRange, u64)>,
     boot: u8,
+    /// Whether another machine keeps the store: it may start again while the host runs.
+    is_far: bool,
     whole: bool,
     reads_checked: u64,
     /// How long reads may wait for the reservoir.
@@ -169,6 +171,7 @@ impl World {
             notes: Vec::new(),
             made: BTreeMap::new(),
             boot: 0,
+            is_far: seed.is_multiple_of(3),
             whole: false,
             reads_checked: 0,
             wait_max: seed.is_multiple_of(3).then_some(WAIT_MAX),
@@ -249,6 +252,7 @@ impl World {
                 self.flushes.insert(request, asked.collect());
                 self.event(FillingEvent::FlushArrived { request });
             }
+            42 if self.is_far && self.random.percent(50) => self.both_start_again(),
             42 => self.power_cut(),
             43..=44 => self.kill(),
             _ => self.complete(),
@@ -364,7 +368,20 @@ impl World {
         }
     }
 
+    /// The start of the host by which the file of presence is read.
+    fn start(&self) -> [u8; 16] {
+        if self.is_far { NO_START } else { boot(self.boot) }
+    }
+
     fn note(&mut self, runs: Vec<BlockRange>) {
+        if self.is_far {
+            // Nothing that is only noted would be believed.
+            self.store.iter_mut().for_each(|cell| cell.durable = cell.volatile);
+            assert!(encode_entry(self.sequence, &LogEntry::Present { runs }, &mut self.log));
+            self.sequence += 1;
+            self.log_durable = self.log.len();
+            return;
+        }
         let entry = LogEntry::Noted { boot: boot(self.boot), runs };
         assert!(encode_entry(self.sequence, &entry, &mut self.log));
         self.sequence += 1;
@@ -392,6 +409,22 @@ impl World {
 
     /// Everything volatile is lost, or not, unit by unit; the file of presence ends somewhere behind what is durable.
     fn power_cut(&mut self) {
+        self.lose_what_is_volatile();
+        self.boot += 1;
+        // What was only noted may be there or not.
+        if self.random.percent(70) {
+            self.log.truncate(self.log_durable);
+        }
+        self.restart();
+    }
+
+    /// The machine that keeps the store, and the daemon: the host runs on.
+    fn both_start_again(&mut self) {
+        self.lose_what_is_volatile();
+        self.restart();
+    }
+
+    fn lose_what_is_volatile(&mut self) {
         for cell in &mut self.store {
             if self.random.percent(50) {
                 cell.volatile = cell.durable;
@@ -403,19 +436,13 @@ impl World {
                 promise.flushed.iter().chain(&promise.since).chain(&promise.answered).copied().collect();
             *promise = Promise { answered: survives.clone(), flushed: survives, since: BTreeSet::new() };
         }
-        self.boot += 1;
-        // What was only noted may be there or not.
-        if self.random.percent(70) {
-            self.log.truncate(self.log_durable);
-        }
-        self.restart();
     }
 
     fn restart(&mut self) {
         if self.random.percent(50) {
             self.log.extend_from_slice(&[0x5a; 11]);
         }
-        let (presence, position, sequence) = replay(&self.log, SIZE, WHOSE, boot(self.boot)).unwrap();
+        let (presence, position, sequence) = replay(&self.log, SIZE, WHOSE, self.start()).unwrap();
         self.log.truncate(position);
         self.sequence = sequence;
         self.filling = Told::new(SIZE, Some(presence)).begin(settings());
@@ -461,7 +488,7 @@ fn guests_see_what_they_were_promised_whatever_is_fetched_overwritten_fails_or_i
                 let (seen, promise) = (world.store[unit].volatile, &world.promises[unit]);
                 assert!(promise.answered.contains(&seen), "unit {unit} has {seen} in the end");
             }
-            let (presence, ..) = replay(&world.log, SIZE, WHOSE, boot(world.boot)).unwrap();
+            let (presence, ..) = replay(&world.log, SIZE, WHOSE, world.start()).unwrap();
             assert!(presence.missing.is_empty(), "a restart would fetch {:?}", presence.missing);
         }));
         assert!(run.is_ok(), "seed {seed}");

@@ -1,5 +1,6 @@
 //! One domain whose disks change sides by copies that its hypervisor makes, and a daemon that is killed between any two steps:
-//! the product's [`Copied`] against a libvirt that is not to be reached, has jobs of others, or does what it does not answer.
+//! the product's [`Copied`] against a libvirt that is not to be reached, has jobs of others, or does what it does not answer; and
+//! against administrators who save the domain, put overlays over its disks, or move its volumes meanwhile.
 //!
 //! ```text
 //!   file ──► an empty volume ──► copied ──► caught up ──► the volume      the guest writes all the while
@@ -10,7 +11,7 @@
 
 use std::time::Duration;
 
-use migration::vm::copied::{Copied, Goal, Image, Job, Over, SeenDisk, Step};
+use migration::vm::copied::{Copied, CopyMade, Domain, Goal, Image, Job, Over, SeenDisk, Step, Volume};
 
 use crate::random::Random;
 use crate::world::Violation;
@@ -23,20 +24,31 @@ const TURNS_MAX: u64 = 2000;
 const TURN: Duration = Duration::from_millis(250);
 /// Of a hundred turns: those in which a copy catches up.
 const CAUGHT_UP: u64 = 40;
-/// And those in which the daemon is killed, libvirt cannot be reached, a step is refused, a step fails though it is done, a copy
-/// fails, somebody else has a job, the domain is shut off, it is started, it is undefined, a disk of it is exchanged, somebody
-/// wants the other side.
+/// And those in which the daemon is killed, libvirt cannot be reached, its answer is not understood, a step is refused, a step
+/// fails though it is done, a copy fails, somebody else has a job.
 const KILLED: u64 = 5;
 const DEAF: u64 = 5;
+const UNCLEAR: u64 = 5;
 const REFUSED: u64 = 5;
 const ANSWER_LOST: u64 = 6;
 const COPY_FAILED: u64 = 4;
 const FOREIGN: u64 = 3;
+/// Those in which the domain is shut off, saved, started or undefined, and the administrator wants the other side.
 const SHUT_OFF: u64 = 2;
+const SAVED: u64 = 2;
 const STARTED: u64 = 20;
 const UNDEFINED: u64 = 1;
-const EXCHANGED: u64 = 1;
 const TURNED: u64 = 2;
+/// Those in which a disk is exchanged, gets an overlay, or a filter that is not recognised; its volume begins to move, or leaves.
+const EXCHANGED: u64 = 1;
+const OVERLAID: u64 = 2;
+const FILTERED: u64 = 2;
+const BUSY: u64 = 3;
+const LEFT: u64 = 1;
+/// And those in which any of these ends.
+const ENDED: u64 = 15;
+/// Of a hundred pivots: those that leave the definition of the next start as it was.
+const NOT_WRITTEN: u64 = 20;
 
 /// What an empty volume holds, and a copy that has not caught up: less than any write.
 const NOTHING: u64 = 0;
@@ -58,7 +70,7 @@ pub(crate) fn play(seed: u64) -> Option<Violation> {
             return None;
         }
     }
-    let detail = format!("it does not come to rest: {:?}, {:?}", play.wanted, play.disks);
+    let detail = format!("it does not come to rest: {:?}, {:?}, {:?}", play.wanted, play.domain, play.disks);
     Some(Violation { checker: "sides of disks", at: TURN * TURNS_MAX as u32, detail })
 }
 
@@ -72,8 +84,14 @@ enum Faults {
 #[derive(Clone, Debug)]
 struct Disk {
     over: Over,
+    next: Over,
+    /// Whether there is a node over it that is not recognised.
+    is_filtered: bool,
     job: Job,
-    is_served: bool,
+    volume: Volume,
+    /// Whether its volume migrates, so that it cannot be removed.
+    is_busy: bool,
+    copy: CopyMade,
     /// The last write that was answered.
     written: u64,
     /// What is in its file, and in its volume's image; `None`: there is none.
@@ -81,12 +99,14 @@ struct Disk {
     image: Option<u64>,
     /// What is in files of before, which nobody deletes.
     aside: Option<u64>,
+    /// What an overlay stands on, while there is one.
+    base: u64,
 }
 
 struct Play {
     random: Random,
     faults: Faults,
-    is_running: bool,
+    domain: Domain,
     disks: Vec<Disk>,
     /// Where the disks are to be: durable.
     wanted: Goal,
@@ -100,24 +120,30 @@ impl Play {
     fn new(mut random: Random) -> Self {
         let wanted = if random.percent(50) { Goal::Volumes } else { Goal::Files };
         let is_adopted = wanted == Goal::Files;
+        let over = if is_adopted { Over::Export } else { Over::File };
         let disk = Disk {
-            over: if is_adopted { Over::Export } else { Over::File },
+            over,
+            next: over,
+            is_filtered: false,
             job: Job::None,
-            is_served: is_adopted,
+            volume: if is_adopted { Volume::Here } else { Volume::Absent },
+            is_busy: false,
+            copy: CopyMade::No,
             written: 1,
             file: (!is_adopted).then_some(1),
             image: is_adopted.then_some(1),
             aside: None,
+            base: NOTHING,
         };
         let disks = vec![disk; 1 + random.index(3)];
         let under_way = (wanted, Copied::towards(wanted));
-        Self { random, faults: Faults::On, is_running: true, disks, wanted, under_way, broken: None }
+        Self { random, faults: Faults::On, domain: Domain::Runs, disks, wanted, under_way, broken: None }
     }
 
     /// What happens in a turn; returns where the disks are if the change of sides has ended.
     fn turn(&mut self) -> Option<Goal> {
         self.happen();
-        if self.strikes(STARTED) || self.faults == Faults::Off {
+        if self.strikes(STARTED) {
             self.start();
         }
         if self.strikes(TURNED) {
@@ -129,13 +155,14 @@ impl Play {
         if self.strikes(DEAF) {
             return None;
         }
+        let domain = if self.strikes(UNCLEAR) { Domain::Unknown } else { self.domain };
         let (asked, copied) = &mut self.under_way;
         if *asked != self.wanted {
             *asked = self.wanted;
             copied.turn_to(self.wanted);
         }
         let seen: Vec<_> = self.disks.iter().map(Disk::seen).collect();
-        let step = copied.next_step(self.is_running, &seen);
+        let step = copied.next_step(domain, &seen);
         if let Step::Complete(goal) = step {
             return Some(goal);
         }
@@ -146,7 +173,7 @@ impl Play {
         }
         // The world does not wait between the look and the step.
         if self.random.percent(30) {
-            self.happen();
+            self.happen_unseen();
         }
         let done = !self.strikes(REFUSED) && self.take(step);
         let (_, copied) = &mut self.under_way;
@@ -155,64 +182,102 @@ impl Play {
             _ => {}
         }
         if !done || self.random.percent(ANSWER_LOST) && self.faults == Faults::On {
-            self.under_way.1.failed(&seen);
+            self.under_way.1.failed(domain, &seen);
         }
         None
     }
 
     /// What guests, libvirt and others do by themselves.
     fn happen(&mut self) {
+        self.happen_unseen();
+        for index in 0..self.disks.len() {
+            let (exchanged, ended) = (self.strikes(EXCHANGED), self.calm_or(ENDED));
+            let (overlaid, filtered) = (self.strikes(OVERLAID), self.strikes(FILTERED));
+            let (busy, left) = (self.strikes(BUSY), self.strikes(LEFT));
+            let runs = self.domain == Domain::Runs;
+            let Some(disk) = self.disks.get_mut(index) else { continue };
+            if ended {
+                disk.end_what_others_did();
+            } else if exchanged && self.domain == Domain::Off {
+                (disk.over, disk.next) = (Over::Elsewhere, Over::Elsewhere);
+            } else if runs && disk.job == Job::None && overlaid && disk.over == Over::Export {
+                (disk.over, disk.next, disk.base) = (Over::Above, Over::Above, disk.written);
+            } else if runs && filtered {
+                disk.is_filtered = true;
+            } else if disk.volume == Volume::Here && disk.copy == CopyMade::No && disk.over == Over::Export {
+                (disk.is_busy, disk.volume) =
+                    (busy || disk.is_busy, if left { Volume::Remote } else { Volume::Here });
+            }
+        }
+        let is_idle = self.disks.iter().all(|disk| disk.job == Job::None);
+        if self.domain == Domain::Runs && is_idle && self.strikes(SAVED) {
+            self.shut_off(Domain::Saved);
+        }
+        if self.domain == Domain::Saved && self.calm_or(ENDED) {
+            // The administrator gives the saved memory up, as the message says.
+            self.domain = Domain::Off;
+        }
+    }
+
+    /// The same, as far as it can come between a look and the step: what others change by hand is looked at again by the daemon, or
+    /// refused by libvirt.
+    fn happen_unseen(&mut self) {
         for index in 0..self.disks.len() {
             let (fails, foreign) = (self.strikes(COPY_FAILED), self.strikes(FOREIGN));
-            let (exchanged, ends) = (self.strikes(EXCHANGED), self.random.percent(CAUGHT_UP));
-            let is_running = self.is_running;
+            let ends = self.random.percent(CAUGHT_UP);
+            let runs = self.domain == Domain::Runs;
             let Some(disk) = self.disks.get_mut(index) else { continue };
             match disk.job {
-                Job::Copying | Job::CaughtUp if fails || !disk.is_served => disk.job = Job::None,
+                Job::Copying | Job::CaughtUp if fails || !disk.is_served() => disk.job = Job::None,
                 Job::Copying if ends => disk.catch_up(),
                 Job::Foreign if ends => disk.job = Job::None,
-                Job::None if foreign && is_running => disk.job = Job::Foreign,
+                Job::None if foreign && runs => disk.job = Job::Foreign,
                 _ => {}
             }
-            if is_running {
+            if runs {
                 disk.write();
             }
-            if exchanged && !is_running {
-                disk.over = Over::Elsewhere;
-            }
         }
-        if self.strikes(SHUT_OFF) {
-            self.shut_off();
+        if self.strikes(SHUT_OFF) && self.domain == Domain::Runs {
+            self.shut_off(Domain::Off);
         }
         if self.strikes(UNDEFINED) {
-            self.shut_off();
-            self.disks.iter_mut().for_each(|disk| disk.over = Over::Gone);
+            self.shut_off(Domain::Gone);
+            self.disks.iter_mut().for_each(|disk| (disk.over, disk.next) = (Over::Gone, Over::Gone));
         }
     }
 
-    fn shut_off(&mut self) {
-        self.is_running = false;
-        self.disks.iter_mut().for_each(|disk| disk.job = Job::None);
+    fn shut_off(&mut self, domain: Domain) {
+        self.domain = domain;
+        for disk in &mut self.disks {
+            (disk.job, disk.is_filtered) = (Job::None, false);
+            // Between a pivot and what is written down for the next start nobody but libvirt can help.
+            disk.next = disk.over;
+        }
     }
 
-    /// Starts the domain, if its disks are there.
+    /// Starts the domain, if its disks are there; with its memory, if that was saved.
     fn start(&mut self) {
         let is_there = |disk: &Disk| match disk.over {
             Over::File => disk.file.is_some(),
-            Over::Export => disk.is_served,
+            Over::Export | Over::Above => disk.is_served(),
             Over::Elsewhere => true,
-            Over::Gone => false,
+            Over::Gone | Over::Unknown => false,
         };
-        self.is_running |= self.faults == Faults::On && self.disks.iter().all(is_there);
+        if matches!(self.domain, Domain::Off | Domain::Saved) && self.disks.iter().all(is_there) {
+            self.domain = Domain::Runs;
+        }
     }
 
     /// Carries a step out, as far as libvirt lets it; returns whether it was done.
     fn take(&mut self, step: Step) -> bool {
-        let is_running = self.is_running;
+        let runs = self.domain == Domain::Runs;
+        let is_written = !self.random.percent(NOT_WRITTEN);
         let (Step::Serve(index)
         | Step::Copy(index)
         | Step::Pivot(index)
         | Step::Cancel(index)
+        | Step::ClearFile(index, _)
         | Step::StopServing(index, _)
         | Step::WriteDown(index)) = step
         else {
@@ -220,34 +285,36 @@ impl Play {
         };
         let Some(disk) = self.disks.get_mut(index) else { return false };
         match step {
-            Step::Serve(_) if !disk.is_served => {
-                (disk.is_served, disk.image) = (true, Some(NOTHING));
+            Step::Serve(_) if disk.volume == Volume::Absent => {
+                (disk.volume, disk.image) = (Volume::Here, Some(NOTHING));
                 true
             }
-            Step::Copy(_) if is_running && disk.job == Job::None && disk.is_served => disk.begin_copy(),
-            Step::Pivot(_) if is_running && disk.job == Job::CaughtUp => {
+            Step::Copy(_) if runs && disk.job == Job::None && disk.is_served() => disk.begin_copy(),
+            Step::Pivot(_) if runs && disk.job == Job::CaughtUp => {
+                disk.pivot(is_written);
+                true
+            }
+            Step::Cancel(_) if runs && disk.job != Job::None => {
                 disk.job = Job::None;
-                disk.over = if disk.over == Over::File { Over::Export } else { Over::File };
                 true
             }
-            Step::Cancel(_) if is_running && disk.job != Job::None => {
-                disk.job = Job::None;
+            Step::ClearFile(_, image) => {
+                self.broken = disk.clear_file(image);
                 true
             }
-            Step::StopServing(_, image) if disk.is_served => {
-                if is_running && disk.over == Over::Export {
-                    self.broken = Some(format!("a volume is removed that a guest uses: {disk:?}"));
+            Step::StopServing(_, image) if disk.volume == Volume::Here && !disk.is_busy => {
+                self.broken = disk.stop_serving(image, self.domain);
+                true
+            }
+            Step::WriteDown(_) if runs && disk.over == Over::File => {
+                disk.next = Over::File;
+                true
+            }
+            Step::WriteDown(_) if self.domain == Domain::Off && disk.over == Over::Export => {
+                (disk.over, disk.next) = (Over::File, Over::File);
+                if disk.volume == Volume::GivenBack {
+                    disk.volume = Volume::Absent;
                 }
-                let left = disk.image.take();
-                if image == Image::Keep {
-                    // The disk's file is that image from now on; what was it before stays.
-                    disk.aside = disk.aside.max(std::mem::replace(&mut disk.file, left));
-                }
-                disk.is_served = false;
-                true
-            }
-            Step::WriteDown(_) if !is_running && disk.over == Over::Export => {
-                disk.over = Over::File;
                 true
             }
             _ => false,
@@ -258,37 +325,49 @@ impl Play {
         self.random.percent(percent) && self.faults == Faults::On
     }
 
+    /// Whether something ends: now and then, and when nothing goes wrong any more.
+    fn calm_or(&mut self, percent: u64) -> bool {
+        self.random.percent(percent) || self.faults == Faults::Off
+    }
+
     /// What must hold at any moment.
     fn broken_rule(&self) -> Option<String> {
         let wrong = self.disks.iter().find(|disk| {
             let has_all = match disk.over {
                 Over::File => disk.file == Some(disk.written),
-                Over::Export if disk.is_served => disk.image == Some(disk.written),
+                Over::Export if disk.is_served() => disk.image == Some(disk.written),
                 // The definition does not say so yet.
-                Over::Export => disk.file == Some(disk.written) && !self.is_running,
-                Over::Elsewhere | Over::Gone => {
-                    disk.file.max(disk.image).max(disk.aside) == Some(disk.written)
+                Over::Export => disk.file == Some(disk.written) && self.domain == Domain::Off,
+                Over::Above => disk.is_served() && disk.image == Some(disk.base),
+                Over::Elsewhere | Over::Gone | Over::Unknown => {
+                    disk.file.max(disk.image).max(disk.aside) >= Some(disk.written)
                 }
             };
             !has_all
         });
-        wrong.map(|disk| format!("what the guest wrote is lost, runs {}: {disk:?}", self.is_running))
+        wrong.map(|disk| format!("what the guest wrote is lost, {:?}: {disk:?}", self.domain))
     }
 
     fn wrong_at_its_end(&self, goal: Goal) -> Option<String> {
-        let over = if goal == Goal::Volumes { Over::Export } else { Over::File };
-        let is_right = |disk: &Disk| {
-            let is_elsewhere = goal == Goal::Files && matches!(disk.over, Over::Elsewhere | Over::Gone);
-            (disk.over == over || is_elsewhere) && disk.is_served == (goal == Goal::Volumes)
+        let is_right = |disk: &Disk| match (goal, disk.over) {
+            (Goal::Files, Over::File | Over::Elsewhere | Over::Gone) => disk.volume != Volume::Here,
+            (Goal::Volumes, Over::Above) => disk.is_served(),
+            (Goal::Volumes, Over::Export) => disk.is_served() && disk.copy == CopyMade::No,
+            _ => false,
         };
-        let state = format!("at its end, towards {goal:?}: {:?}", self.disks);
+        let state = format!("at its end, towards {goal:?}, {:?}: {:?}", self.domain, self.disks);
         (!self.disks.iter().all(is_right)).then_some(state)
     }
 }
 
 impl Disk {
     fn seen(&self) -> SeenDisk {
-        SeenDisk { over: self.over, job: self.job, is_served: self.is_served }
+        let over = if self.is_filtered { Over::Unknown } else { self.over };
+        SeenDisk { over, next: self.next, job: self.job, volume: self.volume, copy: self.copy }
+    }
+
+    fn is_served(&self) -> bool {
+        matches!(self.volume, Volume::Here | Volume::Remote)
     }
 
     /// The guest writes, to the side that the disk is over, and to the other one if that has caught up.
@@ -297,7 +376,7 @@ impl Disk {
         let (side, copy) = match self.over {
             Over::File => (&mut self.file, &mut self.image),
             Over::Export => (&mut self.image, &mut self.file),
-            Over::Elsewhere | Over::Gone => return,
+            Over::Above | Over::Elsewhere | Over::Gone | Over::Unknown => return,
         };
         let Some(side) = side else { return };
         (*side, self.written) = (written, written);
@@ -306,12 +385,26 @@ impl Disk {
         }
     }
 
+    /// An overlay is committed, a filter removed; a migration of the volume has ended, or it has come home.
+    fn end_what_others_did(&mut self) {
+        (self.is_filtered, self.is_busy) = (false, false);
+        if self.over == Over::Above {
+            (self.over, self.next) = (Over::Export, Over::Export);
+        }
+        if self.volume == Volume::Remote {
+            self.volume = Volume::Here;
+        }
+    }
+
     /// Begins to copy the disk onto its other side, or into a new file.
     fn begin_copy(&mut self) -> bool {
         match self.over {
             Over::File => self.image = Some(NOTHING),
-            Over::Export => self.file = Some(NOTHING),
-            Over::Elsewhere | Over::Gone => return false,
+            Over::Export if self.copy == CopyMade::No => {
+                self.aside = self.aside.max(self.file);
+                (self.file, self.copy) = (Some(NOTHING), CopyMade::Unused);
+            }
+            _ => return false,
         }
         self.job = Job::Copying;
         true
@@ -322,8 +415,52 @@ impl Disk {
         match self.over {
             Over::File => self.image = Some(self.written),
             Over::Export => self.file = Some(self.written),
-            Over::Elsewhere | Over::Gone => {}
+            _ => {}
         }
+    }
+
+    fn pivot(&mut self, is_written: bool) {
+        self.job = Job::None;
+        if self.over == Over::File {
+            (self.over, self.next) = (Over::Export, Over::Export);
+            return;
+        }
+        self.over = Over::File;
+        self.copy = CopyMade::Pivoted;
+        if is_written {
+            self.next = Over::File;
+        }
+    }
+
+    /// Takes a copy away; returns what is wrong with that.
+    fn clear_file(&mut self, image: Image) -> Option<String> {
+        let wrong = (self.copy == CopyMade::No).then(|| format!("a file goes that is no copy: {self:?}"));
+        let left = self.file.take();
+        if image == Image::Keep {
+            self.aside = self.aside.max(left);
+        }
+        self.copy = CopyMade::No;
+        wrong
+    }
+
+    /// Removes the volume; returns what is wrong with that.
+    fn stop_serving(&mut self, image: Image, domain: Domain) -> Option<String> {
+        let is_used = match self.over {
+            Over::Export => domain != Domain::Off,
+            Over::Above => true,
+            _ => self.next == Over::Export && domain != Domain::Gone,
+        };
+        let wrong = is_used.then(|| format!("a volume is removed that is used, {domain:?}: {self:?}"));
+        let left = self.image.take();
+        self.volume = Volume::Absent;
+        if image == Image::Keep && self.over == Over::Export {
+            // The disk's file is that image from now on; what was it before stays.
+            self.aside = self.aside.max(std::mem::replace(&mut self.file, left));
+            self.volume = Volume::GivenBack;
+        } else if image == Image::Keep {
+            self.aside = self.aside.max(left);
+        }
+        wrong
     }
 }
 

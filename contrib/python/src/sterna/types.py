@@ -933,6 +933,9 @@ class PromoteVolume(TypedDict):
     # another host has it, there are two of it from then on. With `force`: although another host, or an image, says
     # otherwise.
     restored: NotRequired[bool]
+    # With `restored`, of a volume on a device or an export: how many bytes it has. It may have grown since the backup,
+    # and the device has room for more.
+    size_bytes: NotRequired[int | None]
     # What the other host prints once it has released the volume: nobody else has it then.
     ticket: NotRequired[str | None]
     # Of a volume that works here and whose former host, which has the rest of it, is lost: clients that read what is

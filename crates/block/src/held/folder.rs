@@ -4,7 +4,7 @@
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
@@ -59,6 +59,11 @@ impl Folder {
         reach_in(self.reach, &self.status, &self.status)
     }
 
+    /// A path of this process alone that leads to this very folder as long as it is held.
+    pub fn own_link(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()).into()
+    }
+
     /// Holds an entry, whatever it is; a link itself.
     ///
     /// # Errors
@@ -70,6 +75,17 @@ impl Folder {
         let reach = reach_in(self.reach, &self.status, &status);
         let passable = self.above.clone().and(&self.status);
         Ok(Held { descriptor, status, path: self.path.join(name), reach, passable })
+    }
+
+    /// Opens a folder in this one that was found here.
+    ///
+    /// # Errors
+    /// What the system answers; that it is no folder.
+    pub fn below(&self, found: &Held) -> io::Result<Self> {
+        let opened = found.open(OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let above = self.above.clone().and(&self.status);
+        let Held { status, path, reach, .. } = found;
+        Ok(Self { descriptor: opened.into(), status: *status, path: path.clone(), reach: *reach, above })
     }
 
     /// Makes a file that did not exist, open for reading and writing.

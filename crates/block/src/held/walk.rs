@@ -112,7 +112,7 @@ impl Way {
 
     /// Goes on where a link leads to.
     fn follow(&mut self, link: &Step) -> io::Result<()> {
-        if link.reach == Reach::Others || !is_ours(link.status.st_uid) {
+        if link.reach == Reach::Others || !is_own_user(link.status.st_uid) {
             return Err(Unfit::Link { link: self.path().join(&link.name) }.into());
         }
         self.links += 1;
@@ -151,11 +151,11 @@ fn names(path: &Path) -> Vec<OsString> {
 pub(super) fn reach_in(above: Reach, folder: &Stat, entry: &Stat) -> Reach {
     let others_write = folder.st_mode & OTHERS_WRITE != 0;
     // N.B. a list of rights (ACL) shows in the bits of the group.
-    let is_kept = !others_write || (folder.st_mode & STICKY != 0 && is_ours(entry.st_uid));
-    if above == Reach::Ours && is_ours(folder.st_uid) && is_kept { Reach::Ours } else { Reach::Others }
+    let is_kept = !others_write || (folder.st_mode & STICKY != 0 && is_own_user(entry.st_uid));
+    if above == Reach::Ours && is_own_user(folder.st_uid) && is_kept { Reach::Ours } else { Reach::Others }
 }
 
 /// Whether a user is root, or the one that this process runs as.
-pub(super) fn is_ours(user: u32) -> bool {
+pub fn is_own_user(user: u32) -> bool {
     user == 0 || user == rustix::process::geteuid().as_raw()
 }

@@ -20,18 +20,18 @@ mod error;
 mod file_kind;
 
 use std::cell::Cell;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::fs::OFlags;
+use rustix::fs::{FileType, OFlags};
 use rustix::io::Errno;
 
 use self::direct::Demands;
 use super::lock::{self, Holder, Locked};
+use crate::held::{ByName, Finder, Folder, Held};
 
 pub use self::device_kind::DeviceUser;
 pub use self::error::ImageError;
@@ -92,6 +92,8 @@ struct Probed {
 /// An image that is open and locked.
 pub struct Image {
     path: PathBuf,
+    /// The file itself, without the locks of `file`.
+    held: Arc<Held>,
     kind: Kind,
     file: Arc<OwnedFd>,
     /// A buffered description of the same file for what lies behind the last whole unit of direct I/O; `None` if
@@ -116,16 +118,16 @@ impl Image {
     /// # Errors
     /// [`ImageError::Exists`], [`ImageError::TooLarge`], [`ImageError::NoSpace`], or what else the system says.
     pub fn create(path: &Path, size: u64) -> Result<Self, ImageError> {
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create_new(true).mode(CREATE_MODE);
-        let file = options.open(path).map_err(|error| ImageError::of("create", path, error))?;
-        Self::create_in(path, file, size).inspect_err(|_| {
+        let fail = |error| ImageError::of("create", path, error);
+        let (folder, name) = Folder::of(path).map_err(fail)?;
+        let file = folder.create_new(&name, CREATE_MODE).map_err(fail)?;
+        Self::create_in(path, file, size, &folder).inspect_err(|_| {
             // What could not be made is not left half-made; if even that fails, the first error says why.
-            let _ = std::fs::remove_file(path);
+            let _ = folder.remove(&name);
         })
     }
 
-    fn create_in(path: &Path, file: File, size: u64) -> Result<Self, ImageError> {
+    fn create_in(path: &Path, file: File, size: u64, folder: &Folder) -> Result<Self, ImageError> {
         if size > i64::MAX as u64 {
             return Err(ImageError::TooLarge { path: path.to_owned(), size });
         }
@@ -137,10 +139,9 @@ impl Image {
             _ => fail("set the size of")(error),
         })?;
         file.sync_all().map_err(fail("sync"))?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let synced = File::open(folder).and_then(|folder| folder.sync_all());
-        synced.map_err(fail("sync the folder of"))?;
-        Self::lock_and_probe(path, file, Access::ReadWrite)
+        folder.sync().map_err(fail("sync the folder of"))?;
+        let held = ByName.find(path, None).map_err(fail("find"))?;
+        Self::lock_and_probe(path, (file, held), Access::ReadWrite, &ByName, None)
     }
 
     /// Opens and locks an image: a regular file or a block device.
@@ -167,10 +168,23 @@ impl Image {
     pub fn open_waiting(
         path: &Path,
         access: Access,
+        on_held: impl FnMut(&Holder) -> Patience,
+    ) -> Result<Self, ImageError> {
+        Self::open_found(path, access, &ByName, on_held)
+    }
+
+    /// As [`Image::open_waiting`], if `finder` says that what is at `path` may be opened.
+    ///
+    /// # Errors
+    /// Those of [`Image::open`]; what `finder` says.
+    pub fn open_found(
+        path: &Path,
+        access: Access,
+        finder: &dyn Finder,
         mut on_held: impl FnMut(&Holder) -> Patience,
     ) -> Result<Self, ImageError> {
         loop {
-            match Self::try_open(path, access) {
+            match Self::try_open(path, access, finder, None) {
                 Err(ImageError::Locked { holder, .. }) if on_held(&holder) == Patience::Wait => {
                     std::thread::sleep(RETRY_INTERVAL);
                 }
@@ -182,6 +196,11 @@ impl Image {
     /// Where it is.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The file itself: to be known again, or given to another user, whatever becomes of its name.
+    pub fn held(&self) -> &Arc<Held> {
+        &self.held
     }
 
     /// Where its bytes are.
@@ -297,39 +316,41 @@ impl Image {
         self.tail = None;
     }
 
-    fn try_open(path: &Path, access: Access) -> Result<Self, ImageError> {
-        let named = std::fs::metadata(path).map_err(|error| ImageError::of("examine", path, error))?;
-        let is_device = named.file_type().is_block_device();
-        // Opening a pipe or a serial line for its type must not wait for a peer.
-        let mut flags = OFlags::NONBLOCK;
-        if is_device {
+    /// Opens an image at once; `above` is the image that stands on it, if one does.
+    pub(super) fn try_open(
+        path: &Path,
+        access: Access,
+        finder: &dyn Finder,
+        above: Option<&Held>,
+    ) -> Result<Self, ImageError> {
+        let held = finder.find(path, above).map_err(|error| ImageError::of("find", path, error))?;
+        let kind = kind_of(&held).ok_or_else(|| ImageError::NotRegular { path: path.to_owned() })?;
+        let mut flags = match access {
+            Access::ReadOnly => OFlags::RDONLY,
+            Access::ReadWrite => OFlags::RDWR,
+        };
+        // Whoever has a lease on the file must not be waited for.
+        flags |= OFlags::NONBLOCK;
+        if kind == Kind::Device {
             flags |= OFlags::EXCL;
         }
-        let mut options = OpenOptions::new();
-        options.read(true).write(access == Access::ReadWrite).custom_flags(flags.bits().cast_signed());
-        let file = match options.open(path) {
-            Ok(file) => file,
-            Err(error) if error.raw_os_error() == Some(Errno::ISDIR.raw_os_error()) => {
-                return Err(ImageError::NotRegular { path: path.to_owned() });
-            }
-            Err(error) if is_device => return Err(device_kind::why_not_opened(path, &named, error)),
-            Err(error) => return Err(ImageError::of("open", path, error)),
-        };
-        let metadata = file.metadata().map_err(|error| ImageError::of("examine", path, error))?;
-        if metadata.file_type().is_block_device() && !is_device {
-            // It has come into this place since we looked; it is not open exclusively.
-            return Err(ImageError::Locked {
-                path: path.to_owned(),
-                holder: lock::find_holder(path, Locked::ByFlock),
-            });
-        }
-        Self::lock_and_probe(path, file, access)
+        // N.B. of what was found: the name may lead elsewhere by now.
+        let file = held.open(flags).map_err(|error| match kind {
+            Kind::Device => device_kind::why_not_opened(path, held.status().st_rdev, error),
+            Kind::File => ImageError::of("open", path, error),
+        })?;
+        Self::lock_and_probe(path, (file, held), access, finder, above)
     }
 
-    fn lock_and_probe(path: &Path, file: File, access: Access) -> Result<Self, ImageError> {
+    fn lock_and_probe(
+        path: &Path,
+        (file, held): (File, Held),
+        access: Access,
+        finder: &dyn Finder,
+        above: Option<&Held>,
+    ) -> Result<Self, ImageError> {
         let fail = |operation| move |error| ImageError::of(operation, path, error);
-        let metadata = file.metadata().map_err(fail("examine"))?;
-        let kind = kind_of(&metadata).ok_or_else(|| ImageError::NotRegular { path: path.to_owned() })?;
+        let kind = kind_of(&held).ok_or_else(|| ImageError::NotRegular { path: path.to_owned() })?;
         let file = OwnedFd::from(file);
         let locked = lock::try_lock(&file, access).map_err(|errno| fail("lock")(errno.into()))?;
         if locked != Locked::Yes {
@@ -340,8 +361,8 @@ impl Image {
             });
         }
         // Who held it may have put another file in its place before letting go.
-        let named = std::fs::metadata(path).map_err(fail("examine"))?;
-        if (named.dev(), named.ino()) != (metadata.dev(), metadata.ino()) {
+        let named = finder.find(path, above).map_err(fail("find"))?;
+        if named.identity() != held.identity() {
             let holder = lock::find_holder(path, Locked::ByFlock);
             return Err(ImageError::Locked { path: path.to_owned(), holder });
         }
@@ -354,6 +375,7 @@ impl Image {
         let demands = direct.unwrap_or(Demands { io_alignment: 1, memory_alignment: 1 });
         let mut image = Self {
             path: path.to_owned(),
+            held: Arc::new(held),
             kind,
             file: Arc::new(file),
             tail: None,
@@ -396,10 +418,10 @@ impl Image {
     }
 }
 
-fn kind_of(metadata: &Metadata) -> Option<Kind> {
-    match metadata.file_type() {
-        kind if kind.is_file() => Some(Kind::File),
-        kind if kind.is_block_device() => Some(Kind::Device),
+fn kind_of(held: &Held) -> Option<Kind> {
+    match held.kind() {
+        FileType::RegularFile => Some(Kind::File),
+        FileType::BlockDevice => Some(Kind::Device),
         _ => None,
     }
 }

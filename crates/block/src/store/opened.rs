@@ -10,6 +10,7 @@
 //! ```
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use super::file::FileStore;
 use super::image::Image;
@@ -20,6 +21,7 @@ use crate::engine::Engine;
 use crate::error::IoError;
 use crate::executor::Handle;
 use crate::filter::Impairment;
+use crate::held::Held;
 
 /// A store that is open and locked, whatever its kind.
 pub enum Opened {
@@ -41,6 +43,16 @@ impl Opened {
             Self::Qcow2(image) => image.size(),
             Self::Remote(image) => image.size(),
             Self::Impaired(store, _) => store.size(),
+        }
+    }
+
+    /// The file that it is in, or its top, held whatever becomes of its name; `None` for what another server has.
+    pub fn held(&self) -> Option<&Arc<Held>> {
+        match self {
+            Self::File(image) => Some(image.held()),
+            Self::Qcow2(image) => Some(image.held()),
+            Self::Remote(_) => None,
+            Self::Impaired(store, _) => store.held(),
         }
     }
 

@@ -4,6 +4,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use block::held;
 use serde::Deserialize;
 
 use super::{ConfigError, require_absolute, within};
@@ -24,6 +25,9 @@ pub struct HooksConfig {
     pub timeout: Duration,
 }
 
+/// Whoever may write to a file besides its owner.
+const OTHERS_WRITE: u32 = 0o022;
+
 /// What is wrong with a hook.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HookProblem {
@@ -36,6 +40,11 @@ pub enum HookProblem {
     /// Nobody may execute it.
     #[error("it is not executable; chmod +x it")]
     NotExecutable,
+    /// Others than root and the daemon's user may write it, or put another one in its place.
+    #[error(
+        "others than root may change it, or what is in its place; it and the folders above it must be root's alone (chown, chmod go-w)"
+    )]
+    OfOthers,
 }
 
 impl Default for HooksConfig {
@@ -106,9 +115,43 @@ fn check(program: &Path) -> Result<(), HookProblem> {
     if !metadata.is_file() {
         return Err(HookProblem::NoFile);
     }
+    let held = held::find(program).map_err(|error| HookProblem::Unreadable(error.to_string()))?;
+    if held.is_in_hands_of_others() || held.status().st_mode & OTHERS_WRITE != 0 {
+        return Err(HookProblem::OfOthers);
+    }
     // Whether the daemon itself may is seen when it is run: root may do what the mode says that somebody may.
     if metadata.permissions().mode() & 0o111 == 0 {
         return Err(HookProblem::NotExecutable);
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::chown;
+
+    use super::*;
+
+    #[test]
+    fn a_hook_that_others_may_change_is_not_run() {
+        if !rustix::process::geteuid().is_root() {
+            return omission::machine_lacks("root, to give a file away");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let hook = folder.path().join("hook");
+        let set = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        };
+        std::fs::write(&hook, "").unwrap();
+        set(&hook, 0o755);
+        assert_eq!(check(&hook), Ok(()));
+        set(&hook, 0o775);
+        assert_eq!(check(&hook), Err(HookProblem::OfOthers));
+        set(&hook, 0o755);
+        set(folder.path(), 0o777);
+        assert_eq!(check(&hook), Err(HookProblem::OfOthers));
+        set(folder.path(), 0o755);
+        chown(&hook, Some(24_005), None).unwrap();
+        assert_eq!(check(&hook), Err(HookProblem::OfOthers));
+    }
 }

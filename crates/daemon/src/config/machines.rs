@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
+use block::held::User;
 use serde::Deserialize;
 
 use super::sockets::{self, SocketFault, SocketOwner};
@@ -63,6 +64,19 @@ pub enum RunsAs {
     Other(QemuUser),
 }
 
+impl RunsAs {
+    /// The user, with the rights that it has for certain: more groups, which it may be in, are left out.
+    pub(crate) fn user(&self) -> User {
+        match self {
+            Self::Other(user) => User { user: user.user, groups: vec![user.group] },
+            Self::Daemon | Self::Root => User {
+                user: rustix::process::geteuid().as_raw(),
+                groups: vec![rustix::process::getegid().as_raw()],
+            },
+        }
+    }
+}
+
 /// A user that is not the daemon's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QemuUser {
@@ -116,6 +130,12 @@ impl QemuUser {
             groups.extend(sockets::more_groups_of(self.user));
         }
         Self { text: self.text.clone(), user: number, group: number, groups: Groups::These(groups) }
+    }
+
+    /// The user and the group of these numbers.
+    #[cfg(test)]
+    pub(crate) fn of_numbers(user: u32, group: u32) -> Self {
+        Self { text: user.to_string(), user, group, groups: Groups::These(Vec::new()) }
     }
 
     /// Reads `USER` or `USER:GROUP`; without a group, the user's own.

@@ -5,6 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 
+use block::held::ToLookAt;
 use block::store::qcow2::{Format, TopLayer};
 use block::store::{ImageError, Qcow2Error};
 use migration::custody::{Book, Claim, Found, Identity, Kind, Object, Owner, Step};
@@ -118,7 +119,7 @@ fn add_chains(book: &mut Book, state: &State, path: &Path) {
 
 fn add_chain(book: &mut Book, top: &Top, mut image: PathBuf) {
     for _ in 0..DEPTH_MAX {
-        let below = match TopLayer::of(&image) {
+        let below = match TopLayer::of(&image, &ToLookAt) {
             Ok(layer) => layer.backing,
             Err(error) => {
                 if is_unknown(top, &error) {

@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use api::{Address, AddressError};
+use block::held::{self, Reach};
 use rustix::net::{self, AddressFamily, SocketFlags, SocketType, sockopt};
 
 use crate::config::SocketAccess;
@@ -85,6 +86,15 @@ pub enum SocketError {
         /// The number of its owner.
         owner: u32,
     },
+    /// The folder could be exchanged for another one by somebody else.
+    #[error(
+        "others than root can put another folder in the place of {folder}: a folder above it belongs to them, or they may write there; \
+         choose another folder with --api unix:PATH"
+    )]
+    Exchangeable {
+        /// The folder.
+        folder: PathBuf,
+    },
     /// Another daemon has its sockets there.
     #[error("the folder of the sockets cannot be used")]
     Locked(#[from] LockError),
@@ -122,11 +132,12 @@ impl SocketFolder {
         let made_parent = folder.parent().is_some_and(|parent| !parent.exists());
         DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(failed)?;
         // A folder below one that another user owns can be exchanged for another at any time.
-        for folder in [Some(folder), folder.parent()].into_iter().flatten() {
-            let owner = std::fs::metadata(folder).map_err(failed)?.uid();
-            if owner != 0 && owner != rustix::process::geteuid().as_raw() {
-                return Err(SocketError::NotOurs { folder: folder.to_owned(), owner });
-            }
+        let held = held::find(folder).map_err(failed)?;
+        if !held::is_own_user(held.owner()) {
+            return Err(SocketError::NotOurs { folder: folder.to_owned(), owner: held.owner() });
+        }
+        if held.reach() == Reach::Others {
+            return Err(SocketError::Exchangeable { folder: folder.to_owned() });
         }
         let lock = acquire_soon(folder)?;
         // It may be there from a time when its sockets were shared.

@@ -56,6 +56,14 @@ pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
+    content(file, bytes_max).map(Some)
+}
+
+/// Reads a file that is open, from where it stands.
+///
+/// # Errors
+/// As [`read`].
+pub(crate) fn content(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
     // One byte more tells that there is more.
     file.take(bytes_max.saturating_add(1)).read_to_end(&mut content)?;
@@ -63,7 +71,7 @@ pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
         let message = format!("it has more than {bytes_max} bytes");
         return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
     }
-    Ok(Some(content))
+    Ok(content)
 }
 
 /// Replaces a file: after a power cut there is the old one or the new one. Nobody but its owner reads it, whatever the umask

@@ -130,7 +130,8 @@ pub(crate) fn hosts_since(data_dir: &Path, since_unix_ms: u64) -> (HostList, BTr
     hosts.extend(
         removed.map(|removed| NamedHost { id: migration::HostId(removed.id.0), name: removed.name.clone() }),
     );
-    match content.since_unix_ms <= since_unix_ms {
+    // N.B. a backup of a time that has not come yet says that the clock was wrong: nothing is compared with that.
+    match (content.since_unix_ms..=now_unix_ms()).contains(&since_unix_ms) {
         true => (HostList::Complete, hosts),
         false => (unknown(Unlisted::OfAnotherTime), hosts),
     }
@@ -192,7 +193,14 @@ mod tests {
 
     use super::*;
 
-    const NOW: u64 = u64::MAX;
+    /// An instant later than all that has happened.
+    fn later() -> u64 {
+        let now = now_unix_ms();
+        while now_unix_ms() == now {
+            std::thread::yield_now();
+        }
+        now_unix_ms()
+    }
 
     fn peer(number: u8, name: &str) -> Peer {
         Peer { id: HostId([number; 32]), name: name.to_owned(), links: Vec::new() }
@@ -207,14 +215,19 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let begun = now_unix_ms();
         let known = Known::open(folder.path()).unwrap();
-        assert_eq!(hosts_since(folder.path(), NOW), (HostList::Complete, BTreeSet::new()), "there are none");
+        assert_eq!(
+            hosts_since(folder.path(), later()),
+            (HostList::Complete, BTreeSet::new()),
+            "there are none"
+        );
         known.add(&peer(1, "one"), None).unwrap();
         known.add(&peer(2, "two"), None).unwrap();
         known.remove("one").unwrap();
         // As a later daemon goes on with it.
         drop(Known::open(folder.path()).unwrap());
-        let (list, hosts) = hosts_since(folder.path(), NOW);
+        let (list, hosts) = hosts_since(folder.path(), later());
         assert_eq!((list, names(&hosts)), (HostList::Complete, vec!["two"]));
+        assert_eq!(hosts_since(folder.path(), u64::MAX).0, HostList::default(), "the clock was wrong");
         let (list, hosts) = hosts_since(folder.path(), begun.saturating_sub(1));
         assert_eq!(list, HostList::Unknown(Unlisted::OfAnotherTime), "it began after the backup");
         assert_eq!(names(&hosts), ["one", "two"]);
@@ -229,7 +242,7 @@ mod tests {
         let before = [&list, &history].map(|path| fs::read(path).unwrap());
         known.add(&peer(2, "two"), None).unwrap();
         let now = [&list, &history].map(|path| fs::read(path).unwrap());
-        let judged = || match hosts_since(folder.path(), NOW).0 {
+        let judged = || match hosts_since(folder.path(), later()).0 {
             HostList::Complete => None,
             HostList::Unknown(why) => Some(why),
         };
@@ -265,7 +278,7 @@ mod tests {
         // A daemon that finds no history begins one: of what was before it knows nothing.
         drop(Known::open(folder.path()).unwrap());
         assert_eq!(
-            (hosts_since(folder.path(), NOW).0, hosts_since(folder.path(), 0).0),
+            (hosts_since(folder.path(), later()).0, hosts_since(folder.path(), 0).0),
             (HostList::Complete, HostList::Unknown(Unlisted::OfAnotherTime))
         );
     }

@@ -16,6 +16,7 @@ use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
 use api::{FileRole, StoreFile};
+use block::held::ByName;
 use block::store::qcow2::{Format, TopLayer, disk_size, probe_format};
 use migration::journal::{ImageFormat, ImageLocation, State};
 
@@ -209,7 +210,8 @@ fn chains(mut tops: Vec<PathBuf>) -> BTreeMap<PathBuf, PathBuf> {
         }
         // A pipe would be waited for.
         let is_file = std::fs::metadata(&top).is_ok_and(|found| found.is_file());
-        let named = if is_file { TopLayer::of(&top).ok().and_then(|layer| layer.backing) } else { None };
+        let named =
+            if is_file { TopLayer::of(&top, &ByName).ok().and_then(|layer| layer.backing) } else { None };
         if let Some(below) = named {
             let path = PathBuf::from(&below.path);
             backing.insert(path.clone(), top);

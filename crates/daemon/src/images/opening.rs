@@ -12,6 +12,7 @@ use std::fs::File;
 use std::path::Path;
 
 use block::ZeroMode;
+use block::held::{ByName, Finder};
 use block::store::image::Patience;
 use block::store::qcow2::{CLUSTER_SIZE, TopLayer};
 use block::store::{Access, Holder, Image, ImageError, Kind, Opened, Qcow2Image, Qcow2Options, RemoteImage};
@@ -38,7 +39,7 @@ pub(crate) enum Allocation {
 
 /// Opens the image of a volume, as large as the volume, waiting while another process holds it.
 ///
-/// `grows_to`: what its size may be if a growth was interrupted. `on_held` is told who holds it, and says whether to go
+/// `finder` says which file may be opened. `grows_to`: what its size may be if a growth was interrupted. `on_held` is told who holds it, and says whether to go
 /// on.
 ///
 /// # Errors
@@ -46,13 +47,14 @@ pub(crate) enum Allocation {
 pub(crate) fn open(
     record: &VolumeRecord,
     grows_to: Option<u64>,
+    finder: &dyn Finder,
     on_held: impl FnMut(&Holder) -> Patience,
 ) -> Result<Opened, RequestError> {
     let access = match record.export.access {
         ExportAccess::ReadWrite => Access::ReadWrite,
         ExportAccess::ReadOnly => Access::ReadOnly,
     };
-    let opened = open_whole(&record.image, access, on_held)?;
+    let opened = open_found(&record.image, access, finder, on_held)?;
     if opened.size() == record.size_bytes {
         return Ok(opened);
     }
@@ -90,7 +92,7 @@ fn size_advice(record: &VolumeRecord, found: u64) -> String {
     }
 }
 
-/// Opens an image at once, all of it.
+/// Opens an image at once, all of it, which nobody has proved before.
 ///
 /// # Errors
 /// [`RequestError`].
@@ -99,14 +101,27 @@ pub(crate) fn open_whole(
     access: Access,
     on_held: impl FnMut(&Holder) -> Patience,
 ) -> Result<Opened, RequestError> {
+    open_found(image, access, &ByName, on_held)
+}
+
+/// As [`open_whole`], if `finder` says that the files of the image may be opened.
+///
+/// # Errors
+/// [`RequestError`].
+pub(crate) fn open_found(
+    image: &ImageLocation,
+    access: Access,
+    finder: &dyn Finder,
+    on_held: impl FnMut(&Holder) -> Patience,
+) -> Result<Opened, RequestError> {
     match (&image.place, image.format) {
         (Place::File(path) | Place::Device(path), ImageFormat::Raw) => {
-            let opened = Image::open_waiting(Path::new(path), access, on_held)?;
+            let opened = Image::open_found(Path::new(path), access, finder, on_held)?;
             check_kind(&image.place, opened.kind())?;
             Ok(opened.into())
         }
         (Place::File(path), ImageFormat::Qcow2) => {
-            Ok(Qcow2Image::open_waiting(Path::new(path), access, on_held)?.into())
+            Ok(Qcow2Image::open_found(Path::new(path), access, finder, on_held)?.into())
         }
         (Place::Nbd(uri), ImageFormat::Raw) => {
             let parsed = uri.parse().map_err(|error: UriError| RequestError::Invalid(error.to_string()))?;

@@ -3,11 +3,16 @@
 //! Their QEMU is somebody else's: Sterna connects to its monitor when it has something to say, and leaves it to others
 //! otherwise. Of a domain of libvirt the monitor is libvirt's, and libvirt is asked instead.
 
-use std::path::PathBuf;
+use std::fs::Metadata;
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
 
-use hypervisor::qemu::{BlockNode, DiskOptions, ImageFile, LocalDisk};
+use hypervisor::qemu::{BlockNode, DiskOptions, ImageFile, LocalDisk, Use};
 use serde::{Deserialize, Serialize};
 
+use super::proved::ProvedFile;
 use crate::files::listing::{Listed, Listing};
 
 /// The VMs whose disks were adopted.
@@ -19,6 +24,9 @@ pub(crate) struct Adopted {
     pub(crate) name: String,
     /// Absolute path of its monitor's socket; of a domain of libvirt that of libvirt's.
     pub(crate) monitor: PathBuf,
+    /// The user that listened at its monitor when it was adopted; `None`: an earlier version adopted it, or libvirt asks it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) monitor_user: Option<u32>,
     pub(crate) disks: Vec<AdoptedDisk>,
     pub(crate) added_unix_ms: u64,
     /// What it is to libvirt; `None`: somebody else has started its QEMU.
@@ -42,8 +50,6 @@ pub(crate) struct LibvirtDomain {
     pub(crate) wanted: Wanted,
     /// Nothing is under way.
     pub(crate) is_settled: bool,
-    /// The disks' files were not there when they were to be made: what is there is a copy.
-    pub(crate) owns_files: bool,
 }
 
 /// Where the disks of a domain are to be.
@@ -80,9 +86,74 @@ pub(crate) struct AdoptedDisk {
     pub(crate) cache_direct: bool,
     pub(crate) cache_no_flush: bool,
     pub(crate) detect_zeroes: String,
+    /// The files that it was in when it was adopted, the top first: what may be opened for it, and whose they were. Empty for a disk
+    /// that an earlier version adopted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) proved: Vec<ProvedFile>,
+    /// Which file is at `file`: what a domain had until it was adopted, or the copy that was made for it there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) found: Option<FileIdentity>,
+    /// Whether that file is a copy that was made here.
+    #[serde(default)]
+    pub(crate) copy: CopyNote,
+    /// The volume's image, which is to be the disk of a domain that is shut off; the volume is removed, or about to be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) given_back: Option<GivenImage>,
+}
+
+/// Which file something is, whatever its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileIdentity {
+    pub(crate) device: u64,
+    pub(crate) inode: u64,
+    /// When it was made, where the file system keeps that: the number of a file that is gone is given again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) made_unix_ns: Option<u64>,
+}
+
+impl FileIdentity {
+    pub(crate) fn of(metadata: &Metadata) -> Self {
+        let made = metadata.created().ok().and_then(|made| made.duration_since(UNIX_EPOCH).ok());
+        let made_unix_ns = made.and_then(|made| u64::try_from(made.as_nanos()).ok());
+        Self { device: metadata.dev(), inode: metadata.ino(), made_unix_ns }
+    }
+
+    /// Tells which file has a name, without following a link.
+    ///
+    /// # Errors
+    /// There is none, or the folder cannot be read.
+    pub(crate) fn at(path: &Path) -> io::Result<Self> {
+        std::fs::symlink_metadata(path).map(|metadata| Self::of(&metadata))
+    }
+}
+
+/// What is remembered of a copy that was made for a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum CopyNote {
+    /// There is none.
+    #[default]
+    None,
+    /// No disk was ever over it.
+    Unused,
+    /// The disk was to be over it.
+    Pivoted,
+}
+
+/// An image that is given back as it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct GivenImage {
+    pub(crate) file: PathBuf,
+    pub(crate) format: String,
 }
 
 impl Adopted {
+    /// The files that the disk of a volume was in when it was adopted.
+    pub(crate) fn proved(&self, volume: &str) -> Vec<ProvedFile> {
+        let disk = self.disks.iter().find(|disk| disk.volume == volume);
+        disk.map(|disk| disk.proved.clone()).unwrap_or_default()
+    }
+
     /// Whether a volume is one of its disks.
     pub(crate) fn uses(&self, volume: &str) -> bool {
         self.disks.iter().any(|disk| disk.volume == volume)
@@ -107,6 +178,10 @@ impl AdoptedDisk {
             cache_direct,
             cache_no_flush,
             detect_zeroes,
+            proved: Vec::new(),
+            found: None,
+            copy: CopyNote::None,
+            given_back: None,
         }
     }
 
@@ -132,6 +207,10 @@ impl AdoptedDisk {
             cache_direct: false,
             cache_no_flush: false,
             detect_zeroes: "off".to_owned(),
+            proved: Vec::new(),
+            found: None,
+            copy: CopyNote::None,
+            given_back: None,
         }
     }
 
@@ -154,6 +233,11 @@ impl AdoptedDisk {
                 detect_zeroes: self.detect_zeroes.clone(),
             },
         }
+    }
+
+    /// What its QEMU does with its image.
+    pub(crate) fn used(&self) -> Use {
+        if self.is_read_only { Use::Read } else { Use::ReadWrite }
     }
 
     /// The image that it is to be over, at `path`.

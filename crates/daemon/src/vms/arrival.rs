@@ -10,18 +10,23 @@
 //!
 //! A step that is taken twice changes nothing the second time: a restarted daemon may not know how far it was.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use api::Memory;
+use block::held;
 use hypervisor::Hypervisor;
 use hypervisor::qemu::Qemu;
 use hypervisor::qemu::command_line::understood::Allowed;
 use hypervisor::qemu::command_line::{files, listening};
 
 use super::catalogue::{Fate, Record, Standing};
-use super::manifest::{self, Manifest};
+use super::manifest::{self, Manifest, Reader};
 use super::needs::Needs;
-use super::{Alive, Definition, DefinitionError, Differences, Life, VmError, Vms, probe, same_files, tpm};
+use super::{
+    Alive, Definition, DefinitionError, Differences, Life, VmError, Vms, launched, probe, same_files, tpm,
+    user_of,
+};
 use crate::files::sockets::SocketFolder;
 use crate::journal::now_unix_ms;
 use crate::vms::moving::{MoveFault, Terms};
@@ -75,7 +80,7 @@ impl Vms {
             let folder = vms.vm_folder(&name);
             let here =
                 definition.files().keys().map(|file| (file.clone(), manifest::file(&folder, file))).collect();
-            let files = manifest::read_files(&here)?;
+            let files = manifest::read_files(&here, &Reader::Administrator)?;
             Ok(Manifest { name, definition: known.definition, files, needs }.encode()?)
         })
         .await
@@ -101,13 +106,17 @@ impl Vms {
         let definition = Definition::parse(&text)?;
         let needs = needs(&definition, qemu, volumes).await;
         let needs = Some(Needs { post_copy: memory == Memory::PostCopy, ..needs });
+        let reader = match is_kept {
+            true => Reader::Administrator,
+            false => Reader::User(user_of(&launched(name, qemu).await?)),
+        };
         let (folder, name) = (self.vm_folder(name), name.to_owned());
         blocking(move || {
             let files = definition.files();
             let here = files.iter().map(|(file, path)| {
                 (file.clone(), if is_kept { manifest::file(&folder, file) } else { path.clone() })
             });
-            manifest::read_files(&here.collect())?;
+            manifest::read_files(&here.collect(), &reader)?;
             Ok(Manifest { name, definition: text, files: Vec::new(), needs }.encode()?)
         })
         .await
@@ -142,8 +151,9 @@ impl Vms {
         let (definition, changed) = self.understand(&manifest)?;
         let needs = manifest.needs.unwrap_or_default();
         let scope = if needs.only_files { Scope::Files } else { Scope::Everything };
-        let command = definition.command_anywhere();
-        let mut differences = blocking(move || Ok(same_files::differences(&command, &needs.files))).await?;
+        let (command, user) = (definition.command_anywhere(), self.allowed.runs_as.user());
+        let compared = move || Ok(same_files::differences(&command, &needs.files, &user));
+        let mut differences = blocking(compared).await?;
         differences.warnings.extend(changed);
         Ok((differences, scope))
     }
@@ -180,8 +190,11 @@ impl Vms {
         if definition.has_tpm() {
             faults.extend(tpm::fault(needs.tpm).await);
         }
+        // What QEMU's user cannot find is not there for it: no more is told of this host.
+        let user = self.allowed.runs_as.user();
+        let is_there = |path: &Path| held::find(path).is_ok_and(|found| found.is_reached_by(&user));
         faults.extend(
-            files::missing(&command).into_iter().map(|file| {
+            files::missing(&command, is_there).into_iter().map(|file| {
                 format!("{file}: that file is not there; put it there, or leave it out of the VM")
             }),
         );
@@ -430,7 +443,13 @@ async fn needs(definition: &Definition, qemu: &Qemu, volumes: Vec<(String, u64)>
     let needs = Needs::of(qemu, &command, volumes).await;
     let tpm = if definition.has_tpm() { tpm::version().await.ok() } else { None };
     // What cannot be said is not looked at.
-    let files = blocking(move || Ok(same_files::fingerprints(&command))).await.unwrap_or_default();
+    let files = match launched("", qemu).await {
+        Ok(process) => {
+            let user = user_of(&process);
+            blocking(move || Ok(same_files::fingerprints(&command, &user))).await.unwrap_or_default()
+        }
+        Err(_) => Vec::new(),
+    };
     Needs { tpm, files, ..needs }
 }
 

@@ -7,8 +7,9 @@
 mod tests;
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use block::held::{self, User};
 use hypervisor::qemu::command_line::derived::{self, Limits, Running, VolumeDisk};
 use hypervisor::qemu::{DiskOptions, Launched, Qemu};
 use serde::Serialize;
@@ -35,7 +36,8 @@ pub(crate) fn derive(
     running: &Running,
 ) -> Result<Derived, DefinitionError> {
     let disks: Vec<VolumeDisk> = adopted.disks.iter().map(volume_disk).collect();
-    let limits = Limits { file_bytes_max: super::manifest::FILES_BYTES_MAX as u64, is_path_name };
+    let limits =
+        Limits { file_bytes_max: super::manifest::FILES_BYTES_MAX as u64, is_path_name, length, leads_to };
     let derived = derived::derive(&disks, process, running, limits)?;
     let written = Written { command: derived.command, disks: derived.disks, files: derived.files };
     let text = toml::to_string(&written)
@@ -53,7 +55,19 @@ pub(crate) async fn launched(vm: &str, qemu: &Qemu) -> Result<Launched, VmError>
     let id = id.ok_or_else(|| VmError::Unusable("the kernel names no process".to_owned()))?;
     let looked = tokio::task::spawn_blocking(move || Launched::of(id)).await;
     let looked = looked.map_err(|error| VmError::Unusable(error.to_string()))?;
-    looked.map_err(|source| VmError::Hidden { vm: vm.to_owned(), id, source })
+    let looked = looked.map_err(|source| VmError::Hidden { vm: vm.to_owned(), id, source })?;
+    // N.B. the kernel names whoever began to listen. If that process has ended, its number may be another user's, with all the files
+    // that one has open. A QEMU that gives its rights up itself (-runas) listens as root before.
+    match qemu.user() {
+        Some(user) if user != looked.owner.0 && user != 0 => {
+            let why = format!(
+                "the user {user} began to listen at its monitor, and the process {id} runs as the user {}",
+                looked.owner.0
+            );
+            Err(VmError::Unusable(why))
+        }
+        _ => Ok(looked),
+    }
 }
 
 /// As it is written.
@@ -62,6 +76,23 @@ struct Written {
     command: Vec<String>,
     disks: BTreeMap<String, String>,
     files: BTreeMap<String, PathBuf>,
+}
+
+/// The user that a process runs as.
+pub(crate) fn user_of(process: &Launched) -> User {
+    let (user, group) = process.owner;
+    User { user, groups: std::iter::once(group).chain(process.groups.iter().copied()).collect() }
+}
+
+/// The bytes of a file that the user of a process may read. The command that names it is that user's word.
+fn length(path: &Path, process: &Launched) -> Option<u64> {
+    let found = held::find(path).ok().filter(|found| found.lets_read(&user_of(process)))?;
+    // The kernel keeps file sizes below 2^63.
+    Some(found.status().st_size as u64)
+}
+
+fn leads_to(path: &Path, file: &Path) -> bool {
+    held::find(path).is_ok_and(|found| found.path() == file)
 }
 
 fn volume_disk(disk: &AdoptedDisk) -> VolumeDisk {

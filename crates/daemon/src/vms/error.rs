@@ -85,12 +85,16 @@ pub(crate) enum VmError {
         source: HypervisorError,
     },
     /// What was given as the monitor of a VM to be adopted is none that we can use.
-    #[error("the VM \"{vm}\" cannot be adopted: {source}")]
+    #[error(
+        "the VM \"{vm}\" cannot be adopted: no monitor of QEMU's (-qmp) can be used at {}: there is none, it serves another client, or \
+         a link leads there through a folder that others than root may write to; the daemon's log has the reason",
+        monitor.display()
+    )]
     NoMonitor {
         /// Which VM.
         vm: String,
-        /// Why.
-        source: HypervisorError,
+        /// Where.
+        monitor: PathBuf,
     },
     /// libvirt did not do something.
     #[error("the VM \"{vm}\": {source}")]
@@ -177,10 +181,11 @@ impl VmError {
         match self {
             Self::NotFound(_) => ErrorCode::VmNotFound,
             Self::Exists(_) => ErrorCode::VmExists,
-            Self::Definition(_) | Self::NotAllowed(_) | Self::Manifest(_) | Self::Disk { .. } => {
-                ErrorCode::VmUnsuitable
-            }
-            Self::NoMonitor { source, .. } => code_of_monitor(source),
+            Self::Definition(_)
+            | Self::NotAllowed(_)
+            | Self::Manifest(_)
+            | Self::Disk { .. }
+            | Self::NoMonitor { .. } => ErrorCode::VmUnsuitable,
             Self::Libvirt { source, .. } => code_of_libvirt(source),
             Self::VolumeTaken { .. } => ErrorCode::VolumeInUse,
             Self::Running(_)
@@ -210,17 +215,5 @@ fn code_of_libvirt(error: &LibvirtError) -> ErrorCode {
         error if error.is_no_domain() => ErrorCode::VmNotFound,
         LibvirtError::Unreachable { .. } | LibvirtError::Definition(_) => ErrorCode::VmUnsuitable,
         _ => ErrorCode::VmFailed,
-    }
-}
-
-/// The cause of what is wrong with a monitor that somebody has named, as the API calls it. Nothing was done.
-fn code_of_monitor(error: &HypervisorError) -> ErrorCode {
-    match error {
-        HypervisorError::Unreachable { source, .. } => match source.kind() {
-            io::ErrorKind::NotFound => ErrorCode::VmNotFound,
-            io::ErrorKind::PermissionDenied => ErrorCode::NotPermitted,
-            _ => ErrorCode::VmUnsuitable,
-        },
-        _ => ErrorCode::VmUnsuitable,
     }
 }

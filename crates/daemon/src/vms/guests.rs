@@ -9,20 +9,23 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use hypervisor::qemu::Qemu;
-use hypervisor::qemu::command_line::script::{self, GivenBack};
+use hypervisor::qemu::command_line::sandbox;
+use hypervisor::qemu::command_line::script::{self, GivenBack, Surroundings};
 
 use super::arrival::blocking;
 use super::catalogue::{Fate, Record, Standing};
-use super::manifest::{self, Manifest};
-use super::{Adopted, Definition, Life, VmError, Vms, remove_folder, tpm};
+use super::manifest::{self, Manifest, Reader};
+use super::{Adopted, Definition, Life, VmError, Vms, launched, remove_folder, tpm, user_of};
 use crate::journal::now_unix_ms;
 
 /// In the folder of a VM: what starts it once it has been given back.
 const SCRIPT: &str = "start";
+/// The monitor of a VM that was started by the script, in its own folder.
+const MONITOR: &str = "sterna.qmp";
 /// Only the user that runs the daemon may start it so.
 const SCRIPT_MODE: u32 = 0o700;
 
@@ -38,6 +41,7 @@ impl Vms {
         text: String,
     ) -> Result<(), VmError> {
         let name = adopted.name.clone();
+        let reader = Reader::User(user_of(&launched(&name, &qemu).await?));
         let alive = self.take(&name, qemu)?;
         let record = Record {
             name: name.clone(),
@@ -52,7 +56,7 @@ impl Vms {
         let vms = Arc::clone(self);
         blocking(move || {
             let definition = Definition::parse(&text)?;
-            let files = manifest::read_files(definition.files())?;
+            let files = manifest::read_files(definition.files(), &reader)?;
             let manifest = Manifest { name: record.name.clone(), definition: text, files, needs: None };
             manifest.encode()?;
             vms.enter(&record, definition, &manifest.files, None)
@@ -73,23 +77,35 @@ impl Vms {
         name: &str,
         images: Vec<GivenBack>,
     ) -> Result<Option<PathBuf>, VmError> {
+        let known = self.get(name)?;
+        let definition = Definition::parse(&known.definition)?;
+        // N.B. as the daemon has started it: who wrote the command may be another host.
+        let user = self.user_for(name, &definition).await?;
         let (vms, name) = (Arc::clone(self), name.to_owned());
         blocking(move || {
-            let known = vms.get(&name)?;
             let folder = vms.vm_folder(&name);
-            let definition = Definition::parse(&known.definition)?;
-            let command = definition.command(
+            let own = manifest::own_folder(Path::new(""));
+            let (files, monitor) = match user {
+                // It finds its files from where it is started, and may make sockets in its own folder only.
+                Some(_) => (PathBuf::new(), own.join(MONITOR)),
+                None => (folder.clone(), known.monitor.clone()),
+            };
+            let mut command = definition.command(
                 &name,
-                (&known.monitor, &tpm::socket(&known.monitor)),
+                (&monitor, &tpm::socket(&monitor)),
                 |volume| format!("{}{volume}", script::VOLUME).into(),
-                |file| manifest::file(&folder, file),
-                |own| manifest::own_path(&folder, own),
+                |file| manifest::file(&files, file),
+                |own| manifest::own_path(&files, own),
             );
-            let tpm = vms.tpm(&name).map(|(folder, socket)| tpm::command_alone(&folder, &socket));
-            let Some(text) = script::script(&command, &images, &tpm.unwrap_or_default()) else {
+            command.extend(sandbox::words(&definition.command_with_places()));
+            let tpm = vms.tpm(&name).map(|_| tpm::command_alone(&files, &tpm::socket(&monitor)));
+            let becoming = user.map(|user| user.command(Vec::new())).unwrap_or_default();
+            let around = Surroundings { folder: folder.clone(), becoming };
+            let Some(text) = script::script(&command, &images, &tpm.unwrap_or_default(), &around) else {
                 return Ok(None);
             };
             let path = folder.join(SCRIPT);
+            // N.B. the folder is the daemon's: QEMU's user passes through, and changes nothing in it.
             let written = std::fs::write(&path, text)
                 .and_then(|()| std::fs::set_permissions(&path, Permissions::from_mode(SCRIPT_MODE)));
             written.map_err(|error| VmError::io("write", &path, error))?;

@@ -21,7 +21,7 @@ use crate::config::{QemuUser, RunsAs};
 use crate::error::with_causes;
 use crate::fail_point::{self, Step};
 use crate::files::sockets::SocketFolder;
-use crate::vms::qemu_sockets;
+use crate::vms::{monitors, qemu_sockets};
 
 /// Only the user that runs the daemon may steer VMs.
 const MONITORS_FOLDER_MODE: u32 = 0o700;
@@ -276,7 +276,7 @@ impl Vms {
             if let Err(error) = qemu_sockets::take_out(&monitor) {
                 tracing::warn!(vm = %name, %error, "the VM's monitor cannot be used");
             }
-            match Qemu::connect(&monitor).await {
+            match monitors::connect(&monitor).await {
                 Ok(qemu) => {
                     let events = qemu.events();
                     // That it answers after its process was taken hold of proves that it is the one.

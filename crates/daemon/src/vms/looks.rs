@@ -21,9 +21,9 @@ use migration::vm::departure::Does;
 use migration::vm::shape::{Device, Difference, Drive, Medium, Shape, differences};
 
 use super::arrival::blocking;
-use super::manifest::{self, Manifest};
+use super::manifest::{self, Manifest, Reader};
 use super::moving::{MoveFault, Witness};
-use super::{Adopted, Definition, VmError, Vms, launched};
+use super::{Adopted, Definition, VmError, Vms, launched, user_of};
 
 /// What may always be between a device and a volume.
 const PLAIN: [&str; 2] = ["raw", "nbd"];
@@ -61,17 +61,21 @@ impl Vms {
     /// # Errors
     /// [`VmError`].
     async fn files_now(self: &Arc<Self>, name: &str) -> Result<(u64, Vec<u8>), VmError> {
+        // Somebody else's QEMU works on its own files, those that its user may read.
+        let is_somebodys = self.is_somebodys(name);
+        let reader = match is_somebodys {
+            true => Reader::User(user_of(&launched(name, &*self.qemu(name)?).await?)),
+            false => Reader::Administrator,
+        };
         let (vms, name) = (Arc::clone(self), name.to_owned());
         blocking(move || {
             let known = vms.get(&name)?;
             let definition = Definition::parse(&known.definition)?;
-            // Somebody else's QEMU works on its own files.
-            let is_somebodys = vms.is_somebodys(&name);
             let folder = vms.vm_folder(&name);
             let here = |(file, path): (&String, &PathBuf)| {
                 (file.clone(), if is_somebodys { path.clone() } else { manifest::file(&folder, file) })
             };
-            let files = manifest::read_files(&definition.files().iter().map(here).collect())?;
+            let files = manifest::read_files(&definition.files().iter().map(here).collect(), &reader)?;
             let sum = sum(&files);
             let bytes = Manifest { name, definition: known.definition, files, needs: None }.encode()?;
             Ok((sum, bytes))

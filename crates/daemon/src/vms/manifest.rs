@@ -12,6 +12,8 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
+use block::held::{self, User};
+use rustix::fs::{FileType, OFlags};
 use serde::{Deserialize, Serialize};
 
 use super::needs::Needs;
@@ -161,13 +163,36 @@ pub(super) fn make_own_folder(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(own_folder(folder))
 }
 
+/// For whom files are read.
+#[derive(Clone, Debug)]
+pub(super) enum Reader {
+    /// For an administrator who has named them, or for a VM whose files they are.
+    Administrator,
+    /// For the user of a QEMU whose command names them: no others than that user may read.
+    User(User),
+}
+
+impl Reader {
+    fn read(&self, path: &Path, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
+        let Self::User(user) = self else { return whole_file::read(path, bytes_max) };
+        let found = held::find(path)?;
+        if found.kind() != FileType::RegularFile || !found.lets_read(user) {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        whole_file::content(found.open(OFlags::RDONLY)?, bytes_max).map(Some)
+    }
+}
+
 /// Reads files. It may sleep.
-pub(super) fn read_files(files: &BTreeMap<String, PathBuf>) -> Result<Vec<(String, Vec<u8>)>, ManifestError> {
+pub(super) fn read_files(
+    files: &BTreeMap<String, PathBuf>,
+    reader: &Reader,
+) -> Result<Vec<(String, Vec<u8>)>, ManifestError> {
     let mut left = FILES_BYTES_MAX;
     let mut read = Vec::new();
     for (name, path) in files {
         let failed = |source| ManifestError::File { path: path.clone(), source };
-        let content = match whole_file::read(path, left as u64) {
+        let content = match reader.read(path, left as u64) {
             Err(error) if error.kind() == io::ErrorKind::FileTooLarge => return Err(ManifestError::TooLarge),
             content => content.map_err(failed)?.ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?,
         };
@@ -267,7 +292,7 @@ mod tests {
         let path = folder.path().join("original");
         std::fs::write(&path, b"variables").unwrap();
         let files = BTreeMap::from([("vars".to_owned(), path.clone())]);
-        let read = read_files(&files).unwrap();
+        let read = read_files(&files, &Reader::Administrator).unwrap();
         let vm = folder.path().join("vms/web1");
         write_files(&vm, &read).unwrap();
         std::fs::write(vm.join("log"), b"old").unwrap();
@@ -275,8 +300,27 @@ mod tests {
         assert_eq!(std::fs::read(file(&vm, "vars")).unwrap(), b"variables");
         assert!(!vm.join("log").exists());
         std::fs::File::create(&path).unwrap().set_len(FILES_BYTES_MAX as u64 + 1).unwrap();
-        assert!(matches!(read_files(&files), Err(ManifestError::TooLarge)));
+        assert!(matches!(read_files(&files, &Reader::Administrator), Err(ManifestError::TooLarge)));
         std::fs::remove_file(&path).unwrap();
-        assert!(matches!(read_files(&files), Err(ManifestError::File { .. })));
+        assert!(matches!(read_files(&files, &Reader::Administrator), Err(ManifestError::File { .. })));
+    }
+
+    #[test]
+    fn what_the_user_of_a_vm_may_not_read_does_not_go_along() {
+        if !rustix::process::geteuid().is_root() {
+            return omission::machine_lacks("root, to read what others may not");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let passed = std::os::unix::fs::PermissionsExt::from_mode(0o711);
+        std::fs::set_permissions(folder.path(), passed).unwrap();
+        let path = folder.path().join("secret");
+        std::fs::write(&path, b"root's").unwrap();
+        let files = BTreeMap::from([("table".to_owned(), path.clone())]);
+        let user = Reader::User(User { user: 24_005, groups: vec![24_005] });
+        for (mode, is_read) in [(0o600, false), (0o640, false), (0o644, true)] {
+            std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+            assert_eq!(read_files(&files, &user).is_ok(), is_read, "{mode:o}");
+            assert!(read_files(&files, &Reader::Administrator).is_ok());
+        }
     }
 }

@@ -9,13 +9,16 @@
 //! **N.B.** The daemon, which is root, connects to nothing and changes nothing in a folder that QEMU may write to: what is there
 //! may lead anywhere. A QEMU that runs as the daemon's user has no such folder, and makes its sockets where they stay.
 
+use std::ffi::OsString;
 use std::fs::DirBuilder;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, FileTypeExt as _, MetadataExt as _, chown};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, Uid, chownat};
+use block::held::{self, Folder, Held, Unfit};
+use rustix::process::geteuid;
 use tokio::time::{Instant, sleep};
 
 /// Nobody but QEMU looks into its folder.
@@ -98,6 +101,54 @@ pub(crate) async fn take_out_within(path: &Path, deadline: Duration) -> io::Resu
     }
 }
 
+/// A socket that the daemon listens at beside a QEMU's monitor. It goes when this is dropped.
+#[derive(Debug)]
+pub(crate) struct MadeSocket {
+    folder: Folder,
+    name: OsString,
+    socket: Held,
+}
+
+impl Drop for MadeSocket {
+    fn drop(&mut self) {
+        // QEMU may have taken it away, and whoever owns the folder may have put something else there.
+        let _ = self.folder.remove_held(&self.name, &self.socket);
+    }
+}
+
+/// Listens at `path`, which is beside a QEMU's monitor, for that QEMU alone: `user`, if that is known. A socket that an earlier attempt
+/// left there goes.
+///
+/// **N.B.** The monitor of a VM that somebody else has started is in a folder of others. All is done in the folder that the path led to
+/// once, and to the socket that was made there.
+///
+/// # Errors
+/// The system's; that something else than a socket is there.
+pub(crate) fn listen_beside(path: &Path, user: Option<u32>) -> io::Result<(UnixListener, MadeSocket)> {
+    let (folder, name) = Folder::of(path)?;
+    match folder.find(&name) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => return Err(error),
+        Ok(left) => {
+            left.require_socket()?;
+            if left.owner() != geteuid().as_raw() && Some(left.owner()) != user {
+                return Err(io::Error::other("another user has made a socket there"));
+            }
+            folder.remove_held(&name, &left)?;
+        }
+    }
+    let listener = UnixListener::bind(folder.own_link().join(&name))?;
+    let socket = folder.find(&name)?;
+    socket.require_socket()?;
+    if socket.owner() != geteuid().as_raw() || socket.status().st_nlink != 1 {
+        return Err(Unfit::Exchanged { path: path.to_owned() }.into());
+    }
+    if let Some(user) = user.filter(|user| *user != socket.owner()) {
+        socket.give_user(user)?;
+    }
+    Ok((listener, MadeSocket { folder, name, socket }))
+}
+
 /// Gives a socket that the daemon has made beside a QEMU's monitor to the user that the QEMU runs as.
 ///
 /// **N.B.** A monitor that somebody else has made may be in a folder where QEMU puts something else in its place: what is given
@@ -106,15 +157,9 @@ pub(crate) async fn take_out_within(path: &Path, deadline: Duration) -> io::Resu
 /// # Errors
 /// The system's; that it is no socket.
 pub(crate) fn give(path: &Path, user: u32) -> io::Result<()> {
-    let found = rustix::fs::open(path, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;
-    let status = rustix::fs::fstat(&found)?;
-    if FileType::from_raw_mode(status.st_mode) != FileType::Socket {
-        return Err(io::Error::other("it is no socket any more"));
-    }
-    if status.st_uid == user {
-        return Ok(());
-    }
-    Ok(chownat(&found, "", Some(Uid::from_raw(user)), None, AtFlags::EMPTY_PATH)?)
+    let found = held::find_entry(path)?;
+    found.require_socket()?;
+    if found.owner() == user { Ok(()) } else { found.give_user(user) }
 }
 
 /// The user that a process runs as; `None`: it has ended.
@@ -131,13 +176,13 @@ fn folder(path: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::net::{UnixListener, UnixStream};
+    use std::os::unix::net::UnixStream;
 
     use super::*;
 
     #[test]
     fn what_qemu_has_made_is_taken_out_of_its_folder_if_it_is_a_socket_of_its_own() {
-        if !rustix::process::geteuid().is_root() {
+        if !geteuid().is_root() {
             return omission::machine_lacks("root, to give a folder away");
         }
         let folder = tempfile::tempdir().unwrap();
@@ -166,6 +211,15 @@ mod tests {
         std::fs::hard_link(&other, &inside).unwrap();
         assert!(take_out(&monitor).is_err() && !monitor.exists() && other.exists());
         assert!(give(folder.path(), 5).is_err());
+        // For one that is to connect beside its monitor.
+        let (_listener, made) = listen_beside(&other.with_extension("memory"), Some(5)).unwrap();
+        let found = std::fs::metadata(other.with_extension("memory")).unwrap();
+        assert!(found.file_type().is_socket() && found.uid() == 5);
+        assert!(listen_beside(&other.with_extension("memory"), Some(6)).is_err(), "another user's");
+        drop(listen_beside(&other.with_extension("memory"), Some(5)).unwrap());
+        drop(made);
+        std::fs::write(other.with_extension("memory"), "").unwrap();
+        assert!(listen_beside(&other.with_extension("memory"), None).is_err(), "no socket");
         remove_folder(&monitor).unwrap();
         remove_folder(&monitor).unwrap();
         assert_eq!(user(&monitor), None);

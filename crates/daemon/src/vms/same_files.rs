@@ -6,13 +6,14 @@
 //! Files that are not there at all are found by [`files::missing`]. Files that go along are not compared: the
 //! target gets those from the source.
 
-use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
+use block::held::{self, User};
 use hypervisor::qemu::command_line::files::{self, NamedFile, Use};
 use ring::digest::{Context, SHA256};
+use rustix::fs::{FileType, OFlags};
 use serde::{Deserialize, Serialize};
 
 /// Files that are compared: a command does not name nearly as many, and each is read on both sides.
@@ -58,12 +59,12 @@ pub(crate) struct Differences {
     pub(crate) warnings: Vec<String>,
 }
 
-/// The files of this host that a command names. What cannot be read is left out: QEMU has said so when it was started. It may
-/// sleep.
-pub(super) fn fingerprints(command: &[String]) -> Vec<Fingerprint> {
+/// The files of this host that a command names and its QEMU's user may read. What cannot be read is left out: QEMU has said so when
+/// it was started. It may sleep.
+pub(super) fn fingerprints(command: &[String], user: &User) -> Vec<Fingerprint> {
     let named = files::named(command).into_iter().take(FILES_MAX);
     let taken = named.filter_map(|NamedFile { option, path, used }| {
-        let (bytes, hash) = read(Path::new(&path)).ok()??;
+        let (bytes, hash) = read(Path::new(&path), user).ok()??;
         Some(Fingerprint { option, path, used: used.into(), bytes, hash })
     });
     taken.collect()
@@ -72,20 +73,18 @@ pub(super) fn fingerprints(command: &[String]) -> Vec<Fingerprint> {
 /// What this host has at the paths that a command names, as far as it is there, and is not what the other host says of them.
 /// It may sleep.
 ///
-/// **N.B.** The command is one that was understood: what the other host has told of other files is not looked at.
-pub(super) fn differences(command: &[String], theirs: &[Fingerprint]) -> Differences {
+/// **N.B.** The command is one that was understood: what the other host has told of other files is not looked at. Nor is
+/// a file that `user` may not read, whom QEMU would run as: it is not there for that user, and nothing is said of it.
+pub(super) fn differences(command: &[String], theirs: &[Fingerprint], user: &User) -> Differences {
     let mut differences = Differences::default();
     for NamedFile { option, path, used } in files::named(command).into_iter().take(FILES_MAX) {
         let Some(theirs) = theirs.iter().find(|theirs| theirs.path == path) else { continue };
         let (what, path) = (format!("{option} {path}"), Path::new(&path));
-        let (bytes, hash) = match read(path) {
+        let (bytes, hash) = match read(path, user) {
             Ok(Some(read)) => read,
             Ok(None) => continue,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
             Err(error) => {
-                differences.faults.push(format!(
-                    "{what}: that file cannot be read there ({error}): let the daemon's user read it"
-                ));
+                differences.faults.push(format!("{what}: that file cannot be read there ({error})"));
                 continue;
             }
         };
@@ -121,14 +120,15 @@ impl From<Use> for Used {
     }
 }
 
-/// Size and hash of a file; `None`: it is no ordinary one.
-fn read(path: &Path) -> io::Result<Option<(u64, String)>> {
-    // Looked at before it is opened: to open a pipe may take for ever.
-    let bytes = match std::fs::metadata(path)? {
-        metadata if metadata.is_file() => metadata.len(),
-        _ => return Ok(None),
-    };
-    let file = File::open(path)?;
+/// Size and hash of a file; `None`: it is no ordinary one, or the user may not read it.
+fn read(path: &Path, user: &User) -> io::Result<Option<(u64, String)>> {
+    // Looked at before it is opened: to open a pipe may take for ever. What is not found may be there for root alone.
+    let Ok(found) = held::find(path) else { return Ok(None) };
+    if found.kind() != FileType::RegularFile || !found.lets_read(user) {
+        return Ok(None);
+    }
+    let file = found.open(OFlags::RDONLY)?;
+    let bytes = file.metadata()?.len();
     let (mut hash, mut piece) = (Context::new(&SHA256), vec![0; PIECE_BYTES as usize]);
     for start in pieces(bytes) {
         let length = PIECE_BYTES.min(bytes - start) as usize;
@@ -156,7 +156,13 @@ fn pieces(bytes: u64) -> impl Iterator<Item = u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+
     use super::*;
+
+    fn root() -> User {
+        User { user: rustix::process::geteuid().as_raw(), groups: vec![rustix::process::getegid().as_raw()] }
+    }
 
     fn words(text: &str) -> Vec<String> {
         text.split(' ').map(str::to_owned).collect()
@@ -171,16 +177,17 @@ mod tests {
             put(name, "one");
         }
         let command = format!("qemu -cdrom {} -bios {} -kernel {}", path("cd"), path("code"), path("kernel"));
-        let theirs = fingerprints(&words(&command));
+        let command = words(&command);
+        let theirs = fingerprints(&command, &root());
         assert_eq!(theirs.len(), 3);
         let told = || {
-            let Differences { faults, warnings } = differences(&words(&command), &theirs);
+            let Differences { faults, warnings } = differences(&command, &theirs, &root());
             (faults.join("; "), warnings.join("; "))
         };
         assert_eq!(told(), Default::default());
         let (faults, warnings) = (vec![], vec![]);
         assert_eq!(
-            differences(&words("qemu -m 1"), &theirs),
+            differences(&words("qemu -m 1"), &theirs, &root()),
             Differences { faults, warnings },
             "it names none"
         );
@@ -203,6 +210,29 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_said_of_files_that_were_not_checked_or_that_root_alone_may_read() {
+        if !rustix::process::geteuid().is_root() {
+            return omission::machine_lacks("root, to read what others may not");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let open = |path: &Path, mode| {
+            std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(mode)).unwrap();
+        };
+        open(folder.path(), 0o711);
+        let path = folder.path().join("secret");
+        std::fs::write(&path, "guess").unwrap();
+        let command = words(&format!("qemu -kernel {}", path.display()));
+        let guesses = fingerprints(&command, &root());
+        std::fs::write(&path, "root's").unwrap();
+        let user = User { user: 24_005, groups: vec![24_005] };
+        let told = |command: &[String]| differences(command, &guesses, &user).warnings.len();
+        open(&path, 0o600);
+        assert_eq!((told(&command), fingerprints(&command, &user)), (0, Vec::new()));
+        open(&path, 0o644);
+        assert_eq!((told(&command), told(&words("qemu -kernel /other"))), (1, 0));
+    }
+
+    #[test]
     fn of_a_large_file_pieces_from_its_first_to_its_last_byte_are_read() {
         let large = 5 * READ_BYTES_MAX + 17;
         let starts: Vec<u64> = pieces(large).collect();
@@ -216,9 +246,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("large");
         File::create(&path).unwrap().set_len(large).unwrap();
-        let before = read(&path).unwrap();
+        let before = read(&path, &root()).unwrap();
         let file = File::options().write(true).open(&path).unwrap();
         file.write_all_at(b"x", large - 1).unwrap();
-        assert_ne!(read(&path).unwrap(), before);
+        assert_ne!(read(&path, &root()).unwrap(), before);
     }
 }

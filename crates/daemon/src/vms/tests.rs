@@ -109,7 +109,10 @@ async fn files_that_a_machine_finds_at_the_other_host_are_compared_before_all_el
     std::fs::write(&image, "one").unwrap();
     let image = image.to_str().unwrap();
     let command = ["qemu", "-bios", image].map(str::to_owned);
-    let needs = needs::Needs { files: same_files::fingerprints(&command), ..needs::Needs::default() };
+    let needs = needs::Needs {
+        files: same_files::fingerprints(&command, &MachinesConfig::default().runs_as.user()),
+        ..needs::Needs::default()
+    };
     let files = vec![("vars".to_owned(), vec![1; 100])];
     let definition = format!(
         "command = ['qemu-system-x86_64', '-nodefaults', '-qmp', 'unix:{{qmp}},server=on,wait=off', '-bios', '{image}']"

@@ -11,6 +11,9 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, lchown};
 use std::path::Path;
 
+use block::held::{self, Folder, Unfit};
+use rustix::fs::FileType;
+
 use super::{manifest, tpm};
 use crate::config::QemuUser;
 
@@ -50,18 +53,29 @@ pub(super) fn obstacle(sockets: &Path, user: &QemuUser) -> Option<String> {
 }
 
 /// Gives a folder with all that is in it; links are not followed.
+///
+/// **N.B.** A process that a former QEMU has left may exchange what is in its folder meanwhile. Each folder is held, and what is given is
+/// what was looked at.
 fn give_all(folder: &Path, user: &QemuUser) -> io::Result<()> {
-    for entry in entries(folder)? {
-        if entry.symlink_metadata()?.is_dir() {
-            give_all(&entry, user)?;
-        } else {
-            lchown(entry, Some(user.user), Some(user.group))?;
+    let held = match held::find_entry(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        found => found?,
+    };
+    give_entries(&Folder::open(folder)?, user)?;
+    held.give(user.user, user.group)
+}
+
+fn give_entries(folder: &Folder, user: &QemuUser) -> io::Result<()> {
+    for name in folder.names()? {
+        let entry = folder.find(&name)?;
+        if entry.kind() == FileType::Directory {
+            give_entries(&folder.below(&entry)?, user)?;
+        } else if entry.status().st_nlink != 1 && entry.owner() != user.user {
+            return Err(Unfit::OtherNames { path: entry.path().to_owned() }.into());
         }
+        entry.give(user.user, user.group)?;
     }
-    match lchown(folder, Some(user.user), Some(user.group)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// What is in a folder; nothing if there is none.
@@ -69,5 +83,36 @@ fn entries(folder: &Path) -> io::Result<Vec<std::path::PathBuf>> {
     match std::fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         found => found?.map(|entry| Ok(entry?.path())).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_former_qemu_has_put_into_its_folder_gives_it_nothing_of_root() {
+        if !rustix::process::geteuid().is_root() {
+            return omission::machine_lacks("root, to give files away");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::create_dir_all(path("own/below")).unwrap();
+        std::fs::create_dir(path("roots")).unwrap();
+        for name in ["own/below/log", "roots/file"] {
+            std::fs::write(path(name), "").unwrap();
+        }
+        std::os::unix::fs::symlink(path("roots"), path("own/link")).unwrap();
+        let user = QemuUser::of_numbers(24_005, 24_005);
+        give_all(&path("own"), &user).unwrap();
+        let owner = |name: &str| std::fs::symlink_metadata(path(name)).unwrap().uid();
+        for name in ["own", "own/below", "own/below/log", "own/link"] {
+            assert_eq!(owner(name), 24_005, "{name}");
+        }
+        assert_eq!((owner("roots"), owner("roots/file")), (0, 0));
+        std::fs::hard_link(path("roots/file"), path("own/below/hard")).unwrap();
+        assert!(give_all(&path("own"), &user).is_err());
+        assert_eq!(owner("roots/file"), 0);
+        give_all(&path("none"), &user).unwrap();
     }
 }

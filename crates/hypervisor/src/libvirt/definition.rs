@@ -26,6 +26,8 @@ pub struct Disk {
     pub format: String,
     /// Where its bytes are.
     pub source: DiskSource,
+    /// What that stands on, from the upper to the lower; `None`: the definition does not say, or not to the end.
+    pub chain: Option<Vec<DiskSource>>,
     /// The copy of it that libvirt makes at present.
     pub mirror: Option<Mirror>,
 }
@@ -193,8 +195,43 @@ fn read_disk(disk: Node<'_, '_>) -> Option<Disk> {
         obstacle,
         format: driver.and_then(|driver| driver.attribute("type")).unwrap_or("raw").to_owned(),
         source: read_source(disk.attribute("type"), source),
+        chain: read_chain(disk),
         mirror,
     })
+}
+
+/// What a disk stands on. libvirt ends a chain that it knows with an empty `<backingStore/>`.
+fn read_chain(disk: Node<'_, '_>) -> Option<Vec<DiskSource>> {
+    let mut chain = Vec::new();
+    let mut below = child(disk, "backingStore")?;
+    while let Some(source) = child(below, "source") {
+        chain.push(read_source(below.attribute("type"), Some(source)));
+        below = child(below, "backingStore")?;
+    }
+    Some(chain)
+}
+
+/// Whether a definition names a socket anywhere but where the disk `target` is, or is copied to: in another disk, in what a disk
+/// stands on, among arguments of QEMU's own.
+///
+/// # Errors
+/// [`LibvirtError::Definition`].
+pub fn mentions_beside(definition: &str, target: &str, socket: &Path) -> Result<bool, LibvirtError> {
+    let document = parse(definition)?;
+    let socket = socket.to_string_lossy();
+    let own: Vec<Range<usize>> = disk_nodes(&document)
+        .filter(|disk| child(*disk, "target").and_then(|target| target.attribute("dev")) == Some(target))
+        .flat_map(|disk| {
+            ["source", "mirror", "backingStore"].into_iter().filter_map(move |name| child(disk, name))
+        })
+        .map(|node| node.range())
+        .collect();
+    let is_named = |node: Node<'_, '_>| {
+        let in_attributes = node.attributes().any(|attribute| attribute.value().contains(&*socket));
+        in_attributes || node.is_text() && node.text().is_some_and(|text| text.contains(&*socket))
+    };
+    let is_beside = |node: &Node<'_, '_>| !own.iter().any(|range| range.contains(&node.range().start));
+    Ok(document.descendants().filter(is_beside).any(is_named))
 }
 
 fn read_source(kind: Option<&str>, source: Option<Node<'_, '_>>) -> DiskSource {
@@ -284,6 +321,47 @@ mod tests {
         assert!(block.obstacle.unwrap().contains("shared"));
         assert_eq!(qemu_user(COPIED).unwrap(), Some(64055));
         assert!(matches!(disks("<domain>"), Err(LibvirtError::Definition(_))));
+    }
+
+    #[test]
+    fn what_a_disk_stands_on_is_told_only_if_the_chain_has_an_end() {
+        let chain_of = |below: &str| {
+            let disk = format!(
+                "<domain><devices><disk type='file'><source file='/top'/><target dev='vda'/>{below}</disk></devices></domain>"
+            );
+            disks(&disk).unwrap().remove(0).chain
+        };
+        let nbd = nbd_source(&export());
+        let end = "<backingStore/>";
+        assert_eq!(chain_of(""), None);
+        assert_eq!(chain_of(end), Some(Vec::new()));
+        let over =
+            |end: &str| format!("<backingStore type='network'><format type='raw'/>{nbd}{end}</backingStore>");
+        assert_eq!(chain_of(&over(end)), Some(vec![DiskSource::Nbd(export())]));
+        assert_eq!(chain_of(&over("")), None);
+    }
+
+    #[test]
+    fn a_socket_is_seen_wherever_a_definition_names_it() {
+        let socket = &export().socket;
+        let other = |place: &str| {
+            format!(
+                "<domain><devices><disk type='network'>{}<target dev='vda'/></disk>{place}</devices></domain>",
+                nbd_source(&export())
+            )
+        };
+        assert!(!mentions_beside(&other(""), "vda", socket).unwrap());
+        assert!(mentions_beside(&other(""), "vdb", socket).unwrap());
+        let second = format!("<disk type='network'>{}<target dev='vdb'/></disk>", nbd_source(&export()));
+        let places = [
+            second,
+            format!("<qemu:arg value='file=nbd:unix:{}'/>", socket.display()),
+            format!("<note>{}</note>", socket.display()),
+        ];
+        for place in places {
+            let place = place.replace("qemu:", "");
+            assert!(mentions_beside(&other(&place), "vda", socket).unwrap(), "{place}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::connection::{Connection, QEMU, REMOTE};
 use super::error::LibvirtError;
+use super::presence::{DomainState, Presence, SavedMemory};
 use super::xdr::{Decoder, Encoder};
 
 /// Numbers of procedures.
@@ -17,9 +18,11 @@ mod procedure {
     pub(super) const DOMAIN_RESUME: i32 = 28;
     pub(super) const AUTH_LIST: i32 = 66;
     pub(super) const AUTH_POLKIT: i32 = 70;
+    pub(super) const DOMAIN_IS_ACTIVE: i32 = 150;
     pub(super) const DOMAIN_IS_PERSISTENT: i32 = 151;
     pub(super) const CONNECT_GET_LIB_VERSION: i32 = 157;
     pub(super) const DOMAIN_GET_JOB_INFO: i32 = 163;
+    pub(super) const DOMAIN_HAS_MANAGED_SAVE_IMAGE: i32 = 183;
     pub(super) const DOMAIN_SNAPSHOT_NUM: i32 = 187;
     pub(super) const DOMAIN_GET_BLOCK_INFO: i32 = 194;
     pub(super) const DOMAIN_GET_STATE: i32 = 212;
@@ -65,17 +68,6 @@ pub struct Domain {
     /// Its identity, which stays.
     pub uuid: [u8; 16],
     id: i32,
-}
-
-/// What a domain does, by libvirt's numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DomainState {
-    /// Its processors run.
-    Running,
-    /// Its QEMU is there, and its processors are stopped.
-    Paused,
-    /// It has no QEMU.
-    ShutOff,
 }
 
 /// A job of libvirt on one disk.
@@ -163,19 +155,24 @@ impl Libvirt {
         Ok(Domain { name: decoder.string()?, uuid: decoder.fixed()?, id: decoder.int()? })
     }
 
-    /// What a domain does.
+    /// Tells whether a domain has a QEMU, and what it does.
     ///
     /// # Errors
     /// [`LibvirtError`].
-    pub async fn state(&self, domain: &Domain) -> Result<DomainState, LibvirtError> {
+    pub async fn presence(&self, domain: &Domain) -> Result<Presence, LibvirtError> {
         let answer = self.call(procedure::DOMAIN_GET_STATE, about(domain).unsigned(0)).await?;
-        Ok(match Decoder::new(&answer).int()? {
-            // Running, and blocked on something, which QEMU never is.
-            1 | 2 => DomainState::Running,
-            // Paused, shutting down, suspended by its guest.
-            3 | 4 | 7 => DomainState::Paused,
-            _ => DomainState::ShutOff,
-        })
+        let mut decoder = Decoder::new(&answer);
+        let (state, reason) = (DomainState::of(decoder.int()?), decoder.int()?);
+        // N.B. After the state: a QEMU that ends in between makes a state that does not fit, which is looked at again.
+        let is_active = self.is_true(procedure::DOMAIN_IS_ACTIVE, about(domain)).await?;
+        let saved = if is_active {
+            SavedMemory::None
+        } else if self.is_true(procedure::DOMAIN_HAS_MANAGED_SAVE_IMAGE, about(domain).unsigned(0)).await? {
+            SavedMemory::Managed
+        } else {
+            SavedMemory::of_reason(state, reason)
+        };
+        Ok(Presence::of(state, is_active, saved))
     }
 
     /// A domain's definition, as XML.
@@ -196,7 +193,11 @@ impl Libvirt {
     /// # Errors
     /// [`LibvirtError`].
     pub async fn is_persistent(&self, domain: &Domain) -> Result<bool, LibvirtError> {
-        let answer = self.call(procedure::DOMAIN_IS_PERSISTENT, about(domain)).await?;
+        self.is_true(procedure::DOMAIN_IS_PERSISTENT, about(domain)).await
+    }
+
+    async fn is_true(&self, procedure: i32, arguments: Encoder) -> Result<bool, LibvirtError> {
+        let answer = self.call(procedure, arguments).await?;
         Ok(Decoder::new(&answer).int()? == 1)
     }
 

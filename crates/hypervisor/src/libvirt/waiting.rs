@@ -4,11 +4,14 @@
 //! format's node of the disk is given another node below it, of the same export, with `reconnect-delay`. Its definition stays
 //! true; libvirt marks the domain as tainted by a command of its monitor. After the domain's next start it is as before.
 
+use std::path::Path;
+
 use serde_json::{Value, json};
 
 use super::definition::NbdSource;
 use super::domain::{Domain, Libvirt};
 use super::error::LibvirtError;
+use crate::qemu::ExportUse;
 
 /// Nodes that are made here are called so, and a number.
 const NODE: &str = "sterna-waits-";
@@ -73,6 +76,19 @@ impl Libvirt {
             }
         }
         Ok(())
+    }
+
+    /// Tells what in the domain's QEMU uses the export that is served at a socket. libvirt's own definition does not know of what
+    /// others told QEMU.
+    ///
+    /// # Errors
+    /// [`LibvirtError`].
+    pub async fn export_use(&self, domain: &Domain, socket: &Path) -> Result<ExportUse, LibvirtError> {
+        let devices = self.execute(domain, "query-block", &json!({})).await?;
+        let Value::Array(devices) = devices else {
+            return Err(LibvirtError::Malformed("no list of QEMU's devices"));
+        };
+        Ok(ExportUse::of(&devices, &self.nodes(domain).await?, socket))
     }
 
     async fn nodes(&self, domain: &Domain) -> Result<Vec<Value>, LibvirtError> {

@@ -6,6 +6,11 @@ use std::path::{Path, PathBuf};
 
 /// Where the kernel tells of processes.
 const PROCESSES: &str = "/proc";
+/// Flags of a descriptor, as the kernel tells them: what can be done by it, and that nothing can (`O_PATH`).
+const ACCESS_MODE: u32 = 0o3;
+const READ_ONLY: u32 = 0o0;
+const READ_WRITE: u32 = 0o2;
+const PATH_ONLY: u32 = 0o10_000_000;
 
 /// What is known of a QEMU process, whoever has launched it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,10 +23,30 @@ pub struct Launched {
     pub folder: PathBuf,
     /// The files that it has open.
     pub files: Vec<PathBuf>,
-    /// What it has open by the kernel's numbers, of the file system and within it: once for each descriptor.
-    pub descriptors: Vec<(u64, u64)>,
+    /// What it has open, once for each descriptor that it can read by.
+    pub descriptors: Vec<Descriptor>,
     /// The user and the group that it runs as.
     pub owner: (u32, u32),
+    /// The other groups that it is in.
+    pub groups: Vec<u32>,
+}
+
+/// A file that a process has open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Descriptor {
+    /// The file by the kernel's numbers: of the file system, and within it.
+    pub file: (u64, u64),
+    /// What the process can do by it.
+    pub used: Use,
+}
+
+/// What a process can do by a descriptor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Use {
+    /// Read.
+    Read,
+    /// Read and write.
+    ReadWrite,
 }
 
 impl Launched {
@@ -42,15 +67,17 @@ impl Launched {
         let mut open = self.files.iter().filter(|file| file.ends_with(end));
         match (open.next(), open.next()) {
             (Some(one), None) => Some(one.clone()),
-            _ => self.folder.join(end).canonicalize().ok(),
+            // N.B. what is there is for whoever opens it to find out: this would tell a stranger what exists.
+            _ if self.folder.is_absolute() => Some(self.folder.join(end)),
+            _ => None,
         }
     }
 
-    /// How many descriptors it has of the file that is at `path` for us, whatever it calls it. It may sleep for a moment.
-    pub fn descriptors_of(&self, path: &Path) -> usize {
-        let Ok(found) = std::fs::metadata(path) else { return 0 };
-        let identity = (found.dev(), found.ino());
-        self.descriptors.iter().filter(|descriptor| **descriptor == identity).count()
+    /// How many descriptors it has of a file, by which it can do at least this.
+    ///
+    /// **N.B.** A process may hold a file that it may not open: such a descriptor (`O_PATH`) is no proof of anything, and not counted.
+    pub fn descriptors_of(&self, file: (u64, u64), used: Use) -> usize {
+        self.descriptors.iter().filter(|open| open.file == file && open.used >= used).count()
     }
 
     fn look(process: &Path) -> io::Result<Self> {
@@ -63,10 +90,15 @@ impl Launched {
             // A descriptor that was closed meanwhile leads nowhere.
             files.extend(std::fs::read_link(&entry).ok().filter(|file| file.is_absolute()));
             // N.B. that leads to the file itself, not to what has its name here.
-            let open = std::fs::metadata(&entry).ok();
-            descriptors.extend(open.map(|open| (open.dev(), open.ino())));
+            let (Ok(open), Some(number)) = (std::fs::metadata(&entry), entry.file_name()) else { continue };
+            let told = std::fs::read_to_string(process.join("fdinfo").join(number)).unwrap_or_default();
+            let used = use_told(&told);
+            descriptors.extend(used.map(|used| Descriptor { file: (open.dev(), open.ino()), used }));
         }
-        let itself = std::fs::metadata(process)?;
+        let status = std::fs::read_to_string(process.join("status"))?;
+        let owner = owner_told(&status).ok_or(io::ErrorKind::InvalidData)?;
+        let groups = status.lines().find_map(|line| line.strip_prefix("Groups:")).unwrap_or_default();
+        let groups = groups.split_whitespace().filter_map(|group| group.parse().ok()).collect();
         files.sort();
         files.dedup();
         Ok(Self {
@@ -75,9 +107,32 @@ impl Launched {
             folder: std::fs::read_link(process.join("cwd"))?,
             files,
             descriptors,
-            owner: (itself.uid(), itself.gid()),
+            owner,
+            groups,
         })
     }
+}
+
+/// What a descriptor can do, by what the kernel tells of it; `None`: not read.
+fn use_told(told: &str) -> Option<Use> {
+    let flags = told.lines().find_map(|line| line.strip_prefix("flags:"))?;
+    let flags = u32::from_str_radix(flags.trim(), 8).ok()?;
+    match flags & ACCESS_MODE {
+        _ if flags & PATH_ONLY != 0 => None,
+        READ_ONLY => Some(Use::Read),
+        READ_WRITE => Some(Use::ReadWrite),
+        _ => None,
+    }
+}
+
+/// The user and the group that the kernel asks for when a process opens something, by what it tells of the process.
+fn owner_told(told: &str) -> Option<(u32, u32)> {
+    let effective = |begin: &str| {
+        let line = told.lines().find_map(|line| line.strip_prefix(begin))?;
+        // Real, then effective.
+        line.split_whitespace().nth(1)?.parse().ok()
+    };
+    Some((effective("Uid:")?, effective("Gid:")?))
 }
 
 #[cfg(test)]
@@ -104,7 +159,38 @@ mod tests {
         }
         drop(file);
         let closed = Launched { files: Vec::new(), ..elsewhere };
-        assert_eq!(closed.resolve(Path::new("images/foreign-image.raw")), Some(open.canonicalize().unwrap()));
-        assert_eq!(closed.resolve(Path::new("foreign-image.raw")), None);
+        assert_eq!(closed.resolve(Path::new("images/foreign-image.raw")), Some(open));
+        // Whether there is such a file is not said here.
+        let nowhere = folder.path().join("foreign-image.raw");
+        assert_eq!(closed.resolve(Path::new("foreign-image.raw")), Some(nowhere));
+    }
+
+    #[test]
+    fn a_descriptor_counts_for_what_can_be_done_by_it() {
+        use std::os::unix::fs::OpenOptionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk");
+        let written = std::fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
+        let counted = || {
+            let itself = Launched::look(Path::new("/proc/self")).unwrap();
+            let found = std::fs::metadata(&path).unwrap();
+            [Use::Read, Use::ReadWrite].map(|used| itself.descriptors_of((found.dev(), found.ino()), used))
+        };
+        assert_eq!(counted(), [1, 1]);
+        let read = std::fs::File::open(&path).unwrap();
+        assert_eq!(counted(), [2, 1]);
+        drop((written, read));
+        let _appended = std::fs::File::options().append(true).open(&path).unwrap();
+        let held = PATH_ONLY.cast_signed();
+        let _held = std::fs::File::options().read(true).custom_flags(held).open(&path).unwrap();
+        assert_eq!(counted(), [0, 0]);
+    }
+
+    #[test]
+    fn who_a_process_runs_as_is_whom_the_kernel_asks_for() {
+        let told = "Name:\tqemu\nUid:\t1\t2\t3\t4\nGid:\t5\t6\t7\t8\n";
+        assert_eq!((owner_told(told), owner_told("Uid:\t1\n")), (Some((2, 6)), None));
+        let itself = Launched::look(Path::new("/proc/self")).unwrap();
+        assert_eq!(itself.owner.0, std::fs::metadata("/proc/self").unwrap().uid());
     }
 }

@@ -4,10 +4,11 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use tokio::net::UnixStream;
 use tokio::time::{Instant, sleep};
 
 use super::error::QmpError;
-use super::qmp::{Events, Qmp};
+use super::qmp::{Events, GREETING_DEADLINE, Qmp};
 use super::version::Version;
 use crate::HypervisorError;
 use crate::RunState;
@@ -38,6 +39,15 @@ impl Qemu {
     /// If nobody listens there, it is no monitor, or it serves somebody else.
     pub async fn connect(socket: &Path) -> Result<Self, HypervisorError> {
         Ok(Self { qmp: Qmp::connect(socket).await?, socket: socket.to_owned() })
+    }
+
+    /// Uses a connection to the monitor that is called `socket`.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub async fn over(stream: UnixStream, socket: &Path) -> Result<Self, HypervisorError> {
+        let qmp = Qmp::over(stream, socket, GREETING_DEADLINE).await?;
+        Ok(Self { qmp, socket: socket.to_owned() })
     }
 
     /// Connects to the monitor of a QEMU that is being started: tries again while there is no socket yet, or one that is closed
@@ -74,6 +84,11 @@ impl Qemu {
     /// QEMU's process, as the kernel tells it of the socket.
     pub fn process(&self) -> Option<i32> {
         self.qmp.process()
+    }
+
+    /// The user that QEMU ran as when it began to listen.
+    pub fn user(&self) -> Option<u32> {
+        self.qmp.user()
     }
 
     /// What happens from now on.

@@ -31,7 +31,7 @@ pub use wire::Event;
 
 /// How long a monitor may take to greet. QEMU does so at once when it serves nobody else; while it starts, or waits for
 /// a disk, it may take seconds.
-const GREETING_DEADLINE: Duration = Duration::from_secs(10);
+pub(super) const GREETING_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A connection to one monitor. Dropping it closes the connection, and QEMU serves the next client.
 #[derive(Debug)]
@@ -39,6 +39,8 @@ pub struct Qmp {
     version: Version,
     /// The process that listens, if the kernel told.
     process: Option<i32>,
+    /// The user that it ran as when it began to listen.
+    user: Option<u32>,
     exchange: Exchange,
 }
 
@@ -54,8 +56,18 @@ impl Qmp {
     /// Connects; the monitor may take so long to greet.
     async fn connect_within(socket: &Path, deadline: Duration) -> Result<Self, QmpError> {
         let connect = |source| QmpError::Connect { socket: socket.to_owned(), source };
-        let stream = UnixStream::connect(socket).await.map_err(connect)?;
-        let process = stream.peer_cred().ok().and_then(|credentials| credentials.pid());
+        Self::over(UnixStream::connect(socket).await.map_err(connect)?, socket, deadline).await
+    }
+
+    /// Uses a connection to a monitor, whose socket is called so; the monitor may take so long to greet.
+    pub(super) async fn over(
+        stream: UnixStream,
+        socket: &Path,
+        deadline: Duration,
+    ) -> Result<Self, QmpError> {
+        let peer = stream.peer_cred().ok();
+        let process = peer.and_then(|credentials| credentials.pid());
+        let user = peer.map(|credentials| credentials.uid());
         let (input, output) = stream.into_split();
         let mut input = Lines::new(input);
         let greeting = timeout(deadline, input.next()).await;
@@ -69,7 +81,7 @@ impl Qmp {
         let version = greeting.as_deref().and_then(wire::decode_greeting);
         let version = version.ok_or_else(|| QmpError::NotAMonitor { socket: socket.to_owned() })?;
         let exchange = Exchange::begin(input, output, 1, Garbled::Ends);
-        let qmp = Self { version, process, exchange };
+        let qmp = Self { version, process, user, exchange };
         qmp.execute("qmp_capabilities", json!({}), GREETING_DEADLINE).await?;
         Ok(qmp)
     }
@@ -84,6 +96,11 @@ impl Qmp {
     /// It is the one that bound the socket: QEMU, unless somebody else did so for it.
     pub fn process(&self) -> Option<i32> {
         self.process
+    }
+
+    /// The user that the process ran as when it began to listen; `None` if the kernel does not tell.
+    pub fn user(&self) -> Option<u32> {
+        self.user
     }
 
     /// Has a command carried out, and returns what it returns.

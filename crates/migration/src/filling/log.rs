@@ -104,7 +104,7 @@ pub fn encode_entry(sequence: u64, entry: &LogEntry, bytes: &mut Vec<u8>) -> boo
 }
 
 /// No start of a host: nothing counts that was only noted. So is read what a store has that starts without its host.
-pub const NO_START: [u8; 16] = [0; 16];
+pub const NO_START: [u8; 16] = [0xff; 16];
 
 /// Reads a file, on a host whose present start is `boot`; also returns where the next frame goes, and its number.
 ///

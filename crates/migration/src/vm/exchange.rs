@@ -8,8 +8,8 @@
 //! in between goes on by looking. A step that fails turns the exchange round, because a VM that has its disks on either
 //! side can run; if that fails as well it turns round again, ever more slowly, until one way is done.
 //!
-//! Two rules hold throughout: nobody serves a file that the hypervisor has open, and the hypervisor does not open one that is
-//! served.
+//! Three rules hold throughout: nobody serves a file that the hypervisor has open; the hypervisor does not open one that is
+//! served; a volume that something unknown may stand on is not removed.
 
 use std::time::Duration;
 
@@ -36,8 +36,12 @@ pub enum Over {
     Nothing,
     /// Its volume's export.
     Export,
-    /// The VM has no such disk any more.
+    /// Something that has nothing to do with the volume, by somebody else's doing.
+    Elsewhere,
+    /// The VM has no such disk any more, and nothing of it uses the volume.
     Gone,
+    /// Something that stands on the volume, or that is not recognised.
+    Unknown,
 }
 
 /// What is seen of a disk.
@@ -96,8 +100,9 @@ impl Exchange {
         self.goal
     }
 
-    /// What comes next.
-    pub fn next_step(&self, is_running: bool, disks: &[SeenDisk]) -> Step {
+    /// Returns what comes next.
+    pub fn next_step(&mut self, is_running: bool, disks: &[SeenDisk]) -> Step {
+        self.turn_where_it_must(disks);
         let wanted =
             disks.iter().enumerate().find_map(|(index, disk)| Some((index, self.step_of(index, *disk)?)));
         match wanted {
@@ -113,17 +118,26 @@ impl Exchange {
         }
     }
 
+    /// What something unknown stands on stays served; what was exchanged by others is not adopted.
+    fn turn_where_it_must(&mut self, disks: &[SeenDisk]) {
+        let is_any = |is: fn(&SeenDisk) -> bool| disks.iter().any(is);
+        if is_any(|disk| disk.over == Over::Unknown && disk.is_served) {
+            self.goal = Goal::Volumes;
+        } else if is_any(|disk| matches!(disk.over, Over::Unknown | Over::Elsewhere) && !disk.is_served) {
+            self.goal = Goal::Files;
+        }
+    }
+
     fn step_of(&self, index: usize, disk: SeenDisk) -> Option<Step> {
         match (self.goal, disk.over, disk.is_served) {
-            (Goal::Volumes, Over::Export | Over::Gone, _) | (Goal::Files, Over::File | Over::Gone, false) => {
-                None
-            }
+            (Goal::Volumes, Over::Export | Over::Gone | Over::Elsewhere | Over::Unknown, _)
+            | (Goal::Files, Over::File | Over::Gone | Over::Elsewhere | Over::Unknown, false) => None,
             (Goal::Volumes, Over::File, _) | (Goal::Files, Over::Export, _) => {
                 Some(Step::LeadToNothing(index))
             }
             (Goal::Volumes, Over::Nothing, false) => Some(Step::Serve(index)),
             (Goal::Volumes, Over::Nothing, true) => Some(Step::LeadToExport(index)),
-            (Goal::Files, Over::Nothing | Over::File | Over::Gone, true) => Some(Step::StopServing(index)),
+            (Goal::Files, _, true) => Some(Step::StopServing(index)),
             (Goal::Files, Over::Nothing, false) => Some(Step::LeadToFile(index)),
         }
     }
@@ -234,11 +248,11 @@ mod tests {
     #[test]
     fn an_adoption_that_only_had_to_let_its_machine_run_is_not_undone() {
         let disks = World::adopted(true).disks;
-        let exchange = Exchange::after_restart(Goal::Volumes, &disks);
+        let mut exchange = Exchange::after_restart(Goal::Volumes, &disks);
         assert_eq!(exchange.next_step(false, &disks), Step::Complete(Goal::Volumes));
         let mut half = disks;
         half[1] = SeenDisk { over: Over::Nothing, is_served: false };
-        let exchange = Exchange::after_restart(Goal::Volumes, &half);
+        let mut exchange = Exchange::after_restart(Goal::Volumes, &half);
         assert_eq!(exchange.next_step(false, &half), Step::LeadToNothing(0));
     }
 
@@ -247,6 +261,28 @@ mod tests {
         let gone = [SeenDisk { over: Over::Gone, is_served: true }];
         assert_eq!(Exchange::towards(Goal::Files).next_step(true, &gone), Step::StopServing(0));
         assert_eq!(Exchange::towards(Goal::Volumes).next_step(true, &gone), Step::Complete(Goal::Volumes));
+    }
+
+    #[test]
+    fn a_volume_that_something_unknown_stands_on_stays_and_the_others_come_back() {
+        let above = SeenDisk { over: Over::Unknown, is_served: true };
+        let nothing = SeenDisk { over: Over::Nothing, is_served: true };
+        let mut exchange = Exchange::towards(Goal::Files);
+        assert_eq!(exchange.next_step(false, &[above, nothing]), Step::LeadToExport(1));
+        exchange.failed();
+        let export = SeenDisk { over: Over::Export, ..above };
+        assert_eq!(exchange.next_step(false, &[above, export]), Step::Complete(Goal::Volumes));
+    }
+
+    #[test]
+    fn what_others_have_exchanged_is_neither_adopted_nor_led_anywhere() {
+        for over in [Over::Elsewhere, Over::Unknown] {
+            let other = SeenDisk { over, is_served: false };
+            let next = Exchange::towards(Goal::Volumes).next_step(true, &[other]);
+            assert_eq!(next, Step::Complete(Goal::Files), "{over:?}");
+        }
+        let served = SeenDisk { over: Over::Elsewhere, is_served: true };
+        assert_eq!(Exchange::towards(Goal::Files).next_step(true, &[served]), Step::StopServing(0));
     }
 
     #[test]

@@ -83,7 +83,11 @@ pub(crate) fn adopted(vm: &Vm) -> String {
 /// That a VM has its disks back.
 pub(crate) fn released(vm: &Vm) -> String {
     let message = vm.message.as_ref().map(|message| format!("; {message}")).unwrap_or_default();
-    format!("{} has its disks back{message}\n", vm.name)
+    match vm.state {
+        // There is no such VM any more: nobody was given anything.
+        VmState::Unknown => format!("{} is no longer known here{message}\n", vm.name),
+        _ => format!("{} has its disks back{message}\n", vm.name),
+    }
 }
 
 /// What has become of a VM.

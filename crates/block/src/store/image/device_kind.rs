@@ -6,7 +6,6 @@
 //! (`BLKDISCARD`) is not used.
 
 use std::fmt;
-use std::fs::Metadata;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
@@ -62,9 +61,9 @@ pub(super) fn probe(file: &OwnedFd, path: &Path, access: Access) -> Result<Probe
 }
 
 /// Finds out why a device could not be opened exclusively.
-pub(super) fn why_not_opened(path: &Path, named: &Metadata, error: std::io::Error) -> ImageError {
+pub(super) fn why_not_opened(path: &Path, number: u64, error: std::io::Error) -> ImageError {
     match Errno::from_io_error(&error) {
-        Some(Errno::BUSY) => match user_of(named.rdev()) {
+        Some(Errno::BUSY) => match user_of(number) {
             Some(user) => ImageError::DeviceInUse { path: path.to_owned(), user },
             // Another process has it, or the last writes of one that has ended are still on their way.
             None => {
@@ -72,7 +71,7 @@ pub(super) fn why_not_opened(path: &Path, named: &Metadata, error: std::io::Erro
             }
         },
         Some(Errno::ROFS) => ImageError::ReadOnlyDevice { path: path.to_owned() },
-        Some(Errno::ACCESS) if Attributes::of(named.rdev()).number("ro") == Some(1) => {
+        Some(Errno::ACCESS) if Attributes::of(number).number("ro") == Some(1) => {
             ImageError::ReadOnlyDevice { path: path.to_owned() }
         }
         _ => ImageError::of("open", path, error),

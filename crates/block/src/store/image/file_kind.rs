@@ -8,6 +8,7 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use super::direct::{self, Demands};
 use super::{Access, ImageError, Probed};
 use crate::device::ALIGNMENT;
+use crate::held::{self, Folder};
 
 /// Asks a locked file what it can do.
 pub(super) fn probe(file: &OwnedFd, path: &Path, access: Access) -> Result<Probed, ImageError> {
@@ -40,9 +41,10 @@ fn punches_hole_at(file: &OwnedFd, offset: u64) -> bool {
 
 /// A file that is gone when it is closed, in the same file system.
 fn nameless_beside(file: &OwnedFd, path: &Path) -> Option<OwnedFd> {
-    let path = path.canonicalize().ok()?;
+    let found = held::find(path).ok()?;
+    let folder = Folder::open(found.path().parent()?).ok()?;
     let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
-    let nameless = rustix::fs::open(path.parent()?, flags, Mode::RUSR | Mode::WUSR).ok()?;
+    let nameless = rustix::fs::openat(&folder, ".", flags, Mode::RUSR | Mode::WUSR).ok()?;
     let device = |file: &OwnedFd| rustix::fs::fstat(file).map(|stat| stat.st_dev);
     (device(file).ok()? == device(&nameless).ok()?).then_some(nameless)
 }

@@ -10,12 +10,14 @@
 //! ```
 
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use super::create::{Qcow2Options, write_new};
 use super::header::{self, HEADER_MAX, Header, HeaderError};
-use super::probe::{Format, probe_format};
+use super::probe::{Format, probe_held};
+use crate::held::{ByName, Finder, Held};
 use crate::store::image::{Access, Image, ImageError, Kind, Patience};
 use crate::store::lock::Holder;
 
@@ -138,20 +140,38 @@ impl Qcow2Image {
     /// [`Qcow2Error::Options`] for a size that is no multiple of 512 bytes or a cluster size that is none;
     /// [`Qcow2Error::Backing`], or those of [`Image::create`].
     pub fn create(path: &Path, size: u64, options: &Qcow2Options) -> Result<Self, Qcow2Error> {
+        Self::create_found(path, size, options, &ByName)
+    }
+
+    /// As [`Qcow2Image::create`], if `finder` says that what it is to stand on may be opened.
+    ///
+    /// # Errors
+    /// As there; what `finder` says.
+    pub fn create_found(
+        path: &Path,
+        size: u64,
+        options: &Qcow2Options,
+        finder: &dyn Finder,
+    ) -> Result<Self, Qcow2Error> {
         options.check(path, size)?;
         let top = Image::create(path, 0)?;
-        Self::create_in(top, size, options).inspect_err(|_| {
+        Self::create_in(top, size, options, finder).inspect_err(|_| {
             // What could not be made is not left half-made; if even that fails, the first error says why.
             let _ = std::fs::remove_file(path);
         })
     }
 
-    fn create_in(mut top: Image, size: u64, options: &Qcow2Options) -> Result<Self, Qcow2Error> {
+    fn create_in(
+        mut top: Image,
+        size: u64,
+        options: &Qcow2Options,
+        finder: &dyn Finder,
+    ) -> Result<Self, Qcow2Error> {
         let path = top.path().to_owned();
         let file = plain(&top)?;
         let fail = |error| ImageError::of("write the tables of", &path, error);
         top.forget_tail(write_new(&file, size, options).map_err(fail)?);
-        Self::examine(top)
+        Self::examine(top, finder)
     }
 
     /// Opens, checks and locks an image and its chain.
@@ -172,7 +192,20 @@ impl Qcow2Image {
         access: Access,
         on_held: impl FnMut(&Holder) -> Patience,
     ) -> Result<Self, Qcow2Error> {
-        Self::examine(Image::open_waiting(path, access, on_held)?)
+        Self::open_found(path, access, &ByName, on_held)
+    }
+
+    /// As [`Qcow2Image::open_waiting`], if `finder` says that the top and what it stands on may be opened.
+    ///
+    /// # Errors
+    /// Those of [`Qcow2Image::open`]; what `finder` says.
+    pub fn open_found(
+        path: &Path,
+        access: Access,
+        finder: &dyn Finder,
+        on_held: impl FnMut(&Holder) -> Patience,
+    ) -> Result<Self, Qcow2Error> {
+        Self::examine(Image::open_found(path, access, finder, on_held)?, finder)
     }
 
     /// Where its top is.
@@ -208,6 +241,11 @@ impl Qcow2Image {
         self.header.cluster_size()
     }
 
+    /// The file of its top itself, whatever becomes of its name.
+    pub fn held(&self) -> &Arc<Held> {
+        self.top.held()
+    }
+
     /// The files that it stands on, from the one below the top down to the base; none if it stands alone.
     pub fn backing_files(&self) -> impl Iterator<Item = &Path> {
         self.backing.iter().map(|layer| layer.image.path())
@@ -224,11 +262,11 @@ impl Qcow2Image {
     }
 
     /// Checks a file that is open and locked, and opens what it stands on.
-    fn examine(mut top: Image) -> Result<Self, Qcow2Error> {
+    fn examine(mut top: Image, finder: &dyn Finder) -> Result<Self, Qcow2Error> {
         let header = read_header(&mut top)?;
         let used = header.size;
         let mut image = Self { top, header, backing: Vec::new(), used };
-        image.open_backing()?;
+        image.open_backing(finder)?;
         let bytes = image.table_memory();
         if bytes > TABLE_MEMORY_MAX {
             return Err(Qcow2Error::TooMuchMemory { path: image.path().to_owned(), bytes });
@@ -241,19 +279,22 @@ impl Qcow2Image {
     }
 
     /// Opens the chain below the top.
-    fn open_backing(&mut self) -> Result<(), Qcow2Error> {
+    fn open_backing(&mut self, finder: &dyn Finder) -> Result<(), Qcow2Error> {
         let mut seen = vec![identity(&self.top)?];
         let mut path = self.path().to_owned();
         let mut header = Some(self.header.clone());
+        let mut above = Arc::clone(self.top.held());
         while let Some(name) = header.take().and_then(|header| header.backing) {
             if seen.len() >= CHAIN_MAX {
                 return Err(Qcow2Error::TooDeep { path: self.path().to_owned() });
             }
             let backing = resolve(&path, &name.name)?;
-            let layer = open_layer(&path, &backing, name.format.as_deref(), &seen)
-                .map_err(|error| error.below(&path, &backing))?;
+            let named = Named { above: &above, path: &backing, format: name.format.as_deref() };
+            let layer =
+                open_layer(&path, &named, &seen, finder).map_err(|error| error.below(&path, &backing))?;
             seen.push(identity(&layer.image)?);
             header = layer.header.clone();
+            above = Arc::clone(layer.image.held());
             path = backing;
             self.backing.push(layer);
         }
@@ -291,17 +332,25 @@ impl Qcow2Error {
     }
 }
 
+/// What an image says of the one that it stands on.
+struct Named<'a> {
+    above: &'a Held,
+    path: &'a Path,
+    format: Option<&'a str>,
+}
+
 /// Opens one image below the top; `seen` are those above it.
 fn open_layer(
     above: &Path,
-    path: &Path,
-    format: Option<&str>,
+    named: &Named<'_>,
     seen: &[(u64, u64)],
+    finder: &dyn Finder,
 ) -> Result<Layer, Qcow2Error> {
+    let (path, format) = (named.path, named.format);
+    let found = finder.find(path, Some(named.above));
+    let found = found.map_err(|error| ImageError::of("find", path, error))?;
     // Before it is locked: what the chain holds already would seem to be held by another process.
-    if let Ok(metadata) = std::fs::metadata(path)
-        && seen.contains(&(metadata.dev(), metadata.ino()))
-    {
+    if seen.contains(&(found.identity().device, found.identity().inode)) {
         return Err(Qcow2Error::Loop { path: path.to_owned() });
     }
     let format = match format {
@@ -309,7 +358,7 @@ fn open_layer(
         Some("qcow2") => Format::Qcow2,
         Some(other) => Format::Other(other.to_owned()),
         None => {
-            let format = probe_format(path)?;
+            let format = probe_held(&found)?;
             tracing::warn!(path = %above.display(), backing = %path.display(), ?format,
                 "it does not tell the format of its backing file, which was guessed");
             format
@@ -318,7 +367,7 @@ fn open_layer(
     if let Format::Other(format) = format {
         return Err(Qcow2Error::BackingFormat { path: above.to_owned(), format });
     }
-    let mut image = Image::open(path, Access::ReadOnly)?;
+    let mut image = Image::try_open(path, Access::ReadOnly, finder, Some(named.above))?;
     let header = match format {
         Format::Qcow2 => Some(read_header(&mut image)?),
         _ => None,

@@ -3,12 +3,14 @@
 //! N.B. a guest that owns a raw image can write any header into it. A format that was told once is kept with the
 //! volume; it is not guessed again.
 
-use std::fs::File;
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, FileTypeExt};
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 
+use rustix::fs::{FileType, OFlags};
+
 use super::header::{MAGIC, SIZE};
+use crate::held::{ByName, Finder, Held};
 use crate::store::image::ImageError;
 
 /// What an image is, by its first bytes.
@@ -50,6 +52,14 @@ pub fn probe_format(path: &Path) -> Result<Format, ImageError> {
     Ok(beginning(path)?.map_or(Format::Raw, |bytes| format_of(&bytes)))
 }
 
+/// As [`probe_format`], of what is held.
+///
+/// # Errors
+/// As there.
+pub fn probe_held(held: &Held) -> Result<Format, ImageError> {
+    Ok(beginning_of(held)?.map_or(Format::Raw, |bytes| format_of(&bytes)))
+}
+
 /// Tells whether the qcow2 image at `path` says that it stands on another file, without opening that.
 ///
 /// It may sleep, and locks nothing.
@@ -71,9 +81,9 @@ pub fn disk_size(path: &Path) -> Result<Option<u64>, ImageError> {
     let Some(bytes) = beginning(path)? else { return Ok(None) };
     match format_of(&bytes) {
         Format::Raw => {
-            let length =
-                std::fs::metadata(path).map_err(|error| ImageError::of("examine", path, error))?.len();
-            Ok(Some(length))
+            let found = ByName.find(path, None).map_err(|error| ImageError::of("examine", path, error))?;
+            // The kernel keeps file sizes below 2^63.
+            Ok(Some(found.status().st_size as u64))
         }
         Format::Qcow2 => Ok(size_in_header(&bytes)),
         Format::Other(_) => Ok(None),
@@ -87,12 +97,18 @@ fn size_in_header(bytes: &[u8]) -> Option<u64> {
 
 /// The first bytes of what is at `path`; `None` if it is nothing that an image can be.
 fn beginning(path: &Path) -> Result<Option<Vec<u8>>, ImageError> {
-    let kind = std::fs::metadata(path).map_err(|error| ImageError::of("examine", path, error))?.file_type();
-    if !kind.is_file() && !kind.is_block_device() {
+    let found = ByName.find(path, None).map_err(|error| ImageError::of("examine", path, error))?;
+    beginning_of(&found)
+}
+
+/// As [`beginning`], of what is held.
+fn beginning_of(held: &Held) -> Result<Option<Vec<u8>>, ImageError> {
+    let path = held.path();
+    if !matches!(held.kind(), FileType::RegularFile | FileType::BlockDevice) {
         // To read from a pipe could wait for ever; whoever opens it as an image says what it is.
         return Ok(None);
     }
-    let file = File::open(path).map_err(|error| ImageError::of("open", path, error))?;
+    let file = held.open(OFlags::RDONLY).map_err(|error| ImageError::of("open", path, error))?;
     let mut bytes = vec![0; PROBED];
     let count = file.read_at(&mut bytes, 0).map_err(|error| ImageError::of("read", path, error))?;
     bytes.truncate(count);

@@ -2,14 +2,16 @@
 //!
 //! Its header does not change in these fields while an image is served, and a guest cannot reach it; so nothing is locked.
 
-use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+
+use rustix::fs::OFlags;
 
 use super::create::{BackingFile, Qcow2Options};
 use super::header::{HEADER_MAX, Header};
 use super::image::{Qcow2Error, resolve};
-use super::probe::{Format, probe_format};
+use super::probe::{Format, probe_held};
+use crate::held::{Finder, Held, ToLookAt};
 use crate::store::image::ImageError;
 
 /// The top of a chain, as far as it takes to make another one in its place.
@@ -36,14 +38,15 @@ impl Within {
     /// # Errors
     /// [`Qcow2Error`], as opening it would.
     pub fn of(path: &Path) -> Result<Self, Qcow2Error> {
-        let header = header_of(path)?;
+        let held = ToLookAt.find(path, None).map_err(|error| ImageError::of("find", path, error))?;
+        let header = header_of(&held, path)?;
         Ok(Self { snapshots: header.snapshots, has_bitmaps: header.has_bitmaps })
     }
 }
 
-fn header_of(path: &Path) -> Result<Header, Qcow2Error> {
+fn header_of(held: &Held, path: &Path) -> Result<Header, Qcow2Error> {
     let fail = |operation| move |error| ImageError::of(operation, path, error);
-    let file = File::open(path).map_err(fail("open"))?;
+    let file = held.open(OFlags::RDONLY).map_err(fail("open"))?;
     let length = file.metadata().map_err(fail("examine"))?.len();
     let mut bytes = vec![0; HEADER_MAX.min(usize::try_from(length).unwrap_or(HEADER_MAX))];
     file.read_exact_at(&mut bytes, 0).map_err(fail("read the header of"))?;
@@ -51,12 +54,14 @@ fn header_of(path: &Path) -> Result<Header, Qcow2Error> {
 }
 
 impl TopLayer {
-    /// Reads what the image at `path`, which is absolute, says of itself. It may sleep.
+    /// Reads what the image at `path`, which is absolute, says of itself, if `finder` says that it and what it stands on may be
+    /// opened. It may sleep.
     ///
     /// # Errors
     /// [`Qcow2Error`], as opening it would; [`Qcow2Error::Backing`] if what it stands on is not there.
-    pub fn of(path: &Path) -> Result<Self, Qcow2Error> {
-        let header = header_of(path)?;
+    pub fn of(path: &Path, finder: &dyn Finder) -> Result<Self, Qcow2Error> {
+        let held = finder.find(path, None).map_err(|error| ImageError::of("find", path, error))?;
+        let header = header_of(&held, path)?;
         let cluster_size = header.cluster_size();
         let Some(named) = header.backing else { return Ok(Self { cluster_size, backing: None }) };
         let found = resolve(path, &named.name)?;
@@ -65,13 +70,15 @@ impl TopLayer {
             backing: found.clone(),
             source: Box::new(source.into()),
         };
+        let below = finder.find(&found, Some(&held));
+        let below = below.map_err(|error| missing(ImageError::of("find", &found, error)))?;
         // By another image in another folder it is found only by its whole path.
-        let backing = found.canonicalize().map_err(|error| missing(ImageError::of("find", &found, error)))?;
+        let backing = below.path().to_owned();
         let format = match named.format.as_deref() {
             Some("raw" | "file") => Format::Raw,
             Some("qcow2") => Format::Qcow2,
             Some(other) => Format::Other(other.to_owned()),
-            None => probe_format(&backing).map_err(missing)?,
+            None => probe_held(&below).map_err(missing)?,
         };
         let no_text =
             || Qcow2Error::BackingIsNoFile { path: path.to_owned(), name: backing.display().to_string() };

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use block::held::ByName;
 use block::store::Opened;
 use chronicle::{BlockSize, Generation};
 use lane::{ArrivingStore, LaneHandle, TargetContent};
@@ -425,7 +426,7 @@ impl Host {
             let Some(facts) = replicas::take(&data_dir, &volume, size, &path, take).map_err(failed)? else {
                 return Ok(None);
             };
-            let opened = opening::open(&record, None, opening::at_once)?;
+            let opened = opening::open(&record, None, &ByName, opening::at_once)?;
             Ok(Some((opened, (MigrationId(facts.departure), Generation(facts.generation)))))
         })
         .await

@@ -320,10 +320,11 @@ impl Host {
         record: &VolumeRecord,
     ) -> Result<Opened, RequestError> {
         let (record, deadline) = (record.clone(), Instant::now() + GHOST_WAIT_MAX);
+        let finder = self.finder_of(&record.name);
         let image = record.image.clone();
         let patience =
             move |_: &Holder| if Instant::now() < deadline { Patience::Wait } else { Patience::GiveUp };
-        let opened = blocking(move || opening::open(&record, None, patience)).await?;
+        let opened = blocking(move || opening::open(&record, None, &finder, patience)).await?;
         Ok(self.stores.impair(&image, opened))
     }
 

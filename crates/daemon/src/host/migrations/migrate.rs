@@ -303,7 +303,11 @@ impl Host {
             false => None,
             true => {
                 let (host, record, order) = (Arc::clone(self), record.clone(), order.clone());
-                Some(blocking(move || chain::kept(&record, &order, host.stores.get(&order.to)?)).await?)
+                let kept = move || {
+                    let finder = host.finder_of(&record.name);
+                    chain::kept(&record, &order, host.stores.get(&order.to)?, &finder)
+                };
+                Some(blocking(kept).await?)
             }
         };
         let kept_format = chain.is_some().then_some(ImageFormat::Qcow2);

@@ -13,6 +13,7 @@ use std::time::Duration;
 use api::{
     ErrorDetail, Memory, MigrateVolume, MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin,
 };
+use block::held::ByName;
 use block::store::qcow2::TopLayer;
 use hypervisor::qemu::Qemu;
 use migration::journal::{ImageFormat, VolumeRecord};
@@ -35,7 +36,7 @@ use crate::migrations::metadata::Metadata;
 use crate::migrations::queue::place_shown;
 use crate::migrations::view::image_location;
 use crate::stores::LateDisk;
-use crate::vms::{Adopted, VmError};
+use crate::vms::{Adopted, VmError, monitors};
 
 /// What the VM of a dry run is.
 enum Company {
@@ -161,7 +162,7 @@ impl Host {
         let chained = blocking(move || {
             let has_chain = |record: &&VolumeRecord| match (record.image.format, record.image.place.file()) {
                 (ImageFormat::Qcow2, Some(path)) => {
-                    TopLayer::of(Path::new(path)).is_ok_and(|top| top.backing.is_some())
+                    TopLayer::of(Path::new(path), &ByName).is_ok_and(|top| top.backing.is_some())
                 }
                 _ => false,
             };
@@ -213,7 +214,7 @@ impl Host {
         let name = &adopted.name;
         let looked = async {
             self.refuse_domain(adopted)?;
-            let vm = Qemu::connect(&adopted.monitor).await.map_err(VmError::of(name))?;
+            let vm = monitors::connect_to(adopted).await.map_err(VmError::of(name))?;
             let derived = derived(adopted, &vm).await?;
             self.check_movable(name, &vm, Some(adopted)).await?;
             Ok::<_, RequestError>((vm, derived))

@@ -9,7 +9,7 @@
 //! Whatever can be proved is proved before, by QEMU itself ([`crate::host::vms::prove`]); what fails all the same is undone
 //! ([`crate::host::vms::exchange`]). If a daemon dies in between, the next one finds the note, and ends what was begun.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,13 +21,14 @@ use migration::vm::exchange::Goal;
 use migration::vm::hold::Reason;
 use tokio::time::Instant;
 
-use crate::error::RequestError;
+use crate::error::{RequestError, with_causes};
 use crate::host::vms::adopted;
 use crate::host::vms::exchange::{Exchanged, IsNew, QemuEnded, name_of};
 use crate::host::{Host, blocking};
 use crate::journal::now_unix_ms;
 use crate::names;
-use crate::vms::{Adopted, AdoptedDisk, Life, NotedReason, Ran, Reached, VmError, launched};
+use crate::vms::proved::ProvedFile;
+use crate::vms::{Adopted, AdoptedDisk, Life, NotedReason, Ran, Reached, VmError, launched, monitors};
 
 /// How long an operation may take until its answer says that it goes on in the background.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
@@ -50,27 +51,42 @@ impl Host {
         if adoptions.get(&name).is_some() || self.vms.get(&name).is_ok() {
             return Err(VmError::Exists(name).into());
         }
-        let no_monitor = |source| VmError::NoMonitor { vm: name.clone(), source };
-        let qemu = Qemu::connect(&monitor).await.map_err(no_monitor)?;
+        let qemu = monitors::connect(&monitor).await.map_err(|error| no_monitor(&name, &monitor, &error))?;
         if let Some(disks) = self.volumes_under(&name, &qemu, &order.disks).await? {
+            let user = qemu.user();
             drop(qemu);
-            return self.bind_vm(name, monitor, disks).await;
+            return self.bind_vm(name, (monitor, user), disks).await;
         }
-        let disks = choose(&name, &qemu, &order.disks).await?;
+        let mut disks = choose(&name, &qemu, &order.disks).await?;
+        let mut held = Vec::new();
+        for disk in &mut disks {
+            let files = self.prove_files(&name, &qemu, disk).await?;
+            if let Some(top) = files.first() {
+                top.path().clone_into(&mut disk.file);
+            }
+            held.push(files);
+        }
         let number = |index: usize| u32::try_from(index).unwrap_or(u32::MAX);
         let volume = |index: usize| if disks.len() == 1 { name.clone() } else { format!("{name}-{index}") };
         let adopted = Adopted {
             name: name.clone(),
             monitor,
+            monitor_user: qemu.user(),
             disks: disks
                 .iter()
+                .zip(&held)
                 .enumerate()
-                .map(|(index, disk)| AdoptedDisk::of(disk, volume(index), number(index)))
+                .map(|(index, (disk, held))| AdoptedDisk {
+                    proved: held.iter().map(|file| ProvedFile::of(file)).collect(),
+                    ..AdoptedDisk::of(disk, volume(index), number(index))
+                })
                 .collect(),
             added_unix_ms: now_unix_ms(),
             libvirt: None,
             is_bound: false,
         };
+        // N.B. From here until the disks are served: what was proved is what is served.
+        let held = self.proofs.hold(adopted.disks.iter().map(|disk| disk.volume.clone()).zip(held));
         if let Some(disk) = adopted.disks.iter().find(|disk| self.volumes.service(&disk.volume).is_some()) {
             return Err(RequestError::VolumeExists(disk.volume.clone()));
         }
@@ -86,7 +102,11 @@ impl Host {
         }
         let host = Arc::clone(&self);
         let order = adopted.clone();
-        let work = async move { host.finish_adoption(&order, IsNew::Yes, turn).await };
+        let work = async move {
+            let finished = host.finish_adoption(&order, IsNew::Yes, turn).await;
+            drop(held);
+            finished
+        };
         self.answer_within(&name, work).await?;
         Ok(adopted::describe(&adopted, adopted::SETTLED_TIMEOUT).await)
     }
@@ -126,6 +146,7 @@ impl Host {
             }
             Err(error) => return Err(VmError::of(&name)(error).into()),
         };
+        self.prove_exchangeable(&adopted, &qemu).await?;
         self.prove_releasable(&qemu, &adopted).await?;
         let was_running = runs(&name, &qemu).await?;
         drop(qemu);
@@ -314,7 +335,7 @@ impl Host {
     async fn regain_disks(self: &Arc<Self>, adopted: &Adopted) -> Result<(), RequestError> {
         let failed = |error| RequestError::from(VmError::of(&adopted.name)(error));
         let qemu = self.monitor_of(adopted).await.map_err(failed)?;
-        let has_lost_one = self.has_lost_a_disk(adopted, &qemu).await.map_err(failed)?;
+        let has_lost_one = self.has_lost_a_disk(adopted, &qemu).await?;
         drop(qemu);
         if has_lost_one {
             let adopted = self.where_it_is_now(adopted.clone())?;
@@ -354,7 +375,7 @@ impl Host {
                         Life::Starting => Reached::Silent("its QEMU does not answer".to_owned()),
                         Life::Stopped | Life::Crashed(_) => Reached::Ended,
                     },
-                    (Err(_), Some(adopted)) => match Qemu::connect(&adopted.monitor).await {
+                    (Err(_), Some(adopted)) => match monitors::connect_to(&adopted).await {
                         Ok(qemu) => Reached::There(Arc::new(qemu)),
                         Err(error) if error.nobody_listens() => Reached::Ended,
                         Err(error) => Reached::Silent(error.to_string()),
@@ -419,6 +440,7 @@ impl Host {
         let adopted = Adopted {
             name: name.to_owned(),
             monitor: known.monitor,
+            monitor_user: None,
             disks,
             added_unix_ms: now_unix_ms(),
             libvirt: None,
@@ -432,7 +454,7 @@ impl Host {
         self.vms.until_found(&adopted.name).await;
         match self.vms.qemu(&adopted.name) {
             Ok(qemu) => Ok(qemu),
-            Err(_) => Qemu::connect(&adopted.monitor).await.map(Arc::new),
+            Err(_) => monitors::connect_to(adopted).await.map(Arc::new),
         }
     }
 
@@ -502,6 +524,13 @@ fn monitor_named(order: &AdoptVm) -> Result<Named, RequestError> {
             Err(RequestError::Invalid(text.to_owned()))
         }
     }
+}
+
+/// That no monitor is there, in the same words whatever is there instead: an operator, who orders this, may not learn which files there
+/// are. The log has the reason.
+fn no_monitor(name: &str, monitor: &Path, error: &HypervisorError) -> VmError {
+    tracing::info!(vm = %name, monitor = %monitor.display(), reason = with_causes(error), "a monitor cannot be used");
+    VmError::NoMonitor { vm: name.to_owned(), monitor: monitor.to_owned() }
 }
 
 /// Whether a VM runs at present.

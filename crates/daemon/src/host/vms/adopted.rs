@@ -17,7 +17,7 @@ use hypervisor::qemu::command_line::derived::Running;
 
 use crate::error::RequestError;
 use crate::host::Host;
-use crate::vms::{Adopted, Derived, VmError, derive, launched};
+use crate::vms::{Adopted, Derived, VmError, derive, launched, monitors};
 
 /// How long a VM may take to say what it does, before it is left out.
 pub(in crate::host) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
@@ -35,7 +35,7 @@ impl Host {
         order: MigrateVolume,
     ) -> Result<Migration, RequestError> {
         let name = adopted.name.clone();
-        let qemu = Qemu::connect(&adopted.monitor).await.map_err(VmError::of(&name))?;
+        let qemu = monitors::connect_to(&adopted).await.map_err(VmError::of(&name))?;
         let derived = derived(&adopted, &qemu).await?;
         for what in &derived.left_behind {
             tracing::info!(vm = %name, %what, "something of the VM stays behind");
@@ -52,7 +52,7 @@ impl Host {
 /// Asks a VM that is somebody else's what it does, for so long at most, and leaves its monitor to others.
 pub(in crate::host) async fn describe(adopted: &Adopted, answer_max: Duration) -> Vm {
     let asked = async {
-        let qemu = Qemu::connect(&adopted.monitor).await?;
+        let qemu = monitors::connect_to(adopted).await?;
         let state = qemu.status().await?;
         let derived = match derived(adopted, &qemu).await {
             Ok(derived) => unblocked(&adopted.name, &qemu).await.map(|()| derived),

@@ -79,7 +79,7 @@ impl Host {
     pub(in crate::host) async fn bind_vm(
         self: &std::sync::Arc<Self>,
         name: String,
-        monitor: PathBuf,
+        (monitor, monitor_user): (PathBuf, Option<u32>),
         disks: Vec<(String, LocalDisk)>,
     ) -> Result<Vm, RequestError> {
         let mut bound = Vec::new();
@@ -92,7 +92,15 @@ impl Host {
             bound.push(kept);
         }
         let added_unix_ms = now_unix_ms();
-        let adopted = Adopted { name, monitor, disks: bound, added_unix_ms, libvirt: None, is_bound: true };
+        let adopted = Adopted {
+            name,
+            monitor,
+            monitor_user,
+            disks: bound,
+            added_unix_ms,
+            libvirt: None,
+            is_bound: true,
+        };
         self.remember_adopted(adopted.clone()).await?;
         tracing::info!(vm = %adopted.name, disks = adopted.disks.len(), "a VM is taken in whose disks are volumes already");
         Ok(adopted::describe(&adopted, adopted::SETTLED_TIMEOUT).await)

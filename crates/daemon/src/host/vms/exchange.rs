@@ -7,15 +7,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{NewVolume, RemoveVolume, VolumeSource};
-use hypervisor::qemu::{BlockNode, ExportAddress, Qemu, RECONNECT_SECONDS};
-use hypervisor::{HypervisorError, RunState};
+use hypervisor::RunState;
+use hypervisor::qemu::{BlockNode, ExportAddress, ExportUse, Launched, Qemu, RECONNECT_SECONDS};
 use migration::journal::ImageFormat;
 use migration::vm::exchange::{Exchange, Goal, Over, SeenDisk, Step};
 
 use crate::error::RequestError;
 use crate::fail_point::{self, Step as FailPoint};
 use crate::host::Host;
-use crate::vms::{Adopted, AdoptedDisk, VmError};
+use crate::vms::{Adopted, AdoptedDisk, VmError, launched};
 
 /// How an exchange has ended.
 pub(in crate::host) struct Exchanged {
@@ -33,6 +33,8 @@ struct Look {
     is_running: bool,
     disks: Vec<SeenDisk>,
     nodes: Vec<Option<BlockNode>>,
+    /// Of each disk, what in QEMU uses its volume.
+    uses: Vec<ExportUse>,
 }
 
 impl Host {
@@ -90,7 +92,7 @@ impl Host {
         exchange: &mut Option<Exchange>,
     ) -> Result<Option<Goal>, RequestError> {
         let failed = |error| RequestError::from(VmError::of(&adopted.name)(error));
-        let Look { is_running, disks, nodes } = self.look_at_disks(adopted, qemu).await.map_err(failed)?;
+        let Look { is_running, disks, nodes, uses } = self.look_at_disks(adopted, qemu).await?;
         let exchange = exchange.get_or_insert_with(|| Exchange::after_restart(goal, &disks));
         let step = exchange.next_step(is_running, &disks);
         let of = |index: usize| {
@@ -128,9 +130,13 @@ impl Host {
                 }
             }
             Step::StopServing(index) => {
-                if let Some(kept) = adopted.disks.get(index) {
-                    let how = RemoveVolume { force: true, keep_image: true, delete_image: false };
-                    Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await?;
+                if let (Some(kept), Some(used)) = (adopted.disks.get(index), uses.get(index)) {
+                    if let Some(node) = used.nodes.first() {
+                        let why =
+                            format!("{}: the node {node} of its QEMU still uses the volume", kept.device);
+                        return Err(VmError::Disk { vm: adopted.name.clone(), why }.into());
+                    }
+                    self.remove_given_back(kept).await?;
                 }
             }
         }
@@ -139,25 +145,51 @@ impl Host {
     }
 
     /// What the disks of a VM are over, as QEMU and the journal say.
-    async fn look_at_disks(&self, adopted: &Adopted, qemu: &Qemu) -> Result<Look, HypervisorError> {
-        let is_running = qemu.status().await? == RunState::Running;
-        let devices = qemu.query_block().await?;
-        let node_of = |kept: &AdoptedDisk| {
-            let mut found = devices.iter().filter(|device| device.device.as_deref() == Some(&kept.device));
-            found.next().and_then(|device| device.node.clone())
-        };
-        let nodes: Vec<_> = adopted.disks.iter().map(node_of).collect();
-        let seen = |(kept, node): (&AdoptedDisk, &Option<BlockNode>)| SeenDisk {
-            over: match node {
-                None => Over::Gone,
-                Some(node) if node.is_over_nothing() => Over::Nothing,
-                Some(node) if is_over(node, &self.export_named(&kept.volume)) => Over::Export,
-                Some(_) => Over::File,
-            },
-            is_served: self.serves(kept),
-        };
-        let disks = adopted.disks.iter().zip(&nodes).map(seen).collect();
-        Ok(Look { is_running, disks, nodes })
+    async fn look_at_disks(&self, adopted: &Adopted, qemu: &Qemu) -> Result<Look, RequestError> {
+        let failed = |error| RequestError::from(VmError::of(&adopted.name)(error));
+        let is_running = qemu.status().await.map_err(failed)? == RunState::Running;
+        let devices = qemu.query_block().await.map_err(failed)?;
+        let process = launched(&adopted.name, qemu).await?;
+        let (mut disks, mut nodes, mut uses) = (Vec::new(), Vec::new(), Vec::new());
+        for kept in &adopted.disks {
+            let device = devices.iter().find(|device| device.device.as_deref() == Some(&kept.device));
+            let node = device.and_then(|device| device.node.clone());
+            let used = qemu.export_use(&self.export_named(&kept.volume).socket).await.map_err(failed)?;
+            let over = over_of(kept, node.as_ref(), &used, &process);
+            disks.push(SeenDisk { over, is_served: self.serves(kept) });
+            nodes.push(node);
+            uses.push(used);
+        }
+        Ok(Look { is_running, disks, nodes, uses })
+    }
+
+    /// Refuses to give a VM its disks back where something unknown stands on a volume, or a volume cannot be removed.
+    ///
+    /// # Errors
+    /// [`RequestError`]; nothing was changed.
+    pub(in crate::host) async fn prove_exchangeable(
+        self: &Arc<Self>,
+        adopted: &Adopted,
+        qemu: &Qemu,
+    ) -> Result<(), RequestError> {
+        let look = self.look_at_disks(adopted, qemu).await?;
+        for ((kept, seen), used) in adopted.disks.iter().zip(&look.disks).zip(&look.uses) {
+            if seen.over == Over::Unknown && seen.is_served {
+                let found = used.only_disk().err().unwrap_or_else(|| "another device is over it".to_owned());
+                let why = format!(
+                    "{} is not just over its volume {}: {found}; a backup tool may have put an overlay or a filter there: remove it first \
+                     (QMP: block-commit, then block-job-complete), or stop the VM and release it then",
+                    kept.device, kept.volume
+                );
+                return Err(VmError::Disk { vm: adopted.name.clone(), why }.into());
+            }
+            if seen.is_served {
+                let (claim, volume) = self.claim_to_remove(&kept.volume).await?;
+                self.require_unordered(volume, &kept.volume)?;
+                drop(claim);
+            }
+        }
+        Ok(())
     }
 
     /// Whether a disk of a VM is over nothing.
@@ -165,7 +197,7 @@ impl Host {
         &self,
         adopted: &Adopted,
         qemu: &Qemu,
-    ) -> Result<bool, HypervisorError> {
+    ) -> Result<bool, RequestError> {
         let look = self.look_at_disks(adopted, qemu).await?;
         Ok(look.disks.iter().any(|disk| disk.over == Over::Nothing))
     }
@@ -205,10 +237,16 @@ impl Host {
         adopted: &Adopted,
     ) -> Result<(), RequestError> {
         for kept in adopted.disks.iter().filter(|kept| self.serves(kept)) {
-            let how = RemoveVolume { force: true, keep_image: true, delete_image: false };
-            Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await?;
+            self.remove_given_back(kept).await?;
         }
         Ok(())
+    }
+
+    /// Removes the volume of a disk; its image stays.
+    async fn remove_given_back(self: &Arc<Self>, kept: &AdoptedDisk) -> Result<(), RequestError> {
+        // N.B. Without force: whoever is connected uses it, whatever its QEMU says, or if that seems to have ended.
+        let how = RemoveVolume { force: false, keep_image: true, delete_image: false };
+        Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await.map(drop)
     }
 }
 
@@ -219,9 +257,17 @@ pub(in crate::host) enum IsNew {
     No,
 }
 
-/// Whether a node is over an export, however QEMU writes its address.
-fn is_over(node: &BlockNode, export: &ExportAddress) -> bool {
-    export.socket.to_str().is_some_and(|socket| node.file.contains(socket))
+/// What a disk is over. What is neither its volume's export nor the very file that it had is not taken for either.
+fn over_of(kept: &AdoptedDisk, node: Option<&BlockNode>, used: &ExportUse, process: &Launched) -> Over {
+    let is_unused = used.nodes.is_empty() && used.disks.is_empty();
+    match node {
+        Some(node) if node.is_over_nothing() => Over::Nothing,
+        _ if used.only_disk().is_ok_and(|disk| disk.device == kept.device) => Over::Export,
+        _ if !is_unused => Over::Unknown,
+        None => Over::Gone,
+        Some(_) if process.descriptors_of(&kept.file) > 0 => Over::File,
+        Some(_) => Over::Elsewhere,
+    }
 }
 
 /// QEMU's name of a format.

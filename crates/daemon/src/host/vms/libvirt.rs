@@ -9,6 +9,9 @@
 //! true all the while, because libvirt does it; nothing is paused. Everything can take as long as a copy does, so an answer may
 //! come before it is done, and a daemon that is started again goes on.
 
+mod files;
+mod refusals;
+mod seen;
 mod sides;
 
 use std::path::{Path, PathBuf};
@@ -17,17 +20,24 @@ use std::time::Duration;
 
 use api::{AdoptVm, Vm, VmState, WholeMove};
 use hypervisor::libvirt::{
-    Definition, Disk, DiskSource, Domain, DomainState, Libvirt, LibvirtError, disks, parse_uuid, qemu_user,
-    show_uuid,
+    Definition, Disk, DiskSource, Domain, DomainState, Libvirt, LibvirtError, Presence, disks, parse_uuid,
+    qemu_user, show_uuid,
 };
 
+use migration::vm::copied::{Domain as Seen, Over, Volume, obstacle_to_release};
+
+use self::sides::Left;
 use crate::error::RequestError;
+use crate::files::folder_entries::with_suffix;
 use crate::host::{Host, blocking};
 use crate::journal::now_unix_ms;
-use crate::vms::{Adopted, AdoptedDisk, LibvirtDomain, VmError, Wanted};
+use crate::stores::{StoreKind, image_name};
+use crate::vms::{Adopted, AdoptedDisk, FileIdentity, LibvirtDomain, VmError, Wanted};
 
 /// How long a copy may take until the answer says that it goes on in the background.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+/// Added to the name of a disk's file where the volume's own image has that name.
+const RELEASED: &str = ".released";
 
 impl Host {
     /// Has the disks of a domain copied to new volumes.
@@ -53,10 +63,20 @@ impl Host {
         if let Some(vm) = self.adoptions()?.find(is_same) {
             return Err(VmError::Adopted(vm.name).into());
         }
-        if libvirt.state(&domain).await.map_err(failed)? == DomainState::ShutOff {
-            return Err(refuse(&name, "the domain is shut off; start it first: virsh start"));
+        match libvirt.presence(&domain).await.map_err(failed)? {
+            Presence::There(DomainState::Crashed) => return Err(refusals::crashed(&name, &domain.name)),
+            Presence::There(_) => {}
+            Presence::Absent | Presence::ManagedSave | Presence::Saved => {
+                return Err(refuse(&name, "the domain is shut off; start it first: virsh start"));
+            }
+            Presence::Unknown(state) => {
+                let why = format!(
+                    "libvirt says that it is \"{state}\", which does not tell whether it has a QEMU; start it first"
+                );
+                return Err(refuse(&name, &why));
+            }
         }
-        refuse_held(&name, &libvirt, &domain).await?;
+        refuse_held(&name, &libvirt, &domain, Seen::Runs).await?;
         let store = self.stores.choose(order.store.as_deref())?;
         store.require()?;
         let store = store.name().to_owned();
@@ -74,9 +94,9 @@ impl Host {
                 user: qemu_user(&definition).map_err(failed)?,
                 wanted: Wanted::Volumes,
                 is_settled: false,
-                owns_files: false,
             }),
             is_bound: false,
+            monitor_user: None,
         };
         let is_alone = chosen.len() == 1;
         for (index, disk) in chosen.into_iter().enumerate() {
@@ -86,7 +106,7 @@ impl Host {
         }
         // N.B. Before anything is made: a daemon that is killed from here on knows what is under way.
         self.remember_adopted(adopted).await?;
-        let left = self.change_sides_within(&name, turn).await?;
+        let left = self.change_sides_within(&name, turn).await?.images;
         let mut vm = self.describe_vm(&name).await?;
         if !left.is_empty() {
             let left: Vec<_> = left.iter().map(|file| file.display().to_string()).collect();
@@ -105,7 +125,15 @@ impl Host {
     ) -> Result<AdoptedDisk, RequestError> {
         let target = &disk.target;
         match disk.source {
-            DiskSource::File(file) => {
+            DiskSource::File(named) => {
+                // N.B. Of a link the image is meant, not the link: that is put aside later, and comes back.
+                let (file, found) = blocking(move || {
+                    let file = named.canonicalize().unwrap_or(named);
+                    let found = FileIdentity::at(&file).ok();
+                    Ok((file, found))
+                })
+                .await?;
+                self.refuse_same_place(name, store, (target, &file), &free)?;
                 if self.volumes.service(&free).is_some() {
                     return Err(RequestError::VolumeExists(free));
                 }
@@ -114,7 +142,8 @@ impl Host {
                 let (host, store) = (Arc::clone(self), store.to_owned());
                 blocking(move || host.stores.choose(Some(&store))?.require_space(size.allocated_bytes))
                     .await?;
-                Ok(AdoptedDisk::of_domain(target, free, file, &disk.format, size.guest_bytes))
+                let kept = AdoptedDisk::of_domain(target, free, file, &disk.format, size.guest_bytes);
+                Ok(AdoptedDisk { found, ..kept })
             }
             DiskSource::Nbd(source) => {
                 let record = self.record_named(&source.export).ok();
@@ -125,12 +154,37 @@ impl Host {
                         &format!("{target} is over an NBD export that is none of this host's volumes"),
                     ));
                 };
-                let beside = record.image.place.file().map(|file| format!("{file}.released"));
+                let beside = record.image.place.file().map(|file| format!("{file}{RELEASED}"));
                 let file = beside.map(PathBuf::from).unwrap_or_default();
                 Ok(AdoptedDisk::of_domain(target, source.export, file, "raw", record.size_bytes))
             }
             DiskSource::None | DiskSource::Other(_) => Err(refuse(name, &format!("{target} is no file"))),
         }
+    }
+
+    /// Refuses to make a volume's image where the disk is.
+    fn refuse_same_place(
+        &self,
+        name: &str,
+        store: &str,
+        (target, file): (&str, &Path),
+        volume: &str,
+    ) -> Result<(), RequestError> {
+        let file_name = file.file_name().and_then(|name| name.to_str()).and_then(image_name);
+        let has_name = file_name.is_some_and(|(named, _)| named == volume);
+        let folder = match self.stores.choose(Some(store))?.kind() {
+            StoreKind::Folder { folder, .. } => folder.path().canonicalize().ok(),
+            StoreKind::Single(_) => None,
+        };
+        if has_name && folder.is_some() && file.parent() == folder.as_deref() {
+            let why = format!(
+                "{target} is {}, which is where the image of the new volume would be; name another store (--store), or another name for \
+                 the VM: sterna vm adopt NAME --libvirt …",
+                file.display()
+            );
+            return Err(refuse(name, &why));
+        }
+        Ok(())
     }
 
     /// Gives a domain its disks back: copies of the volumes in files if it runs, the volumes' images themselves if it is
@@ -152,37 +206,101 @@ impl Host {
             }
             Err(error) => return Err(error.into()),
         };
+        let mut note = None;
         if domain.is_settled {
-            let failed = |source| RequestError::from(VmError::Libvirt { vm: name.clone(), source });
-            let libvirt = Libvirt::connect(Some(&adopted.monitor)).await.map_err(failed)?;
-            let found = found(&libvirt, domain).await.map_err(failed)?;
-            if let Some(found) = &found {
-                refuse_held(&name, &libvirt, found).await?;
-            }
-            // Of one that libvirt has no more, or has elsewhere, nothing is given back here.
-            for kept in adopted.disks.iter().filter(|_| found.is_some()) {
-                // One that has gone to another host must come home first.
-                self.record_named(&kept.volume)?;
-                if kept.file.exists() {
-                    let file = kept.file.display();
-                    return Err(refuse(
-                        &name,
-                        &format!(
-                            "{} is to be at {file}, and there is a file already; move it away",
-                            kept.device
-                        ),
-                    ));
-                }
-            }
-            (domain.is_settled, domain.owns_files) = (false, true);
+            domain.is_settled = false;
+            adopted = self.prove_domain_releasable(adopted).await?;
+            note = self.note_of_release(&adopted).await;
         }
-        // N.B. From here on what is found at the disks' files is a copy that was begun.
+        // N.B. Before anything is changed: a daemon that is killed from here on knows what is wanted.
         self.remember_adopted(adopted).await?;
-        self.change_sides_within(&name, turn).await?;
-        match self.adoptions()?.get(&name) {
-            Some(_) => self.describe_vm(&name).await,
-            None => Ok(Vm { message: None, volumes: Vec::new(), ..shown }),
+        let left = self.change_sides_within(&name, turn).await?;
+        if self.adoptions()?.get(&name).is_some() {
+            return self.describe_vm(&name).await;
         }
+        if left.is_gone {
+            let images: Vec<_> = left.images.iter().map(|file| file.display().to_string()).collect();
+            let kept =
+                if images.is_empty() { String::new() } else { format!("; kept: {}", images.join(", ")) };
+            let message =
+                Some(format!("libvirt has no such domain any more, so its disks were given to nobody{kept}"));
+            return Ok(Vm { state: VmState::Unknown, message, volumes: Vec::new(), ..shown });
+        }
+        Ok(Vm { message: note, volumes: Vec::new(), ..shown })
+    }
+
+    /// Looks whether a domain can be given its disks back as things are, before anything is changed. Returns where they are to be.
+    ///
+    /// # Errors
+    /// [`RequestError`]: by name what is in the way.
+    async fn prove_domain_releasable(self: &Arc<Self>, adopted: Adopted) -> Result<Adopted, RequestError> {
+        let mut adopted = adopted;
+        let name = adopted.name.clone();
+        let look = self.look_at_domain(&adopted).await?;
+        if let Some(domain) = &look.domain {
+            if look.presence == Some(Presence::There(DomainState::Crashed)) {
+                return Err(refusals::crashed(&name, &domain.name));
+            }
+            if let Some(obstacle) = obstacle_to_release(look.seen, &look.disks) {
+                return Err(refusals::explain(&adopted, look.presence, obstacle));
+            }
+            refuse_held(&name, &look.libvirt, domain, look.seen).await?;
+        }
+        for (kept, seen) in adopted.disks.iter_mut().zip(&look.disks) {
+            match seen.volume {
+                Volume::Here => {
+                    // What keeps the volume from being removed is said now, not when its disk has left it.
+                    let (claim, volume) = self.claim_to_remove(&kept.volume).await?;
+                    self.require_unordered(volume, &kept.volume)?;
+                    drop(claim);
+                }
+                // One that has gone to another host must come home first.
+                _ if look.domain.is_some() && seen.over == Over::Export => {
+                    self.record_named(&kept.volume)?;
+                }
+                _ => {}
+            }
+            if look.has_qemu() && seen.over == Over::Export {
+                self.find_place_for_copy(&name, kept)?;
+            }
+        }
+        Ok(adopted)
+    }
+
+    /// Sees that nothing is where the copy of a disk is to be. The volume may have been moved to that very place.
+    fn find_place_for_copy(&self, name: &str, kept: &mut AdoptedDisk) -> Result<(), RequestError> {
+        let record = self.record_named(&kept.volume)?;
+        if record.image.place.file().map(Path::new) == Some(&kept.file) {
+            kept.file = with_suffix(&kept.file, RELEASED);
+        }
+        if FileIdentity::at(&kept.file).is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound) {
+            return Ok(());
+        }
+        let why = format!(
+            "{} is to be at {}, and there is a file already, which may be in use; nothing was changed: move that file away if nothing uses \
+             it, or release the domain while it is shut off, when no copy is made",
+            kept.device,
+            kept.file.display()
+        );
+        Err(refuse(name, &why))
+    }
+
+    /// Says where the disks will be, and what else names the volumes.
+    async fn note_of_release(&self, adopted: &Adopted) -> Option<String> {
+        let look = self.look_at_domain(adopted).await.ok()?;
+        let place_of = |kept: &AdoptedDisk| {
+            let record = self.record_named(&kept.volume).ok();
+            let image = record.and_then(|record| record.image.place.file().map(PathBuf::from));
+            let file = if look.has_qemu() { Some(kept.file.clone()) } else { image };
+            file.map(|file| format!("{} is {}", kept.device, file.display()))
+        };
+        let mut said: Vec<String> = adopted.disks.iter().filter_map(place_of).collect();
+        if look.presence == Some(Presence::Saved) {
+            let save = "its memory was saved to a file (virsh save), which names the volumes: before it is restored, change that: virsh \
+                        save-image-edit FILE";
+            said.push(save.to_owned());
+        }
+        (!said.is_empty()).then(|| said.join("; "))
     }
 
     /// Lets a domain run that is paused.
@@ -198,8 +316,20 @@ impl Host {
             None => None,
         };
         let domain = domain.ok_or_else(|| VmError::NotRunning(name.clone()))?;
-        if libvirt.state(&domain).await.map_err(failed)? == DomainState::Paused {
-            libvirt.resume(&domain).await.map_err(failed)?;
+        let held = |why: &str| Err(VmError::Paused { vm: name.clone(), why: why.to_owned() }.into());
+        match libvirt.presence(&domain).await.map_err(failed)? {
+            Presence::There(DomainState::Paused) => libvirt.resume(&domain).await.map_err(failed)?,
+            Presence::There(DomainState::Crashed) => {
+                return held("its guest has crashed; to have it run again: virsh reset");
+            }
+            Presence::There(DomainState::Suspended) => {
+                return held("its guest has suspended it; to wake it: virsh dompmwakeup");
+            }
+            Presence::There(_) => {}
+            Presence::Unknown(state) => return held(&format!("libvirt says \"{state}\"")),
+            Presence::Absent | Presence::ManagedSave | Presence::Saved => {
+                return Err(VmError::NotRunning(name).into());
+            }
         }
         self.describe_vm(&name).await
     }
@@ -241,13 +371,13 @@ impl Host {
         self: &Arc<Self>,
         name: &str,
         turn: crate::vms::Turn,
-    ) -> Result<Vec<PathBuf>, RequestError> {
+    ) -> Result<Left, RequestError> {
         let (host, changing) = (Arc::clone(self), name.to_owned());
         let work = tokio::spawn(async move { host.change_sides(&changing, turn).await });
         match tokio::time::timeout(ANSWER_WITHIN, work).await {
             Ok(done) => done.unwrap_or_else(|error| Err(RequestError::Internal(error.to_string()))),
             // It goes on; what is shown of the VM says how far it is.
-            Err(_) => Ok(Vec::new()),
+            Err(_) => Ok(Left::default()),
         }
     }
 
@@ -335,10 +465,23 @@ async fn look(
         let message = "libvirt has no such domain any more; to end this: sterna vm release".to_owned();
         return Ok((VmState::Stopped, Some(message), product));
     };
-    let state = match libvirt.state(&found).await? {
-        DomainState::Running => VmState::Running,
-        DomainState::Paused => VmState::Paused,
-        DomainState::ShutOff => return Ok((VmState::Stopped, None, product)),
+    let (state, said) = match libvirt.presence(&found).await? {
+        Presence::There(DomainState::Running | DomainState::Blocked) => (VmState::Running, None),
+        Presence::There(DomainState::Paused) => (VmState::Paused, None),
+        Presence::There(DomainState::Crashed) => (
+            VmState::Crashed,
+            Some("its guest has crashed, and its QEMU is kept: virsh reset, or virsh destroy".to_owned()),
+        ),
+        Presence::There(state) => (VmState::Paused, Some(format!("libvirt says: {state}"))),
+        Presence::Unknown(state) => (VmState::Unknown, Some(format!("libvirt says: {state}"))),
+        Presence::ManagedSave => {
+            return Ok((
+                VmState::Stopped,
+                Some("its memory is saved (virsh managedsave)".to_owned()),
+                product,
+            ));
+        }
+        Presence::Absent | Presence::Saved => return Ok((VmState::Stopped, None, product)),
     };
     let mut progress = Vec::new();
     if !domain.is_settled {
@@ -349,16 +492,14 @@ async fn look(
             }
         }
     }
-    Ok((state, (!progress.is_empty()).then(|| progress.join(", ")), product))
+    let said: Vec<String> = said.into_iter().chain(progress).collect();
+    Ok((state, (!said.is_empty()).then(|| said.join(", ")), product))
 }
 
-/// Refuses a domain that something else works on.
-async fn refuse_held(name: &str, libvirt: &Libvirt, domain: &Domain) -> Result<(), RequestError> {
+/// Refuses a domain that something else works on, or whose snapshots or checkpoints name its disks.
+async fn refuse_held(name: &str, libvirt: &Libvirt, domain: &Domain, seen: Seen) -> Result<(), RequestError> {
     let failed = |source| RequestError::from(VmError::Libvirt { vm: name.to_owned(), source });
-    if libvirt.state(domain).await.map_err(failed)? == DomainState::ShutOff {
-        return Ok(());
-    }
-    if libvirt.has_job(domain).await.map_err(failed)? {
+    if seen == Seen::Runs && libvirt.has_job(domain).await.map_err(failed)? {
         let why = "a job of libvirt works on the domain (a migration, save, dump or backup): virsh domjobinfo; wait for it, or end it: \
                    virsh domjobabort";
         return Err(refuse(name, why));
@@ -378,6 +519,9 @@ async fn refuse_held(name: &str, libvirt: &Libvirt, domain: &Domain) -> Result<(
              them first: virsh checkpoint-delete"
         );
         return Err(refuse(name, &why));
+    }
+    if seen != Seen::Runs {
+        return Ok(());
     }
     let definition = libvirt.definition(domain, Definition::Current).await.map_err(failed)?;
     for disk in disks(&definition).map_err(failed)?.iter().filter(|disk| disk.device == "disk") {

@@ -1,23 +1,57 @@
 //! What adopting and releasing the disks of a VM needs, tried by its QEMU before anything of the VM is touched.
 //!
 //! ```text
-//!   adopt     the file that we open is the one that QEMU has open   by its descriptors: another name space, another name
+//!   adopt     QEMU has the file open that we hold                   by descriptors: whatever has its name, here or there
 //!             QEMU can connect to the volume's socket               an export of nothing is there for that moment
 //!             QEMU can open the file again                          the way back, also after a failure
-//!   release   QEMU can open each image where it is by now           it is given to QEMU's user, if it must
+//!   release   QEMU can open each image where it is by now           in a folder of ours it is given back to its owner, if it must
 //! ```
+//! What is held here is what the volume's lane opens ([`crate::vms::proved`]).
 
 use std::path::Path;
 use std::sync::Arc;
 
+use block::held::{self, Finder as _, Held, Reach, Unfit};
 use hypervisor::HypervisorError;
-use hypervisor::qemu::{Launched, LocalDisk, Qemu};
+use hypervisor::qemu::{Launched, LocalDisk, Qemu, Use};
+use rustix::fs::FileType;
 
 use crate::error::{RequestError, with_causes};
 use crate::host::{Host, blocking};
 use crate::vms::{Adopted, AdoptedDisk, VmError, launched, proof};
 
 impl Host {
+    /// Holds the files of a disk, the top first: those that its QEMU has open, so that it can write to the top if it writes, and
+    /// read the others.
+    ///
+    /// # Errors
+    /// [`VmError::Disk`]. **N.B.** Whoever orders this may not learn by it which files there are: the answer is the same for one that is
+    /// not there and for one that this QEMU does not have open.
+    pub(in crate::host) async fn prove_files(
+        &self,
+        name: &str,
+        qemu: &Qemu,
+        disk: &LocalDisk,
+    ) -> Result<Vec<Arc<Held>>, RequestError> {
+        let process = launched(name, qemu).await?;
+        let (name, disk) = (name.to_owned(), disk.clone());
+        blocking(move || {
+            let below = disk.backing.iter().map(|file| process.resolve(file).unwrap_or_else(|| file.clone()));
+            let files = std::iter::once(disk.file.clone()).chain(below);
+            let held = files.enumerate().map(|(depth, file)| {
+                let used = if depth == 0 && !disk.options.is_read_only { Use::ReadWrite } else { Use::Read };
+                let found = held::find(&file).ok();
+                let found = found.filter(|found| process.descriptors_of(numbers(found), used) > 0);
+                let found = found.ok_or_else(|| refuse(&name, another_file(&disk, &file)))?;
+                let unfit = |unfit: Unfit| refuse(&name, format!("{}: {unfit}", disk.device));
+                found.require_image().map_err(unfit)?;
+                Ok(Arc::new(found))
+            });
+            held.collect()
+        })
+        .await
+    }
+
     /// Looks whether the disks of a VM could be adopted, and given back.
     ///
     /// # Errors
@@ -31,13 +65,6 @@ impl Host {
     ) -> Result<(), RequestError> {
         for (disk, kept) in disks.iter().zip(&adopted.disks) {
             let process = launched(name, qemu).await?;
-            let backing =
-                disk.backing.iter().map(|file| process.resolve(file).unwrap_or_else(|| file.clone()));
-            for file in std::iter::once(kept.file.clone()).chain(backing) {
-                if process.descriptors_of(&file) == 0 {
-                    return Err(refuse(name, another_file(disk, &file)));
-                }
-            }
             self.prove_way_back(name, qemu, (disk, kept), &process).await?;
             self.prove_socket(name, qemu, (disk, kept), &process).await?;
         }
@@ -45,7 +72,7 @@ impl Host {
     }
 
     /// Looks whether a VM could have the images of its disks back, where they are by now. An image that its QEMU may not open is
-    /// given to the user that it runs as, if we may do that.
+    /// given to its owner, if only we could put another file in its place.
     ///
     /// # Errors
     /// [`VmError::Disk`], with what to do; nothing else was changed.
@@ -62,27 +89,62 @@ impl Host {
             let Some(node) = device.and_then(|device| device.node.as_ref()) else { continue };
             let disk = kept.disk(node);
             let process = launched(name, qemu).await?;
-            let before = process.descriptors_of(&kept.file);
+            let image = self.image_of(kept).await?;
+            let before = process.descriptors_of(numbers(&image), kept.used());
             if before > 0 {
                 // It has it back already.
                 continue;
             }
             let mut opened = qemu.prove_file(&disk, &kept.file, kept.number).await;
-            if opened.is_err() {
-                let (file, owner) = (kept.file.clone(), process.owner);
-                if blocking(move || Ok(give_to(&file, owner).is_ok())).await? {
-                    tracing::info!(vm = %name, file = %kept.file.display(), user = owner.0, "the image is given to the user that QEMU runs as");
-                    opened = qemu.prove_file(&disk, &kept.file, kept.number).await;
-                }
+            if opened.is_err() && self.give_back(&image, kept, &process).await? {
+                opened = qemu.prove_file(&disk, &kept.file, kept.number).await;
             }
             let proved = match opened {
-                Ok(()) => same_file(name, qemu, &kept.file, before).await,
+                Ok(()) => same_file(name, qemu, (&image, kept), before).await,
                 Err(error) => Err(refuse(name, cannot_open(kept, &process, &error))),
             };
             qemu.end_proof(kept.number).await;
             proved?;
         }
         Ok(())
+    }
+
+    /// Holds the image of a disk where it is by now.
+    async fn image_of(&self, kept: &AdoptedDisk) -> Result<Arc<Held>, RequestError> {
+        let (finder, file) = (self.finder_of(&kept.volume), kept.file.clone());
+        blocking(move || {
+            let found = finder.find(&file, None);
+            found.map(Arc::new).map_err(|error| RequestError::storage("find", &file, &error))
+        })
+        .await
+    }
+
+    /// Gives an image to whom it belonged when its disk was adopted; one that never did, to the user that QEMU runs as. Returns
+    /// whether that could be done.
+    ///
+    /// **N.B.** In a folder of others nothing is given away. What is there has the owner that it had, or is not ours to give.
+    async fn give_back(
+        &self,
+        image: &Arc<Held>,
+        kept: &AdoptedDisk,
+        process: &Launched,
+    ) -> Result<bool, RequestError> {
+        if image.reach() == Reach::Others || image.kind() != FileType::RegularFile {
+            return Ok(false);
+        }
+        let (image, former, (user, group)) = (Arc::clone(image), kept.proved.first().cloned(), process.owner);
+        blocking(move || {
+            let given = match &former {
+                Some(former) => image.give(former.user, former.group).and_then(|()| image.set_mode(former.mode)),
+                None => image.give(user, group),
+            };
+            if given.is_ok() {
+                let owner = former.map_or(user, |former| former.user);
+                tracing::info!(file = %image.path().display(), user = owner, "the image is given to its owner");
+            }
+            Ok(given.is_ok())
+        })
+        .await
     }
 
     async fn prove_way_back(
@@ -92,10 +154,11 @@ impl Host {
         (disk, kept): (&LocalDisk, &AdoptedDisk),
         process: &Launched,
     ) -> Result<(), RequestError> {
-        let before = process.descriptors_of(&kept.file);
+        let image = self.image_of(kept).await?;
+        let before = process.descriptors_of(numbers(&image), kept.used());
         let opened = qemu.prove_file(disk, &kept.file, kept.number).await;
         let proved = match opened {
-            Ok(()) => same_file(name, qemu, &kept.file, before).await,
+            Ok(()) => same_file(name, qemu, (&image, kept), before).await,
             Err(error) => Err(refuse(name, cannot_open(kept, process, &error))),
         };
         qemu.end_proof(kept.number).await;
@@ -136,12 +199,17 @@ impl Host {
     }
 }
 
-/// Looks whether what QEMU has opened by a path is what we find there.
-async fn same_file(name: &str, qemu: &Qemu, file: &Path, before: usize) -> Result<(), RequestError> {
-    if launched(name, qemu).await?.descriptors_of(file) > before {
+/// Looks whether what QEMU has opened by a path is what we hold.
+async fn same_file(
+    name: &str,
+    qemu: &Qemu,
+    (image, kept): (&Held, &AdoptedDisk),
+    before: usize,
+) -> Result<(), RequestError> {
+    if launched(name, qemu).await?.descriptors_of(numbers(image), kept.used()) > before {
         return Ok(());
     }
-    let file = file.display();
+    let file = kept.file.display();
     Err(refuse(
         name,
         format!(
@@ -151,12 +219,17 @@ async fn same_file(name: &str, qemu: &Qemu, file: &Path, before: usize) -> Resul
     ))
 }
 
+/// What the kernel calls a file.
+fn numbers(held: &Held) -> (u64, u64) {
+    (held.identity().device, held.identity().inode)
+}
+
 fn another_file(disk: &LocalDisk, file: &Path) -> String {
     let (device, file) = (&disk.device, file.display());
     format!(
-        "{device}: its QEMU has another file open than the one that is at {file} now: it was renamed or replaced, or QEMU runs in a \
-         name space of its own (a container, a chroot); put the file back where it was (ls -l /proc/PID/fd shows what QEMU has \
-         open), or run the daemon where QEMU runs"
+        "{device}: its QEMU does not have the file open that {file} leads to: it was renamed or replaced, the path leads through a link \
+         in a folder that others than root may write to, or QEMU runs in a name space of its own (a container, a chroot); put the file \
+         back where it was (ls -l /proc/PID/fd shows what QEMU has open), or run the daemon where QEMU runs"
     )
 }
 
@@ -170,9 +243,4 @@ fn cannot_open(kept: &AdoptedDisk, process: &Launched, error: &HypervisorError) 
 
 fn refuse(name: &str, why: String) -> RequestError {
     VmError::Disk { vm: name.to_owned(), why }.into()
-}
-
-/// Gives a file to a user and its group, who may read and write it then.
-fn give_to(file: &Path, (user, group): (u32, u32)) -> std::io::Result<()> {
-    std::os::unix::fs::chown(file, Some(user), Some(group))
 }

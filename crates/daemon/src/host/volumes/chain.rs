@@ -3,13 +3,14 @@
 use std::path::Path;
 
 use api::{Allocation, ImageFormat as AskedFormat, MigrateVolume};
+use block::held::Finder;
 use block::store::qcow2::TopLayer;
 use migration::journal::{ImageFormat, VolumeRecord};
 
 use crate::error::RequestError;
 use crate::stores::{Store, StoreKind};
 
-/// The top of the chain that a new image in `store` is to stand on as well; sleeps.
+/// The top of the chain that a new image in `store` is to stand on as well; `finder` says which files may be opened. It sleeps.
 ///
 /// # Errors
 /// [`RequestError`]: the volume has no chain, what it stands on is not there, or the new image cannot be qcow2.
@@ -17,6 +18,7 @@ pub(in crate::host) fn kept(
     record: &VolumeRecord,
     order: &MigrateVolume,
     store: &Store,
+    finder: &dyn Finder,
 ) -> Result<TopLayer, RequestError> {
     let invalid = |why: &str| {
         let name = &record.name;
@@ -35,7 +37,7 @@ pub(in crate::host) fn kept(
         (ImageFormat::Qcow2, Some(path)) => Path::new(path),
         _ => return invalid("its image is not qcow2 and stands on nothing; leave --keep-chain out"),
     };
-    let top = TopLayer::of(path)?;
+    let top = TopLayer::of(path, finder)?;
     if top.backing.is_none() {
         return invalid("its image stands on no backing file; leave --keep-chain out");
     }

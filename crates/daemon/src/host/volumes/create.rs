@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use api::{NewVolume, VolumeSource};
+use block::held;
 use block::store::{Access, ImageError};
 use chronicle::{BlockSize, Generation};
 use lane::TargetContent;
@@ -166,7 +167,7 @@ impl Host {
         })
         .await?;
         self.check_free(&image.place, fences)?;
-        let (custody, opened) = (self.custody.clone(), image.clone());
+        let (custody, opened, finder) = (self.custody.clone(), image.clone(), self.finder_of(name));
         let size_bytes = blocking(move || {
             let path = opened.place.file().map(Path::new);
             if let Some(path) = path.filter(|path| fences == Fences::Hold && half_made::is_marked(path)) {
@@ -178,7 +179,7 @@ impl Host {
                 check_written_whole(&opened)?;
             }
             // The lock is tried here, so that an image that is in use is refused, and taken again by the lane.
-            let store = opening::open_whole(&opened, access, at_once)?;
+            let store = opening::open_found(&opened, access, &finder, at_once)?;
             check_size(&opened, store.size())?;
             Ok(store.size())
         })
@@ -303,7 +304,10 @@ fn stage_file(
     match given {
         None => Ok(()),
         Some(given) if (given.format, format) == (ImageFormat::Raw, ImageFormat::Raw) => {
-            Ok(images::copy_into(&given.path, new, &creation.bytes_done)?)
+            let source = given.opened.held();
+            let source = source.ok_or_else(|| RequestError::Internal("a file is none".to_owned()))?;
+            // N.B. what is locked, whatever has its name by now.
+            Ok(images::copy_into(source, new, &creation.bytes_done)?)
         }
         Some(given) => {
             Ok(copying::fill(Some(given.opened), made, TargetContent::Zero, &creation.bytes_done)?)
@@ -364,14 +368,14 @@ fn given_place(
 fn one_spelling(place: Place) -> Result<Place, RequestError> {
     let Place::File(path) = place else { return Ok(place) };
     let path = PathBuf::from(path);
-    let found = path.canonicalize().map_err(|error| match error.kind() {
+    let found = held::find(&path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory => {
             ImageError::NotFound { path: path.clone() }.into()
         }
         std::io::ErrorKind::PermissionDenied => ImageError::NotPermitted { path: path.clone() }.into(),
         _ => RequestError::storage("follow", &path, &error),
     })?;
-    Ok(Place::File(path_text(&found)?))
+    Ok(Place::File(path_text(found.path())?))
 }
 
 pub(super) fn check_size(image: &ImageLocation, size_bytes: u64) -> Result<(), RequestError> {

@@ -3,7 +3,7 @@
 //! The format of an image is told by its first bytes here, once: what is recognised is written into the journal. From then
 //! on a guest may write there what it likes.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use block::store::qcow2::{Format, names_backing_file, probe_format};
 use block::store::{Access, Opened};
@@ -15,7 +15,6 @@ use crate::images::opening::{self, at_once};
 
 /// An image that is to be copied: locked against writers while it is.
 pub(in crate::host) struct GivenImage {
-    pub(in crate::host) path: PathBuf,
     pub(in crate::host) format: ImageFormat,
     pub(in crate::host) size_bytes: u64,
     /// Bytes that the copy will need, about.
@@ -40,7 +39,7 @@ impl GivenImage {
         let image = ImageLocation { store: String::new(), place, format };
         let opened = opening::open_whole(&image, Access::ReadOnly, at_once)?;
         let allocated_bytes = needed_bytes(&opened, path)?;
-        Ok(Self { path: path.to_owned(), format, size_bytes: opened.size(), allocated_bytes, opened })
+        Ok(Self { format, size_bytes: opened.size(), allocated_bytes, opened })
     }
 }
 

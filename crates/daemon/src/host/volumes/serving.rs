@@ -355,7 +355,8 @@ impl Host {
     ) -> Result<Opened, RequestError> {
         let (name, place) = (&record.name, &record.image.place);
         let mut said = None;
-        let opened = opening::open(record, grows_to, |holder| {
+        let finder = self.finder_of(name);
+        let opened = opening::open(record, grows_to, &finder, |holder| {
             if attempt.load(Ordering::SeqCst) {
                 return Patience::GiveUp;
             }

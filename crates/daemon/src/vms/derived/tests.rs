@@ -21,6 +21,10 @@ fn disk(number: u32, drive: &str, node: &str, file: &Path) -> AdoptedDisk {
         cache_direct: true,
         cache_no_flush: false,
         detect_zeroes: "unmap".to_owned(),
+        proved: Vec::new(),
+        found: None,
+        copy: crate::vms::CopyNote::None,
+        given_back: None,
     }
 }
 
@@ -72,6 +76,7 @@ impl Scene {
             disks: self.disks.clone(),
             added_unix_ms: 0,
             is_bound: false,
+            monitor_user: None,
         };
         derive(&adopted, &process, &self.running).map_err(|error| error.to_string())
     }

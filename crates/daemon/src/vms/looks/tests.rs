@@ -88,6 +88,7 @@ fn what_was_done_to_a_vm_is_named() {
 #[test]
 fn an_adopted_disk_is_over_its_volume_and_nothing_else() {
     let disk = |device: &str, volume: &str| AdoptedDisk {
+        proved: Vec::new(),
         volume: volume.to_owned(),
         number: 0,
         device: device.to_owned(),
@@ -103,6 +104,7 @@ fn an_adopted_disk_is_over_its_volume_and_nothing_else() {
         detect_zeroes: "off".to_owned(),
     };
     let adopted = Adopted {
+        monitor_user: None,
         name: "ad".to_owned(),
         monitor: "/run/qmp".into(),
         disks: vec![

@@ -15,6 +15,7 @@
 pub(crate) mod post_copy;
 
 use std::convert::Infallible;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -37,7 +38,7 @@ use super::channel::{Last, PeerStatus, VmChannel, VmStreams};
 use super::convergence::{Convergence, DOWNTIME_DIVISORS, Verdict};
 use super::fault::MoveFault;
 use super::message::{Terms, VmMessage};
-use super::{SocketFile, announce, carried};
+use super::{announce, carried};
 use crate::config::HOOK_TIMEOUT_S;
 use crate::hooks::HookRunner;
 use crate::vms::looks::Found;
@@ -327,7 +328,7 @@ impl OutgoingVm {
     async fn offer_memory(&self, socket: &Listening, terms: Terms) -> Result<UnixStream, MoveFault> {
         let mut options = MemoryOptions::for_downtime(self.downtime_target(DOWNTIME_DIVISORS[0]));
         options.transfer = terms.transfer();
-        self.vm.offer_memory(&socket.file.0, options).await?;
+        self.vm.offer_memory(&socket.path, options).await?;
         socket.accept().await
     }
 
@@ -526,7 +527,8 @@ impl Drop for Carrying {
 
 /// Where a hypervisor is told to send memory.
 struct Listening {
-    file: SocketFile,
+    path: PathBuf,
+    _file: qemu_sockets::MadeSocket,
     listener: UnixListener,
 }
 
@@ -534,14 +536,12 @@ impl Listening {
     /// Listens beside a VM's monitor, for its QEMU.
     fn of(vm: &dyn Hypervisor) -> Result<Self, MoveFault> {
         let path = vm.memory_socket();
-        let failed = |source| MoveFault::Listen { path: path.clone(), source };
-        // What an earlier attempt may have left.
-        let _ = std::fs::remove_file(&path);
-        let listener = UnixListener::bind(&path).map_err(failed)?;
-        if let Some(user) = vm.process().and_then(qemu_sockets::user_of_process) {
-            qemu_sockets::give(&path, user).map_err(failed)?;
-        }
-        Ok(Self { file: SocketFile(path), listener })
+        let user = vm.process().and_then(qemu_sockets::user_of_process);
+        let listened = qemu_sockets::listen_beside(&path, user);
+        let (listener, file) = listened.map_err(|source| MoveFault::Listen { path: path.clone(), source })?;
+        let listener = listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
+        let listener = listener.map_err(|source| MoveFault::Listen { path: path.clone(), source })?;
+        Ok(Self { path, _file: file, listener })
     }
 
     /// Waits until the hypervisor connects.

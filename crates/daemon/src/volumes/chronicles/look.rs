@@ -4,17 +4,21 @@
 //!            which                         state
 //!   file     inode, when it was made       size, mtime, ctime
 //!   device   numbers, boot, disk sequence  writes and discards since the boot, as the kernel counts them
-//!   export   -                             -      another server's: it does not say
+//!   export   -                             -      another server's: it does not say, nor does a device at the other end of a network
 //! ```
 
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::time::UNIX_EPOCH;
 
+use block::held;
 use migration::journal::{ImageLocation, Place};
 use migration::stay::Look;
+use rustix::fs::OFlags;
+
+use crate::images::far;
 
 /// Where the kernel says which boot this is.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -25,6 +29,8 @@ const CHANGES: [usize; 4] = [4, 6, 11, 13];
 pub(crate) fn look(image: &ImageLocation) -> Option<Look> {
     let looked = match &image.place {
         Place::File(path) => file(Path::new(path)).map(Some),
+        // This host's kernel counts what this host has written.
+        Place::Device(_) if far::starts_alone(&image.place) => Ok(None),
         Place::Device(path) => device(Path::new(path)),
         Place::Nbd(_) => Ok(None),
     };
@@ -35,7 +41,8 @@ pub(crate) fn look(image: &ImageLocation) -> Option<Look> {
 }
 
 fn file(path: &Path) -> io::Result<Look> {
-    let file = File::open(path)?;
+    // N.B. a pipe that somebody has put there would be waited for.
+    let file = held::open_regular(path)?;
     // Its times are kept in memory otherwise, and older ones come back after a power cut.
     file.sync_all()?;
     let found = file.metadata()?;
@@ -51,7 +58,7 @@ fn file(path: &Path) -> io::Result<Look> {
 }
 
 fn device(path: &Path) -> io::Result<Option<Look>> {
-    let device = File::open(path)?;
+    let device = held::find(path)?.open(OFlags::RDONLY | OFlags::NONBLOCK)?;
     device.sync_all()?;
     let number = device.metadata()?.rdev();
     let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));

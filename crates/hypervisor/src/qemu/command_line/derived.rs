@@ -68,6 +68,10 @@ pub struct Limits {
     pub file_bytes_max: u64,
     /// Whether a text may be the name of a path in the VM's own folder.
     pub is_path_name: fn(&str) -> bool,
+    /// The bytes of a file, if the VM's user may read it. Of others nothing is told.
+    pub length: fn(&Path, &Launched) -> Option<u64>,
+    /// Whether the first path leads to the second one, which has no links.
+    pub leads_to: fn(&Path, &Path) -> bool,
 }
 
 /// What another host is to run, with variables for what differs from host to host.
@@ -285,7 +289,7 @@ impl<'a> Maker<'a> {
         let found = found.ok_or_else(|| {
             refuse(format!("{what} {path}"), "is a relative path, and where it begins cannot be told")
         })?;
-        let length = std::fs::metadata(&found).map_or(0, |metadata| metadata.len());
+        let length = (self.limits.length)(&found, self.process).unwrap_or(0);
         if length > self.limits.file_bytes_max {
             return Err(refuse(
                 format!("{what} {path}"),

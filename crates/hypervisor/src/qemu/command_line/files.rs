@@ -79,8 +79,8 @@ fn firmware_nodes(arguments: &[Argument]) -> BTreeSet<String> {
     nodes
 }
 
-/// The files of this host that a command needs and does not bring along, and that are not there.
-pub fn missing(command: &[String]) -> Vec<String> {
+/// The files of this host that a command needs and does not bring along, and that are not there, as `is_there` says.
+pub fn missing(command: &[String], is_there: impl Fn(&Path) -> bool) -> Vec<String> {
     let mut missing = Vec::new();
     for argument in parse(command.get(1..).unwrap_or_default()) {
         let value = argument.value.unwrap_or_default();
@@ -100,7 +100,7 @@ pub fn missing(command: &[String]) -> Vec<String> {
             },
             _ => Vec::new(),
         };
-        let absent = paths.into_iter().filter(|path| path.starts_with('/') && !Path::new(path).exists());
+        let absent = paths.into_iter().filter(|path| path.starts_with('/') && !is_there(Path::new(path)));
         missing.extend(absent.map(|path| format!("{} {path}", argument.option)));
     }
     missing
@@ -160,6 +160,6 @@ mod tests {
             there.display()
         );
         let expected = ["-initrd /no/initrd", "-netdev /no/up", "-chardev /no/socket", "-drive /no/code"];
-        assert_eq!(missing(&words(&command)), expected);
+        assert_eq!(missing(&words(&command), Path::exists), expected);
     }
 }

@@ -18,11 +18,29 @@ pub struct GivenBack {
 /// What begins the path of a volume's socket in the command of [`script`], where the volume's name follows.
 pub const VOLUME: &str = "volume:";
 
+/// Where a VM's programs are started, and as whom.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Surroundings {
+    /// Where relative paths begin.
+    pub folder: PathBuf,
+    /// The words that change the user, and then run the words that follow; none: it is the user of the script.
+    pub becoming: Vec<String>,
+}
+
 /// Writes a script; `tpm` is the command that starts the VM's TPM, empty if it has none, and `command` starts QEMU, with
 /// [`VOLUME`]s for the sockets of its disks. `None`: it has a disk in a way that this does not know.
-pub fn script(command: &[String], images: &[GivenBack], tpm: &[String]) -> Option<String> {
+pub fn script(
+    command: &[String],
+    images: &[GivenBack],
+    tpm: &[String],
+    Surroundings { folder, becoming }: &Surroundings,
+) -> Option<String> {
     let (program, rest) = command.split_first()?;
-    let mut line = format!("exec {}", quoted(program));
+    let begin = |program: &[String]| {
+        let words: Vec<String> = becoming.iter().chain(program).map(|word| quoted(word)).collect();
+        words.join(" ")
+    };
+    let mut line = format!("exec {}", begin(std::slice::from_ref(program)));
     for argument in parse(rest) {
         let value = match argument.value {
             Some(value) if value.contains(VOLUME) => Some(over_image(&argument.option, &value, images)?),
@@ -33,9 +51,11 @@ pub fn script(command: &[String], images: &[GivenBack], tpm: &[String]) -> Optio
             line.push_str(&quoted(&word));
         }
     }
-    let tpm: Vec<String> = tpm.iter().map(|word| quoted(word)).collect();
-    let tpm = if tpm.is_empty() { String::new() } else { format!("{} || exit\n", tpm.join(" ")) };
-    Some(format!("#!/bin/sh\n# Starts the VM on its images, without Sterna.\n{tpm}{line}\n"))
+    let tpm = if tpm.is_empty() { String::new() } else { format!("{} || exit\n", begin(tpm)) };
+    let folder = quoted(folder.to_str()?);
+    Some(format!(
+        "#!/bin/sh\n# Starts the VM on its images, without Sterna.\ncd {folder} || exit\n{tpm}{line}\n"
+    ))
 }
 
 /// A drive or a node over a plain image, in the place of one over an export.
@@ -103,10 +123,21 @@ mod tests {
         };
         let images = [image("web1-0", "/srv/a.qcow2", "qcow2"), image("web1-1", "/srv/b,1.raw", "raw")];
         let tpm = ["swtpm", "--tpmstate", "dir=/a b"].map(str::to_owned);
-        let with_tpm = script(&command, &images, &tpm).unwrap();
-        assert_eq!(with_tpm.lines().nth(2), Some("swtpm --tpmstate 'dir=/a b' || exit"));
-        let script = script(&command, &images, &[]).unwrap();
-        let lines: Vec<&str> = script.lines().skip(2).map(|line| line.trim_end_matches(" \\")).collect();
+        let own = Surroundings { folder: "/var/a b".into(), becoming: Vec::new() };
+        let with_tpm = script(&command, &images, &tpm, &own).unwrap();
+        assert_eq!(with_tpm.lines().nth(3), Some("swtpm --tpmstate 'dir=/a b' || exit"));
+        let becoming = ["setpriv", "--reuid=7", "--"].map(str::to_owned).to_vec();
+        let as_another = Surroundings { becoming, ..own.clone() };
+        let another = script(&command, &images, &tpm, &as_another).unwrap();
+        let begins: Vec<&str> = another.lines().skip(2).take(3).collect();
+        let expected = [
+            "cd '/var/a b' || exit",
+            "setpriv --reuid=7 -- swtpm --tpmstate 'dir=/a b' || exit",
+            "exec setpriv --reuid=7 -- qemu-system-x86_64 \\",
+        ];
+        assert_eq!(begins, expected);
+        let script = script(&command, &images, &[], &own).unwrap();
+        let lines: Vec<&str> = script.lines().skip(3).map(|line| line.trim_end_matches(" \\")).collect();
         let expected = [
             "exec qemu-system-x86_64",
             "  -name",
@@ -123,6 +154,6 @@ mod tests {
             "  if=virtio,format=raw,file=/srv/b,,1.raw",
         ];
         assert_eq!(lines, expected);
-        assert_eq!(super::script(&command, &[], &[]), None);
+        assert_eq!(super::script(&command, &[], &[], &own), None);
     }
 }

@@ -1,41 +1,38 @@
 //! Disks of a domain change sides, step by step: [`migration::vm::copied`] says which, here it is carried out.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use api::{NewVolume, RemoveVolume, VolumeSource};
 use hypervisor::libvirt::{
-    Definition, Disk, DiskSource, Domain, DomainState, Libvirt, LibvirtError, NbdSource, disk_for_export,
-    disk_for_file, disks, with_export, with_file,
+    Definition, DiskSource, Domain, Libvirt, LibvirtError, NbdSource, disk_for_export, disk_for_file, disks,
+    with_export, with_file,
 };
 use hypervisor::qemu::RECONNECT_SECONDS;
-use migration::vm::copied::{Copied, Goal, Image, Job, Over, SeenDisk, Step};
+use migration::vm::copied::{Copied, Goal, Image, Over, Step};
 
-use super::found;
+use super::files;
+use super::refusals::{ended, explain};
+use super::seen::Look;
 use crate::error::RequestError;
 use crate::fail_point::{self, Step as FailPoint};
-use crate::files::folder_entries::rename_without_replacing;
 use crate::host::vms::exchange::name_of;
 use crate::host::{Host, blocking};
-use crate::vms::{Adopted, AdoptedDisk, LibvirtDomain, Turn, VmError, Wanted};
+use crate::vms::{Adopted, AdoptedDisk, CopyNote, GivenImage, Turn, VmError, Wanted};
 
 /// How often copies are looked at.
 const POLL: Duration = Duration::from_millis(250);
 /// Pause before a libvirt that cannot be reached is tried again.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
-/// Names that are tried for an image that is put aside.
-const ASIDE_MAX: u32 = 100;
 
-/// What is seen of a domain.
-struct Look {
-    libvirt: Libvirt,
-    /// Absent: libvirt has no such domain any more.
-    domain: Option<Domain>,
-    is_running: bool,
-    disks: Vec<SeenDisk>,
-    /// Of each adopted disk, what the definition says.
-    defined: Vec<Option<Disk>>,
+/// What a change of sides has left.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    /// Whether libvirt has no such domain any more.
+    pub(super) is_gone: bool,
+    /// Images that are no disks of the domain any more.
+    pub(super) images: Vec<PathBuf>,
 }
 
 impl Host {
@@ -48,13 +45,13 @@ impl Host {
         self: &Arc<Self>,
         name: &str,
         _turn: Turn,
-    ) -> Result<Vec<PathBuf>, RequestError> {
+    ) -> Result<Left, RequestError> {
         let mut under_way: Option<(Wanted, Copied)> = None;
         let mut failure = None;
         loop {
-            let Some(adopted) = self.adoptions()?.get(name) else { return Ok(Vec::new()) };
+            let Some(adopted) = self.adoptions()?.get(name) else { return Ok(Left::default()) };
             let wanted = adopted.libvirt.as_ref().map(|domain| domain.wanted);
-            let Some(wanted) = wanted else { return Ok(Vec::new()) };
+            let Some(wanted) = wanted else { return Ok(Left::default()) };
             let (asked, copied) = under_way.get_or_insert_with(|| (wanted, Copied::towards(goal_of(wanted))));
             if *asked != wanted {
                 *asked = wanted;
@@ -63,19 +60,24 @@ impl Host {
             let look = match self.look_at_domain(&adopted).await {
                 Ok(look) => look,
                 Err(error) => {
-                    self.vms.holds.tell(name, Some(error.to_string()));
+                    self.vms.holds.tell(name, Some(error.message()));
                     tokio::time::sleep(UNREACHABLE_PAUSE).await;
                     continue;
                 }
             };
-            let step = copied.next_step(look.is_running, &look.disks);
-            tracing::debug!(vm = %name, ?step, disks = ?look.disks, "the disks of a domain change sides");
+            let step = copied.next_step(look.seen, &look.disks);
+            tracing::debug!(vm = %name, ?step, domain = ?look.seen, disks = ?look.disks, "the disks of a domain change sides");
+            if let Some(obstacle) = copied.obstacle() {
+                let why = explain(&adopted, look.presence, obstacle);
+                self.vms.holds.tell(name, Some(why.message()));
+                failure.get_or_insert(why);
+            }
             let taken = match step {
                 Step::Complete(Goal::Volumes) => {
                     self.vms.holds.tell(name, None);
                     let left = self.settle_adopted(&look, adopted).await?;
                     return match wanted {
-                        Wanted::Volumes => Ok(left),
+                        Wanted::Volumes => Ok(Left { is_gone: false, images: left }),
                         Wanted::Files => Err(failure.unwrap_or_else(|| ended(name))),
                     };
                 }
@@ -83,7 +85,7 @@ impl Host {
                     self.vms.holds.tell(name, None);
                     self.settle_released(&adopted).await?;
                     return match wanted {
-                        Wanted::Files => Ok(Vec::new()),
+                        Wanted::Files => Ok(left_by(&look, &adopted)),
                         Wanted::Volumes => Err(failure.unwrap_or_else(|| ended(name))),
                     };
                 }
@@ -101,75 +103,10 @@ impl Host {
                     tracing::warn!(vm = %name, reason, "a step of the change of sides of its disks failed");
                     self.vms.holds.tell(name, Some(reason));
                     failure.get_or_insert(error);
-                    let pause = copied.failed(&look.disks);
+                    let pause = copied.failed(look.seen, &look.disks);
                     tokio::time::sleep(pause).await;
                 }
             }
-        }
-    }
-
-    async fn look_at_domain(&self, adopted: &Adopted) -> Result<Look, LibvirtError> {
-        let libvirt = Libvirt::connect(Some(&adopted.monitor)).await?;
-        let domain = match &adopted.libvirt {
-            Some(domain) => found(&libvirt, domain).await?,
-            None => None,
-        };
-        let Some(domain) = domain else {
-            let gone = |kept: &AdoptedDisk| SeenDisk {
-                over: Over::Gone,
-                job: Job::None,
-                is_served: self.record_named(&kept.volume).is_ok(),
-            };
-            let disks = adopted.disks.iter().map(gone).collect();
-            let defined = vec![None; adopted.disks.len()];
-            return Ok(Look { libvirt, domain: None, is_running: false, disks, defined });
-        };
-        let is_running = libvirt.state(&domain).await? != DomainState::ShutOff;
-        let found = disks(&libvirt.definition(&domain, Definition::Current).await?)?;
-        let (mut seen, mut defined) = (Vec::new(), Vec::new());
-        for kept in &adopted.disks {
-            let disk = found.iter().find(|disk| disk.target == kept.device).cloned();
-            let job = match &disk {
-                Some(disk) if is_running => self.job_of(&libvirt, &domain, kept, disk).await?,
-                _ => Job::None,
-            };
-            let over = disk.as_ref().map_or(Over::Gone, |disk| self.over_of(kept, &disk.source));
-            seen.push(SeenDisk { over, job, is_served: self.record_named(&kept.volume).is_ok() });
-            defined.push(disk);
-        }
-        Ok(Look { libvirt, domain: Some(domain), is_running, disks: seen, defined })
-    }
-
-    async fn job_of(
-        &self,
-        libvirt: &Libvirt,
-        domain: &Domain,
-        kept: &AdoptedDisk,
-        disk: &Disk,
-    ) -> Result<Job, LibvirtError> {
-        let Some(mirror) = &disk.mirror else {
-            let job = libvirt.block_job(domain, &kept.device).await?;
-            return Ok(if job.is_some() { Job::Foreign } else { Job::None });
-        };
-        let to = self.over_of(kept, &mirror.to);
-        let is_ours = matches!(
-            (self.over_of(kept, &disk.source), to),
-            (Over::File, Over::Export) | (Over::Export, Over::File)
-        );
-        Ok(match (is_ours, mirror.is_ready) {
-            (false, _) => Job::Foreign,
-            (true, true) => Job::CaughtUp,
-            (true, false) => Job::Copying,
-        })
-    }
-
-    fn over_of(&self, kept: &AdoptedDisk, source: &DiskSource) -> Over {
-        match source {
-            DiskSource::File(file) if *file == kept.file => Over::File,
-            DiskSource::Nbd(source) if source.socket == self.sockets.volume_socket(&kept.volume) => {
-                Over::Export
-            }
-            _ => Over::Elsewhere,
         }
     }
 
@@ -199,31 +136,35 @@ impl Host {
                         self.have_copy_wait(name, libvirt, domain, kept).await;
                         Ok(())
                     }
-                    _ => copy_to_file(adopted, kept, libvirt, domain).await,
+                    _ => {
+                        self.require_plain(adopted, kept, libvirt, domain).await?;
+                        self.copy_to_file(adopted, index, libvirt, domain).await
+                    }
                 }
             }
-            Step::Pivot(index) => libvirt.pivot(domain()?, &of(index)?.device).await.map_err(failed),
+            Step::Pivot(index) => {
+                let kept = of(index)?;
+                if kept.copy == CopyNote::Unused {
+                    self.require_plain(adopted, kept, libvirt, domain()?).await?;
+                    // N.B. Before it is ordered: from here on the copy may be the disk.
+                    self.note_disk(adopted, index, |kept| kept.copy = CopyNote::Pivoted).await?;
+                }
+                libvirt.pivot(domain()?, &kept.device).await.map_err(failed)
+            }
             Step::Cancel(index) => {
                 libvirt.cancel_block_job(domain()?, &of(index)?.device).await.map_err(failed)
             }
-            Step::StopServing(index, image) => {
-                let kept = of(index)?;
-                // N.B. Before its server is gone: QEMU flushes a node that it removes, and stands still for as long as that waits.
-                if let Some(domain) = look.domain.as_ref().filter(|_| look.is_running) {
-                    libvirt.drop_waiting_nodes(domain).await.map_err(failed)?;
-                }
-                if image == Image::Keep {
-                    self.remember_image(adopted, index).await?;
-                }
-                let how = RemoveVolume { force: true, keep_image: image == Image::Keep, delete_image: false };
-                Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await.map(drop)
-            }
+            Step::ClearFile(index, image) => self.clear_file(adopted, index, image).await,
+            Step::StopServing(index, image) => self.stop_serving_disk(adopted, index, look, image).await,
             Step::WriteDown(index) => {
                 let (kept, domain) = (of(index)?, domain()?);
                 let definition = libvirt.definition(domain, Definition::Persistent).await.map_err(failed)?;
-                let file = kept.file.to_string_lossy();
-                let changed = with_file(&definition, &kept.device, &file, &kept.format).map_err(failed)?;
-                libvirt.define(&changed).await.map_err(failed)
+                let (file, format) = match &kept.given_back {
+                    Some(given) if !look.has_qemu() => (&given.file, &given.format),
+                    _ => (&kept.file, &kept.format),
+                };
+                let changed = with_file(&definition, &kept.device, &file.to_string_lossy(), format);
+                libvirt.define(&changed.map_err(failed)?).await.map_err(failed)
             }
             Step::Wait | Step::Complete(_) => Ok(()),
         };
@@ -254,10 +195,125 @@ impl Host {
         })
     }
 
+    /// Removes the volume of a disk that no QEMU uses any more.
+    async fn stop_serving_disk(
+        self: &Arc<Self>,
+        adopted: &Adopted,
+        index: usize,
+        look: &Look,
+        image: Image,
+    ) -> Result<(), RequestError> {
+        let Some(kept) = adopted.disks.get(index) else { return Ok(()) };
+        if let Some(domain) = look.domain.as_ref().filter(|_| look.has_qemu()) {
+            let failed = |source| RequestError::from(VmError::Libvirt { vm: adopted.name.clone(), source });
+            // N.B. Before its server is gone: QEMU flushes a node that it removes, and stands still for as long as that waits.
+            look.libvirt.drop_waiting_nodes(domain).await.map_err(failed)?;
+            let socket = self.sockets.volume_socket(&kept.volume);
+            let used = look.libvirt.export_use(domain, &socket).await.map_err(failed)?;
+            if let Some(node) = used.nodes.first() {
+                let why = format!("{}: the node {node} of its QEMU still uses the volume", kept.device);
+                return Err(VmError::Disk { vm: adopted.name.clone(), why }.into());
+            }
+        }
+        if image == Image::Keep {
+            self.remember_image(adopted, index).await?;
+        }
+        // N.B. Without force: whoever is connected to it uses it, whatever is known of the domain.
+        let how = RemoveVolume { force: false, keep_image: image == Image::Keep, delete_image: false };
+        Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await.map(drop)
+    }
+
+    /// Refuses a disk that its QEMU does not have just over the volume, whatever libvirt says.
+    async fn require_plain(
+        &self,
+        adopted: &Adopted,
+        kept: &AdoptedDisk,
+        libvirt: &Libvirt,
+        domain: &Domain,
+    ) -> Result<(), RequestError> {
+        let socket = self.sockets.volume_socket(&kept.volume);
+        let used = libvirt.export_use(domain, &socket).await;
+        let used = used.map_err(|source| VmError::Libvirt { vm: adopted.name.clone(), source })?;
+        match used.only_disk() {
+            Ok(_) => Ok(()),
+            Err(found) => Err(super::refusals::stands_above(adopted, kept, &found)),
+        }
+    }
+
+    /// Begins to copy a disk to its file, which is made for that, where nothing is.
+    async fn copy_to_file(
+        self: &Arc<Self>,
+        adopted: &Adopted,
+        index: usize,
+        libvirt: &Libvirt,
+        domain: &Domain,
+    ) -> Result<(), RequestError> {
+        let Some(kept) = adopted.disks.get(index).cloned() else { return Ok(()) };
+        let (file, vm, found) = (kept.file.clone(), adopted.name.clone(), kept.found);
+        let made = blocking(move || {
+            let refused = |error: std::io::Error| match error.kind() {
+                std::io::ErrorKind::AlreadyExists => RequestError::TargetExists { path: file.clone() },
+                _ => RequestError::storage("make", &file, &error),
+            };
+            // The image that the domain had, of an adoption that is turned back half way: what is newer is in the volume.
+            if found.is_some() {
+                files::put_aside(&file, &vm, found).map_err(refused)?;
+            }
+            files::make_copy(&file).map_err(refused)
+        });
+        let made = made.await?;
+        let noted = self.note_disk(adopted, index, |kept| {
+            (kept.found, kept.copy) = (Some(made), CopyNote::Unused);
+        });
+        if let Err(error) = noted.await {
+            let file = kept.file.clone();
+            blocking(move || Ok(files::discard_copy(&file, made).ok())).await?;
+            return Err(error);
+        }
+        let to = disk_for_file(&kept.file.to_string_lossy(), &kept.format);
+        let begun = libvirt.copy_disk(domain, &kept.device, &to).await;
+        begun.map_err(|source| VmError::Libvirt { vm: adopted.name.clone(), source }.into())
+    }
+
+    /// Takes the copy of a disk away that came to nothing.
+    async fn clear_file(
+        self: &Arc<Self>,
+        adopted: &Adopted,
+        index: usize,
+        image: Image,
+    ) -> Result<(), RequestError> {
+        let Some(kept) = adopted.disks.get(index) else { return Ok(()) };
+        let (file, vm, found) = (kept.file.clone(), adopted.name.clone(), kept.found);
+        let Some(made) = found else { return Ok(()) };
+        let cleared = blocking(move || {
+            let cleared = match image {
+                Image::Discard => files::discard_copy(&file, made),
+                Image::Keep => files::put_aside(&file, &vm, found).map(drop),
+            };
+            cleared.map_err(|error| RequestError::storage("take away", &file, &error))
+        });
+        cleared.await?;
+        self.note_disk(adopted, index, |kept| (kept.found, kept.copy) = (None, CopyNote::None)).await
+    }
+
+    /// Changes what is remembered of a disk.
+    async fn note_disk(
+        self: &Arc<Self>,
+        adopted: &Adopted,
+        index: usize,
+        change: impl FnOnce(&mut AdoptedDisk),
+    ) -> Result<(), RequestError> {
+        // Its order may have changed since it was looked at.
+        let adopted = self.adoptions()?.get(&adopted.name);
+        let Some(mut adopted) = adopted else { return Ok(()) };
+        let Some(kept) = adopted.disks.get_mut(index) else { return Ok(()) };
+        change(kept);
+        self.remember_adopted(adopted).await
+    }
+
     /// Remembers where the image of a volume is that is about to be the disk itself, before the volume is removed.
     async fn remember_image(self: &Arc<Self>, adopted: &Adopted, index: usize) -> Result<(), RequestError> {
-        let mut adopted = adopted.clone();
-        let Some(kept) = adopted.disks.get_mut(index) else { return Ok(()) };
+        let Some(kept) = adopted.disks.get(index) else { return Ok(()) };
         let record = self.record_named(&kept.volume)?;
         let place = &record.image.place;
         let Some(file) = place.file() else {
@@ -267,9 +323,8 @@ impl Host {
                 detail: detail.to_owned(),
             });
         };
-        kept.file = file.into();
-        kept.format = name_of(record.image.format).to_owned();
-        self.remember_adopted(adopted).await
+        let given = GivenImage { file: PathBuf::from(file), format: name_of(record.image.format).to_owned() };
+        self.note_disk(adopted, index, |kept| kept.given_back = Some(given)).await
     }
 
     /// All disks are over their volumes: what they were in is put aside.
@@ -281,30 +336,31 @@ impl Host {
         let mut adopted = adopted;
         let name = adopted.name.clone();
         let mut left = Vec::new();
-        let Some(domain) = &mut adopted.libvirt else { return Ok(left) };
         if let Some(found) = &look.domain {
             self.keep_waiting(&name, look, found, &adopted.disks).await;
             if let Err(error) = self.check_definition(look, found, &adopted.disks).await {
                 tracing::warn!(vm = %name, %error, "what the domain has at its next start is not known");
             }
         }
-        for kept in &adopted.disks {
-            let (file, vm, owns) = (kept.file.clone(), name.clone(), domain.owns_files);
-            let put = move || if owns { delete_copy(&file) } else { put_aside(&file, &vm) };
-            let aside = blocking(move || Ok(put())).await?;
+        for (kept, seen) in adopted.disks.iter_mut().zip(&look.disks) {
+            kept.given_back = None;
+            let Some(found) = kept.found.filter(|_| seen.over == Over::Export) else { continue };
+            let (file, vm) = (kept.file.clone(), name.clone());
+            let aside = blocking(move || Ok(files::put_aside(&file, &vm, Some(found)))).await?;
             match aside {
-                Ok(Some(aside)) => {
+                Ok(aside) => {
+                    (kept.found, kept.copy) = (None, CopyNote::None);
+                    let Some(aside) = aside else { continue };
                     tracing::info!(vm = %name, disk = %kept.device, kept = %aside.display(), "the image that the domain had is kept");
                     left.push(aside);
                 }
-                Ok(None) => {}
                 Err(error) => {
                     tracing::warn!(vm = %name, file = %kept.file.display(), %error, "an image that the domain had is left as it was");
                 }
             }
         }
-        domain.wanted = Wanted::Volumes;
-        (domain.is_settled, domain.owns_files) = (true, false);
+        let Some(domain) = &mut adopted.libvirt else { return Ok(left) };
+        (domain.wanted, domain.is_settled) = (Wanted::Volumes, true);
         tracing::info!(vm = %name, disks = adopted.disks.len(), "the domain's disks are served");
         self.remember_adopted(adopted).await?;
         Ok(left)
@@ -343,7 +399,7 @@ impl Host {
     /// Has disks wait for this daemon when it is away, where neither libvirt nor their copies have seen to that.
     async fn keep_waiting(&self, name: &str, look: &Look, domain: &Domain, kept: &[AdoptedDisk]) {
         for (kept, disk) in kept.iter().zip(&look.defined) {
-            if !look.is_running || disk.as_ref().is_none_or(|disk| waits(&disk.source)) {
+            if !look.has_qemu() || disk.as_ref().is_none_or(|disk| waits(&disk.source)) {
                 continue;
             }
             let export = self.source_of(kept);
@@ -398,92 +454,18 @@ fn waits(source: &DiskSource) -> bool {
     matches!(source, DiskSource::Nbd(source) if source.reconnect_s.is_some())
 }
 
-/// Begins to copy a disk to its file.
-async fn copy_to_file(
-    adopted: &Adopted,
-    kept: &AdoptedDisk,
-    libvirt: &Libvirt,
-    domain: &Domain,
-) -> Result<(), RequestError> {
-    let failed = |source| RequestError::from(VmError::Libvirt { vm: adopted.name.clone(), source });
-    let owns_files = adopted.libvirt.as_ref().is_some_and(|domain: &LibvirtDomain| domain.owns_files);
-    let file = kept.file.clone();
-    let is_there = blocking(move || {
-        // What an attempt before has left.
-        let deleted = if owns_files { delete_copy(&file).map(drop) } else { Ok(()) };
-        deleted.map_err(|error| RequestError::storage("delete", &file, &error))?;
-        Ok(file.exists())
-    });
-    let is_there = is_there.await?;
-    let to = disk_for_file(&kept.file.to_string_lossy(), &kept.format);
-    let begun = if is_there {
-        // The disk's own file, which it has not left for long: an adoption is turned back half way.
-        libvirt.copy_disk_onto(domain, &kept.device, &to).await
-    } else {
-        libvirt.copy_disk(domain, &kept.device, &to).await
-    };
-    begun.map_err(failed)
-}
-
-/// Deletes a copy that came to nothing.
-fn delete_copy(file: &Path) -> std::io::Result<Option<PathBuf>> {
-    match std::fs::remove_file(file) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error),
-        _ => Ok(None),
+/// The images of a domain that is gone: they stay, as they are.
+fn left_by(look: &Look, adopted: &Adopted) -> Left {
+    let image = |kept: &AdoptedDisk| Some(kept.given_back.as_ref()?.file.clone());
+    match look.domain {
+        Some(_) => Left::default(),
+        None => Left { is_gone: true, images: adopted.disks.iter().filter_map(image).collect() },
     }
-}
-
-/// Puts aside what a disk was in. Returns its new name.
-fn put_aside(file: &Path, vm: &str) -> std::io::Result<Option<PathBuf>> {
-    if !file.exists() {
-        return Ok(None);
-    }
-    for number in 0..ASIDE_MAX {
-        let suffix = if number == 0 { format!(".moved-{vm}") } else { format!(".moved-{vm}-{number}") };
-        let mut aside = file.as_os_str().to_owned();
-        aside.push(suffix);
-        let aside = PathBuf::from(aside);
-        match rename_without_replacing(file, &aside) {
-            Ok(()) => return Ok(Some(aside)),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Err(std::io::ErrorKind::AlreadyExists.into())
 }
 
 fn goal_of(wanted: Wanted) -> Goal {
     match wanted {
         Wanted::Volumes => Goal::Volumes,
         Wanted::Files => Goal::Files,
-    }
-}
-
-/// Why a change of sides came to nothing of which no step failed.
-fn ended(name: &str) -> RequestError {
-    let why = "the copy ended before it was whole: the store may be full, or the domain was shut off; this daemon's log, or libvirt's, says why";
-    VmError::Disk { vm: name.to_owned(), why: why.to_owned() }.into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_a_disk_was_in_is_kept_under_a_name_that_nothing_starts_from() {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("web1.qcow2");
-        for suffix in [".moved-web1", ".moved-web1-1"] {
-            std::fs::write(&file, suffix).unwrap();
-            let aside = put_aside(&file, "web1").unwrap().unwrap();
-            assert!(aside.to_string_lossy().ends_with(suffix) && !file.exists(), "{aside:?}");
-            assert_eq!(std::fs::read_to_string(&aside).unwrap(), suffix);
-        }
-        assert_eq!(put_aside(&file, "web1").unwrap(), None);
-        std::fs::write(&file, "half a copy").unwrap();
-        for _ in 0..2 {
-            assert_eq!(delete_copy(&file).unwrap(), None);
-            assert!(!file.exists());
-        }
     }
 }

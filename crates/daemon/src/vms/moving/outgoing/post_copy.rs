@@ -347,7 +347,7 @@ impl OutgoingVm {
         expected
             .map_err(|_| overdue("the other host to expect the rest of the memory", EXPECTED_TIMEOUT))??;
         let socket = Listening::of(&*self.vm)?;
-        self.vm.resend_memory(&socket.file.0).await?;
+        self.vm.resend_memory(&socket.path).await?;
         let accepted = socket.accept().await?;
         tracing::info!("the rest of a VM's memory goes over another stream");
         let channel = Arc::clone(channel);

@@ -182,7 +182,8 @@ impl Maker<'_> {
 
     /// What the VM boots from; kernels are too large to go along, and must be there already.
     fn boot_file(&mut self, option: &str, value: &str) -> Result<(), Unmovable> {
-        let found = self.process.resolve(value.as_ref()).filter(|path| path.exists());
+        let found = self.process.resolve(value.as_ref());
+        let found = found.filter(|path| (self.limits.length)(path, self.process).is_some());
         // Firmware is also looked for among QEMU's own files.
         let path = found.as_ref().and_then(|path| path.to_str()).unwrap_or(value);
         if option == "-bios" && path.starts_with('/') && !path.starts_with(SYSTEM_FOLDER) {

@@ -220,7 +220,10 @@ impl Maker<'_> {
         // QEMU has closed it since, and may have gone to another folder.
         path == file
             || path.is_relative() && file.ends_with(path.strip_prefix(".").unwrap_or(path))
-            || self.process.resolve(path).is_some_and(|resolved| resolved == file)
+            || self
+                .process
+                .resolve(path)
+                .is_some_and(|found| found == file || (self.limits.leads_to)(&found, file))
     }
 
     /// Whether QEMU has an image open.

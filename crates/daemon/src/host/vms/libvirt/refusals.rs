@@ -1,0 +1,83 @@
+//! Why a domain's disks stay where they are, and what to do: by name.
+
+use hypervisor::libvirt::{DomainState, Presence};
+use migration::vm::copied::Obstacle;
+
+use crate::error::RequestError;
+use crate::vms::{Adopted, AdoptedDisk, VmError};
+
+/// Says why the disks of a domain cannot be given back as things are.
+pub(super) fn explain(adopted: &Adopted, presence: Option<Presence>, obstacle: Obstacle) -> RequestError {
+    let domain = adopted.libvirt.as_ref().map_or(adopted.name.as_str(), |domain| &domain.name);
+    let disk = |index: usize| adopted.disks.get(index);
+    let (target, volume) = match obstacle {
+        Obstacle::StateUnknown | Obstacle::Saved => ("", ""),
+        Obstacle::Above(index)
+        | Obstacle::DiskUnknown(index)
+        | Obstacle::Remote(index)
+        | Obstacle::NoVolume(index) => {
+            disk(index).map_or(("", ""), |kept| (kept.device.as_str(), kept.volume.as_str()))
+        }
+    };
+    let why = match obstacle {
+        Obstacle::StateUnknown => {
+            let state = match presence {
+                Some(Presence::Unknown(state) | Presence::There(state)) => state,
+                _ => DomainState::NoState,
+            };
+            format!(
+                "libvirt says that the domain {domain} is \"{state}\", which does not tell whether it has a QEMU: virsh domstate {domain} \
+                 --reason; start it, or shut it off (virsh destroy {domain}), then release it"
+            )
+        }
+        Obstacle::Saved => format!(
+            "the domain {domain} has a managed save, which goes on with the volumes; start it and release it while it runs (virsh start \
+             {domain}), or give its memory up (virsh managedsave-remove {domain})"
+        ),
+        Obstacle::Above(index) => {
+            return disk(index).map_or_else(
+                || VmError::NotFound(adopted.name.clone()).into(),
+                |kept| stands_above(adopted, kept, "an overlay stands on the volume"),
+            );
+        }
+        Obstacle::DiskUnknown(_) => format!(
+            "{target}: what it is over is not recognised, so the volume {volume} may be in use: virsh dumpxml {domain}, virsh dumpxml \
+             {domain} --inactive; lead {target} over the volume again, or detach what uses it"
+        ),
+        Obstacle::Remote(_) => format!(
+            "{target}: the volume {volume} is at another host; move it home first, or start the domain: it is copied while it runs"
+        ),
+        Obstacle::NoVolume(_) => format!(
+            "{target} is over the volume {volume}, which this host does not have: sterna volume list; where it is gone for good, lead the \
+             disk elsewhere (virsh edit {domain})"
+        ),
+    };
+    VmError::Disk { vm: adopted.name.clone(), why }.into()
+}
+
+/// Says that something stands on the volume of a disk.
+pub(super) fn stands_above(adopted: &Adopted, kept: &AdoptedDisk, found: &str) -> RequestError {
+    let domain = adopted.libvirt.as_ref().map_or(adopted.name.as_str(), |domain| &domain.name);
+    let (target, volume) = (&kept.device, &kept.volume);
+    let why = format!(
+        "{target} is not just over its volume {volume}: {found}; commit the overlay first, while it runs: virsh blockcommit {domain} \
+         {target} --active --pivot; what was put there without libvirt must be removed as it was put there"
+    );
+    VmError::Disk { vm: adopted.name.clone(), why }.into()
+}
+
+/// Says that a guest has crashed, and its QEMU was kept.
+pub(super) fn crashed(name: &str, domain: &str) -> RequestError {
+    let why = format!(
+        "the guest of the domain {domain} has crashed, and libvirt keeps its QEMU, which has the disks open (on_crash=preserve); let it \
+         run again (virsh reset {domain}) or end it (virsh destroy {domain}), then release it"
+    );
+    VmError::Disk { vm: name.to_owned(), why }.into()
+}
+
+/// Says why a change of sides came to nothing of which no step failed.
+pub(super) fn ended(name: &str) -> RequestError {
+    let why = "the copy ended before it was complete: the store may be full, or the domain was shut off or started again; this daemon's \
+               log, or libvirt's, says why";
+    VmError::Disk { vm: name.to_owned(), why: why.to_owned() }.into()
+}

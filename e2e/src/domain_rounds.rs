@@ -1,0 +1,256 @@
+//! A domain of libvirt in random rounds: adopted, moved, released, while others put overlays over its disk, pause, reset, save, shut
+//! off or start it, or kill the daemon.
+//!
+//! ```text
+//!   round:  an order ─┬─► something happens meanwhile ──► all is at rest ──► checks
+//!                     └─► done, or refused by name
+//!   checks: every image that a QEMU or the daemon has open is still there; the guest works on, or its disk has not changed while
+//!           it was off
+//! ```
+
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+use api::Vm as VmShown;
+use lab::workload::random::Random;
+use testbed::{Host, Outcome, Program, until};
+
+use crate::libvirt::{DOMAIN, Libvirtd};
+use crate::vm::Vm;
+
+const DISK_BYTES: u64 = 16 << 20;
+const FILL_BYTES: u64 = 4 << 20;
+/// What the guest does in a round in which it runs.
+const REQUESTS: u64 = 20;
+/// The longest that something that happens meanwhile waits, in milliseconds.
+const MEANWHILE_MS_MAX: u64 = 400;
+/// Of a hundred orders: those during which something happens.
+const DISTURBED: u64 = 40;
+
+/// What is done to the domain without Sterna, by virsh.
+const BY_HAND: [&str; 9] = [
+    "overlay",
+    "commit",
+    "suspend",
+    "resume",
+    "reset",
+    "destroy",
+    "start",
+    "managedsave",
+    "managedsave-remove",
+];
+
+/// Plays rounds; `told` hears of each. Returns how many of Sterna's orders were done and refused; `None`: this machine cannot.
+///
+/// # Errors
+/// If something is lost; with the round.
+pub fn play(
+    host: &mut Host,
+    rounds: u32,
+    seed: u64,
+    mut told: impl FnMut(&str),
+) -> anyhow::Result<Option<(u32, u32)>> {
+    let Some(libvirt) = Libvirtd::start(host)? else { return Ok(None) };
+    let image = host.path("disk.qcow2");
+    let tool = Program::of_package("qemu-img", "qemu-utils");
+    tool.args(["create", "-q", "-f", "qcow2"]).arg(&image).arg(DISK_BYTES.to_string()).succeed()?;
+    let console = libvirt.domain(host, &[(&image, "qcow2")], FILL_BYTES)?;
+    let random = Random::new(seed);
+    let mut play = Play { libvirt, console, random, overlays: 0, saved: None, done: 0, refused: 0 };
+    for round in 1..=rounds {
+        let text = play.round(host).with_context(|| format!("round {round} of seed {seed}"))?;
+        told(&format!("{round}: {text}"));
+    }
+    Ok(Some((play.done, play.refused)))
+}
+
+struct Play {
+    libvirt: Libvirtd,
+    console: Vm,
+    random: Random,
+    /// How many overlays were made.
+    overlays: u32,
+    /// What the disk held when the domain was first seen off.
+    saved: Option<PathBuf>,
+    done: u32,
+    refused: u32,
+}
+
+impl Play {
+    fn round(&mut self, host: &mut Host) -> anyhow::Result<String> {
+        let mut text = String::new();
+        match self.random.below(10) {
+            0..=5 => self.order(host, &mut text)?,
+            6 => {
+                host.kill()?;
+                host.start()?;
+                text += "the daemon is killed";
+            }
+            _ => {
+                let what = BY_HAND[self.random.below(BY_HAND.len() as u64) as usize];
+                text += &self.by_hand(host, what);
+            }
+        }
+        until_at_rest(host)?;
+        check_used_images(host).with_context(|| text.clone())?;
+        self.check_disk(host).with_context(|| text.clone())?;
+        Ok(text)
+    }
+
+    /// Gives Sterna an order; something may happen meanwhile.
+    fn order(&mut self, host: &mut Host, text: &mut String) -> anyhow::Result<()> {
+        let is_adopted = !host.ask::<Vec<VmShown>>(&["vm", "list"])?.is_empty();
+        let socket = self.libvirt.socket()?;
+        let store = if self.random.below(2) == 0 { "a" } else { "b" };
+        let adopt = ["vm", "adopt", "--libvirt", DOMAIN, "--store", store, "--libvirt-socket", &socket];
+        let words: Vec<&str> = match self.random.below(3) {
+            _ if !is_adopted => adopt.to_vec(),
+            0 => vec!["migrate", DOMAIN, "--to", store],
+            _ => vec!["vm", "release", DOMAIN],
+        };
+        *text += &words[..2].join(" ");
+        let disturbance = BY_HAND[self.random.below(BY_HAND.len() as u64) as usize];
+        let is_disturbed = self.random.below(100) < DISTURBED;
+        let pause = Duration::from_millis(self.random.below(MEANWHILE_MS_MAX));
+        let order = host.command(&words)?;
+        let outcome = std::thread::scope(|scope| {
+            let order = scope.spawn(move || order.run());
+            if is_disturbed {
+                std::thread::sleep(pause);
+                *text += ", meanwhile ";
+                *text += &self.by_hand(host, disturbance);
+            }
+            order.join().map_err(|_| anyhow::anyhow!("the order panicked"))?
+        });
+        let Outcome { code, stderr, .. } = outcome?;
+        if code == 0 {
+            self.done += 1;
+        } else {
+            ensure!(
+                stderr.starts_with("sterna: ") && stderr.len() > 20,
+                "refused without a reason: {stderr}"
+            );
+            self.refused += 1;
+            *text += &format!(": refused: {}", stderr.trim().trim_start_matches("sterna: "));
+        }
+        Ok(())
+    }
+
+    /// Does something by virsh; libvirt may refuse it.
+    fn by_hand(&mut self, host: &Host, what: &str) -> String {
+        let overlay = host.path(&format!("overlay-{}.qcow2", self.overlays));
+        let spec = format!("vda,snapshot=external,file={},driver=qcow2", overlay.display());
+        let words: Vec<&str> = match what {
+            "overlay" => {
+                self.overlays += 1;
+                vec!["snapshot-create-as", DOMAIN, "--disk-only", "--no-metadata", "--diskspec", &spec]
+            }
+            "commit" => vec!["blockcommit", DOMAIN, "vda", "--active", "--pivot"],
+            other => vec![other, DOMAIN],
+        };
+        let done = self.libvirt.virsh(&words);
+        if done.is_ok() && matches!(what, "destroy" | "reset" | "managedsave" | "start") {
+            self.console.forget();
+        }
+        format!("{what}{}", if done.is_ok() { "" } else { " (libvirt refuses)" })
+    }
+
+    /// The guest works on; or the disk of a domain that is off is what it was.
+    fn check_disk(&mut self, host: &Host) -> anyhow::Result<()> {
+        let state = self.libvirt.virsh(&["domstate", DOMAIN])?;
+        match state.trim() {
+            "running" => self.check_guest(),
+            "paused" => {
+                self.libvirt.virsh(&["resume", DOMAIN])?;
+                self.check_guest()
+            }
+            "shut off" => self.check_image(host),
+            other => bail!("the domain is {other}"),
+        }
+    }
+
+    fn check_guest(&mut self) -> anyhow::Result<()> {
+        if let Some(saved) = self.saved.take() {
+            std::fs::remove_file(saved)?;
+        }
+        self.console.work_on(REQUESTS)
+    }
+
+    fn check_image(&mut self, host: &Host) -> anyhow::Result<()> {
+        let definition = self.libvirt.virsh(&["dumpxml", DOMAIN, "--inactive"])?;
+        let (format, source) = source_of(&definition)?;
+        let tool = || Program::of_package("qemu-img", "qemu-utils");
+        match &self.saved {
+            Some(saved) => {
+                let compared =
+                    tool().args(["compare", "-U", "-f", "raw", "-F", &format]).arg(saved).arg(&source);
+                compared.succeed().with_context(|| format!("what is in {source} has changed"))?;
+            }
+            None => {
+                let saved = host.path("saved.raw");
+                let converted =
+                    tool().args(["convert", "-U", "-f", &format, "-O", "raw", &source]).arg(&saved);
+                converted.succeed().with_context(|| format!("read {source}"))?;
+                self.saved = Some(saved);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where the disk of a domain is that is off, and its format.
+fn source_of(definition: &str) -> anyhow::Result<(String, String)> {
+    let disk = definition.split("<disk ").nth(1).context("a domain with a disk")?;
+    let value = |name: &str| Some(disk.split_once(&format!("{name}='"))?.1.split('\'').next()?.to_owned());
+    let format = value(" type").context("a format")?;
+    let source = match (value("file"), value("socket"), value("protocol='nbd' name")) {
+        (Some(file), None, _) => file,
+        (_, Some(socket), Some(export)) => format!("nbd+unix:///{export}?socket={socket}"),
+        _ => bail!("a disk that is nowhere: {disk}"),
+    };
+    Ok((format, source))
+}
+
+/// Waits until nothing is under way.
+fn until_at_rest(host: &Host) -> anyhow::Result<()> {
+    host.until_idle()?;
+    until("no disk changes sides", || {
+        let vms: Vec<VmShown> = host.ask(&["vm", "list"])?;
+        let is_under_way = |vm: &VmShown| {
+            let said = vm.message.as_deref().unwrap_or_default();
+            said.contains("libvirt copies") || said.contains("libvirt gives")
+        };
+        Ok((!vms.iter().any(is_under_way)).then_some(()))
+    })
+}
+
+/// Looks from outside whether every file of the host that the daemon or a QEMU has open has still a name.
+fn check_used_images(host: &Host) -> anyhow::Result<()> {
+    let root = host.path("");
+    let root = root.canonicalize()?;
+    for process in std::fs::read_dir("/proc")?.flatten() {
+        let name = process.file_name();
+        if !name.to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()) {
+            continue;
+        }
+        let command = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
+        let command = String::from_utf8_lossy(&command).into_owned();
+        let is_meant = command.contains("qemu-system") || command.contains(&*root.to_string_lossy());
+        // It may end while it is looked at.
+        let Ok(descriptors) = std::fs::read_dir(process.path().join("fd")) else { continue };
+        for descriptor in descriptors.flatten().filter(|_| is_meant) {
+            check_descriptor(&root, &descriptor.path()).with_context(|| command.replace('\0', " "))?;
+        }
+    }
+    Ok(())
+}
+
+fn check_descriptor(root: &Path, descriptor: &Path) -> anyhow::Result<()> {
+    let Ok(link) = std::fs::read_link(descriptor) else { return Ok(()) };
+    let Ok(open) = std::fs::metadata(descriptor) else { return Ok(()) };
+    let is_image = open.is_file() && link.starts_with(root) && open.len() >= DISK_BYTES / 2;
+    ensure!(!is_image || open.nlink() > 0, "an image that is used is gone: {}", link.display());
+    Ok(())
+}
