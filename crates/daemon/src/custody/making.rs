@@ -10,7 +10,7 @@ use migration::journal::{ImageFormat, ImageLocation};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use super::opened::{Opened, identity_of};
+use super::opened::{Lock, Opened, identity_of};
 use super::{Custody, CustodyError};
 use crate::images::half_made;
 
@@ -55,7 +55,7 @@ pub(crate) fn clear_unfinished(new: &Path) -> io::Result<()> {
         Found::Unknown(why) => return Err(io::Error::other(why.clone())),
         Found::There(_) => {}
     }
-    if let Some(holder) = opened.try_lock()? {
+    if let Lock::Held(holder) | Lock::Fading(holder) = opened.try_lock()? {
         return Err(io::Error::other(format!("{holder} uses it")));
     }
     opened.unlink()

@@ -10,6 +10,17 @@ use migration::custody::{Found, Identity};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
+/// What has come of locking a file.
+pub(super) enum Lock {
+    /// It is locked, or this daemon has it open elsewhere.
+    Got,
+    /// This program holds it.
+    Held(String),
+    /// It is locked, and no process here has it open: requests of a daemon that has ended, or of a lane that has just closed it, are on
+    /// their way, or another machine has it.
+    Fading(String),
+}
+
 /// The folder of an image, and the image, if there is one.
 pub(super) struct Opened {
     folder: OwnedFd,
@@ -87,15 +98,17 @@ impl Opened {
         }
     }
 
-    /// Tells who holds the file, or locks it; `None`: it is locked until this is closed, or there is no file to lock.
-    pub(super) fn try_lock(&self) -> io::Result<Option<String>> {
-        let Some(file) = &self.file else { return Ok(None) };
-        match block::store::try_hold(file, Access::ReadWrite)? {
-            None => Ok(None),
+    /// Locks the file until this is closed; a link has nothing to lock.
+    pub(super) fn try_lock(&self) -> io::Result<Lock> {
+        let Some(file) = &self.file else { return Ok(Lock::Got) };
+        let Some(holder) = block::store::try_hold(file, Access::ReadWrite)? else { return Ok(Lock::Got) };
+        let is_seen = !block::store::users_of(file)?.is_empty();
+        Ok(match is_seen {
+            true => Lock::Held(holder.to_string()),
             // What this daemon has of it is in its books.
-            Some(_) if block::store::is_ours(file)? && block::store::users_of(file)?.is_empty() => Ok(None),
-            Some(holder) => Ok(Some(holder.to_string())),
-        }
+            false if block::store::is_ours(file)? => Lock::Got,
+            false => Lock::Fading(holder.to_string()),
+        })
     }
 
     /// Deletes the name.

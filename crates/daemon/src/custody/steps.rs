@@ -15,12 +15,12 @@ use migration::recovery::Retirement;
 
 use super::claims::add_users;
 use super::freeing::Doomed;
-use super::opened::{Opened, identity_of};
+use super::opened::{Lock, Opened, identity_of};
 use super::{Custody, CustodyError};
 use crate::fail_point::{self, Step as FailStep};
 use crate::images::{fenced_path, half_made};
 
-/// How long a lock is waited for: the last writes of a daemon that was killed are on their way for seconds.
+/// How long a lock is waited for that nobody is seen to hold: the last writes of a daemon that was killed are on their way for seconds.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(6);
 /// How often it is tried meanwhile.
 const LOCK_POLL: Duration = Duration::from_millis(20);
@@ -226,18 +226,17 @@ impl Custody {
     }
 }
 
-/// Locks what is open. A process that has ended, and whose last writes are under way, is waited for.
+/// Locks what is open. A lock that no process is seen to hold any more is waited for.
 fn lock(opened: &Opened, owner: &Owner) -> io::Result<Event> {
     let deadline = Instant::now() + LOCK_WAIT_MAX;
     loop {
         match opened.try_lock()? {
-            None => return Ok(Event::Locked),
+            Lock::Got => return Ok(Event::Locked),
             // It is open, and locked, where it was made.
-            Some(_) if *owner == Owner::Maker => return Ok(Event::Locked),
-            Some(holder) if !holder.contains("has ended") || Instant::now() >= deadline => {
-                return Ok(Event::Held(holder));
-            }
-            Some(_) => std::thread::sleep(LOCK_POLL),
+            _ if *owner == Owner::Maker => return Ok(Event::Locked),
+            Lock::Held(holder) => return Ok(Event::Held(holder)),
+            Lock::Fading(holder) if Instant::now() >= deadline => return Ok(Event::Held(holder)),
+            Lock::Fading(_) => std::thread::sleep(LOCK_POLL),
         }
     }
 }
