@@ -98,10 +98,10 @@ impl Custody {
         Ok(())
     }
 
-    /// An image that a program uses is not deleted; under another name nothing starts from it.
+    /// An image that is not deleted gets another name, if it may: nothing starts from it then.
     fn delete_or_fence(&self, path: &Path, migration: MigrationId) -> Result<(), ControlFault> {
         match self.delete(path, &Owner::Migration(migration)) {
-            Err(CustodyError::Refused { refused, .. }) if refused.is_foreign_only() => {
+            Err(CustodyError::Refused { refused, .. }) => {
                 self.fence(path, migration)?;
                 let kept = fenced_path(path, migration);
                 let detail = format!("{refused}; it is kept as {}", kept.display());

@@ -168,6 +168,8 @@ impl Book {
         let on_it: Vec<&Claim> = self.claims_on(object).collect();
         let fills = |claim: &&Claim| matches!(&claim.kind, Kind::Target { migration } if *owner == Owner::Migration(*migration));
         let is_own_target = on_it.iter().any(|claim| fills(claim));
+        let leaves = |claim: &&Claim| matches!(&claim.kind, Kind::Left { migration } | Kind::Reservoir { migration, .. } if *owner == Owner::Migration(*migration));
+        let is_left = on_it.iter().any(|claim| leaves(claim));
         let mut claims: Vec<Kind> = Vec::new();
         for claim in on_it {
             let is_against = match (&claim.kind, is_own_target) {
@@ -177,6 +179,8 @@ impl Book {
                 (Kind::Foreign { .. } | Kind::Unknown { .. }, true) => {
                     !matches!(step, Step::Discard | Step::Create | Step::Resize | Step::Mark | Step::Unmark)
                 }
+                // What a volume has written to until now carries no chain. Under another name it is safe in any case.
+                (Kind::Unknown { .. }, false) if is_left && step == Step::Fence => false,
                 // It goes on to fill what it takes back.
                 (Kind::Left { .. } | Kind::Reservoir { .. }, true) => matches!(step, Step::Discard),
                 (kind, _) => rules::refuses(kind, step, owner),

@@ -59,22 +59,18 @@ fn may_own_volume(step: Step) -> bool {
     )
 }
 
-/// A kept image is given up by an order or by the limits, and taken by the volume that comes home. It can be served by name.
+/// A kept image is given up by an order or by the limits, and taken by the volume that comes home. An administrator can have a
+/// volume served from it: then it is that volume's.
 fn against_kept(step: Step, owner: &Owner) -> bool {
     match step {
-        Step::Discard => matches!(owner, Owner::Maker | Owner::Volume(_)),
-        Step::TakeBack => !matches!(owner, Owner::Migration(_)),
+        Step::Discard => matches!(owner, Owner::Maker),
+        Step::TakeBack | Step::Fence => !matches!(owner, Owner::Migration(_)),
         Step::ServeReadOnly | Step::Unmark | Step::Release => false,
-        Step::ServeReadWrite => !matches!(owner, Owner::Administrator(_)),
-        Step::Fence
-        | Step::Rename
-        | Step::Create
-        | Step::Resize
-        | Step::Zero
-        | Step::Mark
-        | Step::GiveBack
-        | Step::Restore => true,
-        Step::Advise(_) => true,
+        Step::ServeReadWrite => !matches!(owner, Owner::Administrator(_) | Owner::Volume(_)),
+        Step::Rename | Step::Resize | Step::Zero | Step::GiveBack | Step::Restore => {
+            !matches!(owner, Owner::Volume(_))
+        }
+        Step::Create | Step::Mark | Step::Advise(_) => true,
     }
 }
 

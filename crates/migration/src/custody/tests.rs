@@ -302,3 +302,24 @@ fn the_mark_of_an_image_goes_with_the_record_that_completes_it() {
     records.push(filled.clone());
     assert_eq!(completed_by(&[filled], &state(records)), [place]);
 }
+
+#[test]
+fn an_image_that_its_volume_has_left_gets_another_name_also_if_some_chain_cannot_be_read() {
+    let mut records = vec![volume(V, "/v.img.moved-m1"), outgoing("")];
+    if let Record::MigrationStarted { volumes, .. } = &mut records[1] {
+        volumes[0].source = ImageLocation::raw_file("s", "/v.img.moved-m1");
+    }
+    let generations = vec![(V, Generation(1))];
+    records.push(Record::Released { migration: MigrationId(0), attempt: Attempt(1), generations });
+    let mut known = book(&state(records), &[("/v.img.moved-m1", 1)]);
+    let (place, found) = (Place::File("/v.img.moved-m1".into()), file(1));
+    let kept = Kind::Kept { volume: "v".into(), migration: MigrationId(1) };
+    let dark = Kind::Unknown { why: "EIO".into() };
+    for kind in [kept, dark.clone()] {
+        known.add(Claim { kind, place: place.clone(), found: found.clone() });
+    }
+    let (own, image) = (Owner::Migration(MigrationId(0)), Object { place, found });
+    known.ask(Step::Fence, &own, &image).unwrap();
+    assert_eq!(known.ask(Step::Discard, &own, &image).unwrap_err().claims, [dark]);
+    known.ask(Step::Fence, &Owner::Migration(MigrationId(5)), &image).unwrap_err();
+}

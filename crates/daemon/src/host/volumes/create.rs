@@ -120,7 +120,8 @@ impl Host {
         }
         let staged = |image| Staged { image, size_bytes, _claim: claim };
         let Some(path) = image.place.file().map(Path::new) else {
-            // What is there says nothing of who needs it: the configuration does.
+            // What is there says nothing of who needs it: the configuration and the claims do.
+            self.custody.check(CustodyStep::Zero, &Owner::Maker, &image)?;
             let target = opening::open_whole(&image, Access::ReadWrite, at_once)?;
             let target = opening::narrow(target, &image.place, size_bytes)?;
             let target = self.stores.impair(&image, target);

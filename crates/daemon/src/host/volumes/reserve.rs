@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use block::store::qcow2::TopLayer;
+use migration::custody::{Owner, Step};
 use migration::journal::{ImageFormat, ImageLocation, Place};
 
 use crate::error::RequestError;
@@ -108,6 +109,10 @@ impl Host {
         let location = store.image_of(&wanted.volume, wanted.format, wanted.otherwise)?;
         let claim = self.journal.read(|state| store.claim(state))?;
         let allocation = allocation(wanted, &location.place)?;
+        if location.place.file().is_none() {
+            // By whatever name the device is known: what is on it is written over.
+            self.custody.check(Step::Zero, &Owner::Maker, &location)?;
+        }
         if let Some(path) = location.place.file() {
             let path = PathBuf::from(path);
             if path.symlink_metadata().is_ok() {
