@@ -223,13 +223,6 @@ impl Permit {
     }
 }
 
-impl Refused {
-    /// Whether only programs that are not Sterna stand against it.
-    pub fn is_foreign_only(&self) -> bool {
-        self.claims.iter().all(|kind| matches!(kind, Kind::Foreign { .. }))
-    }
-}
-
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "it cannot be {}: ", self.step.participle())?;
