@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use api::{PromoteVolume, RemovedVolume};
 use block::store::Access;
 use chronicle::BranchId;
+use migration::custody::{Owner, Step};
 use migration::journal::{ExportAccess, ImageFormat, Place, Record, VolumeRecord};
 use migration::restoration::{
     self, ANSWER_MAX, Action, Event, Look, Measured, Order, Restoration, Standing, hosts_to_ask, size_now,
@@ -224,6 +225,7 @@ impl Host {
         mut records: Vec<Record>,
         said: Option<u64>,
     ) -> Result<(), RequestError> {
+        self.check_claims(volume).await?;
         let size_bytes = self.size_by_now(volume, name, said).await?;
         records.push(Record::Resized { volume, size_bytes });
         self.journal.commit(records).await?;
@@ -235,6 +237,16 @@ impl Host {
         let host = Arc::clone(self);
         tokio::spawn(async move { host.settle_vms().await });
         Ok(())
+    }
+
+    /// Checks that nothing else uses the image of a volume that waits.
+    ///
+    /// # Errors
+    /// [`RequestError::Claimed`].
+    async fn check_claims(&self, volume: VolumeId) -> Result<(), RequestError> {
+        let image = self.journal.read(|state| Some(state.questioned(volume)?.record.image.clone()));
+        let (Some(image), custody) = (image, self.custody.clone()) else { return Ok(()) };
+        blocking(move || Ok(custody.check(Step::Restore, &Owner::Volume(volume), &image)?)).await
     }
 
     /// The size that a volume has by now: it may have grown since the backup was made.

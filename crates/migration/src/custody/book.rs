@@ -76,9 +76,10 @@ impl Book {
             let record = &known.record;
             book.claim(&record.image, Kind::Served { volume: record.volume, name: record.name.clone() });
         }
-        for (volume, waiting) in state.restored_volumes() {
-            let record = &waiting.volume.record;
-            book.claim(&record.image, Kind::Restored { volume, name: record.name.clone() });
+        // Also what had left when the backup was made: nobody has said whether it is still away.
+        for record in state.claimed_records().filter(|record| !state.volumes.contains_key(&record.volume)) {
+            let kind = Kind::Restored { volume: record.volume, name: record.name.clone() };
+            book.claim(&record.image, kind);
         }
         for (id, migration) in state.unfinished() {
             book.add_migration(state, id, migration);

@@ -77,8 +77,8 @@ fn against_kept(step: Step, owner: &Owner) -> bool {
 fn against_half_made(step: Step, owner: &Owner) -> bool {
     match owner {
         Owner::Administrator(Word::Insists) => false,
-        // A volume that is being filled is served from it.
-        Owner::Volume(_) => matches!(step, Step::GiveBack | Step::Restore),
+        // A volume that is being filled is served from it, and the restoration looks at marks by itself.
+        Owner::Volume(_) => matches!(step, Step::GiveBack),
         _ => is_service(step),
     }
 }

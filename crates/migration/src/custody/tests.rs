@@ -200,7 +200,7 @@ fn half_made_and_old_copies_are_served_only_by_an_order_that_insists() {
             claimed(kind.clone()).ask(step, &Owner::Administrator(Word::Insists), &object("/a", 1)).unwrap();
         }
     }
-    claimed(Kind::HalfMade).ask(Step::Restore, &Owner::Volume(V), &object("/a", 1)).unwrap_err();
+    claimed(Kind::HalfMade).ask(Step::GiveBack, &Owner::Volume(V), &object("/a", 1)).unwrap_err();
 }
 
 #[test]
