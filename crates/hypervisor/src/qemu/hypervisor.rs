@@ -14,6 +14,9 @@ use crate::{
     PostCopyStart, RecoverMemory, RunChange, RunChanges, RunState,
 };
 
+/// What QEMU tells when the processors stop: its own doing, somebody's order, or the guest's sleep.
+const STOPS: [&str; 2] = ["STOP", "SUSPEND"];
+
 impl Hypervisor for Qemu {
     fn product(&self) -> String {
         format!("{PRODUCT} {}", self.version())
@@ -150,7 +153,9 @@ impl RunChanges for Events {
         Box::pin(async {
             loop {
                 match self.next().await {
-                    Heard::Event(event) if event.name == "STOP" => return Some(RunChange::Stopped),
+                    Heard::Event(event) if STOPS.contains(&event.name.as_str()) => {
+                        return Some(RunChange::Stopped);
+                    }
                     Heard::Event(event) if event.name == "RESUME" => return Some(RunChange::Runs),
                     Heard::Event(_) | Heard::Missed(_) => {}
                     Heard::Gone => return None,

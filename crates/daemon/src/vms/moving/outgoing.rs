@@ -227,6 +227,8 @@ impl OutgoingVm {
             reason = self.channel.failed() => return Err(reason.into()),
         }
         // N.B. before its hypervisor may pause it: a daemon that is killed from here on knows that it must go on.
+        // N.B. before it is looked at: what others do to it from here on is heard.
+        let changes = self.vm.run_changes();
         let found = self.witness.look().await?;
         let then = self.decide(|departure| {
             departure.before_memory(&found.does, &found.differences).map_err(MoveFault::Changed)
@@ -252,7 +254,7 @@ impl OutgoingVm {
         }));
         let sent = tokio::select! {
             sent = self.send(paused, terms) => sent,
-            reason = self.note_stop(self.vm.run_changes()) => match reason {
+            reason = self.note_stop(changes) => match reason {
                 Err(reason) => Err(reason),
                 Ok(never) => match never {},
             },
