@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use api::{NewVolume, RemoveVolume, VolumeSource};
+use block::held::{self, Held};
 use hypervisor::RunState;
-use hypervisor::qemu::{BlockNode, ExportAddress, ExportUse, Launched, Qemu, RECONNECT_SECONDS};
+use hypervisor::qemu::{BlockNode, ExportAddress, ExportUse, Launched, Qemu, RECONNECT_SECONDS, Use};
 use migration::journal::ImageFormat;
 use migration::vm::exchange::{Exchange, Goal, Over, SeenDisk, Step};
 
@@ -265,9 +266,15 @@ fn over_of(kept: &AdoptedDisk, node: Option<&BlockNode>, used: &ExportUse, proce
         _ if used.only_disk().is_ok_and(|disk| disk.device == kept.device) => Over::Export,
         _ if !is_unused => Over::Unknown,
         None => Over::Gone,
-        Some(_) if process.descriptors_of(&kept.file) > 0 => Over::File,
+        Some(_) if has_open(process, &kept.file) => Over::File,
         Some(_) => Over::Elsewhere,
     }
+}
+
+/// Whether a process can read the file that a path leads to.
+fn has_open(process: &Launched, file: &Path) -> bool {
+    let numbers = |found: &Held| (found.identity().device, found.identity().inode);
+    held::find(file).is_ok_and(|found| process.descriptors_of(numbers(&found), Use::Read) > 0)
 }
 
 /// QEMU's name of a format.

@@ -89,6 +89,9 @@ fn what_was_done_to_a_vm_is_named() {
 fn an_adopted_disk_is_over_its_volume_and_nothing_else() {
     let disk = |device: &str, volume: &str| AdoptedDisk {
         proved: Vec::new(),
+        found: None,
+        copy: crate::vms::CopyNote::None,
+        given_back: None,
         volume: volume.to_owned(),
         number: 0,
         device: device.to_owned(),

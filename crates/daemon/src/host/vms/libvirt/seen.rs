@@ -8,6 +8,7 @@
 
 use std::path::{Path, PathBuf};
 
+use block::held::ToLookAt;
 use block::store::qcow2::{Format, Qcow2Error, TopLayer};
 use hypervisor::libvirt::{Definition, Disk, DiskSource, Domain, Libvirt, Presence, disks, mentions_beside};
 use migration::vm::copied::{CopyMade, Domain as Seen, Job, Over, SeenDisk, Volume};
@@ -292,7 +293,7 @@ fn of_image(file: &Path, format: &str, socket: &Path) -> Over {
         if format != "qcow2" {
             return Over::Unknown;
         }
-        match TopLayer::of(&file) {
+        match TopLayer::of(&file, &ToLookAt) {
             Ok(TopLayer { backing: None, .. }) => return Over::Elsewhere,
             Ok(TopLayer { backing: Some(below), .. }) => {
                 file = PathBuf::from(below.path);
