@@ -20,7 +20,6 @@ pub(crate) mod veil;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures_channel::mpsc;
@@ -177,16 +176,6 @@ impl Peers {
             let detail = "the other host was started again before it answered; try again".to_owned();
             Err(Refusal { code: wire::RefusalCode::Busy, detail })
         })
-    }
-
-    /// How many requests of another host were refused since this daemon began.
-    pub(crate) fn refused_to(&self, peer: HostId) -> u64 {
-        self.access.refused_to(peer)
-    }
-
-    /// How long nothing has been stored for an arrival of another host; `None`: nothing was since this daemon began.
-    pub(crate) fn idle_for(&self, peer: HostId, migration: MigrationId) -> Option<Duration> {
-        self.access.idle_for(peer, migration)
     }
 
     /// No longer waits for the answer to an offer.

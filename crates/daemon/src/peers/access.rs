@@ -13,7 +13,7 @@ use migration::{HostId, MigrationId};
 use transport::ChannelId;
 
 use super::channel::{Kind, Subject};
-use super::lock;
+use super::{Peers, lock};
 use crate::journal::Journal;
 
 /// Judgements that are remembered: channels that are in use at a time.
@@ -40,6 +40,18 @@ struct Refused {
     count: u64,
     /// Each kind is said once in the log, whatever a host sends.
     said: BTreeSet<(u64, Denied)>,
+}
+
+impl Peers {
+    /// How many requests of another host were refused since this daemon began.
+    pub(crate) fn refused_to(&self, peer: HostId) -> u64 {
+        self.access.refused_to(peer)
+    }
+
+    /// How long nothing has been stored for an arrival of another host; `None`: nothing was since this daemon began.
+    pub(crate) fn idle_for(&self, peer: HostId, migration: MigrationId) -> Option<Duration> {
+        self.access.idle_for(peer, migration)
+    }
 }
 
 impl Access {
