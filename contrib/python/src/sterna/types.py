@@ -751,6 +751,7 @@ Part = Literal[
     "volume",
     "hosts",
     "access",
+    "migration",
 ]
 
 
@@ -917,7 +918,7 @@ class Problem(TypedDict):
 
     # What it is, for people.
     message: str
-    # Name of the volume; null of what there is one of.
+    # Name of the volume, or number of the migration; null of what there is one of.
     name: NotRequired[str | None]
     # What has it.
     part: Part
@@ -969,6 +970,8 @@ class Readiness(TypedDict):
     problems: list[Problem]
     # Whether it does: nothing is in the way.
     ready: bool
+    # What somebody should look at: it is in the way of nothing yet, or of what other hosts bring.
+    warnings: NotRequired[list[Problem]]
 
 
 class Recording(TypedDict):
