@@ -70,6 +70,7 @@ pub(crate) enum HookFault {
 pub(crate) struct HookRunner {
     hooks: Arc<Hooks>,
     migration: MigrationId,
+    context: HookContext,
 }
 
 impl HookSide {
@@ -110,8 +111,8 @@ impl HookRunner {
     /// A runner of a migration's hooks. What they are told is what the first daemon has recorded, if one has.
     pub(crate) fn new(hooks: &Arc<Hooks>, context: HookContext) -> Arc<Self> {
         let migration = context.migration;
-        hooks.expect(context);
-        Arc::new(Self { hooks: Arc::clone(hooks), migration })
+        hooks.expect(context.clone());
+        Arc::new(Self { hooks: Arc::clone(hooks), migration, context })
     }
 
     /// Notes something besides that went wrong, for people.
@@ -125,6 +126,7 @@ impl HookRunner {
     /// # Errors
     /// [`HookFault`], which names the hook and what it said.
     pub(crate) async fn before(&self) -> Result<(), HookFault> {
+        self.hooks.expect(self.context.clone());
         let mut waits = Waits { runner: self, is_over: false };
         let end = self.hooks.run(self.migration, Moment::Before).await;
         waits.is_over = true;

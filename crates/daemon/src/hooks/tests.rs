@@ -106,6 +106,8 @@ async fn hooks_are_told_their_occasion() {
 async fn a_hook_that_fails_is_named_with_its_status_and_its_last_words() {
     let scene = Scene::new();
     let check = async |lines: &str, expected: &str| {
+        // Of a migration each hook is run once, so each has a daemon of its own.
+        let scene = Scene::new();
         let hook = scene.hook("hook", lines);
         let fault = scene.runner(Some(hook), None, PATIENCE).before().await.unwrap_err().to_string();
         assert!(fault.ends_with(expected), "{fault}");
