@@ -465,18 +465,6 @@ pub(crate) enum RequestError {
         /// Who, and what was not done.
         refused: migration::custody::Refused,
     },
-    /// What is in a volume's image beside its disk would not go along.
-    #[error(
-        "the image of volume \"{volume}\" has {snapshots} internal snapshots, which would not go along, and be deleted with it: stop \
-         serving it (sterna volume remove {volume} --keep-image), remove them (qemu-img snapshot -l, -d) or keep a copy of it, and \
-         add it again (sterna volume add)"
-    )]
-    Leaves {
-        /// Which volume.
-        volume: String,
-        /// How many.
-        snapshots: u32,
-    },
     /// An image could not be copied.
     #[error(transparent)]
     Copy(#[from] CopyError),
@@ -565,7 +553,7 @@ impl RequestError {
             Self::Image(error) => code_of_image(error),
             Self::Qcow2(error) => code_of_qcow2(error),
             Self::Remote(error) => code_of_remote(error),
-            Self::ImageUnsuitable { .. } | Self::Leaves { .. } => ErrorCode::ImageUnsuitable,
+            Self::ImageUnsuitable { .. } => ErrorCode::ImageUnsuitable,
             Self::StoreOccupied { .. } => ErrorCode::StoreOccupied,
             Self::PlaceTaken { .. } | Self::Claimed { .. } => ErrorCode::ImageInUse,
             Self::Fenced { .. } => ErrorCode::PlaceFenced,

@@ -28,7 +28,7 @@ impl Host {
     ///
     /// # Errors
     /// [`RequestError::VolumeNotFound`], [`RequestError::VolumeArriving`], [`RequestError::VolumeBusy`],
-    /// [`RequestError::AlreadyMigrating`], [`RequestError::DestinationNotFound`], [`RequestError::Leaves`], [`LackingError`].
+    /// [`RequestError::AlreadyMigrating`], [`RequestError::DestinationNotFound`], [`RequestError::Invalid`], [`LackingError`].
     pub(in crate::host) async fn claim_to_move(
         &self,
         name: &str,

@@ -14,7 +14,7 @@ impl Host {
     /// Looks whether all that is in a volume's image goes along when it moves.
     ///
     /// # Errors
-    /// [`RequestError::Leaves`]: snapshots would be lost with the image.
+    /// [`RequestError::Invalid`]: snapshots would be lost with the image.
     pub(in crate::host) async fn check_moves_whole(&self, volume: VolumeId) -> Result<(), RequestError> {
         let record = self.journal.read(|state| state.volumes.get(&volume).map(|known| known.record.clone()));
         match record {
@@ -31,7 +31,12 @@ pub(in crate::host) async fn check_moves_whole(record: VolumeRecord) -> Result<(
     if within.snapshots == 0 {
         return Ok(());
     }
-    Err(RequestError::Leaves { volume: name, snapshots: within.snapshots })
+    Err(RequestError::Invalid(format!(
+        "the image of volume \"{name}\" has {} internal snapshots, which would not go along, and be deleted with it: stop serving \
+         it (sterna volume remove {name} --keep-image), remove them (qemu-img snapshot -l, -d) or keep a copy of it, and add it \
+         again (sterna volume add)",
+        within.snapshots
+    )))
 }
 
 /// Looks whether nothing in an image becomes worthless when it is written; sleeps.

@@ -1,3 +1,5 @@
+//! A QEMU as it was started, and each thing that may be done to it: what is said of that.
+
 use hypervisor::RunState;
 use hypervisor::qemu::{SeenDevice, SeenDrive};
 

@@ -1,3 +1,5 @@
+//! Graphs of nodes as QEMU tells them, and as it never would.
+
 use super::*;
 
 fn graph(edges: &[(u64, u64)], nodes: &[(u64, &str, &str, &str)]) -> Graph {
