@@ -103,13 +103,14 @@ impl Hooks {
     /// Has a hook run, unless it has been, and waits for its end; `None`: the daemon stops.
     pub(super) async fn run(self: &Arc<Self>, migration: MigrationId, moment: Moment) -> Option<HookEnd> {
         let (told, ended) = oneshot::channel();
-        let mut inner = self.lock();
-        if !inner.contexts.contains_key(&migration) {
-            // All of it is over, or nothing of it was ever begun.
-            return Some(HookEnd::Good);
+        {
+            let mut inner = self.lock();
+            if !inner.contexts.contains_key(&migration) {
+                // All of it is over, or nothing of it was ever begun.
+                return Some(HookEnd::Good);
+            }
+            inner.waiting.entry((migration, moment)).or_default().push(told);
         }
-        inner.waiting.entry((migration, moment)).or_default().push(told);
-        drop(inner);
         self.tell(migration, HookEvent::Wanted(moment));
         ended.await.ok()
     }

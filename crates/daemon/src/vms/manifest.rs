@@ -226,7 +226,7 @@ pub(super) fn renew_files(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Res
     for (name, content) in files {
         let mut options = std::fs::OpenOptions::new();
         // N.B. The folder is no secret to QEMU: what it may have put there instead is not followed.
-        let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
         options.write(true).custom_flags(flags.bits().cast_signed());
         let mut there = options.open(file(folder, name))?;
         if !there.metadata()?.is_file() {
