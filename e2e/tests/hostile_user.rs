@@ -65,7 +65,9 @@ impl User {
             .spawn()
             .with_context(|| format!("start {QEMU}; the package qemu-system-x86 has it"))?;
         let user = Self { folder, secret, qemu };
-        until("the monitor is there", || Ok(user.path("qmp").exists().then_some(())))?;
+        // It makes its monitor before it has opened its image for good.
+        until("QEMU can be adopted", || Ok((user.adopt(scene)?.code == 0).then_some(())))?;
+        scene.sterna(["vm", "release", VM])?.success()?;
         Ok(user)
     }
 
@@ -244,7 +246,17 @@ fn a_user_who_exchanges_an_image_at_random_moments_gets_nothing_of_root() {
             is_over.store(true, Ordering::Relaxed);
             exchanges.join().map_err(|_| anyhow::anyhow!("the exchanges have panicked"))??;
             tried.map(drop)
-        })
+        })?;
+        // QEMU is there as before, and can be adopted once its image is in its place.
+        let is_away = std::fs::symlink_metadata(user.path("trap"))?;
+        if is_away.is_file() && is_away.uid() == USER {
+            renameat_with(CWD, user.path("trap"), CWD, user.path("disk"), RenameFlags::EXCHANGE)?;
+        }
+        scene.sterna(["vm", "release", VM])?;
+        user.adopt(scene)?.success()?;
+        ensure!(first_byte(scene)? == Some(1), "another disk is served");
+        scene.sterna(["vm", "release", VM])?.success()?;
+        user.check("at the end")
     });
 }
 
