@@ -127,9 +127,9 @@ fn an_image_that_was_renamed_or_replaced_is_not_taken_for_the_one_that_qemu_has(
     // It has opened its image when it answers.
     assert!(runs(&scene));
     std::fs::rename(&machine.image, &aside).unwrap();
-    check_refused(&scene, &machine, &aside, "another file open");
+    check_refused(&scene, &machine, &aside, "does not have the file open");
     std::fs::copy(&aside, &machine.image).unwrap();
-    check_refused(&scene, &machine, &aside, "another file open");
+    check_refused(&scene, &machine, &aside, "does not have the file open");
     std::fs::rename(&aside, &machine.image).unwrap();
     adopt(&scene);
 }
