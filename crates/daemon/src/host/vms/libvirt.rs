@@ -226,7 +226,9 @@ impl Host {
                 Some(format!("libvirt has no such domain any more, so its disks were given to nobody{kept}"));
             return Ok(Vm { state: VmState::Unknown, message, volumes: Vec::new(), ..shown });
         }
-        Ok(Vm { message: note, volumes: Vec::new(), ..shown })
+        let said: Vec<String> = left.places.into_iter().chain(note).collect();
+        let message = (!said.is_empty()).then(|| said.join("; "));
+        Ok(Vm { message, volumes: Vec::new(), ..shown })
     }
 
     /// Looks whether a domain can be given its disks back as things are, before anything is changed. Returns where they are to be.
@@ -285,22 +287,14 @@ impl Host {
         Err(refuse(name, &why))
     }
 
-    /// Says where the disks will be, and what else names the volumes.
+    /// Says what else names the volumes.
     async fn note_of_release(&self, adopted: &Adopted) -> Option<String> {
         let look = self.look_at_domain(adopted).await.ok()?;
-        let place_of = |kept: &AdoptedDisk| {
-            let record = self.record_named(&kept.volume).ok();
-            let image = record.and_then(|record| record.image.place.file().map(PathBuf::from));
-            let file = if look.has_qemu() { Some(kept.file.clone()) } else { image };
-            file.map(|file| format!("{} is {}", kept.device, file.display()))
-        };
-        let mut said: Vec<String> = adopted.disks.iter().filter_map(place_of).collect();
-        if look.presence == Some(Presence::Saved) {
-            let save = "its memory was saved to a file (virsh save), which names the volumes: before it is restored, change that: virsh \
-                        save-image-edit FILE";
-            said.push(save.to_owned());
-        }
-        (!said.is_empty()).then(|| said.join("; "))
+        (look.presence == Some(Presence::Saved)).then(|| {
+            "its memory was saved to a file (virsh save), which names the volumes: before it is restored, change that: virsh \
+             save-image-edit FILE"
+                .to_owned()
+        })
     }
 
     /// Lets a domain run that is paused.

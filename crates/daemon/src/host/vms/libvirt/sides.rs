@@ -33,6 +33,8 @@ pub(super) struct Left {
     pub(super) is_gone: bool,
     /// Images that are no disks of the domain any more.
     pub(super) images: Vec<PathBuf>,
+    /// Where its disks are that were given back, for people.
+    pub(super) places: Vec<String>,
 }
 
 impl Host {
@@ -77,7 +79,7 @@ impl Host {
                     self.vms.holds.tell(name, None);
                     let left = self.settle_adopted(&look, adopted).await?;
                     return match wanted {
-                        Wanted::Volumes => Ok(Left { is_gone: false, images: left }),
+                        Wanted::Volumes => Ok(Left { images: left, ..Left::default() }),
                         Wanted::Files => Err(failure.unwrap_or_else(|| ended(name))),
                     };
                 }
@@ -454,13 +456,19 @@ fn waits(source: &DiskSource) -> bool {
     matches!(source, DiskSource::Nbd(source) if source.reconnect_s.is_some())
 }
 
-/// The images of a domain that is gone: they stay, as they are.
+/// What a release has left: the disks where they are by now, or the images of a domain that is gone, which stay.
 fn left_by(look: &Look, adopted: &Adopted) -> Left {
     let image = |kept: &AdoptedDisk| Some(kept.given_back.as_ref()?.file.clone());
-    match look.domain {
-        Some(_) => Left::default(),
-        None => Left { is_gone: true, images: adopted.disks.iter().filter_map(image).collect() },
+    if look.domain.is_none() {
+        let images = adopted.disks.iter().filter_map(image).collect();
+        return Left { is_gone: true, images, places: Vec::new() };
     }
+    let given = adopted.disks.iter().zip(&look.disks).filter(|(_, seen)| seen.over == Over::File);
+    let place = |kept: &AdoptedDisk| {
+        let file = image(kept).unwrap_or_else(|| kept.file.clone());
+        format!("{} is {}", kept.device, file.display())
+    };
+    Left { places: given.map(|(kept, _)| place(kept)).collect(), ..Left::default() }
 }
 
 fn goal_of(wanted: Wanted) -> Goal {
