@@ -174,7 +174,7 @@ fn disk_that_cannot_be_adopted_is_named_and_stays() {
     let (_, refused) = scene.json(&["vm", "adopt", "v", "--qmp", monitor]);
     assert_eq!(code(&refused), "volume_exists", "{refused}");
     let (exit, refused) = scene.json(&["vm", "adopt", "m", "--qmp", scene.path("nobody").to_str().unwrap()]);
-    assert_eq!((exit, code(&refused)), (3, "vm_not_found"), "{refused}");
+    assert_eq!((exit, code(&refused)), (4, "vm_unsuitable"), "{refused}");
     assert!(machine.has_open(&machine.image));
     assert_eq!(scene.json(&["vm", "list"]).1, serde_json::json!([]));
 }
