@@ -95,6 +95,8 @@ impl Shown {
 /// All hosts, and what guests were told.
 struct Fleet {
     random: Random,
+    /// Whether lists of hosts stay as they are: then other things happen more often.
+    keeps_lists: bool,
     now: Duration,
     step: u32,
     hosts: Vec<SimHost>,
@@ -120,6 +122,7 @@ impl Fleet {
         let hosts: Vec<SimHost> = (0..count).map(SimHost::new).collect();
         let mut fleet = Self {
             random,
+            keeps_lists: seed.is_multiple_of(2),
             now: Duration::ZERO,
             step: 0,
             hosts,
@@ -140,6 +143,7 @@ impl Fleet {
         }
         let all: Vec<_> = fleet.hosts.iter().map(|host| host.id).collect();
         for host in &mut fleet.hosts {
+            host.has_device |= fleet.keeps_lists;
             host.list.paired = all.iter().copied().filter(|id| *id != host.id).collect();
         }
         for step in 0..STEPS {
@@ -157,7 +161,7 @@ impl Fleet {
         match self.random.below(100) {
             0..=19 => self.write(),
             20..=22 => self.grow(),
-            23..=24 => self.change_list(),
+            23..=24 if !self.keeps_lists => self.change_list(),
             25..=30 => self.begin_between_stores(),
             31..=40 => self.begin_between_hosts(),
             41..=72 => self.advance(),
@@ -182,7 +186,13 @@ impl Fleet {
                 self.violated(|| format!("hosts {one} and {other} serve volume {volume}"));
                 return;
             }
-            let Some(host) = serving.first().copied() else { continue };
+            let Some(host) = serving.first().copied() else {
+                if self.is_led_round(volume) {
+                    self.violated(|| format!("each host says that another one has volume {volume}"));
+                    return;
+                }
+                continue;
+            };
             let acknowledged = self.acknowledged[&volume];
             let Some(image) = self.hosts[host].image_of(volume) else { continue };
             if image.writes != acknowledged {
@@ -207,6 +217,26 @@ impl Fleet {
             self.acknowledged.insert(volume, acknowledged + 1);
             self.shown.writes += 1;
         }
+    }
+
+    /// Tells whether hosts lead each other round for a volume that no host has, moves, or asks about.
+    fn is_led_round(&self, volume: VolumeId) -> bool {
+        let knows = |host: &SimHost| {
+            host.state.volumes.contains_key(&volume)
+                || host.state.questioned(volume).is_some()
+                || host.is_moving(volume)
+        };
+        if self.hosts.iter().any(knows) {
+            return false;
+        }
+        let leads = |at: usize| {
+            let to = self.hosts[at].state.moved.get(&volume)?.host;
+            self.hosts.iter().position(|host| host.id == to)
+        };
+        (0..self.hosts.len()).any(|first| {
+            let course = std::iter::successors(leads(first), |at| leads(*at));
+            course.take(self.hosts.len()).any(|at| at == first)
+        })
     }
 
     fn back_up(&mut self) {
@@ -241,7 +271,7 @@ impl Fleet {
             return;
         }
         let (ids, at_unix_ms) = ([self.hosts[one].id, self.hosts[other].id], self.unix_ms());
-        if self.random.percent(25) {
+        if self.random.percent(15) {
             self.say(|| format!("host {one} forgets host {other}"));
             self.hosts[one].remove_host(ids[1], at_unix_ms);
         } else {
@@ -264,7 +294,8 @@ impl Fleet {
         // Mostly one of late: a backup of long ago has little in common with what is so.
         let back = self.random.index(backups.min(4));
         self.say(|| format!("host {host} is put back to backup {}", backups - 1 - back));
-        let fate = match self.random.below(4) {
+        let fate = match self.random.below(6) {
+            _ if self.keeps_lists => ListFate::Kept,
             0 => ListFate::Lost,
             1 => ListFate::OfAnotherTime,
             _ => ListFate::Kept,

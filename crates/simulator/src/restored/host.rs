@@ -84,7 +84,7 @@ impl SimHost {
             images: BTreeMap::new(),
             backups: Vec::new(),
             restoration: Restoration::default(),
-            has_device: number % 2 == 0,
+            has_device: number != 1,
             list: List::default(),
             numbers: BTreeSet::new(),
         }
