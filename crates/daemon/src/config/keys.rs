@@ -82,7 +82,7 @@ const ROOT: Table = Table::Keys(
                 &[],
             ),
         ),
-        ("machines", Table::Keys(&["allow", "folders", "user"], &[])),
+        ("machines", Table::Keys(&["allow", "folders", "user", "users"], &[])),
         ("nbd", Table::Keys(&["connections_max", "tls"], &[("tls", TLS)])),
         (
             "stores",
