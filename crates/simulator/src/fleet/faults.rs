@@ -272,7 +272,11 @@ impl Fleet {
                 }
                 None => false,
             },
-            Fault::Cancel => self.host(source).wish_to_cancel(),
+            // While the release is on its way to the journal it may be taken or refused: that is not counted.
+            Fault::Cancel => {
+                let is_early = self.host(source).wish_to_cancel();
+                is_early && phase.is_some_and(Phase::can_be_cancelled)
+            }
             Fault::CancelThere => self.host(target).cancel_incoming(),
             Fault::ImageTouched => self.touch_an_image(),
             Fault::ClockJump => {

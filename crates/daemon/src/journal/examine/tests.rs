@@ -233,6 +233,8 @@ fn every_record_is_exported_by_a_name_of_its_own() {
         Record::RestoredForgotten { volume: VOLUME },
         Record::RestoredMore(Box::default()),
         Record::DepartureConfirmed { volume: VOLUME },
+        Record::CancelOrdered { migration },
+        Record::GrewElsewhere { volume: VOLUME, size_bytes: 1 },
     ];
     let exported: Vec<Value> = records.iter().map(export::record).collect();
     let names: std::collections::BTreeSet<&str> =
