@@ -473,12 +473,12 @@ impl Filling {
     fn advance(&mut self, now: Duration) {
         self.background.end_pause(now);
         self.reread(now);
-        let answers =
-            self.noting.take_recorded().into_iter().map(|request| FillingAction::Written { request });
-        self.actions.extend(answers);
         self.serve_waiting();
         self.refuse_late(now);
         self.fetch_rest(now);
+        let answers =
+            self.noting.take_recorded().into_iter().map(|request| FillingAction::Written { request });
+        self.actions.extend(answers);
         if let Some(action) = self.noting.begin_if_due(now) {
             self.actions.push_back(action);
         }

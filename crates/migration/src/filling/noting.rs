@@ -58,12 +58,6 @@ impl Noting {
         self.unnoted.contains_any(units)
     }
 
-    /// Tells whether some of these units have been written by a change that waits to be noted.
-    pub(super) fn is_awaited(&self, units: BlockRange) -> bool {
-        let under_way = self.under_way.iter().flat_map(|note| &note.requests);
-        self.waiting.iter().chain(under_way).any(|(_, written)| written.overlaps(&units))
-    }
-
     pub(super) fn deadline(&self) -> Option<(Duration, &'static str)> {
         let retry = self.retry_at.filter(|_| self.under_way.is_none() && !self.waiting.is_empty());
         retry.map(|at| (at, "the data folder to take what guests have written"))

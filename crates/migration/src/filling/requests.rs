@@ -66,10 +66,6 @@ impl Filling {
     /// A read waits for what is missing, and for a write to that which has not completed: until then the store has
     /// neither what was there before nor what comes.
     fn is_read_held(&self, units: BlockRange) -> bool {
-        // What a read has seen stays so: the next daemon would not know of a write that is not noted, and fetch what was there before.
-        if self.noting.is_awaited(units) {
-            return true;
-        }
         if !self.missing.contains_any(units) {
             return false;
         }
