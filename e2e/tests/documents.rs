@@ -1,4 +1,4 @@
-//! The commands of the README's tour, as they stand there, on a system that has nothing of Sterna yet; and of every other block of
+//! The commands of the tour, as they stand there, on a system that has nothing of Sterna yet; and of every other block of
 //! commands in the documents who runs it, or why nobody does.
 
 use std::collections::BTreeSet;
@@ -10,7 +10,14 @@ use e2e::program;
 use e2e::throw_away_root::{ThrowAwayRoot, repository};
 
 /// The heading of the tour.
-const TOUR: &str = "## A tour in five minutes";
+const TOUR: &str = "## The tour";
+/// The heading of what ends it.
+const CLEAN_UP: &str = "## Clean up after the tour";
+
+/// What the terminal of the tour has set.
+const BEFORE_CLEAN_UP: &str = "
+export PATH=/root/sterna/target/release:$PATH STERNA_HOST=unix:/tmp/tour/sterna.sock
+";
 
 /// What the tour takes for granted: the sources, with what builds the program and the guest. Both have been built: at `/mnt`.
 const BEFORE: &str = "
@@ -63,7 +70,7 @@ come_home() {
 /// Blocks that are run: the tour, and what the hosts of the tour can do, by a test of this file, the others by those of `operate.rs`
 /// and `pages.rs`.
 const RUN: [&str; 16] = [
-    "README.md#A tour in five minutes",
+    "docs/tour.md",
     "docs/hosts.md#Moving",
     "docs/hosts.md#Before anything moves",
     "docs/hosts.md#Pairing",
@@ -91,7 +98,7 @@ const NOT_RUN: [(&str, &str); 5] = [
 ];
 
 #[test]
-fn the_tour_of_the_readme_does_what_it_says() -> anyhow::Result<()> {
+fn the_tour_does_what_it_says() -> anyhow::Result<()> {
     if !rustix::process::geteuid().is_root() {
         omission::machine_lacks("root, to boot a system that is thrown away");
         return Ok(());
@@ -104,7 +111,7 @@ fn the_tour_of_the_readme_does_what_it_says() -> anyhow::Result<()> {
         let name = file.file_name().context("a file of the guest image")?;
         std::fs::copy(file, given.path().join("guest-image").join(name))?;
     }
-    let page = std::fs::read_to_string(repository().join("README.md"))?;
+    let page = std::fs::read_to_string(repository().join("docs/tour.md"))?;
     let tour: Vec<Block> = blocks(&page).into_iter().filter(|block| block.heading == TOUR).collect();
     ensure!(tour.len() > 8, "the tour has few blocks: {tour:?}");
     // They are typed into one terminal.
@@ -115,7 +122,20 @@ fn the_tour_of_the_readme_does_what_it_says() -> anyhow::Result<()> {
     let outcome = root.run(&script)?;
     let said = root.run("cat /tmp/said; tail -n 40 /tmp/tour/log /tmp/tour/there/log")?.stdout;
     outcome.expect(0).context(said)?;
-    run_of_hosts(&root)
+    run_of_hosts(&root)?;
+    clean_up(&root, given.path(), &page)
+}
+
+/// Runs the commands that end the tour; they leave no process and no file of it. They come from a file: `pkill -f` would find
+/// itself in a shell that has them as an argument.
+fn clean_up(root: &ThrowAwayRoot, given: &Path, page: &str) -> anyhow::Result<()> {
+    let found = blocks(page).into_iter().filter(|block| block.heading == CLEAN_UP);
+    let commands: String = found.map(|block| block.commands).collect();
+    ensure!(!commands.is_empty(), "docs/tour.md has no commands below {CLEAN_UP}");
+    std::fs::write(given.join("clean-up"), format!("{BEFORE_CLEAN_UP}{commands}"))?;
+    root.run("bash -eu /mnt/clean-up")?.expect(0)?;
+    root.run("! pgrep -l 'sterna|qemu' && test ! -e /tmp/tour")?.expect(0)?;
+    Ok(())
 }
 
 /// Runs what the page about several hosts says, line by line.

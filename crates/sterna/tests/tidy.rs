@@ -18,6 +18,8 @@ mod documents;
 mod lexer;
 #[path = "tidy/modules.rs"]
 mod modules;
+#[path = "tidy/references.rs"]
+mod references;
 #[path = "tidy/sources.rs"]
 mod sources;
 #[path = "tidy/tree.rs"]
@@ -63,6 +65,11 @@ fn no_file_is_dead() {
 #[test]
 fn documents_name_what_exists() {
     expect_none(&documents::check(&Tree::read()));
+}
+
+#[test]
+fn laws_and_decisions_that_are_referred_to_exist() {
+    expect_none(&references::check(&Tree::read()));
 }
 
 #[test]
