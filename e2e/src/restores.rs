@@ -209,9 +209,9 @@ impl Round {
         let fate = fates[self.random.below(fates.len() as u64) as usize];
         let here = &mut self.hosts[host];
         if self.random.below(2) == 0 {
-            here.stop()?
+            here.stop()?;
         } else {
-            here.kill()?
+            here.kill()?;
         }
         let data = here.folder().data();
         match fate {

@@ -1,7 +1,5 @@
 //! A few journals that are put back, and a promotion; `cargo run -p e2e --bin restores` makes many.
 
-#![expect(clippy::panic, reason = "a test fails by panicking")]
-
 use e2e::restores::{play_promotions, play_returns};
 
 #[test]

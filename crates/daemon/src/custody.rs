@@ -48,7 +48,7 @@ enum Known {
     Journal(Journal),
     /// For tests of what asks: nothing else is known.
     #[cfg(test)]
-    State(State),
+    State(Box<State>),
 }
 
 /// Why nothing was done to an image.
@@ -83,7 +83,7 @@ impl Custody {
     /// As if a journal said this.
     #[cfg(test)]
     pub(crate) fn of_state(state: State) -> Self {
-        Self { books: Arc::new(Books { known: Known::State(state) }) }
+        Self { books: Arc::new(Books { known: Known::State(Box::new(state)) }) }
     }
 
     /// Checks whether a step may be taken that is done elsewhere: serving, releasing, restoring, giving back, advice.
@@ -110,7 +110,7 @@ impl Custody {
         match &self.books.known {
             Known::Journal(journal) => journal.read(State::clone),
             #[cfg(test)]
-            Known::State(state) => state.clone(),
+            Known::State(state) => State::clone(state),
         }
     }
 }

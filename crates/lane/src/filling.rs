@@ -78,7 +78,7 @@ pub struct Missing {
 /// How far it is.
 enum State {
     /// The volume is not this host's yet.
-    Waiting(Told),
+    Waiting(Box<Told>),
     /// Also once nothing is missing any more: requests may be under way.
     Filling(Box<Filling>),
     /// The volume has gone back, or does not come.

@@ -235,7 +235,7 @@ impl HookBook {
                 }
             }
             HookEvent::NotPrepared(moment, end) | HookEvent::Ended(moment, end) => {
-                self.ended(migration, moment, end)
+                self.ended(migration, moment, end);
             }
             HookEvent::Recorded { record, is_durable } => self.recorded(now, migration, record, is_durable),
             HookEvent::NeverBegan(moment) => {

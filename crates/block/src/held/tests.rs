@@ -151,7 +151,7 @@ fn a_user_may_read_what_the_system_would_let_it_read() {
     assert!(reads("user/disk") && !reads("secret"));
     assert!(find(&folders.path("user/disk")).unwrap().lets_write(&user));
     let open = |name: &str, mode| {
-        std::fs::set_permissions(folders.path(name), std::fs::Permissions::from_mode(mode)).unwrap()
+        std::fs::set_permissions(folders.path(name), std::fs::Permissions::from_mode(mode)).unwrap();
     };
     open("secret", 0o644);
     assert!(reads("secret") && !find(&folders.path("secret")).unwrap().lets_write(&user));

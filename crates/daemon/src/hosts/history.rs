@@ -90,7 +90,7 @@ impl History {
                 content.removed.push(Removed { name: name.clone(), id: *id, at_unix_ms: now_unix_ms() });
             }
             let surplus = content.removed.len().saturating_sub(REMOVED_MAX);
-            if let Some(last) = content.removed.drain(..surplus).last() {
+            if let Some(last) = content.removed.drain(..surplus).next_back() {
                 content.since_unix_ms = content.since_unix_ms.max(last.at_unix_ms + 1);
             }
         });

@@ -61,7 +61,7 @@ async fn end(
                     journal.commit(records).await?;
                 }
                 step => {
-                    left_over.extend(carry_out(custody, step, id).await.err().map(|fault| fault.to_string()))
+                    left_over.extend(carry_out(custody, step, id).await.err().map(|fault| fault.to_string()));
                 }
             }
         }

@@ -182,7 +182,7 @@ fn nodes(scene: &Scene, argument: &Argument, has: &mut Has) {
 fn real(scene: &Scene, process: u32) -> Has {
     let mut monitor = Monitor::connect(&scene.path("qmp"));
     let mut has = Has::default();
-    for node in monitor.list("query-named-block-nodes", json!({})) {
+    for node in monitor.list("query-named-block-nodes", &json!({})) {
         let text = |key: &str| node[key].as_str().unwrap_or_default().to_owned();
         let file = text("file");
         let reached = match text("drv").as_str() {
@@ -194,11 +194,11 @@ fn real(scene: &Scene, process: u32) -> Has {
             has.nodes.insert((text("drv"), reached));
         }
     }
-    let devices = monitor.list("query-chardev", json!({}));
+    let devices = monitor.list("query-chardev", &json!({}));
     has.character_devices =
         devices.iter().map(|device| device["label"].as_str().unwrap().to_owned()).collect();
-    let named = monitor.list("qom-list", json!({ "path": "/machine/peripheral" }));
-    let unnamed = monitor.list("qom-list", json!({ "path": "/machine/peripheral-anon" }));
+    let named = monitor.list("qom-list", &json!({ "path": "/machine/peripheral" }));
+    let unnamed = monitor.list("qom-list", &json!({ "path": "/machine/peripheral-anon" }));
     let is_device =
         |property: &&Json| property["type"].as_str().is_some_and(|kind| kind.starts_with("child<"));
     has.devices =
@@ -241,11 +241,11 @@ impl Monitor {
         stream.set_read_timeout(Some(DEADLINE)).unwrap();
         let mut monitor = Self(BufReader::new(stream));
         monitor.0.read_line(&mut String::new()).unwrap();
-        monitor.execute("qmp_capabilities", json!({}));
+        monitor.execute("qmp_capabilities", &json!({}));
         monitor
     }
 
-    fn execute(&mut self, command: &str, arguments: Json) -> Json {
+    fn execute(&mut self, command: &str, arguments: &Json) -> Json {
         let order = json!({ "execute": command, "arguments": arguments });
         self.0.get_mut().write_all(format!("{order}\n").as_bytes()).unwrap();
         loop {
@@ -253,12 +253,12 @@ impl Monitor {
             self.0.read_line(&mut line).unwrap();
             let answer: Json = serde_json::from_str(&line).unwrap();
             if answer.get("event").is_none() {
-                return answer.get("return").unwrap_or_else(|| panic!("{order}: {answer}")).clone();
+                return answer.get("return").ok_or(&answer).unwrap().clone();
             }
         }
     }
 
-    fn list(&mut self, command: &str, arguments: Json) -> Vec<Json> {
+    fn list(&mut self, command: &str, arguments: &Json) -> Vec<Json> {
         self.execute(command, arguments).as_array().unwrap().clone()
     }
 }

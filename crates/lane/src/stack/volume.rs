@@ -263,7 +263,7 @@ impl Volume {
     pub(crate) async fn is_known_everywhere(&self) {
         let is_known = || {
             let followers = self.followers.borrow();
-            let known = followers.iter().filter_map(|known| known.upgrade()).map(|known| known.get());
+            let known = followers.iter().filter_map(Weak::upgrade).map(|known| known.get());
             known.min().is_none_or(|known| known >= self.size()).then_some(())
         };
         self.grown.wait_for(is_known).await;

@@ -168,9 +168,9 @@ impl Book {
         }
         let on_it: Vec<&Claim> = self.claims_on(object).collect();
         let fills = |claim: &&Claim| matches!(&claim.kind, Kind::Target { migration } if *owner == Owner::Migration(*migration));
-        let is_own_target = on_it.iter().any(|claim| fills(claim));
+        let is_own_target = on_it.iter().any(fills);
         let leaves = |claim: &&Claim| matches!(&claim.kind, Kind::Left { migration } | Kind::Reservoir { migration, .. } if *owner == Owner::Migration(*migration));
-        let is_left = on_it.iter().any(|claim| leaves(claim));
+        let is_left = on_it.iter().any(leaves);
         let mut claims: Vec<Kind> = Vec::new();
         for claim in on_it {
             let is_against = match (&claim.kind, is_own_target) {

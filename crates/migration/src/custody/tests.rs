@@ -111,7 +111,7 @@ fn what_is_served_or_stood_on_or_read_elsewhere_is_never_lost_by_anybodys_step()
         for step in Step::ALL.into_iter().filter(|step| step.changes_bytes()) {
             for owner in &others {
                 let refused = claimed(kind.clone()).ask(step, owner, &object("/a", 1));
-                assert_eq!(refused.unwrap_err().claims, [kind.clone()], "{step:?} {owner:?}");
+                assert_eq!(refused.unwrap_err().claims, std::slice::from_ref(&kind), "{step:?} {owner:?}");
             }
         }
         // Not even the volume's own removal deletes it while it is served.

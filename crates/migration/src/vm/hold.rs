@@ -221,7 +221,7 @@ impl Hold {
             }
             // Somebody asks for it: at once.
             (Phase::Waiting { .. }, Event::LetRun | Event::LetStay) => {
-                self.enter(Phase::Looking, Action::Look)
+                self.enter(Phase::Looking, Action::Look);
             }
             (Phase::Held | Phase::Looking | Phase::Acting | Phase::Waiting { .. }, Event::Gone) => {
                 self.enter(Phase::Forgetting, Action::Forget);
@@ -275,7 +275,7 @@ impl Hold {
             }
             // N.B. it runs there, or has run: two would.
             (Memory::Ahead, Running::No | Running::Paused) => {
-                self.enter(Phase::Forgetting, Action::MustNotRun)
+                self.enter(Phase::Forgetting, Action::MustNotRun);
             }
             (Memory::Moving, _) => self.enter(Phase::Acting, Action::Abandon),
             (Memory::Ending, Running::No) => {

@@ -237,8 +237,7 @@ fn every_record_is_exported_by_a_name_of_its_own() {
         Record::GrewElsewhere { volume: VOLUME, size_bytes: 1 },
     ];
     let exported: Vec<Value> = records.iter().map(export::record).collect();
-    let names: std::collections::BTreeSet<&str> =
-        exported.iter().map(|record| record["record"].as_str().unwrap()).collect();
+    let names: BTreeSet<&str> = exported.iter().map(|record| record["record"].as_str().unwrap()).collect();
     assert_eq!(names.len(), records.len());
     let of = |name: &str| exported.iter().find(|record| record["record"] == name).unwrap();
     assert_eq!(of("owned")["generations"][VOLUME.to_string()], 1);

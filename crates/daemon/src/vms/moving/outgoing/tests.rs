@@ -223,7 +223,7 @@ async fn what_works_on_a_vm_is_found_at_each_look_and_the_vm_goes_on() {
         assert!(moved.unwrap_err().to_string().contains("a job"), "look {looks}");
         scene.leaving.go_on().await.unwrap();
         assert_eq!(scene.source.run_state().await.unwrap(), RunState::Running);
-        assert_eq!(scene.target.run_state().await.unwrap() == RunState::Paused, false);
+        assert_ne!(scene.target.run_state().await.unwrap(), RunState::Paused);
     }
 }
 
