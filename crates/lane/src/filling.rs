@@ -141,7 +141,7 @@ impl FillingStore {
             key,
             store,
             reservoir,
-            state: RefCell::new(State::Waiting(told)),
+            state: RefCell::new(State::Waiting(Box::new(told))),
             settings,
             wait_max: Cell::default(),
             next_request: Cell::new(0),
