@@ -101,9 +101,9 @@ impl User {
     fn put_back(&self) -> anyhow::Result<()> {
         let disk = self.path("disk");
         if disk.symlink_metadata()?.is_dir() {
-            std::fs::remove_dir(&disk)?
+            std::fs::remove_dir(&disk)?;
         } else {
-            std::fs::remove_file(&disk)?
+            std::fs::remove_file(&disk)?;
         }
         Ok(std::fs::rename(self.path("away"), disk)?)
     }
@@ -294,7 +294,7 @@ fn an_answer_says_the_same_of_a_monitor_that_is_not_there_and_of_what_root_alone
         std::fs::create_dir(&hidden)?;
         std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o700))?;
         std::fs::write(hidden.join("file"), "")?;
-        let _listener = UnixListener::bind(hidden.join("closed")).map(drop)?;
+        UnixListener::bind(hidden.join("closed")).map(drop)?;
         mknodat(CWD, hidden.join("pipe"), FileType::Fifo, Mode::RUSR, 0)?;
         symlink(&hidden, user.path("way"))?;
         let answer = |path: PathBuf| {

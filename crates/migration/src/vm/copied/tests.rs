@@ -127,7 +127,7 @@ fn play(goal: Goal, fates: &[u8]) -> Goal {
             }
             3 => world.disks.iter_mut().for_each(|disk| disk.job = Job::None),
             4 if world.domain == Domain::Runs && world.disks[1].job == Job::None => {
-                world.disks[1].job = Job::Foreign
+                world.disks[1].job = Job::Foreign;
             }
             5 => world.shut_off(),
             2 => {
