@@ -156,9 +156,9 @@ fn silent_connections_of_an_address_do_not_keep_a_known_host_out_that_comes_from
     let (source, target) = (Host::start("source", |_| {}), Host::start("target", few));
     source.knows(&target);
     target.known.add(source.peer());
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let address = target.endpoint.addresses()[0];
-    let mut silent: Vec<TcpStream> = (0..4).map(|_| stranger(&runtime, address)).collect();
+    // From the address that the known host comes from.
+    let mut silent: Vec<TcpStream> = (0..4).map(|_| TcpStream::connect(address).unwrap()).collect();
     source.endpoint.session(&target.peer()).send(message(Priority::Control, "in", ""));
     assert_eq!(target.inbox.deliveries(1)[0].message.head(), "in");
     // The oldest one gave its place up.
