@@ -131,6 +131,21 @@ impl Custody {
         Ok(self.handle(Step::Rename, owner, from, None, "rename", rename)?.ending)
     }
 
+    /// As [`Custody::rename`], if the file is `image`, which is open, and no other.
+    ///
+    /// # Errors
+    /// [`CustodyError`]: it has the name that it had.
+    pub(crate) fn rename_this(
+        &self,
+        from: &Path,
+        image: &File,
+        to: &Path,
+        owner: &Owner,
+    ) -> Result<Ending, CustodyError> {
+        let rename = |opened: &Opened| opened.rename_to_free(name_of(to)?);
+        Ok(self.handle(Step::Rename, owner, from, Some(image), "rename", rename)?.ending)
+    }
+
     /// Makes a kept image the target at `path`, where the empty file `reserved` has kept the name.
     ///
     /// # Errors

@@ -1,22 +1,8 @@
-//! The names of files in their folders: made durable, and never taken from another file.
+//! The names of files in their folders, made durable.
 
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-
-use rustix::fs::RenameFlags;
-use rustix::io::Errno;
-
-/// Renames a file unless there is one of the new name, durably.
-pub(crate) fn rename_without_replacing(from: &Path, to: &Path) -> io::Result<()> {
-    let here = rustix::fs::CWD;
-    match rustix::fs::renameat_with(here, from, here, to, RenameFlags::NOREPLACE) {
-        // Some file systems do not know the flag; the store is ours alone.
-        Err(Errno::INVAL | Errno::NOSYS) if !to.exists() => std::fs::rename(from, to)?,
-        result => result?,
-    }
-    sync_folder_of(to)
-}
 
 /// Makes the names in the folder of `path` durable.
 pub(crate) fn sync_folder_of(path: &Path) -> io::Result<()> {

@@ -18,19 +18,16 @@ const CALLS: [&str; 11] = [
     "fs::ftruncate(",
     ".set_len(",
     ".truncate(true)",
-    "rename_without_replacing(",
     "remove_dir_all(",
 ];
 
 /// Files, and folders, that do so to what is no image, and what that is.
-const OTHERS: [(&str, &str); 24] = [
+const OTHERS: [(&str, &str); 22] = [
     ("audit/writer.rs", "its log"),
-    ("files/folder_entries.rs", "what others rename by it is listed here as well"),
     ("files/lock.rs", "its lock file"),
     ("files/sockets.rs", "sockets"),
     ("files/whole_file.rs", "records in the data folder"),
     ("hooks/", "records of hooks in the data folder"),
-    ("host/vms/libvirt/", "files of domains, which are compared with what was proved"),
     ("images/half_made.rs", "marks beside images"),
     ("images/replicas.rs", "records in the data folder"),
     ("journal/file.rs", "the journal"),

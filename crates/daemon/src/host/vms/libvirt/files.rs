@@ -6,18 +6,23 @@
 //!   an image   that the disk has left ─► a name that nothing starts from
 //! ```
 
-use std::fs::OpenOptions;
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use crate::files::folder_entries::{rename_without_replacing, sync_folder_of, with_suffix};
+use block::held;
+use migration::custody::{Ending, Owner};
+use rustix::fs::{FileType, OFlags};
+
+use crate::custody::{Custody, CustodyError};
+use crate::files::folder_entries::{sync_folder_of, with_suffix};
 use crate::vms::FileIdentity;
 
 /// Names that are tried for an image that is put aside.
 const ASIDE_MAX: u32 = 100;
-/// What is not the disk, while it is looked at once more and deleted.
-const DISCARDED: &str = ".sterna-discarded";
+/// These files belong to no volume and no migration.
+const OWNER: Owner = Owner::Housekeeping;
 
 /// Makes an empty file where there is nothing, not even a link.
 ///
@@ -29,53 +34,82 @@ pub(super) fn make_copy(path: &Path) -> io::Result<FileIdentity> {
     Ok(FileIdentity::of(&file.metadata()?))
 }
 
-/// Deletes a copy, if the file of that name is still the one that was made.
+/// Deletes a copy, if the file of that name is still the one that was made. A copy that a program uses, or may use, is put aside
+/// instead.
 ///
 /// # Errors
 /// It is another one, which stays; or it cannot be deleted.
-pub(super) fn discard_copy(path: &Path, made: FileIdentity) -> io::Result<()> {
-    let aside = with_suffix(path, DISCARDED);
-    // N.B. Renamed first: what comes to this name meanwhile is not deleted.
-    rename_without_replacing(path, &aside)?;
-    match FileIdentity::at(&aside) {
-        Ok(found) if found == made => {
-            std::fs::remove_file(&aside)?;
-            sync_folder_of(path)
+pub(super) fn discard_copy(custody: &Custody, path: &Path, vm: &str, made: FileIdentity) -> io::Result<()> {
+    let copy = match open_this(path, made) {
+        // It is gone only if its folder is there.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return sync_folder_of(path),
+        copy => copy?,
+    };
+    match custody.delete_this(path, Some(&copy), &OWNER) {
+        Err(CustodyError::Refused { refused, .. }) => {
+            let kept = put_aside(custody, path, vm, Some(made))?.unwrap_or_default();
+            tracing::warn!(vm, kept = %kept.display(), %refused, "a copy that is no disk is kept");
+            Ok(())
         }
-        _ => {
-            rename_without_replacing(&aside, path)?;
-            Err(io::Error::other("it is not the copy that was made"))
-        }
+        deleted => Ok(deleted?),
     }
 }
 
-/// Puts aside what a disk was in, if the file of that name is the one that is meant. Returns its new name.
+/// Puts aside what a disk was in, if the file of that name is the one that is meant. Returns its new name; `None`: there is no file.
 ///
 /// # Errors
 /// It is another one, or cannot be renamed: it stays.
-pub(super) fn put_aside(path: &Path, vm: &str, found: Option<FileIdentity>) -> io::Result<Option<PathBuf>> {
-    let at = match FileIdentity::at(path) {
+pub(super) fn put_aside(
+    custody: &Custody,
+    path: &Path,
+    vm: &str,
+    found: Option<FileIdentity>,
+) -> io::Result<Option<PathBuf>> {
+    let image = match found.map_or_else(|| open(path), |found| open_this(path, found)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        at => at?,
+        image => image?,
     };
-    if found.is_some_and(|found| found != at) {
-        return Err(io::Error::other("it is not the image that the domain had"));
-    }
     for number in 0..ASIDE_MAX {
         let suffix = if number == 0 { format!(".moved-{vm}") } else { format!(".moved-{vm}-{number}") };
         let aside = with_suffix(path, &suffix);
-        match rename_without_replacing(path, &aside) {
-            Ok(()) => return Ok(Some(aside)),
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error),
+        match custody.rename_this(path, &image, &aside, &OWNER) {
+            Ok(Ending::Taken) => return Ok(Some(aside)),
+            Ok(Ending::Gone) => return Ok(None),
+            Err(error) if error.is_taken() => {}
+            Err(error) => return Err(error.into()),
         }
     }
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
+fn open_this(path: &Path, meant: FileIdentity) -> io::Result<File> {
+    let file = open(path)?;
+    if FileIdentity::of(&file.metadata()?) != meant {
+        return Err(io::Error::other(
+            "it is another file than the one that was made, or that the domain had",
+        ));
+    }
+    Ok(file)
+}
+
+/// Opens a regular file; a link is not followed.
+fn open(path: &Path) -> io::Result<File> {
+    let held = held::find_entry(path)?;
+    if held.kind() != FileType::RegularFile {
+        return Err(io::Error::other("it is no regular file"));
+    }
+    held.open(OFlags::RDONLY)
+}
+
 #[cfg(test)]
 mod tests {
+    use migration::journal::State;
+
     use super::*;
+
+    fn custody() -> Custody {
+        Custody::of_state(State::default())
+    }
 
     #[test]
     fn what_a_disk_was_in_is_kept_under_a_name_that_nothing_starts_from() {
@@ -83,11 +117,11 @@ mod tests {
         let file = folder.path().join("web1.qcow2");
         for suffix in [".moved-web1", ".moved-web1-1"] {
             std::fs::write(&file, suffix).unwrap();
-            let aside = put_aside(&file, "web1", FileIdentity::at(&file).ok()).unwrap().unwrap();
+            let aside = put_aside(&custody(), &file, "web1", FileIdentity::at(&file).ok()).unwrap().unwrap();
             assert!(aside.to_string_lossy().ends_with(suffix) && !file.exists(), "{aside:?}");
             assert_eq!(std::fs::read_to_string(&aside).unwrap(), suffix);
         }
-        assert_eq!(put_aside(&file, "web1", None).unwrap(), None);
+        assert_eq!(put_aside(&custody(), &file, "web1", None).unwrap(), None);
     }
 
     #[test]
@@ -100,15 +134,36 @@ mod tests {
         let other = folder.path().join("other");
         std::fs::write(&other, "somebody's").unwrap();
         std::fs::rename(&other, &file).unwrap();
-        assert!(discard_copy(&file, made).is_err());
-        assert!(put_aside(&file, "web1", Some(made)).is_err());
+        assert!(discard_copy(&custody(), &file, "web1", made).is_err());
+        assert!(put_aside(&custody(), &file, "web1", Some(made)).is_err());
         assert_eq!(std::fs::read_to_string(&file).unwrap(), "somebody's");
         std::fs::remove_file(&file).unwrap();
         std::os::unix::fs::symlink(&other, &file).unwrap();
         assert_eq!(make_copy(&file).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         std::fs::remove_file(&file).unwrap();
         let made = make_copy(&file).unwrap();
-        discard_copy(&file, made).unwrap();
+        discard_copy(&custody(), &file, "web1", made).unwrap();
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_copy_that_a_program_has_open_is_kept_under_another_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("web1.raw");
+        let made = make_copy(&file).unwrap();
+        let mut program = std::process::Command::new("tail").arg("-f").arg(&file).spawn().unwrap();
+        let descriptors = format!("/proc/{}/fd", program.id());
+        let has_it = || {
+            let open = std::fs::read_dir(&descriptors).unwrap().flatten();
+            open.filter_map(|entry| std::fs::read_link(entry.path()).ok()).any(|target| target == file)
+        };
+        while !has_it() {
+            std::thread::yield_now();
+        }
+        let cleared = discard_copy(&custody(), &file, "web1", made);
+        program.kill().unwrap();
+        program.wait().unwrap();
+        cleared.unwrap();
+        assert!(!file.exists() && with_suffix(&file, ".moved-web1").exists());
     }
 }

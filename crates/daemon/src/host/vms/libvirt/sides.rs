@@ -252,6 +252,7 @@ impl Host {
     ) -> Result<(), RequestError> {
         let Some(kept) = adopted.disks.get(index).cloned() else { return Ok(()) };
         let (file, vm, found) = (kept.file.clone(), adopted.name.clone(), kept.found);
+        let custody = self.custody.clone();
         let made = blocking(move || {
             let refused = |error: std::io::Error| match error.kind() {
                 std::io::ErrorKind::AlreadyExists => RequestError::TargetExists { path: file.clone() },
@@ -259,7 +260,7 @@ impl Host {
             };
             // The image that the domain had, of an adoption that is turned back half way: what is newer is in the volume.
             if found.is_some() {
-                files::put_aside(&file, &vm, found).map_err(refused)?;
+                files::put_aside(&custody, &file, &vm, found).map_err(refused)?;
             }
             files::make_copy(&file).map_err(refused)
         });
@@ -268,8 +269,8 @@ impl Host {
             (kept.found, kept.copy) = (Some(made), CopyNote::Unused);
         });
         if let Err(error) = noted.await {
-            let file = kept.file.clone();
-            blocking(move || Ok(files::discard_copy(&file, made).ok())).await?;
+            let (custody, file, vm) = (self.custody.clone(), kept.file.clone(), adopted.name.clone());
+            blocking(move || Ok(files::discard_copy(&custody, &file, &vm, made).ok())).await?;
             return Err(error);
         }
         let to = disk_for_file(&kept.file.to_string_lossy(), &kept.format);
@@ -287,10 +288,11 @@ impl Host {
         let Some(kept) = adopted.disks.get(index) else { return Ok(()) };
         let (file, vm, found) = (kept.file.clone(), adopted.name.clone(), kept.found);
         let Some(made) = found else { return Ok(()) };
+        let custody = self.custody.clone();
         let cleared = blocking(move || {
             let cleared = match image {
-                Image::Discard => files::discard_copy(&file, made),
-                Image::Keep => files::put_aside(&file, &vm, found).map(drop),
+                Image::Discard => files::discard_copy(&custody, &file, &vm, made),
+                Image::Keep => files::put_aside(&custody, &file, &vm, found).map(drop),
             };
             cleared.map_err(|error| RequestError::storage("take away", &file, &error))
         });
@@ -347,8 +349,8 @@ impl Host {
         for (kept, seen) in adopted.disks.iter_mut().zip(&look.disks) {
             kept.given_back = None;
             let Some(found) = kept.found.filter(|_| seen.over == Over::Export) else { continue };
-            let (file, vm) = (kept.file.clone(), name.clone());
-            let aside = blocking(move || Ok(files::put_aside(&file, &vm, Some(found)))).await?;
+            let (custody, file, vm) = (self.custody.clone(), kept.file.clone(), name.clone());
+            let aside = blocking(move || Ok(files::put_aside(&custody, &file, &vm, Some(found)))).await?;
             match aside {
                 Ok(aside) => {
                     (kept.found, kept.copy) = (None, CopyNote::None);
