@@ -1,3 +1,5 @@
+//! Custody of real files: what is refused, what is done, and that it is done to the file that was asked about.
+
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};

@@ -114,7 +114,7 @@ async fn a_hook_that_fails_is_named_with_its_status_and_its_last_words() {
         assert!(fault.contains("/hook (target)"), "{fault}");
     };
     check("exit 3", "ended with exit status 3").await;
-    check("kill -9 $$", "ended with signal 9").await;
+    check("kill -9 $$", "ended with signal 9, and said last: Killed").await;
     let lines = "for n in 1 2 3 4 5 6 7; do echo line $n >&2; done; echo out; exit 1";
     check(lines, "exit status 1, and said last: line 3 | line 4 | line 5 | line 6 | line 7").await;
     // It leaves somebody behind who holds its standard error.

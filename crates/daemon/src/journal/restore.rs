@@ -18,11 +18,14 @@ use serde::Serialize;
 use super::examine::{JournalVolume, volumes};
 use super::file::{FILE_BYTES_MAX, JournalFile, ReplaceFault, fold, now_unix_ms};
 use super::{JOURNAL_FILE, JournalError};
+use crate::files::folder_entries::with_suffix;
 use crate::files::lock::{FolderLock, LockError};
 use crate::hosts::hosts_since;
 
 /// What begins the name of a journal that was replaced.
 const REPLACED: &str = "journal.before-restore-";
+/// Names that are tried for it.
+const ASIDE_MAX: u32 = 100;
 /// The field of an exported document that has the journal itself, in hexadecimal digits.
 pub(super) const FIELD: &str = "journal";
 /// The field of an exported document that has the list of hosts.
@@ -140,14 +143,15 @@ pub fn restore_journal(
     let replaced = match there {
         None => None,
         Some(_) => {
-            let aside = data_dir.join(format!("{REPLACED}{}", at_unix_ms / 1000));
             let failed = |source| RestoreError::Io {
                 path: path.clone(),
                 operation: "kept under another name",
                 source,
             };
-            std::fs::hard_link(&path, &aside).map_err(failed)?;
-            Some(aside)
+            Some(
+                keep_aside(&path, &data_dir.join(format!("{REPLACED}{}", at_unix_ms / 1000)))
+                    .map_err(failed)?,
+            )
         }
     };
     let (list, mut hosts) = hosts_since(data_dir, restoration::since(&backup, backup_unix_ms));
@@ -173,6 +177,18 @@ pub fn restore_journal(
     let more = state.restored.as_ref().map(|restored| &restored.more);
     let hosts_known = more.is_some_and(|more| more.list == HostList::Complete);
     Ok(RestoredJournal { path, from, backup_unix_ms, replaced, volumes: volumes(&state), hosts_known, hosts })
+}
+
+/// Gives a file a second name: `aside`, or that with a number if another restore of the same second has taken it.
+fn keep_aside(path: &Path, aside: &Path) -> io::Result<PathBuf> {
+    for number in 0..ASIDE_MAX {
+        let name = if number == 0 { aside.to_owned() } else { with_suffix(aside, &format!("-{number}")) };
+        match std::fs::hard_link(path, &name) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            linked => return linked.map(|()| name),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
 }
 
 /// Adds a host that is not known by its identity yet.

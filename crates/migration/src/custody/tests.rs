@@ -1,3 +1,5 @@
+//! The book of claims: which claim stands against which step of which owner, and the order of a step.
+
 use chronicle::Generation;
 
 use super::*;

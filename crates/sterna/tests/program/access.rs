@@ -414,16 +414,16 @@ fn strangers_who_take_all_places_keep_nobody_out_and_wait_for_a_while_only() {
     assert!(silent.len() > IN_ALL);
     let listed = ann.run(&served, &["volume", "list"]);
     assert_eq!(listed.code, 0, "{listed:?}");
-    // One more from an address that has as many as it may have is closed at once; the others when their time is over.
+    // One more from an address that has as many as it may have closes the oldest of them at once; the others when their time is over.
     let mut dribbling = served.connect_from(Ipv4Addr::new(127, 0, 2, 1));
     dribbling.write_all(&[0x16, 3, 1]).unwrap();
     let flooded = Ipv4Addr::new(127, 0, 3, 1);
     let flood: Vec<TcpStream> = (0..OF_ONE_NETWORK + 1).map(|_| served.connect_from(flooded)).collect();
-    let mut last = flood.last().unwrap();
-    assert_eq!(last.read(&mut [0; 1]).unwrap_or_default(), 0);
+    let mut oldest = flood.first().unwrap();
+    assert_eq!(oldest.read(&mut [0; 1]).unwrap_or_default(), 0);
     assert!(
         begun.elapsed() < Duration::from_secs(5),
-        "the last of them is closed before a handshake's time is over"
+        "the oldest of them is closed before a handshake's time is over"
     );
     assert!(is_ended_without_http(dribbling));
     assert!(silent.into_iter().chain(flood).all(is_ended_without_http));

@@ -121,7 +121,7 @@ fn a_refusal_is_told_in_the_servers_words_without_its_control_characters() {
         offer(&[greeting(3), reply(STRUCTURED, option_reply::ERR_UNSUP, b""), reply(option::GO, kind, words)])
     };
     let error = refused(option_reply::ERR_UNKNOWN, b"no\x1b[2J such disk").unwrap_err();
-    assert_eq!(error.to_string(), "the server refuses nbd+unix:///disk?socket=/s: no[2J such disk");
+    assert_eq!(error.to_string(), "the server refuses nbd+unix:///disk?socket=/s: no\\u{1b}[2J such disk");
     let error = refused(option_reply::ERR_UNKNOWN, b"").unwrap_err();
     assert!(error.to_string().ends_with("there is no such export"), "{error}");
     assert!(matches!(refused(option_reply::ERR_TLS_REQD, b""), Err(RemoteError::Tls { .. })));

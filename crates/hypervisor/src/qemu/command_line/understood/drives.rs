@@ -170,6 +170,11 @@ pub(super) fn drive(option: &'static str, text: &str, allowed: Allowed<'_>) -> R
             said.read(option, &key, kind, &value, allowed)?;
         }
     }
+    let has_medium = said.get("file").is_some() || below.iter().any(|(key, _)| key == "file.driver");
+    if has_medium && said.get("format").is_none() {
+        // N.B. QEMU would look into the file for a format, and do what it says there.
+        said.add(option, "format", Value::Word("raw".to_owned()))?;
+    }
     if !below.is_empty() {
         if said.get("file").is_some() {
             return Err(NotAllowed::malformed(option, "file", "is said twice"));
@@ -178,11 +183,6 @@ pub(super) fn drive(option: &'static str, text: &str, allowed: Allowed<'_>) -> R
     }
     check_read_only(option, "file", READ_ONLY, &said)?;
     check_read_only(option, "file.filename", READ_ONLY, &said)?;
-    let has_medium = ["file", "file.driver"].iter().any(|key| said.get(key).is_some());
-    if has_medium && said.get("format").is_none() {
-        // N.B. QEMU would look into the file for a format, and do what it says there.
-        said.add(option, "format", Value::Word("raw".to_owned()))?;
-    }
     Ok(said)
 }
 
