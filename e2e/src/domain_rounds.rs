@@ -203,6 +203,8 @@ impl Play {
 /// Where the disk of a domain is that is off, and its format.
 fn source_of(definition: &str) -> anyhow::Result<(String, String)> {
     let disk = definition.split("<disk ").nth(1).context("a domain with a disk")?;
+    // What an overlay stands on has a source as well.
+    let disk = disk.split("<backingStore").next().unwrap_or(disk);
     let value = |name: &str| Some(disk.split_once(&format!("{name}='"))?.1.split('\'').next()?.to_owned());
     let format = value(" type").context("a format")?;
     let source = match (value("file"), value("socket"), value("protocol='nbd' name")) {

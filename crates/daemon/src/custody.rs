@@ -6,6 +6,7 @@
 //!   claims    what the journal, chains, marks and other programs say of the file: the book of migration::custody
 //!   steps     discard, fence, rename, take back: opened ► locked ► asked ► compared ► done ► synced (Handling)
 //!   making    new files: reserved, sized, put into their place
+//!   names     what names led to when images were opened by them
 //!   freeing   gives the space of a deleted file back bit by bit
 //! ```
 //! Which step whom is allowed, and in which order it is done, `migration::custody` decides. `tidy` sees to it that no other module
@@ -14,6 +15,7 @@
 mod claims;
 mod freeing;
 mod making;
+mod names;
 mod opened;
 mod steps;
 #[cfg(test)]
@@ -23,6 +25,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use block::held::{Held, Identity};
 use lane::ControlFault;
 use migration::VolumeId;
 use migration::custody::{Owner, Refused, Step};
@@ -113,6 +116,12 @@ impl Custody {
             Known::State(state) => State::clone(state),
         }
     }
+}
+
+/// Notes which file an image was opened as: a file that comes to its name later is not deleted or renamed for it.
+pub(crate) fn note_opened(path: &Path, image: &Held) {
+    let Identity { device, inode } = image.identity();
+    names::note(path, migration::custody::Identity::File { device, inode });
 }
 
 impl CustodyError {

@@ -8,13 +8,21 @@
 //! Another user's process cannot be looked at by a daemon that is not root. It cannot open an image of that daemon either, unless
 //! its owner has let it.
 
+// UNSAFETY: rustix does not know LOOP_GET_STATUS64; it is called through libc, in `file_behind`.
+#![expect(unsafe_code, reason = "what is behind a loop device is told by an ioctl that has no safe wrapper")]
+
+use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::path::{Path, PathBuf};
 
 use super::image::Access;
 use super::lock::{self, Holder, Locked};
 
+/// The request for a `loop_info64` of `linux/loop.h`, which begins with the device and the inode of the file.
+const LOOP_GET_STATUS64: libc::Ioctl = 0x4C05;
+/// The size of that structure: 232 bytes.
+const LOOP_STATUS_WORDS: usize = 29;
 /// Where the kernel lists its block devices.
 const BLOCK_DEVICES: &str = "/sys/block";
 
@@ -63,23 +71,27 @@ pub fn users_of(file: &OwnedFd) -> io::Result<Vec<String>> {
 }
 
 fn has_open(process: u32, wanted: &rustix::fs::Stat) -> io::Result<bool> {
-    let is_root = rustix::process::geteuid().is_root();
-    let files = match std::fs::read_dir(format!("/proc/{process}/fd")) {
-        Ok(files) => files,
-        Err(error) => return if is_over(&error) || !is_root { Ok(false) } else { Err(error) },
-    };
-    for entry in files {
-        let path = match entry {
-            Ok(entry) => entry.path(),
-            // It has ended while we looked.
-            Err(error) if is_over(&error) => return Ok(false),
-            Err(error) => return Err(error),
-        };
-        if rustix::fs::stat(path).is_ok_and(|found| lock::is_same(&found, wanted)) {
-            return Ok(true);
+    // Each thread may have a table of its own, and the first one may have ended before the others.
+    for thread in entries_of(&format!("/proc/{process}/task"))? {
+        for descriptor in entries_of(&format!("{}/fd", thread.display()))? {
+            if rustix::fs::stat(descriptor).is_ok_and(|found| lock::is_same(&found, wanted)) {
+                return Ok(true);
+            }
         }
     }
     Ok(false)
+}
+
+/// What is in a folder of a process; nothing if that has ended, or is hidden from a user who is not root.
+fn entries_of(folder: &str) -> io::Result<Vec<PathBuf>> {
+    let is_root = rustix::process::geteuid().is_root();
+    let entries = std::fs::read_dir(folder).and_then(|entries| {
+        entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<_>>>()
+    });
+    match entries {
+        Err(error) if is_over(&error) || !is_root => Ok(Vec::new()),
+        entries => entries,
+    }
 }
 
 /// Whether a process has ended.
@@ -103,18 +115,38 @@ fn loops_over(devices: &Path, wanted: &rustix::fs::Stat) -> io::Result<Vec<Strin
         }
         // One without a file has no such entry.
         let Ok(path) = std::fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
-        let path = path.trim_end_matches('\n');
-        let is_it = rustix::fs::stat(path).is_ok_and(|behind| lock::is_same(&behind, wanted));
+        let device = format!("/dev/{name}");
+        let named = rustix::fs::stat(path.trim_end_matches('\n'));
+        let is_it = match named {
+            Ok(behind) if lock::is_same(&behind, wanted) => true,
+            // Its path may be one of another mount namespace, or have come to another file.
+            named => match file_behind(&device) {
+                Ok(behind) => behind == (wanted.st_dev, wanted.st_ino),
+                Err(_) if named.is_ok() => false,
+                Err(error) => return Err(error),
+            },
+        };
         if is_it {
-            found.push(format!("the loop device /dev/{name}"));
+            found.push(format!("the loop device {device}"));
         }
     }
     Ok(found)
 }
 
+/// The file system and the number of the file that a loop device is over.
+fn file_behind(device: &str) -> io::Result<(u64, u64)> {
+    let device = File::open(device)?;
+    let mut status = [0_u64; LOOP_STATUS_WORDS];
+    // SAFETY: the descriptor is open during the call, and the kernel writes one `loop_info64`, which is as large as `status`.
+    let outcome = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, status.as_mut_ptr()) };
+    match outcome {
+        0 => Ok((status[0], status[1])),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::fs::File;
     use std::process::Command;
 
     use super::*;
@@ -152,7 +184,9 @@ mod tests {
         std::fs::write(device.join("backing_file"), format!("{}\n", path.display())).unwrap();
         let devices = folder.path().join("devices");
         assert_eq!(loops_over(&devices, &wanted).unwrap(), ["the loop device /dev/loop7"]);
-        std::fs::write(device.join("backing_file"), "/other\n").unwrap();
+        let other = folder.path().join("other");
+        std::fs::write(&other, b"bytes").unwrap();
+        std::fs::write(device.join("backing_file"), format!("{}\n", other.display())).unwrap();
         assert_eq!(loops_over(&devices, &wanted).unwrap(), Vec::<String>::new());
     }
 }

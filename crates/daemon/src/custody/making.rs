@@ -11,7 +11,7 @@ use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
 use super::opened::{Lock, Opened, identity_of};
-use super::{Custody, CustodyError};
+use super::{Custody, CustodyError, names};
 use crate::images::half_made;
 
 impl Custody {
@@ -26,6 +26,7 @@ impl Custody {
         self.check(Step::Create, &Owner::Maker, &image)?;
         match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path) {
             Ok(file) => {
+                names::note(path, identity_of(&file).map_err(failed)?);
                 half_made::mark(path).inspect_err(|_| self.unreserve(path, &file)).map_err(failed)?;
                 Ok(Some(file))
             }
@@ -80,7 +81,11 @@ pub(crate) fn place_made(new: &Path, path: &Path, reserved: &File) -> io::Result
     if !is_reserved || reserved.metadata()?.len() != 0 {
         return Err(io::Error::other("another file has come into its place"));
     }
-    opened.rename_over(name)
+    opened.rename_over(name)?;
+    if let Found::There(identity) = opened.found() {
+        names::note(path, identity.clone());
+    }
+    Ok(())
 }
 
 /// Takes all the space that a new image of `bytes` will need; it reads as zeroes before and after.

@@ -31,15 +31,16 @@ pub(super) struct Opened {
 }
 
 impl Opened {
-    /// Opens the folder of `path`, and what is called so there. A link is not followed.
+    /// Opens the folder of `path`, and what is called so there. A link is not followed, nor is one above it that another user may
+    /// have put there.
     ///
     /// # Errors
     /// The folder cannot be opened: nothing is known of the image.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
-        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let folder = rustix::fs::open(folder.unwrap_or_else(|| Path::new(".")), flags, Mode::empty())?;
+        let folder = block::held::find(folder.unwrap_or_else(|| Path::new(".")))?;
+        let folder = OwnedFd::from(folder.open(OFlags::RDONLY | OFlags::DIRECTORY)?);
         let mut opened = Self { folder, name, file: None, found: Found::Gone };
         match opened.open_file() {
             Ok(file) => {

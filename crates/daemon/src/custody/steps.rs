@@ -16,7 +16,7 @@ use migration::recovery::Retirement;
 use super::claims::add_users;
 use super::freeing::Doomed;
 use super::opened::{Lock, Opened, identity_of};
-use super::{Custody, CustodyError};
+use super::{Custody, CustodyError, names};
 use crate::fail_point::{self, Step as FailStep};
 use crate::images::{fenced_path, half_made};
 
@@ -164,7 +164,11 @@ impl Custody {
             if !is_reserved || reserved.metadata()?.len() != 0 {
                 return Err(io::Error::other("another file has come into its target's place"));
             }
-            opened.rename_over(name)
+            opened.rename_over(name)?;
+            if let Found::There(identity) = opened.found() {
+                names::note(path, identity.clone());
+            }
+            Ok(())
         };
         Ok(self.handle(Step::TakeBack, &owner, kept, None, "take", take)?.ending)
     }
@@ -207,6 +211,10 @@ impl Custody {
         if let (Some(only), Found::There(found)) = (only, opened.found()) {
             is_other = identity_of(only).map_err(failed)? != *found;
         }
+        // N.B. the name may have been given to somebody's file since the volume was opened by it.
+        if let (Owner::Volume(_) | Owner::Migration(_), Found::There(found)) = (owner, opened.found()) {
+            is_other |= names::is_other(path, found);
+        }
         loop {
             let event = match handling.next() {
                 Ok(Todo::Open) => Event::Opened(opened.found().clone()),
@@ -233,7 +241,12 @@ impl Custody {
                     opened.sync_folder().map_err(failed)?;
                     Event::Synced
                 }
-                Err(Ok(ending)) => return Ok(Taken { ending, file: opened.into_file() }),
+                Err(Ok(ending)) => {
+                    if matches!(step, Step::Discard | Step::Fence | Step::Rename) {
+                        names::forget(path);
+                    }
+                    return Ok(Taken { ending, file: opened.into_file() });
+                }
                 Err(Err(refused)) => return Err(CustodyError::Refused { path: path.to_owned(), refused }),
             };
             handling.handle_event(event);

@@ -23,6 +23,7 @@ use nbd_protocol::UriError;
 use rustix::io::Errno;
 
 use crate::custody;
+use crate::custody::note_opened;
 use crate::error::RequestError;
 use crate::fail_point::{self, Step};
 use crate::files::folder_entries::sync_folder_of;
@@ -118,10 +119,15 @@ pub(crate) fn open_found(
         (Place::File(path) | Place::Device(path), ImageFormat::Raw) => {
             let opened = Image::open_found(Path::new(path), access, finder, on_held)?;
             check_kind(&image.place, opened.kind())?;
+            if matches!(image.place, Place::File(_)) {
+                note_opened(Path::new(path), opened.held());
+            }
             Ok(opened.into())
         }
         (Place::File(path), ImageFormat::Qcow2) => {
-            Ok(Qcow2Image::open_found(Path::new(path), access, finder, on_held)?.into())
+            let opened = Qcow2Image::open_found(Path::new(path), access, finder, on_held)?;
+            note_opened(Path::new(path), opened.held());
+            Ok(opened.into())
         }
         (Place::Nbd(uri), ImageFormat::Raw) => {
             let parsed = uri.parse().map_err(|error: UriError| RequestError::Invalid(error.to_string()))?;

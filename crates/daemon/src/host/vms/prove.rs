@@ -39,7 +39,8 @@ impl Host {
             let below = disk.backing.iter().map(|file| process.resolve(file).unwrap_or_else(|| file.clone()));
             let files = std::iter::once(disk.file.clone()).chain(below);
             let held = files.enumerate().map(|(depth, file)| {
-                let used = if depth == 0 && !disk.options.is_read_only { Use::ReadWrite } else { Use::Read };
+                // N.B. what the monitor calls read-only counts for nothing: the volume can be written to.
+                let used = if depth == 0 { Use::ReadWrite } else { Use::Read };
                 let found = held::find(&file).ok();
                 let found = found.filter(|found| process.descriptors_of(numbers(found), used) > 0);
                 let found = found.ok_or_else(|| refuse(&name, another_file(&disk, &file)))?;

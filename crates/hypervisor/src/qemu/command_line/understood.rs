@@ -250,6 +250,11 @@ impl Understood {
                 }
             }
         }
+        // N.B. a QEMU that can show nothing by itself would let anybody of this host connect to a VNC server.
+        if !DISPLAYS.iter().any(|option| self.has(option)) {
+            let body = Body::Alone(Value::Word("none".to_owned()));
+            self.arguments.push(Argument { option: "-display".to_owned(), body });
+        }
         if !self.has(NO_USER_CONFIG) {
             self.arguments.push(Argument { option: NO_USER_CONFIG.to_owned(), body: Body::Nothing });
         }
@@ -290,6 +295,9 @@ fn check_tap(option: &str, said: &Said) -> Result<(), NotAllowed> {
     let what = format!("{option} tap without ifname=NAME,script=no,downscript=no");
     Err(NotAllowed::Option { what, entry: format!("{option} tap") })
 }
+
+/// Options that say where the guest's screen is shown.
+const DISPLAYS: [&str; 4] = ["-display", "-nographic", "-vnc", "-spice"];
 
 impl Argument {
     /// Its name, with one hyphen.

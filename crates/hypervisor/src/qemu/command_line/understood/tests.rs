@@ -23,7 +23,17 @@ fn written(text: &str) -> String {
     let written = understood.write();
     let again = Understood::read(&written, Allowed::default()).unwrap();
     assert_eq!(again.write(), written, "what was written is understood in the same way");
-    written[5..].join(" ")
+    let written = written[5..].join(" ");
+    // That is what a command without a display gets.
+    let is_asked = text.contains("-display");
+    if is_asked { written } else { written.trim_end_matches(" -display none").to_owned() }
+}
+
+#[test]
+fn a_machine_that_says_nothing_of_a_display_has_none() {
+    let command = |text| read(text, Allowed::default()).unwrap().write()[5..].join(" ");
+    assert_eq!(command("-vga std"), "-vga std -display none");
+    assert_eq!(command("-nographic"), "-nographic");
 }
 
 #[test]
@@ -337,7 +347,7 @@ fn a_machine_as_proxmox_starts_it_is_understood() {
     let options = ["-netdev tap".to_owned()];
     let allowed = Allowed { options: &options, folders: &[] };
     let script = "-netdev type=tap,id=n,ifname=t,script=/usr/libexec/qemu-server/pve-bridge,downscript=no";
-    assert_eq!(read(script, allowed).unwrap().write()[5..].join(" "), script);
+    assert_eq!(read(script, allowed).unwrap().write()[5..7].join(" "), script);
     assert!(refusal(script, Allowed::default()).is_some());
     assert!(refusal(&script.replace("/usr", "/tmp"), allowed).is_some());
 }
@@ -356,7 +366,7 @@ fn a_network_within_qemu_reaches_nothing_and_that_is_said() {
     assert_eq!(restricted.warnings(), [""; 0]);
     let options = ["-netdev user".to_owned()];
     let allowed = Allowed { options: &options, folders: &[] };
-    assert_eq!(read("-netdev user,id=n", allowed).unwrap().write()[5..], ["-netdev", "user,id=n"]);
+    assert_eq!(read("-netdev user,id=n", allowed).unwrap().write()[5..7], ["-netdev", "user,id=n"]);
 }
 
 #[test]
@@ -366,7 +376,7 @@ fn what_qemu_would_make_by_itself_is_said() {
     let written = understood.write()[5..].join(" ");
     assert_eq!(
         written,
-        "-net nic -net user,restrict=on -monitor none -serial null -parallel null -no-user-config"
+        "-net nic -net user,restrict=on -monitor none -serial null -parallel null -display none -no-user-config"
     );
     assert_eq!(understood.warnings().len(), 1);
     let again = Understood::read(&understood.write(), Allowed::default()).unwrap();
