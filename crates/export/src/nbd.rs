@@ -39,7 +39,7 @@ pub mod reply;
 pub mod transmission;
 
 pub use caller::Caller;
-pub use client::Client;
+pub use client::{Client, ClientProcess};
 pub use error_code::ErrorCode;
 pub use export::{Access, Connect, Export, Exports, Offer, ReplyStyle};
 pub use limits::Limits;

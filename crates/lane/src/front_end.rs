@@ -22,14 +22,17 @@ use crate::stack::ClientStacks;
 use self::nbd::NbdFrontEnd;
 
 pub use nbd::{
-    Access, AllocationContext, ClientCertificates, CredentialFiles, Credentials, CredentialsError,
-    Encryption, Offer, PassedConnection, PassedSession, ReplyStyle,
+    Access, AllocationContext, ClientCertificates, ClientProcess, CredentialFiles, Credentials,
+    CredentialsError, Encryption, Offer, PassedConnection, PassedSession, ReplyStyle,
 };
 
 /// Accepts the guests of one volume, on the volume's thread.
 pub(crate) trait FrontEnd {
     /// How many clients are connected at this moment.
     fn clients(&self) -> usize;
+
+    /// The processes of this host that use the volume at this moment, one for each connection, as the kernel says.
+    fn processes(&self) -> Vec<ClientProcess>;
 
     /// Accepts nobody any more and takes no further request; what is in flight ends and is answered. Clients that are not
     /// done `deadline` from now are cut: resolves with how many, when none is left.

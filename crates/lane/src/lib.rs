@@ -52,8 +52,8 @@ pub use driver::{
 };
 pub use fencing::{FencingToken, Presence};
 pub use front_end::{
-    Access, AllocationContext, ClientCertificates, CredentialFiles, Credentials, CredentialsError,
-    Encryption, Offer, PassedConnection, PassedSession, ReplyStyle,
+    Access, AllocationContext, ClientCertificates, ClientProcess, CredentialFiles, Credentials,
+    CredentialsError, Encryption, Offer, PassedConnection, PassedSession, ReplyStyle,
 };
 pub use handle::{
     FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle, LaneSettings, LaneStore,

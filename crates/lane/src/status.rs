@@ -6,6 +6,7 @@ use migration::filling::FillingProgress;
 use migration::{HostId, MigrationId};
 
 use crate::clients::ByHost;
+use crate::front_end::ClientProcess;
 
 /// What a lane is doing, at one instant.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -14,6 +15,8 @@ pub struct LaneStatus {
     pub engine: &'static str,
     /// NBD connections.
     pub connections: usize,
+    /// The processes of this host that use the volume by its unix socket, one for each connection.
+    pub client_processes: Vec<ClientProcess>,
     /// Clients at other hosts, which lead them here.
     pub clients_elsewhere: ByHost,
     /// Other hosts that lead their clients here, whether they have any at this moment or not.

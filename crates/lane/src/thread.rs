@@ -475,6 +475,7 @@ impl Lane {
         LaneStatus {
             engine: self.engine.name(),
             connections: self.front_ends.iter().map(|front_end| front_end.clients()).sum(),
+            client_processes: self.front_ends.iter().flat_map(|front_end| front_end.processes()).collect(),
             clients_elsewhere: self.volume.clients().elsewhere(),
             led_here_by: self.volume.clients().ways(),
             awaits_word_of_clients: self.volume.clients().awaits_word(self.handle.now()),

@@ -5,6 +5,8 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::PeerCredentials;
 use rustix::net::sockopt;
 
 use crate::nbd::limits::Limits;
@@ -79,6 +81,26 @@ impl Client {
     }
 }
 
+/// A process of this host that has connected by a unix socket, as the kernel says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ClientProcess {
+    /// Its number when it connected. **N.B.** A number is given again: compare the user as well.
+    pub id: i32,
+    /// The user that it ran as then.
+    pub user: u32,
+}
+
+impl ClientProcess {
+    /// Asks the kernel; `None`: it came over the network, or from a name space whose processes have no numbers here.
+    ///
+    /// That is of the socket, and stays true of one that another server has passed on.
+    pub(super) fn of(socket: &OwnedFd) -> Option<Self> {
+        // Not by rustix: its number of a process cannot be the 0 that the kernel says of one that cannot be seen.
+        let told = getsockopt(socket, PeerCredentials).ok()?;
+        (told.pid() > 0).then(|| Self { id: told.pid(), user: told.uid() })
+    }
+}
+
 impl fmt::Display for Client {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -90,6 +112,9 @@ impl fmt::Display for Client {
 
 #[cfg(test)]
 mod tests {
+    use std::net::{TcpListener, TcpStream};
+    use std::os::unix::net::{UnixListener, UnixStream};
+
     use super::*;
 
     fn host(address: &str) -> Client {
@@ -104,6 +129,20 @@ mod tests {
         assert!(!host("2001:db8:1:2::3").counts_as(host("2001:db8:1:3::3")));
         assert!(!host("192.0.2.1").counts_as(Client::Local));
         assert!(Client::Local.counts_as(Client::Local));
+    }
+
+    #[test]
+    fn the_kernel_says_which_process_has_connected() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("socket")).unwrap();
+        let _client = UnixStream::connect(folder.path().join("socket")).unwrap();
+        let accepted = listener.accept().unwrap().0.into();
+        let us = rustix::process::getpid().as_raw_nonzero().get();
+        let user = rustix::process::geteuid().as_raw();
+        assert_eq!(ClientProcess::of(&accepted), Some(ClientProcess { id: us, user }));
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert_eq!(ClientProcess::of(&listener.accept().unwrap().0.into()), None);
     }
 
     #[test]

@@ -22,7 +22,7 @@ use block::{Handle, IoError};
 use slab::Slab;
 
 use crate::nbd::budget::Budget;
-use crate::nbd::client::Client;
+use crate::nbd::client::{Client, ClientProcess};
 use crate::nbd::connection;
 use crate::nbd::export::Exports;
 use crate::nbd::limits::Limits;
@@ -48,6 +48,8 @@ pub struct ConnectionInfo {
     pub phase: ConnectionPhase,
     /// Who is at its other end.
     pub client: Client,
+    /// Which process that is, if it is one of this host and the kernel tells.
+    pub process: Option<ClientProcess>,
     /// Whether an export is used over TLS.
     pub encrypted: bool,
     /// Requests whose replies have not been sent.
@@ -225,6 +227,7 @@ pub(super) struct Member {
     pub(super) phase: RefCell<ConnectionPhase>,
     pub(super) encrypted: Cell<bool>,
     client: Client,
+    process: Option<ClientProcess>,
     pub(super) requests_in_flight: Cell<usize>,
     pub(super) payload_in_flight: Cell<usize>,
     pub(super) requests_answered: Cell<u64>,
@@ -244,6 +247,7 @@ impl Member {
         ConnectionInfo {
             phase: self.phase.borrow().clone(),
             client: self.client,
+            process: self.process,
             encrypted: self.encrypted.get(),
             requests_in_flight: self.requests_in_flight.get(),
             payload_in_flight: self.payload_in_flight.get(),
@@ -309,6 +313,7 @@ fn admit(shared: &Rc<Shared>, socket: OwnedFd, encryption: &Encryption, session:
         phase: RefCell::new(ConnectionPhase::Negotiating),
         encrypted: Cell::new(false),
         client,
+        process: ClientProcess::of(&socket),
         requests_in_flight: Cell::new(0),
         payload_in_flight: Cell::new(0),
         requests_answered: Cell::new(session.as_ref().map_or(0, |session| session.requests_answered)),

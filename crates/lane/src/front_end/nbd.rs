@@ -16,8 +16,8 @@ use crate::stack::ClientStacks;
 
 pub use export::nbd::negotiation::AllocationContext;
 pub use export::nbd::{
-    Access, ClientCertificates, CredentialFiles, Credentials, CredentialsError, Encryption, Offer,
-    PassedConnection, PassedSession, ReplyStyle,
+    Access, ClientCertificates, ClientProcess, CredentialFiles, Credentials, CredentialsError, Encryption,
+    Offer, PassedConnection, PassedSession, ReplyStyle,
 };
 
 /// Serves one volume to NBD clients.
@@ -64,6 +64,12 @@ impl NbdFrontEnd {
 impl FrontEnd for NbdFrontEnd {
     fn clients(&self) -> usize {
         self.server.connections().len()
+    }
+
+    fn processes(&self) -> Vec<ClientProcess> {
+        let connections = self.server.connections();
+        let use_it = connections.iter().filter(|info| info.phase != nbd::ConnectionPhase::Negotiating);
+        use_it.filter_map(|info| info.process).collect()
     }
 
     fn drain(&self, deadline: Duration) -> LaneFuture<usize> {

@@ -1,6 +1,7 @@
 //! Disks of VMs that somebody else has started: adopted, moved, and given back as plain files.
 
-use std::os::unix::net::UnixStream;
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -140,6 +141,37 @@ fn a_vm_that_is_a_client_of_a_volume_is_bound_to_it_and_nothing_moves_under_it()
         (&"serving".into(), &1.into()),
         "{volume}"
     );
+}
+
+#[test]
+fn a_monitor_whose_process_is_no_client_of_a_volume_is_not_believed_that_it_is() {
+    let scene = Scene::started();
+    scene.create_volume();
+    let (_, volume) = scene.json(&["volume", "show", "v"]);
+    let drive = format!("file={},if=virtio,format=raw", volume["uri"].as_str().unwrap());
+    let Some(_machine) = Machine::start(&scene, &["-drive", &drive]) else { return };
+    // What is said there is what the QEMU says that has the volume: but this process says it.
+    let (liar, told) = (scene.path("liar.qmp"), scene.path("m.qmp"));
+    let listener = UnixListener::bind(&liar).unwrap();
+    let lying = std::thread::spawn(move || {
+        let (mut daemon, _) = listener.accept().unwrap();
+        let mut qemu = UnixStream::connect(told).unwrap();
+        let (mut orders, mut executed) = (daemon.try_clone().unwrap(), qemu.try_clone().unwrap());
+        let forth = std::thread::spawn(move || {
+            // Either may have hung up.
+            let _ = std::io::copy(&mut orders, &mut executed);
+            let _ = executed.shutdown(Shutdown::Both);
+        });
+        let _ = std::io::copy(&mut qemu, &mut daemon);
+        forth.join().unwrap();
+    });
+    let (_, refused) = scene.json(&["vm", "adopt", "m", "--qmp", liar.to_str().unwrap()]);
+    assert_eq!(code(&refused), "vm_unsuitable", "{refused}");
+    assert!(refused.to_string().contains("has no connection to that volume's socket"), "{refused}");
+    assert_eq!(scene.json(&["vm", "list"]).1, serde_json::json!([]));
+    lying.join().unwrap();
+    // QEMU itself is believed.
+    assert!(adopt(&scene).contains("are served as: v"));
 }
 
 #[test]

@@ -1,12 +1,16 @@
 //! Taking in a VM of somebody else's whose disks are volumes of this daemon already: its QEMU is a client of their exports. Nothing is
 //! moved under it, and it is not paused: it is remembered which volumes are its.
+//!
+//! **N.B.** A monitor may lie, and what it says truly of a path may be true in a name space of its own. So the kernel is asked: the
+//! process that listens at the monitor must have a connection to the volume's own socket, which the volume's lane has accepted.
 
 use std::path::PathBuf;
 
 use api::Vm;
 use hypervisor::qemu::{LocalDisk, Qemu};
+use lane::ClientProcess;
 
-use crate::error::RequestError;
+use crate::error::{RequestError, with_causes};
 use crate::host::Host;
 use crate::host::vms::adopted;
 use crate::host::vms::exchange::name_of;
@@ -62,6 +66,12 @@ impl Host {
                 "some of the disks that are named are volumes already, and {missing} is none; name either those or the others"
             )));
         }
+        for (volume, disk) in &bound {
+            self.prove_client(name, qemu, volume).await.map_err(|error| {
+                tracing::warn!(vm = name, volume, disk = disk.device, %error, "a monitor names a volume, and is not believed");
+                error
+            })?;
+        }
         for (volume, _) in &bound {
             let user = self.vms.user_of(volume);
             let user = match user {
@@ -73,6 +83,33 @@ impl Host {
             }
         }
         Ok(Some(bound))
+    }
+
+    /// Looks whether the process behind a monitor is a client of a volume, as the kernel says, whatever the monitor says.
+    ///
+    /// # Errors
+    /// [`VmError::Disk`]: it is none at this moment; [`RequestError::VolumeUnavailable`].
+    pub(in crate::host) async fn prove_client(
+        &self,
+        name: &str,
+        qemu: &Qemu,
+        volume: &str,
+    ) -> Result<(), RequestError> {
+        let unavailable = |error: lane::Refused| RequestError::VolumeUnavailable {
+            volume: volume.to_owned(),
+            reason: with_causes(&error),
+        };
+        let clients = self.volumes.lane(volume).await?.status().await.map_err(unavailable)?.client_processes;
+        if is_among(&clients, qemu.process(), qemu.user()) {
+            return Ok(());
+        }
+        let why = format!(
+            "its monitor says that a disk is the volume \"{volume}\", and the process that listens at the monitor has no connection to that \
+             volume's socket, {}: QEMU itself must make the monitor's socket (-qmp unix:PATH,server=on,wait=off), run where the daemon \
+             sees its process, and be connected; one that has lost its connection connects again when its guest uses the disk",
+            self.export_named(volume).socket.display()
+        );
+        Err(VmError::Disk { vm: name.to_owned(), why }.into())
     }
 
     /// Remembers that volumes are a VM's.
@@ -104,5 +141,28 @@ impl Host {
         self.remember_adopted(adopted.clone()).await?;
         tracing::info!(vm = %adopted.name, disks = adopted.disks.len(), "a VM is taken in whose disks are volumes already");
         Ok(adopted::describe(&adopted, adopted::SETTLED_TIMEOUT).await)
+    }
+}
+
+/// Tells whether a process is one of these clients. A number alone is none: it may have been another process's before.
+fn is_among(clients: &[ClientProcess], process: Option<i32>, user: Option<u32>) -> bool {
+    let asked = process.zip(user).map(|(id, user)| ClientProcess { id, user });
+    asked.is_some_and(|asked| clients.contains(&asked))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_a_client_by_its_number_and_its_user() {
+        let clients = [ClientProcess { id: 7, user: 0 }, ClientProcess { id: 8, user: 24_005 }];
+        assert!(is_among(&clients, Some(8), Some(24_005)));
+        for (process, user) in
+            [(Some(7), Some(24_005)), (Some(9), Some(24_005)), (None, Some(0)), (Some(7), None)]
+        {
+            assert!(!is_among(&clients, process, user), "{process:?} {user:?}");
+        }
+        assert!(!is_among(&[], None, None));
     }
 }
