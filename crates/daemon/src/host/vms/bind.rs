@@ -89,12 +89,7 @@ impl Host {
     ///
     /// # Errors
     /// [`VmError::Disk`]: it is none at this moment; [`RequestError::VolumeUnavailable`].
-    pub(in crate::host) async fn prove_client(
-        &self,
-        name: &str,
-        qemu: &Qemu,
-        volume: &str,
-    ) -> Result<(), RequestError> {
+    async fn prove_client(&self, name: &str, qemu: &Qemu, volume: &str) -> Result<(), RequestError> {
         let unavailable = |error: lane::Refused| RequestError::VolumeUnavailable {
             volume: volume.to_owned(),
             reason: with_causes(&error),

@@ -87,14 +87,7 @@ impl Host {
         };
         let qemu = self.vms.qemu(&name)?;
         check_order(&order)?;
-        let adopted = self.adoptions()?.get(&name);
-        // N.B. A monitor that was told the truth of once may lie now, and the volume may be another one of that name.
-        if adopted.as_ref().is_some_and(|adopted| adopted.is_bound) {
-            for volume in &known.volumes {
-                self.prove_client(&name, &qemu, volume).await?;
-            }
-        }
-        self.check_movable(&name, &qemu, adopted.as_ref()).await?;
+        self.check_movable(&name, &qemu, self.adoptions()?.get(&name).as_ref()).await?;
         self.check_tpm(&name)?;
         if order.memory == Memory::PostCopy {
             check_post_copy(&name, &*qemu).await?;

@@ -495,6 +495,9 @@ const OBJECTS: &[Form] = &[
 ];
 const POLICY: Kind = Words(&["default", "preferred", "bind", "interleave"]);
 
+/// What a disk does at an error.
+const AT_ERRORS: Kind = Words(&["auto", "report", "ignore", "enospc", "stop"]);
+
 /// Properties of all devices of a kind that a command may set.
 pub(super) const PROPERTIES: &[(&str, &str, Kind)] = &[
     ("ICH9-LPC", "disable_s3", Number(1)),
@@ -505,6 +508,10 @@ pub(super) const PROPERTIES: &[(&str, &str, Kind)] = &[
     ("PIIX4_PM", "disable_s4", Number(1)),
     ("PIIX4_PM", "acpi-pci-hotplug-with-bridge-support", Switch),
     ("PIIX4_PM", "acpi-root-pci-hotplug", Switch),
+    ("virtio-blk-device", "rerror", AT_ERRORS),
+    ("virtio-blk-device", "werror", AT_ERRORS),
+    ("scsi-hd", "rerror", AT_ERRORS),
+    ("scsi-hd", "werror", AT_ERRORS),
     ("cfi.pflash01", "secure", Switch),
     ("kvm-pit", "lost_tick_policy", Words(&["discard", "delay", "slew", "merge"])),
     ("mc146818rtc", "lost_tick_policy", Words(&["discard", "slew"])),
