@@ -343,15 +343,17 @@ impl OutgoingVm {
     /// It has ended, or what it does cannot be noted: it does not move.
     async fn note_stop(&self, mut changes: Box<dyn RunChanges>) -> Result<Infallible, MoveFault> {
         loop {
+            let change = changes.next().await;
+            // N.B. now: its hypervisor answers nothing before its disks have.
             let at = Instant::now();
-            let does = match changes.next().await {
+            let does = match change {
                 Some(RunChange::Stopped) => Does::of(self.vm.run_state().await?.as_str()),
                 Some(RunChange::Runs) => Does::Runs,
                 None => return std::future::pending().await,
             };
             let is_ours = self.is_paused_here.load(Ordering::Acquire) && does == Does::Paused;
             let does = if is_ours { Does::Stands } else { does };
-            let stopped = (does == Does::Stands).then(|| at.max(Instant::now()));
+            let stopped = (does == Does::Stands).then_some(at);
             self.account.send_modify(|account| account.stopped = stopped);
             for step in self.decide(|departure| Ok(departure.changed(&does)))? {
                 match step {
