@@ -114,7 +114,7 @@ fn a_machine_runs_as_a_user_of_its_own_wherever_it_goes() {
         std::fs::write(&vars, vec![7; 64 << 10])?;
         let words = [
             "-drive",
-            "if=none,id=vars,format=raw,file={file:vars}",
+            "if=ide,id=vars,format=raw,file={file:vars}",
             "-chardev",
             "socket,id=own,path={path:own},server=on,wait=off",
         ];

@@ -288,6 +288,16 @@ fn impossible_between_hosts(fault: Fault, phase: Phase) -> Option<&'static str> 
     }
 }
 
+/// Tells whether a fault of one host is planned for a phase.
+pub(crate) fn is_planned(fault: Fault, phase: Phase) -> bool {
+    impossible(Table::OneHost, fault, phase).is_none() && !commits_a_cancellation(fault, phase)
+}
+
+/// Nothing is committed while the gates close, unless a cancellation is ordered just then.
+fn commits_a_cancellation(fault: Fault, phase: Phase) -> bool {
+    matches!(fault, Fault::JournalError | Fault::JournalSlow) && phase == Phase::Closing
+}
+
 /// Tells whether a fault strikes in a phase only if something else has gone wrong as well: that is not asked for.
 fn is_seldom(table: Table, fault: Fault, phase: Phase) -> bool {
     use Phase::{
@@ -295,8 +305,9 @@ fn is_seldom(table: Table, fault: Fault, phase: Phase) -> bool {
     };
     if table == Table::OneHost {
         // What a copy lacks is kept while it is made: the flush of the source that belongs to it may end later.
-        return matches!(fault, Fault::SourceError | Fault::SourceSlow)
+        let is_late = matches!(fault, Fault::SourceError | Fault::SourceSlow)
             && matches!(phase, Releasing | Committing | TakingBack);
+        return is_late || commits_a_cancellation(fault, phase);
     }
     match fault {
         // Nothing is asked of the source's disk past the commit point, and before it only if the mirror is behind.
@@ -328,7 +339,7 @@ fn is_seldom(table: Table, fault: Fault, phase: Phase) -> bool {
 
 fn impossible_on_one_host(fault: Fault, phase: Phase) -> Option<&'static str> {
     use Phase::{
-        Closing, Committing, Discarding, Ended, Filling, Memory, Preparing, Releasing, Retiring, TakingBack,
+        Committing, Discarding, Ended, Filling, Memory, Preparing, Releasing, Retiring, TakingBack,
     };
     match (fault, phase) {
         (_, Filling) => Some("nothing is left behind on one host"),
@@ -348,7 +359,6 @@ fn impossible_on_one_host(fault: Fault, phase: Phase) -> Option<&'static str> {
         (Fault::HandBack, phase) if !matches!(phase, Committing | TakingBack | Discarding) => {
             Some("trials are made once the volumes have been handed over, and not given back")
         }
-        (Fault::JournalError | Fault::JournalSlow, Closing) => Some("nothing is committed"),
         _ => None,
     }
 }

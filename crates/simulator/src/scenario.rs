@@ -9,7 +9,7 @@ use lane::TimeLimits;
 use migration::strategy::{Distance, HotBlocks, Recording, Strategy};
 use migration::{PacingSettings, Phase};
 
-use crate::coverage::{Table, impossible};
+use crate::coverage::{Table, is_planned};
 use crate::disk::DiskSettings;
 use crate::faults::{Fault, Planned};
 use crate::guest::GuestSettings;
@@ -259,7 +259,7 @@ fn draw_faults(random: &mut Random) -> Vec<Planned> {
         if random.percent(25) {
             // Two at once: one request fails while another hangs.
             let other = Planned { fault: random.pick(&Fault::OF_ONE_HOST), percent: 50, ..fault };
-            if impossible(Table::OneHost, other.fault, other.phase).is_none() {
+            if is_planned(other.fault, other.phase) {
                 faults.push(other);
             }
         }
@@ -303,7 +303,7 @@ fn draw_fault(random: &mut Random) -> Planned {
 fn draw_phase(random: &mut Random, fault: Fault) -> Phase {
     loop {
         let phase = random.pick(&Phase::ALL);
-        if impossible(Table::OneHost, fault, phase).is_none() {
+        if is_planned(fault, phase) {
             return phase;
         }
     }
