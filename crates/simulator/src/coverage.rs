@@ -338,9 +338,7 @@ fn is_seldom(table: Table, fault: Fault, phase: Phase) -> bool {
 }
 
 fn impossible_on_one_host(fault: Fault, phase: Phase) -> Option<&'static str> {
-    use Phase::{
-        Committing, Discarding, Ended, Filling, Memory, Preparing, Releasing, Retiring, TakingBack,
-    };
+    use Phase::{Committing, Discarding, Ended, Filling, Memory, Preparing, Releasing, Retiring, TakingBack};
     match (fault, phase) {
         (_, Filling) => Some("nothing is left behind on one host"),
         (_, Memory) => Some("no VM goes along: the two hosts' model in `migration` has one"),
