@@ -231,7 +231,7 @@ pub enum Bug {
 
 impl Bug {
     /// All of them that the simulator meets with its fleet. No seed has noticed [`Self::CancelForgotten`], [`Self::CancelOvertaken`] and
-    /// [`Self::NotedForgotten`] yet: they are not among these, and tests of `migration` stand for them.
+    /// [`Self::NotedForgotten`] yet: they are not among these.
     pub const ALL: &[Self] = &[
         Self::PreparedTargetLeaves,
         Self::PromiseForgotten,
