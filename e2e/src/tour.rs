@@ -67,13 +67,28 @@ pub fn play_tour(seed: u64, steps: u32, mut told: impl FnMut(&str)) -> anyhow::R
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// A volume begins to move from wherever it is; `turn` says to which of the others.
-    Move { volume: usize, turn: usize, serve_here: bool, keep_source: bool, slowly: bool },
+    Move {
+        volume: usize,
+        turn: usize,
+        serve_here: bool,
+        keep_source: bool,
+        slowly: bool,
+    },
     /// A daemon ends by this signal, and is started again after a time; it may kill itself at a later step.
-    End { host: usize, signal: Signal, away: Duration, fail_point: Option<&'static str> },
+    End {
+        host: usize,
+        signal: Signal,
+        away: Duration,
+        fail_point: Option<&'static str>,
+    },
     /// A daemon is stopped, and continued.
-    Freeze { host: usize, length: Duration },
-    /// The guests work.
-    Wait { length: Duration },
+    Freeze {
+        host: usize,
+        length: Duration,
+    },
+    Wait {
+        length: Duration,
+    },
 }
 
 impl Step {

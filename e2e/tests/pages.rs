@@ -359,7 +359,6 @@ fn the_commands_of_the_pages_about_hosts_and_vms_do_what_they_say() -> anyhow::R
     Ok(())
 }
 
-/// Has commands typed.
 fn run(root: &ThrowAwayRoot, commands: &str) -> anyhow::Result<()> {
     std::fs::write(root.path("/root/work/typed"), format!("{WORDS}{commands}"))?;
     let outcome = root.run("bash -eux -o pipefail /root/work/typed >/tmp/said 2>&1");
@@ -371,7 +370,6 @@ fn run(root: &ThrowAwayRoot, commands: &str) -> anyhow::Result<()> {
 }
 
 impl Part {
-    /// What is typed.
     fn commands(&self) -> anyhow::Result<String> {
         let page = std::fs::read_to_string(repository().join(self.document))?;
         let (heading, number) = self.block;

@@ -39,7 +39,6 @@ fn may_run_ahead() -> bool {
 /// A host, and what it is called with its store.
 type End<'a> = (&'a Host, &'a str);
 
-/// Which daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Daemon {
     Source,

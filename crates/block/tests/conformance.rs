@@ -18,7 +18,6 @@ use block::{
 
 /// On the disk that has the build.
 const ON_DISK: &str = env!("CARGO_TARGET_TMPDIR");
-/// In memory.
 const ON_TMPFS: &str = "/dev/shm";
 
 /// More than the suite has cases for one size.

@@ -19,7 +19,6 @@ pub const RUNS_MAX: usize = 1 << 20;
 const ENTRIES_MAX: u64 = 4096;
 /// What the bytes begin with; the last is the version.
 const HEADER: [u8; 8] = *b"STERNAC\x03";
-/// Header and checksum.
 const PREFIX_BYTES: usize = HEADER.len() + 4;
 
 /// A chronicle, and the replicas that refer to it, as they are kept.

@@ -55,7 +55,6 @@ pub(crate) struct State {
     is_losing: AtomicBool,
 }
 
-/// Who orders.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(untagged)]
 pub(crate) enum By {
@@ -80,7 +79,6 @@ pub(crate) enum By {
         #[serde(skip_serializing_if = "Option::is_none")]
         role: Option<api::Role>,
     },
-    /// Another host.
     Host {
         /// The identity by which it is known.
         #[serde(rename = "host", serialize_with = "as_text")]
@@ -88,7 +86,6 @@ pub(crate) enum By {
     },
 }
 
-/// One line.
 #[derive(Debug, Serialize)]
 pub(crate) struct Entry {
     /// Who orders; `None`: the kernel does not say.

@@ -59,20 +59,13 @@ enum Known {
 pub(crate) enum CustodyError {
     /// Others use it, or may.
     #[error("{path}: {refused}", path = .path.display())]
-    Refused {
-        /// The image.
-        path: PathBuf,
-        /// Who.
-        refused: Refused,
-    },
+    Refused { path: PathBuf, refused: Refused },
     /// The system has answered so.
     #[error("cannot {operation} {path}: {source}", path = .path.display())]
     Io {
         /// What was tried, as a verb.
         operation: &'static str,
-        /// The image.
         path: PathBuf,
-        /// The answer.
         source: io::Error,
     },
 }

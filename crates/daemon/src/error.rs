@@ -88,11 +88,9 @@ pub(crate) enum RequestError {
     /// What has come of the volume cannot be promoted.
     #[error("volume \"{volume}\" cannot be promoted: {reason}; see: sterna migration show {migration}")]
     NotPromotable {
-        /// Which.
         volume: String,
         /// The migration by which it comes.
         migration: MigrationId,
-        /// Why.
         reason: NotPromotable,
     },
     /// A promotion is founded on nothing.
@@ -107,29 +105,16 @@ pub(crate) enum RequestError {
     /// Another host cannot be reached.
     #[error("host \"{host}\" cannot be reached: {reason}; see: sterna host show {host}")]
     HostUnreachable {
-        /// Which.
         host: String,
         /// What was tried, and what came of it.
         reason: String,
     },
     /// Another host cannot run a VM.
     #[error("host \"{host}\" cannot run the VM \"{vm}\": {reason}")]
-    VmRefused {
-        /// Which VM.
-        vm: String,
-        /// Which host.
-        host: String,
-        /// Why.
-        reason: String,
-    },
+    VmRefused { vm: String, host: String, reason: String },
     /// A VM cannot be moved as it is.
     #[error("the VM \"{vm}\" cannot be moved: {reason}")]
-    VmUnmovable {
-        /// Which.
-        vm: String,
-        /// Why.
-        reason: String,
-    },
+    VmUnmovable { vm: String, reason: String },
     /// A VM cannot stand still for as short as it is to.
     #[error(
         "the VM \"{vm}\" cannot be moved within --max-downtime {}: the way to the other host is so long that an idle \
@@ -137,7 +122,6 @@ pub(crate) enum RequestError {
         wanted.as_millis(), least.as_secs_f64() * 1000.0, crate::host::roomy(*least).as_millis()
     )]
     DowntimeUnreachable {
-        /// Which.
         vm: String,
         /// How long an idle one would stand still.
         least: std::time::Duration,
@@ -146,19 +130,13 @@ pub(crate) enum RequestError {
     },
     /// Another host does not take a volume.
     #[error("host \"{host}\" does not take the volume: {}", refusal.detail)]
-    HostRefused {
-        /// Which.
-        host: String,
-        /// Why.
-        refusal: Refusal,
-    },
+    HostRefused { host: String, refusal: Refusal },
     /// A volume has gone to another host.
     #[error(
         "volume \"{volume}\" is at host \"{host}\" ({migration}), and only forwarded here: do it there, or end the forwarding \
          with: sterna volume remove {volume}"
     )]
     VolumeElsewhere {
-        /// Which volume.
         volume: String,
         /// Which host has it.
         host: String,
@@ -168,7 +146,6 @@ pub(crate) enum RequestError {
     /// A volume has gone to another host, and nothing of it is left here.
     #[error("volume \"{volume}\" has gone to host \"{host}\" ({migration}): do it there")]
     VolumeGone {
-        /// Which volume.
         volume: String,
         /// Which host it went to.
         host: String,
@@ -178,7 +155,6 @@ pub(crate) enum RequestError {
     /// Something depends on another host that was to be forgotten.
     #[error("host \"{host}\" is needed: {needed}; to forget it all the same: --force")]
     HostNeeded {
-        /// Which host.
         host: String,
         /// By what, and what to do about it.
         needed: String,
@@ -201,7 +177,6 @@ pub(crate) enum RequestError {
     BranchPresent {
         /// What the other branch is called here.
         volume: String,
-        /// Its generation.
         here: Generation,
         /// That of the branch that is offered.
         offered: Generation,
@@ -225,7 +200,6 @@ pub(crate) enum RequestError {
     /// The name cannot be one.
     #[error("\"{name}\" cannot be the name of a volume: {reason}")]
     Name {
-        /// What was given.
         name: String,
         /// What is wrong with it.
         reason: InvalidName,
@@ -244,36 +218,16 @@ pub(crate) enum RequestError {
     },
     /// A store cannot be used.
     #[error("store \"{name}\" cannot be used: {problem}")]
-    StoreUnusable {
-        /// Which.
-        name: String,
-        /// Why.
-        problem: StoreProblem,
-    },
+    StoreUnusable { name: String, problem: StoreProblem },
     /// A store that holds one volume has one.
     #[error("store \"{name}\" takes one volume, and {occupant}{}", if_kept(.name, .occupant))]
-    StoreOccupied {
-        /// Which store.
-        name: String,
-        /// What it has.
-        occupant: Occupant,
-    },
+    StoreOccupied { name: String, occupant: Occupant },
     /// A place is another volume's.
     #[error("{place} is the volume \"{volume}\" already; see: sterna volume show {volume}")]
-    PlaceTaken {
-        /// Where.
-        place: Place,
-        /// Whose it is.
-        volume: String,
-    },
+    PlaceTaken { place: Place, volume: String },
     /// A place holds what a migration left there.
     #[error("{place} holds {}; to serve that all the same: --fenced", fenced(.fence))]
-    Fenced {
-        /// Where.
-        place: Place,
-        /// What is there.
-        fence: Reservation,
-    },
+    Fenced { place: Place, fence: Reservation },
     /// A file in a store is left as it is.
     #[error(transparent)]
     StoreFile(#[from] StoreFileError),
@@ -282,14 +236,10 @@ pub(crate) enum RequestError {
     Fill(#[from] FillError),
     /// A file is where the image would be.
     #[error("{path} exists already; move it away if nothing uses it, or take another name or another store")]
-    TargetExists {
-        /// The file.
-        path: PathBuf,
-    },
+    TargetExists { path: PathBuf },
     /// The place cannot take as many bytes.
     #[error("{needed} bytes do not fit into {place}: {detail}")]
     TargetTooSmall {
-        /// Where.
         place: String,
         /// What is needed, in bytes.
         needed: u64,
@@ -298,18 +248,12 @@ pub(crate) enum RequestError {
     },
     /// The volume is there already.
     #[error("volume \"{volume}\" is in store \"{store}\" already; choose another one")]
-    SameStore {
-        /// Which volume.
-        volume: String,
-        /// Where it is.
-        store: String,
-    },
+    SameStore { volume: String, store: String },
     /// The store is too full.
     #[error(
         "store \"{store}\" has {} free, and {} are needed; make room there, or choose another store", Bytes(*.free), Bytes(*.needed)
     )]
     NoSpace {
-        /// Which store.
         store: String,
         /// What is free, in bytes.
         free: u64,
@@ -320,12 +264,7 @@ pub(crate) enum RequestError {
     #[error(
         "volume \"{volume}\" is being migrated ({migration}); wait for it, or cancel it: sterna migration cancel {migration}"
     )]
-    AlreadyMigrating {
-        /// Which volume.
-        volume: String,
-        /// By which migration.
-        migration: MigrationId,
-    },
+    AlreadyMigrating { volume: String, migration: MigrationId },
     /// The volume lacks blocks.
     #[error(transparent)]
     Lacking(#[from] LackingError),
@@ -346,29 +285,19 @@ pub(crate) enum RequestError {
     MigrationWaits(MigrationId),
     /// As many migrations wait as may.
     #[error("{waiting} migrations wait for their turn; order more when some of them have begun")]
-    QueueFull {
-        /// How many.
-        waiting: usize,
-    },
+    QueueFull { waiting: usize },
     /// Another host has as much as it may have here.
     #[error("{0}; try again later")]
     ShareUsedUp(UsedUp),
     /// There is nothing to do once more.
     #[error("migration {migration} cannot be done once more: {reason}")]
     CannotRetry {
-        /// Which.
         migration: MigrationId,
         /// Why, and what to do.
         reason: RetryObstacle,
     },
-    /// Clients are connected.
     #[error("volume \"{volume}\" is in use by {clients}; stop the guest, or cut it off with --force")]
-    VolumeInUse {
-        /// Which volume.
-        volume: String,
-        /// By whom.
-        clients: crate::volumes::registry::Users,
-    },
+    VolumeInUse { volume: String, clients: crate::volumes::registry::Users },
     /// Clients may have been left at the host that it came from.
     #[error(
         "the host that volume \"{0}\" came from has not said yet whether it leads clients here; try again in a minute, or cut \
@@ -384,24 +313,13 @@ pub(crate) enum RequestError {
     #[error(
         "volume \"{volume}\" is on its way here ({migration}); wait for it, or cancel it: sterna migration cancel {migration}"
     )]
-    VolumeArriving {
-        /// Which volume.
-        volume: String,
-        /// By which migration.
-        migration: MigrationId,
-    },
+    VolumeArriving { volume: String, migration: MigrationId },
     /// The volume is not served.
     #[error("volume \"{volume}\" is not being served: {reason}")]
-    VolumeUnavailable {
-        /// Which volume.
-        volume: String,
-        /// Why.
-        reason: String,
-    },
+    VolumeUnavailable { volume: String, reason: String },
     /// No image of the volume was kept, or none by this migration.
     #[error("no such image of \"{volume}\" was kept{}", if_others(.known))]
     ReplicaNotFound {
-        /// Which volume.
         volume: String,
         /// The migrations that left one, for people; empty: none did.
         known: String,
@@ -420,7 +338,6 @@ pub(crate) enum RequestError {
          there: to have {asked} bytes, make another volume and copy inside of the guest"
     )]
     Shrinks {
-        /// Which volume.
         volume: String,
         /// Its size in bytes.
         size: u64,
@@ -430,7 +347,6 @@ pub(crate) enum RequestError {
     /// A store in which the volume must fit cannot hold as much.
     #[error("volume \"{volume}\" cannot have {needed} bytes: {reason}")]
     CannotGrow {
-        /// Which volume.
         volume: String,
         /// What was asked for, in bytes.
         needed: u64,
@@ -452,7 +368,6 @@ pub(crate) enum RequestError {
     /// An image is none that can be served.
     #[error("{path} cannot be served: {detail}")]
     ImageUnsuitable {
-        /// The file.
         path: PathBuf,
         /// Why, and what to do.
         detail: String,
@@ -460,7 +375,6 @@ pub(crate) enum RequestError {
     /// Others use an image, or may.
     #[error("{path}: {refused}")]
     Claimed {
-        /// The image.
         path: PathBuf,
         /// Who, and what was not done.
         refused: migration::custody::Refused,
@@ -479,12 +393,7 @@ pub(crate) enum RequestError {
     Vm(#[from] VmError),
     /// The volume is a disk of a VM.
     #[error("volume \"{volume}\" is a disk of the VM \"{vm}\"; remove that first: sterna vm remove {vm}")]
-    VolumeOfVm {
-        /// Which volume.
-        volume: String,
-        /// Whose it is.
-        vm: String,
-    },
+    VolumeOfVm { volume: String, vm: String },
     /// The daemon is going down.
     #[error("the daemon is shutting down; try again when it is back")]
     ShuttingDown,
@@ -496,12 +405,10 @@ pub(crate) enum RequestError {
     Storage {
         /// What was tried, as a verb.
         operation: &'static str,
-        /// The file.
         path: PathBuf,
         /// What the system answered.
         detail: String,
     },
-    /// A defect.
     #[error("the daemon contradicted itself: {0}; please report this, with its log")]
     Internal(String),
 }

@@ -48,7 +48,6 @@ pub(crate) struct Grants {
 pub(crate) struct Granted {
     /// What he is called.
     pub(crate) name: String,
-    /// His key.
     pub(crate) key: HostId,
     /// How far he is let in.
     pub(crate) standing: Standing,
@@ -86,7 +85,6 @@ pub(crate) enum GrantsError {
          \"0.0.0.0:7425\", and restart it, which breaks no connection"
     )]
     NotListening,
-    /// It cannot.
     #[error("nobody is let in over TLS: {0}")]
     Unusable(String),
     /// Nobody has the name.

@@ -105,7 +105,6 @@ pub(crate) struct Host {
     /// What clients of volumes' ports may or must do.
     encryption: Encryption,
     pub(crate) sockets: SocketFolder,
-    /// Other hosts.
     pub(crate) hosts: Arc<Hosts>,
     /// What is said to them about migrations, and heard.
     pub(crate) peers: Arc<Peers>,

@@ -47,16 +47,11 @@ const COPY_STEP_BYTES: usize = 4 << 20;
 pub(crate) enum CopyError {
     /// The store is full.
     #[error("the store ran out of space while {from} was copied; make room there, or choose another store")]
-    NoSpace {
-        /// What was copied.
-        from: PathBuf,
-    },
+    NoSpace { from: PathBuf },
     /// Reading or writing failed.
     #[error("copy {from} to {to}")]
     Io {
-        /// What was copied.
         from: PathBuf,
-        /// Where to.
         to: PathBuf,
         /// What the system answered.
         source: io::Error,

@@ -68,7 +68,6 @@ impl Exposition {
 }
 
 impl Family<'_> {
-    /// Adds a value.
     pub(crate) fn add(&mut self, labels: Labels, value: f64) {
         let mut metric = labelled(labels);
         if self.family.get_field_type() == MetricType::COUNTER {
@@ -83,7 +82,6 @@ impl Family<'_> {
         self.push(metric);
     }
 
-    /// Adds a count.
     pub(crate) fn count(&mut self, labels: Labels, count: u64) {
         self.add(labels, count as f64);
     }

@@ -48,7 +48,6 @@ impl std::fmt::Debug for Impaired {
     }
 }
 
-/// One store.
 #[derive(Debug)]
 pub(crate) struct Store {
     name: String,
@@ -69,7 +68,6 @@ pub(crate) struct StoreClaim {
 pub(crate) enum StoreKind {
     /// A folder of images.
     Folder {
-        /// The folder.
         folder: Folder,
         /// Format of new images, if the configuration says one.
         format: Option<ImageFormat>,
@@ -111,7 +109,6 @@ pub(crate) enum StoreProblem {
 /// Space of a store, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Space {
-    /// All of it.
     pub total: u64,
     /// What this process may still use.
     pub free: u64,
@@ -120,7 +117,6 @@ pub(crate) struct Space {
 /// What a store that holds one volume holds.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Occupant {
-    /// A volume.
     #[error("it holds the volume \"{0}\"; move or remove that first")]
     Volume(String),
     /// An operation that fills it.
@@ -260,7 +256,6 @@ impl Store {
         &self.name
     }
 
-    /// What it is.
     pub(crate) fn kind(&self) -> &StoreKind {
         &self.kind
     }

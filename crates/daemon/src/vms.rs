@@ -116,11 +116,9 @@ struct Entry {
 /// Whether a VM's QEMU is there.
 #[derive(Clone)]
 pub(crate) enum Life {
-    /// There is none.
     Stopped,
     /// It has been started, or is looked for, and does not answer yet.
     Starting,
-    /// It is there.
     Alive(Alive),
     /// It has ended by itself; the text says what it said last.
     Crashed(String),

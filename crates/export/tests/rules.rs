@@ -31,7 +31,6 @@ const UNKNOWN_FLAG: u16 = 1 << 9;
 /// Beyond every limit on a payload, and within the disk.
 const LONG: u64 = PAYLOAD_LENGTH_MAX as u64 + 512;
 
-/// What comes back.
 #[derive(Clone, Copy)]
 enum Answer {
     Success,

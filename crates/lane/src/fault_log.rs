@@ -16,7 +16,6 @@ pub(crate) struct FaultLog {
     volume: String,
     /// When the latest line was written, by the lane's clock; `None`: there is none.
     said: Cell<Option<Duration>>,
-    /// Faults since then.
     unsaid: Cell<u64>,
 }
 

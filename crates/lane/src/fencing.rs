@@ -46,7 +46,6 @@ impl FencingToken {
 /// What became of a change that bears a fencing token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Changed {
-    /// It is made.
     Done,
     /// It is not, and will not be: it bears another fencing token than this one, which is the present one.
     Refused(FencingToken),

@@ -71,7 +71,6 @@ pub struct FillingStore {
 pub struct Missing {
     /// For what guests wait for.
     urgent: PeerStore,
-    /// For the rest.
     background: PeerStore,
 }
 

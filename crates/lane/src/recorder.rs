@@ -35,7 +35,6 @@ pub(crate) struct Recorder {
     sampled_at: Cell<Duration>,
     /// Phases entered since the last sample, and when.
     phases: RefCell<Vec<(Duration, Phase)>>,
-    /// The latest report.
     progress: RefCell<Option<Progress>>,
     /// Bytes copied, mirrored and found to be zero up to the last sample.
     bytes: Cell<[u64; 3]>,
@@ -151,27 +150,22 @@ impl Drop for Recorder {
 }
 
 impl Control for Recorder {
-    /// Passthrough.
     fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
         self.below.commit(records)
     }
 
-    /// Passthrough.
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>> {
         self.below.retire(image, retirement)
     }
 
-    /// Passthrough.
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
         self.below.discard(image)
     }
 
-    /// Passthrough.
     fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), HooksFault>> {
         self.below.run_hooks(migration)
     }
 
-    /// Passthrough.
     fn stop_vm(
         &self,
         migration: MigrationId,
@@ -180,7 +174,6 @@ impl Control for Recorder {
         self.below.stop_vm(migration, paused)
     }
 
-    /// Passthrough.
     fn run_vm(&self, migration: MigrationId) -> LaneFuture<Result<(), VmFault>> {
         self.below.run_vm(migration)
     }
@@ -207,7 +200,6 @@ impl Control for Recorder {
         self.below.entered(migration, phase);
     }
 
-    /// Passthrough.
     fn carry(&self) -> Option<Vec<LaneFuture<()>>> {
         self.below.carry()
     }

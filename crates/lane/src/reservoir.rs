@@ -37,7 +37,6 @@ pub struct Reservoir {
 /// What a reservoir has given, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Served {
-    /// All of it.
     pub(crate) bytes: u64,
     /// Of this, what guests waited for.
     pub(crate) pulled: u64,
@@ -172,7 +171,6 @@ impl BlockDevice for ReservoirStore {
         })
     }
 
-    /// Nobody changes it.
     fn change(&self, _: Change) -> IoFuture<'_, ()> {
         Box::pin(std::future::ready(Err(IoError::ReadOnly)))
     }

@@ -166,7 +166,6 @@ impl Shares {
         }
     }
 
-    /// Counts an offer.
     fn may_offer(&mut self, now: Duration, peer: HostId) -> Result<(), UsedUp> {
         self.offers.retain(|_, paid_at| *paid_at > now);
         let interval = self.limits.offer_interval;

@@ -391,7 +391,6 @@ fn volume_record(volume: VolumeId) -> VolumeRecord {
     }
 }
 
-/// SplitMix64.
 struct Random(u64);
 
 impl Random {

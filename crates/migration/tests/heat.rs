@@ -30,7 +30,6 @@ impl Exact {
     }
 }
 
-/// SplitMix64.
 struct Random(u64);
 
 impl Random {

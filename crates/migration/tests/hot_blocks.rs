@@ -31,7 +31,6 @@ struct Seen {
     rounds: Vec<Round>,
     /// Blocks of the round that is copied while the guest is held.
     last: u64,
-    /// Beyond once each.
     blocks: u64,
     /// Blocks that guests wrote for the first time when they had been copied: whoever learns only from writes meanwhile copies
     /// them twice.
@@ -204,7 +203,6 @@ fn a_guest_that_writes_everywhere_faster_than_is_copied_is_given_up_all_the_same
     }
 }
 
-/// SplitMix64.
 struct Random(u64);
 
 impl Random {

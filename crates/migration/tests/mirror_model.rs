@@ -58,7 +58,6 @@ struct Model {
     link: Link,
 }
 
-/// Who acknowledges writes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Both,
@@ -412,7 +411,6 @@ fn sectors(range: ByteRange) -> std::ops::Range<usize> {
     (range.offset / SECTOR) as usize..(range.end() / SECTOR) as usize
 }
 
-/// SplitMix64.
 struct Random(u64);
 
 impl Random {

@@ -129,7 +129,6 @@ impl Scene {
     }
 }
 
-/// SplitMix64.
 struct Random(u64);
 
 impl Random {

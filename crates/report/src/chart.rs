@@ -15,7 +15,6 @@ pub(crate) const WIDTH: f64 = 1040.0;
 pub(crate) const LEFT: f64 = 72.0;
 pub(crate) const RIGHT: f64 = WIDTH - 8.0;
 
-/// A plot.
 pub(crate) struct Chart<'a> {
     /// What it is called, also for those who cannot see it.
     pub(crate) title: &'a str,
@@ -42,7 +41,6 @@ pub(crate) struct Chart<'a> {
 /// What is above a plot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Above {
-    /// Nothing.
     Nothing,
     /// The names of the bands and marks.
     Names,
@@ -51,7 +49,6 @@ pub(crate) enum Above {
 /// What is below a plot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Below {
-    /// Nothing.
     Nothing,
     /// The axis of the time.
     Time,

@@ -14,7 +14,6 @@ const MARGIN_MS: f64 = 1500.0;
 /// Bands are at least so wide, in parts of the whole: what is shorter could not be seen.
 const BAND_PART_MIN: f64 = 0.002;
 
-/// The plots.
 pub(crate) fn section(migration: &Migration, recording: &Recording) -> String {
     let Some(time) = shown_time(recording) else {
         return "<section><h2>Over time</h2><p class=\"quiet\">It was too short, or the daemon ended too early, for any \

@@ -20,7 +20,6 @@ const VIOLATIONS_MAX: usize = 100;
 /// Which seeds to run.
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
-    /// The first seed.
     pub(crate) first: u64,
     /// How many seeds, one after the other.
     pub(crate) count: u64,
@@ -48,9 +47,7 @@ pub(crate) struct Summary {
     /// The fewest guest requests that a simulation without a violation had.
     pub(crate) operations_min: Option<u64>,
     pub(crate) coverage: Coverage,
-    /// By seeds.
     pub(crate) tally: Tally,
-    /// By seed.
     pub(crate) violations: Vec<(u64, Violation)>,
     /// Cells of the table that are said to be impossible, by the seed that reached them.
     pub(crate) contradictions: Vec<(u64, Fault, Phase)>,

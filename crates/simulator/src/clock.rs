@@ -49,7 +49,6 @@ impl Clock {
         })
     }
 
-    /// The virtual time.
     pub(crate) fn now(&self) -> Duration {
         self.now.get()
     }
@@ -68,7 +67,6 @@ impl Clock {
         self.at(self.now() + delay, event);
     }
 
-    /// Steps so far.
     pub(crate) fn steps(&self) -> u64 {
         self.steps.get()
     }

@@ -146,7 +146,6 @@ impl Table {
         }
     }
 
-    /// Its rows.
     pub(crate) fn faults(self) -> &'static [Fault] {
         match self {
             Self::OneHost => &Fault::OF_ONE_HOST,

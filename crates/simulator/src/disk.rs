@@ -65,7 +65,6 @@ const DISK_FAULTS: [Fault; 7] = [
 /// What a disk is like.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskSettings {
-    /// Size in bytes.
     pub(crate) size_bytes: u64,
     /// Bytes of a sector: what is written whole or not at all. 512 or 4096.
     pub(crate) sector_bytes: u32,
@@ -86,7 +85,6 @@ pub(crate) enum Role {
     Target,
 }
 
-/// One image.
 pub(crate) struct SimDisk {
     me: Weak<Self>,
     world: Rc<World>,

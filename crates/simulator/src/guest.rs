@@ -28,7 +28,6 @@ const BETWEEN_GUESTS: u32 = 1 << 24;
 pub(crate) struct GuestSettings {
     /// Size of its disk in bytes.
     pub(crate) size_bytes: u64,
-    /// Requests in flight.
     pub(crate) depth: u32,
     /// Requests after which it has done its work.
     pub(crate) operations: u32,

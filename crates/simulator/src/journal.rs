@@ -81,7 +81,6 @@ struct Slot {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Written,
-    /// Wiped out again.
     TakenBack,
     /// The write and the wiping failed: it may be there.
     Unknown,

@@ -16,7 +16,6 @@ use lane::TimeLimits;
 use crate::checker::patience::too_long;
 use crate::world::World;
 
-/// Measures requests.
 pub(crate) struct Probe {
     below: Rc<dyn BlockDevice>,
     world: Rc<World>,
@@ -71,7 +70,6 @@ impl Probe {
 }
 
 impl BlockDevice for Probe {
-    /// Passthrough.
     fn geometry(&self) -> Geometry {
         self.below.geometry()
     }
@@ -88,7 +86,6 @@ impl BlockDevice for Probe {
         Box::pin(self.measured(self.below.flush()))
     }
 
-    /// Passthrough.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.below.zeroes_fast(mode)
     }

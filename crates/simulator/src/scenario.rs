@@ -32,9 +32,7 @@ pub(crate) enum Rounds {
     /// As it is drawn.
     #[default]
     Drawn,
-    /// Each of them.
     Always,
-    /// None of them.
     Never,
     /// None of them: those that go to other hosts go with blocks missing.
     LeavesBlocks,

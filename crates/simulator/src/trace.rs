@@ -9,7 +9,6 @@ pub(crate) struct Trace {
     audience: Audience,
 }
 
-/// Who is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Audience {
     /// Only the hash is kept.
@@ -19,7 +18,6 @@ pub(crate) enum Audience {
 }
 
 impl Trace {
-    /// An empty trace.
     pub(crate) fn new(audience: Audience) -> Self {
         Self { hash: Cell::new(0xCBF2_9CE4_8422_2325), audience }
     }

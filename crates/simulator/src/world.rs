@@ -85,7 +85,6 @@ impl World {
         })
     }
 
-    /// The virtual time.
     pub(crate) fn now(&self) -> Duration {
         self.clock.now()
     }

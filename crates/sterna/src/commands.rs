@@ -46,7 +46,6 @@ pub(crate) enum CommandError {
     /// The daemon has gone away while a migration was watched, and has not come back.
     #[error("what has become of {id} is not known; when the daemon is back: sterna migration watch {id}")]
     Lost {
-        /// The migration.
         id: String,
         /// Why the daemon could not be asked the last time.
         source: ClientError,
@@ -72,10 +71,7 @@ pub(crate) enum CommandError {
     Config(#[from] ConfigError),
     /// There is no journal where one was looked for.
     #[error("there is no journal {path}; name the data folder of a daemon: sterna journal check PATH")]
-    NoJournal {
-        /// Where.
-        path: PathBuf,
-    },
+    NoJournal { path: PathBuf },
     /// A journal cannot be read.
     #[error(transparent)]
     Journal(JournalError),
@@ -94,7 +90,6 @@ pub(crate) enum CommandError {
     /// The page of a benchmark could not be written.
     #[error("the page {path} cannot be written")]
     Page {
-        /// Which.
         path: PathBuf,
         /// What the system answered.
         source: std::io::Error,
@@ -116,7 +111,6 @@ pub(crate) enum CommandError {
         "the report cannot be written to {path}; choose another file with --output, or - for standard output"
     )]
     Report {
-        /// To which file.
         path: PathBuf,
         /// What the system answered.
         source: std::io::Error,
@@ -124,7 +118,6 @@ pub(crate) enum CommandError {
     /// Manual pages and completions could not be written.
     #[error("manual pages and completions cannot be written to {path}")]
     Generate {
-        /// To which folder.
         path: PathBuf,
         /// What the system answered.
         source: std::io::Error,
@@ -132,7 +125,6 @@ pub(crate) enum CommandError {
     /// A file of the command line cannot be read.
     #[error("the file {path} cannot be read")]
     File {
-        /// Which.
         path: PathBuf,
         /// What the system answered.
         source: std::io::Error,
@@ -140,14 +132,12 @@ pub(crate) enum CommandError {
     /// A path of the command line cannot be made absolute.
     #[error("the path {path} cannot be followed")]
     Path {
-        /// Which.
         path: PathBuf,
         /// What the system answered.
         source: std::io::Error,
     },
 }
 
-/// Runs the command.
 pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
     let format = arguments.format();
     let tunnel = match &arguments.host {

@@ -26,7 +26,6 @@ pub(crate) enum Exit {
     MigrationFailed = 5,
     /// The migration was cancelled; the volume is at the source.
     Cancelled = 6,
-    /// No daemon answers.
     Unreachable = 7,
     /// The daemon could not start, or had to stop.
     ServeFailed = 8,

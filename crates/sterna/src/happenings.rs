@@ -25,7 +25,6 @@ pub(crate) struct Happening {
     pub(crate) about: About,
     /// Its name or number.
     pub(crate) name: String,
-    /// What has happened.
     pub(crate) event: Event,
     /// The same in words.
     pub(crate) message: String,
@@ -46,7 +45,6 @@ pub(crate) enum About {
     Store,
 }
 
-/// What has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Event {
@@ -54,7 +52,6 @@ pub(crate) enum Event {
     Present,
     /// It is there, and was not before.
     Added,
-    /// It is gone.
     Removed,
     /// It is in another state, phase or place.
     Changed,

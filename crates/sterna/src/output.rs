@@ -26,9 +26,7 @@ use crate::units::{bytes, duration, percent};
 /// For whom results are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
-    /// People.
     Text,
-    /// Programs.
     Json,
 }
 

@@ -135,7 +135,6 @@ pub(crate) enum Display {
     },
     /// One line of JSON on standard output for each change.
     Json,
-    /// Nowhere.
     Nowhere,
 }
 
@@ -149,7 +148,6 @@ impl Display {
         }
     }
 
-    /// Says something besides.
     pub(crate) fn say(&self, text: &str) {
         match self {
             Self::Bar(bar) => bar.suspend(|| output::say(text)),

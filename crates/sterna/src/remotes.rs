@@ -49,10 +49,8 @@ pub(crate) struct Remotes {
     folder: PathBuf,
 }
 
-/// One of them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Remote {
-    /// Where it is.
     pub(crate) address: String,
     /// Digest of its public key, 64 hexadecimal digits.
     pub(crate) key: String,
@@ -72,12 +70,7 @@ pub(crate) enum RemoteError {
     Unknown(RemoteAddress),
     /// The file cannot be used.
     #[error("the file {path} cannot be used")]
-    File {
-        /// Which.
-        path: PathBuf,
-        /// What is wrong.
-        source: io::Error,
-    },
+    File { path: PathBuf, source: io::Error },
     /// This user's key cannot be used.
     #[error("this user's key cannot be used")]
     Identity(#[from] IdentityError),
@@ -305,7 +298,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Judged<S> {
         Pin::new(&mut self.0).poll_flush(context).map_err(judged)
     }
 
-    /// Passthrough.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.0).poll_shutdown(context)
     }

@@ -28,7 +28,6 @@ const FOLDERS_TRIED: u32 = 100;
 /// Where a daemon is, as people write it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum HostAddress {
-    /// On this machine.
     Here(Address),
     /// On another one, by ssh.
     Ssh(SshAddress),
@@ -70,12 +69,7 @@ pub(crate) enum TunnelError {
     Start(#[source] io::Error),
     /// ssh has ended before it was through.
     #[error("ssh does not reach {destination} ({status}); try: ssh {destination} true")]
-    Ended {
-        /// Where to.
-        destination: String,
-        /// How it ended.
-        status: std::process::ExitStatus,
-    },
+    Ended { destination: String, status: std::process::ExitStatus },
 }
 
 /// A way to a daemon on another machine; it ends when this is dropped.

@@ -75,7 +75,6 @@ pub(crate) enum UnitError {
     /// It does not fit into 64 bits.
     #[error("it is too large")]
     TooLarge,
-    /// It is zero.
     #[error("it must be more than zero")]
     Zero,
 }

@@ -50,7 +50,6 @@ const KERNEL_WORDS: &str = "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=
 const RECONNECT_SECONDS: u32 = 120;
 /// The address of its card: one of those that nobody has been given.
 const MAC: &str = "52:54:00:7e:12:a1";
-/// The emulator.
 const QEMU: &str = "qemu-system-x86_64";
 
 /// What QEMU emulates.

@@ -53,7 +53,6 @@ pub(crate) struct Heartbeat {
     pong_due: AtomicU64,
     /// Pings that were sent and not answered, and when: on a long link there are several.
     pinged: Mutex<VecDeque<(u64, Instant)>>,
-    /// Wakes the writer.
     wake: Notify,
 }
 

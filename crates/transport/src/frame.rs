@@ -244,7 +244,6 @@ fn decode_first<'a>(header: &Header, body: &'a [u8]) -> Result<Frame<'a>, Malfor
     Ok(Frame::First { start, head, part })
 }
 
-/// Appends a greeting.
 pub(crate) fn encode_greeting(greeting: Greeting, into: &mut BytesMut) {
     let body = GreetingBody {
         magic: MAGIC,

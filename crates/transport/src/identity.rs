@@ -142,7 +142,6 @@ impl Clone for Identity {
     }
 }
 
-/// Shows no key.
 impl std::fmt::Debug for Identity {
     fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(formatter, "Identity({} {:?})", self.name, self.id)

@@ -35,7 +35,6 @@ pub(crate) struct Incoming {
 /// What to do with a whole message.
 #[derive(Debug)]
 pub(crate) enum Arrival {
-    /// Deliver it.
     Deliver(Message),
     /// Deliver it, then call [`Incoming::passed`] with its number.
     DeliverOrdered(Message),

@@ -164,7 +164,6 @@ pub(crate) struct State {
     last_error: Option<String>,
 }
 
-/// One live connection.
 struct Entry {
     counters: Arc<Counters>,
     /// Ends the connection's task.

@@ -16,7 +16,6 @@ use testbed::until;
 /// How many blocks at the disk's end are its own.
 pub(super) const FOREIGN_BLOCKS: u64 = 64;
 
-/// The other program.
 #[derive(Debug)]
 pub(super) enum Foreign {
     /// It writes content of its own to its part of the disk.

@@ -41,7 +41,6 @@ pub(super) enum Act {
     Start(Role, Option<&'static str>),
     /// A daemon is stopped by SIGSTOP.
     Freeze(Role),
-    /// It goes on.
     Thaw(Role),
     /// The disk with a daemon's data folder is filled to the last byte.
     FillData(Role),
@@ -66,7 +65,6 @@ pub(super) enum Act {
 /// What becomes of the source's image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leaves {
-    /// Nothing of it.
     Nothing,
     /// It is kept: the way home may begin with it.
     Replica,
@@ -85,7 +83,6 @@ pub(super) struct Plan {
 }
 
 impl Plan {
-    /// Draws a trip.
     pub(super) fn draw(random: &mut Random) -> Self {
         let at_rest = if random.below(REST_ONE_IN) == 0 {
             Fault::draw(random, &AT_REST).acts(random)

@@ -41,7 +41,6 @@ pub struct Trip {
     pub course: Vec<String>,
 }
 
-/// What moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
     /// The volume `v`. Clients find it at its owner; those that stay connected elsewhere are served from there.

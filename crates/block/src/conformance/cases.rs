@@ -290,7 +290,6 @@ impl Subject {
         self.device.geometry().size
     }
 
-    /// Alignment in bytes.
     fn step(&self) -> u64 {
         u64::from(self.device.geometry().alignment)
     }

@@ -166,7 +166,6 @@ fn a_wait_ends_at_its_deadline_not_before() {
     });
 }
 
-/// Counts its drops.
 struct Counted(Rc<Cell<u32>>);
 
 impl Drop for Counted {

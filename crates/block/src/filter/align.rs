@@ -133,7 +133,6 @@ impl BlockDevice for Align {
         })
     }
 
-    /// Passthrough.
     fn flush(&self) -> IoFuture<'_, ()> {
         self.shared.inner.flush()
     }

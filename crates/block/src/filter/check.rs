@@ -64,7 +64,6 @@ impl Check {
 }
 
 impl BlockDevice for Check {
-    /// Passthrough.
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -94,17 +93,14 @@ impl BlockDevice for Check {
         })
     }
 
-    /// Passthrough.
     fn flush(&self) -> IoFuture<'_, ()> {
         self.inner.flush()
     }
 
-    /// Passthrough.
     fn growth(&self) -> Option<&dyn Growth> {
         self.inner.growth()
     }
 
-    /// Passthrough.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.inner.zeroes_fast(mode)
     }

@@ -51,7 +51,6 @@ struct State {
 
 struct Rate {
     operations: Operations,
-    /// Bytes or requests.
     per_second: NonZeroU64,
     /// When what was let through so far is through.
     busy_until: Duration,
@@ -178,7 +177,6 @@ impl DelaySwitch {
 }
 
 impl BlockDevice for Delay {
-    /// Passthrough.
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -205,12 +203,10 @@ impl BlockDevice for Delay {
         })
     }
 
-    /// Passthrough.
     fn growth(&self) -> Option<&dyn Growth> {
         self.inner.growth()
     }
 
-    /// Passthrough.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.inner.zeroes_fast(mode)
     }

@@ -123,7 +123,6 @@ impl FaultSwitch {
 }
 
 impl BlockDevice for Fault {
-    /// Passthrough.
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
@@ -154,12 +153,10 @@ impl BlockDevice for Fault {
         }
     }
 
-    /// Passthrough.
     fn growth(&self) -> Option<&dyn Growth> {
         self.inner.growth()
     }
 
-    /// Passthrough.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.inner.zeroes_fast(mode)
     }

@@ -161,12 +161,10 @@ impl Drop for UnderWay<'_> {
 }
 
 impl BlockDevice for FlushDebt {
-    /// Passthrough.
     fn geometry(&self) -> Geometry {
         self.inner.geometry()
     }
 
-    /// Passthrough.
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         self.inner.read(offset, buffer)
     }
@@ -185,39 +183,32 @@ impl BlockDevice for FlushDebt {
         })
     }
 
-    /// Passthrough.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.inner.zeroes_fast(mode)
     }
 
-    /// Passthrough.
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         self.inner.allocation(range)
     }
 
-    /// Passthrough.
     fn own_allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         self.inner.own_allocation(range)
     }
 
-    /// Passthrough.
     fn growth(&self) -> Option<&dyn Growth> {
         self.inner.growth()
     }
 }
 
 impl BlockDevice for Ours {
-    /// Passthrough.
     fn geometry(&self) -> Geometry {
         self.0.geometry()
     }
 
-    /// Passthrough.
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         self.0.read(offset, buffer)
     }
 
-    /// Passthrough.
     fn change(&self, change: Change) -> IoFuture<'_, ()> {
         self.0.change(change)
     }
@@ -231,22 +222,18 @@ impl BlockDevice for Ours {
         })
     }
 
-    /// Passthrough.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.0.zeroes_fast(mode)
     }
 
-    /// Passthrough.
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         self.0.allocation(range)
     }
 
-    /// Passthrough.
     fn own_allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         self.0.own_allocation(range)
     }
 
-    /// Passthrough.
     fn growth(&self) -> Option<&dyn Growth> {
         self.0.growth()
     }

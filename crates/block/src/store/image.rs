@@ -81,7 +81,6 @@ pub enum Kind {
 
 /// What a kind tells of one image.
 struct Probed {
-    /// Size in bytes.
     size: u64,
     /// `None` if all I/O goes through the page cache.
     direct: Option<Demands>,

@@ -196,7 +196,6 @@ impl Random {
 ///
 /// Each batch reads what the one before it left.
 pub(crate) async fn work(device: &dyn BlockDevice, model: &mut [u8], seed: u64, batches: usize) {
-    /// Requests in flight.
     const BATCH: usize = 24;
     let mut random = Random::new(seed);
     for _ in 0..batches {

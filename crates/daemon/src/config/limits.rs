@@ -45,7 +45,6 @@ const PEER_VOLUMES_DEFAULT: u32 = 4096;
 /// Offers of one other host in a burst, and the time that each costs after it: more than hosts make that are emptied.
 const OFFERS_BURST: u32 = 1000;
 const OFFER_INTERVAL: Duration = Duration::from_millis(100);
-/// Range of volumes.
 const VOLUMES: RangeInclusive<u64> = 1..=1_000_000;
 /// How long a source that can be reached may say nothing, in seconds: it answers every 30 s.
 const SILENT_S: RangeInclusive<u64> = 60..=86_400;
@@ -53,7 +52,6 @@ const SILENT_S_DEFAULT: u64 = 600;
 /// How long one that cannot be reached is waited for, in seconds: what is copied already is worth a day.
 const AWAY_S: RangeInclusive<u64> = 60..=31_536_000;
 const AWAY_S_DEFAULT: u64 = 86_400;
-/// Range of shares.
 const PERCENT: RangeInclusive<u64> = 1..=100;
 
 /// Limits that depend on the site.

@@ -95,9 +95,7 @@ pub struct QemuUser {
 enum Groups {
     /// Those that the system says of a user that is known by name.
     OfName,
-    /// None.
     Cleared,
-    /// These.
     These(Vec<u32>),
 }
 

@@ -23,7 +23,6 @@ const DEPTH_MAX: usize = 256;
 
 /// Of whom it is known what an image stands on.
 enum Top {
-    /// Of a volume.
     Volume(migration::VolumeId, String),
     /// Of nobody: a file in the folder.
     Image(String),

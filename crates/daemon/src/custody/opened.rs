@@ -112,7 +112,6 @@ impl Opened {
         })
     }
 
-    /// Deletes the name.
     pub(super) fn unlink(&self) -> io::Result<()> {
         Ok(rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty())?)
     }

@@ -11,30 +11,22 @@ pub(crate) enum LackingError {
          more (sterna volume show {volume})"
     )]
     BeingFilled {
-        /// Which volume.
         volume: String,
         /// The host that has what is missing.
         host: String,
     },
-    /// They never come.
     #[error(
         "volume \"{volume}\" lacks what was given up of it when host \"{host}\" was lost: it can be moved and resized when all of that was \
          overwritten or discarded, by fstrim in the guest for example (where it is: sterna volume show {volume} --json)"
     )]
     ForGood {
-        /// Which volume.
         volume: String,
         /// The host that had what is missing.
         host: String,
     },
     /// Nothing is missing, or it still comes.
     #[error("volume \"{volume}\" is not taken without what is missing of it: {reason}")]
-    NotGivenUp {
-        /// Which volume.
-        volume: String,
-        /// Why.
-        reason: String,
-    },
+    NotGivenUp { volume: String, reason: String },
 }
 
 impl LackingError {

@@ -14,7 +14,6 @@ pub(crate) enum RestoredError {
     /// It is one, and something else was ordered.
     #[error("volume \"{volume}\" is not served: {standing}")]
     Unconfirmed {
-        /// Which volume.
         volume: String,
         /// What it waits for, and what can be done.
         standing: String,
@@ -22,9 +21,7 @@ pub(crate) enum RestoredError {
     /// Something speaks against it.
     #[error("volume \"{volume}\" is not taken: {reason}; {standing}")]
     Refused {
-        /// Which volume.
         volume: String,
-        /// Why.
         reason: Refused,
         /// What it waits for, and what can be done.
         standing: String,
@@ -33,12 +30,7 @@ pub(crate) enum RestoredError {
     #[error(
         "volume \"{volume}\" is not taken: {reason}; say how large it is: sterna volume promote {volume} --restored --size SIZE"
     )]
-    Size {
-        /// Which volume.
-        volume: String,
-        /// Why.
-        reason: SizeUnknown,
-    },
+    Size { volume: String, reason: SizeUnknown },
 }
 
 impl RestoredError {

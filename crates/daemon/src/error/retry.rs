@@ -18,16 +18,12 @@ pub(crate) enum RetryObstacle {
     EndedWell(MigrationId),
     /// It was ordered at another host.
     #[error("it came from the host \"{peer}\": retry it there")]
-    Incoming {
-        /// Which host.
-        peer: String,
-    },
+    Incoming { peer: String },
     /// What it was to move has gone to another host since.
     #[error("\"{name}\" is at the host \"{host}\" by now")]
     Away {
         /// What was to move.
         name: String,
-        /// Where it is.
         host: String,
     },
     /// What it was to move is not known here any more.
@@ -38,7 +34,6 @@ pub(crate) enum RetryObstacle {
     Unrecorded {
         /// What was to move.
         volume: String,
-        /// Where to.
         target: String,
     },
 }

@@ -7,18 +7,10 @@ use api::{ErrorCode, Role};
 pub(crate) enum RouteError {
     /// There is no such path.
     #[error("the API has no {path}: is the client newer than the daemon?")]
-    NotFound {
-        /// The path.
-        path: String,
-    },
+    NotFound { path: String },
     /// There is the path, and not for this method.
     #[error("the API has {path}, and not for {method}: see the header Allow, and /v1/openapi.json")]
-    Method {
-        /// The method.
-        method: String,
-        /// The path.
-        path: String,
-    },
+    Method { method: String, path: String },
     /// The client calls this host by a name that may be anybody's.
     #[error("this host is not called that here: write localhost or 127.0.0.1 in the address")]
     Elsewhere,
@@ -30,9 +22,7 @@ pub(crate) enum RouteError {
     Role {
         /// What the client is called.
         name: String,
-        /// What it has.
         role: Role,
-        /// What it needs.
         needed: Role,
     },
     /// The client has the key of an invitation.

@@ -6,18 +6,15 @@ use api::ErrorCode;
 #[derive(Debug, thiserror::Error)]
 #[error("the file {} in store \"{store}\" {obstacle}{}", spelled(.file), advice(.store, .file, .obstacle))]
 pub(crate) struct StoreFileError {
-    /// The store.
     pub(crate) store: String,
     /// The name of the file.
     pub(crate) file: String,
-    /// Why.
     pub(crate) obstacle: StoreFileObstacle,
 }
 
 /// What is in the way.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreFileObstacle {
-    /// There is none.
     #[error("does not exist")]
     NotFound,
     /// What was given is no name of a file.
@@ -40,12 +37,7 @@ pub(crate) enum StoreFileObstacle {
     HalfMade,
     /// A migration left it.
     #[error("is what {migration} left of the volume \"{volume}\", as old as that")]
-    Replica {
-        /// Which volume.
-        volume: String,
-        /// Which migration.
-        migration: String,
-    },
+    Replica { volume: String, migration: String },
     /// It is being made or deleted.
     #[error(
         "is being made or deleted; if nothing does that any more, the next start of the daemon settles it"

@@ -48,10 +48,8 @@ pub(crate) struct Listing<T> {
 /// Why a file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListingError {
-    /// The system refused.
     #[error("the file {path} cannot be {done}")]
     Io {
-        /// Which.
         path: PathBuf,
         /// What was to be done with it.
         done: &'static str,
@@ -61,19 +59,15 @@ pub(crate) enum ListingError {
     /// It holds something else.
     #[error("the file {path} is {otherwise}")]
     Malformed {
-        /// Which.
         path: PathBuf,
         /// [`Listed::OTHERWISE`].
         otherwise: &'static str,
-        /// Where it deviates.
         source: serde_json::Error,
     },
     /// It is from another version of the program.
     #[error("the file {path} has version {version}; this program knows {known}")]
     Version {
-        /// Which.
         path: PathBuf,
-        /// Its version.
         version: u32,
         /// The one that is known.
         known: u32,

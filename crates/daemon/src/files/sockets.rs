@@ -152,7 +152,6 @@ impl SocketFolder {
         })
     }
 
-    /// Where it is.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }

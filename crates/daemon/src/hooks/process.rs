@@ -33,7 +33,6 @@ exit "$status""#;
 const GO: &[u8] = b"go\n";
 /// Bytes of what a hook says last that are kept: they become a part of a message.
 const WORDS_BYTES_MAX: usize = 2 << 10;
-/// Lines of that.
 const LINES_MAX: usize = 5;
 /// How long the end of its words is waited for when a hook has ended: what it has left running may hold the pipe.
 const WORDS_TIMEOUT: Duration = Duration::from_millis(200);
@@ -44,7 +43,6 @@ const SIGNALS: i32 = 128;
 
 /// A process that waits behind its gate, or runs.
 pub(super) struct Gated {
-    /// Which it is.
     pub(super) process: HookProcess,
     child: Child,
     gate: ChildStdin,

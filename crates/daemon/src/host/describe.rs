@@ -27,7 +27,6 @@ use crate::volumes::registry::Service;
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 impl Host {
-    /// Describes the daemon.
     pub(crate) fn describe(&self) -> api::Host {
         let text = |path: &Path| path.display().to_string();
         api::Host {

@@ -43,7 +43,6 @@ pub(super) struct Overviews {
     slow: Mutex<Slow>,
 }
 
-/// A look.
 struct Taken {
     at: Instant,
     /// When the next one may be.

@@ -42,7 +42,6 @@ pub(super) struct Restoring {
     machine: Mutex<Restoration>,
     /// When the time of the machine began.
     began: Instant,
-    /// Something has happened.
     told: Notify,
 }
 

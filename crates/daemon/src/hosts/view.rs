@@ -49,7 +49,6 @@ impl Hosts {
         Ok(self.known()?.acquaintances().iter().map(|known| self.describe(known)).collect())
     }
 
-    /// Describes another host.
     pub(crate) fn describe_one(&self, name: &str) -> Result<api::Peer, HostsError> {
         let known = self.known()?.acquaintance(name).ok_or_else(|| HostsError::NotFound(name.to_owned()))?;
         Ok(self.describe(&known))

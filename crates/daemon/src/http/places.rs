@@ -17,7 +17,6 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 /// that a process may have open.
 const CONNECTIONS_MAX: usize = 256;
 
-/// The places.
 pub(super) struct Places {
     free: Arc<Semaphore>,
     taken: Mutex<Taken>,
@@ -60,7 +59,6 @@ impl Places {
         Self::with(CONNECTIONS_MAX)
     }
 
-    /// So many.
     pub(super) fn with(count: usize) -> Arc<Self> {
         let free = Arc::new(Semaphore::new(count));
         Arc::new(Self { free, taken: Mutex::default(), idled: Notify::new() })

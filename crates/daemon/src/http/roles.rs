@@ -21,7 +21,6 @@ use crate::grants::Standing;
 /// What an operation takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Takes {
-    /// An invitation.
     Invitation,
     /// This role, or one that may more.
     Role(Role),

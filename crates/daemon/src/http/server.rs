@@ -43,7 +43,6 @@ pub(super) const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Where connections come from.
 pub(crate) trait Listener {
-    /// One of them.
     type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
     /// The next one, and who has made it as far as the kernel knows.
@@ -237,7 +236,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for BoundedStream<S> {
         self.check(context, written)
     }
 
-    /// Passthrough.
     fn is_write_vectored(&self) -> bool {
         self.stream.is_write_vectored()
     }
@@ -248,7 +246,6 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for BoundedStream<S> {
         self.check(context, flushed)
     }
 
-    /// The same.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let ended = Pin::new(&mut self.stream).poll_shutdown(context);
         self.check(context, ended)

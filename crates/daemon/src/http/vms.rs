@@ -41,7 +41,6 @@ async fn add_vm(
     Ok((StatusCode::CREATED, Json(vm)))
 }
 
-/// Describes one VM.
 #[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn show_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {

@@ -10,7 +10,6 @@ use lane::Latencies;
 pub(crate) struct Figures {
     /// Commits that became durable.
     pub(crate) commits: u64,
-    /// Records in them.
     pub(crate) records: u64,
     /// Commits that were refused, or of which it is not known whether they are durable.
     pub(crate) failures: u64,
@@ -34,7 +33,6 @@ impl Default for Figures {
 pub(super) struct SharedFigures(Arc<Mutex<Figures>>);
 
 impl SharedFigures {
-    /// As they are.
     pub(super) fn read(&self) -> Figures {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

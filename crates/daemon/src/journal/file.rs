@@ -64,7 +64,6 @@ pub(super) struct NextFrame {
 
 /// A journal that was read.
 pub(super) struct Found {
-    /// What it says.
     pub(super) state: State,
     /// How it goes on.
     next: NextFrame,

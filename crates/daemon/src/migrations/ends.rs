@@ -49,7 +49,6 @@ impl Default for EndSums {
 /// Migrations that ended alike.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcomes {
-    /// How many.
     pub(crate) count: u64,
     /// How long they took together.
     pub(crate) seconds: f64,
@@ -70,7 +69,6 @@ impl Ends {
         }
     }
 
-    /// As they are.
     pub(crate) fn sums(&self) -> EndSums {
         self.sums.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -15,16 +15,13 @@ use crate::journal::now_unix_ms;
 /// without end is told so.
 pub(crate) const WAITING_MAX: usize = 1000;
 
-/// What is ordered.
 #[derive(Clone, Debug)]
 pub(crate) struct Wish {
     /// The volume, or the VM, that it is ordered for.
     pub(crate) name: String,
-    /// What is ordered.
     pub(crate) order: MigrateVolume,
     /// The volumes that move.
     pub(crate) volumes: Vec<VolumeId>,
-    /// What it uses.
     pub(crate) need: Need,
     /// The host that all of it is copied to before it is handed over; `None`: there is none.
     pub(crate) copied_to: Option<HostId>,
@@ -62,7 +59,6 @@ impl queue::Wish for Wish {
 }
 
 impl Queue {
-    /// Nothing waits.
     pub(crate) fn new(limits: QueueLimits) -> Self {
         Self { queue: Mutex::new(queue::Queue::new(limits, WAITING_MAX)), turns: watch::Sender::new(1) }
     }

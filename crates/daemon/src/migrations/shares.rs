@@ -23,7 +23,6 @@ pub(crate) struct Part {
 }
 
 impl Shares {
-    /// Nobody has anything.
     pub(crate) fn new(limits: ShareLimits) -> Self {
         Self { began: Instant::now(), shares: Mutex::new(shares::Shares::new(limits)) }
     }

@@ -45,12 +45,10 @@ struct Known {
     hooks: Arc<HookRunner>,
     /// To the target; `None`: it is this host.
     channel: Option<HooksChannel>,
-    /// What runs.
     runs: Option<AbortHandle>,
 }
 
 impl VolumeHooks {
-    /// Nothing moves yet.
     pub(crate) fn new(runtime: tokio::runtime::Handle) -> Arc<Self> {
         Arc::new(Self { runtime, known: Mutex::default() })
     }

@@ -29,7 +29,6 @@ pub(crate) const VOLUMES_MAX: usize = 64;
 /// What a channel is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// A migration.
     Migration,
     /// A volume at its new owner.
     Forwarding,
@@ -46,7 +45,6 @@ pub(crate) struct Subject {
     pub kind: Kind,
     /// Where the migration began.
     pub source: HostId,
-    /// Its number there.
     pub migration: MigrationId,
     /// Which of its volumes, or of its VM's streams.
     pub volume: VolumeIndex,

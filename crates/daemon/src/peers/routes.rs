@@ -189,7 +189,6 @@ pub(super) struct SessionStreams {
     pub(super) routes: Arc<Routes>,
     /// Where its migration began.
     pub(super) source: HostId,
-    /// Where it goes.
     pub(super) target: HostId,
     pub(super) migration: MigrationId,
 }

@@ -24,7 +24,6 @@ use crate::files::lock::FolderLock;
 use crate::images::half_made;
 use crate::names;
 
-/// Suffixes of images.
 const RAW_SUFFIX: &str = ".img";
 const QCOW2_SUFFIX: &str = ".qcow2";
 /// Added to the name of an image that is being made.
@@ -45,7 +44,6 @@ impl Folder {
         Self { path, lock: Mutex::new(None) }
     }
 
-    /// Where it is.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }

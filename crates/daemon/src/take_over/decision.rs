@@ -20,14 +20,11 @@ use std::collections::VecDeque;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Successor(pub(crate) u64);
 
-/// What happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// Another daemon asks to take over.
     Asks(Successor),
-    /// It has gone.
     Gone(Successor),
-    /// SIGTERM or SIGINT.
     Signal,
     /// Nothing is served any more, and what is left of it can be delivered.
     Ended,
@@ -48,7 +45,6 @@ pub(crate) enum Action {
     Deliver(Heir),
     /// Closes what is left: its clients have to connect again.
     Close,
-    /// Ends the process.
     Exit,
     /// Ends the process without waiting for anything.
     StopAtOnce,
@@ -57,13 +53,11 @@ pub(crate) enum Action {
 /// What becomes of connections when serving ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clients {
-    /// They are closed.
     Closed,
     /// They are left open where that can be.
     PassedOn,
 }
 
-/// Who goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heir {
     /// A daemon that waits for it.
@@ -75,7 +69,6 @@ pub(crate) enum Heir {
 /// Why another daemon cannot take over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
-    /// Another one does.
     #[error("the daemon is being taken over by another one already")]
     Taken,
     /// The service manager would take its end for that of the service.
@@ -91,9 +84,7 @@ pub(crate) enum Refusal {
 /// Whether a service manager keeps descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServiceManager {
-    /// One may.
     Present,
-    /// There is none.
     Absent,
 }
 

@@ -49,14 +49,12 @@ pub(crate) enum ListenerPlace {
     Path {
         /// Number of its file system's device.
         device: u64,
-        /// Its number there.
         inode: u64,
     },
     /// At the volume's port.
     Port,
 }
 
-/// A connection.
 pub(crate) struct PassedClient {
     pub(crate) volume: VolumeId,
     pub(crate) connection: PassedConnection,

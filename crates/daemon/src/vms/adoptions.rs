@@ -56,7 +56,6 @@ pub(crate) struct LibvirtDomain {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Wanted {
-    /// Over their volumes.
     Volumes,
     /// In files, without Sterna.
     Files,
@@ -131,7 +130,6 @@ impl FileIdentity {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum CopyNote {
-    /// There is none.
     #[default]
     None,
     /// No disk was ever over it.
@@ -161,7 +159,6 @@ impl Adopted {
 }
 
 impl AdoptedDisk {
-    /// Remembers a disk.
     pub(crate) fn of(disk: &LocalDisk, volume: String, number: u32) -> Self {
         let DiskOptions { is_read_only, cache_direct, cache_no_flush, detect_zeroes } = disk.options.clone();
         Self {

@@ -48,9 +48,7 @@ pub(crate) enum Scope {
 
 /// A VM whose QEMU waits here for its memory.
 pub(crate) struct Arrival {
-    /// Its name.
     pub(crate) name: String,
-    /// Its QEMU.
     pub(crate) vm: Arc<dyn Hypervisor>,
 }
 

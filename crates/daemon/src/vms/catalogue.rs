@@ -33,7 +33,6 @@ pub(super) struct Record {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Standing {
-    /// It is.
     Home,
     /// It comes from another host, and may yet stay there.
     Arriving,

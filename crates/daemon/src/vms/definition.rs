@@ -67,11 +67,9 @@ pub(crate) enum DefinitionError {
     /// Something is given and not used.
     #[error("[{section}] has {name}, but no word of the command has {{{kind}:{name}}}")]
     Unused {
-        /// The table.
         section: &'static str,
         /// The kind of place.
         kind: &'static str,
-        /// Which.
         name: String,
     },
     /// A TPM is described, and the VM has none.
@@ -87,16 +85,10 @@ pub(crate) enum DefinitionError {
     #[error(
         "the disk {name} has no reconnect-delay: add reconnect-delay=60 to its word, so that a restart of the daemon is a pause"
     )]
-    NoReconnect {
-        /// Which.
-        name: String,
-    },
+    NoReconnect { name: String },
     /// A file's path is relative.
     #[error("the file {name} must have an absolute path")]
-    RelativePath {
-        /// Which.
-        name: String,
-    },
+    RelativePath { name: String },
     /// It could not move.
     #[error(transparent)]
     Unmovable(#[from] Unmovable),

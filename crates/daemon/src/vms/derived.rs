@@ -20,7 +20,6 @@ use super::{Adopted, AdoptedDisk, Definition, VmError};
 /// A VM's definition that was derived.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Derived {
-    /// The definition.
     pub(crate) text: String,
     /// What does not go along, for people; the guest sees nothing of it.
     pub(crate) left_behind: Vec<String>,

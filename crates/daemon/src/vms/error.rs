@@ -23,12 +23,7 @@ pub(crate) enum VmError {
     Exists(String),
     /// A volume is the disk of another VM.
     #[error("the volume \"{volume}\" is a disk of the VM \"{vm}\" already")]
-    VolumeTaken {
-        /// Which volume.
-        volume: String,
-        /// Whose it is.
-        vm: String,
-    },
+    VolumeTaken { volume: String, vm: String },
     /// Its definition is none.
     #[error("the definition cannot be used: {0}")]
     Definition(#[from] DefinitionError),
@@ -38,7 +33,6 @@ pub(crate) enum VmError {
     /// What goes with it cannot.
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    /// It runs.
     #[error("the VM \"{0}\" runs; stop it first: sterna vm stop {0}")]
     Running(String),
     /// It is to be started, and runs.
@@ -53,91 +47,55 @@ pub(crate) enum VmError {
     /// Somebody else changes it.
     #[error("the VM \"{vm}\" {why}; try again when that is done")]
     Busy {
-        /// Which.
         vm: String,
         /// What is done with it.
         why: &'static str,
     },
     /// QEMU ended while it was started.
     #[error("QEMU ended while the VM \"{vm}\" was started: {said}")]
-    Ended {
-        /// Which.
-        vm: String,
-        /// Its last words.
-        said: String,
-    },
+    Ended { vm: String, said: String },
     /// QEMU cannot be started.
     #[error("{program} cannot be started for the VM \"{vm}\" (is it installed?)")]
     Program {
-        /// Which.
         vm: String,
-        /// The program.
         program: String,
         /// What the system answered.
         source: io::Error,
     },
     /// QEMU did not do something.
     #[error("the VM \"{vm}\": {source}")]
-    Qemu {
-        /// Which.
-        vm: String,
-        /// What QEMU said.
-        source: HypervisorError,
-    },
+    Qemu { vm: String, source: HypervisorError },
     /// What was given as the monitor of a VM to be adopted is none that we can use.
     #[error(
         "the VM \"{vm}\" cannot be adopted: no monitor of QEMU's (-qmp) can be used at {}: there is none, it serves another client, or \
          a link leads there through a folder that others than root may write to; the daemon's log has the reason",
         monitor.display()
     )]
-    NoMonitor {
-        /// Which VM.
-        vm: String,
-        /// Where.
-        monitor: PathBuf,
-    },
+    NoMonitor { vm: String, monitor: PathBuf },
     /// libvirt did not do something.
     #[error("the VM \"{vm}\": {source}")]
-    Libvirt {
-        /// Which.
-        vm: String,
-        /// What libvirt said.
-        source: LibvirtError,
-    },
+    Libvirt { vm: String, source: LibvirtError },
     /// The kernel does not tell what its process is.
     #[error(
         "cannot look at the process {id} of the VM \"{vm}\": {source}; the daemon must run as the same user, or as root"
     )]
     Hidden {
-        /// Which VM.
         vm: String,
-        /// Which process.
         id: i32,
         /// What the system answered.
         source: io::Error,
     },
     /// A disk of it cannot be adopted.
     #[error("the disks of the VM \"{vm}\" stay as they are: {why}")]
-    Disk {
-        /// Which VM.
-        vm: String,
-        /// Why.
-        why: String,
-    },
+    Disk { vm: String, why: String },
     /// It is paused, and does not go on yet.
     #[error(
         "the VM \"{vm}\" does not go on yet: {why}; that is tried until it does: sterna vm show {vm}, sterna vm resume {vm}"
     )]
-    Paused {
-        /// Which VM.
-        vm: String,
-        /// Why.
-        why: String,
-    },
+    Paused { vm: String, why: String },
     /// It is in a state in which it cannot be let go on.
     #[error("the VM \"{vm}\" cannot be let go on: {why}")]
     CannotGoOn {
-        /// Which VM.
         vm: String,
         /// Why, and what to do.
         why: String,
@@ -152,7 +110,6 @@ pub(crate) enum VmError {
     Io {
         /// What was tried, as a verb.
         operation: &'static str,
-        /// The file.
         path: PathBuf,
         /// What the system answered.
         source: io::Error,

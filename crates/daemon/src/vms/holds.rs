@@ -70,11 +70,9 @@ pub(crate) enum NotedReason {
 
 /// The hypervisor of a guest, as far as it can be reached.
 pub(crate) enum Reached {
-    /// It answers.
     There(Arc<dyn Hypervisor>),
     /// It does not, for this reason.
     Silent(String),
-    /// It has ended.
     Ended,
 }
 
@@ -99,7 +97,6 @@ impl Holds {
         Arc::new(Self { notes, held: Mutex::default() })
     }
 
-    /// All notes.
     pub(crate) fn list(&self) -> Vec<Note> {
         self.notes.as_ref().map(Listing::list).unwrap_or_default()
     }

@@ -57,7 +57,6 @@ pub(crate) enum ManifestError {
     /// A file cannot be read.
     #[error("the file {path} cannot be read: {source}")]
     File {
-        /// Which.
         path: PathBuf,
         /// What the system answered.
         source: io::Error,

@@ -63,7 +63,6 @@ struct Departure {
 }
 
 impl VmMoves {
-    /// Nothing moves yet.
     pub(crate) fn new(runtime: tokio::runtime::Handle) -> Arc<Self> {
         Arc::new(Self {
             runtime,

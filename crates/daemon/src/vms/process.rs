@@ -103,7 +103,6 @@ impl Process {
         })
     }
 
-    /// Its number.
     pub(super) fn id(&self) -> i32 {
         self.id
     }

@@ -22,10 +22,8 @@ pub(crate) struct ProvedFile {
     pub(crate) path: PathBuf,
     /// Its number in its file system. The number of the file system is another one after a restart of the host.
     inode: u64,
-    /// Whose it was.
     pub(crate) user: u32,
     pub(crate) group: u32,
-    /// Its permissions.
     pub(crate) mode: u32,
 }
 

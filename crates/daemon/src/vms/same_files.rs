@@ -33,7 +33,6 @@ pub(super) struct Fingerprint {
     path: String,
     /// What the VM does with it.
     used: Used,
-    /// Its size.
     bytes: u64,
     /// SHA-256 of what is read of it, in hexadecimal.
     hash: String,

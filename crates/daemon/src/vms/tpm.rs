@@ -26,7 +26,6 @@ use crate::config::QemuUser;
 use crate::files::whole_file;
 use crate::vms::qemu_sockets;
 
-/// The program.
 pub(super) const PROGRAM: &str = "swtpm";
 /// Folder in a VM's own of its TPM's state.
 const FOLDER: &str = "tpm";

@@ -56,7 +56,6 @@ pub(crate) enum Service {
     Waiting(String),
     /// It comes from another host; its lane waits for it.
     Arriving(LaneHandle, MigrationId),
-    /// It is served.
     Serving(LaneHandle),
     /// It cannot be served; the text says why.
     Failed(String),

@@ -281,7 +281,6 @@ impl Negotiation {
         if self.options_seen > OPTIONS_MAX { Err(Violation::TooManyOptions) } else { Ok(()) }
     }
 
-    /// Answers one option.
     fn answer(
         &mut self,
         option: u32,

@@ -38,7 +38,6 @@ pub(super) struct Batch {
 /// What can be given back once replies have been sent.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Weight {
-    /// Number of replies.
     pub(super) replies: usize,
     /// Bytes of payload reserved for them.
     pub(super) reserved: usize,

@@ -8,7 +8,6 @@ use block::{BlockDevice, Buffer, ByteRange, Change, Extent, ExtentKind, Geometry
 
 use crate::nbd::export::{Access, Export};
 
-/// Bytes in memory.
 pub(super) struct TestDevice {
     pub(super) geometry: Cell<Geometry>,
     pub(super) bytes: RefCell<Vec<u8>>,

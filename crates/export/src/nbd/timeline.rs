@@ -22,7 +22,6 @@ pub(super) struct Timeline {
     received: Instant,
     /// Marks of the requests being executed, by their slots in the request set.
     executing: Vec<Option<Marks>>,
-    /// Number of these.
     executing_count: usize,
     /// Of the replies that wait for a send, in their order.
     waiting: VecDeque<Option<Marks>>,
@@ -44,7 +43,6 @@ struct Marks {
     finished: Instant,
 }
 
-/// What is measured.
 #[derive(Clone, Copy)]
 enum Stage {
     Intake,

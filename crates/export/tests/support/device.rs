@@ -68,7 +68,6 @@ impl Probe {
         !self.state().zeroes_slowly
     }
 
-    /// Requests that wait.
     pub(crate) fn waiting(&self) -> usize {
         self.state().waiting
     }
@@ -169,7 +168,6 @@ impl BlockDevice for TestDevice {
         self.probe.zeroes_fast() && self.store.zeroes_fast(mode)
     }
 
-    /// Passthrough.
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         self.store.allocation(range)
     }

@@ -10,7 +10,6 @@ use export::nbd::protocol::{
 
 use super::{PATIENCE, Running};
 
-/// A connection.
 pub(crate) struct RawClient {
     pub(crate) stream: UnixStream,
 }
@@ -18,7 +17,6 @@ pub(crate) struct RawClient {
 /// A reply, or one chunk of it.
 #[derive(Debug, PartialEq)]
 pub(crate) enum RawReply {
-    /// Error and cookie.
     Simple(u32, u64),
     /// Flags, kind, cookie and payload.
     Chunk(u16, u16, u64, Vec<u8>),

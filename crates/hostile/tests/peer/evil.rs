@@ -60,7 +60,6 @@ impl Receiver for Inbox {
     fn restarted(&self, _: &Session, _: Incarnation, _: Incarnation) {}
 }
 
-/// The hostile host.
 pub(crate) struct Evil {
     endpoint: Endpoint,
     known: Arc<Known>,
@@ -172,7 +171,6 @@ impl Evil {
         }
     }
 
-    /// Sends any bytes.
     pub(crate) fn send(&self, session: &Session, channel: u64, head: Vec<u8>, payload: Vec<u8>) {
         let message = transport::Message::new(ChannelId(channel), Priority::Control, head, payload);
         session.send(message.unwrap());

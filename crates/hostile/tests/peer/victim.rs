@@ -50,7 +50,6 @@ impl Victim {
         Self { client, folder, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// An invitation.
     pub(crate) fn invite(&self) -> String {
         let order = api::NewInvitation { lifetime_s: 3600, allow_machines: false };
         run(self.client.invite(&order)).unwrap().token

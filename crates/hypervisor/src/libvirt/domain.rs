@@ -8,7 +8,6 @@ use super::error::LibvirtError;
 use super::presence::{DomainState, Presence, SavedMemory};
 use super::xdr::{Decoder, Encoder};
 
-/// Numbers of procedures.
 mod procedure {
     pub(super) const CONNECT_OPEN: i32 = 1;
     pub(super) const DOMAIN_DEFINE_XML: i32 = 11;

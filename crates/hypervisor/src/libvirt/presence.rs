@@ -92,9 +92,7 @@ impl Presence {
 /// Where the memory of a domain without a QEMU is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SavedMemory {
-    /// There is none.
     None,
-    /// With libvirt.
     Managed,
     /// In a file of somebody's.
     InFile,

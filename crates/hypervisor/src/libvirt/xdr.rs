@@ -7,7 +7,6 @@ const STRING_BYTES_MAX: usize = 4 << 20;
 /// Everything is padded to a multiple of this.
 const UNIT: usize = 4;
 
-/// What is written.
 #[derive(Debug, Default)]
 pub(super) struct Encoder {
     bytes: Vec<u8>,

@@ -14,15 +14,12 @@ pub(super) const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, 
 /// One thing that the monitor does when it hears a command.
 #[derive(Clone, Debug)]
 pub(super) enum Reply {
-    /// Answers.
     Return(Value),
     /// Refuses, with a class and a reason.
     Refuse(&'static str, &'static str),
-    /// Tells an event.
     Event(&'static str, Value),
     /// Sends these bytes as they are.
     Raw(Vec<u8>),
-    /// Closes the connection.
     Close,
 }
 
@@ -81,12 +78,10 @@ impl FakeMonitor {
         Self { folder, spontaneous, heard }
     }
 
-    /// Where it listens.
     pub(super) fn socket(&self) -> PathBuf {
         self.folder.path().join("qmp")
     }
 
-    /// Does something unasked.
     pub(super) fn act(&self, reply: Reply) {
         self.spontaneous.send(reply).unwrap();
     }

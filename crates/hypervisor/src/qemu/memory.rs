@@ -34,7 +34,6 @@ const UNLIMITED_BYTES_PER_S: u64 = 1 << 40;
 const DOWNTIME_LIMIT_MAX: Duration = Duration::from_secs(2000);
 /// The least share of time that can be taken from a guest's processors: 0 is not a value that QEMU accepts.
 const THROTTLE_LEAST_PERCENT: u8 = 1;
-/// The most.
 const THROTTLE_MOST_PERCENT: u8 = 99;
 /// The longest path of a unix socket, without the zero byte at its end.
 const SOCKET_PATH_BYTES_MAX: usize = 107;

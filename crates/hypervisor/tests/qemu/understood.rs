@@ -122,7 +122,6 @@ struct Has {
     devices_without_name: usize,
 }
 
-/// What was understood.
 fn understood(scene: &Scene, understood: &Understood) -> Has {
     let mut has = Has::default();
     let mut ports = [("-serial", 0), ("-parallel", 0)];

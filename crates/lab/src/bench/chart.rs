@@ -23,9 +23,7 @@ const COURSE_HEIGHT: f64 = 190.0;
 /// A bar of a chart.
 #[derive(Debug)]
 pub(super) struct Bar<'a> {
-    /// Who.
     pub(super) name: &'a str,
-    /// What was measured.
     pub(super) summary: &'a Summary,
 }
 

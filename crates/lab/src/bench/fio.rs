@@ -53,7 +53,6 @@ pub enum Pattern {
 pub(super) enum Disk<'a> {
     /// A file, by io_uring and past the page cache.
     File(&'a Path),
-    /// An export.
     Nbd {
         /// `nbd+unix:///NAME?socket=PATH`.
         uri: &'a str,
@@ -212,7 +211,6 @@ struct OutputJob {
 struct Requests {
     total_ios: u64,
     io_bytes: u64,
-    /// Milliseconds.
     runtime: u64,
     /// From submission to completion.
     lat_ns: Latency,

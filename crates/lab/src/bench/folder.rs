@@ -11,7 +11,6 @@ use crate::demo::{check_free_space, usual_parent};
 /// What journals, logs and the file system's own bookkeeping may take besides the images.
 const RESERVE_BYTES: u64 = 128 << 20;
 
-/// A temporary folder.
 #[derive(Debug)]
 pub(super) struct BenchFolder {
     folder: TempDir,
@@ -45,7 +44,6 @@ impl BenchFolder {
         self.folder.path().join(name)
     }
 
-    /// The folder itself.
     pub(super) fn root(&self) -> &Path {
         self.folder.path()
     }

@@ -52,14 +52,11 @@ pub(super) struct Load {
 /// How much a guest does at most.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Limit {
-    /// Requests a second.
     Requests(u32),
-    /// Bytes a second.
     Bytes(u64),
 }
 
 impl Load {
-    /// A busy database.
     pub(super) fn database(iops: Option<u32>) -> Self {
         Self { limit: iops.map(Limit::Requests), ..Self::database_in_flight(16) }
     }
@@ -98,7 +95,6 @@ impl Load {
     }
 }
 
-/// fio at work.
 #[derive(Debug)]
 pub(super) struct Guest {
     child: Child,

@@ -80,7 +80,6 @@ fn fill_step(file: &File, range: std::ops::Range<u64>, holes: Holes) -> std::io:
 /// How much the page cache has forgotten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Forgotten {
-    /// Everything.
     All,
     /// The pages of the images; for the rest one must be root.
     Images,

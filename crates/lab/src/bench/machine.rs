@@ -40,7 +40,6 @@ pub struct MachineBenchOptions {
 /// What the VMs do meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
-    /// Nothing.
     Idle,
     /// They work on their disks.
     Busy,
@@ -56,7 +55,6 @@ impl Load {
         }
     }
 
-    /// Requests in flight.
     fn workers(self) -> u32 {
         match self {
             Self::Idle => 0,

@@ -147,7 +147,6 @@ struct Stage<'a> {
 const SOURCE: &str = "source.img";
 
 impl<'a> Stage<'a> {
-    /// Fills the image.
     async fn set(
         options: &'a MirrorOptions,
         folder: &'a BenchFolder,

@@ -137,7 +137,6 @@ impl Contender {
     }
 }
 
-/// One measurement.
 #[derive(Clone, Debug, PartialEq)]
 struct Sample {
     measured: Measured,

@@ -13,7 +13,6 @@ const ANSWER_BYTES_MAX: u64 = 1 << 20;
 /// Events that nobody asks for are forgotten beyond this number, the oldest first.
 const EVENTS_MAX: usize = 1000;
 
-/// A connection.
 #[derive(Debug)]
 pub(super) struct Qmp {
     stream: BufReader<UnixStream>,

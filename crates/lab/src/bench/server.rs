@@ -115,7 +115,6 @@ impl CopyMode {
 /// How a `qemu-storage-daemon` is started.
 #[derive(Debug)]
 pub(super) struct Setup<'a> {
-    /// What becomes it.
     pub(super) command: Command,
     /// What its sockets and its log are called; no two that run at the same time may have the same.
     pub(super) name: &'a str,

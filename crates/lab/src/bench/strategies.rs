@@ -291,7 +291,6 @@ impl Column {
         self.strategy == Strategy::Tracking
     }
 
-    /// What is ordered.
     fn order(&self, to: &str, max_downtime_ms: u64) -> MigrateVolume {
         MigrateVolume {
             strategy: self.strategy,

@@ -11,7 +11,6 @@ use crate::network::Namespace;
 /// A program of somebody else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tool {
-    /// What is executed.
     pub(super) program: &'static str,
     /// The package of Debian that it is in.
     package: &'static str,
@@ -73,7 +72,6 @@ impl Tool {
         Ok(())
     }
 
-    /// What it prints.
     async fn output(self, arguments: &[&str]) -> anyhow::Result<String> {
         let output = self.command().args(arguments).stdout(Stdio::piped()).output().await;
         let output = output.map_err(|error| self.explain(error))?;

@@ -18,8 +18,10 @@ enum Form {
     /// A bar that redraws itself.
     Bar(ProgressBar),
     /// A line for each step, and now and then one that tells how far it is.
-    Lines { step: String, told: Instant },
-    /// Nothing.
+    Lines {
+        step: String,
+        told: Instant,
+    },
     Silent,
 }
 

@@ -36,7 +36,6 @@ struct BufferSizes {
 #[derive(Clone, Debug)]
 pub struct Namespace {
     name: String,
-    /// What keeps it.
     file: Arc<File>,
 }
 

@@ -44,7 +44,6 @@ impl Window {
 /// How a client is served when nothing happens.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Baseline {
-    /// Requests per second.
     rate: f64,
     /// The 99th percentile of the window in the middle: one outlier does not make it. `None` if none is known.
     latency_p99: Option<Duration>,

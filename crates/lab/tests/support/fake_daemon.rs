@@ -22,19 +22,16 @@ use crate::support::{Fault, Server, Style};
 pub(crate) const TEST: &str = "the_fake_daemon";
 /// Carries the command line, which the test harness would take for its own.
 const ARGUMENTS: &str = "FAKE_DAEMON_ARGUMENTS";
-/// Carries the behaviour.
 const BEHAVIOUR: &str = "FAKE_DAEMON_BEHAVIOUR";
 
 /// What the fake does when it is asked to migrate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Behaviour {
-    /// It does it.
     Good,
     /// One bit of the target's image is wrong.
     CorruptImage,
     /// The migration ends as failed.
     Fails,
-    /// The process dies.
     Dies,
     /// It ends the demo with a SIGTERM, and never answers.
     Interrupts,

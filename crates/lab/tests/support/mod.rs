@@ -12,7 +12,6 @@ use testbed::nbd_client::Address;
 /// What the server does wrong, at every [`FAULTY_WRITE`]th write unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// Nothing.
     None,
     /// Answers a write without doing it.
     LoseWrite,

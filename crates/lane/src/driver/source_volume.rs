@@ -47,7 +47,6 @@ pub(crate) enum SourceOrder {
     Settle(u32),
     /// Flush its store behind its closed gate; the target promises meanwhile.
     Flush(Attempt),
-    /// Tell its copying.
     Copying(VolumeEvent),
     /// The target's host is another process now: tell its copying, and say that it knows.
     PeerRestarted,

@@ -43,7 +43,6 @@ pub(crate) enum TargetOrder {
     StartHollow,
     /// Let its requests through.
     Open,
-    /// Hold them.
     Close,
     /// Hold them, and say how many have changed the volume since they were let through.
     CloseAndCount,

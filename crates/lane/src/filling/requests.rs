@@ -176,7 +176,6 @@ impl BlockDevice for FillingStore {
         Box::pin(self.flush_here())
     }
 
-    /// Passthrough.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.store.zeroes_fast(mode)
     }

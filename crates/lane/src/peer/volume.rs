@@ -442,7 +442,6 @@ impl BlockDevice for Blocks {
         })
     }
 
-    /// Passthrough.
     fn flush(&self) -> IoFuture<'_, ()> {
         self.volume.flush()
     }

@@ -31,7 +31,6 @@ const LEFT_OVER_AGE: Duration = Duration::from_secs(60);
 /// A file in a folder that shows another host that it is the same. It goes when this is dropped.
 pub struct Probe {
     secret: Secret,
-    /// Open and locked.
     image: Image,
 }
 

@@ -275,7 +275,6 @@ impl ClientSession {
 }
 
 impl BlockDevice for ClientSession {
-    /// Passthrough.
     fn geometry(&self) -> Geometry {
         self.below.geometry()
     }
@@ -292,7 +291,6 @@ impl BlockDevice for ClientSession {
         Box::pin(self.flushing())
     }
 
-    /// Passthrough.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.below.zeroes_fast(mode)
     }
@@ -329,7 +327,6 @@ impl ClientRequests {
 }
 
 impl BlockDevice for ClientRequests {
-    /// Passthrough.
     fn geometry(&self) -> Geometry {
         self.volume.gate().geometry()
     }
@@ -348,7 +345,6 @@ impl BlockDevice for ClientRequests {
         Box::pin(self.volume.flush(&self.client))
     }
 
-    /// Passthrough.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.volume.gate().zeroes_fast(mode)
     }

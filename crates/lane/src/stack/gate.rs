@@ -74,7 +74,6 @@ struct Waits(Rc<Cell<usize>>);
 pub(crate) enum Access {
     /// To read, or to make durable.
     Read,
-    /// To change it.
     Change,
     /// To be known to its owner, before anything else: it is let through as a change, and is none.
     Attach,

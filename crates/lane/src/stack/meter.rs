@@ -85,7 +85,6 @@ impl Meter {
 }
 
 impl BlockDevice for Meter {
-    /// Passthrough.
     fn geometry(&self) -> Geometry {
         self.below.geometry()
     }
@@ -110,12 +109,10 @@ impl BlockDevice for Meter {
         Box::pin(self.counted(&self.counters.flushes, None, (self.below.flushing(), whole)))
     }
 
-    /// Passthrough.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.below.zeroes_fast(mode)
     }
 
-    /// Passthrough.
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         self.below.allocation(range)
     }

@@ -67,12 +67,10 @@ async fn make_at_target(target: &Rc<dyn BlockDevice>, change: Change) -> Result<
 }
 
 impl BlockDevice for MirrorFilter {
-    /// Passthrough.
     fn geometry(&self) -> Geometry {
         self.copy.source().geometry()
     }
 
-    /// Passthrough.
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         self.copy.source().read(offset, buffer)
     }
@@ -81,7 +79,6 @@ impl BlockDevice for MirrorFilter {
         Box::pin(self.mirrored(change))
     }
 
-    /// Passthrough.
     fn flush(&self) -> IoFuture<'_, ()> {
         self.copy.source().flush()
     }
@@ -91,7 +88,6 @@ impl BlockDevice for MirrorFilter {
         self.copy.source().zeroes_fast(mode) && self.copy.mirror_target().zeroes_fast(mode)
     }
 
-    /// Passthrough.
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         self.copy.source().allocation(range)
     }

@@ -33,12 +33,10 @@ impl Tracker {
 }
 
 impl BlockDevice for Tracker {
-    /// Passthrough.
     fn geometry(&self) -> Geometry {
         self.below.geometry()
     }
 
-    /// Passthrough.
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         self.below.read(offset, buffer)
     }
@@ -75,12 +73,10 @@ impl BlockDevice for Tracker {
         })
     }
 
-    /// Passthrough.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.below.zeroes_fast(mode)
     }
 
-    /// Passthrough.
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         self.below.allocation(range)
     }

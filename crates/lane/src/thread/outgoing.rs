@@ -79,7 +79,6 @@ impl Lane {
         Ok(())
     }
 
-    /// Drives the migration.
     fn drive_outgoing(
         &self,
         order: &OutgoingOrder,

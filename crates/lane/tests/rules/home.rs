@@ -93,7 +93,6 @@ impl ComingHome {
         Self { driver: target, told, volume, service }
     }
 
-    /// Has it promise.
     async fn prepare(&self, scene: &Scene) {
         self.driver.deliver(ToTarget::Prepare(ATTEMPT));
         scene.handle.sleep(MOMENT).await;

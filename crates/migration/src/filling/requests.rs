@@ -24,7 +24,6 @@ pub(super) enum Waiting {
     Write { request: RequestId, units: BlockRange },
 }
 
-/// Reads in sequence.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
     /// Where the next one would begin.

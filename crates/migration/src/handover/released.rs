@@ -35,7 +35,6 @@ const ASK_WHOLE: Duration = Duration::from_millis(500);
 /// Whether the target has everything when it takes the volumes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Completeness {
-    /// It has.
     Whole,
     /// Blocks are missing there.
     Hollow,

@@ -16,7 +16,6 @@ use super::stage::Stage;
 use super::{record, side, state};
 use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
 
-/// One commit.
 #[derive(Deserialize)]
 pub(super) struct Entry {
     at_unix_ms: u64,

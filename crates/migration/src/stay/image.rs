@@ -16,7 +16,6 @@ use crate::identity::VolumeId;
 
 /// What the bytes begin with; the last is the version.
 const HEADER: [u8; 8] = *b"STERNAI\x01";
-/// Header and checksum.
 const PREFIX_BYTES: usize = HEADER.len() + 4;
 /// Longest record that is read: many times what one has.
 pub const RECORD_BYTES_MAX: u64 = 64 << 10;

@@ -157,7 +157,6 @@ pub(super) enum Standing {
     Behind,
     /// What it lacks will have arrived soon enough for the gate to be closed.
     Converged,
-    /// They are equal.
     Synchronised,
 }
 

@@ -37,9 +37,7 @@ type Counter = u8;
 /// Counts, roughly, how often each block of a volume was written of late.
 #[derive(Debug, Default)]
 pub struct HeatFilter {
-    /// Counts.
     present: Generation,
-    /// Is looked at.
     former: Generation,
     /// Writes that the present one has counted.
     counted: u64,

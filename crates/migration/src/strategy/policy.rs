@@ -84,27 +84,19 @@ pub(super) enum Course {
     Mirror(Route),
     /// It is submitted, and its guest waits for the source only.
     Send {
-        /// Where to.
         route: Route,
         /// What it costs the target; `None`: nothing that is to be counted.
         toll: Option<Toll>,
     },
     /// It is submitted to the source only, and its blocks, which are synchronised, are put off.
-    Merge {
-        /// As above.
-        toll: Option<Toll>,
-    },
+    Merge { toll: Option<Toll> },
     /// It is submitted to the source only, although it could go by value: as much is on its way as may be.
-    Overflow {
-        /// As above.
-        toll: Option<Toll>,
-    },
+    Overflow { toll: Option<Toll> },
 }
 
 /// What it means how far a round has come.
 #[derive(Debug)]
 pub(super) enum RoundVerdict {
-    /// Nothing yet.
     GoOn,
     /// What guests have written meanwhile is copied now.
     Next,

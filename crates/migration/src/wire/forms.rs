@@ -130,7 +130,6 @@ pub(super) enum Form {
         migration: u64,
         attempt: u32,
     },
-    /// Which program runs.
     Program {
         version: String,
     },
@@ -161,7 +160,6 @@ pub(super) struct OfferForm {
     format: Option<FormatForm>,
     allocation: AllocationForm,
     forwarding: ForwardingForm,
-    /// Its name.
     vm: Option<String>,
     sharing: SharingForm,
 }
@@ -173,7 +171,6 @@ pub(super) struct OfferedForm {
     size_bytes: u64,
     block_size_bytes: u32,
     generation: u64,
-    /// Nothing reads it.
     _epoch: u64,
     left_behind: LeftForm,
 }

@@ -4,7 +4,6 @@ use chronicle::{BlockRange, ByteRange, LayeredBitmap};
 use migration::PacingSettings;
 use migration::filling::{Filling, FillingSettings, Manifest, Told, UNIT_BYTES, UnitMap, units_of};
 
-/// Its size.
 pub(crate) const UNITS: u64 = 8;
 
 /// The bytes of some of its units.

@@ -46,7 +46,6 @@ pub(crate) enum Pattern {
     Zipf,
 }
 
-/// What was seen.
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) took: Duration,

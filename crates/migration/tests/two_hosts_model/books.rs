@@ -35,7 +35,6 @@ impl Books {
         orders::cancel(&self.state, id).is_ok_and(|records| self.accept(records).is_ok())
     }
 
-    /// Whether somebody has.
     pub(crate) fn is_cancelled(&self, id: MigrationId) -> bool {
         self.state.migrations[&id].is_cancelled
     }

@@ -59,9 +59,7 @@ pub(crate) struct Began(Tick);
 /// A sector that holds something it must not.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wrong {
-    /// Which sector.
     pub(crate) sector: usize,
-    /// What it holds.
     pub(crate) found: u64,
     /// What it might hold.
     pub(crate) allowed: Vec<u64>,
@@ -136,7 +134,6 @@ impl Content {
         }
     }
 
-    /// A read begins.
     pub(crate) fn read_begins(&mut self) -> Began {
         let began = self.tick();
         self.reads.push(began);
@@ -163,7 +160,6 @@ impl Content {
         Ok(())
     }
 
-    /// A flush begins.
     pub(crate) fn flush_begins(&mut self) -> Began {
         Began(self.tick())
     }
@@ -266,7 +262,6 @@ fn lost_for_good(versions: &[Version], version: &Version) -> bool {
 pub(crate) enum Leaves {
     /// The request's number and the sector's.
     Stamp,
-    /// Zeroes.
     Zeroes,
 }
 

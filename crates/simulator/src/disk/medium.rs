@@ -17,7 +17,6 @@ const GRAIN_SECTORS: usize = (GRAIN_BYTES / SECTOR_BYTES) as usize;
 
 /// The content of a disk.
 pub(crate) struct Medium {
-    /// What reads see.
     current: Vec<u64>,
     /// What a power cut leaves at least.
     durable: Vec<u64>,

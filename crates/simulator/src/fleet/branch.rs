@@ -15,7 +15,6 @@ use crate::guest::Guest;
 /// The branch that all volumes begin on.
 pub(super) const TRUNK: usize = 0;
 
-/// A branch.
 pub(super) struct Branch {
     pub(super) number: usize,
     pub(super) guests: Vec<Rc<Guest>>,
@@ -35,7 +34,6 @@ pub(super) struct Branch {
     pub(super) power_was_cut: Cell<bool>,
 }
 
-/// All branches.
 #[derive(Default)]
 pub(super) struct Branches(RefCell<Vec<Rc<Branch>>>);
 

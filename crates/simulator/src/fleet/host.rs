@@ -73,7 +73,6 @@ pub(crate) struct Manner {
 /// A volume that a host owns, and the branch of its history.
 pub(super) type Owned = (usize, VolumeId);
 
-/// A host.
 pub(crate) struct SimHost {
     pub(super) me: Weak<Self>,
     pub(super) place: Place,
@@ -85,7 +84,6 @@ pub(crate) struct SimHost {
     pub(super) manner: Rc<Manner>,
     journal: Rc<SimJournal>,
     pub(super) chronicles: Rc<SimChronicles>,
-    /// By path.
     pub(super) images: RefCell<BTreeMap<String, Rc<SimDisk>>>,
     pub(super) kept: KeptImages,
     /// What is known of migrations between stores of this host.
@@ -348,7 +346,6 @@ impl SimHost {
         self.is_up.get()
     }
 
-    /// Starts the daemon.
     pub(super) fn boot(&self) {
         self.is_up.set(true);
         self.world.note("boot", self.place.index() as u64, self.incarnation.get());

@@ -21,7 +21,6 @@ pub(super) struct KeptImages(RefCell<BTreeMap<VolumeId, KeptImage>>);
 /// One image that was kept.
 #[derive(Clone, Debug)]
 pub(super) struct KeptImage {
-    /// Where it is.
     pub(super) path: String,
     /// The migration by which the volume left.
     pub(super) departure: MigrationId,

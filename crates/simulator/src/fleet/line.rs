@@ -32,7 +32,6 @@ pub(super) type Guard = Box<dyn Fn(&[u8], &[u8]) -> Judged>;
 pub(super) enum Judged {
     /// Whoever listens hears it.
     Heard,
-    /// Nobody hears it.
     LeftOut,
     /// Nobody hears it, and the call of this number is answered with that there is nothing.
     Refused(u64),

@@ -34,7 +34,6 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// In how many of a hundred looks one that is connected goes to another host.
 const WANDER_PERCENT: u64 = 3;
 
-/// All of them.
 pub(super) struct Neighbours {
     clients: Vec<Rc<Neighbour>>,
     random: RefCell<Random>,
@@ -52,7 +51,6 @@ pub(super) fn leave_room(plan: &VolumePlan) -> VolumePlan {
     plan
 }
 
-/// A client.
 struct Neighbour {
     /// The volume that it uses.
     volume: usize,
@@ -85,7 +83,6 @@ impl Neighbours {
         Self { clients, random: RefCell::new(random.fork()) }
     }
 
-    /// None at all.
     pub(super) fn none(random: &mut Random) -> Self {
         Self::draw(random, std::iter::empty())
     }

@@ -533,7 +533,6 @@ fn cannot_release(source: &SimHost) -> bool {
 /// A migration that waits, prepared, for the word of its source.
 struct Waiting {
     source: Place,
-    /// Its number there.
     number: MigrationId,
     id: MigrationId,
     attempt: migration::Attempt,

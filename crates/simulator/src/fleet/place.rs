@@ -12,7 +12,6 @@ impl Place {
     /// Where the volumes are at first.
     pub(crate) const A: Self = Self(0);
 
-    /// So many places.
     pub(crate) fn all(count: usize) -> impl Iterator<Item = Self> + Clone {
         (0..count as u8).map(Self)
     }

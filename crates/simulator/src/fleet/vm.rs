@@ -31,7 +31,6 @@ const PAUSE_IS_TOLD_PERCENT: u64 = 80;
 /// Of so many attempts of a hundred its memory arrives, and it starts at the target.
 const SUCCEEDS_PERCENT: u64 = 85;
 
-/// A simulated VM.
 pub(crate) struct SimVm {
     world: Rc<World>,
     random: RefCell<Random>,

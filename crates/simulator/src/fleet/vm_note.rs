@@ -29,7 +29,6 @@ pub(super) enum VmNote {
     /// It is not here.
     #[default]
     Nothing,
-    /// It is here.
     Home,
     /// It is about to leave.
     Leaving,

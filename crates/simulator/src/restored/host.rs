@@ -19,7 +19,6 @@ pub(super) const DEVICE_BYTES: u64 = 64 << 20;
 /// The size that a volume has at first, and by which it grows.
 pub(super) const SIZE_STEP: u64 = 1 << 20;
 
-/// An image.
 #[derive(Clone, Debug)]
 pub(super) struct Image {
     /// Whose bytes are in it.
@@ -60,7 +59,6 @@ pub(super) enum ListFate {
     OfAnotherTime,
 }
 
-/// A host.
 #[derive(Debug)]
 pub(super) struct SimHost {
     pub(super) id: HostId,
@@ -114,7 +112,6 @@ impl SimHost {
         self.backups.push(Backup { state: self.state.clone(), at_unix_ms });
     }
 
-    /// Forgets another host.
     pub(super) fn remove_host(&mut self, host: HostId, at_unix_ms: u64) {
         if self.list.paired.remove(&host) {
             self.list.removed.push((host, at_unix_ms));

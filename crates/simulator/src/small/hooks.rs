@@ -31,7 +31,6 @@ pub(super) struct World {
     book: Option<HookBook>,
     tasks: Vec<Task>,
     writes: VecDeque<(MigrationId, u64, Option<HookRecord>)>,
-    /// What is durable.
     records: BTreeMap<MigrationId, HookRecord>,
     migrations: BTreeMap<MigrationId, Migration>,
     processes: BTreeMap<i32, Process>,

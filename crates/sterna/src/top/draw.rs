@@ -37,7 +37,6 @@ const LINE_WIDTH_MIN: usize = 8;
 /// Width of a bar of progress.
 const BAR_WIDTH: usize = 16;
 
-/// Draws everything.
 pub(crate) fn draw(frame: &mut Frame<'_>, top: &mut Top, now: Instant) {
     let area = frame.area();
     if area.width < LEAST.0 || area.height < LEAST.1 {

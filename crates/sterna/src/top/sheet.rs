@@ -6,9 +6,7 @@ use super::words::{course, latency, moment, place, rate, requests, whole};
 use crate::output;
 use crate::units::{bytes, duration, percent};
 
-/// A table.
 pub(crate) struct Sheet {
-    /// Its columns.
     pub(crate) columns: Vec<Column>,
     /// Its rows: a cell for each column.
     pub(crate) rows: Vec<Vec<Cell>>,
@@ -16,7 +14,6 @@ pub(crate) struct Sheet {
     pub(crate) when_empty: &'static str,
 }
 
-/// A column.
 pub(crate) struct Column {
     pub(crate) title: &'static str,
     pub(crate) side: Side,
@@ -27,9 +24,7 @@ pub(crate) struct Column {
 /// Where the words of a column are.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
-    /// Words.
     Left,
-    /// Figures.
     Right,
 }
 
@@ -42,17 +37,14 @@ pub(crate) struct Cell {
 /// How words are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
-    /// Nothing special.
     Plain,
     /// What a row is about.
     Name,
-    /// Less important.
     Quiet,
     /// As it should be.
     Good,
     /// Something is under way.
     Busy,
-    /// Somebody should know.
     Warm,
     /// Somebody should do something.
     Bad,
@@ -147,7 +139,6 @@ pub(crate) fn volumes(volumes: &[&VolumeAtWork]) -> Sheet {
     }
 }
 
-/// The VMs.
 pub(crate) fn vms(vms: &[&Vm]) -> Sheet {
     let rows = vms.iter().map(|vm| {
         let (word, tone) = vm_state(vm.state);
@@ -174,7 +165,6 @@ pub(crate) fn vms(vms: &[&Vm]) -> Sheet {
     }
 }
 
-/// The stores.
 pub(crate) fn stores(stores: &[&Store]) -> Sheet {
     let rows = stores.iter().map(|store| {
         let is_known = store.bytes_total > 0;

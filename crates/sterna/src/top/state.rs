@@ -41,7 +41,6 @@ pub(crate) struct Top {
     pub(crate) is_reversed: bool,
     /// What must be in a row for it to be shown.
     pub(crate) filter: String,
-    /// What keys mean.
     pub(crate) keys: Keys,
     /// The first row that is shown.
     pub(crate) first_row: usize,
@@ -53,7 +52,6 @@ pub(crate) type Figures = VecDeque<Option<f64>>;
 /// What all guests did, at the latest looks.
 #[derive(Default)]
 pub(crate) struct Totals {
-    /// Requests a second.
     pub(crate) requests: Figures,
     /// Bytes read a second.
     pub(crate) read: Figures,
@@ -71,10 +69,8 @@ pub(crate) enum View {
     History,
 }
 
-/// What keys mean.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keys {
-    /// Commands.
     Commands,
     /// Letters of the filter.
     Filter,
@@ -105,7 +101,6 @@ impl View {
 }
 
 impl Top {
-    /// Knows nothing yet.
     pub(crate) fn new() -> Self {
         Self {
             latest: None,

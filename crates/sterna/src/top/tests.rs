@@ -11,7 +11,6 @@ use serde_json::{Value, json};
 use super::state::{Keys, View};
 use super::{Next, Top, draw};
 
-/// Begins in 2026.
 const STARTED_MS: u64 = 1_795_573_340_000;
 
 /// A volume that has so many requests a second.

@@ -12,7 +12,6 @@ pub(crate) const DASH: &str = "-";
 /// Heights of a line of figures; the highest leaves a gap to the row above.
 const LEVELS: [char; 7] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇'];
 
-/// Requests a second.
 pub(crate) fn requests(activity: Option<&Activity>) -> String {
     activity.map_or_else(|| DASH.to_owned(), |activity| whole(activity.requests_per_second()))
 }
@@ -34,7 +33,6 @@ pub(crate) fn whole(number: f64) -> String {
     grouped
 }
 
-/// Bytes a second.
 pub(crate) fn rate(per_second: Option<f64>) -> String {
     per_second.map_or_else(|| DASH.to_owned(), |rate| format!("{}/s", bytes(rate.max(0.0) as u64)))
 }

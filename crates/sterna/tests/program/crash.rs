@@ -232,7 +232,6 @@ fn check_end(scene: &Scene, points: &str, expected: Expected) {
     }
 }
 
-/// The only migration.
 fn migration(scene: &Scene) -> Value {
     let (code, list) = scene.json(&["migration", "list"]);
     assert_eq!((code, list.as_array().map(Vec::len)), (0, Some(1)), "{list}");

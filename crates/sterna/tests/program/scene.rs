@@ -29,9 +29,7 @@ pub(crate) struct Scene {
 /// How a command ended.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// Its exit code.
     pub(crate) code: i32,
-    /// What it printed.
     pub(crate) stdout: String,
     /// What it said besides.
     pub(crate) stderr: String,

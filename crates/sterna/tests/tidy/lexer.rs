@@ -5,7 +5,6 @@
 pub(crate) struct Layers {
     /// Without comments and without what is in strings and characters.
     pub(crate) code: String,
-    /// Comments alone.
     pub(crate) comments: String,
 }
 

@@ -13,7 +13,6 @@ pub(crate) struct Tree {
     files: Vec<File>,
 }
 
-/// One file.
 pub(crate) struct File {
     /// Its path from the root of the repository, with slashes.
     pub(crate) path: String,

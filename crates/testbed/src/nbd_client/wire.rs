@@ -56,7 +56,6 @@ pub(super) fn encode_request(
 pub(super) struct Reply {
     /// Which request it answers.
     pub(super) cookie: u64,
-    /// What it says.
     pub(super) body: Body,
     /// Whether the request is answered with this.
     pub(super) end: End,
@@ -66,15 +65,23 @@ pub(super) struct Reply {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Body {
     /// A simple reply: an error code or 0. A successful read's data follows, as long as the request asked for.
-    Simple { error: u32 },
-    /// Says nothing.
+    Simple {
+        error: u32,
+    },
     None,
     /// `length` bytes of data follow; they belong at `offset` of the export.
-    Data { offset: u64, length: u32 },
+    Data {
+        offset: u64,
+        length: u32,
+    },
     /// `length` bytes at `offset` of the export are zero.
-    Hole { offset: u64, length: u32 },
-    /// The request failed.
-    Error { error: u32 },
+    Hole {
+        offset: u64,
+        length: u32,
+    },
+    Error {
+        error: u32,
+    },
 }
 
 /// Whether more chunks follow for the same request.

@@ -114,7 +114,6 @@ impl Console {
         self.was_connected = true;
     }
 
-    /// One connection less.
     pub(super) fn close(&mut self) {
         self.connections = self.connections.saturating_sub(1);
     }

@@ -24,7 +24,6 @@ struct Unfinished {
 /// What to do with a message whose first frame is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
-    /// Keep its bytes.
     Keep,
     /// It has been delivered already: let its bytes pass by.
     Skip,

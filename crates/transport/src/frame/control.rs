@@ -7,7 +7,6 @@ use crate::credit::CLASSES;
 /// Runs of numbers in one acknowledgement: with more gaps than that the rest is acknowledged as the gaps close.
 pub(crate) const RANGES_MAX: usize = 64;
 
-/// One control frame.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Control {
     /// The dialler's side of the session.
@@ -26,7 +25,6 @@ pub(crate) enum Control {
     Pong(u64),
     /// The connection ends on purpose.
     Goodbye,
-    /// Redeems an invitation.
     Join(JoinRequest),
     /// Welcomes the one who redeemed it.
     Joined(JoinReply),

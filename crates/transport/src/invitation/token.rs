@@ -80,7 +80,6 @@ impl fmt::Display for Token {
     }
 }
 
-/// Shows no secret.
 impl fmt::Debug for Token {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "Token(of {:?} at {:?})", self.inviter, self.addresses)

@@ -50,7 +50,6 @@ impl fmt::Display for AccessToken {
     }
 }
 
-/// Shows no secret.
 impl fmt::Debug for AccessToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "AccessToken(of {:?})", self.server)

@@ -145,7 +145,6 @@ impl Receiver for Inbox {
     }
 }
 
-/// One host.
 pub(crate) struct Host {
     pub(crate) endpoint: Endpoint,
     pub(crate) known: Arc<Known>,

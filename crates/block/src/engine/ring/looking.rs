@@ -74,14 +74,12 @@ pub(super) enum Expected {
 pub(super) enum Seen {
     /// It had to wake up first.
     Asleep,
-    /// It was awake.
     Awake,
 }
 
 /// A wait that is not slept through: sleep first, then look, then sleep until something comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// What is expected.
     pub(super) expected: Expected,
     /// How long to sleep at most.
     pub(super) sleep: Duration,

@@ -78,11 +78,9 @@ struct Message {
 
 /// What an operation gives back.
 pub(super) enum Outcome {
-    /// Nothing but success.
     Done,
     /// A buffer, and how many bytes of it were filled.
     Filled(Buffer, usize),
-    /// A connection.
     Connection(OwnedFd),
     /// Nothing was received or accepted before it was cancelled; the buffer, if it had one.
     Cancelled(Option<Buffer>),
@@ -99,7 +97,6 @@ pub(super) enum Step {
 /// How the kernel is told of a file.
 #[derive(Clone, Copy)]
 pub(super) enum FileReference {
-    /// By descriptor.
     Descriptor,
     /// By slot in the ring's table.
     Slot(u32),

@@ -32,7 +32,6 @@ struct Marks {
     completed: Instant,
 }
 
-/// What is measured.
 #[derive(Clone, Copy)]
 pub(super) enum Stage {
     /// Asked for, and the kernel has not been entered since.

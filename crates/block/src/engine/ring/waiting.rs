@@ -15,7 +15,6 @@ const PAUSES: u32 = 10;
 pub(super) enum Wait {
     /// Submit, and collect what is there.
     No,
-    /// Until one arrives.
     Forever,
     /// Until one arrives, but not longer than this.
     AtMost(Duration),

@@ -94,7 +94,6 @@ pub(super) fn write_new(file: &File, size: u64, options: &Qcow2Options) -> io::R
     Ok(length)
 }
 
-/// Numbers of clusters.
 struct Layout {
     /// Of the refcount table, behind the header.
     table: u64,

@@ -101,7 +101,6 @@ pub enum HeaderError {
 /// What an image says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
-    /// 2 or 3.
     pub(super) version: u32,
     /// Cluster size as a power of two.
     pub(super) cluster_bits: u32,
@@ -109,9 +108,7 @@ pub(super) struct Header {
     pub(super) size: u64,
     /// The first-level table.
     pub(super) l1: Table,
-    /// The refcount table.
     pub(super) refcounts: Table,
-    /// Internal snapshots.
     pub(super) snapshots: u32,
     /// Whether persistent dirty bitmaps are in it, and true.
     pub(super) has_bitmaps: bool,

@@ -40,7 +40,6 @@ pub(super) enum Place {
     },
     /// In a file that may only be read from there.
     Shared {
-        /// Which one.
         file: Rc<LaneFile>,
         /// First byte in the file.
         offset: u64,

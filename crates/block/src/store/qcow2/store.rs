@@ -47,7 +47,6 @@ pub struct Qcow2Store {
 pub(super) struct Shared {
     pub(super) tables: Rc<Tables>,
     pub(super) engine: Rc<dyn Engine>,
-    /// What guests see.
     pub(super) geometry: GrowingGeometry,
     /// Size in bytes of the disk in the image: more than guests see while it grows.
     pub(super) disk_size: Cell<u64>,

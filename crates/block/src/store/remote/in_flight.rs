@@ -16,7 +16,6 @@ const EXTENT_LENGTH: usize = 8;
 /// What a request was answered.
 #[derive(Debug)]
 pub(super) enum Answer {
-    /// It is done.
     Done,
     /// What was read: as much as was asked for.
     Data(Buffer),
@@ -45,7 +44,6 @@ pub(super) type AnswerSender = oneshot::Sender<Result<Answer, Failure>>;
 
 /// A request whose answer is there.
 pub(super) struct Completed {
-    /// Who waits.
     pub(super) sender: AnswerSender,
     /// What to tell them.
     pub(super) result: Result<Answer, Failure>,
@@ -77,7 +75,6 @@ enum Wanted {
         buffer: Option<Buffer>,
         /// First byte asked for.
         offset: u64,
-        /// Bytes asked for.
         length: usize,
         /// Bytes that have come, or were announced and are on their way.
         announced: usize,

@@ -45,7 +45,6 @@ const REPEATS_IN_FLIGHT_MAX: usize = 64;
 /// How long after a flush of our own that failed the next is tried.
 const FLUSH_PAUSE: Duration = Duration::from_secs(1);
 
-/// A session.
 pub(super) struct Link {
     dialer: Dialer,
     /// What the store was made by. Later connections offer at least this.

@@ -26,7 +26,6 @@ pub(super) type Violation = &'static str;
 pub(super) struct Head {
     /// Whose reply it is.
     pub(super) cookie: u64,
-    /// What it says.
     pub(super) body: Body,
     /// Whether nothing more comes for this request.
     pub(super) is_last: bool,

@@ -114,7 +114,6 @@ pub(super) struct Header {
 }
 
 impl Header {
-    /// Ends the session.
     pub(super) const DISCONNECT: Self = Self { command: command::DISC, flags: 0, offset: 0, length: 0 };
 
     pub(super) fn encode(&self, cookie: u64) -> [u8; REQUEST_LENGTH] {

@@ -9,9 +9,7 @@ use crate::store::image::Access;
 /// What a server says of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
-    /// Size in bytes.
     pub(super) size: u64,
-    /// Transmission flags.
     pub(super) flags: u16,
     /// `None`: the server did not say.
     pub(super) block_sizes: Option<BlockSizes>,
@@ -54,7 +52,6 @@ const USED_FLAGS: u16 = transmission_flag::SEND_FLUSH
     | transmission_flag::CAN_MULTI_CONN;
 
 impl Terms {
-    /// Judges an offer.
     pub(super) fn new(uri: &NbdUri, offer: &Offer, access: Access) -> Result<Self, RemoteError> {
         let uri = || uri.to_string();
         let protocol = |reason| Err(RemoteError::Protocol { uri: uri(), reason });

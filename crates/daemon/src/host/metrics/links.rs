@@ -74,7 +74,6 @@ fn labels<'a>((host, local, remote): &Ends<'a>) -> [(&'static str, &'a str); 3] 
     [("host", host), ("local", local), ("remote", remote)]
 }
 
-/// Without the port.
 fn address(end: &str) -> &str {
     end.rsplit_once(':').map_or(end, |(address, _)| address)
 }

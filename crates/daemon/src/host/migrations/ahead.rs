@@ -39,7 +39,6 @@ const STAND_TYPICAL: Duration = Duration::from_millis(50);
 
 /// A VM that is to go along, as far as it is looked at.
 pub(in crate::host) struct AheadVm {
-    /// Its name.
     pub name: String,
     /// How long it may stand still.
     pub downtime_max: Duration,
@@ -48,7 +47,6 @@ pub(in crate::host) struct AheadVm {
     pub manifest: Vec<u8>,
 }
 
-/// What is ahead.
 pub(in crate::host) struct Ahead {
     /// Everything that is in the way.
     pub refusals: Vec<RequestError>,

@@ -66,7 +66,6 @@ pub(in crate::host) struct Arriving {
     pub(in crate::host) left_behind: LeftBehind,
     /// Its image; `None`: its lane has it open.
     pub(in crate::host) store: Option<ArrivingStore>,
-    /// Its name.
     pub(in crate::host) claim: Claim,
     /// The lane that forwards its clients, of a volume that comes home to them.
     pub(in crate::host) home: Option<LaneHandle>,

@@ -29,7 +29,6 @@ use crate::volumes::registry::{Claim, Service};
 
 /// An arrival that is in the journal.
 pub(in crate::host) struct Arrival {
-    /// Its number here.
     pub(in crate::host) migration: MigrationId,
     /// Its number at its source.
     pub(in crate::host) remote: MigrationId,

@@ -42,15 +42,12 @@ const SWITCH_OVER_ROUND_TRIPS: u32 = 3;
 
 /// A volume that is to leave.
 pub(in crate::host) struct Departing {
-    /// What it is.
     pub record: VolumeRecord,
-    /// Who serves it.
     pub lane: LaneHandle,
 }
 
 /// Where volumes are to go.
 pub(in crate::host) struct Elsewhere {
-    /// The host.
     pub peer: Peer,
     /// The store there; empty: its only one.
     pub store: String,

@@ -375,7 +375,6 @@ impl Host {
         }
     }
 
-    /// Describes a domain.
     pub(in crate::host) async fn describe_domain(
         &self,
         adopted: &Adopted,

@@ -33,7 +33,6 @@ pub(in crate::host) struct Wanted {
 
 /// A target that nothing else can take.
 pub(in crate::host) struct Reserved {
-    /// Where it is.
     pub location: ImageLocation,
     /// How much of its space is taken at once.
     pub allocation: Allocation,
@@ -54,7 +53,6 @@ impl Reserved {
 
 /// Where an image would be.
 pub(in crate::host) struct Looked {
-    /// Where exactly.
     pub location: ImageLocation,
     /// How much of its space would be taken at once.
     pub allocation: Allocation,

@@ -85,7 +85,6 @@ impl Recording {
         self.facts.started_unix_ms
     }
 
-    /// Takes a piece.
     pub(super) fn add(&mut self, recorded: Recorded) {
         for entered in recorded.phases {
             if self.phases.len() < PHASES_MAX

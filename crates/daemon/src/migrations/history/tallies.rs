@@ -19,7 +19,6 @@ pub(crate) struct Tallies {
 }
 
 impl Tallies {
-    /// Adds a piece.
     pub(super) fn add(&mut self, recorded: &Recorded) {
         for sample in &recorded.samples {
             self.bytes_copied += sample.bytes_copied;

@@ -90,7 +90,6 @@ pub(crate) struct VmChannel {
     peer: watch::Receiver<PeerStatus>,
     window: Arc<Window>,
     offered: Arc<Mutex<Offered>>,
-    /// The main stream.
     main: Stream,
     listens: tokio::task::JoinHandle<()>,
 }
@@ -145,7 +144,6 @@ impl VmChannel {
         Self { streams, sender, peer, window, offered, main, listens }
     }
 
-    /// The main stream.
     pub(crate) fn main(&self) -> &Stream {
         &self.main
     }
@@ -289,7 +287,6 @@ impl Drop for VmChannel {
 
 /// A stream beside the main one.
 pub(crate) struct SideStream {
-    /// The stream.
     pub(crate) stream: Stream,
     window: Arc<Window>,
     listens: tokio::task::JoinHandle<()>,

@@ -26,7 +26,6 @@ const PATIENCE_ROUNDS: u32 = 20;
 /// How long nothing of the memory may be taken: as long as a target's store may leave a request unanswered.
 const STALL_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Judges rounds.
 #[derive(Debug, Default)]
 pub(super) struct Convergence {
     mode: MemoryMode,
@@ -44,7 +43,6 @@ pub(super) struct Convergence {
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// Nothing.
     GoOn,
     /// A longer downtime is to be the target: what is allowed, divided by this.
     DowntimeTarget {
@@ -53,7 +51,6 @@ pub(super) enum Verdict {
     },
     /// The guest is to be slowed down.
     Throttle {
-        /// By so much.
         percent: u8,
     },
     /// The VM is to run at the target, and the rest to follow.

@@ -36,7 +36,6 @@ pub(crate) enum MoveFault {
     /// Something took too long.
     #[error("{} s were not enough for {what}", limit.as_secs())]
     Overdue {
-        /// What.
         what: &'static str,
         /// How long it might take.
         limit: Duration,
@@ -72,24 +71,15 @@ pub(crate) enum MoveFault {
     Unfit(String),
     /// The manifest is of another VM than the offer.
     #[error("the VM \"{name}\" with the volumes {} is not the one that was offered", volumes.join(", "))]
-    NotOffered {
-        /// Its name.
-        name: String,
-        /// Its volumes.
-        volumes: Vec<String>,
-    },
+    NotOffered { name: String, volumes: Vec<String> },
     /// Its QEMU has ended.
     #[error(
         "its QEMU has ended: sterna vm show {vm} says how, and sterna vm start {vm} starts it again here"
     )]
-    QemuEnded {
-        /// Which VM.
-        vm: String,
-    },
+    QemuEnded { vm: String },
     /// A socket for its memory cannot be listened on.
     #[error("cannot listen on {}: {source}", path.display())]
     Listen {
-        /// Where.
         path: PathBuf,
         /// What the system answered.
         source: io::Error,
@@ -97,7 +87,6 @@ pub(crate) enum MoveFault {
     /// A socket cannot be taken out of QEMU's folder.
     #[error("{}: {source}", path.display())]
     Socket {
-        /// Which.
         path: PathBuf,
         /// What the system answered.
         source: io::Error,

@@ -61,10 +61,7 @@ pub(crate) enum VmMessage {
     /// The payload is what the hypervisor has written.
     Data,
     /// So many bytes of what was sent have been taken: as many may be sent again.
-    Taken {
-        /// How many.
-        bytes: u32,
-    },
+    Taken { bytes: u32 },
     /// The hypervisor writes no more.
     End,
     /// Which way the memory is to go: before *Check* as the source wishes it, before *Fits* as the target agrees. Not said
@@ -85,10 +82,7 @@ pub(crate) enum VmMessage {
         stream: u8,
     },
     /// It is expected there.
-    Recovering {
-        /// By its number.
-        stream: u8,
-    },
+    Recovering { stream: u8 },
     /// The payload is a piece of the VM's files as they are when it stands still, in the manifest's form.
     Files,
     /// Somebody has paused the VM, and it is to stay so. It is said, as *Files* are, before its devices are sent.
@@ -149,7 +143,6 @@ impl VmMessage {
         }
     }
 
-    /// As bytes.
     pub(crate) fn encode(&self) -> Vec<u8> {
         // Writing to memory fails only for types that postcard does not know, and these are not.
         postcard::to_extend(self, vec![VERSION]).unwrap_or_default()

@@ -123,7 +123,6 @@ pub(crate) struct OutgoingVm {
     channel: Arc<VmChannel>,
     post_copy: PostCopy,
     wishes: Wishes,
-    /// Looks at it.
     witness: Arc<dyn Witness>,
     /// What is decided of that; `None`: it has not been looked at.
     departure: Mutex<Option<Departure>>,
@@ -169,7 +168,6 @@ impl OutgoingVm {
         Arc::clone(&self.hooks)
     }
 
-    /// Its hypervisor here.
     pub(crate) fn vm(&self) -> &dyn Hypervisor {
         &*self.vm
     }

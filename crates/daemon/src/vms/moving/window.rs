@@ -33,7 +33,6 @@ const SHRINKING: usize = 4;
 #[derive(Debug)]
 pub(super) struct Window {
     flow: Mutex<Flow>,
-    /// Something was taken.
     room: Notify,
 }
 

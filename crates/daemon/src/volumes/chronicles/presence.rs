@@ -37,7 +37,6 @@ pub(super) enum PresenceWork {
         entry: LogEntry,
         reply: Reply,
     },
-    /// An entry more.
     Add {
         key: StayKey,
         size_bytes: u64,
@@ -66,7 +65,6 @@ pub(crate) enum PresenceError {
     /// The file cannot be read.
     #[error("{path} cannot be read: {error}")]
     Unreadable {
-        /// Which.
         path: PathBuf,
         /// The system's.
         #[source]
@@ -75,9 +73,7 @@ pub(crate) enum PresenceError {
     /// What is in it cannot be relied on.
     #[error("{path} cannot be relied on: {fault}")]
     Untrue {
-        /// Which.
         path: PathBuf,
-        /// Why.
         #[source]
         fault: LogFault,
     },

@@ -82,9 +82,7 @@ pub(super) async fn exchange(
 pub(super) enum Ending {
     /// The client said so.
     Disconnected,
-    /// The stream ended.
     Vanished,
-    /// The socket failed.
     Broken(#[expect(dead_code, reason = "shown in the log")] IoError),
     /// What followed made no sense.
     Violation(#[expect(dead_code, reason = "shown in the log")] Violation),

@@ -70,12 +70,10 @@ impl<'a> Encoder<'a> {
         self.reply(option_reply::INFO, &[&info::EXPORT.to_be_bytes(), &size, &flags]);
     }
 
-    /// Name or description.
     pub(super) fn info_text(&mut self, fact: u16, text: &str) {
         self.reply(option_reply::INFO, &[&fact.to_be_bytes(), text.as_bytes()]);
     }
 
-    /// Block size constraints.
     pub(super) fn info_block_size(&mut self, offer: &Offer) {
         let minimum = offer.block_size_minimum.to_be_bytes();
         let preferred = offer.block_size_preferred.to_be_bytes();
@@ -83,7 +81,6 @@ impl<'a> Encoder<'a> {
         self.reply(option_reply::INFO, &[&info::BLOCK_SIZE.to_be_bytes(), &minimum, &preferred, &maximum]);
     }
 
-    /// One metadata context.
     pub(super) fn meta_context(&mut self, id: u32, name: &str) {
         self.reply(option_reply::META_CONTEXT, &[&id.to_be_bytes(), name.as_bytes()]);
     }

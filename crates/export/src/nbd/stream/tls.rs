@@ -31,7 +31,6 @@ const SEND_LENGTH: usize = SEND_STEP + (4 << 10);
 /// Why TLS could not begin.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::nbd) enum TlsFailure {
-    /// The socket failed.
     #[error("the connection broke: {0}")]
     Broken(#[from] IoError),
     /// The client went away.

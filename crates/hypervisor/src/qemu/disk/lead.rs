@@ -198,7 +198,6 @@ impl Qemu {
 struct Below<'a> {
     /// The node's name.
     node: String,
-    /// What makes it.
     options: Value,
     /// What drives the disk over it.
     format: &'a str,

@@ -8,14 +8,12 @@ use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 /// description of the whole protocol has some 300 KiB.
 pub(super) const LINE_BYTES_MAX: usize = 8 << 20;
 
-/// Reads lines.
 #[derive(Debug)]
 pub(in crate::qemu) struct Lines<R> {
     input: BufReader<R>,
 }
 
 impl<R: AsyncRead + Unpin> Lines<R> {
-    /// Reads from there.
     pub(in crate::qemu) fn new(input: R) -> Self {
         Self { input: BufReader::new(input) }
     }

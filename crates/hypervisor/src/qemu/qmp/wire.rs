@@ -12,10 +12,8 @@ pub(super) enum Message {
     Answer {
         /// The command's.
         identity: u64,
-        /// What it returns.
         answer: Result<Value, Refusal>,
     },
-    /// Something has happened.
     Event(Event),
     /// An object that is none of these, or an answer to nobody.
     Unknown,
@@ -32,7 +30,6 @@ pub struct Event {
     pub at_us: Option<u64>,
 }
 
-/// QEMU says no.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Refusal {
     pub(super) class: ErrorClass,
@@ -70,7 +67,6 @@ pub(super) fn decode_greeting(line: &[u8]) -> Option<Version> {
     Version::read(&greeting["QMP"]["version"])
 }
 
-/// Decodes a line.
 pub(super) fn decode(line: &[u8]) -> Result<Message, Garbled> {
     let Ok(Value::Object(mut message)) = serde_json::from_slice(line) else { return Err(Garbled) };
     if let Some(Value::String(name)) = message.remove("event") {

@@ -93,7 +93,6 @@ pub struct GuestFigures {
     pub moments: Vec<Vec<Moment>>,
 }
 
-/// One copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopySample {
     pub(super) seconds: f64,

@@ -96,7 +96,6 @@ pub struct LoadFigures {
     pub moments: Vec<Vec<Moment>>,
 }
 
-/// One copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IdleSample {
     pub(super) seconds: f64,

@@ -31,7 +31,6 @@ struct Kind {
 /// One step of the requests of a connection, as the daemon logs it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(super) struct StageSample {
-    /// Its name.
     stage: String,
     /// How often it was taken.
     count: u64,

@@ -76,7 +76,6 @@ fn of(samples: &[Sample], column: Column, y: impl Fn(&Sample) -> f64) -> Vec<f64
     samples.iter().filter(|sample| sample.column == column.name).map(y).collect()
 }
 
-/// Figure 11.
 pub(super) async fn over_time(stage: &mut Stage<'_>, progress: &mut Progress) -> anyhow::Result<Vec<Figure>> {
     let case = Case {
         size_bytes: stage.options.bench.size_bytes,

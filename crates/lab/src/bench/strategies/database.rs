@@ -11,7 +11,6 @@ use crate::demo::Progress;
 /// Part of what the device can do that the guest asks for, at one time its intensity, in hundredths.
 const PERCENT_OF_DEVICE: u64 = 25;
 
-/// Measures both intensities.
 pub(super) async fn measure(stage: &mut Stage<'_>, progress: &mut Progress) -> anyhow::Result<Vec<Figure>> {
     let device = stage.options.device;
     let size_bytes = stage.options.bench.size_bytes;

@@ -60,7 +60,6 @@ pub struct Point {
 }
 
 impl Point {
-    /// One of samples.
     pub(in crate::bench) fn of(x: f64, samples: Vec<f64>) -> Self {
         Self { x, label: None, y: Summary::of(samples) }
     }

@@ -36,7 +36,6 @@ impl Axis {
         Self { from, to: if to > from { to } else { from + 1.0 }, is_logarithmic }
     }
 
-    /// 0 to 1.
     fn part(&self, value: f64) -> f64 {
         if self.is_logarithmic {
             return value.max(1.0).log10() / self.to.log10();
@@ -52,7 +51,6 @@ impl Axis {
     }
 }
 
-/// Draws a figure.
 pub(super) fn draw(figure: &Figure) -> String {
     let points = || figure.series.iter().flat_map(|series| &series.points);
     let measured = || points().filter_map(|point| Some((point.x, point.y.as_ref()?)));

@@ -97,7 +97,6 @@ impl Memory {
         }
     }
 
-    /// Checks every page.
     pub(crate) fn verify(&self, tally: &Tally) {
         for page in 0..self.pages() {
             self.check(page, tally);

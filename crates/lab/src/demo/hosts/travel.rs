@@ -35,7 +35,6 @@ pub struct Cut {
     pub bytes_missing: u64,
 }
 
-/// One way.
 #[derive(Debug)]
 pub(super) struct Way {
     pub(super) migration: Migration,

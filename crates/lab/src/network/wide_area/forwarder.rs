@@ -35,7 +35,6 @@ pub(super) enum Instruction {
     Cut,
     /// What comes is forwarded again.
     Restore,
-    /// The thread ends.
     End,
 }
 

@@ -70,7 +70,6 @@ impl Values {
         self.by_id.is_empty()
     }
 
-    /// Bytes in flight.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }

@@ -34,11 +34,9 @@ pub(in crate::strategy) struct Write {
 /// Where a write is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteState {
-    /// Not submitted yet.
     Held,
     /// Submitted to the source only.
     SourceOnly,
-    /// Submitted to both.
     Mirrored {
         /// Since when the source has answered and only the target is waited for, and until when that goes on.
         source: SourceSide,

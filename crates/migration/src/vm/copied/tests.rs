@@ -90,7 +90,6 @@ impl World {
         Some(())
     }
 
-    /// Its QEMU ends.
     fn shut_off(&mut self) {
         self.domain = Domain::Off;
         self.disks.iter_mut().for_each(|disk| disk.job = Job::None);

@@ -37,7 +37,6 @@ impl LocalImages {
         self.excused.borrow_mut().insert(path.to_owned());
     }
 
-    /// Takes these places.
     pub(super) fn take(&self, moving: &[MigratingVolume]) {
         let paths = moving.iter().map(|moving| moving.target.place.name().to_owned());
         self.rooms.borrow_mut().extend(paths);

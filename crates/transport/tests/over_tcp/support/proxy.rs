@@ -11,7 +11,6 @@ use tokio::sync::watch;
 /// What happens to the bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
-    /// They pass.
     Pass,
     /// They vanish, both ways; the connection stays open.
     BlackHole,

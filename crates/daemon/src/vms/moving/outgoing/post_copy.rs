@@ -56,10 +56,7 @@ pub(crate) enum PostCopyState {
     /// All of it is at the target.
     Complete,
     /// It never will be.
-    Lost {
-        /// Why.
-        reason: String,
-    },
+    Lost { reason: String },
 }
 
 /// What is done for the rest of a VM's memory.
@@ -372,15 +369,9 @@ enum Asked {
     /// The hypervisor here takes another stream after all.
     TakesAnother,
     /// The other host has not answered.
-    Nothing {
-        /// Why.
-        reason: MoveFault,
-    },
+    Nothing { reason: MoveFault },
     /// It does not know.
-    Refused {
-        /// Why.
-        reason: String,
-    },
+    Refused { reason: String },
 }
 
 /// The number of the stream of an attempt: no other has it soon.

@@ -80,7 +80,6 @@ const LIMITS: &str = "bps bps_rd bps_wr bps_max bps_rd_max bps_wr_max bps_max_le
     iops_rd_max iops_wr_max iops_size bps-total bps-read bps-write bps-total-max bps-read-max bps-write-max iops-total iops-read \
     iops-write iops-total-max iops-read-max iops-write-max iops-size";
 
-/// Reads a node.
 pub(super) fn node(option: &'static str, text: &str, allowed: Allowed<'_>) -> Result<Said, NotAllowed> {
     let parts = cut(option, text)?;
     let mut pairs = Vec::new();
@@ -148,7 +147,6 @@ fn node_below(
     Ok(said)
 }
 
-/// Reads a drive.
 pub(super) fn drive(option: &'static str, text: &str, allowed: Allowed<'_>) -> Result<Said, NotAllowed> {
     let mut said = Said::default();
     let mut below = Vec::new();

@@ -20,7 +20,6 @@ const DEPTH_MAX: usize = 8;
 pub(super) enum Part {
     /// A key with its value.
     Pair(String, String),
-    /// A word alone.
     Bare(String),
 }
 

@@ -14,17 +14,21 @@ pub(super) type Key = (&'static str, Kind);
 /// What an option takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Shape {
-    /// Nothing.
     Flag,
-    /// One value.
     Alone(Kind),
     /// Keys; the first may be without its name if there is one.
-    Keys { implied: &'static str, keys: &'static [Key] },
+    Keys {
+        implied: &'static str,
+        keys: &'static [Key],
+    },
     /// Keys, according to the word of the first.
-    Forms { first: &'static str, naming: Naming, forms: &'static [Form] },
+    Forms {
+        first: &'static str,
+        naming: Naming,
+        forms: &'static [Form],
+    },
     /// A device of the guest.
     Device,
-    /// A drive.
     Drive,
     /// A node of the block layer.
     Node,

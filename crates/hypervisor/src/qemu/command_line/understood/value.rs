@@ -67,11 +67,8 @@ pub(super) enum Kind {
 pub(super) enum Class {
     /// A node of the block layer, or a drive.
     Node,
-    /// A character device.
     Character,
-    /// A network.
     Network,
-    /// An object.
     Object,
     /// The host's part of a TPM.
     Tpm,
@@ -139,7 +136,6 @@ impl Fault {
 }
 
 impl Kind {
-    /// Reads a value.
     pub(super) fn read(self, text: &str, allowed: Allowed<'_>) -> Result<Value, Fault> {
         let not = |expected: &str| Err(Fault::NotOne(expected.to_owned()));
         if let Err(fault) = lexer::check_text(text) {

@@ -24,7 +24,6 @@ use crate::workload::{Mark, Recorder, Step, Window};
 
 /// Time between two requests.
 const INTERVAL: Duration = Duration::from_millis(2);
-/// What is asked.
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: guest\r\n\r\n";
 /// Requests that may wait for their answers, as many as are sent in a minute: then the client waits, too.
 const OUTSTANDING_MAX: usize = 30_000;
@@ -95,7 +94,6 @@ impl OutsideClient {
         Ok(Self { stream, shared, threads })
     }
 
-    /// Marks this moment.
     pub(super) fn mark(&self) -> Mark {
         lock(&self.shared.recorder).mark(Instant::now())
     }
