@@ -134,6 +134,8 @@ fn clean_up(root: &ThrowAwayRoot, given: &Path, page: &str) -> anyhow::Result<()
     ensure!(!commands.is_empty(), "docs/tour.md has no commands below {CLEAN_UP}");
     std::fs::write(given.join("clean-up"), format!("{BEFORE_CLEAN_UP}{commands}"))?;
     root.run("bash -eu /mnt/clean-up")?.expect(0)?;
+    // A process that is exiting has lost its command line, so the page's own wait does not see it.
+    root.run("for i in $(seq 100); do pgrep -l 'sterna|qemu' || break; sleep 0.1; done")?.expect(0)?;
     root.run("! pgrep -l 'sterna|qemu' && test ! -e /tmp/tour")?.expect(0)?;
     Ok(())
 }
