@@ -1,9 +1,10 @@
-//! A set of blocks that costs memory and time only where a volume is neither all clean nor all dirty.
+//! A set of blocks whose memory and time cost depends on how mixed the volume is. Entirely clean or entirely dirty
+//! parts cost almost nothing.
 //!
-//! It is the layered bitmap of \[TPM\] §IV-A-2: an upper layer says which parts of the volume are dirty, a lower part
-//! exists only once something in it was written. Two steps beyond the paper: the upper layer is itself layered, so
-//! that a 16 TiB disk is skipped through as quickly as a small one, and a part whose blocks are *all* dirty is
-//! given up again, so that a copy that starts with everything missing starts with a bitmap of a few bytes.
+//! This is the layered bitmap of \[TPM\] §IV-A-2: an upper layer says which parts of the volume are dirty, and a lower
+//! part exists only after a write to it. There are two steps beyond the paper. The upper layer is itself layered, so
+//! that a scan skips through a 16 TiB disk as quickly as through a small one. A part whose blocks are *all* dirty is
+//! freed, so that a copy which lacks everything starts with a bitmap of a few bytes.
 //!
 //! ```text
 //!   LayeredBitmap   blocks, count
@@ -14,8 +15,8 @@
 //!             └ leaf  4096 blocks = 64 words: "dirty", "full", and only those words that are neither clean nor full
 //! ```
 //!
-//! The form is canonical: equal sets of equally long volumes have equal trees. It knows nothing of bytes, epochs or
-//! replicas, and has no form on disk or on the wire.
+//! The form is canonical: equal sets of equally long volumes have equal trees. This module knows nothing of bytes,
+//! epochs or replicas, and defines no form on disk or on the wire.
 
 mod leaf;
 mod part;
@@ -31,25 +32,22 @@ pub const BLOCKS_MAX: BlockCount = BlockCount(1 << 52);
 
 /// A set of the blocks of one volume.
 ///
-/// Nothing that is put into a set is left out: a range beyond the volume's end makes it the set of a larger volume, and only
-/// [`LayeredBitmap::cut_to`] takes blocks away by a size. What is asked or taken out beyond the end is in no set. No call panics, and
-/// none walks block by block; the cost of each is given in *runs* (unbroken stretches of blocks).
+/// Insertion never drops blocks: a range beyond the volume's end makes this the set of a larger volume. Only
+/// [`LayeredBitmap::cut_to`] removes blocks by size. Queries and removals beyond the end find no block there. No call
+/// panics, and none walks block by block. Costs are given in *runs* (unbroken stretches of blocks).
 #[derive(Clone, PartialEq, Eq)]
 pub struct LayeredBitmap {
-    /// How many blocks the volume has; at most [`BLOCKS_MAX`].
+    /// The size of the volume in blocks; at most [`BLOCKS_MAX`].
     blocks: u64,
-    /// How many of them are in the set.
     count: u64,
-    /// The layers below `root`; 0 when the root is a leaf.
+    /// The number of layers below `root`; 0 when the root is a leaf.
     height: u32,
-    /// The topmost part. It may span more than `blocks`; what lies beyond them stays clean.
+    /// The topmost part. It may span more than `blocks`; the surplus stays clean.
     root: Part,
 }
 
 impl LayeredBitmap {
-    /// The empty set of a volume with so many blocks. Allocates nothing.
-    ///
-    /// More than [`BLOCKS_MAX`] blocks count as that many.
+    /// Returns the empty set of a volume of `blocks` blocks, at most [`BLOCKS_MAX`]. Allocates nothing.
     pub fn new(blocks: BlockCount) -> Self {
         let blocks = blocks.0.min(BLOCKS_MAX.0);
         let mut height = 0;
@@ -59,16 +57,15 @@ impl LayeredBitmap {
         Self { blocks, count: 0, height, root: Part::Clean }
     }
 
-    /// The set of all blocks of a volume. Stores next to nothing.
+    /// Returns the set of all blocks of a volume. Needs almost no memory.
     pub fn full(blocks: BlockCount) -> Self {
         let mut bitmap = Self::new(blocks);
         bitmap.insert(bitmap.bounds());
         bitmap
     }
 
-    /// Makes it the set of a volume that has grown to so many blocks; the new ones are not in it.
-    ///
-    /// A number that is not larger changes nothing. Costs next to nothing, whatever is in the set.
+    /// Grows the volume to `blocks` blocks; the new ones are not in the set. Does nothing if the volume is at least
+    /// that large. The cost does not depend on the content of the set.
     pub fn grow(&mut self, blocks: BlockCount) {
         let blocks = blocks.0.min(BLOCKS_MAX.0);
         while span(self.height) < blocks {
@@ -78,46 +75,46 @@ impl LayeredBitmap {
         self.blocks = self.blocks.max(blocks);
     }
 
-    /// How many blocks the volume has.
+    /// Returns the size of the volume in blocks.
     pub fn blocks(&self) -> BlockCount {
         BlockCount(self.blocks)
     }
 
-    /// How many blocks are in the set. Costs nothing.
+    /// Returns the number of blocks in the set, in constant time.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// Tells whether no block is in the set. Costs nothing.
+    /// Returns whether no block is in the set, in constant time.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
 
-    /// Tells whether a block is in the set.
+    /// Returns whether a block is in the set.
     pub fn contains(&self, block: BlockIndex) -> bool {
         self.contains_any(BlockRange::new(block.0, block.0.saturating_add(1)))
     }
 
-    /// Tells whether at least one block of the range is in the set.
+    /// Returns whether at least one block of the range is in the set.
     pub fn contains_any(&self, range: BlockRange) -> bool {
         let range = self.clip(range);
         !range.is_empty()
             && self.root.next_set(self.height, range.start.0).is_some_and(|set| set < range.end.0)
     }
 
-    /// Tells whether every block of the range that the volume has is in the set; true for an empty range.
+    /// Returns whether every block of the range that the volume has is in the set; true for an empty range.
     pub fn contains_all(&self, range: BlockRange) -> bool {
         let range = self.clip(range);
         range.is_empty() || self.root.contains_all(self.height, range.start.0, range.end.0)
     }
 
-    /// How many blocks of the range are in the set.
+    /// Returns how many blocks of the range are in the set.
     pub fn count_in(&self, range: BlockRange) -> u64 {
         let range = self.clip(range);
         if range.is_empty() { 0 } else { self.root.count_in(self.height, range.start.0, range.end.0) }
     }
 
-    /// Leaves out what lies beyond so many blocks: of a volume that has no more, rounded up to regions.
+    /// Removes the blocks from `blocks` on. For sets that were rounded up to whole regions.
     #[must_use]
     pub fn cut_to(self, blocks: BlockCount) -> Self {
         if self.blocks <= blocks.0 {
@@ -130,8 +127,8 @@ impl LayeredBitmap {
         cut
     }
 
-    /// Puts the blocks of the range into the set and returns how many were not in it before. Beyond the end the volume becomes larger
-    /// ([`LayeredBitmap::grow`]); bytes have no blocks beyond [`BLOCKS_MAX`].
+    /// Adds the blocks of the range and returns how many were not in the set before. A range beyond the end grows the
+    /// volume ([`LayeredBitmap::grow`]). Blocks beyond [`BLOCKS_MAX`] do not exist and are ignored.
     pub fn insert(&mut self, range: BlockRange) -> u64 {
         let range = range.intersect(&BlockRange::new(0, BLOCKS_MAX.0));
         if range.is_empty() {
@@ -143,9 +140,8 @@ impl LayeredBitmap {
         newly_set
     }
 
-    /// Takes the blocks of the range out of the set and returns how many were in it.
-    ///
-    /// Parts that become clean give their memory back.
+    /// Removes the blocks of the range and returns how many were in the set. Frees the memory of parts that become
+    /// clean.
     pub fn remove(&mut self, range: BlockRange) -> u64 {
         let range = self.clip(range);
         if range.is_empty() {
@@ -156,16 +152,16 @@ impl LayeredBitmap {
         newly_cleared
     }
 
-    /// Takes everything out and gives the memory back.
+    /// Removes all blocks and frees the memory.
     pub fn clear(&mut self) {
         self.root = Part::Clean;
         self.count = 0;
     }
 
-    /// The first run at or after `from`, at most `blocks_max` blocks of it; `None` if there is none.
+    /// Returns the first run at or after `from`, cut to `blocks_max` blocks; `None` if there is none.
     ///
-    /// A run that begins before `from` and reaches beyond it counts from `from` on. What was cut off at
-    /// `blocks_max` is what the next call from the returned end answers. `blocks_max` of 0 yields `None`.
+    /// Only the part of a run from `from` on counts. A call from the returned end yields the part that was cut off.
+    /// `blocks_max` of 0 yields `None`.
     pub fn next_run(&self, from: BlockIndex, blocks_max: u64) -> Option<BlockRange> {
         if from.0 >= self.blocks || blocks_max == 0 {
             return None;
@@ -175,15 +171,13 @@ impl LayeredBitmap {
         Some(BlockRange::new(start, end.min(start.saturating_add(blocks_max))))
     }
 
-    /// Visits every run, in order, each as long as it is.
+    /// Iterates over the runs in order, each in full length.
     pub fn runs(&self) -> Runs<'_> {
         Runs { bitmap: self, from: BlockIndex(0), leaf: None }
     }
 
-    /// Puts every block of another set into this one.
-    ///
-    /// Parts that are clean in `other`, or full here, are skipped whole. If `other` has blocks beyond this volume's end, it becomes
-    /// larger.
+    /// Adds every block of another set. Skips parts that are clean in `other` or full here. Grows the volume if `other`
+    /// has blocks beyond its end.
     pub fn union_with(&mut self, other: &Self) {
         if self.blocks == other.blocks {
             self.count += self.root.union_with(&other.root, self.height);
@@ -194,7 +188,7 @@ impl LayeredBitmap {
         }
     }
 
-    /// Takes every block of another set out of this one. Skips as [`LayeredBitmap::union_with`] does.
+    /// Removes every block of another set. Skips parts as [`LayeredBitmap::union_with`] does.
     pub fn subtract(&mut self, other: &Self) {
         if self.blocks == other.blocks {
             self.count -= self.root.subtract(&other.root, self.height);
@@ -205,24 +199,22 @@ impl LayeredBitmap {
         }
     }
 
-    /// The memory that the set occupies, in bytes, without the allocator's own overhead.
+    /// Returns the memory that the set occupies, in bytes, without the allocator's own overhead.
     pub fn bytes_used(&self) -> usize {
         size_of::<Self>() + self.root.bytes_allocated()
     }
 
-    /// All blocks of the volume.
     fn bounds(&self) -> BlockRange {
         BlockRange::new(0, self.blocks)
     }
 
-    /// The part of a range that the volume has.
     fn clip(&self, range: BlockRange) -> BlockRange {
         range.intersect(&self.bounds())
     }
 }
 
 impl fmt::Debug for LayeredBitmap {
-    /// Prints the counts and the first runs: a set may hold millions.
+    /// Prints the counts and the first runs only, because a set may hold millions.
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "LayeredBitmap {{ {} of {}:", self.count, self.blocks)?;
         for run in self.runs().take(DEBUG_RUNS_MAX) {
@@ -237,10 +229,9 @@ impl fmt::Debug for LayeredBitmap {
 #[derive(Clone, Debug)]
 pub struct Runs<'a> {
     bitmap: &'a LayeredBitmap,
-    /// Where the next run may begin.
     from: BlockIndex,
-    /// The leaf in which `from` lies and its first block: scattered blocks lie several to a leaf, and most runs are
-    /// found without a descent through the layers.
+    /// The leaf in which `from` lies, and its first block. A leaf holds several scattered runs, so most runs are found
+    /// without a descent through the layers.
     leaf: Option<(u64, &'a Leaf)>,
 }
 
@@ -261,5 +252,5 @@ impl Iterator for Runs<'_> {
     }
 }
 
-/// How many runs `Debug` prints: enough to recognise a small set in a failing test, one line in a log.
+/// The number of runs that `Debug` prints: enough to recognise a small set in a failing test, and one line in a log.
 const DEBUG_RUNS_MAX: usize = 8;

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// The identity of a branch: who promotes a volume by force begins one, because its former owner may have written what
-/// nobody has seen. It is random, and never given twice: two hosts may promote without knowing of each other.
+/// The identity of a branch. A forced promotion begins one, because the former owner may have writes that the new owner
+/// has never seen. The number is random, so that two hosts can promote independently without a collision.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct BranchId(pub [u8; 16]);

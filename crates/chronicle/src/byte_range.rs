@@ -1,28 +1,27 @@
-//! A run of bytes on a volume.
+//! A run of bytes of a volume.
 
-/// The bytes from `offset` on, `length` of them.
-///
-/// Both numbers may come from a hostile client: arithmetic saturates, so a range that is out of bounds stays so.
+/// `length` bytes from `offset` on. A hostile client may choose both numbers: arithmetic saturates, so an out-of-bounds
+/// range stays out of bounds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ByteRange {
-    /// First byte.
+    /// The offset of the first byte.
     pub offset: u64,
-    /// Number of bytes.
+    /// The number of bytes covered.
     pub length: u64,
 }
 
 impl ByteRange {
-    /// The range of `length` bytes from `offset` on.
+    /// Returns the range of `length` bytes from `offset` on.
     pub const fn new(offset: u64, length: u64) -> Self {
         Self { offset, length }
     }
 
-    /// The first byte after the range.
+    /// Returns the offset of the first byte after the range.
     pub const fn end(&self) -> u64 {
         self.offset.saturating_add(self.length)
     }
 
-    /// Tells whether both ranges have a byte in common.
+    /// Returns whether both ranges have a byte in common.
     pub const fn overlaps(&self, other: &Self) -> bool {
         self.offset < other.end() && other.offset < self.end()
     }

@@ -1,8 +1,8 @@
 //! A volume's history of writes, cut into epochs.
 //!
-//! It answers one question: what may a copy that was right as of epoch *e* lack? It errs to one side only: a block
-//! that it names may be unchanged, a block that it does not name is. It holds no data, knows no replica (who does
-//! tells it which epochs are still asked for) and does nothing by itself.
+//! The chronicle answers one question: which blocks may a copy that is current as of epoch *e* lack? It errs to one
+//! side only: a listed block may be unchanged, but an unlisted block never changed. It holds no data and knows no
+//! replicas: the caller passes the epochs that replicas still refer to.
 //!
 //! ```text
 //!        frozen                                 open
@@ -25,24 +25,22 @@ use crate::units::{BlockCount, BlockIndex, BlockRange, BlockSize, Epoch};
 pub struct Chronicle {
     block_size: BlockSize,
     size_bytes: u64,
-    /// The oldest epoch after which everything written is known. Of older ones `since` answers every block.
+    /// The oldest epoch whose later writes are all known. For older epochs `since` returns every block.
     known_after: Epoch,
-    /// What was written in each epoch before the open one, after merging; in order of number.
+    /// The blocks written in each epoch before the open one, after merging, in order of number.
     frozen: BTreeMap<Epoch, LayeredBitmap>,
-    /// The epoch that records.
     open: Epoch,
-    /// What was written in the open epoch.
     open_blocks: LayeredBitmap,
     mark_policy: MarkPolicy,
-    /// Blocks of the regions marked durably for the open epoch. Stays empty while marks are volatile.
+    /// The blocks of the regions durably marked for the open epoch. Stays empty while marks are volatile.
     marked: LayeredBitmap,
 }
 
 impl Chronicle {
     /// Begins the history of a volume with the open epoch `first`.
     ///
-    /// `since` of the epoch before `first` is everything written from here on: a copy made before any write is as
-    /// of that one. Hence `first` is 1 or more, save for a volume that nobody will ask about its beginning.
+    /// `since` of the epoch before `first` holds everything written from here on, so a copy made before any write has
+    /// that epoch. Hence `first` is at least 1, unless the volume's beginning is never asked for.
     pub fn new(block_size: BlockSize, size_bytes: u64, first: Epoch) -> Self {
         let blocks = block_size.blocks_of(size_bytes);
         Self {
@@ -57,23 +55,23 @@ impl Chronicle {
         }
     }
 
-    /// Goes on after a crash that took the history with it.
+    /// Starts a new history after a crash that lost the old one.
     ///
-    /// `through` is the highest number that anything durable bears. The open epoch comes after it, so that no number is ever
-    /// given out twice (hard case 11). What was written up to here is not known: of `through` and every older epoch,
-    /// [`Chronicle::since`] answers every block.
+    /// `through` is the highest number in anything durable. The open epoch follows it, so that no number is given out
+    /// twice (hard case 11). Earlier writes are not known: for `through` and every older epoch, [`Chronicle::since`]
+    /// returns every block.
     pub fn resume(block_size: BlockSize, size_bytes: u64, through: Epoch) -> Self {
         let open = through.next();
         Self { known_after: open, ..Self::new(block_size, size_bytes, open) }
     }
 
-    /// Goes on with a history that was kept: exactly, after a clean stop; as the marks of [`MarkPolicy::Regions`]
-    /// tell it, after a crash.
+    /// Restores a kept history. It is exact after a clean stop, and as coarse as the marks of [`MarkPolicy::Regions`]
+    /// after a crash.
     ///
-    /// `kept` says what may have been written in each epoch later than `known_after`; one that it leaves out counts as
-    /// one without writes. Entries of older epochs are passed over. The open epoch comes after every number that is
-    /// found here, and after `through`, so that none is given out twice. What is kept of blocks that the volume does not have is
-    /// left out: marks are of whole regions.
+    /// `kept` lists the blocks that may have been written in each epoch later than `known_after`. An epoch that is
+    /// absent counts as an epoch without writes; entries of older epochs are ignored. The open epoch follows `through`
+    /// and every number in `kept`, so that no number is given out twice. Blocks beyond the volume's end are dropped:
+    /// marks cover whole regions.
     pub fn restore(
         block_size: BlockSize,
         size_bytes: u64,
@@ -92,28 +90,26 @@ impl Chronicle {
         Self { known_after, frozen: found, ..chronicle }
     }
 
-    /// Chooses how a write is marked before it may be submitted; to be called before the first `record`.
+    /// Sets how a write is marked before it may be submitted. Must be called before the first `record`.
     pub fn with_mark_policy(mut self, policy: MarkPolicy) -> Self {
         self.mark_policy = policy;
         self
     }
 
-    /// Changes how writes are marked, from the next epoch on, which it opens; returns that one's number.
-    ///
-    /// What was written before under [`MarkPolicy::Volatile`] is known to this object only.
+    /// Opens the next epoch under another mark policy and returns its number. Writes recorded earlier under
+    /// [`MarkPolicy::Volatile`] exist in this object only.
     pub fn advance_under(&mut self, policy: MarkPolicy) -> Epoch {
         self.mark_policy = policy;
         self.advance()
     }
 
-    /// How a write is marked before it may be submitted.
+    /// Returns how a write is marked before it may be submitted.
     pub fn mark_policy(&self) -> MarkPolicy {
         self.mark_policy
     }
 
-    /// The regions that were written in the open epoch: those that are likely to be written in the next one, too.
-    ///
-    /// Empty while marks are volatile.
+    /// Returns the regions written in the open epoch; these are likely to be written in the next one, too. Empty while
+    /// marks are volatile.
     pub fn regions_written(&self) -> Vec<BlockRange> {
         let mut regions: Vec<BlockRange> = Vec::new();
         let mut from = BlockIndex(0);
@@ -131,8 +127,8 @@ impl Chronicle {
         regions
     }
 
-    /// What is to be kept of it for replicas that are as of `oldest` or later, once the open epoch has been frozen
-    /// ([`Chronicle::advance`]): every epoch before the open one, exactly.
+    /// Returns the form to store for replicas that are as of `oldest` or later: every epoch before the open one,
+    /// exactly. Call it once the open epoch has been frozen ([`Chronicle::advance`]).
     pub fn keep(&self, oldest: Epoch, replicas: BTreeMap<ReplicaOf, KeptReplica>) -> Kept {
         let later = self.frozen.range((Bound::Excluded(oldest), Bound::Unbounded));
         Kept {
@@ -145,10 +141,10 @@ impl Chronicle {
         }
     }
 
-    /// Goes on with a volume that has grown; a size that is not larger changes nothing.
+    /// Grows the volume; a size that is not larger changes nothing.
     ///
-    /// To be called before anything is written to the new part. No epoch up to here has written there: a copy that is
-    /// as of one of them, and has grown as well, has zeroes there as the volume has.
+    /// Must be called before the first write to the new part. No earlier epoch has written there: a copy of such an
+    /// epoch that has grown as well holds zeroes there, as the volume does.
     pub fn grow(&mut self, size_bytes: u64) {
         self.size_bytes = self.size_bytes.max(size_bytes);
         let blocks = self.block_size.blocks_of(self.size_bytes);
@@ -156,44 +152,43 @@ impl Chronicle {
         bitmaps.for_each(|bitmap| bitmap.grow(blocks));
     }
 
-    /// The size of the blocks that it records.
+    /// Returns the size of the recorded blocks.
     pub fn block_size(&self) -> BlockSize {
         self.block_size
     }
 
-    /// The size of the volume in bytes.
+    /// Returns the size of the volume in bytes.
     pub fn size_bytes(&self) -> u64 {
         self.size_bytes
     }
 
-    /// The size of the volume in blocks, the last one perhaps in part.
+    /// Returns the size of the volume in blocks; the last block may be partial.
     pub fn blocks(&self) -> BlockCount {
         self.block_size.blocks_of(self.size_bytes)
     }
 
-    /// The oldest epoch of which [`Chronicle::since`] knows more than that every block may have been written.
+    /// Returns the oldest epoch for which [`Chronicle::since`] is more precise than "every block".
     pub fn known_after(&self) -> Epoch {
         self.known_after
     }
 
-    /// The epoch that records writes.
+    /// Returns the epoch that records writes.
     pub fn open_epoch(&self) -> Epoch {
         self.open
     }
 
-    /// Records a write, a discard or a write of zeroes, in the open epoch.
+    /// Records a write, a discard or a write of zeroes in the open epoch.
     ///
-    /// The caller records *before* it submits the write to the store, and keeps the epoch of the answer. When the
-    /// write completes, with success or error, and [`Chronicle::open_epoch`] is another one by then, it records
-    /// the range once more: a copy of the earlier epoch may have read the block while the write was under way
-    /// (design §5.1).
+    /// The caller records *before* it submits the write to the store, and keeps the returned epoch. When the write
+    /// completes, with success or error, and [`Chronicle::open_epoch`] has changed, the caller records the range once
+    /// more: a copy of the earlier epoch may have read the block during the write (design §5.1).
     ///
-    /// On [`Recorded::WaitForMark`] nothing has been recorded and the write must not be submitted. A write of no bytes records
-    /// nothing.
+    /// On [`Recorded::WaitForMark`] nothing has been recorded, and the write must not be submitted. A write of no bytes
+    /// records nothing.
     ///
     /// # Errors
-    /// [`BeyondTheEnd`]: it has not been recorded, and cannot be: it must not be submitted. The volume has grown, and its chronicle
-    /// was not told ([`Chronicle::grow`]).
+    /// [`BeyondTheEnd`]: nothing was recorded, and the write must not be submitted. The volume has grown without a call
+    /// of [`Chronicle::grow`].
     pub fn record(&mut self, offset: u64, length: u64) -> Result<Recorded, BeyondTheEnd> {
         let size_bytes = self.size_bytes;
         if offset.checked_add(length).is_none_or(|end| end > size_bytes) && length > 0 {
@@ -205,16 +200,15 @@ impl Chronicle {
         {
             return Ok(Recorded::WaitForMark(self.open));
         }
-        // Guests write where they have written: a look is cheaper than a change that changes nothing.
+        // Guests rewrite the same blocks: this check is cheaper than a change without effect.
         if !self.open_blocks.contains_all(blocks) {
             self.open_blocks.insert(blocks);
         }
         Ok(Recorded::Marked(self.open))
     }
 
-    /// The regions that have to be marked before a write can be recorded, as the blocks they consist of.
-    ///
-    /// Empty when [`Chronicle::record`] would not ask to wait. It may include regions that are marked already.
+    /// Returns the blocks of the regions that must be marked before a write can be recorded. Empty if
+    /// [`Chronicle::record`] would not ask to wait. May include regions that are marked already.
     pub fn regions_to_mark(&self, offset: u64, length: u64) -> BlockRange {
         let blocks = self.block_size.covering(offset, length);
         if self.marked.contains_all(blocks) {
@@ -223,20 +217,18 @@ impl Chronicle {
         self.regions_of(blocks)
     }
 
-    /// Takes note that it is durable that these blocks may be written in `epoch`.
-    ///
-    /// Marks for an epoch that is no longer open are of no use and are passed over.
+    /// Notes that the marks of these blocks for `epoch` are durable. Ignored if that epoch is not the open one.
     pub fn regions_marked_durable(&mut self, epoch: Epoch, blocks: BlockRange) {
         if epoch == self.open && self.mark_policy != MarkPolicy::Volatile {
             self.marked.insert(blocks);
         }
     }
 
-    /// Freezes the open epoch, opens the next and returns the new one's number, which is one higher.
+    /// Freezes the open epoch, opens the next one and returns its number.
     ///
-    /// **N.B.** The number has to be durable before anything that bears it leaves this host (design §5.8). The
-    /// blocks of the frozen epoch may be read for copying only after every write that was submitted before this
-    /// call has completed (design §5.1).
+    /// **N.B.** The number must be durable before anything that bears it leaves this host (design §5.8). The blocks of
+    /// the frozen epoch may be read for copying only after every write submitted before this call has completed (design
+    /// §5.1).
     pub fn advance(&mut self) -> Epoch {
         let empty = LayeredBitmap::new(self.blocks());
         let written = std::mem::replace(&mut self.open_blocks, empty);
@@ -246,14 +238,15 @@ impl Chronicle {
         self.open
     }
 
-    /// Every block that may have been written in an epoch later than the given one: what a copy that is current as
-    /// of `epoch` lacks.
+    /// Returns every block that may have been written in an epoch later than the given one. A copy that is current as
+    /// of `epoch` lacks these.
     ///
-    /// Exact for the epoch before the first, for every frozen epoch that has not been merged into a later one, and
-    /// for every epoch passed to [`Chronicle::merge_unreferenced`] ever since. For others it may hold more: the
-    /// whole of the merged epoch that the given one fell into; every block, for an epoch from before this history
-    /// or from another one (a number that has never been open). For the open epoch it is empty: no copy can be
-    /// current as of an epoch that is still being written.
+    /// Exact for the epoch before the first, for every unmerged frozen epoch, and for every epoch passed to each
+    /// [`Chronicle::merge_unreferenced`] since. For other epochs the result may be larger:
+    /// - for an epoch that was merged: the whole of the merged epoch;
+    /// - for an epoch from before this history or from another one (a number that was never open): every block.
+    ///
+    /// For the open epoch the result is empty: no copy can be current as of an epoch that is still being written.
     pub fn since(&self, epoch: Epoch) -> LayeredBitmap {
         if !self.knows(epoch) {
             return LayeredBitmap::full(self.blocks());
@@ -265,7 +258,7 @@ impl Chronicle {
         union
     }
 
-    /// How many blocks [`Chronicle::since`] holds.
+    /// Returns the number of blocks in [`Chronicle::since`].
     pub fn blocks_since(&self, epoch: Epoch) -> u64 {
         let mut written = self.later_than(epoch).filter(|blocks| !blocks.is_empty());
         match (self.knows(epoch), written.next(), written.next()) {
@@ -276,18 +269,17 @@ impl Chronicle {
         }
     }
 
-    /// What was written in one epoch; `None` if it has been merged into a later one or has never been open.
-    ///
-    /// A merged epoch answers for every epoch that went into it.
+    /// Returns the blocks written in one epoch; `None` if it was merged into a later one or was never open. A merged
+    /// epoch answers for every epoch that it contains.
     pub fn written_in(&self, epoch: Epoch) -> Option<&LayeredBitmap> {
         if epoch == self.open { Some(&self.open_blocks) } else { self.frozen.get(&epoch) }
     }
 
-    /// Merges neighbouring frozen epochs that no replica tells apart.
+    /// Merges neighbouring frozen epochs that no replica distinguishes.
     ///
-    /// `referenced` are the epochs as of which replicas are current, in any order. For each of them `since` is the
-    /// same before and after; between two of them one epoch remains. A merged epoch takes the number of its newest
-    /// (design §5.8). The open epoch stays by itself.
+    /// `referenced` lists the epochs as of which replicas are current, in any order. The result of `since` stays the
+    /// same for each of them, and one epoch remains between two of them. A merged epoch takes the number of its newest
+    /// member (design §5.8). The open epoch is never merged.
     pub fn merge_unreferenced(&mut self, referenced: &[Epoch]) {
         let told_apart = |older: Epoch, newer: Epoch| referenced.iter().any(|&r| older <= r && r < newer);
         let mut last: Option<(Epoch, LayeredBitmap)> = None;
@@ -304,12 +296,12 @@ impl Chronicle {
         self.frozen.extend(last);
     }
 
-    /// The numbers of the epochs, after merging, in order; the open one is the last.
+    /// Iterates over the numbers of the epochs, after merging, in order; the open one is the last.
     pub fn epochs(&self) -> impl Iterator<Item = Epoch> {
         self.frozen.keys().copied().chain([self.open])
     }
 
-    /// The memory that the history occupies, in bytes, without the allocator's own overhead.
+    /// Returns the memory that the history occupies, in bytes, without the allocator's own overhead.
     pub fn bytes_used(&self) -> usize {
         let inline = 2 * size_of::<LayeredBitmap>();
         let bitmaps = self.frozen.values().chain([&self.open_blocks, &self.marked]);
@@ -317,7 +309,7 @@ impl Chronicle {
         size_of::<Self>() - inline + numbers + bitmaps.map(LayeredBitmap::bytes_used).sum::<usize>()
     }
 
-    /// The regions that a run of blocks touches; empty while marks are volatile.
+    /// Returns the regions that a run of blocks touches; empty while marks are volatile.
     fn regions_of(&self, blocks: BlockRange) -> BlockRange {
         let MarkPolicy::Regions { blocks_per_region } = self.mark_policy else {
             return BlockRange::default();
@@ -327,68 +319,67 @@ impl Chronicle {
         BlockRange::new(blocks.start.0 / region * region, end.min(self.blocks().0))
     }
 
-    /// Tells whether everything written after `epoch` has been recorded here.
+    /// Returns whether everything written after `epoch` has been recorded here.
     fn knows(&self, epoch: Epoch) -> bool {
         self.known_after <= epoch && epoch <= self.open
     }
 
-    /// The bitmaps of the epochs later than `epoch`.
     fn later_than(&self, epoch: Epoch) -> impl Iterator<Item = &LayeredBitmap> {
         let frozen = self.frozen.range((Bound::Excluded(epoch), Bound::Unbounded)).map(|(_, blocks)| blocks);
         frozen.chain((epoch < self.open).then_some(&self.open_blocks))
     }
 }
 
-/// A write that reaches beyond the end of the volume as its chronicle knows it.
+/// A write beyond the volume's end, as the chronicle knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("record a change of {length} bytes at {offset}: the chronicle is of {size_bytes} bytes")]
 pub struct BeyondTheEnd {
-    /// Where it begins.
+    /// The first byte of the write.
     pub offset: u64,
-    /// How long it is.
+    /// The length of the write in bytes.
     pub length: u64,
-    /// How large the volume is, as far as its chronicle knows.
+    /// The volume's size in bytes, as the chronicle knows it.
     pub size_bytes: u64,
 }
 
-/// What became of a write that was to be recorded.
+/// The result of [`Chronicle::record`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use = "a write that has to wait for its mark must not be submitted"]
 pub enum Recorded {
-    /// It is recorded in this epoch and may be submitted.
+    /// The write is recorded in this epoch and may be submitted.
     Marked(Epoch),
-    /// It is the first write into a region in this epoch, and the region's mark has to be durable before it.
+    /// This is the first write into a region in this epoch; the region's mark must be durable before it.
     ///
-    /// The caller stores `(epoch, regions_to_mark(…))` durably, calls [`Chronicle::regions_marked_durable`] and
-    /// records again, as often as it is told to wait: the epoch may have moved on meanwhile. Never answered under
+    /// The caller stores `(epoch, regions_to_mark(…))` durably, calls [`Chronicle::regions_marked_durable`] and records
+    /// again until no wait is requested, because the epoch may have advanced meanwhile. Never returned under
     /// [`MarkPolicy::Volatile`].
     WaitForMark(Epoch),
 }
 
-/// What has to be durable before a write may be submitted.
+/// What must be durable before a write may be submitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MarkPolicy {
-    /// Nothing. A crash loses the history: [`Chronicle::resume`] takes every block for written.
+    /// Nothing. A crash loses the history: [`Chronicle::resume`] counts every block as written.
     Volatile,
-    /// A mark, once per region and epoch, as write-intent logs do. A crash makes the history coarse:
-    /// [`Chronicle::restore`] takes the marked regions for written.
+    /// A mark, once per region and epoch, as in write-intent logs. After a crash the history is coarse:
+    /// [`Chronicle::restore`] counts the marked regions as written.
     Regions {
-        /// The length of a region: large, so that few writes wait; small, so that little is copied after a crash.
-        /// 0 counts as 1.
+        /// The length of a region in blocks; 0 counts as 1. Larger regions make fewer writes wait; smaller ones limit
+        /// the copying after a crash.
         blocks_per_region: u64,
     },
 }
 
-/// Smallest region: what a mark costs is little beside writing as much.
+/// The smallest region: writing it costs far more than its mark.
 const REGION_BYTES_MIN: u64 = 1 << 20;
-/// Largest region: what is copied at least for a block that was written before a crash.
+/// The largest region: the least that is copied for one block written before a crash.
 const REGION_BYTES_MAX: u64 = 64 << 20;
-/// Regions of a volume at least, unless they would be too small: so many marks an epoch is the most that a guest waits
-/// for, and a crash costs a thousandth of the volume for each place that it was writing to.
+/// The least number of regions, unless they would be too small. A guest waits for at most this many marks per epoch,
+/// and a crash costs a thousandth of the volume for each place that was being written.
 const REGIONS: u64 = 1024;
 
 impl MarkPolicy {
-    /// Regions that suit a volume of this size.
+    /// Returns regions that suit a volume of this size.
     pub fn regions_for(block_size: BlockSize, size_bytes: u64) -> Self {
         let bytes = size_bytes.div_ceil(REGIONS).max(1).checked_next_power_of_two();
         let bytes = bytes.unwrap_or(REGION_BYTES_MAX).clamp(REGION_BYTES_MIN, REGION_BYTES_MAX);

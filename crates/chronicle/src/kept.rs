@@ -1,11 +1,11 @@
-//! What is kept of a chronicle across restarts, and its form as bytes.
+//! The stored form of a chronicle, which survives restarts.
 //!
 //! ```text
 //!   kept whole, now and then:    epochs up to `through`, exactly; replicas, and what each lacked at its epoch
 //!   kept meanwhile, by others:   marks: regions that may be written in a later epoch, durable before the first write
 //! ```
-//! Together they say at least what was written ([`Chronicle::restore`](crate::Chronicle::restore)), and after a clean
-//! stop no more than that. Who stores the bytes, and where, is not known here.
+//! Together they cover at least everything written ([`Chronicle::restore`](crate::Chronicle::restore)); after a clean
+//! stop they are exact. The caller decides where the bytes are stored.
 
 use std::collections::BTreeMap;
 
@@ -13,69 +13,70 @@ use crate::bitmap::{BLOCKS_MAX, LayeredBitmap};
 use crate::stay::StayId;
 use crate::units::{BlockCount, BlockRange, BlockSize, Epoch, Generation};
 
-/// Runs of one set that are kept; a set with more is kept coarser. 16 MiB of bytes at most.
+/// The most runs stored of one set, 16 MiB of bytes; a larger set is stored coarser.
 pub const RUNS_MAX: usize = 1 << 20;
-/// Sets and replicas that are read at most: more than a volume ever has copies.
+/// The most sets and replicas accepted when reading: more than a volume ever has.
 const ENTRIES_MAX: u64 = 4096;
-/// What the bytes begin with; the last is the version.
+/// The first bytes of the file; the last one is the version.
 const HEADER: [u8; 8] = *b"STERNAC\x03";
 const PREFIX_BYTES: usize = HEADER.len() + 4;
 
-/// A chronicle, and the replicas that refer to it, as they are kept.
+/// A chronicle, and the replicas that refer to it, in the form that is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
-    /// Bytes of a block.
+    /// The size of a block.
     pub block_size: BlockSize,
-    /// Size of the volume in bytes, when this was kept.
+    /// The volume's size in bytes at the time of storing.
     pub size_bytes: u64,
-    /// The oldest epoch after which everything written is known.
+    /// The oldest epoch whose later writes are all known.
     pub known_after: Epoch,
-    /// Up to this epoch `epochs` say all that was written; of later ones the marks do.
+    /// `epochs` is complete up to this epoch; marks cover later ones.
     pub through: Epoch,
-    /// What was written in each epoch later than `known_after`.
+    /// The blocks written in each epoch later than `known_after`.
     pub epochs: Vec<(Epoch, LayeredBitmap)>,
-    /// The copies that refer to it.
+    /// The copies that refer to this chronicle.
     pub replicas: BTreeMap<ReplicaOf, KeptReplica>,
 }
 
-/// Who has a copy. What the numbers mean is known to whoever keeps the chronicle.
+/// The holder of a copy. The keeper of the chronicle defines the numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum ReplicaOf {
     /// The target of a migration that is under way.
     Migration(u64),
-    /// A host that had the volume before, and kept its image when it left.
+    /// A host that had the volume before, and kept its image when the volume left.
     ///
-    /// **N.B.** A generation does not say which image that is: after a forced promotion two branches of the history have
-    /// volumes of the same generation, and both may have been at that host (hard case 9). Its departure does.
+    /// **N.B.** A generation does not identify that image. After a forced promotion two branches of the history have
+    /// volumes of the same generation, and both may have been at that host (hard case 9). The number of the departure
+    /// does identify it.
     Host {
         /// The identity of the host.
         host: [u8; 32],
-        /// The migration by which it left there, as that host numbers its own: none has its number twice.
+        /// The migration by which the volume left there, in that host's numbering, which never repeats.
         departure: u64,
     },
 }
 
-/// What is known of one copy.
+/// The recorded state of one copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptReplica {
-    /// The generation of the volume that it is a copy of.
+    /// The generation of the volume at the time of the copy.
     pub generation: Generation,
-    /// It lacks what was written later than this epoch …
+    /// The copy lacks the blocks written after this epoch …
     pub as_of: Epoch,
-    /// … and these blocks.
+    /// … and these blocks, too.
     pub missing: LayeredBitmap,
 }
 
-/// Bytes that are no kept chronicle of this stay: damaged, of another version, or something else.
+/// Bytes that are not a kept chronicle of this residency: damaged, of another version, or something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("read a kept chronicle of {bytes} bytes")]
 pub struct NotKept {
-    /// How many there are.
+    /// The number of bytes read.
     pub bytes: usize,
 }
 
 impl Kept {
-    /// The bytes to store, of this stay of the volume.
+    /// Returns the bytes to store for this residency of the volume.
     pub fn encode(&self, volume: [u8; 16], stay: StayId) -> Vec<u8> {
         let mut bytes = HEADER.to_vec();
         bytes.extend([0; 4]);
@@ -106,22 +107,22 @@ impl Kept {
         bytes
     }
 
-    /// Reads what [`Kept::encode`] made of this stay of the volume.
+    /// Parses the output of [`Kept::encode`] for this residency of the volume.
     ///
     /// # Errors
-    /// [`NotKept`]: nothing is known then; every copy is to be taken for one that lacks everything.
+    /// [`NotKept`]: nothing is known, and every copy counts as lacking everything.
     pub fn decode(bytes: &[u8], volume: [u8; 16], stay: StayId) -> Result<Self, NotKept> {
         Self::read(bytes, volume, stay).ok_or(NotKept { bytes: bytes.len() })
     }
 
-    /// Whether its parts fit each other: nothing is as of an epoch that had not ended when it was kept.
+    /// Returns whether the parts fit together: no replica is as of an epoch that had not ended at the time of storing.
     pub fn is_consistent(&self) -> bool {
         self.replicas
             .values()
             .all(|replica| self.known_after <= replica.as_of && replica.as_of <= self.through)
     }
 
-    /// Adds what marks say: blocks that may have been written in epochs later than [`Kept::through`].
+    /// Adds the blocks of marks: they may have been written in epochs later than [`Kept::through`].
     pub fn with_marks(mut self, marks: impl IntoIterator<Item = (Epoch, Vec<BlockRange>)>) -> Self {
         let later = marks.into_iter().filter(|(epoch, _)| *epoch > self.through);
         for (epoch, runs) in later.collect::<Vec<_>>() {
@@ -168,7 +169,7 @@ impl Kept {
     }
 }
 
-/// A set with at most so many runs that holds all blocks of `set`, and as few others as that allows, about.
+/// Returns a set with at most `runs_max` runs that holds all blocks of `set`, and roughly as few others as possible.
 pub fn coarsened(set: &LayeredBitmap, runs_max: usize) -> LayeredBitmap {
     let mut coarse = set.clone();
     let mut grain = 1_u64;
@@ -185,7 +186,7 @@ pub fn coarsened(set: &LayeredBitmap, runs_max: usize) -> LayeredBitmap {
     coarse
 }
 
-/// A stay as a number. No host numbers a migration so high.
+/// Returns the residency as a number. No host numbers a migration as high as `u64::MAX`.
 fn number_of(stay: StayId) -> u64 {
     match stay {
         StayId::Made => u64::MAX,
@@ -206,7 +207,7 @@ fn put_set(bytes: &mut Vec<u8>, set: &LayeredBitmap) {
     }
 }
 
-/// What has not been read yet.
+/// The bytes that are still to be read.
 struct Rest<'a>(&'a [u8]);
 
 impl Rest<'_> {
@@ -226,7 +227,7 @@ impl Rest<'_> {
         self.number().filter(|count| *count <= ENTRIES_MAX)
     }
 
-    /// A set, whose runs are in order. What it takes is bounded by the bytes that are there.
+    /// Reads a set, whose runs are in order. Memory is bounded by the bytes that are there.
     fn set(&mut self, blocks: BlockCount) -> Option<LayeredBitmap> {
         let mut set = LayeredBitmap::new(BlockCount(blocks.0.min(BLOCKS_MAX.0)));
         let runs = self.number().filter(|runs| *runs <= RUNS_MAX as u64)?;
@@ -306,7 +307,7 @@ mod tests {
     #[test]
     fn counts_that_promise_more_than_there_is_are_refused_before_anything_is_allocated() {
         let mut bytes = encoded();
-        // The number of epochs comes behind the volume and five numbers.
+        // The number of epochs follows the volume and five numbers.
         let at = PREFIX_BYTES + 16 + 5 * 8;
         bytes[at..at + 8].copy_from_slice(&u64::MAX.to_le_bytes());
         let checksum = crc32c::crc32c(&bytes[PREFIX_BYTES..]).to_le_bytes();

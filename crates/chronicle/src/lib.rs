@@ -1,8 +1,8 @@
 //! The history of a volume's writes: layered bitmaps, epochs, and what replicas lack of them.
 //!
-//! The *chronicle* says what was written in which epoch; what a replica lacks is what was written since the epoch that it was
-//! current as of, and [`Kept`] carries that across a restart. This crate is pure: no runtime, socket, file, clock or randomness.
-//! What it is told, it remembers; it never does anything.
+//! The *chronicle* records which blocks were written in which epoch. A replica lacks what was written after the epoch
+//! as of which it is current. [`Kept`] carries both across a restart. This crate is pure: no runtime, socket, file,
+//! clock or randomness.
 
 pub mod bitmap;
 mod branch;

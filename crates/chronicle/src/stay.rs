@@ -1,24 +1,24 @@
-//! The identity of a volume's stay at a host.
+//! The identity of a volume's residency at a host.
 //!
 //! ```text
 //!   made, or arrived ──── stay: epochs, marks, known copies, how its image looks ────► left, or removed
 //!                           └ all of it bears the stay's identity, in name and content
 //! ```
-//! A volume that comes again begins another stay, which knows nothing of the one before: what was written elsewhere
-//! meanwhile is not known here.
+//! A volume that returns begins a new residency, which inherits nothing from the previous one: writes made on other
+//! hosts meanwhile are not known here.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Identifies one stay of a volume at one host. No two stays of a volume at a host have the same.
+/// Identifies one residency of a volume at one host. No two residencies of a volume at a host share an identity.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum StayId {
-    /// The volume was made at this host. Its identity is drawn then, so this happens once.
+    /// The volume was created at this host. This happens once, because its identity is drawn then.
     #[default]
     Made,
-    /// The volume arrived by the migration of this number, as the host numbers its own: it gives out none twice.
+    /// The volume arrived by the migration of this number. The host never reuses a number.
     Arrived(u64),
 }
 
@@ -31,7 +31,7 @@ impl fmt::Display for StayId {
     }
 }
 
-/// A text that names no stay.
+/// A text that is not the name of a residency.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("read the name of a stay")]
 pub struct NoStay;
@@ -44,7 +44,7 @@ impl FromStr for StayId {
             return Ok(Self::Made);
         }
         let number = text.strip_prefix('m').and_then(|number| number.parse().ok()).ok_or(NoStay)?;
-        // "m07" would be a second name of a stay.
+        // "m07" would be a second name of one residency.
         Some(Self::Arrived(number)).filter(|stay| stay.to_string() == text).ok_or(NoStay)
     }
 }

@@ -1,7 +1,7 @@
-//! The numbers that must not be mixed up: block sizes, indices, counts and ranges, epochs and generations.
+//! Types for numbers that must not be mixed up: block sizes, indices, counts and ranges, epochs and generations.
 //!
-//! A block is the unit in which writes are recorded and copies are made; it is not the unit in which a guest
-//! writes, nor the sector of a disk. Everything here is arithmetic: it saturates or clips, it never panics.
+//! A block is the unit in which writes are recorded and copies are made. It is neither the unit of a guest's writes nor
+//! the sector of a disk. The arithmetic saturates or clips, and never panics.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 /// The size of a block in bytes: a power of two between [`BlockSize::MIN_BYTES`] and [`BlockSize::MAX_BYTES`].
 ///
-/// It is fixed for the life of a volume's chronicle: bitmaps of different block sizes cannot be compared.
+/// It is fixed for the life of a volume's chronicle, because bitmaps of different block sizes cannot be compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 pub struct BlockSize {
@@ -18,18 +18,18 @@ pub struct BlockSize {
 }
 
 impl BlockSize {
-    /// The smallest block, 4 KiB: below the sector size of the disks that Sterna serves nothing could be copied.
+    /// The smallest block, 4 KiB: Sterna's disks have sectors of this size, and smaller blocks could not be copied.
     pub const MIN_BYTES: u32 = 4 << 10;
 
-    /// The largest block, 1 MiB: a write of 4 KiB already costs 256 times its size on the link.
+    /// The largest block, 1 MiB: with it a write of 4 KiB already costs 256 times its size on the link.
     pub const MAX_BYTES: u32 = 1 << 20;
 
-    /// 4 KiB, the unit of disk I/O: a scattered write costs its own size when it is copied again. 16 TiB are 4 thousand
-    /// million blocks; sets of them cost what is scattered in them, and neighbours are copied as one.
+    /// 4 KiB, the unit of disk I/O: a scattered write costs only its own size when it is copied again. A disk of 16 TiB
+    /// has 4 thousand million blocks, but a set of them costs only what is scattered in it, and neighbours are copied
+    /// as one.
     pub const DEFAULT: Self = Self { shift: 12 };
 
-    /// The block size of so many bytes.
-    ///
+    /// Returns the block size of `bytes` bytes.
     /// # Errors
     /// [`InvalidBlockSize`] if `bytes` is not a power of two or out of bounds.
     pub const fn new(bytes: u32) -> Result<Self, InvalidBlockSize> {
@@ -40,14 +40,13 @@ impl BlockSize {
         }
     }
 
-    /// The size in bytes.
+    /// Returns the size in bytes.
     pub const fn bytes(self) -> u64 {
         1 << self.shift
     }
 
-    /// The blocks that a byte range touches, in whole or in part; none if `length` is 0.
-    ///
-    /// This is the range to *record* for a write. A range beyond 2^64 bytes is cut there.
+    /// Returns the blocks that a byte range touches, in whole or in part; none if `length` is 0. These are the blocks
+    /// to *record* for a write. A range beyond 2^64 bytes is cut there.
     pub const fn covering(self, offset: u64, length: u64) -> BlockRange {
         let start = offset >> self.shift;
         if length == 0 {
@@ -57,25 +56,24 @@ impl BlockSize {
         BlockRange::new(start, last + 1)
     }
 
-    /// The blocks that lie wholly inside a byte range.
+    /// Returns the blocks that lie wholly inside a byte range.
     ///
-    /// This is the range that a write may *clear* from a missing set without reading anything. The last block of
-    /// a volume whose size is not a multiple of the block size is never wholly inside the volume: who wants it
-    /// cleared by a write up to the volume's end rounds the length up first.
+    /// A write may *clear* these from a missing set without reading anything. If the volume's size is not a multiple of
+    /// the block size, its last block is never wholly inside. To clear that block for a write up to the volume's end,
+    /// the caller rounds the length up first.
     pub const fn covered(self, offset: u64, length: u64) -> BlockRange {
         let start = self.blocks_of(offset).0;
         let end = offset.saturating_add(length) >> self.shift;
         BlockRange::new(start, if end < start { start } else { end })
     }
 
-    /// The offset and length in bytes of a range of blocks.
-    ///
-    /// The last block of a volume may reach beyond the volume's end; the caller clips. Saturates.
+    /// Returns the offset and length in bytes of a range of blocks. Saturates. The last block may reach beyond the
+    /// volume's end; the caller clips.
     pub const fn byte_range(self, blocks: BlockRange) -> (u64, u64) {
         (blocks.start.0.saturating_mul(self.bytes()), blocks.len().saturating_mul(self.bytes()))
     }
 
-    /// How many blocks a volume of so many bytes has, the last one perhaps in part.
+    /// Returns the number of blocks of a volume of `size_bytes` bytes; the last one may be partial.
     pub const fn blocks_of(self, size_bytes: u64) -> BlockCount {
         BlockCount(size_bytes.div_ceil(self.bytes()))
     }
@@ -101,7 +99,7 @@ impl From<BlockSize> for u32 {
     }
 }
 
-/// A block size was refused.
+/// The error for a refused block size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "use blocks of {bytes} bytes: not a power of two from {} to {}",
@@ -109,11 +107,11 @@ impl From<BlockSize> for u32 {
     BlockSize::MAX_BYTES
 )]
 pub struct InvalidBlockSize {
-    /// What was asked for.
+    /// The requested size in bytes.
     pub bytes: u32,
 }
 
-/// Defines a number with a name of its own.
+/// Defines a number type of its own name.
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*
@@ -144,75 +142,74 @@ number! {
 number! {
     /// The number of an epoch: a stretch of a volume's history.
     ///
-    /// Numbers only grow, and none is given out twice on one branch of a lineage, not even across a crash
+    /// Numbers only grow. None is given out twice on one branch of a lineage, not even across a crash
     /// ([`Chronicle::resume`](crate::Chronicle::resume)).
     Epoch
 }
 
 number! {
-    /// How many times a volume has changed hands.
-    ///
-    /// Of two hosts that both believe they own a volume, the one with the lower generation is wrong.
+    /// The number of times that a volume has changed hands. If two hosts both claim a volume, the one with the lower
+    /// generation is wrong.
     Generation
 }
 
 impl Epoch {
-    /// The epoch after this one. Saturates: at one epoch a microsecond the numbers last 584,000 years.
+    /// Returns the epoch after this one. Saturates: at one epoch a microsecond the numbers last 584,000 years.
     pub const fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 }
 
 impl Generation {
-    /// The generation after the next handover.
+    /// Returns the generation after the next handover.
     pub const fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 }
 
-/// The blocks from `start` up to, and without, `end`. Empty if `end` is not beyond `start`.
+/// The blocks from `start` up to, but not including, `end`. Empty if `end` is not beyond `start`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct BlockRange {
-    /// The first block.
+    /// The first block of the range.
     pub start: BlockIndex,
     /// The first block after the range.
     pub end: BlockIndex,
 }
 
 impl BlockRange {
-    /// The blocks from `start` up to, and without, `end`.
+    /// Returns the range from `start` up to, but not including, `end`.
     pub const fn new(start: u64, end: u64) -> Self {
         Self { start: BlockIndex(start), end: BlockIndex(end) }
     }
 
-    /// How many blocks it holds.
+    /// Returns the number of blocks in the range.
     pub const fn len(&self) -> u64 {
         self.end.0.saturating_sub(self.start.0)
     }
 
-    /// Tells whether it holds no block.
+    /// Returns whether the range holds no block.
     pub const fn is_empty(&self) -> bool {
         self.end.0 <= self.start.0
     }
 
-    /// Tells whether a block lies in it.
+    /// Returns whether a block lies in the range.
     pub const fn contains(&self, block: BlockIndex) -> bool {
         self.start.0 <= block.0 && block.0 < self.end.0
     }
 
-    /// Tells whether both have a block in common.
+    /// Returns whether both ranges have a block in common.
     pub const fn overlaps(&self, other: &Self) -> bool {
         !self.intersect(other).is_empty()
     }
 
-    /// The blocks that lie in both; empty if there are none.
+    /// Returns the blocks that lie in both ranges; empty if there are none.
     pub const fn intersect(&self, other: &Self) -> Self {
         let start = if self.start.0 > other.start.0 { self.start.0 } else { other.start.0 };
         let end = if self.end.0 < other.end.0 { self.end.0 } else { other.end.0 };
         Self::new(start, if end < start { start } else { end })
     }
 
-    /// Visits its blocks one by one, in order.
+    /// Iterates over the blocks in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = BlockIndex> + use<> {
         (self.start.0..self.end.0).map(BlockIndex)
     }

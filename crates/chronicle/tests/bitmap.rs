@@ -1,4 +1,4 @@
-//! The layered bitmap against a set of integers that does the same, slowly and obviously.
+//! Compares the layered bitmap with a set of integers, a slow but obvious oracle.
 
 use std::collections::BTreeSet;
 
@@ -8,15 +8,13 @@ use proptest::prelude::*;
 /// Sizes around the bounds of words (64), leaves (4096) and the first upper layer (262,144).
 const SIZES: [u64; 12] = [0, 1, 63, 64, 65, 4095, 4096, 4097, 12_345, 262_144, 262_145, 600_000];
 
-/// Blocks by which a volume grows in a test at most.
+/// The most blocks by which a volume grows in a test.
 const BEYOND: u64 = 5000;
 
-/// The part of a range that ends at `limit` at the latest.
 fn near(range: BlockRange, limit: u64) -> BlockRange {
     range.intersect(&BlockRange::new(0, limit))
 }
 
-/// Something done to a bitmap.
 #[derive(Clone, Debug)]
 enum Step {
     Insert(BlockRange),
@@ -26,11 +24,11 @@ enum Step {
     Clear,
 }
 
-/// The oracle: the blocks, one by one.
+/// The oracle: a set of single blocks.
 #[derive(Clone, Debug, Default)]
 struct Oracle {
     blocks: u64,
-    /// What is put into it ends here at the latest: it counts one by one.
+    /// Insertions are cut at this limit, because the oracle works block by block.
     limit: u64,
     set: BTreeSet<u64>,
 }
@@ -41,7 +39,7 @@ impl Oracle {
         range.start.0.min(end)..end
     }
 
-    /// Nothing that is put into it is left out.
+    /// Ranges beyond the end grow the volume, as in the bitmap.
     fn insert(&mut self, range: BlockRange) -> u64 {
         if range.start < range.end {
             self.blocks = self.blocks.max(range.end.0);
@@ -106,7 +104,6 @@ fn apply(step: &Step, bitmap: &mut LayeredBitmap, oracle: &mut Oracle) {
     }
 }
 
-/// Compares everything that can be asked.
 fn check(bitmap: &LayeredBitmap, oracle: &Oracle, asked: BlockRange, blocks_max: u64) {
     assert_eq!(bitmap.count(), oracle.set.len() as u64);
     assert_eq!(bitmap.is_empty(), oracle.set.is_empty());
@@ -126,7 +123,7 @@ fn check(bitmap: &LayeredBitmap, oracle: &Oracle, asked: BlockRange, blocks_max:
         .map(|run| BlockRange::new(run.start.0, run.end.0.min(run.start.0 + blocks_max)));
     assert_eq!(bitmap.next_run(asked.start, blocks_max), expected.min());
 
-    // The form is canonical: a set built straight from its runs is equal, whatever way this one came about.
+    // The form is canonical: a set built straight from its runs is equal, however this one came about.
     assert_eq!(*bitmap, build(oracle.blocks, &runs));
 }
 

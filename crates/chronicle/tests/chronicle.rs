@@ -1,4 +1,4 @@
-//! The chronicle against a list of the writes of every epoch.
+//! Compares the chronicle with a list of the writes of every epoch.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use chronicle::{BeyondTheEnd, BlockRange, BlockSize, Chronicle, Epoch, LayeredBi
 use proptest::prelude::*;
 
 const BLOCK: u64 = 4 << 10;
-/// The last block is there in part.
+/// The last block is partial.
 const SIZE_BYTES: u64 = 300 * BLOCK + 512;
 
 fn set(bitmap: &LayeredBitmap) -> BTreeSet<u64> {
@@ -17,7 +17,6 @@ fn new(first: u64) -> Chronicle {
     Chronicle::new(BlockSize::DEFAULT, SIZE_BYTES, Epoch(first))
 }
 
-/// Something that happens to a volume.
 #[derive(Clone, Debug)]
 enum Step {
     Write {
@@ -27,7 +26,7 @@ enum Step {
     Advance,
     /// A copy becomes current as of the last frozen epoch.
     Refer,
-    /// The copy that is the n-th oldest is given up.
+    /// The n-th oldest copy is given up.
     Forget(usize),
     Merge,
 }
@@ -42,7 +41,7 @@ fn steps() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Every epoch ever, never merged.
+/// Records every epoch and never merges.
 struct Oracle {
     written: BTreeMap<u64, BTreeSet<u64>>,
     open: u64,
@@ -124,7 +123,7 @@ proptest! {
         script in proptest::collection::vec((0..SIZE_BYTES, 1..20 * BLOCK, 0_u8..8), 1..40),
     ) {
         let mut chronicle = new(1).with_mark_policy(MarkPolicy::Regions { blocks_per_region });
-        // What a journal would hold: after a crash these blocks count as written, and no others.
+        // The content of a journal: after a crash exactly these blocks count as written.
         let mut durable: BTreeMap<Epoch, LayeredBitmap> = BTreeMap::new();
         for (offset, length, chance) in script {
             let length = length.min(SIZE_BYTES - offset);

@@ -1,7 +1,8 @@
-//! What another host may ask for, by what this host's journal says of the two.
+//! Decides what another host may ask for, according to this host's journal.
 //!
-//! Knowing the number of a migration or the identity of a volume is no permission. A call is carried out only if the journal
-//! has the migration that it names, with this peer, in this role, with this volume, at a stage that allows it (design §5.22):
+//! Knowing a migration's number or a volume's identity gives no permission. A call is carried out only if the journal
+//! has the named migration with this peer, in this role, with this volume, at a stage that allows the call (design
+//! §5.22):
 //!
 //! ```text
 //!   the peer is    it may                                    while the migration is here
@@ -15,8 +16,8 @@
 //!   new owner      ask for nothing: it answers
 //!   filler         read what the source has of a volume         Copying, Released, until it is owned here again
 //! ```
-//! [`judge`] is a function of the journal alone, so what ends in the journal ends for lines that are open, too. Its answer
-//! holds until the journal changes.
+//! [`judge`] is a function of the journal alone, so a permission that ends in the journal ends for open lines, too. The
+//! decision holds until the journal changes.
 
 use chronicle::StayId;
 
@@ -24,80 +25,80 @@ use crate::identity::{HostId, MigrationId, VolumeId, VolumeIndex};
 use crate::journal::{MigratingVolume, MigrationState, Outcome, Side, Stage, State};
 use crate::planted::{Bug, broken};
 
-/// What the peer claims to be, by the line that it uses.
+/// The role that the peer claims, by the line that it uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// The source of a migration that comes here.
+    /// The source of a migration that comes to this host.
     Source {
-        /// Its number there.
+        /// The migration's number at the source.
         migration: MigrationId,
-        /// Which of its volumes the line is for.
+        /// The volume of the migration that the line is for.
         volume: VolumeIndex,
     },
-    /// The target of a migration that goes out from here.
+    /// The target of a migration that leaves this host.
     Target {
-        /// Its number here.
+        /// The migration's number at this host.
         migration: MigrationId,
     },
-    /// The host that a migration took volumes from, for its clients that stayed.
+    /// The host that gave volumes away by a migration, for its clients that stayed there.
     FormerOwner {
-        /// Its number there.
+        /// The migration's number at that host.
         migration: MigrationId,
     },
-    /// The host that a migration from here took volumes to, which answers the clients that stayed here.
+    /// The host that took volumes from here by a migration, and answers the clients that stayed here.
     NewOwner {
-        /// Its number here.
+        /// The migration's number at this host.
         migration: MigrationId,
     },
-    /// The host that a migration from here takes a volume to with blocks missing, and that reads these here.
+    /// The host that took a volume from here with blocks missing, and reads these blocks here.
     Filler {
-        /// Its number here.
+        /// The migration's number at this host.
         migration: MigrationId,
-        /// Which of its volumes the line is for.
+        /// The volume of the migration that the line is for.
         volume: VolumeIndex,
     },
 }
 
-/// What a peer asks for.
+/// A request of a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
-    /// The store that a migration's volume of this position is copied to.
+    /// Use the target store of the migration's volume at this position.
     Store(VolumeIndex),
-    /// To tell of copies that other hosts have of a migration's volume of this position.
+    /// Report copies that other hosts have of the migration's volume at this position.
     Copies(VolumeIndex),
-    /// A volume, as its clients see it.
+    /// Use a volume as its clients do.
     Volume(VolumeId),
-    /// That the target's half of the migration of this number at its source hears something.
+    /// Send a message to the target's half of a migration; the number is the source's.
     ToTarget(MigrationId),
-    /// That the source's half of the migration of this number here hears something.
+    /// Send a message to the source's half of a migration; the number is this host's.
     ToSource(MigrationId),
-    /// What a migration's volume of this position was when it left, or is while it is here.
+    /// Read the image of the migration's volume at this position, as of its departure, or as of now while it is here.
     Reservoir(VolumeIndex),
-    /// That whoever runs the machine of the migration hears something.
+    /// Send a message to the task that runs the migration's VM.
     Vm,
 }
 
-/// Why a request is not carried out.
+/// The reason why a request is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, thiserror::Error)]
 pub enum Denied {
     /// The journal has no such migration with this peer.
     #[error("there is no such migration with this host")]
     Unknown,
-    /// It is not what this role may ask for, or another volume.
+    /// The role gives no right to this request, or to this volume.
     #[error("the migration gives this host no right to that")]
     NotGiven,
-    /// The volume is not here yet.
+    /// The volume has not arrived yet.
     #[error("the migration has not come that far")]
     NotYet,
-    /// The migration has ended, or what it gave has.
+    /// The migration has ended, or its permission has.
     #[error("what the migration gave has ended")]
     Over,
 }
 
-/// Judges what `peer` asks for in a role.
+/// Decides whether `peer` may make a request in a role.
 ///
 /// # Errors
-/// [`Denied`]: nothing is to be done, and nothing to be told but that.
+/// [`Denied`]: the request must not be carried out, and the peer learns only the reason.
 pub fn judge(state: &State, peer: HostId, role: Role, request: Request) -> Result<(), Denied> {
     match (role, request) {
         (Role::Source { migration, volume }, Request::Store(index)) => {
@@ -116,7 +117,7 @@ pub fn judge(state: &State, peer: HostId, role: Role, request: Request) -> Resul
             let moving = moving.ok_or(Denied::NotGiven)?;
             match recorded.stage {
                 Stage::Copying | Stage::Prepared(_) => Ok(()),
-                // For as long as that stay of the volume lasts.
+                // For as long as that residency of the volume lasts.
                 Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }) => {
                     let here = state.volumes.get(&moving.volume);
                     let is_of_it = here.is_some_and(|known| known.stay == StayId::Arrived(id.0));
@@ -149,7 +150,7 @@ pub fn judge(state: &State, peer: HostId, role: Role, request: Request) -> Resul
             let is_here = |moving: &MigratingVolume| state.volumes.contains_key(&moving.volume);
             match recorded.stage {
                 Stage::Copying => Ok(()),
-                // N.B. once it is owned here again what is read is of another time.
+                // **N.B.** Once the volume is owned here again, the image holds data of another time.
                 Stage::Released(_) if !recorded.volumes.get(index.as_usize()).is_some_and(is_here) => Ok(()),
                 _ => over(),
             }
@@ -158,18 +159,18 @@ pub fn judge(state: &State, peer: HostId, role: Role, request: Request) -> Resul
     }
 }
 
-/// Judges what the source of a migration says of the memory of its VM, which runs here already while memory still comes; returns the
+/// Decides whether the source of a migration may report on its VM's memory while the VM runs here already. Returns the
 /// names of the VM's volumes.
 ///
-/// It speaks of the VM that this migration has brought, and of no other: not of one on volumes of the same names, nor on the same
-/// volumes after they have been elsewhere.
+/// The permission covers only the VM that this migration has brought. It covers no VM on volumes of the same names, nor
+/// on the same volumes once they have been at another host.
 ///
 /// # Errors
-/// [`Denied`].
+/// [`Denied`] holds the reason.
 pub fn judge_memory(state: &State, peer: HostId, migration: MigrationId) -> Result<Vec<String>, Denied> {
     let (id, recorded) = state.incoming(peer, migration).ok_or(Denied::Unknown)?;
     match recorded.stage {
-        // A VM runs ahead of the commit, on volumes that are promised.
+        // The VM runs ahead of the commit, on volumes in the state *prepared*.
         Stage::Prepared(_) => return Ok(recorded.names.clone()),
         Stage::Copying => return Err(Denied::NotYet),
         Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }) => {}
@@ -182,10 +183,10 @@ pub fn judge_memory(state: &State, peer: HostId, migration: MigrationId) -> Resu
     names.collect()
 }
 
-/// Tells whether what an ended migration says is still asked for: who may use a volume, or where one went. It is not
-/// forgotten until that is over.
+/// Returns whether an ended migration's record is still needed: for who may use a volume, or where one went. Until then
+/// it is not forgotten.
 ///
-/// There is one such migration, at most, for each volume that this host knows and each other host.
+/// At most one such migration remains for each known volume and each other host.
 pub(crate) fn is_needed(state: &State, id: MigrationId, recorded: &MigrationState) -> bool {
     let mut volumes = recorded.volumes.iter().map(|moving| moving.volume);
     match &recorded.side {
@@ -193,7 +194,7 @@ pub(crate) fn is_needed(state: &State, id: MigrationId, recorded: &MigrationStat
         Side::Incoming { peer, .. } => {
             let brings = |later: &MigrationState| matches!(later.side, Side::Incoming { .. });
             volumes.any(|volume| {
-                // A later one gives the same right.
+                // A later migration gives the same right.
                 !last_between(state, *peer, id, volume).is_some_and(brings)
                     && judge_former_owner(state, *peer, (id, recorded), volume).is_ok()
             })
@@ -223,15 +224,16 @@ fn judge_former_owner(
         return Err(Denied::Over);
     }
     match last_between(state, peer, id, volume).map(|later| &later.side) {
-        // The volume was brought here once more: what was on its way by the earlier migration has the same right.
+        // The volume was brought here once more: requests under way by the earlier migration have the same right.
         None | Some(Side::Incoming { .. } | Side::OneHost) => Ok(()),
-        // N.B. a volume that went home is still asked for here by what was on its way, until it is somewhere else.
+        // **N.B.** Requests under way still ask here for a volume that returned to the peer, until it is at a third
+        // host.
         Some(Side::Outgoing { .. }) if !is_here => Ok(()),
         Some(Side::Outgoing { .. }) => over(),
     }
 }
 
-/// The last migration later than `id` that moved a volume between this host and a peer.
+/// Returns the last migration later than `id` that moved a volume between this host and a peer.
 fn last_between(state: &State, peer: HostId, id: MigrationId, volume: VolumeId) -> Option<&MigrationState> {
     let later = state.migrations.range(id..).skip(1).map(|(_, later)| later);
     let moved = later.filter(|later| {
@@ -242,7 +244,7 @@ fn last_between(state: &State, peer: HostId, id: MigrationId, volume: VolumeId) 
     moved.last()
 }
 
-/// The planted bug goes on serving whoever was given something once.
+/// The planted bug keeps serving a peer whose permission has ended.
 fn over() -> Result<(), Denied> {
     if broken(Bug::AccessAfterTheRelationEnded) { Ok(()) } else { Err(Denied::Over) }
 }

@@ -1,4 +1,4 @@
-//! Custody: whose the images and devices of this host are, and what may be done to them.
+//! Custody: who uses the images and devices of this host, and which steps on them are permitted.
 //!
 //! ```text
 //!   journal ───────────────► Book::of_journal ─┐
@@ -9,11 +9,12 @@
 //!
 //!   Handling:  open ► lock ► claims ► compare ► act ► sync     the order in which a step is carried out
 //! ```
-//! The same image can have several names, and a name can lead to another image than before. So a claim is on an identity (a file's
-//! device and number, a device's number, an export's URI) and on a name: either makes it hold.
+//! One image can have several names, and a name can come to mean another image. So a claim is on an identity (a file's
+//! device and inode, a device's number, an export's URI) and on a name: a match of either counts.
 //!
-//! What could not be looked at is a claim as well: *unknown* refuses every step (design §5.37). Nothing here reads a disk. The daemon
-//! gathers the facts and carries the permitted step out; the simulator does the same with images of its own.
+//! An image that could not be inspected has a claim as well: *unknown* refuses every step (design §5.37). Nothing here
+//! reads a disk. The daemon gathers the facts and carries out permitted steps; the simulator does the same with images
+//! of its own.
 
 mod advice;
 mod book;

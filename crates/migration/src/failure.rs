@@ -1,8 +1,8 @@
-//! What a failure says.
+//! A failure, for programs and for people.
 
 use crate::journal::{FailureCode, Outcome};
 
-/// Why something could not be done.
+/// The reason why an operation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// The cause, for programs.
@@ -20,10 +20,10 @@ impl From<Failure> for Outcome {
 /// A commit to the journal that failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommitFault {
-    /// Nothing was written; the records are as if they had never been.
+    /// Nothing was written, and the journal is unchanged.
     #[error("the journal took nothing")]
     NotWritten,
-    /// The records may be found at the next start, or not.
+    /// The next start may find the records, or not.
     #[error("the journal may have taken it, or not")]
     Unknown,
 }

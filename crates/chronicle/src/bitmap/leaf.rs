@@ -1,14 +1,13 @@
 //! The lowest layer of a [`LayeredBitmap`](super::LayeredBitmap): 4096 blocks in 64 words.
 //!
-//! Of these words only those are stored that are neither clean nor full: writes cluster, and the blocks between
-//! two clusters are better described by two words than by sixty. It checks no bounds; the layers above do.
+//! Only words that are neither clean nor full are stored. Writes cluster, and the gap between two clusters takes two
+//! words of flags instead of sixty words of bits. The leaf checks no bounds; the layers above do.
 
-/// How many blocks a leaf spans: 64 words of 64 blocks.
+/// The number of blocks of a leaf: 64 words of 64 blocks.
 pub(super) const LEAF_BLOCKS: u64 = 4096;
 
-/// One bit a block for 4096 blocks.
-///
-/// It may be clean or full only while a part is being changed: the part then gives it up.
+/// One bit for each of 4096 blocks. A leaf is clean or full only while its part is being changed; the part then frees
+/// it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Leaf {
     /// The words with at least one bit set.
@@ -20,12 +19,10 @@ pub(super) struct Leaf {
 }
 
 impl Leaf {
-    /// A leaf without any block.
     pub(super) const fn clean() -> Self {
         Self { dirty: 0, full: 0, words: Vec::new() }
     }
 
-    /// A leaf with all its blocks.
     pub(super) const fn full() -> Self {
         Self { dirty: u64::MAX, full: u64::MAX, words: Vec::new() }
     }
@@ -38,18 +35,17 @@ impl Leaf {
         self.full == u64::MAX
     }
 
-    /// How many blocks are set.
     pub(super) fn count(&self) -> u64 {
         64 * ones(self.full) + self.words.iter().map(|&word| ones(word)).sum::<u64>()
     }
 
-    /// How many blocks of `start..end` (not empty) are set.
+    /// Counts the set blocks of `start..end` (not empty).
     pub(super) fn count_in(&self, start: u64, end: u64) -> u64 {
         let (first, last) = (start / 64, (end - 1) / 64);
         (first..=last).map(|index| ones(self.word(index) & mask_in_word(index, start, end))).sum()
     }
 
-    /// Tells whether all blocks of `start..end` (not empty) are set.
+    /// Returns whether all blocks of `start..end` (not empty) are set.
     pub(super) fn contains_all(&self, start: u64, end: u64) -> bool {
         let (first, last) = (start / 64, (end - 1) / 64);
         (first..=last).all(|index| {
@@ -58,7 +54,7 @@ impl Leaf {
         })
     }
 
-    /// The first set block at or after `from`.
+    /// Returns the first set block at or after `from`.
     pub(super) fn next_set(&self, from: u64) -> Option<u64> {
         let index = from / 64;
         let rest = self.word(index) & (u64::MAX << (from % 64));
@@ -69,7 +65,7 @@ impl Leaf {
         Some(index * 64 + lowest(self.word(index)))
     }
 
-    /// The first clear block at or after `from`.
+    /// Returns the first clear block at or after `from`.
     pub(super) fn next_clear(&self, from: u64) -> Option<u64> {
         let index = from / 64;
         let rest = !self.word(index) & (u64::MAX << (from % 64));
@@ -80,7 +76,8 @@ impl Leaf {
         Some(index * 64 + lowest(!self.word(index)))
     }
 
-    /// The first run at or after `from` if it ends in this leaf: one that reaches the leaf's end may go on.
+    /// Returns the first run at or after `from` if it ends in this leaf. A run that reaches the leaf's end may continue
+    /// in the next.
     pub(super) fn next_run_inside(&self, from: u64) -> Option<(u64, u64)> {
         let start = self.next_set(from)?;
         Some((start, self.next_clear(start)?))
@@ -121,12 +118,12 @@ impl Leaf {
         self.combine(other, |here, there| here & !there)
     }
 
-    /// The bytes allocated for it outside of itself.
+    /// Returns the bytes allocated outside of the leaf itself.
     pub(super) fn bytes_allocated(&self) -> usize {
         self.words.capacity() * size_of::<u64>()
     }
 
-    /// Computes every word anew; returns by how many blocks the count has changed, up or down.
+    /// Recomputes every word; returns the change of the count, up or down.
     fn combine(&mut self, other: &Self, operation: impl Fn(u64, u64) -> u64) -> u64 {
         let mut combined = Self::clean();
         let mut changed = 0;
@@ -153,12 +150,12 @@ impl Leaf {
         changed
     }
 
-    /// The words that are stored.
+    /// Returns the flags of the words that are stored.
     const fn stored(&self) -> u64 {
         self.dirty & !self.full
     }
 
-    /// Where in `words` a stored word is, or would have to be.
+    /// Returns where in `words` a word is stored, or would be inserted.
     const fn position(&self, index: u64) -> usize {
         (self.stored() & ((1 << index) - 1)).count_ones() as usize
     }
@@ -190,7 +187,7 @@ impl Leaf {
         ones(after ^ before)
     }
 
-    /// Replaces one word, which is `before`, by `after`.
+    /// Replaces one word, whose current value is `before`, by `after`.
     fn replace_word(&mut self, index: u64, before: u64, after: u64) {
         if before == after {
             return;
@@ -225,19 +222,19 @@ impl Leaf {
     }
 }
 
-/// The lowest index above `index` (below 64) whose bit is set in `mask`.
+/// Returns the lowest index above `index` (below 64) whose bit is set in `mask`.
 pub(super) fn lowest_above(mask: u64, index: u64) -> Option<u64> {
     // Two shifts, because a shift by 64 is not defined.
     let above = mask & ((u64::MAX << index) << 1);
     (above != 0).then(|| lowest(above))
 }
 
-/// Tells whether a word is neither clean nor full, and therefore stored.
+/// Returns whether a word is neither clean nor full, and therefore stored.
 const fn is_stored(word: u64) -> bool {
     word != 0 && word != u64::MAX
 }
 
-/// The bits of word `index` that lie in `start..end`, which reaches into the word.
+/// Returns the bits of word `index` that lie in `start..end`, a range that reaches into the word.
 const fn mask_in_word(index: u64, start: u64, end: u64) -> u64 {
     let base = index * 64;
     let low = start.saturating_sub(base);
@@ -245,7 +242,7 @@ const fn mask_in_word(index: u64, start: u64, end: u64) -> u64 {
     (u64::MAX << low) & (u64::MAX >> (64 - high))
 }
 
-/// The bits `first..end` of a word; `end` is at most 63.
+/// Returns the bits `first..end` of a word; `end` is at most 63.
 const fn words_between(first: u64, end: u64) -> u64 {
     if first < end { (u64::MAX << first) & ((1 << end) - 1) } else { 0 }
 }

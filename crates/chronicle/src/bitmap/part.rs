@@ -1,7 +1,8 @@
-//! The upper layers of a [`LayeredBitmap`](super::LayeredBitmap): parts of parts, down to the leaves.
+//! The upper layers of a [`LayeredBitmap`](super::LayeredBitmap): a tree of parts, down to the leaves.
 //!
-//! A part does not know its height; who calls passes it. A part of height 0 spans one leaf, every layer above spans
-//! 64 times as much. Positions are relative to the part's first block; ranges are not empty and lie inside.
+//! A part does not store its height; the caller passes it. A part of height 0 spans one leaf, and each layer above
+//! spans 64 times as much. Positions are relative to the part's first block. Ranges are not empty and lie inside the
+//! part.
 //!
 //! ```text
 //!             insert                     insert that completes it
@@ -14,36 +15,31 @@ use std::sync::Arc;
 
 use super::leaf::{LEAF_BLOCKS, Leaf, lowest_above};
 
-/// How many blocks a part of a height spans.
-///
-/// Every position fits in 64 bits, because a bitmap has 2^52 blocks at most and hence a height of 7 at most.
+/// Returns the number of blocks that a part of this height spans. Every position fits in 64 bits, because a bitmap has
+/// at most 2^52 blocks and hence a height of at most 7.
 pub(super) const fn span(height: u32) -> u64 {
     1 << shift(height)
 }
 
-/// The binary logarithm of [`span`]: a division by it costs more than all else that a layer does.
+/// The binary logarithm of [`span`]. A division by the span would cost more than the rest of a layer's work.
 const fn shift(height: u32) -> u32 {
     LEAF_BLOCKS.trailing_zeros() + 6 * height
 }
 
-/// A stretch of the volume.
-///
-/// Canonical: an `Upper` or a `Leaf` is neither clean nor full, save while it is being changed.
+/// A stretch of the volume. Canonical: an `Upper` or a `Leaf` is neither clean nor full, except while it is being
+/// changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// No block is set.
     Clean,
-    /// Every block is set.
     Full,
-    /// Some are; the height is above 0. Shared with copies of the set, until either is changed: so a copy of a set costs next to
-    /// nothing, and what it costs to change it is spread over the changes.
+    /// Some blocks are set; the height is above 0. Copies of the set share it until either changes. A copy therefore
+    /// costs almost nothing at first, and its cost is spread over later changes.
     Upper(Arc<Upper>),
-    /// Some are; the height is 0.
+    /// Some blocks are set; the height is 0.
     Leaf(Leaf),
 }
 
 impl Part {
-    /// How many blocks are set.
     pub(super) fn count(&self, height: u32) -> u64 {
         match self {
             Self::Clean => 0,
@@ -53,7 +49,6 @@ impl Part {
         }
     }
 
-    /// How many blocks of `start..end` are set.
     pub(super) fn count_in(&self, height: u32, start: u64, end: u64) -> u64 {
         match self {
             Self::Clean => 0,
@@ -64,7 +59,7 @@ impl Part {
         }
     }
 
-    /// The first set block at or after `from`.
+    /// Returns the first set block at or after `from`.
     pub(super) fn next_set(&self, height: u32, from: u64) -> Option<u64> {
         match self {
             Self::Clean => None,
@@ -74,7 +69,7 @@ impl Part {
         }
     }
 
-    /// The first clear block at or after `from`.
+    /// Returns the first clear block at or after `from`.
     pub(super) fn next_clear(&self, height: u32, from: u64) -> Option<u64> {
         match self {
             Self::Clean => Some(from),
@@ -84,11 +79,10 @@ impl Part {
         }
     }
 
-    /// Tells whether all blocks of `start..end` are set.
     pub(super) fn contains_all(&self, height: u32, start: u64, end: u64) -> bool {
         let (mut part, mut height, mut from, to) = (self, height, start, end);
         let mut base = 0;
-        // Down to the leaf, as long as the range lies in one part.
+        // Descends for as long as the range lies in one part.
         loop {
             match part {
                 Self::Clean => return false,
@@ -108,7 +102,7 @@ impl Part {
         }
     }
 
-    /// The leaf in which a position lies, after the leaf's first block; `None` where all is clean or full, and
+    /// Returns the leaf in which a position lies, with the leaf's first block. `None` where all is clean or full, and
     /// beyond the part's end.
     pub(super) fn leaf_at(&self, height: u32, position: u64) -> Option<(u64, &Leaf)> {
         if position >= span(height) {
@@ -199,7 +193,7 @@ impl Part {
         newly_cleared
     }
 
-    /// The bytes allocated for it outside of itself, what it shares with copies included.
+    /// Returns the bytes allocated outside of the part itself, including memory shared with copies.
     pub(super) fn bytes_allocated(&self) -> usize {
         match self {
             Self::Clean | Self::Full => 0,
@@ -210,7 +204,7 @@ impl Part {
         }
     }
 
-    /// Puts a layer over a part of a height: it becomes the first of 64, the others are clean.
+    /// Adds a layer above this part, which becomes the first of 64; the others are clean.
     pub(super) fn raise(&mut self, height: u32) {
         let part = std::mem::replace(self, Self::Clean);
         let count = part.count(height);
@@ -223,7 +217,7 @@ impl Part {
         }
     }
 
-    /// A part of a height in the long form, to be changed at once.
+    /// Returns a part in expanded form, to be changed at once.
     fn opened(height: u32, fill: Fill) -> Self {
         match (height, fill) {
             (0, Fill::Clean) => Self::Leaf(Leaf::clean()),
@@ -233,7 +227,7 @@ impl Part {
         }
     }
 
-    /// Goes back to the short form if nothing or everything is set.
+    /// Returns to the compact form if nothing or everything is set.
     fn settle(&mut self) {
         let (clean, full) = match self {
             Self::Upper(upper) => (upper.dirty == 0, upper.full == u64::MAX),
@@ -262,21 +256,19 @@ impl Part {
     }
 }
 
-/// How a part is filled when it is opened.
 #[derive(Clone, Copy)]
 enum Fill {
     Clean,
     Full,
 }
 
-/// 64 parts of the layer below. The heights given to its methods are those of these parts.
+/// 64 parts of the layer below. Its methods take the height of these parts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Upper {
-    /// The parts with at least one block set: this word is what a scan reads to skip the others.
+    /// The parts with at least one block set. A scan reads only this word to skip the others.
     dirty: u64,
     /// The parts with all blocks set; a subset of `dirty`.
     full: u64,
-    /// How many blocks are set.
     count: u64,
     parts: [Part; 64],
 }
@@ -356,7 +348,7 @@ impl Upper {
         newly_cleared
     }
 
-    /// Brings the two words up to date after a part has changed.
+    /// Updates both words after a part has changed.
     fn note(&mut self, index: usize) {
         let bit = 1 << index;
         match self.parts[index] {
@@ -376,15 +368,14 @@ impl Upper {
     }
 }
 
-/// The share of a range that falls into one part.
 struct Piece {
     index: usize,
-    /// Relative to the part, as `end`.
+    /// Relative to the part, as is `end`.
     start: u64,
     end: u64,
 }
 
-/// Cuts a range at the bounds of parts of a height.
+/// Splits a range at the bounds of parts of this height.
 fn pieces(parts_height: u32, start: u64, end: u64) -> impl Iterator<Item = Piece> {
     let (span, shift) = (span(parts_height), shift(parts_height));
     (start >> shift..=(end - 1) >> shift).map(move |index| {
@@ -393,12 +384,11 @@ fn pieces(parts_height: u32, start: u64, end: u64) -> impl Iterator<Item = Piece
     })
 }
 
-/// In which part a position lies, and where in it.
+/// Returns the index of the part in which a position lies, and the position inside the part.
 fn locate(parts_height: u32, position: u64) -> (usize, u64) {
     ((position >> shift(parts_height)) as usize, position & (span(parts_height) - 1))
 }
 
-/// The indices of the set bits, in order.
 fn indices(mut mask: u64) -> impl Iterator<Item = usize> {
     std::iter::from_fn(move || {
         let index = mask.trailing_zeros();
@@ -407,7 +397,7 @@ fn indices(mut mask: u64) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Stands where two parts of one height would be of different kinds, which bitmaps of one size cannot have.
+/// Called for two parts of one height but different kinds, which bitmaps of one size cannot have.
 fn unequal_heights() -> u64 {
     debug_assert!(false, "parts of unequal heights were combined");
     0

@@ -1,21 +1,22 @@
-//! What a message tells the administrator to do with an image whose size is not its volume's.
+//! The advice for an image whose size differs from its volume's.
 
 use crate::journal::{ImageFormat, Place};
 
-/// What helps.
+/// The advice that a message gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Remedy {
-    /// The end of a raw file is missing: the file can be made longer, and what was there is lost.
+    /// The end of a raw file is missing. The file can be lengthened, but the lost data is gone.
     Lengthen,
-    /// A raw file is larger than its volume. What lies behind may be the guest's, so nothing is cut off.
+    /// A raw file is larger than its volume. The surplus may hold guest data, so nothing is cut off.
     KeepLonger,
-    /// The image has a format of its own. Only the program that knows the format changes its size.
+    /// The image has a format of its own. Only a program that knows the format may change its size.
     ByItsProgram,
-    /// It is no file.
+    /// The image is not a file.
     NoFile,
 }
 
-/// Decides what is said of an image of `found` bytes whose volume has `wanted`. No message ever tells anybody to shorten an image.
+/// Chooses the advice for an image of `found` bytes whose volume has `wanted`. No message ever advises to shorten an
+/// image.
 pub fn remedy_for_size(place: &Place, format: ImageFormat, found: u64, wanted: u64) -> Remedy {
     match (place, format) {
         (Place::Device(_) | Place::Nbd(_), _) => Remedy::NoFile,

@@ -1,4 +1,4 @@
-//! The book: every claim, and whether a step may be taken.
+//! The book of all claims; it decides whether a step may be taken.
 
 use std::fmt;
 
@@ -9,14 +9,14 @@ use crate::identity::{MigrationId, VolumeId};
 use crate::journal::{ImageLocation, MigrationState, Place, ReservedContent, Side, State};
 use crate::planted::{Bug, broken};
 
-/// What an image is, whatever it is called.
+/// The identity of an image, independent of its names.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Identity {
-    /// A file.
+    /// A regular file, by device and inode.
     File {
         /// The number of its file system.
         device: u64,
-        /// Its number there.
+        /// Its inode number in that file system.
         inode: u64,
     },
     /// A block device, by its number.
@@ -25,33 +25,33 @@ pub enum Identity {
     Export(String),
 }
 
-/// What a name leads to.
+/// The result of looking up a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// This.
+    /// The name leads to this image.
     There(Identity),
-    /// Nothing.
+    /// The name does not exist.
     Gone,
-    /// Nobody has looked, or it could not be looked at.
+    /// The name was not looked up, or the lookup failed for this reason.
     Unknown(String),
 }
 
-/// What a step is about.
+/// The image or device that a step is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
-    /// Its name.
+    /// The name of the image.
     pub place: Place,
-    /// What is there. For a file: what the open descriptor says.
+    /// The image under that name. For a file: the identity of the open descriptor.
     pub found: Found,
 }
 
-/// All claims that are known.
+/// All claims that are known at this host.
 #[derive(Clone, Debug, Default)]
 pub struct Book {
     claims: Vec<Claim>,
 }
 
-/// That a step may be taken on one image. Only [`Book::ask`] gives one.
+/// The permission to take one step on one image. Only [`Book::ask`] returns one.
 #[derive(Debug)]
 
 pub struct Permit {
@@ -59,24 +59,24 @@ pub struct Permit {
     object: Object,
 }
 
-/// Who keeps a step from being taken.
+/// The refusal of a step, with the claims against it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Refused {
-    /// What was to be done.
+    /// The step that was refused.
     pub step: Step,
-    /// What stands against it; at least one.
+    /// The claims against it; at least one.
     pub claims: Vec<Kind>,
 }
 
 impl Book {
-    /// What the journal knows. The identities are for [`Book::identify`].
+    /// Returns the claims that follow from the journal. [`Book::identify`] adds the identities.
     pub fn of_journal(state: &State) -> Self {
         let mut book = Self::default();
         for known in state.volumes.values() {
             let record = &known.record;
             book.claim(&record.image, Kind::Served { volume: record.volume, name: record.name.clone() });
         }
-        // Also what had left when the backup was made: nobody has said whether it is still away.
+        // Includes volumes that had left when the backup was made: it is not known whether they are still away.
         for record in state.claimed_records().filter(|record| !state.volumes.contains_key(&record.volume)) {
             let kind = Kind::Restored { volume: record.volume, name: record.name.clone() };
             book.claim(&record.image, kind);
@@ -98,7 +98,7 @@ impl Book {
 
     fn add_migration(&mut self, state: &State, id: MigrationId, migration: &MigrationState) {
         for moving in &migration.volumes {
-            // The target of a migration to another host is there, and what has arrived is served from it.
+            // The target of a migration to another host is at that host, and what has arrived is served from it.
             if migration.side.has_target() && !migration.has_arrived() {
                 self.claim(&moving.target, Kind::Target { migration: id });
             }
@@ -119,13 +119,13 @@ impl Book {
     }
 
     fn claim(&mut self, image: &ImageLocation, kind: Kind) {
-        // A migration to another host has no name for what is there.
+        // A migration to another host has no name for that host's image.
         if !image.place.name().is_empty() {
             self.add(Claim { kind, place: image.place.clone(), found: not_looked() });
         }
     }
 
-    /// Takes the claims of one volume out: what may be done once it is removed?
+    /// Removes the claims of one volume, to find out what may be done once the volume is removed.
     pub fn forget_volume(&mut self, gone: VolumeId) {
         self.claims.retain(|claim| match claim.kind {
             Kind::Served { volume, .. }
@@ -140,19 +140,19 @@ impl Book {
         self.claims.push(claim);
     }
 
-    /// All claims.
+    /// Returns all claims in the book.
     pub fn claims(&self) -> &[Claim] {
         &self.claims
     }
 
-    /// Notes what each claimed name leads to.
+    /// Records the image to which each claimed name leads.
     pub fn identify(&mut self, mut look: impl FnMut(&Place) -> Found) {
         for claim in &mut self.claims {
             claim.found = look(&claim.place);
         }
     }
 
-    /// Tells what is claimed of an object, whatever is to be done to it.
+    /// Returns the claims on an object, regardless of the step.
     pub fn claims_on<'a>(&'a self, object: &'a Object) -> impl Iterator<Item = &'a Claim> {
         self.claims.iter().filter(move |claim| claim.is_on(object))
     }
@@ -174,15 +174,17 @@ impl Book {
         let mut claims: Vec<Kind> = Vec::new();
         for claim in on_it {
             let is_against = match (&claim.kind, is_own_target) {
-                // It was renamed, and its name is free.
+                // The image was renamed, and its name is free.
                 (Kind::Left { .. }, _) if step == Step::Create && claim.found == Found::Gone => false,
-                // What a migration fills holds no more than that has written. Its source's host may have it open: a lease.
+                // A migration's target holds only data which that migration has written. The source host may have it
+                // open, under a lease.
                 (Kind::Foreign { .. } | Kind::Unknown { .. }, true) => {
                     !matches!(step, Step::Discard | Step::Create | Step::Resize | Step::Mark | Step::Unmark)
                 }
-                // What a volume has written to until now carries no chain. Under another name it is safe in any case.
+                // A file that a volume has written to until this moment has no backing chain. A rename is safe in any
+                // case.
                 (Kind::Unknown { .. }, false) if is_left && step == Step::Fence => false,
-                // It goes on to fill what it takes back.
+                // The migration continues to fill the image that it reuses.
                 (Kind::Left { .. } | Kind::Reservoir { .. }, true) => matches!(step, Step::Discard),
                 (kind, _) => rules::refuses(kind, step, owner),
             };
@@ -198,9 +200,9 @@ impl Book {
 }
 
 impl Claim {
-    /// Tells whether it is on an object: by name, or by identity.
+    /// Returns whether the claim is on an object: by name, or by identity.
     pub fn is_on(&self, object: &Object) -> bool {
-        // What is not known may be about anything.
+        // An unknown claim may be about any image.
         if let Kind::Unknown { .. } = self.kind {
             return true;
         }
@@ -213,12 +215,12 @@ impl Claim {
 }
 
 impl Permit {
-    /// What it permits.
+    /// Returns the permitted step.
     pub fn step(&self) -> Step {
         self.step
     }
 
-    /// On what.
+    /// Returns the image that the permit is for.
     pub fn object(&self) -> &Object {
         &self.object
     }

@@ -1,4 +1,4 @@
-//! What speaks for an image: who uses it, or counts on it.
+//! The claims on an image: who uses it, or relies on it.
 
 use std::fmt;
 
@@ -9,84 +9,84 @@ use crate::journal::Place;
 /// A claim on an image or device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// What for.
+    /// The reason of the claim.
     pub kind: Kind,
-    /// Under which name.
+    /// The name under which the image is claimed.
     pub place: Place,
-    /// What is there under that name.
+    /// The image found under that name.
     pub found: Found,
 }
 
-/// What an image is claimed for.
+/// The reason why an image is claimed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A volume is served from it.
     Served {
-        /// The volume.
+        /// The volume that is served.
         volume: VolumeId,
-        /// Its name.
+        /// The name of the volume.
         name: String,
     },
-    /// The image of a served volume stands on it, directly or not.
+    /// The image of a served volume has this one in its backing chain.
     BelowServed {
-        /// The volume.
+        /// The volume that is served.
         volume: VolumeId,
-        /// Its name.
+        /// The name of the volume.
         name: String,
     },
-    /// Another image stands on it that no volume is served from.
+    /// Another image, from which no volume is served, has this one in its backing chain.
     BelowImage {
-        /// Where the other image is.
+        /// The path of the other image.
         top: String,
     },
-    /// A migration fills it.
+    /// A migration copies into it.
     Target {
-        /// The migration.
+        /// The migration that copies into it.
         migration: MigrationId,
     },
-    /// A volume has left it by a migration that is not over: it may be the only copy.
+    /// A volume left this image by a migration that is not over: the image may be the only copy.
     Left {
-        /// The migration.
+        /// The migration by which the volume left.
         migration: MigrationId,
     },
-    /// Another host reads in it what it lacks of a volume.
+    /// Another host reads the missing blocks of a volume from it.
     Reservoir {
         /// The migration by which the volume has left.
         migration: MigrationId,
         /// The name of the other host.
         host: String,
     },
-    /// A migration left it, and it was kept.
+    /// A migration left this image behind, and it was kept.
     Kept {
-        /// Name of the volume.
+        /// The name of the volume.
         volume: String,
-        /// The migration.
+        /// The migration that left it behind.
         migration: MigrationId,
     },
-    /// It is an old copy that a migration left on a device or export; nobody asked to keep it.
+    /// An old copy that a migration left on a device or export, which nobody asked to keep.
     Stale {
-        /// Name of the volume.
+        /// The name of the volume.
         volume: String,
-        /// The migration.
+        /// The migration that left it behind.
         migration: MigrationId,
     },
-    /// A mark, or the journal, says that parts of the disk are missing in it.
+    /// A mark, or the journal, says that the image lacks parts of the disk.
     HalfMade,
-    /// A volume of a journal that was put back may be served from it: nobody has said whose that is.
+    /// A volume of a restored journal may be served from it; its owner is not settled yet.
     Restored {
-        /// The volume.
+        /// The volume of the restored journal.
         volume: VolumeId,
-        /// Its name.
+        /// The name of the volume.
         name: String,
     },
-    /// A program that is not Sterna has locked it or has it open.
+    /// A program other than Sterna has locked it or has it open.
     Foreign {
-        /// Which program.
+        /// The program that holds it.
         holder: String,
     },
-    /// Something could not be looked at, so nobody knows who uses the image.
+    /// A lookup failed, so the users of the image are not known.
     Unknown {
-        /// What, and why not.
+        /// The lookup that failed, and the reason.
         why: String,
     },
 }

@@ -1,12 +1,13 @@
-//! In which order a step is carried out, so that what was permitted is what is changed.
+//! The order in which a step is carried out. It ensures that the permitted image is the one that is changed.
 //!
 //! ```text
 //!   Open ──► Lock ──► Claims ──► Compare ──► Act ──► Sync ──► done
 //!     │ gone            │ refused   │ another image has the name
 //!     └──► Sync ──► gone └──────────┴──► refused
 //! ```
-//! *Open* opens the folder and the image once, without following a link. *Lock* takes the locks that Sterna and QEMU take; they are
-//! held until the end. *Claims* asks the [`Book`] with what was gathered after that. *Compare* looks at the name once more.
+//! *Open* opens the folder and the image once, without following a link. *Lock* takes the locks of Sterna and QEMU,
+//! which are held until the end. *Claims* asks the [`Book`] with facts gathered after the lock. *Compare* looks the
+//! name up once more.
 
 use super::book::{Book, Found, Object, Refused};
 use super::claim::{Claim, Kind};
@@ -30,62 +31,62 @@ enum At {
     Ended(Result<Ending, Refused>),
 }
 
-/// What is to be done next.
+/// The next thing that the caller has to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Todo {
     /// Open the folder and the image.
     Open,
     /// Try to lock the image.
     Lock,
-    /// Gather the claims.
+    /// Gather the claims after the lock.
     Claims,
-    /// Look what the name leads to.
+    /// Look the name up once more.
     Compare,
-    /// Take the step.
+    /// Carry out the step itself.
     Act,
     /// Make the folder durable.
     Sync,
 }
 
-/// What has come of it.
+/// The result of the caller's last action.
 #[derive(Debug)]
 pub enum Event {
-    /// What the name led to, by the open descriptor.
+    /// The image to which the name led, by the open descriptor.
     Opened(Found),
-    /// The image is locked, or it is held by a part of Sterna that counts as a claim.
+    /// The image is locked, or a part of Sterna that counts as a claim holds it.
     Locked,
-    /// A program that is not this daemon holds it.
+    /// A program other than this daemon holds it.
     Held(String),
-    /// These are the claims.
+    /// The claims that were gathered.
     Gathered(Book),
-    /// What the name leads to.
+    /// The image to which the name leads at the second lookup.
     Compared(Found),
-    /// The step is taken.
+    /// The step was carried out.
     Acted,
-    /// It is durable.
+    /// The folder is durable.
     Synced,
 }
 
-/// How it has ended, if it was not refused.
+/// The end of a step that was not refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// The step is taken.
+    /// The step was carried out.
     Taken,
-    /// There was nothing of that name.
+    /// No image had that name.
     Gone,
 }
 
 impl Handling {
-    /// Begins a step on what is at `place`.
+    /// Begins a step on the image at `place`.
     pub fn new(step: Step, owner: Owner, place: Place) -> Self {
         let object = Object { place, found: Found::Gone };
         Self { step, owner, object, holder: None, at: At::Doing(Todo::Open) }
     }
 
-    /// What is to be done next; `Err`: how it has ended.
+    /// Returns the next action; `Err` once the step has ended.
     ///
     /// # Errors
-    /// The end: whether the step is taken, or who has refused it.
+    /// The end: whether the step was carried out, or which claims refused it.
     pub fn next(&self) -> Result<Todo, Result<Ending, Refused>> {
         match &self.at {
             At::Doing(todo) => Ok(*todo),
@@ -93,7 +94,7 @@ impl Handling {
         }
     }
 
-    /// Takes note of what has happened. What does not follow from what was to be done changes nothing.
+    /// Handles an event. An event that does not match the current action changes nothing.
     pub fn handle_event(&mut self, event: Event) {
         let At::Doing(todo) = self.at else { return };
         self.at = match (todo, event) {

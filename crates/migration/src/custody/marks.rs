@@ -1,15 +1,15 @@
-//! When an image is complete, so that no mark may call it half-made.
+//! Decides when an image is complete, so that its mark as half-made is removed.
 //!
 //! ```text
 //!   target made ─► mark ─► filled … ─► outcome durable ─► mark gone ─► the outcome is answered, guests write
 //! ```
-//! A mark outlives the journal: if the data folder is lost, an image that is marked is offered for deletion. So the mark goes before
-//! the first write that only this image has.
+//! A mark outlives the journal: if the data folder is lost, a marked image is offered for deletion. So the mark is
+//! removed before the first write that only this image has.
 
 use crate::journal::{ImageLocation, Place, Record, State};
 use crate::planted::{Bug, broken};
 
-/// Whether a record may make images complete.
+/// Returns whether a record can make images complete.
 pub fn completes(record: &Record) -> bool {
     matches!(
         record,
@@ -17,7 +17,8 @@ pub fn completes(record: &Record) -> bool {
     )
 }
 
-/// The images that these records, which are durable, have made complete. Their marks go before the records are answered.
+/// Returns the images that these durable records have made complete. Their marks are removed before the records are
+/// answered.
 pub fn completed_by(records: &[Record], state: &State) -> Vec<Place> {
     if broken(Bug::MarkOutlivesOutcome) {
         return Vec::new();
@@ -36,7 +37,7 @@ pub fn completed_by(records: &[Record], state: &State) -> Vec<Place> {
     places.filter(|place| is_complete(place, state)).cloned().collect()
 }
 
-/// Tells whether the journal says that a volume has all that it is to have in the image.
+/// Returns whether, by the journal, an image has all blocks of its volume.
 pub fn is_complete(place: &Place, state: &State) -> bool {
     let is_it = |location: &ImageLocation| location.place == *place;
     let waits = state.unfinished().filter(|(_, known)| !known.has_arrived());

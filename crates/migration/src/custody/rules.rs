@@ -1,10 +1,10 @@
-//! Which claim stands against which step: one table.
+//! The table of claims against steps.
 
 use super::claim::Kind;
 use super::step::{Owner, Step, Word};
 use crate::planted::{Bug, broken};
 
-/// Tells whether a claim on an image keeps `owner` from taking `step`.
+/// Returns whether a claim on an image keeps `owner` from taking `step`.
 pub(super) fn refuses(kind: &Kind, step: Step, owner: &Owner) -> bool {
     match kind {
         Kind::Unknown { .. } => !matches!(owner, Owner::Maker) && !broken(Bug::UnknownTakenForFree),
@@ -24,12 +24,12 @@ pub(super) fn refuses(kind: &Kind, step: Step, owner: &Owner) -> bool {
     }
 }
 
-/// A stranger may go on to read and write what keeps its bytes: another name does not matter to an open descriptor.
+/// Permits steps that keep the bytes: a foreign program keeps its open descriptor when the name changes.
 fn against_strangers(step: Step, owner: &Owner) -> bool {
     match step {
-        // The program that has it open is the one that gets it.
+        // The program that has it open is the one that receives it.
         Step::Fence | Step::Rename | Step::Unmark | Step::ServeReadOnly | Step::GiveBack => false,
-        // Nobody but its maker knows its name yet.
+        // Only its maker knows the name so far.
         Step::Create => *owner != Owner::Maker,
         Step::Discard
         | Step::TakeBack
@@ -43,7 +43,8 @@ fn against_strangers(step: Step, owner: &Owner) -> bool {
     }
 }
 
-/// What a volume may do to its own image while it is served from it. To delete the image the volume is removed first.
+/// Returns the steps that a volume may take on its own image while it is served. To delete the image, the volume is
+/// removed first.
 fn may_own_volume(step: Step) -> bool {
     matches!(
         step,
@@ -59,8 +60,8 @@ fn may_own_volume(step: Step) -> bool {
     )
 }
 
-/// A kept image is given up by an order or by the limits, and taken by the volume that comes home. An administrator can have a
-/// volume served from it: then it is that volume's.
+/// Orders and limits may delete a kept image, and a volume that returns may reuse it. If an administrator has a volume
+/// served from the image, it belongs to that volume.
 fn against_kept(step: Step, owner: &Owner) -> bool {
     match step {
         Step::Discard => matches!(owner, Owner::Maker),
@@ -77,13 +78,13 @@ fn against_kept(step: Step, owner: &Owner) -> bool {
 fn against_half_made(step: Step, owner: &Owner) -> bool {
     match owner {
         Owner::Administrator(Word::Insists) => false,
-        // A volume that is being filled is served from it, and the restoration looks at marks by itself.
+        // A volume that is being filled is served from it. The restoration checks marks by itself.
         Owner::Volume(_) => matches!(step, Step::GiveBack),
         _ => is_service(step),
     }
 }
 
-/// Whether guests would see the image as their disk.
+/// Returns whether guests would see the image as their disk.
 fn is_service(step: Step) -> bool {
     matches!(step, Step::ServeReadWrite | Step::ServeReadOnly | Step::GiveBack | Step::Restore)
 }

@@ -1,63 +1,63 @@
-//! What is to be done to an image, and for which owner.
+//! The steps on an image, and the owners that ask for them.
 
 use crate::identity::{MigrationId, VolumeId};
 
-/// A step that changes an image or its name, or that relies on nobody else doing so.
+/// A step that changes an image or its name, or that relies on no one else doing so.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Step {
     /// Deletes the image: its name goes, and its bytes with the last name.
     Discard,
     /// Renames the image that a volume has left, so that no program starts from it.
     Fence,
-    /// Gives the image another name; its bytes stay, and go on to be used under that name.
+    /// Gives the image another name; its bytes stay in use under that name.
     Rename,
-    /// Makes a kept image the target of the migration that brings its volume home: its bytes are written over.
+    /// Makes a kept image the target of the migration that returns its volume; its bytes are overwritten.
     TakeBack,
-    /// Makes a file under a name, or puts one into the place of the empty file that has kept the name.
+    /// Creates a file under a name, or replaces the empty file that reserved the name.
     Create,
     /// Changes the size of the image.
     Resize,
     /// Writes zeroes over the image, or over a part of it.
     Zero,
-    /// Says of the image that it is not complete.
+    /// Marks the image as not complete.
     Mark,
-    /// Takes back that the image is not complete.
+    /// Removes the mark that the image is not complete.
     Unmark,
     /// Serves the image to guests that write.
     ServeReadWrite,
     /// Serves the image to guests that only read.
     ServeReadOnly,
-    /// Says of a device or an export that nobody needs what it holds.
+    /// Declares that the content of a device or an export is not needed.
     Release,
-    /// Gives the image to the program that had it before Sterna.
+    /// Returns the image to the program that had it before Sterna.
     GiveBack,
-    /// Serves a volume of a journal that was put back from a backup.
+    /// Serves a volume of a journal that was restored from a backup.
     Restore,
-    /// Tells the administrator to do it by hand.
+    /// Advises the administrator to take the step by hand.
     Advise(Advice),
 }
 
-/// What a message tells the administrator to do to an image.
+/// A step that a message advises the administrator to take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Advice {
-    /// Set its size.
+    /// Set the size of the image.
     Truncate,
-    /// Delete it.
+    /// Delete the image by hand.
     Delete,
-    /// Give it another name.
+    /// Give the image another name.
     Rename,
 }
 
-/// Which part of Sterna asks.
+/// The part of Sterna that asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owner {
-    /// The operation that has just made the file, holds it open, and has told nobody of it.
+    /// The operation that has just made the file, holds it open, and has not published it.
     Maker,
     /// The volume that is, or was, served from the image.
     Volume(VolumeId),
     /// The migration whose source or target the image is.
     Migration(MigrationId),
-    /// The daemon by itself: a start that settles a folder, the limits on kept images.
+    /// The daemon itself: when it cleans up a folder at its start, or applies the limits on kept images.
     Housekeeping,
     /// An administrator, who names the image.
     Administrator(Word),
@@ -66,14 +66,14 @@ pub enum Owner {
 /// How an administrator orders a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// As long as nothing speaks against it.
+    /// Only if no claim is against it.
     Plain,
-    /// Also if the image is an old or partial copy of a disk (`--fenced`). What others use stays refused.
+    /// Even if the image is an old or partial copy of a disk (`--fenced`). Images in use stay refused.
     Insists,
 }
 
 impl Step {
-    /// All of them.
+    /// All steps, for tests and tables.
     pub const ALL: [Self; 17] = [
         Self::Discard,
         Self::Fence,
@@ -94,7 +94,7 @@ impl Step {
         Self::Advise(Advice::Rename),
     ];
 
-    /// What is done, for people: "cannot be …".
+    /// Returns the word for messages: "cannot be …".
     pub fn participle(self) -> &'static str {
         match self {
             Self::Discard | Self::Advise(Advice::Delete) => "deleted",
@@ -113,7 +113,7 @@ impl Step {
         }
     }
 
-    /// Whether the bytes of the image are lost or changed by it, or may be from then on.
+    /// Returns whether the step loses or changes bytes of the image, or allows that from then on.
     pub fn changes_bytes(self) -> bool {
         match self {
             Self::Discard

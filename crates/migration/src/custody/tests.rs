@@ -1,4 +1,4 @@
-//! The book of claims: which claim stands against which step of which owner, and the order of a step.
+//! Tests the book of claims (which claim refuses which step of which owner) and the order of a step.
 
 use chronicle::Generation;
 
@@ -38,7 +38,7 @@ fn state(records: Vec<Record>) -> State {
     state
 }
 
-/// The book of a journal in which `path` is the file `inode`, whatever else is gone.
+/// Returns the book of a journal in which each path is the file of its inode; other paths are gone.
 fn book(state: &State, files: &[(&str, u64)]) -> Book {
     let mut book = Book::of_journal(state);
     book.identify(|place| {
@@ -89,7 +89,7 @@ fn unknown_refuses_every_step_of_every_owner() {
     let nobody = Book::default();
     for step in Step::ALL {
         for owner in all_owners() {
-            // Whatever it is about: that is not known.
+            // An unknown claim counts against every object.
             assert!(unknown.ask(step, &owner, &object("/other", 7)).is_err(), "{step:?} {owner:?}");
             let dark = Object { place: Place::File("/a".into()), found: Found::Unknown("EIO".into()) };
             assert!(nobody.ask(step, &owner, &dark).is_err(), "{step:?} {owner:?}");
@@ -239,7 +239,7 @@ fn a_step_is_taken_on_what_was_opened_locked_and_asked_about() {
     }
     assert_eq!(handling.next().unwrap_err(), Ok(Ending::Taken));
 
-    // Another file has come into its place.
+    // Another file has taken the name.
     let mut exchanged = begin();
     exchanged.handle_event(Event::Opened(file(1)));
     exchanged.handle_event(Event::Locked);
@@ -247,7 +247,7 @@ fn a_step_is_taken_on_what_was_opened_locked_and_asked_about() {
     exchanged.handle_event(Event::Compared(file(2)));
     assert!(exchanged.next().unwrap_err().is_err());
 
-    // A stranger holds it.
+    // A foreign program holds it.
     let mut held = begin();
     held.handle_event(Event::Opened(file(1)));
     held.handle_event(Event::Held("qemu-img (process 7)".into()));
@@ -285,7 +285,7 @@ fn the_mark_of_an_image_goes_with_the_record_that_completes_it() {
     let prepared = Record::TargetPrepared { migration, attempt: Attempt(1) };
     let owned = Record::Owned { migration, attempt: Attempt(1), generations };
     let place = Place::File("/a".into());
-    // Prepared: the source may go on, and what is here is then worth nothing.
+    // Prepared: the source may still keep the volume, and then this copy is worthless.
     let mut records = vec![started, prepared];
     assert!(!is_complete(&place, &state(records.clone())));
     records.push(owned.clone());
@@ -294,7 +294,7 @@ fn the_mark_of_an_image_goes_with_the_record_that_completes_it() {
         completed_by(std::slice::from_ref(&owned), &state(records.clone())),
         std::slice::from_ref(&place)
     );
-    // It lacks blocks until it is filled.
+    // The copy lacks blocks until it is filled.
     let manifest = crate::filling::Manifest { units: 1, checksum: 2 };
     let hollow = Hollow { attempt: Attempt(1), manifests: vec![(V, manifest)] };
     records.insert(1, Record::Hollow { migration, hollow });
