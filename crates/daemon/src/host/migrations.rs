@@ -1,4 +1,4 @@
-//! Migrations, as this host sees to them: ordered, looked ahead at, begun, taken in, gone on with, promoted.
+//! Migrations at this host: ordered, checked, begun, received, resumed and promoted.
 //!
 //! ```text
 //!   queue ─► migrate ─┬─► local ──────────────────┐

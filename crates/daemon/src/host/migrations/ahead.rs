@@ -1,11 +1,11 @@
-//! Looks ahead at a migration to another host: everything that would be in the way is found before anything is begun.
+//! The preflight check of a migration to another host: finds everything that is in the way before anything is begun.
 //!
 //! ```text
-//!   here: hooks, how long the VM may stand still ──┐
-//!   there: Survey ──► Surveyed ─────────────────────────┴─► Ahead: refusals, warnings, where the images would be
+//!   here: hooks, the downtime of the VM ─────┐
+//!   target host: Survey ──► Surveyed ────────┴─► Ahead: refusals, warnings, where the images would be
 //! ```
-//! A dry run shows all of it ([`crate::host::migrations::plan`]); a migration is not begun if there is a refusal. What is seen may change, so
-//! the offer is looked at again when it is made.
+//! A dry run shows all of it ([`crate::host::migrations::plan`]). A migration with a refusal is not begun. The findings may
+//! change, so the target checks the offer again when the source makes it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,55 +22,51 @@ use crate::host::migrations::migrate::allocated_bytes;
 use crate::host::{Host, blocking};
 use crate::peers::veil::veiled;
 
-/// How long the other host may take to look: it starts a QEMU, and may ask stores that are slow.
+/// The time that the remote host has for a dry run's check. It starts a QEMU, and may query slow stores.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
-/// What is asked before a migration begins is asked again with the offer: a host that does not answer in time, or has a
-/// version that does not know the question, keeps nobody waiting for long.
+/// The time that the remote host has for the check before an offer. It is short because the target checks the offer again: a
+/// slow host, or one that does not know the question, delays nothing for long.
 const ANSWER_BEFORE_OFFER_MAX: Duration = Duration::from_secs(5);
-/// The version of the protocol from which on volumes in looks ahead are called so that nobody learns their identities.
+/// The protocol version since which a preflight check names volumes so that the peer does not learn their identities.
 const VEILS_SINCE: u16 = 3;
-/// How long a round trip is measured again that would be too long: one of a busy link is not always the shortest.
+/// How long a round trip that is too long is measured again: on a busy link a single measurement may be above the minimum.
 const MEASURE_MAX: Duration = Duration::from_millis(1500);
 const MEASURE_PAUSE: Duration = Duration::from_millis(50);
-/// Bytes of a small VM's devices, which are sent while it stands still.
+/// The size in bytes of a small VM's device state, which is sent while the VM stands still.
 const DEVICES_BYTES_MIN: u64 = 32 << 10;
-/// What a VM has been seen to stand still for besides the way: its last memory, flushes, journals.
+/// The typical downtime besides the network: the last memory, flushes, journals.
 const STAND_TYPICAL: Duration = Duration::from_millis(50);
 
-/// A VM that is to go along, as far as it is looked at.
+/// A VM that is to move along, for the preflight check.
 pub(in crate::host) struct AheadVm {
     pub name: String,
-    /// How long it may stand still.
     pub downtime_max: Duration,
-    /// What is needed to run it, without its files. In a migration only the files that it finds there are looked at by this:
-    /// the other host looks at all else by itself, before anything is copied.
+    /// What is needed to run the VM, without its files. Before an offer it holds only the files that the target must find; the
+    /// target checks everything else itself, before anything is copied.
     pub manifest: Vec<u8>,
 }
 
 pub(in crate::host) struct Ahead {
-    /// Everything that is in the way.
     pub refusals: Vec<RequestError>,
-    /// What the user should know besides.
     pub warnings: Vec<String>,
-    /// What the other host said; `None`: nothing.
+    /// The remote host's answer; `None`: it has not answered.
     pub surveyed: Option<Surveyed>,
-    /// What each volume holds, in bytes.
+    /// The allocated bytes of each volume.
     pub held_bytes: Vec<u64>,
-    /// How long an idle VM would stand still at least; `None`: there is none, or nothing was measured.
+    /// The shortest downtime of an idle VM; `None`: there is no VM, or nothing was measured.
     pub stand_min: Option<Duration>,
 }
 
-/// How much is asked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::host) enum Thoroughness {
-    /// For a dry run: whatever can be seen.
+    /// For a dry run: everything that can be checked.
     DryRun,
-    /// For a migration: what it finds out by itself before anything is copied is left to it.
+    /// For a migration: only what the migration does not check itself before it copies.
     BeforeOffer,
 }
 
 impl Host {
-    /// Looks ahead at a migration of these volumes over `session`.
+    /// Runs the preflight check of these volumes over `session`.
     pub(in crate::host) async fn look_ahead(
         self: &Arc<Self>,
         session: &Session,
@@ -94,7 +90,7 @@ impl Host {
         }
         let offered = vm.map(|vm| OfferedVm { name: vm.name.clone() });
         let mut offer = offer(records, &elsewhere.store, order, offered);
-        // An older host would not know its own volumes again.
+        // An older host compares real identities with those of its own volumes.
         if session.version().is_none_or(|version| version >= VEILS_SINCE) {
             offer.volumes.iter_mut().for_each(|offered| offered.volume = veiled(offered.volume));
         }
@@ -130,13 +126,13 @@ impl Host {
                 );
                 ahead.refusals.push(RequestError::HostUnreachable { host, reason });
             }
-            // The offer has its own patience.
+            // The offer has a deadline of its own.
             None => {}
         }
         ahead
     }
 
-    /// What volumes hold, in bytes; of what cannot be told, its size.
+    /// Returns the allocated bytes of each volume, or its size where they are not known.
     pub(in crate::host) async fn held_bytes(&self, records: &[VolumeRecord]) -> Vec<u64> {
         let records = records.to_vec();
         let sizes: Vec<u64> = records.iter().map(|record| record.size_bytes).collect();
@@ -159,7 +155,7 @@ impl Host {
         }
     }
 
-    /// Looks whether a VM can stand still for as short as it is to.
+    /// Checks whether the VM's downtime limit can be met.
     async fn look_at_stand(&self, session: &Session, vm: &AheadVm, ahead: &mut Ahead) {
         let deadline = tokio::time::Instant::now() + MEASURE_MAX;
         let mut least = stand_min(session);
@@ -191,10 +187,7 @@ impl Host {
 }
 
 impl Ahead {
-    /// What is in the way, as one answer.
-    ///
-    /// # Errors
-    /// Everything that the other host says, or the first thing that is said here.
+    /// Returns the warnings, or one error that joins all refusals of the remote host. A refusal of this host comes alone.
     pub(in crate::host) fn into_result(self) -> Result<Vec<String>, RequestError> {
         let mut refusals = self.refusals.into_iter();
         let Some(first) = refusals.next() else { return Ok(self.warnings) };
@@ -205,16 +198,15 @@ impl Ahead {
             }
         }
         if refusal.code == RefusalCode::Busy {
-            // That passes: the offer waits for it.
+            // This passes: the offer waits for it.
             return Ok(self.warnings);
         }
         Err(RequestError::HostRefused { host, refusal })
     }
 }
 
-/// How long any VM stands still at least: once there with the last of it, half the way back with the word that it is
-/// there, and half the way with the word that it may run (hard case 27); and what its devices take. `None`: the way has not
-/// been measured.
+/// Returns the shortest downtime of any VM: three one-way trips, and its devices' state. The trips are the last of its state,
+/// the acknowledgement, and the permission to run (hard case 27). `None`: the round trip has not been measured.
 pub(in crate::host) fn stand_min(session: &Session) -> Option<Duration> {
     let status = session.status();
     let up = || status.connections.iter().filter(|connection| connection.is_up);
@@ -227,7 +219,7 @@ pub(in crate::host) fn stand_min(session: &Session) -> Option<Duration> {
     Some(round_trip * 3 / 2 + devices)
 }
 
-/// A time to stand still that leaves room: in steps of 100 ms.
+/// Returns a downtime limit with a reserve, in steps of 100 ms.
 pub(crate) fn roomy(stand: Duration) -> Duration {
     let milliseconds = (stand * 2 + STAND_TYPICAL).as_millis().div_ceil(100) * 100;
     Duration::from_millis(u64::try_from(milliseconds).unwrap_or(u64::MAX))

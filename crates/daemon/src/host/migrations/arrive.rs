@@ -1,7 +1,7 @@
-//! Volumes arrive from another host: there is room for them, and their images are made. In which order is decided by the
-//! migration's session (`incoming.rs`); what follows is in `await_arrival.rs`.
+//! Volumes that arrive from another host: reserves room for them and makes their images. The migration's session
+//! (`incoming.rs`) decides the order; the next part is in `await_arrival.rs`.
 //!
-//! A volume that comes home to clients whom it left here comes to the lane that has forwarded them.
+//! A volume that returns to clients which it left here goes to the lane that has forwarded them.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -35,47 +35,42 @@ use crate::names;
 use crate::peers::channel::VOLUMES_MAX;
 use crate::volumes::registry::{Claim, Service};
 
-/// How long an offer waits for something else that is being done with the volume.
+/// How long an offer waits for another operation on the volume.
 const BUSY_MAX: Duration = Duration::from_secs(5);
-/// How often it is looked meanwhile.
 const BUSY_POLL: Duration = Duration::from_millis(50);
 
-/// Which image an earlier stay has left: by which departure, and of which generation.
+/// The image that an earlier residency has left: the migration by which the volume left, and the generation of the image.
 type LeftImage = (MigrationId, Generation);
 
-/// A volume for which there is room.
+/// A volume for which room is reserved.
 pub(in crate::host) struct Expected {
     pub(in crate::host) record: VolumeRecord,
-    /// Whether the source keeps a replica.
     left_behind: LeftBehind,
-    /// Whose its content was before Sterna served it.
+    /// Who owned the content before Sterna served it.
     origin: Origin,
     reserved: Reserved,
     claim: Claim,
-    /// The lane that forwards its clients, of a volume that comes home to them.
+    /// The lane that forwards the clients, if the volume returns to them.
     home: Option<LaneHandle>,
-    /// Which image of an earlier stay it comes into, as it is; `None`: into one of its own.
+    /// The image of an earlier residency that the volume reuses as it is; `None`: it gets a new one.
     left: Option<LeftImage>,
 }
 
-/// A volume whose image is there.
+/// A volume whose image exists.
 pub(in crate::host) struct Arriving {
-    /// What it is, with its image here.
+    /// The volume's record, with its image at this host.
     pub(in crate::host) record: VolumeRecord,
-    /// Whether the source keeps a replica.
     pub(in crate::host) left_behind: LeftBehind,
-    /// Its image; `None`: its lane has it open.
+    /// The image; `None`: its lane already has it open.
     pub(in crate::host) store: Option<ArrivingStore>,
     pub(in crate::host) claim: Claim,
-    /// The lane that forwards its clients, of a volume that comes home to them.
+    /// The lane that forwards the clients, if the volume returns to them.
     pub(in crate::host) home: Option<LaneHandle>,
 }
 
 impl Host {
-    /// Takes a migration that another host offers; or says again that it has been taken.
-    ///
-    /// # Errors
-    /// [`Refusal`]: nothing of it is here.
+    /// Accepts a migration that another host offers; repeats the answer if it has been accepted already. After a [`Refusal`]
+    /// nothing of it is left at this host.
     pub(crate) async fn take_migration(
         self: &Arc<Self>,
         session: &Session,
@@ -105,10 +100,7 @@ impl Host {
         }
     }
 
-    /// Looks whether what is offered may come, and takes names and places for it.
-    ///
-    /// # Errors
-    /// [`RequestError`]; nothing is taken then.
+    /// Checks whether the offered volumes may come, and reserves names and places for them. After an error nothing is reserved.
     pub(in crate::host) async fn make_room_for(
         self: &Arc<Self>,
         peer: HostId,
@@ -143,7 +135,7 @@ impl Host {
         Ok((expected, None))
     }
 
-    /// Takes the images that volumes have left, with what is missing at their owner.
+    /// Claims the images that volumes have left here and returns to, with the blocks that their owner lacks.
     async fn take_images_back(
         self: &Arc<Self>,
         (peer, left_by): (HostId, MigrationId),
@@ -154,7 +146,7 @@ impl Host {
             let name = offered.name.clone();
             let (claim, home) = self.claim_when_free(&name, offered.volume).await?;
             let left = self.left_image(offered.volume);
-            // Without a lane it is being opened by its departure just now, after a start.
+            // Without a lane, the image is just being opened by the departed migration after a start.
             let (Some(home), Some((image, left))) = (home, left) else {
                 return Err(RequestError::VolumeBusy(name));
             };
@@ -166,7 +158,8 @@ impl Host {
             expected.push(Expected { record, left_behind, origin, reserved, claim, home, left });
         }
         let set_aside = self.set_aside(left_by, &lanes).await?;
-        // N.B. it may have ended before its driver was set aside: what it has left is gone then, or about to go.
+        // N.B. the departed migration may have ended before its driver was set aside. Then its image is gone, or about to be
+        // deleted.
         if self.takes_back(peer, offer)? != Some(left_by) {
             let name = offer.volumes.first().map(|offered| offered.name.clone()).unwrap_or_default();
             return Err(RequestError::VolumeBusy(name));
@@ -177,18 +170,18 @@ impl Host {
         Ok((expected, Some(set_aside)))
     }
 
-    /// What will be served here of a volume that comes into this place.
+    /// Returns the record of an offered volume in its reserved place.
     fn record_of(&self, offered: &OfferedVolume, reserved: &Reserved, has_lane: bool) -> VolumeRecord {
         let former = self
             .journal
             .read(|state| state.moved.get(&offered.volume).map(|moved| moved.volume.record.clone()));
-        // The lane that clients were left with records in the blocks with which it began. Otherwise a new stay begins here,
-        // and nothing of it has been recorded: no set of blocks goes from host to host.
+        // The lane that forwards the clients keeps the block size with which it began. Otherwise a new residency begins here
+        // with no records: sets of blocks are not sent between hosts.
         let block_size_bytes = match &former {
             Some(former) if has_lane => former.block_size_bytes,
             _ => BlockSize::DEFAULT.into(),
         };
-        // A volume that comes home is offered as it was before.
+        // A returning volume is exported as before.
         let export = former.map_or_else(ExportSettings::default, |former| former.export);
         VolumeRecord {
             volume: offered.volume,
@@ -201,7 +194,7 @@ impl Host {
         }
     }
 
-    /// Checks that a volume may come, and takes its name and a place for its image.
+    /// Checks that a volume may come, and reserves its name and a place for its image.
     async fn make_room(
         self: &Arc<Self>,
         offer: &Offer,
@@ -214,10 +207,10 @@ impl Host {
         self.wait_until_left(&name, offered.volume).await?;
         let (claim, home) = self.claim_when_free(&name, offered.volume).await?;
         let wanted = self.wanted(offer, offered)?;
-        // What of it is allocated, its source finds out while it copies; a store that fills up ends the migration.
+        // The source finds out what is allocated while it copies. A full store ends the migration.
         let reserved = self.reserve(wanted, || Ok(0)).await?;
         if let Some((path, file)) = &reserved.file {
-            // What it left here, if that is there, says whose it was.
+            // If the volume left an image here, that image says who owned its content.
             let former = self.journal.read(|state| {
                 let moved = state.moved.get(&offered.volume)?;
                 let image = moved.volume.record.image.place.file()?;
@@ -239,10 +232,7 @@ impl Host {
         Ok(Expected { record, left_behind, origin, reserved, claim, home, left: None })
     }
 
-    /// Waits a little for the end of a migration by which the volume has left: until then its image is where it was.
-    ///
-    /// # Errors
-    /// [`RequestError::AlreadyMigrating`].
+    /// Waits a little for the end of the migration by which the volume has left: until then its image has its old name.
     async fn wait_until_left(&self, name: &str, volume: VolumeId) -> Result<(), RequestError> {
         let deadline = Instant::now() + BUSY_MAX;
         loop {
@@ -257,7 +247,7 @@ impl Host {
         }
     }
 
-    /// The migration by which a volume leaves for another host, and which has not ended here.
+    /// Returns the unfinished migration by which a volume leaves for another host.
     pub(in crate::host) fn leaving_migration(&self, volume: VolumeId) -> Option<MigrationId> {
         self.journal.read(|state| {
             let leaves = |known: &MigrationState| {
@@ -268,8 +258,8 @@ impl Host {
         })
     }
 
-    /// As [`Host::claim_arrival`], a little later if something else is being done with the volume: what is left of it
-    /// from an earlier stay may just be going.
+    /// Does the same as [`Host::claim_arrival`], but retries for a while if another operation holds the volume: an earlier
+    /// residency may just be ending.
     pub(in crate::host) async fn claim_when_free(
         self: &Arc<Self>,
         name: &str,
@@ -289,7 +279,7 @@ impl Host {
         }
     }
 
-    /// Takes the volume's name: a new one, or that of the very volume, whose clients were left here.
+    /// Claims the volume's name: a new one, or that of this very volume, whose clients were left here.
     pub(in crate::host) fn claim_arrival(
         self: &Arc<Self>,
         name: &str,
@@ -308,10 +298,7 @@ impl Host {
         }
     }
 
-    /// Makes durable that volumes come, under a number that no other migration has.
-    ///
-    /// # Errors
-    /// [`CommitFault`].
+    /// Makes durable that volumes come, under a new migration number.
     pub(in crate::host) async fn record_arrival(
         &self,
         peer: HostId,
@@ -335,16 +322,13 @@ impl Host {
             volume: record.volume,
             origin: *origin,
         });
-        // N.B. in one commit: a volume that arrives is never one of which it has been forgotten.
+        // N.B. in one commit, so that an arriving volume is never marked as forgotten.
         let recorded = self.journal.commit(std::iter::once(started).chain(told).collect()).await;
         drop(starting);
         recorded.map(|()| migration)
     }
 
-    /// Makes the images of volumes that come; also says what of each is there.
-    ///
-    /// # Errors
-    /// [`RequestError`].
+    /// Makes the images of arriving volumes, and returns what each image contains.
     pub(in crate::host) async fn make_images(
         &self,
         expected: Vec<Expected>,
@@ -366,7 +350,7 @@ impl Host {
         Ok((answer, arriving))
     }
 
-    /// Notes durably that the image that a volume has left is written to again, before anything is.
+    /// Records durably that the image which a volume has left will be written again, before anything is written.
     async fn note_taken_back(&self, volume: VolumeId) -> Result<(), RequestError> {
         let Some(moved) = self.journal.read(|state| state.moved.get(&volume).cloned()) else { return Ok(()) };
         let key = StayKey { volume, stay: moved.volume.stay };
@@ -378,7 +362,7 @@ impl Host {
         .await
     }
 
-    /// Makes a volume's image, or takes the one that an earlier stay has left; says what it holds, and of which generation.
+    /// Makes a volume's image, or reuses the one that an earlier residency has left. Returns its content and its generation.
     async fn make_image(
         &self,
         record: &VolumeRecord,
@@ -400,11 +384,8 @@ impl Host {
         Ok((self.stores.impair(&reserved.location, target.store), target.content, None))
     }
 
-    /// Makes the replica that an earlier stay of the volume left the target, if there is one that nobody has touched;
-    /// also tells which it is.
-    ///
-    /// # Errors
-    /// [`RequestError`]. **N.B.** the target's file may hold anything then, and is of no use.
+    /// Turns the replica of an earlier residency into the target, if there is an untouched one, and returns which replica that
+    /// was. **N.B.** after an error the target's file may hold anything and is of no use.
     async fn take_replica(
         &self,
         record: &VolumeRecord,
@@ -431,7 +412,7 @@ impl Host {
         .await
     }
 
-    /// The migration that fills an image.
+    /// Returns the migration that fills an image.
     fn migration_into(&self, image: &ImageLocation) -> Option<MigrationId> {
         self.journal.read(|state| {
             let fills = |known: &MigrationState| known.volumes.iter().any(|moving| moving.target == *image);
@@ -440,7 +421,7 @@ impl Host {
     }
 }
 
-/// Takes back what was taken for volumes that will not come: files that are empty, and in no journal.
+/// Releases what was reserved for volumes that will not come: empty files that are in no journal.
 pub(in crate::host) fn forget_room(custody: &Custody, expected: &[Expected]) {
     for (path, made) in expected.iter().filter_map(|volume| volume.reserved.file.as_ref()) {
         custody.unreserve(path, made);

@@ -1,4 +1,4 @@
-//! Volumes that arrive have lanes that wait for them; what becomes of those when the migration has ended.
+//! The lanes that wait for arriving volumes, and what happens to these lanes when the migration has ended.
 //!
 //! ```text
 //!   lanes wait, their gates closed ──► orders: the first drives, the others take part ──► accepted
@@ -30,11 +30,10 @@ use crate::volumes::registry::{Claim, Service};
 /// An arrival that is in the journal.
 pub(in crate::host) struct Arrival {
     pub(in crate::host) migration: MigrationId,
-    /// Its number at its source.
+    /// The migration's number at its source.
     pub(in crate::host) remote: MigrationId,
-    /// How far it had come when a restart interrupted it; `None`: it begins.
+    /// The stage that the journal records, if a restart interrupted the migration; `None`: it begins.
     pub(in crate::host) recorded: Option<Box<MigrationState>>,
-    /// Whether a VM comes along.
     pub(in crate::host) moves: Moves,
     /// Whether volumes may come with blocks missing.
     pub(in crate::host) may_lack: bool,
@@ -44,22 +43,18 @@ pub(in crate::host) struct Arrival {
 pub(in crate::host) struct Awaited {
     pub(in crate::host) record: VolumeRecord,
     left_behind: LeftBehind,
-    /// Who waits for it.
     pub(in crate::host) lane: LaneHandle,
-    /// Where it comes to, if that is not what the lane serves already.
+    /// The store that the volume comes to, unless the lane serves it already.
     store: Option<ArrivingStore>,
     claim: Claim,
-    /// What ends the attempts to serve it, once it is here.
+    /// Set to end the attempts to serve the volume after it has arrived.
     attempt: Arc<AtomicBool>,
-    /// Its clients are forwarded by the lane to which it comes.
+    /// Whether the lane that waits already forwards the volume's clients.
     is_home: bool,
 }
 
 impl Host {
-    /// Lets lanes wait for the volumes, or those that forward their clients.
-    ///
-    /// # Errors
-    /// [`RequestError`]; no lane waits then.
+    /// Starts lanes that wait for the volumes, or uses those that forward their clients. After an error no lane waits.
     pub(in crate::host) async fn await_volumes(
         self: &Arc<Self>,
         stay: StayId,
@@ -95,10 +90,7 @@ impl Host {
         Ok(awaited)
     }
 
-    /// Gives lanes their orders: that of the first volume drives the migration, the others take part.
-    ///
-    /// # Errors
-    /// [`RequestError`].
+    /// Gives the lanes their orders: the first volume's lane drives the migration, the others take part.
     pub(in crate::host) async fn let_come(
         &self,
         session: &Session,
@@ -153,8 +145,8 @@ impl Host {
         Ok(())
     }
 
-    /// What was told before a restart that a volume will lack; `None`: nothing, or nothing of that is left. Then its source tells it
-    /// again, unless it has released the volume.
+    /// Returns the missing set that was durable before a restart; `None`: there is none, and the source sends it again unless
+    /// it has released the volume.
     async fn missing_of(&self, arrival: &Arrival, record: &VolumeRecord) -> Option<Box<UnitMap>> {
         if !arrival.may_lack || arrival.recorded.is_none() {
             return None;
@@ -173,14 +165,14 @@ impl Host {
         }
     }
 
-    /// Ends lanes that were to wait for volumes that will not come.
+    /// Stops lanes that were to wait for volumes which will not come.
     pub(in crate::host) async fn stop_waiting(&self, awaited: Vec<Awaited>) {
         for volume in awaited.into_iter().filter(|volume| !volume.is_home) {
             volume.lane.stop(self.limits().stop_wait_max).await;
         }
     }
 
-    /// A lane whose clients wait.
+    /// Starts a lane whose clients wait.
     pub(in crate::host) async fn start_waiting(
         self: &Arc<Self>,
         record: &VolumeRecord,
@@ -191,7 +183,7 @@ impl Host {
         self.start_lane(record, stay, store, listeners, Opening::Waiting).await
     }
 
-    /// Remembers that a volume may be in this image in a stay that begins: a lane that is there already does not look.
+    /// Records that the volume may be in this image in the new residency. A lane that already runs does not check that itself.
     pub(in crate::host) async fn note_image(&self, stay: StayId, record: &VolumeRecord) {
         let (chronicles, image) = (self.chronicles.clone(), record.image.clone());
         let key = StayKey { volume: record.volume, stay };
@@ -200,7 +192,7 @@ impl Host {
         }
     }
 
-    /// Serves a volume that has come, or lets go of what waited for it.
+    /// Serves a volume that has arrived, or removes what waited for it.
     pub(in crate::host) async fn place_arrival(
         self: &Arc<Self>,
         migration: MigrationId,
@@ -229,7 +221,7 @@ impl Host {
         claim.removed();
     }
 
-    /// Lets go of volumes whose lanes do not wait for them any more, or are to begin anew.
+    /// Releases volumes whose lanes have ended their wait, or must start again.
     pub(in crate::host) async fn let_go_of(&self, awaited: Vec<Awaited>) {
         for volume in awaited {
             if !volume.is_home {
@@ -239,10 +231,7 @@ impl Host {
         }
     }
 
-    /// The images of an arrival that goes on after a restart.
-    ///
-    /// # Errors
-    /// [`RequestError`]: one of them is not to be had.
+    /// Opens the images of an arrival that is resumed after a restart.
     pub(in crate::host) async fn reopen_arrivals(
         self: &Arc<Self>,
         recorded: &MigrationState,
@@ -252,7 +241,7 @@ impl Host {
         for record in volumes {
             let (claim, home) = self.claim_arrival(&record.name, record.volume)?;
             let store = self.reopen_arriving(&record, recorded).await?;
-            // It is not in the journal; to remember for nobody costs little.
+            // The journal does not hold this. Remembering an unneeded replica costs little.
             let left_behind = LeftBehind::Replica;
             arriving.push(Arriving { record, left_behind, store: Some(store), claim, home });
         }

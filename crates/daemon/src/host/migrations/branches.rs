@@ -1,12 +1,12 @@
-//! Branches of one history that would meet here: a forced promotion has parted them, and people have to decide which is to
-//! stay ([`crate::host::migrations::promote`] is where they part).
+//! Refuses a volume if another branch of its history is at this host. A forced promotion makes branches
+//! ([`crate::host::migrations::promote`]); the administrator has to decide which one is kept.
 //!
 //! ```text
 //!   trunk     alpha ─────────────────────────────── offered to beta: refused
-//!   branch      └─ promoted by force at beta ─ is there, or its clients are and it has gone on to gamma
+//!   branch      └─ promoted by force at beta ─ is there, or its clients are and it has moved on to gamma
 //! ```
-//! A host knows a volume by its identity, which branches share: taking in a second one would put it into the books in place
-//! of the first, and clients of the one would find the content of the other.
+//! A host identifies a volume by its identity, which branches share. A second branch would replace the first one in the
+//! journal, and clients of one would read the content of the other.
 
 use migration::journal::{State, VolumeRecord};
 use migration::wire::OfferedVolume;
@@ -15,13 +15,13 @@ use crate::error::RequestError;
 use crate::host::Host;
 
 impl Host {
-    /// Refuses a volume that is another branch of the history of one that is here, or that clients are led to from here.
+    /// Refuses a volume if another branch of its history is here, or if this host forwards clients to another branch.
     ///
     /// # Errors
     /// [`RequestError::BranchPresent`], [`RequestError::BranchLedTo`].
     pub(in crate::host) fn refuse_other_branch(&self, offered: &OfferedVolume) -> Result<(), RequestError> {
         match self.journal.read(|state| other_branch(state, offered)) {
-            // Of one that has left without clients nobody is led anywhere.
+            // If the volume left without clients, nothing is forwarded to it.
             Some(RequestError::BranchLedTo { volume, .. }) if self.volumes.service(&volume).is_none() => {
                 Ok(())
             }
@@ -31,7 +31,7 @@ impl Host {
     }
 }
 
-/// What is wrong with a volume that is offered to a host whose journal says this.
+/// Returns why a host with this journal refuses an offered volume.
 fn other_branch(state: &State, offered: &OfferedVolume) -> Option<RequestError> {
     let volume = |record: &VolumeRecord| record.name.clone();
     let offer = offered.generation;
@@ -43,8 +43,8 @@ fn other_branch(state: &State, offered: &OfferedVolume) -> Option<RequestError> 
         let (volume, here) = (volume(&here.record), here.record.generation);
         return Some(RequestError::BranchPresent { volume, here, offered: offer });
     }
-    // N.B. whatever has become of a volume that left, its generation has only grown: one that has a lower one is of a branch
-    // that parted from it before. A branch that has been handed over as often is not told apart by that.
+    // N.B. the generation of a volume that left can only grow, so a lower one belongs to a branch that parted earlier. A branch
+    // that has been handed over equally often is not recognised by this.
     let left = state.moved.get(&offered.volume).filter(|left| offer < left.generation)?;
     let (volume, host, there) = (volume(&left.volume.record), left.host_name.clone(), left.generation);
     Some(RequestError::BranchLedTo { volume, host, there, offered: offer })
@@ -75,7 +75,7 @@ mod tests {
         }
     }
 
-    /// A host that has a volume of generation 2, or from which it has gone, as generation 3.
+    /// Returns the state of a host that has a volume of generation 2, or that the volume has left as generation 3.
     fn state(has_left: bool) -> State {
         let image = |path: &str| ImageLocation::raw_file("a", path);
         let migration = MigrationId(1);

@@ -1,8 +1,9 @@
-//! Volumes that went to another host: what is left of them here, and what a start goes on with.
+//! Volumes that went to another host: this host forwards their clients, and resumes that after a start.
 //!
-//! Until its last client has left, wherever that is, or for good if somebody asked for that, this host forwards requests to
-//! the owner. A crash ends the connections of clients; forwarded again is then what was asked for, and what a VM of
-//! this host runs on; after a restart in order, also what has clients. Clients of other hosts are, as soon as they ask for something.
+//! It forwards requests to the owner until the last client has left, or for good if an order asked for that. A crash ends the
+//! connections of clients. The next start forwards volumes that an order named and volumes that a local VM uses. After an
+//! orderly restart it also forwards volumes with clients. For clients of other hosts it begins to forward at their first
+//! request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -21,25 +22,26 @@ use crate::images::opening;
 use crate::peers::channel::{self, Kind, Subject};
 use crate::volumes::registry::Service;
 
-/// Time between two attempts to go on with an interrupted migration.
+/// The time between two attempts to resume an interrupted migration.
 const RESUME_INTERVAL: Duration = Duration::from_secs(5);
-/// How long the last writes of a killed daemon are waited for when its migrations go on.
+/// How long resumed migrations wait for the last writes of a killed daemon.
 const GHOST_WAIT_MAX: Duration = Duration::from_secs(10);
-/// How long a start waits for one thing that it goes on with: a hypervisor that hangs keeps nobody else from being served.
+/// How long a start waits for each thing that it resumes, so that a hanging hypervisor does not keep other volumes from being
+/// served.
 const START_PATIENCE: Duration = Duration::from_secs(10);
-/// How often it is looked whether a volume has a lane, besides being told.
+/// How often a check for the volume's lane runs, besides notifications.
 const LANE_POLL: Duration = Duration::from_millis(100);
-/// How often it is looked whether the clients of a volume that is away have left.
+/// How often this host checks whether the clients of a departed volume have left.
 const CLIENTS_POLL: Duration = Duration::from_secs(1);
 
 impl Host {
-    /// Goes on with what a start has found: interrupted migrations, and what other hosts take part in.
+    /// Resumes what a start has found: interrupted migrations, and forwarding.
     pub(crate) async fn resume_interrupted(self: &Arc<Self>) {
         let (unfinished, moved) = self.journal.read(|state| {
             let unfinished: Vec<_> = state.unfinished().map(|(id, known)| (id, known.clone())).collect();
             (unfinished, state.moved.values().cloned().collect::<Vec<_>>())
         });
-        // Before the arrivals: a volume on its way home comes to the lane that forwards its clients.
+        // Before the arrivals: a returning volume goes to the lane that forwards its clients.
         for moved in moved {
             self.lead_to_departed(moved.volume.record.volume).await;
         }
@@ -56,7 +58,7 @@ impl Host {
         }
     }
 
-    /// Forwards the clients of a volume of which it was not known whether it is still away.
+    /// Starts to forward the clients of a volume once another host has confirmed that it is still there.
     pub(in crate::host) async fn lead_to_departed(self: &Arc<Self>, volume: VolumeId) {
         let moved = self.journal.read(|state| {
             state.moved.get(&volume).filter(|moved| self.begins_with_lane(state, moved)).cloned()
@@ -70,7 +72,7 @@ impl Host {
         }
     }
 
-    /// Tries again and again to forward the clients of a volume whose host is not known now, or whose socket cannot be made.
+    /// Retries to forward the clients of a volume until its host is known and its socket can be made.
     async fn forward_in_the_end(self: Arc<Self>, name: String, volume: VolumeId) {
         loop {
             tokio::select! {
@@ -78,11 +80,11 @@ impl Host {
                 () = self.stopping() => return,
             }
             let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
-            // It has come home, or is to be forgotten.
+            // It has returned, or is to be forgotten.
             let Some(moved) = moved.filter(|moved| self.is_departure_over(moved)) else { return };
             let Ok((claim, _)) = self.volumes.claim_new(&name) else {
                 match self.volumes.service(&name) {
-                    // Another host's clients have asked for it meanwhile, or the name is another volume's.
+                    // A remote host's clients have asked for it meanwhile, or the name belongs to another volume.
                     Some(Service::Serving(_)) => return,
                     _ => continue,
                 }
@@ -95,7 +97,7 @@ impl Host {
         }
     }
 
-    /// Serves a volume of another host to clients of this one, until the last of them has gone.
+    /// Forwards local clients to a volume at another host, until the last of them has left.
     async fn forward_and_see(self: &Arc<Self>, moved: Moved) -> Result<(), RequestError> {
         let (name, volume) = (moved.volume.record.name.clone(), moved.volume.record.volume);
         self.forward(moved).await?;
@@ -105,7 +107,7 @@ impl Host {
         Ok(())
     }
 
-    /// What this host answers as the source of a migration that no lane has.
+    /// Returns this host's answer as the source of a migration that no lane has.
     pub(crate) fn answer_as_source(
         &self,
         peer: HostId,
@@ -115,7 +117,7 @@ impl Host {
         self.journal.read(|state| recovery::answer_as_source(state, peer, migration, message))
     }
 
-    /// What this host answers as the target of a migration that no lane has, in that order.
+    /// Returns this host's answers as the target of a migration that no lane has, in order.
     pub(crate) fn answers_as_target(
         &self,
         peer: HostId,
@@ -125,8 +127,8 @@ impl Host {
         self.journal.read(|state| recovery::answers_as_target(state, peer, remote, message))
     }
 
-    /// How much is missing of volumes that came by a migration from another host, in units of a filling; `None`: nothing, or a lane
-    /// cannot say it now.
+    /// Returns how many units are missing of volumes that came by a migration from another host; `None`: none, or a lane cannot
+    /// say it.
     pub(crate) async fn units_missing(&self, peer: HostId, remote: MigrationId) -> Option<u64> {
         let lacking: Vec<_> = self.journal.read(|state| {
             let names = state.fillings_from(peer, remote).map(|(volume, _)| state.volumes.get(&volume));
@@ -140,11 +142,11 @@ impl Host {
             let Some(Service::Serving(lane)) = self.volumes.service(&name?) else { return None };
             units += lane.status().await.ok()?.filling?.units_missing;
         }
-        // What has come, and is not recorded, may have to come once more.
+        // Units that came and are not recorded may have to come again.
         Some(units.max(1))
     }
 
-    /// The host that volumes came from by a migration keeps nothing of them: what is written need not be recorded for it.
+    /// Stops recording writes for a migration's source host, because that host keeps no copy of the volumes.
     pub(crate) async fn forget_copies_of(&self, peer: HostId, remote: MigrationId) {
         let copies = self.journal.read(|state| {
             let copies = recovery::nothing_kept_of(state, peer, remote).into_iter();
@@ -153,13 +155,14 @@ impl Host {
         });
         for (name, of) in copies {
             if let Some(Service::Serving(lane)) = self.volumes.service(&name) {
-                // A lane that ends takes nothing down any more.
+                // A lane that ends records nothing.
                 let _ = lane.forget_copy(of).await;
             }
         }
     }
 
-    /// The lane that has what the target of a migration lacks of its volume of this position; `None`: there is none now.
+    /// Returns the lane that has the reservoir of a volume, given by its position in the migration; `None`: there is none at
+    /// the moment.
     pub(crate) async fn lane_of_reservoir(
         self: &Arc<Self>,
         migration: MigrationId,
@@ -171,16 +174,15 @@ impl Host {
         })?;
         match self.volumes.service(&name) {
             Some(Service::Serving(lane)) => Some(lane),
-            // It is asked for again soon: a start may have yet to come so far.
+            // The target asks again soon: a start may not have opened it yet.
             _ => None,
         }
     }
 
-    /// The lane to which another host's clients of a volume lead: of a volume that is here, or will be, its own; of one
-    /// that has gone on from here, one that forwards. `None`: this host knows nothing of it.
+    /// Returns the lane for another host's clients of a volume. For a volume that is here or arriving it is the volume's own
+    /// lane; for a departed one it is a lane that forwards. `None`: this host does not know the volume.
     ///
-    /// It takes as long as the volume takes to be served: those clients wait, as those of this host do, who cannot
-    /// connect meanwhile.
+    /// Waits until the volume is served. Clients of this host cannot connect during that time either.
     pub(crate) async fn lane_of(self: &Arc<Self>, volume: VolumeId) -> Option<LaneHandle> {
         loop {
             let changed = self.volumes.changed();
@@ -190,7 +192,7 @@ impl Host {
                 Some((here.or_else(|| Some(moved.as_ref()?.volume.record.name.clone()))?, moved))
             })?;
             match (self.volumes.service(&name), moved) {
-                // The journal may say that it has arrived when this process is only about to hear of it.
+                // The journal may record the arrival before this process learns of it.
                 (Some(Service::Serving(lane) | Service::Arriving(lane, _)), _) => return Some(lane),
                 (None, Some(moved)) if self.is_departure_over(&moved) => {
                     return self.forward_on_demand(moved).await;
@@ -204,8 +206,7 @@ impl Host {
         }
     }
 
-    /// Forwards what is asked of a volume that has gone on from here: its former clients at another host have not
-    /// heard of that yet.
+    /// Starts to forward clients of another host to a volume that has moved on from here, because they do not know that yet.
     async fn forward_on_demand(self: &Arc<Self>, moved: Moved) -> Option<LaneHandle> {
         let name = moved.volume.record.name.clone();
         let (claim, _) = self.volumes.claim_new(&name).ok()?;
@@ -218,10 +219,10 @@ impl Host {
         Some(lane)
     }
 
-    /// Tells whether a start makes a lane for a volume that has left, by what there is of its clients.
+    /// Returns whether a start makes a lane for a departed volume, depending on its clients.
     pub(in crate::host) fn begins_with_lane(&self, state: &State, moved: &Moved) -> bool {
         let record = &moved.volume.record;
-        // Since the journal was put back nobody has said yet that it is still away.
+        // Since the journal was restored no host has confirmed that the volume is still there.
         if state.is_departure_in_question(record.volume) {
             return false;
         }
@@ -229,8 +230,8 @@ impl Host {
         state.begins_with_lane(moved, has_clients, self.has_vm_on(&record.name))
     }
 
-    /// Tells whether a VM of this host runs on a volume: it stays when its volume alone goes elsewhere, and connects again
-    /// after a restart.
+    /// Returns whether a VM of this host uses a volume. The VM stays when its volume moves alone, and connects again after a
+    /// restart.
     fn has_vm_on(&self, volume: &str) -> bool {
         let is_adopted = || {
             let adoptions = self.adoptions().ok();
@@ -243,7 +244,7 @@ impl Host {
         self.journal.read(|state| state.is_departure_over(moved))
     }
 
-    /// Sees to the clients of a volume that has left: they are forwarded by its lane until the last of them is gone.
+    /// Has the lane of a departed volume forward the clients until the last of them has left.
     pub(in crate::host) async fn see_departure(
         self: Arc<Self>,
         name: String,
@@ -255,7 +256,7 @@ impl Host {
                 () = tokio::time::sleep(CLIENTS_POLL) => {}
                 () = lane.ended() => return,
             }
-            // A lane that does not answer is ending, or hangs and is looked at again.
+            // A lane that does not answer is ending, or hangs and is asked again.
             let Ok(status) = lane.status().await else { continue };
             let users = Users {
                 clients: status.connections + status.requests_in_flight,
@@ -267,7 +268,7 @@ impl Host {
                 LaneLeft::Needed => continue,
                 LaneLeft::Unneeded { host } => host,
             };
-            // An operation that has the volume is likely to bring it home.
+            // The operation that holds the volume may make it return.
             let Ok((claim, _)) = self.volumes.claim(&name) else { continue };
             claim.removing();
             lane.stop(self.limits().stop_wait_max).await;
@@ -281,7 +282,7 @@ impl Host {
         }
     }
 
-    /// Serves a volume of another host to clients of this one.
+    /// Starts a lane that forwards clients to a volume at another host.
     async fn forward(self: &Arc<Self>, moved: Moved) -> Result<(), RequestError> {
         let store = self.store_elsewhere(&moved)?;
         let (record, stay) = (moved.volume.record, moved.volume.stay);
@@ -295,7 +296,7 @@ impl Host {
         Ok(())
     }
 
-    /// The volume at the host that has it.
+    /// Returns the remote volume at its host as a store for a lane.
     pub(in crate::host) fn store_elsewhere(&self, moved: &Moved) -> Result<LaneStore, RequestError> {
         let session = self.hosts.session_with(moved.host)?;
         let (source, migration, id) = (self.peers.own(), moved.migration, moved.volume.record.volume);
@@ -314,7 +315,7 @@ impl Host {
         Ok(LaneStore::Elsewhere { channel: line, size_bytes: moved.volume.record.size_bytes })
     }
 
-    /// Opens the image of a volume whose migration goes on; a killed daemon's last writes are waited for.
+    /// Opens the image of a volume whose migration is resumed, after the last writes of a killed daemon.
     pub(in crate::host) async fn open_for_resuming(
         &self,
         record: &VolumeRecord,
@@ -328,16 +329,13 @@ impl Host {
         Ok(self.stores.impair(&image, opened))
     }
 
-    /// Forgets where a volume went; clients that are forwarded are cut off.
-    ///
-    /// # Errors
-    /// [`RequestError`].
+    /// Forgets where a volume went. Forwarded clients are disconnected.
     pub(in crate::host) async fn forget_moved(&self, volume: VolumeId) -> Result<(), RequestError> {
         Ok(self.journal.commit(vec![Record::MovedForgotten { volume }]).await?)
     }
 }
 
-/// Does what a start has to do, and lets the start go on without it if that takes long.
+/// Runs work at the start; if it takes long, the start continues without waiting for it.
 pub(in crate::host) async fn at_start(
     work: impl Future<Output = ()> + Send + 'static,
     what: &str,

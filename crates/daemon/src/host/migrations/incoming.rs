@@ -1,9 +1,9 @@
-//! A migration from another host, as its target sees to it: what its [session](migration::session) asks for is done here.
+//! The target's side of a migration from another host: carries out the actions of its [session](migration::session).
 //!
 //! ```text
 //!   MakeRoom    names, places and limits (arrive.rs)
 //!   Record      started, durably, under a number of its own
-//!   MakeImages  or takes those that an earlier stay has left
+//!   MakeImages  or reuses those that an earlier residency has left
 //!   Begin       lanes wait, their gates closed (await_arrival.rs); what is to be run for a VM, or hooks
 //! ```
 
@@ -36,31 +36,27 @@ use crate::vms::Standing;
 pub(in crate::host) struct IncomingMigration {
     task: Task,
     peer: HostId,
-    /// Its number at its source.
+    /// The migration's number at its source.
     remote: MigrationId,
-    /// What is offered, and over which session; `None`: a restart goes on with it, by what the journal says.
+    /// The offer, and its session; `None`: a restart resumes the migration from the journal.
     offered: Option<(transport::Session, Offer)>,
-    /// The migration by which they have left, if they come into the images that they have left then …
+    /// The migration by which the volumes left, if they reuse the images that they left …
     takes_back: Option<MigrationId>,
-    /// … and that its driver was set aside, until it is durable that they come.
+    /// … and its driver, which is set aside until the new migration is durable.
     set_aside: Option<SetAside>,
-    /// Volumes for which there is room.
     expected: Vec<Expected>,
-    /// Volumes whose images are there, and what its source is told of them.
+    /// Volumes whose images exist, and what the source is sent about them.
     arriving: Vec<Arriving>,
     accepted: Vec<AcceptedVolume>,
-    /// Volumes whose lanes wait for them.
     awaited: Vec<Awaited>,
     answer: Option<oneshot::Sender<Result<Vec<AcceptedVolume>, RequestError>>>,
-    /// What it takes of its host's share, until nothing is left to do for it.
+    /// The part of the peer's share that the migration uses until it has ended here.
     part: Option<Part>,
 }
 
 impl Host {
-    /// Takes a migration that is offered; returns when lanes wait for its volumes.
-    ///
-    /// # Errors
-    /// [`RequestError`]: nothing of it is here.
+    /// Accepts an offered migration, and returns when lanes wait for its volumes. After an error nothing of it is left at this
+    /// host.
     pub(in crate::host) async fn begin_incoming(
         self: &Arc<Self>,
         session: &transport::Session,
@@ -77,7 +73,7 @@ impl Host {
         answered.await.unwrap_or(Err(RequestError::ShuttingDown))
     }
 
-    /// Goes on with a migration that a restart interrupted; returns when that was tried once.
+    /// Resumes a migration that a restart interrupted; returns after the first attempt.
     pub(in crate::host) async fn resume_incoming(
         self: &Arc<Self>,
         migration: MigrationId,
@@ -90,7 +86,7 @@ impl Host {
         let is_tried = work.task.resumes(migration);
         work.part = Some(self.shares.resume(peer, amount_of(recorded)));
         tokio::spawn(run(Arc::clone(self), machine, work, wishes));
-        // Dropped, it says the same.
+        // A dropped sender means the same.
         let _ = is_tried.await;
     }
 }
@@ -130,11 +126,11 @@ impl Work for IncomingMigration {
                 return None;
             }
             Action::Cancel => {
-                // Too late is as good: whoever asks for it hears that from the lane.
+                // If it is too late, the requester learns that from the lane.
                 let _ = self.awaited.first()?.lane.cancel(self.task.migration?).await;
                 return None;
             }
-            // It is its source's.
+            // Only the source does this.
             Action::KeepVm => return None,
         })
     }
@@ -184,14 +180,14 @@ impl IncomingMigration {
 
     async fn make_room(&mut self) -> Result<(), RequestError> {
         if let Some((_, offer)) = &self.offered {
-            // N.B. before anything else is looked at: what is seen to be free is this offer's from the same instant on.
+            // N.B. before any check: from here on the room that is found free is reserved for this offer.
             self.part = Some(self.task.host.take_part(self.peer, offer)?);
             (self.expected, self.set_aside) = self.task.host.make_room_for(self.peer, offer).await?;
         }
         Ok(())
     }
 
-    /// Makes durable that it begins.
+    /// Makes the start of the migration durable.
     async fn record(&mut self) -> Event {
         let recorded = self.task.host.record_arrival(self.peer, self.remote, &self.expected).await;
         drop(self.set_aside.take());
@@ -218,7 +214,7 @@ impl IncomingMigration {
         begun.inspect_err(|error| self.task.say(error))
     }
 
-    /// Goes on with what a restart, or the end of a lane, interrupted.
+    /// Resumes the migration after a restart, or after a lane has ended.
     async fn begin_again(&mut self, migration: MigrationId) -> Result<(), RequestError> {
         let recorded = self.task.host.journal.read(|state| state.migrations.get(&migration).cloned());
         let Some(recorded) = recorded else { return Ok(()) };
@@ -249,7 +245,7 @@ impl IncomingMigration {
             }
         }
         let moves = if self.task.vm.is_some() { Moves::Vm } else { Moves::Volumes };
-        // After a restart it is not known how they are copied.
+        // A restart does not know the strategy.
         let leaves_blocks =
             self.offered.as_ref().is_none_or(|(_, offer)| offer.strategy == OfferedStrategy::PostCopy);
         let may_lack = leaves_blocks
@@ -265,7 +261,7 @@ impl IncomingMigration {
         Ok(())
     }
 
-    /// Gives back what was taken for volumes that do not come; returns what could not be deleted, for people.
+    /// Releases what was reserved for volumes that do not come. Returns a message about files that could not be deleted.
     async fn undo(&mut self, undo: Undo) -> String {
         self.arriving.clear();
         match undo {
@@ -307,16 +303,13 @@ impl IncomingMigration {
             }
             (Answer::Begun, _) => Ok(std::mem::take(&mut self.accepted)),
         };
-        // The host that asked may be gone.
+        // The remote host that offered may be gone.
         let _ = waiting.send(answer);
     }
 }
 
 impl Host {
-    /// Takes what an offer needs of its host's share.
-    ///
-    /// # Errors
-    /// [`RequestError::ShareUsedUp`].
+    /// Takes what an offer needs from its host's share, or fails with [`RequestError::ShareUsedUp`].
     fn take_part(&self, peer: HostId, offer: &Offer) -> Result<Part, RequestError> {
         let here = self.journal.read(|state| brought(state, peer));
         let bytes = offer.volumes.iter().fold(0u64, |sum, offered| sum.saturating_add(offered.size_bytes));
@@ -325,14 +318,14 @@ impl Host {
     }
 }
 
-/// What a recorded arrival takes of its host's share.
+/// Returns what a recorded arrival uses of its host's share.
 fn amount_of(recorded: &MigrationState) -> Amount {
     let Side::Incoming { volumes, .. } = &recorded.side else { return Amount::default() };
     let bytes = volumes.iter().fold(0u64, |sum, record| sum.saturating_add(record.size_bytes));
     Amount { volumes: u32::try_from(volumes.len()).unwrap_or(u32::MAX), bytes }
 }
 
-/// Deletes images of which nothing was promised; returns what could not be, for people.
+/// Deletes images for which *prepared* was not sent. Returns a message about those that could not be deleted.
 async fn discard(custody: &Custody, migration: MigrationId, targets: Vec<ImageLocation>) -> String {
     let (custody, owner) = (custody.clone(), Owner::Migration(migration));
     let discarded = tokio::task::spawn_blocking(move || {

@@ -1,5 +1,5 @@
-//! A volume is to leave for another host: what is looked at here and there before anything is begun, and what is offered. Its
-//! migration is seen to in `outgoing.rs`.
+//! The start of a migration to another host: the checks at both hosts, and the offer. `outgoing.rs` carries out the migration
+//! itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,16 +28,15 @@ use crate::migrations::view::image_format;
 use crate::peers::host_id;
 use crate::vms::{VmError, Vms};
 
-/// The version of the protocol from which on offers say whose the content of their volumes was.
+/// The protocol version since which offers say who owned the content of their volumes.
 pub(in crate::host) const ORIGINS_SINCE: u16 = 4;
-/// How long it may take until there is a connection at all.
+/// How long a migration waits for a first connection.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
-/// How often it is looked whether there is one.
 const CONNECT_POLL: Duration = Duration::from_millis(20);
-/// How long the gates may be closed before the commit point, beside the round trips: as on one host.
+/// How long the gates may be closed before the commit point, besides the round trips: as on one host.
 pub(super) const SWITCH_OVER_MAX: Duration = Duration::from_millis(500);
-/// Round trips that lie between the closing of the gates and the commit point: what is still in flight, and *prepare*.
-/// One more, because a round trip is not always the same.
+/// The round trips between the closing of the gates and the commit point: requests in flight, and *prepare*. The third is a
+/// reserve, because round trips vary.
 const SWITCH_OVER_ROUND_TRIPS: u32 = 3;
 
 /// A volume that is to leave.
@@ -46,18 +45,18 @@ pub(in crate::host) struct Departing {
     pub lane: LaneHandle,
 }
 
-/// Where volumes are to go.
+/// The target host and store of volumes.
 pub(in crate::host) struct Elsewhere {
     pub peer: Peer,
-    /// The store there; empty: its only one.
+    /// The store at the remote host; empty: its only one.
     pub store: String,
 }
 
 impl Host {
-    /// The host that `to` names, as HOST or HOST:STORE; `None`: it is a store of this host.
+    /// Returns the host that `to` names, as HOST or HOST:STORE; `None`: `to` is a store of this host.
     ///
     /// # Errors
-    /// [`RequestError::DestinationNotFound`]; [`RequestError::Invalid`]: it is this host's own name.
+    /// [`RequestError::DestinationNotFound`]; [`RequestError::Invalid`]: `to` is this host's own name.
     pub(in crate::host) fn elsewhere(&self, to: &str) -> Result<Option<Elsewhere>, RequestError> {
         if self.stores.get(to).is_ok() {
             return Ok(None);
@@ -78,10 +77,8 @@ impl Host {
         }
     }
 
-    /// Begins to move volumes to another host: all of them, or none.
-    ///
-    /// # Errors
-    /// [`RequestError`]: they stay where they are, and nothing is left there.
+    /// Begins to move volumes to another host: all of them, or none. After an error they stay at this host, and nothing is left
+    /// at the target.
     pub(in crate::host) async fn migrate_away(
         self: &Arc<Self>,
         departing: Vec<Departing>,
@@ -106,7 +103,7 @@ impl Host {
         self.begin_outgoing((elsewhere, session), order, departing, company, looked).await
     }
 
-    /// Looks ahead, as a dry run does: nothing is begun if something is in the way. Returns what the user should know.
+    /// Runs the preflight check. Returns the warnings for the user, or the refusal for which nothing is begun.
     async fn look_before(
         self: &Arc<Self>,
         session: &Session,
@@ -116,8 +113,7 @@ impl Host {
         company: Option<&Company>,
     ) -> Result<(Hooks, Vec<String>), RequestError> {
         let records: Vec<_> = departing.iter().map(|departing| departing.record.clone()).collect();
-        // The other host looks at the VM itself when its volumes have been offered, and refuses it or not. What is only
-        // to be known is asked for here.
+        // The target checks the VM itself after the offer, and may refuse it. This check only asks for the warnings.
         let vm = company.map(|company| {
             let manifest = Vms::files_alone(&company.manifest)?;
             Ok::<_, VmError>(AheadVm {
@@ -129,13 +125,13 @@ impl Host {
         let vm = vm.transpose()?;
         let asked = Thoroughness::BeforeOffer;
         let ahead = self.look_ahead(session, &records, elsewhere, order, vm.as_ref(), asked).await;
-        // A host that has not said so may have some.
+        // A host that did not answer may have hooks.
         let has_hooks = self.has_hooks() || ahead.surveyed.as_ref().is_none_or(|there| there.has_hooks);
         let hooks = if has_hooks { Hooks::Some } else { Hooks::None };
         Ok((hooks, ahead.into_result()?))
     }
 
-    /// Waits until there is a connection: nothing is begun with a host that is not there.
+    /// Waits for a connection: a migration begins only with a host that can be reached.
     pub(in crate::host) async fn reach(&self, session: &Session, peer: &Peer) -> Result<(), RequestError> {
         let connected = async {
             while !session.status().is_connected {
@@ -149,10 +145,7 @@ impl Host {
         tokio::time::timeout(CONNECT_MAX, connected).await.map_err(unreachable)
     }
 
-    /// Makes durable that volumes leave, under a number that no other migration has.
-    ///
-    /// # Errors
-    /// [`CommitFault`].
+    /// Makes durable that volumes leave, under a new migration number.
     pub(in crate::host) async fn record_leaving(
         &self,
         departing: &[Departing],
@@ -163,7 +156,7 @@ impl Host {
         let first = departing.first().map(|departing| departing.record.volume);
         let migration = self.next_identity(first);
         let peer = &elsewhere.peer;
-        // Where exactly its image is there, is the other host's affair.
+        // The exact place of the image there is known to the target alone.
         let store = match elsewhere.store.as_str() {
             "" => peer.name.clone(),
             store => format!("{}:{store}", peer.name),
@@ -182,8 +175,8 @@ impl Host {
         };
         let keep_source = order.keep_source;
         let started = Record::MigrationStarted { migration, volumes, keep_source, side };
-        // N.B. before the beginning: a restart goes on as it was ordered, or has nothing to go on with. On a full disk a
-        // migration begins all the same, and its order is known until the daemon ends.
+        // N.B. before the beginning, so that a restart knows the order or finds no migration. On a full disk a migration begins
+        // all the same, and its order is kept in memory only.
         if let Err(error) = self.metadata_folder.announce(migration, order).await {
             tracing::warn!(%migration, %error, "how a migration was ordered cannot be kept");
         }
@@ -193,7 +186,7 @@ impl Host {
         Ok(migration)
     }
 
-    /// Says whose the volumes' content was before Sterna served it.
+    /// Adds to the offer who owned the content of each volume before Sterna served it.
     pub(in crate::host) fn tell_origins(&self, offer: &mut Offer) {
         self.journal.read(|state| {
             for offered in &mut offer.volumes {
@@ -203,7 +196,7 @@ impl Host {
     }
 }
 
-/// How long the gates may be closed, given how far away the other host is.
+/// Returns how long the gates may be closed, given the distance of the target host.
 pub(in crate::host) fn switch_over_max(session: &Session, moves: Moves, order: &MigrateVolume) -> Duration {
     let usual = match moves {
         Moves::Volumes | Moves::VolumesAfterHooks => SWITCH_OVER_MAX,
@@ -213,7 +206,7 @@ pub(in crate::host) fn switch_over_max(session: &Session, moves: Moves, order: &
     near + round_trip(session) * SWITCH_OVER_ROUND_TRIPS
 }
 
-/// The longest way to the other host and back, as it was measured last.
+/// Returns the longest of the connections' last measured round trips.
 pub(in crate::host) fn round_trip(session: &Session) -> Duration {
     let status = session.status();
     let round_trips = status.connections.iter().filter_map(|connection| connection.round_trip);
@@ -224,7 +217,7 @@ fn forwarding(order: &MigrateVolume) -> Forwarding {
     if order.serve_here { Forwarding::Always } else { Forwarding::WhileConnected }
 }
 
-/// What is offered to another host.
+/// Returns the offer for another host.
 pub(in crate::host) fn offer(
     records: &[VolumeRecord],
     store: &str,
@@ -237,7 +230,7 @@ pub(in crate::host) fn offer(
         size_bytes: record.size_bytes,
         block_size_bytes: record.block_size_bytes,
         generation: record.generation,
-        // What leaves with blocks missing may come back before these have followed, and for little.
+        // A volume that leaves with blocks missing may return before they have followed, at little cost.
         left_behind: match order.strategy.leaves_blocks() || order.keep_source && is_replica(&record.image) {
             true => LeftBehind::Replica,
             false => LeftBehind::Nothing,
@@ -255,7 +248,7 @@ pub(in crate::host) fn offer(
         forwarding: forwarding(order),
         vm,
         sharing: match order.shared_target {
-            // What is missing is read over the link in any case.
+            // Missing blocks are read over the link in any case.
             _ if order.strategy.leaves_blocks() => Sharing::Refused,
             SharedTarget::Auto => Sharing::Wanted,
             SharedTarget::Never => Sharing::Refused,
@@ -264,7 +257,7 @@ pub(in crate::host) fn offer(
     }
 }
 
-/// What another host is told of what went wrong here.
+/// Converts an error of this host into a refusal for the remote host.
 pub(in crate::host) fn refusal(error: &RequestError) -> Refusal {
     let code = match (error, error.code()) {
         (RequestError::BranchPresent { .. } | RequestError::BranchLedTo { .. }, _) => {
@@ -278,7 +271,7 @@ pub(in crate::host) fn refusal(error: &RequestError) -> Refusal {
         (_, api::ErrorCode::VolumeBusy | api::ErrorCode::AlreadyMigrating) => RefusalCode::Busy,
         _ => RefusalCode::Failed,
     };
-    // Who asked names a store behind this host's name, which is not the same everywhere.
+    // The peer names a store behind this host's name, which may differ from host to host.
     let detail = match error {
         RequestError::StoreNotChosen { known } => {
             format!("it has several stores; name one, as in --to HOST:STORE: {known}")

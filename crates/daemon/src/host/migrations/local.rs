@@ -1,13 +1,13 @@
-//! A migration to another store of this host: what its [session](migration::session) asks for is done here.
+//! A migration to another store of this host: carries out the actions of its [session](migration::session).
 //!
 //! ```text
 //!   MakeRoom    the target is checked and reserved, empty
 //!   Record      started, durably, under a number of its own
 //!   MakeImages  the target becomes as large as the volume
-//!   Begin       the lane has both halves; after a restart: if the copy may be believed (local/again.rs)
+//!   Begin       the lane has both halves; after a restart: if the copy can be trusted (local/again.rs)
 //! ```
-//! A crash leaves an empty file that no journal knows, or a migration that the next start goes on with, or ends: never somebody
-//! else's file that is taken for a half-made target. A device or an export is fenced by *started*, before anything is written there.
+//! A crash leaves an empty file that is in no journal, or a migration that the next start resumes or ends. It never makes
+//! another file look like a half-made target. *Started* fences a device or an export before anything is written to it.
 
 mod again;
 
@@ -36,23 +36,20 @@ use crate::images::opening;
 struct LocalMigration {
     task: Task,
     record: VolumeRecord,
-    /// `None`: a restart goes on with it, and no lane has it yet.
+    /// `None`: a restart resumes the migration, and no lane has it yet.
     lane: Option<LaneHandle>,
     order: MigrateVolume,
-    /// Where its target is, of one that a restart goes on with.
+    /// The target's place, if a restart resumes the migration.
     resumed: Option<ImageLocation>,
-    /// The place of the target.
     reserved: Option<Reserved>,
-    /// The target, open, until the lane has it.
+    /// The open target, until the lane has it.
     target: Option<MigrationTarget>,
     answer: Option<oneshot::Sender<Result<Migration, RequestError>>>,
 }
 
 impl Host {
-    /// Begins to move a volume to another store; returns when its lane copies it.
-    ///
-    /// # Errors
-    /// [`RequestError`]: the volume stays where it is, and nothing of the target is left.
+    /// Begins to move a volume to another store; returns when its lane copies it. After an error the volume stays in its store,
+    /// and nothing of the target is left.
     pub(in crate::host) async fn begin_local(
         self: &Arc<Self>,
         record: VolumeRecord,
@@ -70,7 +67,7 @@ impl Host {
         answered.await.unwrap_or(Err(RequestError::ShuttingDown))
     }
 
-    /// Checks the target and takes its place; a file is made as the volume's own is.
+    /// Checks the target and reserves its place. A file is made like the volume's own.
     async fn reserve_target(
         self: &Arc<Self>,
         record: &VolumeRecord,
@@ -111,12 +108,12 @@ impl Work for LocalMigration {
                 Event::Ended(self.task.host.commit_end(self.task.migration?, &outcome).await)
             }
             Action::Cancel => {
-                // Too late is as good: whoever asks for it hears that from the lane.
+                // If it is too late, the requester learns that from the lane.
                 let _ = self.lane.as_ref()?.cancel(self.task.migration?).await;
                 return None;
             }
             Action::Answer(answer) => {
-                // Whoever asked may be gone.
+                // The requester may be gone.
                 let _ = self.answer.take()?.send(self.task.answer(answer));
                 return None;
             }
@@ -127,7 +124,7 @@ impl Work for LocalMigration {
                 }
                 return None;
             }
-            // The volume is where it is served, and no VM goes along.
+            // The volume is served already, and no VM moves along.
             Action::PlaceVolumes(_) | Action::LetGo | Action::KeepVm | Action::Note(_) => return None,
         })
     }
@@ -156,7 +153,7 @@ impl LocalMigration {
         }
     }
 
-    /// Makes durable that it begins.
+    /// Makes the start of the migration durable.
     async fn record(&mut self) -> Event {
         let recorded = match &self.reserved {
             Some(reserved) => self.task.host.record_local(&self.record, reserved, &self.order).await,
@@ -182,7 +179,7 @@ impl LocalMigration {
         let mut target = blocking(make).await?;
         target.store = self.task.host.stores.impair(&reserved.location, target.store);
         self.target = Some(target);
-        // It may be in either when the daemon is killed.
+        // If the daemon is killed, the volume may be in either image.
         let moved = VolumeRecord { image: reserved.location.clone(), ..self.record.clone() };
         let host = &self.task.host;
         host.note_image(host.stay_of(self.record.volume), &moved).await;
@@ -217,12 +214,13 @@ impl LocalMigration {
             refused => RequestError::VolumeUnavailable { volume: name.clone(), reason: refused.to_string() },
         })?;
         tracing::info!(volume = %name, %migration, target = %self.order.to, "migration begun");
-        // From now on the journal keeps its place, and a restart, also of the lane alone, goes on with what is there.
+        // From here on the journal holds the target's place. A restart of the daemon or of the lane resumes with the existing
+        // file.
         self.resumed = self.reserved.take().map(|reserved| reserved.location);
         Ok(())
     }
 
-    /// Gives the target's place back; returns what could not be deleted, for people.
+    /// Releases the target's place. Returns a message about a file that could not be deleted.
     async fn undo(&mut self, undo: Undo) -> String {
         self.target = None;
         let (file, target) = match self.reserved.take() {
@@ -248,7 +246,7 @@ impl LocalMigration {
 }
 
 impl Host {
-    /// Makes durable that a volume moves to another store, under a number that no other migration has.
+    /// Makes durable that a volume moves to another store, under a new migration number.
     async fn record_local(
         &self,
         record: &VolumeRecord,
@@ -274,7 +272,7 @@ impl Host {
     }
 }
 
-/// What a failure is to programs.
+/// Returns the failure code of an error.
 fn cause(error: &RequestError) -> FailureCode {
     match error.code() {
         api::ErrorCode::NoSpace => FailureCode::TargetFull,

@@ -1,5 +1,5 @@
-//! Beginning and cancelling migrations: which of its kinds an order is, and what is asked of one that is under way. What happens
-//! in between is the sessions' (`local.rs`, `outgoing.rs`, `incoming.rs`) and the lanes'.
+//! Begins, changes and cancels migrations, and chooses the kind of migration for an order. The sessions (`local.rs`,
+//! `outgoing.rs`, `incoming.rs`) and the lanes carry them out.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,10 +26,8 @@ use crate::migrations::registry::parse_id;
 use crate::migrations::view::image_format;
 
 impl Host {
-    /// Begins to move a volume, or a VM, now.
-    ///
-    /// # Errors
-    /// [`RequestError`]: the volume stays where it is, and nothing of the target is left.
+    /// Begins to move a volume or a VM at once. After an error the volume stays in its store, and nothing of the target is
+    /// left.
     pub(in crate::host) async fn begin_migration(
         self: Arc<Self>,
         name: String,
@@ -65,7 +63,7 @@ impl Host {
         self.begin_local(record, lane, order).await
     }
 
-    /// Refuses a name that no volume has, of an order that is not for a VM that goes to another host.
+    /// Refuses a name that no volume has, for orders that do not move a VM to another host.
     ///
     /// # Errors
     /// [`RequestError::NothingToMove`], [`RequestError::VolumeGone`]; [`RequestError::Invalid`]: it is a VM.
@@ -81,7 +79,7 @@ impl Host {
             {
                 return Err(RequestError::VolumeGone { volume, host, migration });
             }
-            // Whoever takes the volume says best what else is wrong with it.
+            // Claiming the volume gives the better error for everything else.
             _ => return Ok(()),
         }
         Err(match self.adoptions()?.get(name) {
@@ -93,7 +91,7 @@ impl Host {
         })
     }
 
-    /// Refuses what cannot be meant by a move to a store of this host.
+    /// Refuses an order that makes no sense for a move to a store of this host.
     ///
     /// # Errors
     /// [`RequestError::SameStore`], [`RequestError::Invalid`], [`RequestError::StoreNotFound`].
@@ -113,8 +111,8 @@ impl Host {
         self.stores.get(&order.to).map(drop)
     }
 
-    /// Notes that the other host has an old image to begin with, and what the volumes hold: what was sent is compared
-    /// with that.
+    /// Records that the target begins with an old image, and how much the volumes hold. The report compares the bytes sent with
+    /// that.
     pub(in crate::host) async fn note_held(&self, migration: MigrationId, records: Vec<VolumeRecord>) {
         let held = blocking(move || records.iter().map(allocated_bytes).sum::<Result<u64, _>>()).await;
         if let (Ok(held), Some(begun)) = (held, self.begun_unix_ms(migration)) {
@@ -122,7 +120,7 @@ impl Host {
         }
     }
 
-    /// A migration with what was recorded of it.
+    /// Returns a migration with its recorded history.
     ///
     /// # Errors
     /// [`RequestError::MigrationNotFound`].
@@ -155,7 +153,7 @@ impl Host {
         self.histories.begin(migration, facts);
     }
 
-    /// Lets a migration rest, or go on.
+    /// Pauses or resumes a migration.
     ///
     /// # Errors
     /// [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`].
@@ -166,14 +164,14 @@ impl Host {
     ) -> Result<Migration, RequestError> {
         let (migration, name) = self.running_named(&id)?;
         let lane = self.volumes.lane(&name).await?;
-        // N.B. first: whoever has paused it finds it paused by the next daemon, too.
+        // N.B. before the lane pauses: a pause that is answered also holds after a restart.
         let before = self.order_durably(migration, |metadata| {
             std::mem::replace(&mut metadata.is_paused, rest == Rest::Pause)
         });
         let before = before.await?;
         match lane.rest(migration, rest).await {
             Ok(()) => self.migrations.get(&self.journal, migration),
-            // It is on its way here: its source is who lets it rest. Or it has just ended.
+            // The migration is incoming, and only its source can pause it. Or it has just ended.
             Err(_) => {
                 self.order_durably(migration, |metadata| metadata.is_paused = before).await?;
                 Err(RequestError::VolumeBusy(name))
@@ -181,10 +179,7 @@ impl Host {
         }
     }
 
-    /// Makes durable what is ordered of a migration that has begun, before it is answered.
-    ///
-    /// # Errors
-    /// [`RequestError`]: it is as before.
+    /// Makes an order for a running migration durable, before it is answered. After an error the old order holds.
     async fn order_durably<T: Send>(
         &self,
         migration: MigrationId,
@@ -196,7 +191,7 @@ impl Host {
         })
     }
 
-    /// Changes how much a migration may copy.
+    /// Changes the bandwidth limit of a migration.
     ///
     /// # Errors
     /// [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`], [`RequestError::Invalid`].
@@ -214,7 +209,7 @@ impl Host {
                 tracing::info!(%migration, bytes_per_second = rate, "the bandwidth of a migration is changed");
                 self.migrations.get(&self.journal, migration)
             }
-            // As when it is to rest.
+            // The same reasons as in [`Host::rest_migration`].
             Err(_) => {
                 self.order_durably(migration, |metadata| metadata.limit(before)).await?;
                 Err(RequestError::VolumeBusy(name))
@@ -222,7 +217,7 @@ impl Host {
         }
     }
 
-    /// A migration that is under way, and the name of its volume.
+    /// Returns the identity and the volume name of a running migration.
     fn running_named(&self, id: &str) -> Result<(MigrationId, String), RequestError> {
         let migration = parse_id(id)?;
         self.require_begun(migration)?;
@@ -237,7 +232,7 @@ impl Host {
         }
     }
 
-    /// Cancels a migration: nothing is handed over once this is answered, whatever becomes of this daemon.
+    /// Cancels a migration: after the answer nothing is handed over, also if this daemon is killed.
     ///
     /// # Errors
     /// [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`], [`RequestError::TooLate`].
@@ -247,18 +242,18 @@ impl Host {
         }
         let (migration, name) = self.running_named(&id)?;
         self.record_cancel(migration).await?;
-        // N.B. durable: who has it, or will, ends it.
+        // N.B. durable: the lane that has the migration, or will have it, ends it.
         if let Ok(lane) = self.volumes.lane_of_migration(&name).await
             && lane.cancel(migration).await.is_ok()
         {
             return self.migrations.get(&self.journal, migration);
         }
-        // No lane has got it yet, or one has just ended it.
+        // No lane has it yet, or a lane has just ended it.
         self.sessions.tell(migration, Event::Cancel);
         self.migrations.get(&self.journal, migration)
     }
 
-    /// Makes durable that a migration is cancelled: the journal takes no handover of it any more.
+    /// Makes a cancellation durable: the journal then accepts no handover of this migration.
     ///
     /// # Errors
     /// [`RequestError::TooLate`]: it is handed over, or may be. [`RequestError::Journal`].
@@ -268,18 +263,15 @@ impl Host {
         if !records.is_empty()
             && let Err(fault) = self.journal.commit(records).await
         {
-            // It may have been handed over in this moment.
+            // The handover may have been committed at this moment.
             let now = self.journal.read(|state| orders::cancel(state, migration));
             return Err(now.map_or(RequestError::TooLate(migration), |_| fault.into()));
         }
         Ok(())
     }
 
-    /// Whether a name is meant as that of a VM of ours: if there is a volume of that name, too, what goes to a store of this
-    /// host is the volume, because no VM does.
-    ///
-    /// # Errors
-    /// [`RequestError`]: nothing is called as the target is.
+    /// Returns whether a name means a VM of this host. If a volume has the same name, a move to a local store means the volume,
+    /// because VMs do not move between stores. Fails if no target has the given name.
     pub(in crate::host) fn means_vm(&self, name: &str, order: &MigrateVolume) -> Result<bool, RequestError> {
         match order.named {
             Named::Volume => return Ok(false),
@@ -290,10 +282,7 @@ impl Host {
         Ok(self.vms.get(name).is_ok() && (!is_volume || self.elsewhere(&order.to)?.is_some()))
     }
 
-    /// The image that is wanted of a volume in another store of this host.
-    ///
-    /// # Errors
-    /// [`RequestError`]: its chain cannot be kept.
+    /// Returns the image that a move to another store of this host needs. Fails if its chain cannot be kept.
     pub(in crate::host) async fn wanted_here(
         self: &Arc<Self>,
         record: &VolumeRecord,
@@ -323,10 +312,7 @@ impl Host {
     }
 }
 
-/// Refuses for a volume what is said of a VM's memory.
-///
-/// # Errors
-/// [`RequestError::Invalid`].
+/// Refuses options for a VM's memory in an order for a volume.
 pub(in crate::host) fn check_has_no_memory(name: &str, order: &MigrateVolume) -> Result<(), RequestError> {
     if order.memory == api::Memory::PreCopy && order.memory_streams.is_none() {
         return Ok(());
@@ -335,10 +321,10 @@ pub(in crate::host) fn check_has_no_memory(name: &str, order: &MigrateVolume) ->
     Err(RequestError::Invalid(text))
 }
 
-/// Bytes that a copy of the volume will need, about; 0 if nobody can tell.
+/// Returns about how many bytes a copy of the volume needs; 0: unknown.
 pub(in crate::host) fn allocated_bytes(record: &VolumeRecord) -> Result<u64, RequestError> {
     let Some(path) = record.image.place.file().map(Path::new) else { return Ok(0) };
-    // What a qcow2 image stands on is not counted: its lane has it open, and it may be shared with others.
+    // A qcow2 image's backing files are not counted: the lane has them open, and other images may share them.
     let allocated =
         images::allocated_bytes(path).map_err(|error| RequestError::storage("examine", path, &error))?;
     Ok(allocated.min(record.size_bytes))

@@ -1,12 +1,11 @@
-//! Migrations that are ordered: begun at once if there is room, otherwise in their turn.
+//! Orders for migrations: begins them at once if there is room, or else in their turn.
 //!
 //! ```text
-//!   ordered ─► looked at ─► room ─► begun
-//!                  │           └── none: metadata, durably ─► waits ─► its turn ─► begun │ ended: why it could not be
-//!                  └─ what is wrong with it: whoever begins it says that                └─ withdrawn: cancelled
+//!   ordered ─► checked ─► room ─► begun
+//!                 │         └── none: metadata, durably ─► waits ─► its turn ─► begun │ ended: why it could not begin
+//!                 └─ an error in it: found when it begins                  └─ withdrawn: cancelled
 //! ```
-//! A migration that waits has its number from the beginning, and keeps it. It is in the journal from its beginning on, or when it
-//! has ended without one.
+//! A waiting migration has its final number. The journal holds it once it begins, or once it has ended without a beginning.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,14 +25,12 @@ use crate::migrations::queue::{Admission, WAITING_MAX, Wish};
 use crate::migrations::registry::parse_id;
 use crate::migrations::view::queued;
 
-/// Pause before a migration is tried again whose turn came while something else was done with its volume.
+/// How long a migration waits to be tried again if its volume is busy when its turn comes.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
 impl Host {
-    /// Begins to move a volume or a VM, or lets that wait for its turn.
-    ///
-    /// # Errors
-    /// [`RequestError`]: it stays where it is, and nothing of the target is left.
+    /// Begins to move a volume or a VM, or queues the order. After an error the volume stays in its store, and nothing of the
+    /// target is left.
     pub(crate) async fn migrate(
         self: Arc<Self>,
         name: String,
@@ -42,10 +39,7 @@ impl Host {
         self.order_migration(name, order, None).await
     }
 
-    /// As [`Host::migrate`]; `retry_of`: the migration that is done once more.
-    ///
-    /// # Errors
-    /// As there.
+    /// Does the same as [`Host::migrate`]; `retry_of` is the migration that is repeated.
     pub(in crate::host) async fn order_migration(
         self: Arc<Self>,
         name: String,
@@ -62,11 +56,11 @@ impl Host {
         for volume in std::iter::once(&name).chain(&order.together_with).chain(&self.volumes_of_vm(&name)) {
             self.settled(volume).await;
         }
-        // Whoever begins it knows best what is wrong with it.
+        // Beginning the migration gives the better error.
         let Ok(wish) = self.wish(&metadata, &order) else { return self.begin_migration(name, order).await };
         let metadata =
             Metadata { volumes: wish.volumes.iter().map(VolumeId::to_string).collect(), ..metadata };
-        // Nothing gets a number meanwhile.
+        // No migration gets a number while this is held.
         let starting = self.starting_migration.lock().await;
         match self.queue.ask(&wish, || self.migrations.under_way(&self.journal)) {
             Turn::Now(admission) => {
@@ -92,14 +86,14 @@ impl Host {
         }
     }
 
-    /// The number that a migration of this volume gets: its own, if it has waited. To be asked with
-    /// `starting_migration` held.
+    /// Returns the number for a migration of this volume: the number that it waited with, or a new one. The caller holds
+    /// `starting_migration`.
     pub(in crate::host) fn next_identity(&self, volume: Option<VolumeId>) -> MigrationId {
         let waited = volume.and_then(|volume| self.queue.of(volume));
         waited.unwrap_or_else(|| MigrationId(self.next_number()))
     }
 
-    /// Takes up again what waited when the daemon ended, and lets begin what has its turn, until the daemon stops.
+    /// Queues what waited when the daemon ended, and begins migrations in their turn, until the daemon stops.
     pub(crate) async fn run_queue(self: &Arc<Self>) {
         for (id, metadata) in self.metadata_folder.waiting() {
             let Some(order) = metadata.order.clone() else { continue };
@@ -112,7 +106,7 @@ impl Host {
                 Err(error) => error.message(),
             };
             tracing::warn!(migration = %id, name = %metadata.name, reason, "what waited cannot begin any more");
-            // N.B. before anything else gets a number.
+            // N.B. before any other migration gets a number.
             self.end_hopeless(id, metadata, order, reason).await;
         }
         let host = Arc::clone(self);
@@ -133,7 +127,7 @@ impl Host {
         });
     }
 
-    /// Ends a migration that waits; `None`: it does not wait.
+    /// Ends a waiting migration; `None`: it does not wait.
     ///
     /// # Errors
     /// [`RequestError::VolumeBusy`]: its turn has just come. [`RequestError::Journal`].
@@ -147,7 +141,7 @@ impl Host {
             Withdrawal::Withdrawn(wish) => {
                 let ended = self.end_waiting(migration, &wish, Outcome::Cancelled).await;
                 if let Err(error) = ended {
-                    // It must be heard of it again.
+                    // It must stay visible.
                     self.queue.join(migration, wish);
                     return Err(error);
                 }
@@ -157,18 +151,12 @@ impl Host {
         }
     }
 
-    /// Refuses what cannot be done with a migration before its turn.
-    ///
-    /// # Errors
-    /// [`RequestError::MigrationWaits`].
+    /// Refuses operations on a migration that still waits, with [`RequestError::MigrationWaits`].
     pub(in crate::host) fn require_begun(&self, migration: MigrationId) -> Result<(), RequestError> {
         if self.queue.has(migration) { Err(RequestError::MigrationWaits(migration)) } else { Ok(()) }
     }
 
-    /// The migration that waits with a volume keeps it from being removed.
-    ///
-    /// # Errors
-    /// [`RequestError::AlreadyMigrating`].
+    /// Refuses to remove a volume for which a migration waits, with [`RequestError::AlreadyMigrating`].
     pub(in crate::host) fn require_unordered(
         &self,
         volume: VolumeId,
@@ -194,11 +182,11 @@ impl Host {
         }
         drop(admission);
         let begun = begun?;
-        // With what was noted of it.
+        // With its metadata.
         parse_id(&begun.id).and_then(|id| self.migrations.get(&self.journal, id))
     }
 
-    /// Keeps what was ordered, for `migration retry`.
+    /// Keeps the order, for `migration retry`.
     async fn file(&self, id: MigrationId, ordered: Metadata) {
         let Some(begun) = self.begun_unix_ms(id) else { return };
         let retry_of = ordered.retry_of.map(MigrationId);
@@ -211,13 +199,13 @@ impl Host {
         self.note_retry(retry_of, id).await;
     }
 
-    /// Keeps how a migration that has just begun was ordered, for a restart.
+    /// Keeps the order of a migration that has just begun, for a restart.
     pub(in crate::host) async fn note_order(&self, id: MigrationId, order: &MigrateVolume) {
         let Some(begun) = self.begun_unix_ms(id) else { return };
         self.metadata_folder.note(id, begun, |metadata| metadata.order = Some(order.clone())).await;
     }
 
-    /// Lets the migration that is done once more say so.
+    /// Records in the repeated migration the number of the new one.
     async fn note_retry(&self, retry_of: Option<MigrationId>, id: MigrationId) {
         if let Some((old, begun)) = retry_of.and_then(|old| Some((old, self.begun_unix_ms(old)?))) {
             self.metadata_folder.note(old, begun, |metadata| metadata.retried_as = Some(id.0)).await;
@@ -238,7 +226,7 @@ impl Host {
                 self.queue.wait_again(id);
                 return;
             }
-            // Whoever began it has ended it.
+            // Beginning it has recorded its end already.
             Err(_) if is_known => {}
             Err(error) => {
                 let detail = format!("it could not begin when its turn came: {}", error.message());
@@ -256,7 +244,7 @@ impl Host {
         drop(admission);
     }
 
-    /// Records that what waited when the last daemon ended cannot begin any more, so that `migration list` says why.
+    /// Records why a migration that waited when the last daemon ended cannot begin, so that `migration list` shows it.
     async fn end_hopeless(&self, id: MigrationId, metadata: Metadata, order: MigrateVolume, reason: String) {
         let known = self.journal.read(|state| {
             let known = state
@@ -286,7 +274,7 @@ impl Host {
         }
     }
 
-    /// Records that a migration has ended that never began.
+    /// Records the end of a migration that never began.
     async fn end_waiting(
         &self,
         migration: MigrationId,
@@ -299,7 +287,7 @@ impl Host {
         });
         let target = |record: &VolumeRecord| ImageLocation {
             store: wish.shown.target.store.clone().unwrap_or_default(),
-            // N.B. no place: nothing that is there is a half-made copy.
+            // N.B. no place, so that no existing file counts as a half-made copy.
             place: Place::File(String::new()),
             format: record.image.format,
         };
@@ -329,7 +317,7 @@ impl Host {
         self.vms.get(name).map(|vm| vm.volumes.clone()).unwrap_or_default()
     }
 
-    /// What an order needs, as far as that can be seen at once.
+    /// Returns what an order needs, as far as this is known at once.
     pub(in crate::host) fn wish(
         &self,
         metadata: &Metadata,
@@ -369,7 +357,7 @@ impl Host {
         })
     }
 
-    /// What would be refused at its turn, and can be seen now, is refused now.
+    /// Refuses at once what would certainly be refused in its turn.
     pub(in crate::host) fn check_patience(&self, wish: &Wish) -> Result<(), RequestError> {
         if self.queue.is_full() {
             return Err(RequestError::QueueFull { waiting: WAITING_MAX });
@@ -394,10 +382,7 @@ impl Host {
     }
 }
 
-/// Refuses a rate at which nothing would ever be copied.
-///
-/// # Errors
-/// [`RequestError::Invalid`].
+/// Refuses a rate of zero, at which nothing would be copied.
 pub(in crate::host) fn check_rate(bytes_per_second: Option<u64>) -> Result<(), RequestError> {
     match bytes_per_second {
         Some(0) => Err(RequestError::Invalid("the bandwidth must be more than zero".to_owned())),

@@ -1,11 +1,11 @@
-//! A migration to another host, as its source sees to it: what its [session](migration::session) asks for is done here.
+//! The source's side of a migration to another host: carries out the actions of its [session](migration::session).
 //!
 //! ```text
 //!   Record      started, durably, under a number of its own
 //!   Offer       what is offered; what the target has of it
-//!   LetVmLeave  nobody else starts, stops or removes the VM
-//!   ExamineVm   the target says whether it could run it
-//!   Begin       hooks, images that both hosts have, and the lanes' orders: that of the first volume drives (lane.rs)
+//!   LetVmLeave  from here on no other operation starts, stops or removes the VM
+//!   ExamineVm   the target says whether it can run the VM
+//!   Begin       hooks, images that both hosts have, and the lanes' orders: the first volume's drives (lane.rs)
 //! ```
 
 mod begin;
@@ -35,30 +35,30 @@ use crate::peers::host_id;
 use crate::vms::Standing;
 use crate::vms::moving::OutgoingVm;
 
-/// Whether something is to be run before volumes change hands.
+/// Whether hooks run before volumes change hands.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::host) enum Hooks {
-    /// Neither host has anything.
+    /// Neither host has hooks.
     None,
-    /// One of them has, or may have.
+    /// At least one host has hooks, or may have them.
     Some,
 }
 
 /// A migration to another host.
 pub(in crate::host) struct OutgoingMigration {
     task: Task,
-    /// What is ordered; `None`: a restart goes on with it, by what the journal says.
+    /// The order; `None`: a restart resumes the migration from the journal.
     order: Option<Ordered>,
-    /// It is known to those who bring VMs to a stand.
+    /// The VM that is leaving, registered for the code that pauses VMs.
     leaving: Option<Arc<OutgoingVm>>,
-    /// Those who serve the volumes, that of the first one first; none before they have their orders.
+    /// The lanes of the volumes, the first volume's first; empty until they have their orders.
     lanes: Vec<(String, VolumeId, LaneHandle)>,
-    /// Why the VM stays whose volumes a restart goes on with.
+    /// Why the VM stays, if a restart resumes the migration of its volumes.
     stays: String,
     answer: Option<oneshot::Sender<Result<Migration, RequestError>>>,
 }
 
-/// What is ordered, and what has come of that so far.
+/// An order, and how far it has been carried out.
 pub(in crate::host) struct Ordered {
     pub(in crate::host) elsewhere: Elsewhere,
     pub(in crate::host) session: transport::Session,
@@ -66,19 +66,16 @@ pub(in crate::host) struct Ordered {
     pub(in crate::host) volumes: Vec<Departing>,
     pub(in crate::host) company: Option<Company>,
     pub(in crate::host) hooks: Hooks,
-    /// What the user should know.
     pub(in crate::host) warnings: Vec<String>,
-    /// What the target has of the volumes.
+    /// The target's acceptance of the volumes.
     pub(in crate::host) acceptance: Option<Acceptance>,
     /// The VM's hypervisor, once it is leaving.
     qemu: Option<Arc<dyn Hypervisor>>,
 }
 
 impl Host {
-    /// Begins a migration that was looked at; returns when its volumes are accepted and copied.
-    ///
-    /// # Errors
-    /// [`RequestError`]: the volumes stay where they are, and nothing is left there.
+    /// Begins a migration that has passed its checks; returns when its volumes are accepted and being copied. After an error
+    /// the volumes stay at this host, and nothing is left at the target.
     pub(in crate::host) async fn begin_outgoing(
         self: &Arc<Self>,
         (elsewhere, session): (Elsewhere, transport::Session),
@@ -107,7 +104,7 @@ impl Host {
         answered.await.unwrap_or(Err(RequestError::ShuttingDown))
     }
 
-    /// Goes on with a migration that a restart interrupted; returns when that was tried once.
+    /// Resumes a migration that a restart interrupted; returns after the first attempt.
     pub(in crate::host) async fn resume_outgoing(
         self: &Arc<Self>,
         migration: MigrationId,
@@ -120,7 +117,7 @@ impl Host {
         let (mut work, wishes) = OutgoingMigration::new(self, None, vm);
         let is_tried = work.task.resumes(migration);
         tokio::spawn(run(Arc::clone(self), machine, work, wishes));
-        // Dropped, it says the same.
+        // A dropped sender means the same.
         let _ = is_tried.await;
     }
 }
@@ -139,7 +136,7 @@ impl Work for OutgoingMigration {
                 Event::Undone { left_over: String::new() }
             }
             Action::End(outcome) => Event::Ended(self.end(&outcome).await),
-            // It has no images here.
+            // The source has made no images.
             Action::Abandon(_) | Action::LetGo => return None,
             Action::PlaceVolumes(outcome) => {
                 self.place_volumes(&outcome);
@@ -151,13 +148,13 @@ impl Work for OutgoingMigration {
                 return None;
             }
             Action::Cancel => {
-                // Too late is as good: whoever asks for it hears that from the lane.
+                // If it is too late, the requester learns that from the lane.
                 let (_, _, lane) = self.lanes.first()?;
                 let _ = lane.cancel(self.task.migration?).await;
                 return None;
             }
             Action::Answer(answer) => {
-                // Whoever asked may be gone.
+                // The requester may be gone.
                 let _ = self.answer.take()?.send(self.task.answer(answer));
                 return None;
             }
@@ -184,7 +181,7 @@ impl OutgoingMigration {
         (work, wishes)
     }
 
-    /// What goes along, and what is to be done before the volumes change hands.
+    /// Returns what moves, and whether hooks run before the volumes change hands.
     fn moves(&self) -> Moves {
         match (&self.task.vm, self.order.as_ref().map(|ordered| ordered.hooks)) {
             (Some(_), _) => Moves::Vm,
@@ -203,7 +200,7 @@ impl OutgoingMigration {
         }
     }
 
-    /// Makes durable that it begins.
+    /// Makes the start of the migration durable.
     async fn record(&mut self) -> Event {
         let Some(ordered) = &self.order else { return Event::Done(Step::Record, Ok(())) };
         let host = Arc::clone(&self.task.host);
@@ -216,7 +213,7 @@ impl OutgoingMigration {
         self.task.recorded(recorded, records.map(|record| record.volume).collect())
     }
 
-    /// Asks the other host to take the volumes.
+    /// Offers the volumes to the target host.
     async fn offer(&mut self) -> Result<(), RequestError> {
         let (Some(ordered), Some(migration)) = (&mut self.order, self.task.migration) else { return Ok(()) };
         let (session, order) = (&ordered.session, &ordered.order);
@@ -237,14 +234,14 @@ impl OutgoingMigration {
         Ok(())
     }
 
-    /// Nobody else starts, stops or removes the VM from now on, whatever becomes of this daemon.
+    /// Keeps every other operation from starting, stopping or removing the VM, also after a restart of this daemon.
     async fn let_vm_leave(&mut self) -> Result<(), RequestError> {
         let (Some(ordered), Some(vm)) = (&mut self.order, &self.task.vm) else { return Ok(()) };
         ordered.qemu = Some(self.task.host.vms.leaving(vm).await?);
         Ok(())
     }
 
-    /// Asks the other host whether it could run the VM, before anything is copied.
+    /// Asks the target host whether it can run the VM, before anything is copied.
     async fn examine_vm(&mut self) -> Result<(), RequestError> {
         let (Some(ordered), Some(vm), Some(migration)) =
             (&mut self.order, &self.task.vm, self.task.migration)
@@ -267,7 +264,7 @@ impl OutgoingMigration {
         Ok(())
     }
 
-    /// The VM is brought to a stand when the lanes ask for it.
+    /// Registers the VM, so that it is paused when the lanes ask for it.
     fn vm_leaves(&mut self, migration: MigrationId, leaving: Arc<OutgoingVm>) {
         self.task.host.moving.leaves(migration, Arc::clone(&leaving));
         self.leaving = Some(leaving);
@@ -285,7 +282,7 @@ impl OutgoingMigration {
     fn undo(&self, undo: Undo) {
         if let (Undo::Offer, Some(ordered), Some(migration)) = (undo, &self.order, self.task.migration) {
             self.task.host.peers.give_up_offer(host_id(ordered.session.peer()), migration);
-            // What it has taken waits there for nothing. If it does not hear this it asks, and is told.
+            // What the target has reserved is of no use. If this message is lost, the target asks and is answered.
             self.task.host.peers.tell_target(&ordered.session, migration, ToTarget::Discard);
         }
     }
@@ -304,7 +301,7 @@ impl OutgoingMigration {
         self.task.host.commit_end(migration, outcome).await
     }
 
-    /// Clients of volumes that have left are forwarded, until the last of them is gone.
+    /// Forwards clients of volumes that have left, until the last of them has gone.
     fn place_volumes(&self, outcome: &Outcome) {
         if matches!(outcome, Outcome::Moved { .. }) {
             for (name, volume, lane) in self.lanes.iter().cloned() {
@@ -313,7 +310,7 @@ impl OutgoingMigration {
         }
     }
 
-    /// Has the driver end it: what the other host had of the VM's memory went with the daemon that carried it.
+    /// Has the driver end the migration: the memory that the target had is lost with the daemon that received it.
     async fn keep_vm(&self) {
         let (Some(migration), Some(vm), Some((_, _, lane))) =
             (self.task.migration, &self.task.vm, self.lanes.first())
@@ -322,7 +319,7 @@ impl OutgoingMigration {
         };
         let reason = self.stays.clone();
         tracing::warn!(%migration, vm = %vm, reason, "a VM was on its way when this daemon was stopped; it stays here");
-        // Too late is as good.
+        // If it is too late, nothing is lost.
         let _ = lane.fail(migration, FailureCode::VmStayed, reason).await;
     }
 

@@ -1,8 +1,8 @@
-//! A dry run: what a migration would do, and everything that would be in its way. Nothing is begun, and nothing is left.
+//! A dry run: shows what a migration would do, and everything that is in its way. Nothing is begun, and nothing is left.
 //!
 //! ```text
 //!   order ──► who moves ──► turn, volumes, VM ──┬─ a store here ──► its place
-//!                                                    └─ another host ──► ahead.rs, both sides
+//!                                               └─ another host ──► ahead.rs, both sides
 //!          ──► refusals, warnings, bytes, links, time
 //! ```
 
@@ -38,19 +38,17 @@ use crate::migrations::view::image_location;
 use crate::stores::LateDisk;
 use crate::vms::{Adopted, VmError, monitors};
 
-/// What the VM of a dry run is.
+/// The VM of a dry run.
 enum Company {
     /// A VM that Sterna runs.
     Ours(Arc<Qemu>),
-    /// One whose disks were adopted, and what would stay behind of it.
+    /// A VM whose disks were adopted, and what of it would stay behind.
     Adopted(Arc<Qemu>, String),
 }
 
 impl Host {
-    /// Says what a migration would do.
-    ///
-    /// # Errors
-    /// What is named does not exist: there is nothing to say then. Everything else is in the plan.
+    /// Returns what a migration would do. Fails only if the named volume or VM does not exist; every other problem is in the
+    /// plan.
     pub(crate) async fn plan_migration(
         self: Arc<Self>,
         name: String,
@@ -105,7 +103,7 @@ impl Host {
         Ok(plan)
     }
 
-    /// Whether it would have to wait.
+    /// Adds to the plan whether the migration would have to wait.
     fn plan_turn(&self, name: &str, order: &MigrateVolume, plan: &mut MigrationPlan) {
         let metadata = Metadata { name: name.to_owned(), ..Metadata::default() };
         let Ok(wish) = self.wish(&metadata, order) else { return };
@@ -123,7 +121,7 @@ impl Host {
         }
     }
 
-    /// Whether the volumes are at hand, and what they hold.
+    /// Adds to the plan whether the volumes are available, and what they hold.
     async fn plan_volumes(self: &Arc<Self>, records: &[VolumeRecord], plan: &mut MigrationPlan) {
         for record in records {
             let (volume, name) = (record.volume, &record.name);
@@ -133,7 +131,7 @@ impl Host {
                     Err(RequestError::AlreadyMigrating { volume: name.clone(), migration })
                 }
                 (None, Err(error)) => Err(error),
-                // Given back at once.
+                // The claim is released at once.
                 (None, Ok(claim)) => {
                     drop(claim);
                     self.volumes.lane(name).await.map(drop)
@@ -148,7 +146,7 @@ impl Host {
         }
     }
 
-    /// Images that stand on others stand alone afterwards.
+    /// Warns of images with backing files: their copies have none.
     async fn warn_of_chains(
         &self,
         records: &[VolumeRecord],
@@ -176,7 +174,7 @@ impl Host {
         }));
     }
 
-    /// Guests may wait behind a copy that is not limited.
+    /// Warns that guests may wait behind a copy without a bandwidth limit.
     async fn warn_of_disks(&self, order: &MigrateVolume, plan: &mut MigrationPlan) {
         if order.bandwidth_bytes_per_second.is_some_and(|rate| rate > 0) {
             return;
@@ -300,7 +298,7 @@ impl Host {
         self.warn_of_clients(records, plan).await;
     }
 
-    /// What the other host must know of the VM.
+    /// Adds what the target host must know of the VM.
     async fn plan_company(
         self: &Arc<Self>,
         company: Company,
@@ -321,7 +319,7 @@ impl Host {
         });
         check_order(order).unwrap_or_else(|error| plan.refuse(&error));
         if order.memory == Memory::PostCopy {
-            // Whether QEMU there can is asked there, with what the VM needs.
+            // Whether the QEMU at the target supports it is checked there, with the VM's needs.
             check_post_copy(&name, &*vm).await.unwrap_or_else(|error| plan.refuse(&error));
             plan.warnings.push(Memory::POST_COPY_PRICE.to_owned());
         }
@@ -335,7 +333,7 @@ impl Host {
         }
     }
 
-    /// How fast the links are: as they were measured, or as somebody has said.
+    /// Adds the speed of the links: as measured, or as configured.
     fn plan_rate(&self, elsewhere: &Elsewhere, plan: &mut MigrationPlan) {
         let measured: Option<u64> = plan.links.iter().map(|link| link.bytes_per_second).sum();
         let stated = |links: &[transport::Link]| {
@@ -351,7 +349,7 @@ impl Host {
         };
     }
 
-    /// Clients that stay connected pay for it.
+    /// Warns that clients which stay connected are forwarded at a cost.
     async fn warn_of_clients(&self, records: &[VolumeRecord], plan: &mut MigrationPlan) {
         if plan.machine.is_some() {
             return;
@@ -377,10 +375,7 @@ impl Host {
     }
 }
 
-/// What is not done between hosts.
-///
-/// # Errors
-/// [`RequestError::Invalid`].
+/// Refuses options that moves between hosts do not have.
 pub(in crate::host) fn check_order_elsewhere(order: &MigrateVolume) -> Result<(), RequestError> {
     match order.keep_chain {
         false => Ok(()),
@@ -419,7 +414,7 @@ fn sketch(name: &str, records: &[VolumeRecord]) -> MigrationPlan {
     }
 }
 
-/// What a plan gets from what is found.
+/// Adds findings to a plan.
 trait Draw {
     fn refuse(&mut self, error: &RequestError);
     fn place(&mut self, volume: usize, target: api::ImageLocation, free_bytes: Option<u64>);
@@ -432,7 +427,7 @@ trait Draw {
 impl Draw for MigrationPlan {
     fn refuse(&mut self, error: &RequestError) {
         let refusal = ErrorDetail { code: error.code(), message: error.message() };
-        // The same thing may be seen on two ways.
+        // Two checks may find the same problem.
         if !self.refusals.contains(&refusal) {
             self.refusals.push(refusal);
         }

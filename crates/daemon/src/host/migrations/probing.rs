@@ -1,9 +1,9 @@
-//! A dry run's look at whether blocks would go straight to the other host's store: it is tried, and nothing is left.
+//! Checks in a dry run whether blocks would go straight to the other host's store. The check writes probes and removes them.
 //!
 //! ```text
 //!   source: a probe in each of its folders ──► the other host looks for them in its store ──► the probes go
 //! ```
-//! What a migration then does is proved anew, with the image itself ([`crate::host::migrations::shared`]).
+//! A migration proves this again, with the image itself ([`crate::host::migrations::shared`]).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use crate::host::describe::answer;
 use crate::host::{Host, blocking};
 use crate::stores::StoreKind;
 
-/// How long the other host may take to look: as for a survey's answer, of stores alone.
+/// The time that the other host has for its check of stores.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
 impl Host {
-    /// What is seen here of another host's probes, in the folder of a store.
+    /// Returns which of another host's probes are visible here, in the folder of a store.
     pub(crate) async fn see_probes(&self, store: String, secrets: Vec<[u8; 32]>) -> Vec<ProbeSeen> {
         let count = secrets.len();
         let folder = self.stores.get(&store).ok().and_then(|store| match store.kind() {
@@ -43,7 +43,7 @@ impl Host {
         answer(&self.looks, look).await.unwrap_or_else(|| vec![ProbeSeen::Nothing; count])
     }
 
-    /// Says of each volume whether its blocks would go straight to the other host's store, where that has been found.
+    /// Adds to the plan, for each volume, whether its blocks would go straight to the other host's store.
     pub(in crate::host) async fn plan_sharing(
         self: &Arc<Self>,
         session: &Session,
@@ -84,17 +84,17 @@ impl Host {
                 probe.folder().display()
             ));
         }
-        // Files are removed by this.
+        // Dropping probes removes files.
         let removed = blocking(move || {
             drop(probes);
             Ok(())
         });
-        // It cannot fail.
+        // This cannot fail.
         let _ = removed.await;
     }
 
-    /// Puts a probe into each folder that may be the other host's, too; also returns why it could not be, of those that were
-    /// named for it.
+    /// Puts a probe into each folder that the other host may share. Also returns why this failed in folders that the
+    /// configuration names as shared.
     async fn put_probes(&self) -> (Vec<Probe>, Vec<String>) {
         let stores = self.stores.iter().filter_map(|store| match store.kind() {
             StoreKind::Folder { folder, .. } => Some(folder.path().to_owned()),
@@ -106,7 +106,7 @@ impl Host {
         for folder in folders {
             let is_named = shared.contains(&folder);
             let name = folder.display().to_string();
-            // A server that does not answer keeps nobody waiting for long.
+            // A server that does not answer must not cause a long wait.
             let put = answer(&self.looks, move || Probe::put(&folder)).await;
             match put.unwrap_or_else(|| Err(format!("{name} does not answer"))) {
                 Ok(probe) => probes.push(probe),

@@ -1,13 +1,13 @@
-//! Takes over a complete copy whose source is not heard any more (design §5.13). Which copies that are is decided in
-//! `migration::promotion`, from the journal alone.
+//! Promotes a complete copy whose source does not answer (design §5.13). `migration::promotion` decides from the journal alone
+//! which copies can be promoted.
 //!
 //! ```text
-//!   prepared, its lane waits ──► the target's half takes it over; clients that wait go on
-//!   no lane (its source is not known here any more, its image was not to be had), or handed back
+//!   prepared, its lane waits ──► the target's half takes it over; waiting clients continue
+//!   no lane (its source is unknown here, or its image was not available), or handed back
 //!                            ──► lanes end ──► promoted and ended, durably ──► served like any volume
 //! ```
-//! With the ticket that the source prints after *released* nobody else has the volume. By force the source may go on with
-//! it: then there are two branches of one history, and the journal remembers that.
+//! The ticket that the source prints after *released* proves that no other host has the volume. After a promotion by force the
+//! source may continue with its copy. The journal records that there may be two branches of one history.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -28,15 +28,14 @@ use crate::images::half_made;
 use crate::vms::Standing;
 use crate::volumes::registry::{Claim, Service};
 
-/// How long the volume may take to be served: a commit, and a first read.
+/// How long a volume may take until it is served: a commit, and a first read.
 const SERVED_MAX: Duration = Duration::from_secs(10);
 /// How long a lane that waits for a volume may take to end.
 const GIVEN_BACK_MAX: Duration = Duration::from_secs(10);
-/// How often it is looked meanwhile, besides being told.
 const GIVEN_BACK_POLL: Duration = Duration::from_millis(50);
 
 impl Host {
-    /// Takes a volume over.
+    /// Promotes this host's copy of a volume.
     ///
     /// # Errors
     /// [`RequestError::NotPrepared`], [`RequestError::NotPromotable`], [`RequestError::NoTicket`], [`RequestError::Ticket`]:
@@ -68,7 +67,7 @@ impl Host {
                 let refused = |_| RequestError::NotPrepared(name.clone());
                 let promoted = Promoted { attempt, generations, promotion };
                 lane.promote(migration, promoted).await.map_err(refused)?;
-                // It is served, or comes back as what it was; what is shown says which.
+                // The volume is served, or returns to its former state; the description shows which.
                 let _ = tokio::time::timeout(SERVED_MAX, self.volumes.arrived(&name)).await;
             }
             None => self.promote_without_lane(&waiting, &recorded, promotion).await?,
@@ -77,7 +76,7 @@ impl Host {
         self.describe_volume(&name).await
     }
 
-    /// Takes a volume that works here, and of which another host has the rest, without that.
+    /// Gives up the missing blocks of a volume that is served here and that another host has the rest of.
     async fn give_up_missing(
         self: Arc<Self>,
         name: String,
@@ -110,7 +109,7 @@ impl Host {
         tracing::warn!(volume = %name, host = %filling.peer_name, bytes, "what is missing of a volume is given up");
         self.journal.commit(vec![Record::MissingGivenUp { volume }]).await?;
         lane.give_up_missing().await.map_err(unavailable)?;
-        // A migration that waits for it is refused now.
+        // A migration that waits for the volume is refused now.
         self.queue.turn();
         self.describe_volume(&name).await
     }
@@ -138,15 +137,15 @@ impl Host {
         })
     }
 
-    /// The lane that takes all of a migration's volumes over: that of the first one, where the target's half is.
+    /// Returns the lane that promotes all volumes of a migration: the first volume's, which has the target's half.
     fn lane_that_waits(&self, waiting: &Promotable, recorded: &MigrationState) -> Option<LaneHandle> {
-        // A copy that was handed back has its store below the gate already, and its half only waits for a word.
+        // A copy that was handed back has its store below the gate already; its half only waits for *discard*.
         if waiting.waits == Waits::ForDiscard {
             return None;
         }
         match self.volumes.service(recorded.names.first()?)? {
             Service::Arriving(lane, migration) if migration == waiting.migration => Some(lane),
-            // A volume that has come home to the lane that forwarded its clients.
+            // A volume that has returned to the lane which forwarded its clients.
             Service::Serving(lane)
                 if self.volumes.arrival_of(recorded.names.first()?) == Some(waiting.migration) =>
             {
@@ -156,7 +155,7 @@ impl Host {
         }
     }
 
-    /// Makes volumes this host's by its journal, and serves them like any other.
+    /// Makes this host the owner by its journal, and serves the volumes like any other.
     async fn promote_without_lane(
         self: &Arc<Self>,
         waiting: &Promotable,
@@ -169,7 +168,7 @@ impl Host {
         for record in volumes {
             taken.push((self.take_from_arrival(&record.name).await?, record));
         }
-        // If that fails, the arrival goes on by itself: whoever saw its lane end, or found none, tries again.
+        // If this fails, the arrival continues alone: its session retries after a lane has ended.
         self.commit_promotion(waiting, volumes, promotion).await?;
         for (claim, record) in taken {
             claim.created(record.volume);
@@ -182,7 +181,7 @@ impl Host {
         Ok(())
     }
 
-    /// Makes durable that volumes were promoted, after a look at their images.
+    /// Makes a promotion durable, after a check of the images.
     async fn commit_promotion(
         &self,
         waiting: &Promotable,
@@ -190,10 +189,10 @@ impl Host {
         promotion: Promotion,
     ) -> Result<(), RequestError> {
         for record in volumes {
-            // Locked until it has been looked at, and no longer: whoever serves it opens it anew.
+            // The image is locked for the check only; serving it opens it again.
             drop(self.open_for_resuming(record).await?);
         }
-        // The lanes that could have changed that are gone; what they had asked for is in the journal before this.
+        // The lanes that could change this are gone, and their commits are in the journal.
         let unchanged = self.find_promotable(&first_name(volumes));
         match unchanged {
             Ok((still, _)) if still == *waiting => {}
@@ -203,7 +202,7 @@ impl Host {
         let records = waiting.records(promotion);
         self.journal.commit(records.clone()).await?;
         let journal = self.journal.clone();
-        // N.B. before guests write there.
+        // N.B. before guests write to the images.
         blocking(move || {
             half_made::unmark_completed(&journal, &records);
             Ok(())
@@ -211,7 +210,7 @@ impl Host {
         .await
     }
 
-    /// Ends what waits for a volume that comes, if anything does, and takes its name.
+    /// Ends the lane that waits for an arriving volume, if there is one, and claims the name.
     async fn take_from_arrival(self: &Arc<Self>, name: &str) -> Result<Claim, RequestError> {
         if let Some(Service::Arriving(lane, _) | Service::Serving(lane)) = self.volumes.service(name) {
             if let Some(attempt) = self.volumes.attempt(name) {

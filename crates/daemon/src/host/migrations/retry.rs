@@ -1,4 +1,4 @@
-//! Doing once more what a migration did not come to: the same volume or VM, the same target, the same options.
+//! Repeats a migration that failed: the same volume or VM, target and options.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use crate::migrations::registry::parse_id;
 use crate::volumes::chronicles::look;
 
 impl Host {
-    /// Begins once more what a migration did not come to, under a new number.
+    /// Repeats a migration that moved nothing, under a new number.
     ///
     /// # Errors
-    /// [`RequestError::MigrationNotFound`]; [`RequestError::CannotRetry`]: it is under way, has come to its end, or
-    /// its volume is not here any more; those of [`Host::migrate`].
+    /// [`RequestError::MigrationNotFound`]; [`RequestError::CannotRetry`]: it is running, has succeeded, or its volume has
+    /// left; those of [`Host::migrate`].
     pub(crate) async fn retry_migration(self: Arc<Self>, id: String) -> Result<Migration, RequestError> {
         let migration = parse_id(&id)?;
         let refused = |reason: RetryObstacle| RequestError::CannotRetry { migration, reason };
@@ -42,8 +42,8 @@ impl Host {
         self.order_migration(name, order, Some(migration)).await
     }
 
-    /// Notes of migrations between stores of this host, whose lanes have ended in order, what the next daemon goes on with. If it cannot,
-    /// it does them once more.
+    /// Records for migrations between stores, whose lanes have ended in order, what the next daemon needs to resume them. If it
+    /// cannot resume one, it repeats it.
     pub(in crate::host) async fn note_interrupted(&self) {
         let interrupted = self.journal.read(|state| {
             let interrupted = state.unfinished().filter(|(_, migration)| is_interrupted(migration));
@@ -67,21 +67,21 @@ impl Host {
         }
     }
 
-    /// Does once more what a daemon that ended in order has interrupted and this one could not go on with, under new numbers, and from
-    /// the beginning: what of a target is there was deleted.
+    /// Repeats migrations that an orderly stop interrupted and that this daemon could not resume. They get new numbers and
+    /// begin anew, because their targets were deleted.
     pub(crate) async fn go_on_with_interrupted(self: &Arc<Self>) {
         let ended = self.journal.read(|state| {
             let ended = state.migrations.iter().filter(|(_, migration)| migration.has_ended());
             ended.map(|(id, _)| *id).collect::<Vec<_>>()
         });
-        // What has a session still is seen to by that.
+        // A session handles its own migration.
         for id in ended.into_iter().filter(|id| !self.sessions.has(*id)) {
             self.begin_anew_if_interrupted(id).await;
         }
     }
 
-    /// Does a migration once more, from the beginning, if a daemon that ended in order has interrupted it. Its session may wait for that:
-    /// the future is boxed, for it leads to the next session.
+    /// Repeats a migration from the beginning, if an orderly stop of the daemon interrupted it. A session may await this, so
+    /// the future is boxed: it leads to the next session.
     pub(in crate::host) fn begin_anew_if_interrupted(
         self: &Arc<Self>,
         id: MigrationId,
@@ -95,13 +95,13 @@ impl Host {
             return;
         };
         let next = Arc::clone(&self).retry_migration(id.to_string()).await;
-        // N.B. not again at the next start, however this ends.
+        // N.B. not again at the next start, whatever the outcome.
         self.metadata_folder.note(id, begun, |metadata| metadata.goes_on = false).await;
         match next {
             Ok(next) => {
                 tracing::info!(migration = %id, goes_on_as = next.id, "a restart has interrupted it; it begins anew");
                 if metadata.is_paused {
-                    // One that waits for its turn is not copied either.
+                    // A migration that waits for its turn is not copied either.
                     let _ = Arc::clone(&self).rest_migration(next.id, Rest::Pause).await;
                 }
             }
@@ -112,7 +112,7 @@ impl Host {
         }
     }
 
-    /// Whether the volumes are those that were to move: their names may be others' by now.
+    /// Checks that the named volumes are those that were to move: other volumes may have their names since.
     fn check_volumes(&self, metadata: &Metadata) -> Result<(), RetryObstacle> {
         let (gone, away) = self.journal.read(|state| {
             let here = |id: &String| state.volumes.keys().any(|volume| volume.to_string() == *id);
@@ -130,14 +130,14 @@ impl Host {
     }
 }
 
-/// Whether a migration is between stores of this host, its copy is not complete, and nobody has cancelled it.
+/// Returns whether a migration between stores of this host has an incomplete copy and is not cancelled.
 fn is_interrupted(migration: &MigrationState) -> bool {
     migration.side == Side::OneHost
         && matches!(migration.stage, Stage::Copying | Stage::Prepared(_))
         && orders::goes_on(migration)
 }
 
-/// Whether a migration ended without having moved anything.
+/// Refuses to repeat a migration that has moved something, or that came from another host.
 fn check_end(migration: MigrationId, known: &MigrationState) -> Result<(), RetryObstacle> {
     if let Side::Incoming { peer_name, .. } = &known.side {
         return Err(RetryObstacle::Incoming { peer: peer_name.clone() });

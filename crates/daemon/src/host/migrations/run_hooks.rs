@@ -1,7 +1,5 @@
-//! The hooks of a migration: made for a VM, and run here for volumes that move without one, between two hosts or on one.
-//!
-//! Whether anything is to be run, the source asks the target before it begins; with a VM it is run by
-//! [`crate::host::vms::move_vm`].
+//! Makes the hooks of a migration, and runs them for volumes that move without a VM. With a VM, [`crate::host::vms::move_vm`]
+//! runs them. The source asks the target before it begins whether hooks are to run.
 
 use std::sync::Arc;
 
@@ -16,12 +14,11 @@ use crate::migrations::volume_hooks::answer;
 use crate::peers::host_id;
 
 impl Host {
-    /// Whether something is to be run at this host.
     pub(in crate::host) fn has_hooks(&self) -> bool {
         self.config.hooks.before.is_some() || self.config.hooks.after.is_some()
     }
 
-    /// Volumes go to another store of this host.
+    /// Prepares hooks for volumes that go to another store of this host.
     pub(in crate::host) fn prepare_hooks_here(self: &Arc<Self>, migration: MigrationId) -> Moves {
         if !self.has_hooks() {
             return Moves::Volumes;
@@ -32,7 +29,7 @@ impl Host {
         Moves::VolumesAfterHooks
     }
 
-    /// Volumes leave for another host.
+    /// Prepares hooks for volumes that leave for another host.
     pub(in crate::host) fn prepare_hooks_away(self: &Arc<Self>, migration: MigrationId, session: &Session) {
         let host = self.hosts.name_of(host_id(session.peer()));
         let hooks = self.hook_runner(migration, "", HookSide::Source, &host);
@@ -41,8 +38,8 @@ impl Host {
         self.run_hooks_after(migration);
     }
 
-    /// Volumes come from another host, which asks for this host's part when they are copied; `remote` is the number that the
-    /// migration has there.
+    /// Prepares hooks for volumes that come from another host, which asks for them once the volumes are copied. `remote` is the
+    /// migration's number there.
     pub(in crate::host) fn prepare_hooks_in(
         self: &Arc<Self>,
         migration: MigrationId,
@@ -57,7 +54,7 @@ impl Host {
         tokio::spawn(async move {
             let outcome = host.migrations.outcome(migration).await;
             answers.abort();
-            // None: the daemon stops, and the next one goes on with it.
+            // None: the daemon stops, and the next one resumes the migration.
             if let Some(outcome) = outcome {
                 hooks.after(&outcome).await;
             }
@@ -75,7 +72,7 @@ impl Host {
         });
     }
 
-    /// What is to be run for a VM that leaves for the host `other`, or comes from there.
+    /// Returns the hooks for a VM that moves to or from the host `other`.
     pub(in crate::host) fn hook_runner(
         self: &Arc<Self>,
         migration: MigrationId,
@@ -97,8 +94,8 @@ impl Host {
         HookRunner::new(&self.hooks, context)
     }
 
-    /// Has people told of hooks that fail when nothing depends on them any more, and runs what a daemon before has left to be run
-    /// after migrations that have ended. Those that have not ended see to it themselves.
+    /// Reports failures of hooks on which nothing depends, and runs hooks that an earlier daemon left for ended migrations.
+    /// Other migrations run their own hooks.
     pub(crate) fn settle_hooks(self: &Arc<Self>) {
         let host = Arc::downgrade(self);
         self.hooks.warn_of(move |migration, warning| {
@@ -115,7 +112,7 @@ impl Host {
                     Stage::Ended(outcome) => Some(outcome.clone()),
                     _ => None,
                 },
-                // It was forgotten, or never begun.
+                // The migration was forgotten, or never began.
                 None => Some(Outcome::Cancelled),
             });
             if let Some(outcome) = outcome {

@@ -1,9 +1,9 @@
-//! Runs sessions: one task a migration, which carries out what [`MigrationSession`] decides, one thing at a time.
+//! Runs sessions: one task for each migration carries out the decisions of [`MigrationSession`], one at a time.
 //!
 //! ```text
 //!   MigrationSession ── Action ──► Work (outgoing.rs, incoming.rs, local.rs) ── Event ──► MigrationSession
-//!      ▲                        └─ under way: what becomes of the driver
-//!      └─ the time, and wishes of people
+//!      ▲                        └─ meanwhile: the driver's outcome
+//!      └─ the time, and orders of users
 //! ```
 
 use std::collections::BTreeMap;
@@ -28,53 +28,51 @@ use crate::host::Host;
 use crate::migrations::registry::Settling;
 use crate::vms::Standing;
 
-/// How patient this host is.
 pub(in crate::host) const PATIENCE: Patience = Patience {
-    // It makes an image meanwhile, perhaps a thick one.
+    // The target makes an image in this time, possibly a thick one.
     offer_max: Duration::from_secs(60),
     resume_interval: Duration::from_secs(5),
     repeat_interval: Duration::from_secs(1),
 };
 
-/// What a session's actions are carried out by.
+/// Carries out the actions of a session.
 pub(in crate::host) trait Work: Send {
-    /// Does it, and says what has come of it.
+    /// Carries out an action, and returns the resulting event.
     fn carry_out(&mut self, action: Action) -> impl Future<Output = Option<Event>> + Send;
 
     /// Resolves when the migration's driver has ended it, or is gone.
     fn driver_ends(&mut self) -> impl Future<Output = Event> + Send;
 }
 
-/// Whom wishes about a migration go to.
+/// The channels by which orders for a migration reach its session.
 #[derive(Debug, Default)]
 pub(crate) struct Sessions(Mutex<BTreeMap<MigrationId, UnboundedSender<Event>>>);
 
-/// What the work of either side has in common.
+/// The state that all kinds of sessions share.
 pub(in crate::host) struct Task {
     pub(in crate::host) host: Arc<Host>,
-    /// The migration's number here, once it has one.
+    /// The migration's number at this host, once it has one.
     pub(in crate::host) migration: Option<MigrationId>,
-    /// The VM that goes along.
+    /// The VM that moves along.
     pub(in crate::host) vm: Option<String>,
-    /// Why it came to nothing.
+    /// Why the migration failed.
     pub(in crate::host) error: Option<RequestError>,
     wishes: UnboundedSender<Event>,
-    /// Dropped when it has been tried to go on with it.
+    /// Dropped after the first attempt to resume the migration.
     tried: Option<oneshot::Sender<()>>,
-    /// What was said last of why it cannot go on.
+    /// The last reported reason why the migration cannot be resumed.
     said: String,
-    /// Until it is dropped nobody is told that it has ended.
+    /// Delays the report of the end until it is dropped.
     settling: Option<Settling>,
     hooks_after: Option<Arc<HookRunner>>,
 }
 
 impl Sessions {
-    /// Tells the session of a migration; says whether there is one.
+    /// Sends an event to the session of a migration; returns whether there is a session.
     pub(in crate::host) fn tell(&self, migration: MigrationId, wish: Event) -> bool {
         self.lock().get(&migration).is_some_and(|session| session.send(wish).is_ok())
     }
 
-    /// Whether a migration has a session.
     pub(in crate::host) fn has(&self, migration: MigrationId) -> bool {
         self.lock().contains_key(&migration)
     }
@@ -85,7 +83,7 @@ impl Sessions {
 }
 
 impl Task {
-    /// A migration without a number yet, and what its session is told.
+    /// Returns a task without a number, and the receiver of its session's events.
     pub(in crate::host) fn new(host: &Arc<Host>, vm: Option<String>) -> (Self, UnboundedReceiver<Event>) {
         let (wishes, heard) = unbounded_channel();
         let task = Self {
@@ -102,7 +100,7 @@ impl Task {
         (task, heard)
     }
 
-    /// It is this migration, with which a restart goes on; the answer is dropped when that was tried once.
+    /// Makes this the task of a migration that a restart resumes. The receiver ends after the first attempt.
     pub(in crate::host) fn resumes(&mut self, migration: MigrationId) -> oneshot::Receiver<()> {
         self.publish(migration);
         let (tried, is_tried) = oneshot::channel();
@@ -110,7 +108,7 @@ impl Task {
         is_tried
     }
 
-    /// *Started* is durable, or not.
+    /// Notes whether *started* is durable.
     pub(in crate::host) fn recorded(
         &mut self,
         recorded: Result<MigrationId, CommitFault>,
@@ -132,7 +130,7 @@ impl Task {
         }
     }
 
-    /// A step is done, or cannot be.
+    /// Reports the result of a step to the session.
     pub(in crate::host) fn done(
         &mut self,
         step: Step,
@@ -149,7 +147,7 @@ impl Task {
         failure
     }
 
-    /// Says why it cannot go on, unless that was said before.
+    /// Logs why the migration cannot be resumed, unless it was logged before.
     pub(in crate::host) fn say(&mut self, error: &RequestError) {
         let reason = error.message();
         if self.said != reason {
@@ -159,14 +157,14 @@ impl Task {
         self.said = reason;
     }
 
-    /// With a VM, nobody is told that it has ended before it is noted where the VM is.
+    /// With a VM, delays the report of the end until the VM's place is recorded.
     pub(in crate::host) fn hold_back_the_end(&mut self) {
         if let (Some(migration), Some(_), None) = (self.migration, &self.vm, &self.settling) {
             self.settling = Some(self.host.migrations.settle(migration));
         }
     }
 
-    /// Notes where the VM is, after nothing is done for its move any more; until then it has `standing`.
+    /// Records where the VM is, after its move has ended; until then the VM has `standing`.
     pub(in crate::host) async fn note(&mut self, standing: Standing, place: VmPlace) -> Event {
         let (Some(migration), Some(vm)) = (self.migration, &self.vm) else {
             return Event::Noted(Ok(()));
@@ -176,13 +174,13 @@ impl Task {
         }
         let noted = self.host.note_vm(vm, standing, place).await;
         if noted.is_err() {
-            // It may take long, and where the VM runs is no secret.
+            // Recording it may take long, and the VM's place is known.
             drop(self.settling.take());
         }
         Event::Noted(noted.map_err(|error| error.to_string()))
     }
 
-    /// It is over: whoever watches is told, and what is to be run after it is run.
+    /// Ends the migration: reports the outcome and runs the hooks that follow it.
     pub(in crate::host) fn conclude(&mut self, outcome: &Outcome) {
         if let Some(migration) = self.migration {
             self.host.migrations.conclude(migration, outcome);
@@ -190,12 +188,12 @@ impl Task {
         drop(self.settling.take());
         if let Some(hooks) = self.hooks_after.take() {
             let outcome = outcome.clone();
-            // It may take long, and nobody waits for it.
+            // It may take long, and nothing waits for it.
             tokio::spawn(async move { hooks.after(&outcome).await });
         }
     }
 
-    /// What whoever ordered it is told.
+    /// Returns the answer for the requester.
     pub(in crate::host) fn answer(&mut self, answer: Answer) -> Result<Migration, RequestError> {
         match (answer, self.error.take(), self.migration) {
             (Answer::Refused, Some(error), _) => Err(error),
@@ -204,7 +202,7 @@ impl Task {
         }
     }
 
-    /// From now on others know of it.
+    /// Makes the migration visible to others.
     fn publish(&mut self, migration: MigrationId) {
         self.migration = Some(migration);
         self.host.sessions.lock().insert(migration, self.wishes.clone());
@@ -220,15 +218,12 @@ impl Drop for Task {
 }
 
 impl Host {
-    /// How far the journal says that a migration is.
+    /// Returns the stage of a migration in the journal.
     pub(in crate::host) fn stage_of(&self, migration: MigrationId) -> Option<Stage> {
         self.journal.read(|state| state.migrations.get(&migration).map(|known| known.stage.clone()))
     }
 
-    /// Makes durable that a migration has ended that no driver has.
-    ///
-    /// # Errors
-    /// [`CommitFault`].
+    /// Makes the end of a migration that has no driver durable.
     pub(in crate::host) async fn commit_end(
         &self,
         migration: MigrationId,
@@ -241,10 +236,7 @@ impl Host {
         })
     }
 
-    /// Makes durable that the images of a migration are deleted here, which nobody was promised.
-    ///
-    /// # Errors
-    /// [`CommitFault`].
+    /// Makes durable that a migration's images are deleted here, for which *prepared* was not sent.
     pub(in crate::host) async fn commit_discarding(
         &self,
         migration: MigrationId,
@@ -254,7 +246,7 @@ impl Host {
         self.journal.commit(vec![Record::Discarding { migration, outcome }]).await
     }
 
-    /// Resolves when the driver of a migration has ended it, or with the first of its lanes.
+    /// Resolves when a migration's driver has ended it, or when the first of its lanes ends.
     pub(in crate::host) async fn driver_ends(&self, migration: MigrationId, lanes: Vec<LaneHandle>) -> Event {
         if lanes.is_empty() {
             return Event::DriverLost;
@@ -268,7 +260,7 @@ impl Host {
     }
 }
 
-/// Runs a session to its end, or until the daemon stops: the next one finds in the journal how far it was.
+/// Runs a session to its end, or until the daemon stops. The next daemon finds its progress in the journal.
 pub(in crate::host) async fn run(
     host: Arc<Host>,
     mut session: MigrationSession,
@@ -317,7 +309,7 @@ pub(in crate::host) async fn run(
     }
 }
 
-/// Resolves when the session wants to be called again.
+/// Resolves at the session's next deadline.
 async fn due(origin: Instant, session: &MigrationSession) {
     match session.poll_timeout() {
         Some((at, _)) => tokio::time::sleep_until(origin + at).await,

@@ -1,11 +1,11 @@
-//! What follows an arrival, and what a command for the volume waits for.
+//! Lets a command for a volume wait until the migration that brought the volume here has ended here too.
 //!
 //! ```text
-//!   owned here, durably ──► its source is told, and says *moved* ──► somebody gives the next command here
-//!          └──► ended, durably; its lane hears of it; the arrival gives the volume back ──► the next command is taken
+//!   owned here, durably ──► the source is told, and says *moved* ──► a client sends the next command here
+//!          └──► ended, durably; the lane learns it; the arrival releases the volume ──► the next command runs
 //! ```
-//! The source's end is reported when the volume is owned here: what this host still records of that is its own affair, and
-//! no reason to refuse a command. So the next command waits for it, and is refused only if that takes too long.
+//! The source reports its end as soon as this host owns the volume. This host may still have records to write, which is no
+//! reason to refuse a command. A command is refused only if that takes too long.
 
 use std::time::Duration;
 
@@ -18,13 +18,12 @@ use crate::host::Host;
 use crate::peers::host_id;
 use crate::volumes::registry::Claim;
 
-/// How long a command waits at most: two commits, and a start of a volume's VM.
+/// How long a command waits at most: two commits, and the start of a volume's VM.
 const SETTLED_MAX: Duration = Duration::from_secs(10);
-/// How often it is looked, besides being told.
 const SETTLED_POLL: Duration = Duration::from_millis(20);
 
 impl Host {
-    /// Claims a volume for a migration, for which it may lack what is where it goes; no other one may be under way for it.
+    /// Claims a volume for a new migration. The volume may lack blocks only if it goes to the host that has them.
     ///
     /// # Errors
     /// [`RequestError::VolumeNotFound`], [`RequestError::VolumeArriving`], [`RequestError::VolumeBusy`],
@@ -43,7 +42,7 @@ impl Host {
         self.not_migrating(claim, volume, name)
     }
 
-    /// The host that all of a volume is copied to before it is handed over by this order; `None`: there is none.
+    /// Returns the host to which this order copies a whole volume before the handover; `None`: there is none.
     ///
     /// # Errors
     /// [`RequestError::DestinationNotFound`], [`RequestError::Invalid`].
@@ -52,7 +51,7 @@ impl Host {
         Ok(elsewhere.map(|elsewhere| host_id(elsewhere.peer.id)))
     }
 
-    /// Whether a volume lacks blocks, and goes by this order to the host that has these.
+    /// Returns whether a volume lacks blocks, and this order moves it to the host that has them.
     fn goes_back(&self, volume: VolumeId, order: &MigrateVolume) -> Result<bool, RequestError> {
         let to = self.copied_to(order)?;
         Ok(self.journal.read(|state| {
@@ -61,10 +60,7 @@ impl Host {
         }))
     }
 
-    /// The same to remove it, which a volume that lacks something for good may be.
-    ///
-    /// # Errors
-    /// As [`Host::claim_to_move`].
+    /// Claims a volume to remove it. The volume may lack blocks for good.
     pub(in crate::host) async fn claim_to_remove(
         &self,
         name: &str,
@@ -91,10 +87,7 @@ impl Host {
         }
     }
 
-    /// Refuses what needs a volume that lacks nothing.
-    ///
-    /// # Errors
-    /// [`LackingError`].
+    /// Refuses a volume that lacks blocks, with a [`LackingError`].
     pub(in crate::host) fn check_whole(&self, volume: VolumeId, name: &str) -> Result<(), RequestError> {
         let filling = self.journal.read(|state| state.fillings.get(&volume).cloned());
         let (volume, host) = (name.to_owned(), filling.as_ref().map(|filling| filling.peer_name.clone()));
@@ -107,8 +100,8 @@ impl Host {
         }
     }
 
-    /// Resolves when nothing is left to be done here of a migration by which the volume has come to where it is; or when that
-    /// takes too long, and whoever asks is told what is still under way.
+    /// Resolves when the migration that brought the volume here has ended here, or when that takes too long. The command then
+    /// reports what still runs.
     pub(in crate::host) async fn settled(&self, name: &str) {
         let settled = async {
             loop {

@@ -1,10 +1,10 @@
-//! Images of migrations between hosts that both hosts can open: which may be leased here, and which are found here.
+//! Images that both hosts of a migration can open: which the target may lease out, and which the source can find.
 //!
 //! ```text
-//!   target: image made ──► token put beside it ──► said in the acceptance
-//!   source: looks in its folders for it ──► noted in the metadata ──► the lane tries, and says which way blocks take
+//!   target: image made ──► token put beside it ──► named in the acceptance
+//!   source: looks in its folders for it ──► noted in the metadata ──► the lane tries, and reports the way of the blocks
 //! ```
-//! What is found is proved by the lanes ([`lane::shared_storage`]); whatever is not, goes over the link.
+//! The lanes prove what was found ([`lane::shared_storage`]). Blocks of every other image go over the link.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,15 +24,15 @@ use crate::host::{Host, blocking};
 use crate::migrations::metadata::SharedNote;
 use crate::stores::{StoreKind, image_name};
 
-/// Where this host may have another host's image.
+/// A place where this host may have another host's image.
 pub(in crate::host) struct Found {
     pub(in crate::host) volume: VolumeId,
     pub(in crate::host) image: SharedImage,
 }
 
 impl Host {
-    /// Makes a target that may be leased to its source's host, if that wants it and the image is fit for it; also says what
-    /// that host is to look for.
+    /// Makes a target that may be leased to the source's host, if that host wants it and the image allows it. Also returns what
+    /// that host must look for.
     pub(in crate::host) async fn offer_lease(
         &self,
         record: &VolumeRecord,
@@ -65,10 +65,7 @@ impl Host {
         }
     }
 
-    /// The target of a migration that a restart interrupted: it may be leased out at this moment.
-    ///
-    /// # Errors
-    /// [`RequestError`]: it cannot be opened.
+    /// Reopens the target of a migration that a restart interrupted. The source may hold a lease of it at this moment.
     pub(in crate::host) async fn reopen_arriving(
         &self,
         record: &VolumeRecord,
@@ -87,9 +84,9 @@ impl Host {
             return Ok(ArrivingStore::Own(self.open_for_resuming(record).await?));
         };
         let (image, promise) = match recorded.stage {
-            // Its source has it open, or will ask for it.
+            // The source has it open, or will ask for it.
             Stage::Copying => (None, Promise::None),
-            // N.B. nothing is taken over that is not locked here.
+            // N.B. a lease is taken over only if the image is locked here.
             _ => match self.open_for_resuming(record).await? {
                 Opened::File(image) => (Some(image), Promise::Given),
                 other => return Ok(ArrivingStore::Own(other)),
@@ -98,7 +95,7 @@ impl Host {
         Ok(ArrivingStore::Leasable(Box::new(Leasable { image, shared, size_bytes, promise })))
     }
 
-    /// Looks whether this host has the folder where the other one has made an image for the volume `name`.
+    /// Looks for a folder of this host in which the other host has made an image for the volume `name`.
     pub(in crate::host) async fn find_shared(
         &self,
         volume: VolumeId,
@@ -106,7 +103,7 @@ impl Host {
         beside: Option<&Beside>,
     ) -> Option<Found> {
         let Beside { file, token } = beside?;
-        // Whatever a peer calls it: it is looked for in folders of this host.
+        // The peer's name is looked up only in folders of this host.
         if image_name(file).is_none_or(|(found, _)| found != name) {
             return None;
         }
@@ -118,7 +115,7 @@ impl Host {
         let images = folders.map(|folder| SharedImage { path: folder.join(file), token: Secret(*token) });
         for image in images.collect::<Vec<_>>() {
             let look = image.clone();
-            // A server that does not answer keeps nobody waiting for long.
+            // A server that does not answer must not cause a long wait.
             if answer(&self.looks, move || look.is_there()).await == Some(true) {
                 return Some(Found { volume, image });
             }
@@ -126,7 +123,7 @@ impl Host {
         None
     }
 
-    /// Notes which images were found: a restart of this daemon goes on with them.
+    /// Records which images were found: after a restart this daemon continues with them.
     pub(in crate::host) async fn note_shared(&self, migration: MigrationId, found: &[Found]) {
         let note = |found: &Found| {
             let path = found.image.path.to_str()?.to_owned();
@@ -138,7 +135,7 @@ impl Host {
         }
     }
 
-    /// The image that was found for a volume before a restart. That it is the right one is proved anew.
+    /// Returns the image that was found for a volume before a restart. The lane proves again that it is the right one.
     pub(in crate::host) async fn find_shared_again(
         self: &Arc<Self>,
         migration: MigrationId,
@@ -154,7 +151,7 @@ impl Host {
     }
 }
 
-/// What is not cut into whole blocks of direct I/O could not be read while it is leased.
+/// Returns whether an image can be leased: its size must be whole blocks of direct I/O, or its end could not be read meanwhile.
 fn is_lendable(location: &ImageLocation, image: &Image) -> bool {
     location.place.file().is_some()
         && image.caching() == Caching::Direct

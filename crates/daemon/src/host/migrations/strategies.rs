@@ -1,4 +1,4 @@
-//! The strategy of an order: what lanes are told of it, what other hosts are, and who does not know it.
+//! The strategy of an order: what lanes and other hosts are sent of it, and which hosts know it.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use crate::error::RequestError;
 use crate::host::migrations::leave::SWITCH_OVER_MAX;
 use crate::host::vms::move_vm::downtime_max;
 
-/// Hosts that speak this version, or a later one, know of strategies besides mirroring.
+/// The protocol version since which hosts know strategies besides mirroring.
 const STRATEGIES_SINCE: u16 = 5;
-/// From this version on hosts take volumes with blocks missing.
+/// The protocol version since which hosts accept volumes with blocks missing.
 pub(super) const FILLINGS_SINCE: u16 = 6;
-/// More rounds than these are of no use: the last of them leaves what the one before did.
+/// The largest useful number of rounds: further rounds achieve nothing more.
 const ROUNDS_MAX: u32 = 50;
 
-/// How an order wants volumes to be copied.
+/// Returns how an order copies volumes.
 pub(super) fn choice(order: &MigrateVolume) -> Choice {
     let hot = if order.ignore_hot_blocks { HotBlocks::AsOthers } else { HotBlocks::PutOff };
     match (order.strategy, order.not_incremental) {
@@ -34,8 +34,8 @@ pub(super) fn choice(order: &MigrateVolume) -> Choice {
     }
 }
 
-/// The same of a migration that a restart goes on with. **N.B.** If it was released with blocks missing, these are read here whatever
-/// is known of the order.
+/// Does the same for a migration that a restart resumes. **N.B.** if it was released with blocks missing, they are read from
+/// this host, whatever the order says.
 pub(super) fn choice_again(order: &MigrateVolume, recorded: &MigrationState) -> Choice {
     match choice(order) {
         known if known.leaves_blocks() || recorded.hollow_now().is_none() => known,
@@ -43,7 +43,7 @@ pub(super) fn choice_again(order: &MigrateVolume, recorded: &MigrationState) -> 
     }
 }
 
-/// How another host is told of it.
+/// Converts a strategy for the protocol.
 pub(super) fn offered(strategy: Strategy) -> OfferedStrategy {
     match strategy {
         Strategy::Mirror => OfferedStrategy::Mirror,
@@ -52,7 +52,7 @@ pub(super) fn offered(strategy: Strategy) -> OfferedStrategy {
     }
 }
 
-/// How long guests may be held at the handover.
+/// Returns how long guests may be held at the handover.
 pub(super) fn held_max(order: &MigrateVolume, moves: Moves) -> Duration {
     match (moves, order.max_downtime_ms) {
         (Moves::Vm, _) => downtime_max(order),
@@ -63,10 +63,7 @@ pub(super) fn held_max(order: &MigrateVolume, moves: Moves) -> Duration {
     }
 }
 
-/// Refuses what contradicts itself.
-///
-/// # Errors
-/// [`RequestError::Invalid`].
+/// Refuses an order that contradicts itself.
 pub(super) fn check_strategy(order: &MigrateVolume) -> Result<(), RequestError> {
     if order.not_incremental && order.strategy != Strategy::Tracking {
         let text =
@@ -85,10 +82,7 @@ pub(super) fn check_strategy(order: &MigrateVolume) -> Result<(), RequestError> 
     Ok(())
 }
 
-/// Refuses, between stores of this host, what is of use between hosts only.
-///
-/// # Errors
-/// [`RequestError::Invalid`].
+/// Refuses, between stores of this host, options that are only of use between hosts.
 pub(super) fn check_strategy_here(order: &MigrateVolume) -> Result<(), RequestError> {
     if order.strategy.leaves_blocks() {
         return Err(RequestError::Invalid(format!(
@@ -100,9 +94,6 @@ pub(super) fn check_strategy_here(order: &MigrateVolume) -> Result<(), RequestEr
 }
 
 /// Refuses a strategy that the other host does not know.
-///
-/// # Errors
-/// [`RequestError::Invalid`].
 pub(super) fn check_peer_knows(
     order: &MigrateVolume,
     session: &Session,
@@ -117,7 +108,7 @@ pub(super) fn check_peer_knows(
     )))
 }
 
-/// Tells whether hosts that speak this version know a strategy.
+/// Returns whether hosts with this protocol version know a strategy.
 fn knows(version: u16, strategy: Strategy) -> bool {
     match strategy {
         Strategy::Mirror => true,

@@ -1,9 +1,9 @@
-//! What this host would say to an offer: everything that is in the way, and where the images would be. Nothing is taken.
+//! The target's part of a preflight check: finds every obstacle to an offer, and where the images would be. Reserves nothing.
 //!
 //! ```text
 //!   names ─ stores ─ space ─► the VM: QEMU, processor, memory, files, ports ─► hooks ─► refusals, warnings, places
 //! ```
-//! The same looks are taken when a migration is offered ([`crate::host::migrations::arrive`]), when the first that fails ends it.
+//! An offered migration runs the same checks ([`crate::host::migrations::arrive`]), and ends at the first that fails.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,14 +27,14 @@ use crate::vms::moving::Terms;
 use crate::vms::{Differences, Scope};
 
 impl Host {
-    /// Looks at everything that an offer would need here.
+    /// Runs every check that an offer would need here.
     pub(crate) async fn survey(self: &Arc<Self>, peer: HostId, survey: Survey) -> Surveyed {
         let Survey { mut offer, held_bytes, vm } = survey;
         let called: Vec<VolumeId> = offer.volumes.iter().map(|offered| offered.volume).collect();
         self.journal.read(|state| {
             offer.volumes.iter_mut().for_each(|offered| offered.volume = unveiled(state, offered.volume));
         });
-        // Each starts a QEMU and looks at stores: as many at a time as for descriptions.
+        // Each check starts a QEMU and queries stores, so their number is limited together with that of descriptions.
         let _permit = Arc::clone(&self.looks).acquire_owned().await;
         let mut found = Surveyed {
             refusals: Vec::new(),
@@ -51,14 +51,14 @@ impl Host {
         if (offer.vm.is_some() || !vm.is_empty())
             && let Err(error) = self.check_may_bring_vms(peer)
         {
-            // N.B. nothing else: what it would take to run a VM here is nobody's business who may not bring one.
+            // N.B. nothing else: a peer that may not bring a VM must not learn what this host would need to run one.
             found.refusals.push(refusal(&error));
             return found;
         }
         if !vm.is_empty()
             && let Err(error) = self.vms.check_announced(&vm)
         {
-            // N.B. nothing else: a definition that is not understood is no reason to look at this host.
+            // N.B. nothing else: a definition that cannot be parsed is no reason to inspect this host.
             let (code, detail) = (RefusalCode::Unsuitable, error.to_string());
             found.refusals.push(Refusal { code, detail });
             return found;
@@ -91,12 +91,12 @@ impl Host {
                 Ok(place) => {
                     let bytes = match offer.allocation {
                         Allocation::Thick => offered.size_bytes,
-                        // What it lacks nobody knows yet.
+                        // The size of its missing set is not known yet.
                         Allocation::Thin if place.has_replica => 0,
                         Allocation::Thin => held,
                     };
                     *needed.entry(place.store.clone()).or_default() += bytes;
-                    // In the words of whoever asks.
+                    // Under the identity that the peer used.
                     found.places.push(SurveyedPlace { volume: called, ..place });
                 }
                 Err(error) => found.refusals.push(refusal(&error)),
@@ -119,7 +119,7 @@ impl Host {
         found
     }
 
-    /// Whether a VM could run here.
+    /// Checks whether a VM could run here.
     async fn look_at_vm(&self, vm: &[u8], found: &mut Surveyed) {
         let unsuitable = |detail: String| Refusal { code: RefusalCode::Unsuitable, detail };
         match self.vms.compare_files(vm).await {
@@ -137,7 +137,7 @@ impl Host {
         }
     }
 
-    /// Where the image of a volume would be; its name is free, and its store can be used.
+    /// Returns where a volume's image would be, after a check that its name is free and its store can be used.
     async fn look_for_room(
         self: &Arc<Self>,
         offer: &Offer,
@@ -147,7 +147,7 @@ impl Host {
         names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
         self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
         self.refuse_other_branch(offered)?;
-        // Given back at once.
+        // The claim is released at once.
         drop(self.claim_when_free(&name, offered.volume).await?);
         let wanted = self.wanted(offer, offered)?;
         let (host, volume) = (Arc::clone(self), offered.volume);
@@ -181,7 +181,7 @@ impl Host {
         .await
     }
 
-    /// The image that is wanted of an offered volume.
+    /// Returns the image that an offered volume needs.
     ///
     /// # Errors
     /// [`RequestError::StoreNotFound`], [`RequestError::StoreNotChosen`].

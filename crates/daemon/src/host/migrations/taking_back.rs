@@ -1,12 +1,12 @@
-//! Volumes that left this host with blocks missing come back before these have followed, into the images that they have left.
+//! Takes back volumes that left this host with blocks missing, before these have followed, into the images that they left.
 //!
 //! ```text
-//!   offered ─► the driver of their departure is set aside ─► started, durably ─► written, while what is missing is read
+//!   offered ─► the departure's driver is set aside ─► started, durably ─► written, while missing blocks are read
 //!                                                                  │                  └─► owned here ─► the departure has ended
-//!                                                                  └─► comes to nothing ─► the departure goes on as it was
+//!                                                                  └─► fails ─► the departure continues as before
 //! ```
-//! Who may, the journal says (`State::reservoir_for`). Until it says that this migration is over, the departure has no driver, and
-//! its images are deleted by nobody.
+//! The journal decides which host may do this (`State::reservoir_for`). Until the journal has the end of this migration, the
+//! departure has no driver, and its images are not deleted.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -24,13 +24,12 @@ use crate::error::RequestError;
 use crate::host::{Host, blocking};
 use crate::vms::{Standing, VmError};
 
-/// How long a departure is waited for that is not as far yet as that its driver can be set aside.
+/// How long this waits until a departure's driver can be set aside.
 const SET_ASIDE_MAX: Duration = Duration::from_secs(5);
-/// How often it is looked meanwhile.
 const SET_ASIDE_POLL: Duration = Duration::from_millis(50);
 
-/// A departure whose driver was set aside. Its session hears of that when this is dropped: by then it is in the journal why it
-/// cannot go on, or it can.
+/// A departure whose driver was set aside. Dropping this notifies its session. By then the journal says whether the departure
+/// is resumed.
 pub(in crate::host) struct SetAside {
     host: Arc<Host>,
     left_by: MigrationId,
@@ -43,11 +42,11 @@ impl Drop for SetAside {
 }
 
 impl Host {
-    /// The migration by which volumes have left that are offered again, if they come back into the images that they have left;
-    /// `None`: they come as others do.
+    /// Returns the migration by which the offered volumes left, if they return to the images that they left; `None`: they come
+    /// like any others.
     ///
     /// # Errors
-    /// [`RequestError::Invalid`]: they were to go somewhere else.
+    /// [`RequestError::Invalid`]: the offer names another place for them.
     pub(in crate::host) fn takes_back(
         &self,
         peer: HostId,
@@ -74,11 +73,8 @@ impl Host {
         Ok(Some(left_by))
     }
 
-    /// Refuses to take volumes back into images of which a flush has failed while they were here: what was written before may be gone
-    /// from them, or go at any time, and their owner may have read it before that.
-    ///
-    /// # Errors
-    /// [`RequestError::Invalid`] then; the system's.
+    /// Refuses to take volumes back into images of which a flush failed during their residency. Earlier writes may be gone from
+    /// them, or go at any time, and the owner may have read these before. Other errors are the system's.
     pub(in crate::host) async fn check_images_left(&self, offer: &Offer) -> Result<(), RequestError> {
         let left = offer.volumes.iter().filter_map(|offered| {
             let stay = self.left(offered.volume)?.volume.stay;
@@ -95,7 +91,7 @@ impl Host {
         .await
     }
 
-    /// The image that a volume comes back into, by which migration it was left, and of which generation it is.
+    /// Returns the image that a volume returns to, the migration by which it left, and the image's generation.
     pub(in crate::host) fn left_image(
         &self,
         volume: VolumeId,
@@ -108,7 +104,7 @@ impl Host {
         self.journal.read(|state| state.moved.get(&volume).cloned())
     }
 
-    /// Where a volume would come back to.
+    /// Returns the place that a volume would return to.
     pub(in crate::host) fn place_of_left(&self, offered: &OfferedVolume) -> Option<SurveyedPlace> {
         let (image, _) = self.left_image(offered.volume)?;
         let space = self.stores.get(&image.store).ok().and_then(|store| store.space().ok().flatten());
@@ -122,10 +118,8 @@ impl Host {
         })
     }
 
-    /// Ends the drivers of a departure on these lanes; what the volumes' owner lacks goes on to be read there.
-    ///
-    /// # Errors
-    /// [`RequestError`]: the departure is not as far, or has ended just now.
+    /// Ends the drivers of a departure on these lanes; the owner still reads missing blocks here. Fails if the departure is not
+    /// that far, or has just ended.
     pub(in crate::host) async fn set_aside(
         self: &Arc<Self>,
         left_by: MigrationId,
@@ -147,12 +141,11 @@ impl Host {
         }
     }
 
-    /// Lets a VM come again that has left with volumes which come back: it runs where they are, and what is here of it is of no use.
+    /// Lets a VM return that left with volumes which now return. It runs where the volumes are, and its remains here are of no
+    /// use.
     ///
-    /// **N.B.** Only once the driver of its departure is set aside, which is so in *filling* only: then it runs at the other host.
-    ///
-    /// # Errors
-    /// [`RequestError`]: the rest of its memory is here, or that it has left cannot be noted.
+    /// **N.B.** only once the driver of its departure is set aside. This happens only in *filling*, when the VM runs at the
+    /// other host. Fails if the rest of its memory is here, or if its departure cannot be recorded.
     pub(in crate::host) async fn let_vm_come_again(
         self: &Arc<Self>,
         left_by: MigrationId,
@@ -167,7 +160,7 @@ impl Host {
             }
             let hooks = self.moving.forget(left_by, VmPlace::Elsewhere).await;
             if let Some(hooks) = hooks {
-                // It may take long, and nobody waits for it.
+                // It may take long, and nothing waits for it.
                 tokio::spawn(async move { hooks.after(&moved()).await });
             }
             self.note_vm(vm, Standing::Leaving, VmPlace::Elsewhere).await?;
@@ -175,7 +168,7 @@ impl Host {
         self.check_vm_name(vm)
     }
 
-    /// Has a departure look whether it goes on, or has ended.
+    /// Has a departure check whether it can be resumed or has ended.
     pub(in crate::host) fn look_again(&self, left_by: MigrationId) {
         self.sessions.tell(left_by, Event::LookAgain);
     }

@@ -1,4 +1,4 @@
-//! Several volumes that move in one migration without a VM: to another host, all of them or none (decision 0033).
+//! Moves several volumes in one migration without a VM, to another host: all of them or none (decision 0033).
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,10 +12,8 @@ use crate::host::migrations::leave::Departing;
 use crate::peers::channel::VOLUMES_MAX;
 
 impl Host {
-    /// Begins to move several volumes to another host: `name`, and what the order names besides.
-    ///
-    /// # Errors
-    /// [`RequestError`]: all of them stay where they are, and nothing is left there.
+    /// Begins to move several volumes to another host: `name`, and those that the order names. After an error all of them stay
+    /// at this host, and nothing is left at the target.
     pub(in crate::host) async fn migrate_together(
         self: &Arc<Self>,
         name: String,
@@ -33,10 +31,8 @@ impl Host {
         self.migrate_away(departing, elsewhere, order, None).await
     }
 
-    /// The volumes of an order, the first one first.
-    ///
-    /// # Errors
-    /// [`RequestError::Invalid`]: one of them is named twice, or is a VM; there are too many.
+    /// Returns the volumes of an order, the first one first. Fails with [`RequestError::Invalid`] if one is named twice or is a
+    /// VM, or if there are too many.
     pub(in crate::host) fn names_together(
         &self,
         name: &str,
@@ -68,7 +64,7 @@ impl Host {
     }
 }
 
-/// Several volumes were to move to a store of this host.
+/// Returns the error for several volumes that are to move to a store of this host.
 pub(in crate::host) fn only_to_a_host(order: &MigrateVolume) -> RequestError {
     RequestError::Invalid(format!(
         "several volumes move as one to another host only; to the store \"{}\" of this one they move one by one",

@@ -1,10 +1,10 @@
-//! Goes on with a migration between stores of this host that was being copied when its daemon, or its lane, ended.
+//! Resumes a migration between stores of this host that was copying when its daemon or its lane ended.
 //!
 //! ```text
-//!   the volume is served ──► its chronicle knows the copy? it looks as it was left? ──► it is in use, durably ──► the lane
+//!   the volume is served ──► its chronicle knows the copy? it is unchanged? ──► it is in use, durably ──► the lane
 //!          │ not yet                     │ no ([`migration::stay::copy`])
 //!          ▼                             ▼
-//!   looked at again              it comes to nothing; a daemon that ended in order has had it begin anew
+//!   checked again later            it fails; after an orderly stop of the daemon it begins again
 //! ```
 
 use std::sync::Arc;
@@ -27,11 +27,11 @@ use crate::journal::now_unix_ms;
 use crate::migrations::metadata::Metadata;
 use crate::volumes::chronicles::look;
 
-/// Why a migration is not gone on with.
+/// Why a migration is not resumed.
 enum Obstacle {
-    /// Its copy is of no use.
+    /// Its copy cannot be trusted.
     Unbelieved(String),
-    /// Something is out of reach.
+    /// A store or volume is not available.
     Unavailable(RequestError),
 }
 
@@ -42,7 +42,7 @@ impl From<RequestError> for Obstacle {
 }
 
 impl Host {
-    /// Goes on with a migration between stores of this host that a restart interrupted; returns when that was tried once.
+    /// Resumes a migration between stores that a restart interrupted; returns after the first attempt.
     pub(in crate::host) async fn resume_local(
         self: &Arc<Self>,
         migration: MigrationId,
@@ -67,11 +67,11 @@ impl Host {
         let work = LocalMigration { task, record, lane, order, resumed, reserved, target, answer };
         let session = MigrationSession::resume(Role::Local, false, PATIENCE).with_orders(recorded);
         tokio::spawn(run(Arc::clone(self), session, work, wishes));
-        // Dropped, it says the same.
+        // A dropped sender means the same.
         let _ = is_tried.await;
     }
 
-    /// Notes how the image of a copy looks that is about to be written to.
+    /// Records how the image of a copy looks before it is written again.
     pub(super) async fn note_copy_in_use(&self, migration: MigrationId, target: &ImageLocation) {
         let Some(begun) = self.begun_unix_ms(migration) else { return };
         let target = target.clone();
@@ -82,7 +82,7 @@ impl Host {
 }
 
 impl LocalMigration {
-    /// Goes on, if its copy may be believed.
+    /// Resumes the migration if its copy can be trusted.
     pub(super) async fn begin_again(&mut self) -> Event {
         match self.try_to_begin_again().await {
             Ok(()) => self.task.done(Step::Begin, Ok(()), FailureCode::Internal),
@@ -97,7 +97,7 @@ impl LocalMigration {
                 let detail = format!(
                     "the daemon stopped before the handover; the volume stayed at the source, and its copy was of no use: {why}"
                 );
-                // N.B. a start waits until that is over.
+                // N.B. a start waits for this.
                 Event::Done(Step::Begin, Err(Failure { code: FailureCode::DaemonStopped, detail }))
             }
         }
@@ -132,7 +132,7 @@ impl LocalMigration {
             look: found.as_ref(),
         };
         copy::believe(found).map_err(|distrust| Obstacle::Unbelieved(distrust.to_string()))?;
-        // It may be in either when the daemon is killed.
+        // If the daemon is killed, the volume may be in either image.
         let moved = VolumeRecord { image: image.clone(), ..self.record.clone() };
         host.note_image(host.stay_of(self.record.volume), &moved).await;
         host.note_copy_in_use(migration, &image).await;

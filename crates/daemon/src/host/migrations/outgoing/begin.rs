@@ -1,4 +1,4 @@
-//! Lanes get their orders for a migration to another host: for one that begins, and for one that a restart goes on with.
+//! Gives lanes their orders for a migration to another host, when it begins and when a restart resumes it.
 
 use std::sync::Arc;
 
@@ -31,20 +31,19 @@ use crate::vms::moving::VmMessage;
 use crate::vms::moving::channel::VmChannel;
 use crate::volumes::registry::Service;
 
-/// A volume that leaves, and what its lane is told.
+/// A volume that leaves, and its lane's order.
 struct Departure {
     name: String,
     volume: VolumeId,
-    /// The generation that it has here.
     generation: Generation,
     lane: LaneHandle,
-    /// It leads its clients to the volume's owner already.
+    /// Whether the lane already forwards its clients to the volume's owner.
     leads_on: bool,
     order: OutgoingOrder,
 }
 
 impl OutgoingMigration {
-    /// The volumes are accepted: lanes begin.
+    /// Starts the lanes after the volumes have been accepted.
     pub(super) async fn begin_anew(&mut self, migration: MigrationId) -> Result<(), RequestError> {
         let moves = self.moves();
         let Some(ordered) = &mut self.order else { return Ok(()) };
@@ -99,7 +98,7 @@ impl OutgoingMigration {
         Ok(())
     }
 
-    /// Goes on with what a restart, or the end of a lane, interrupted.
+    /// Resumes the migration after a restart, or after a lane has ended.
     pub(super) async fn begin_again(&mut self, migration: MigrationId) -> Result<(), RequestError> {
         let begun = self.try_to_begin_again(migration).await;
         begun.inspect_err(|error| {
@@ -122,7 +121,7 @@ impl OutgoingMigration {
         let is_copying = matches!(recorded.stage, Stage::Copying);
         let moves = match (&self.task.vm, is_copying) {
             (Some(_), _) => Moves::Vm,
-            // Whether the other host has hooks the daemon before this one knew.
+            // Only the previous daemon knew whether the target has hooks.
             (None, true) => Moves::VolumesAfterHooks,
             (None, false) => Moves::Volumes,
         };
@@ -136,7 +135,7 @@ impl OutgoingMigration {
         Ok(())
     }
 
-    /// What is to be known of the VM, and of hooks, before lanes ask for it.
+    /// Prepares the VM and the hooks before lanes ask for them.
     async fn prepare_again(
         &mut self,
         migration: MigrationId,
@@ -149,8 +148,8 @@ impl OutgoingMigration {
             return Ok(());
         };
         if !host.vm_is_leaving(&vm) {
-            // N.B. A daemon that was killed between the two records, of the migration and of its VM. The volumes of a VM do
-            // not go without it.
+            // N.B. The daemon was killed between the two records, of the migration and of its VM. The volumes of a VM do not
+            // leave without it.
             host.prepare_hooks_away(migration, session);
             self.stays = format!(
                 "this host's daemon was started again before {vm} had begun to leave; it goes on here: migrate it again"
@@ -160,7 +159,7 @@ impl OutgoingMigration {
         host.vms.until_found(&vm).await;
         let qemu = match host.vms.qemu(&vm) {
             Ok(qemu) => qemu,
-            // It goes on as well: its volumes are somewhere, and so it is.
+            // The VM is resumed as well: its volumes have an owner, and the VM is there.
             Err(VmError::NotRunning(_)) => {
                 if matches!(stage, Stage::Released(_))
                     && rest_after_restart(SourceHas::Nothing) == RestOfMemory::TellLost
@@ -189,8 +188,8 @@ impl OutgoingMigration {
 }
 
 impl Host {
-    /// The QEMU has ended here whose VM may run at the target without all of its memory: no more of that will ever come. The target
-    /// knows whether it lacks any, and ends the VM then.
+    /// Sends to the target that the QEMU of this host has ended. A VM that runs there without all of its memory gets no more of
+    /// it. The target knows whether anything is missing, and ends the VM then.
     async fn tell_lost(&self, migration: MigrationId, vm: &str, session: &Session) {
         let streams = self.peers.vm_streams(session, self.peers.own(), migration);
         let reason = "its QEMU at the source has ended, with what had not come";
@@ -212,7 +211,7 @@ impl Host {
         self.metadata_folder.note(migration, begun, warn).await;
     }
 
-    /// A volume of a migration that goes on, with its lane.
+    /// Returns a volume of a resumed migration, with its lane.
     async fn departure_again(
         self: &Arc<Self>,
         migration: MigrationId,
@@ -245,7 +244,7 @@ impl Host {
             bandwidth_bytes_per_second: ordered.bandwidth_bytes_per_second,
             strategy: choice_again(&ordered, recorded),
             downtime_max: held_max(&ordered, moves),
-            // If it is not known which parts of it are there, it may hold anything.
+            // If its content is not recorded, the target may hold anything.
             content: TargetContent::Unknown,
             known: here.map(|generation| (ReplicaOf::Migration(migration.0), generation)),
             zeroes: zeroes(ordered.allocation),
@@ -259,7 +258,7 @@ impl Host {
         Ok(Departure { name: name.clone(), volume, generation, lane, leads_on, order })
     }
 
-    /// The lane that goes on to serve clients of a volume that has left, if the driver of its migration was set aside there.
+    /// Returns the lane that still forwards clients of a departed volume, if the driver of its migration was set aside there.
     async fn lane_of_left(&self, name: &str, migration: MigrationId, volume: VolumeId) -> Option<LaneHandle> {
         let has_left = self
             .journal
@@ -270,7 +269,7 @@ impl Host {
         }
     }
 
-    /// A lane for a volume that was released to another host and may still come back: its clients wait.
+    /// Starts a lane for a volume that was released to another host and may still return: its clients wait.
     async fn wait_for_owner(self: &Arc<Self>, volume: VolumeId) -> Result<LaneHandle, RequestError> {
         let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
         let missing = || RequestError::VolumeNotFound(volume.to_string());
@@ -279,7 +278,7 @@ impl Host {
         self.check_left(&moved).await?;
         let store = match self.open_for_resuming(&record).await {
             Ok(opened) => self.with_what_is_missing(&record, opened).await?,
-            // It has been dealt with, so the other host has the volume for good: only the end was not recorded.
+            // The image was deleted or renamed, so the handover is final and only the end was not recorded.
             Err(error) if error.code() == api::ErrorCode::ImageNotFound => self.store_elsewhere(&moved)?,
             Err(error) => return Err(error),
         };
@@ -292,10 +291,8 @@ impl Host {
         Ok(lane)
     }
 
-    /// Checks that the image in which the other host reads what it lacks is as it was left.
-    ///
-    /// # Errors
-    /// [`RequestError::ImageUnsuitable`]: somebody has changed it.
+    /// Checks that the image from which the target reads missing blocks is unchanged. Fails with
+    /// [`RequestError::ImageUnsuitable`] otherwise.
     async fn check_left(&self, moved: &Moved) -> Result<(), RequestError> {
         let record = &moved.volume.record;
         let is_read = self.journal.read(|state| {
@@ -317,11 +314,11 @@ impl Host {
         })
     }
 
-    /// Gives lanes their orders, and the channels to the other host. That of the first volume drives the migration, the
-    /// others take part. Returns them.
+    /// Gives lanes their orders and the channels to the other host, and returns the lanes. The first volume's lane drives the
+    /// migration, the others take part.
     ///
     /// # Errors
-    /// [`RequestError::VolumeUnavailable`]; no lane has begun then, or goes on.
+    /// [`RequestError::VolumeUnavailable`]; no lane has begun or resumed then.
     async fn give_orders(
         &self,
         session: &Session,
@@ -368,7 +365,7 @@ fn shared_of(found: &[Found], volume: VolumeId) -> Option<SharedImage> {
     found.iter().find(|found| found.volume == volume).map(|found| found.image.clone())
 }
 
-/// The replica that the other host has made the target of.
+/// Returns the replica that the other host has turned into the target.
 pub(super) fn held(accepted: &AcceptedVolume, host: HostId) -> Option<(ReplicaOf, Generation)> {
     match accepted.held {
         Held::Copy { departure, generation } => {
@@ -378,7 +375,7 @@ pub(super) fn held(accepted: &AcceptedVolume, host: HostId) -> Option<(ReplicaOf
     }
 }
 
-/// What is where nothing of the volume is yet.
+/// Returns what the target holds where the volume has not been copied yet.
 fn content(accepted: &AcceptedVolume) -> TargetContent {
     match accepted.elsewhere {
         FormerContent::Zero => TargetContent::Zero,
@@ -386,7 +383,7 @@ fn content(accepted: &AcceptedVolume) -> TargetContent {
     }
 }
 
-/// How zeroes are written at the target: those of a thin image become holes.
+/// Returns how zeroes are written at the target: those of a thin image become holes.
 fn zeroes(allocation: api::Allocation) -> ZeroMode {
     match allocation {
         api::Allocation::Thin => ZeroMode::MayUnmap,

@@ -1,4 +1,4 @@
-//! Complete copies whose source is lost, at a daemon that knows of it by its journal only.
+//! Tests of complete copies whose source is lost, at a daemon that knows of them only by its journal.
 
 use std::path::Path;
 
@@ -19,14 +19,14 @@ const ATTEMPT: Attempt = Attempt(1);
 const FORCE: PromoteVolume =
     PromoteVolume { ticket: None, force: true, without_missing: false, restored: false, size_bytes: None };
 
-/// A host with a journal, an image, and nothing that says who its other hosts are.
+/// A host with a journal and an image, and without a list of hosts.
 struct Stranded {
     folder: tempfile::TempDir,
     client: Client,
 }
 
 impl Stranded {
-    /// Its journal says that the volume "v" came from a host that is not known any more; what else, `more` says.
+    /// Makes a journal in which the volume "v" came from an unknown host, followed by the records `more`.
     fn new(more: Vec<Record>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let images = folder.path().join("data/images");
@@ -60,7 +60,7 @@ impl Stranded {
         Self { folder, client }
     }
 
-    /// Starts the daemon, lets `work` be done, and stops it.
+    /// Starts the daemon, runs `work`, and stops the daemon.
     async fn run<T>(&self, work: impl Future<Output = T>) -> T {
         let text = format!(
             "data_dir = \"{0}/data\"\napi = \"unix:{0}/run/api.sock\"\n",
@@ -105,7 +105,7 @@ fn handed_back() -> Vec<Record> {
     ]
 }
 
-/// Promotes a copy that is shown to wait, and finds it served, also after a restart.
+/// Promotes a copy that is shown as waiting, and checks that it is served, also after a restart.
 async fn check_promoted(records: Vec<Record>, generation: u64) {
     let host = Stranded::new(records);
     host.run(async {
