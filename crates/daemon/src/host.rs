@@ -1,14 +1,14 @@
-//! The control plane of one host: what the API can ask for, and the parts that carry it out.
+//! The control plane of one host: the operations of the API, and the parts that carry them out.
 //!
 //! ```text
-//!   http ──► Host ──┬─ migrations   ordered, looked ahead at, begun, taken in, gone on with, promoted
-//!                   ├─ volumes      made, served, offered, made larger, removed
-//!                   ├─ vms          adopted and given back, moved, settled
+//!   http ──► Host ──┬─ migrations   ordered, checked, begun, received, resumed, promoted
+//!                   ├─ volumes      created, served, exported, resized, removed
+//!                   ├─ vms          adopted and released, moved, settled
 //!                   ├─ access, describe, overview, metrics, readiness, accounts, pairing, release, store_files
-//!                   └─ the journal, the stores and whatever else it has: a file of the crate each
+//!                   └─ the journal, the stores and its other parts: a file of the crate each
 //! ```
 //!
-//! An operation runs in a task of its own: a client that goes away does not leave it half done.
+//! Each operation runs in a task of its own, so a client that disconnects does not leave it half done.
 
 mod access;
 mod accounts;
@@ -64,71 +64,71 @@ use crate::vms::{Adoptions, VmError, Vms};
 use crate::volumes::chronicles::Chronicles;
 use crate::volumes::registry::{Service, Volumes};
 
-/// Operations under way at a time. More wait; each may hold a helper thread.
+/// The number of operations that run at a time. Others wait; each may hold a helper thread.
 const OPERATIONS_MAX: u32 = 32;
-/// How long a daemon that stops waits for hooks that run; the next one goes on with those that still do.
+/// How long a stopping daemon waits for running hooks. The next daemon continues with the rest.
 const HOOKS_WAIT_MAX: Duration = Duration::from_secs(5);
-/// Where it is recorded which hooks run, in the data folder.
+/// The folder in the data folder that records which hooks run.
 const HOOKS_FOLDER: &str = "hooks";
-/// Helper threads that look at stores at a time: a store that hangs does not use all of them up.
+/// The number of helper threads that query stores at a time, so that a hanging store does not use all of them.
 const LOOKS_MAX: usize = 64;
 
 /// The control plane of one host.
 pub(crate) struct Host {
-    /// Who has ordered what.
+    /// The record of orders and who gave them.
     pub(crate) audit: Audit,
     /// Who may use the API over TLS.
     pub(crate) grants: Arc<Grants>,
-    /// What it has begun with.
+    /// The configuration at the start.
     pub(crate) config: Config,
-    /// The limits that hold now.
+    /// The present limits.
     limits: RwLock<Limits>,
     pub(crate) journal: Journal,
-    /// What volumes' chronicles say, across restarts.
+    /// The chronicles of volumes, across restarts.
     pub(crate) chronicles: Chronicles,
-    /// Which deletes and renames images.
+    /// Deletes and renames images.
     pub(crate) custody: Custody,
     pub(crate) stores: Stores,
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) migrations: Arc<Migrations>,
     /// Migrations that wait for their turn.
     pub(crate) queue: Arc<Queue>,
-    /// What other hosts may have here at a time, and have.
+    /// What other hosts use here, and may use.
     pub(crate) shares: Arc<Shares>,
-    /// What goes with migrations besides the journal.
+    /// What is kept of migrations besides the journal.
     pub(crate) metadata_folder: Arc<MetadataFolder>,
     pub(crate) histories: Arc<Histories>,
-    /// What has become of migrations.
+    /// The outcomes of migrations.
     ends: Ends,
-    /// Those who see to migrations.
+    /// The tasks of migrations.
     sessions: Sessions,
-    /// What clients of volumes' ports may or must do.
+    /// The TLS of volumes' ports.
     encryption: Encryption,
     pub(crate) sockets: SocketFolder,
     pub(crate) hosts: Arc<Hosts>,
-    /// What is said to them about migrations, and heard.
+    /// The messages with other hosts about migrations.
     pub(crate) peers: Arc<Peers>,
-    /// What is run before volumes change hands that go without a VM.
+    /// Hooks that run before volumes without a VM change hands.
     pub(crate) volume_hooks: Arc<VolumeHooks>,
-    /// What is run before and after migrations.
+    /// Hooks that run before and after migrations.
     pub(crate) hooks: Arc<Hooks>,
-    /// Whose volumes of a journal are that was put back.
+    /// Determines the owners of volumes after the journal was restored.
     restoring: restoration::Restoring,
-    /// VMs on their way from here and to here.
+    /// VMs that are leaving or arriving.
     pub(crate) moving: Arc<VmMoves>,
-    /// The VMs whose disks volumes are.
+    /// The VMs of this host.
     pub(crate) vms: Arc<Vms>,
     /// The files of adopted disks.
     proofs: Proofs,
-    /// What it looked like a moment ago.
+    /// The latest overview of the host.
     overviews: Arc<Overviews>,
     started_unix_ms: u64,
     operations: Arc<Semaphore>,
-    /// Looks at stores for descriptions; those at a disk that hangs keep theirs.
+    /// Limits queries of stores for descriptions; those at a hanging disk keep their permits.
     looks: Arc<Semaphore>,
     /// Held from the choice of a migration's identity until it is in the journal.
     starting_migration: Mutex<()>,
-    /// True from the moment that the daemon is to stop.
+    /// True once the daemon is to stop.
     stopping: watch::Sender<bool>,
 }
 
@@ -200,19 +200,17 @@ impl Host {
         })
     }
 
-    /// The limits that hold now.
     pub(crate) fn limits(&self) -> Limits {
         *self.limits.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Other limits hold from now on.
     fn set_limits(&self, limits: Limits) {
         *self.limits.write().unwrap_or_else(PoisonError::into_inner) = limits;
         self.queue.set_limits(limits.queue);
         self.shares.set_limits(limits.shares);
     }
 
-    /// Runs an operation to its end, also when nobody waits for it any more.
+    /// Runs an operation to its end, even if its client has left.
     ///
     /// # Errors
     /// The operation's; [`RequestError::ShuttingDown`]; [`RequestError::Internal`] if it panicked.
@@ -230,37 +228,34 @@ impl Host {
         task.await.unwrap_or_else(|error| Err(RequestError::Internal(error.to_string())))
     }
 
-    /// The VMs of others whose disks are served.
+    /// Returns the adopted VMs.
     fn adoptions(&self) -> Result<&Adoptions, VmError> {
         self.vms.adoptions()
     }
 
-    /// Says which files may be opened for a volume.
+    /// Returns which files may be opened for a volume.
     fn finder_of(&self, volume: &str) -> ProvedImages {
-        // Without a list what is found by its name is looked at as strictly, but for its owner.
+        // Without the list, a file found by its name passes the same checks except for its owner.
         let adopted = self.adoptions().ok().and_then(|known| known.find(|adopted| adopted.uses(volume)));
         let proved = adopted.map(|adopted| adopted.proved(volume)).unwrap_or_default();
         self.proofs.finder(volume, proved)
     }
 
-    /// Resolves when the daemon is to stop.
     pub(crate) async fn stopping(&self) {
         // The sender lives as long as the host.
         let _ = self.stopping.subscribe().wait_for(|stopping| *stopping).await;
     }
 
-    /// Tells whether the daemon is stopping.
     pub(crate) fn is_stopping(&self) -> bool {
         *self.stopping.borrow()
     }
 
-    /// Stops serving, in order: operations under way end, lanes drain, interrupted migrations are left to the next daemon. Returns
-    /// what else is left for it: nothing if clients are to be closed.
-    ///
-    /// Whatever does not end in time is left to the next start, which finds it in the journal.
+    /// Stops serving, in order: operations end, lanes drain, interrupted migrations are left to the next daemon. Returns the
+    /// rest of the restart state, which is empty if clients are to be closed. Whatever does not end in time is in the journal
+    /// for the next start.
     pub(crate) async fn stop(self: &Arc<Self>, clients: Clients) -> Estate {
         let deadline = self.limits().stop_wait_max;
-        // While guests are served: what runs may be what their addresses depend on.
+        // While guests are served: a running hook may be what their addresses depend on.
         self.hooks.stop(HOOKS_WAIT_MAX).await;
         self.stopping.send_replace(true);
         self.volumes.give_up_all();
@@ -279,7 +274,7 @@ impl Host {
             tracing::warn!("the connections to other hosts were not ended in order");
         }
         self.note_interrupted().await;
-        // The lanes of these migrations are gone: what a restart would do can be done at once.
+        // The lanes of these migrations are gone, so the work of a restart can be done at once.
         if let Err(error) = recovery::run(&self.journal, &self.custody).await {
             tracing::warn!(%error, "an interrupted migration is left to the next start");
         }
@@ -297,7 +292,7 @@ impl Host {
         Estate::default()
     }
 
-    /// Flushes what guests have written while they go on, so that they wait for less of it in the end.
+    /// Flushes guests' writes while the guests run, so that the final flush is short.
     async fn settle_lanes(&self, deadline: Duration) {
         let settling = self.lanes().map(|(name, _, lane)| async move {
             if tokio::time::timeout(deadline, lane.settle()).await.is_err() {
@@ -321,7 +316,7 @@ impl Host {
                     }
                 }
             };
-            // A store that hangs may keep the lane from answering: the lane gives its requests up by itself before.
+            // A hanging store may keep the lane from answering; the lane abandons its requests before that.
             let ended = tokio::time::timeout(deadline * 2, ended).await;
             ended.unwrap_or_else(|_| {
                 tracing::warn!(volume = %name, "the volume's requests do not end; they are abandoned");
@@ -331,7 +326,6 @@ impl Host {
         futures_util::future::join_all(stops).await.into_iter().flatten().collect()
     }
 
-    /// The lanes that there are.
     fn lanes(&self) -> impl Iterator<Item = (String, Option<VolumeId>, LaneHandle)> + use<> {
         self.volumes.list().into_iter().filter_map(|(name, volume, service)| match service {
             Service::Serving(lane) | Service::Arriving(lane, _) => Some((name, volume, lane)),
@@ -339,7 +333,7 @@ impl Host {
         })
     }
 
-    /// Closes what a daemon before has left for volumes that are not served here any more, once it is known which are.
+    /// Closes connections that an earlier daemon left for volumes that are not served here, once it is known which these are.
     pub(crate) fn close_unknown_clients(&self) {
         let (by_name, by_id) = self.journal.read(|state| {
             let moved = state.moved.values().filter(|moved| self.begins_with_lane(state, moved));
@@ -350,7 +344,7 @@ impl Host {
                 by_name.insert(record.name.clone());
                 by_id.insert(record.volume);
             }
-            // Those that are on their way here have lanes already, or will.
+            // Volumes on their way here have lanes already, or will.
             for (_, migration) in state.unfinished() {
                 by_name.extend(migration.names.iter().cloned());
                 by_id.extend(migration.volumes.iter().map(|moving| moving.volume));
@@ -375,7 +369,7 @@ impl Host {
     }
 }
 
-/// Runs work that may sleep on a helper thread.
+/// Runs work that may block on a helper thread.
 async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
 ) -> Result<T, RequestError> {

@@ -1,4 +1,4 @@
-//! Operations about who may use the API over TLS.
+//! Operations on the rights to use the API over TLS.
 
 use std::sync::Arc;
 
@@ -9,18 +9,12 @@ use crate::error::RequestError;
 use crate::journal::now_unix_ms;
 
 impl Host {
-    /// Says who may use the API over TLS, and where.
-    ///
-    /// # Errors
-    /// [`RequestError::Grants`].
+    /// Describes who may use the API over TLS, and at which address.
     pub(crate) fn describe_access(&self) -> Result<api::Access, RequestError> {
         Ok(self.grants.describe()?)
     }
 
-    /// Lets somebody in.
-    ///
-    /// # Errors
-    /// [`RequestError::Grants`].
+    /// Grants a client access.
     pub(crate) async fn grant_access(
         self: Arc<Self>,
         order: api::NewGrant,
@@ -28,10 +22,7 @@ impl Host {
         blocking(move || Ok(self.grants.grant(order, now_unix_ms())?)).await
     }
 
-    /// Changes what somebody may do.
-    ///
-    /// # Errors
-    /// [`RequestError::Grants`].
+    /// Changes the rights of a client.
     pub(crate) async fn set_access(
         self: Arc<Self>,
         name: String,
@@ -40,18 +31,12 @@ impl Host {
         blocking(move || Ok(self.grants.set(&name, order.role)?)).await
     }
 
-    /// Lets somebody in no more.
-    ///
-    /// # Errors
-    /// [`RequestError::Grants`].
+    /// Revokes a client's access.
     pub(crate) async fn revoke_access(self: Arc<Self>, name: String) -> Result<api::Grant, RequestError> {
         blocking(move || Ok(self.grants.revoke(&name)?)).await
     }
 
-    /// Has who was invited known by another key.
-    ///
-    /// # Errors
-    /// [`RequestError::Grants`].
+    /// Replaces the key of an invited client.
     pub(crate) async fn redeem_access(
         self: Arc<Self>,
         invited: HostId,

@@ -1,4 +1,4 @@
-//! Accounts for migrations that have ended: a line in the log with all figures, and sums.
+//! Writes audit records of ended migrations: a line in the log with all figures, and sums.
 
 use std::sync::Arc;
 
@@ -10,17 +10,17 @@ use super::Host;
 use crate::migrations::ends;
 
 impl Host {
-    /// Accounts for each migration that ends from now on, when everything that goes with it is settled, until the daemon stops.
+    /// Accounts for each migration that ends, after everything that belongs to it, until the daemon stops.
     pub(crate) fn account_for_migrations(self: &Arc<Self>) {
         let (host, mut ends) = (Arc::clone(self), self.migrations.ends());
         tokio::spawn(async move {
             loop {
                 tokio::select! {
-                    // The news come for as long as there is a host.
+                    // The channel lives as long as the host.
                     Some(migration) = ends.recv() => {
                         tokio::spawn(Arc::clone(&host).account_for(migration));
                     }
-                    // N.B. whoever keeps the host keeps its data folder locked.
+                    // N.B. a reference to the host keeps its data folder locked.
                     () = host.stopping() => return,
                 }
             }
@@ -37,7 +37,7 @@ impl Host {
         self.ends.add(ends::direction(&known.side), &ended);
         let (histories, started) = (Arc::clone(&self.histories), known.started_unix_ms);
         let recording = tokio::task::spawn_blocking(move || histories.get(migration, started)).await;
-        // One that is lost is missing here as it is in a report.
+        // A lost recording is missing here, as it is in a report.
         let felt = recording.ok().flatten().and_then(|recording| recording.during);
         log(&known, &ended, felt.as_ref());
     }

@@ -1,4 +1,4 @@
-//! What people see of the host, its stores and its volumes.
+//! Describes the host, its stores and its volumes.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,8 +22,8 @@ use crate::migrations::view::image_location;
 use crate::stores::{Store, StoreKind};
 use crate::volumes::registry::Service;
 
-/// How long a lane or a store may take to answer before its part of a description is left out: somebody who looks
-/// at a host with one hung disk sees the rest.
+/// How long a lane or a store may take to answer before its part of a description is left out. So one hanging disk does not
+/// hide the rest of the host.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(1);
 
 impl Host {
@@ -41,14 +41,12 @@ impl Host {
         }
     }
 
-    /// Describes the stores, by name.
     pub(crate) async fn describe_stores(self: &Arc<Self>) -> Vec<api::Store> {
         let names: Vec<String> = self.stores.iter().map(|store| store.name().to_owned()).collect();
         let stores = names.into_iter().map(|name| self.describe_store(name));
         futures_util::future::join_all(stores).await
     }
 
-    /// Describes the volumes, by name.
     pub(crate) async fn describe_volumes(&self) -> Vec<api::Volume> {
         let volumes = self.all_volumes().into_iter();
         futures_util::future::join_all(
@@ -57,7 +55,7 @@ impl Host {
         .await
     }
 
-    /// What is served, and the complete copies that wait here although nothing serves them.
+    /// Returns the served volumes, and the complete copies that wait here without being served.
     pub(super) fn all_volumes(&self) -> Vec<(String, Option<VolumeId>, Service)> {
         let mut volumes = self.volumes.list();
         let stranded = self.journal.read(|state| {
@@ -80,10 +78,7 @@ impl Host {
         volumes
     }
 
-    /// Describes one volume.
-    ///
-    /// # Errors
-    /// [`RequestError::VolumeNotFound`].
+    /// Describes one volume, or fails with [`RequestError::VolumeNotFound`].
     pub(crate) async fn describe_volume(&self, name: &str) -> Result<api::Volume, RequestError> {
         let found = self.all_volumes().into_iter().find(|(found, _, _)| found == name);
         let (name, volume, service) = found.ok_or_else(|| RequestError::VolumeNotFound(name.to_owned()))?;
@@ -130,7 +125,7 @@ impl Host {
         }
     }
 
-    /// What can be done about a volume that is on its way here, if its copy is complete.
+    /// Returns what can be done about an arriving volume, if its copy is complete.
     fn advice_of_arrival(&self, name: &str) -> Option<String> {
         self.journal.read(|state| {
             let (waiting, recorded) = promotion::waiting_named(state, name)?;
@@ -142,7 +137,7 @@ impl Host {
         let file = volume.and_then(|id| self.journal.read(|state| recorded(state, id, &service)));
         let file = file.and_then(|(record, _)| record.image.place.file().map(PathBuf::from));
         let (mut shown, _) = self.look_at(name, volume, service).await;
-        // Of a volume that another host has, the space here is of no interest.
+        // The local space of a volume at another host is of no interest.
         if let Some(path) = file.filter(|_| shown.state != VolumeState::Forwarding) {
             let allocated = answer(&self.looks, move || images::allocated_bytes(&path).ok());
             shown.allocated_bytes = allocated.await.flatten();
@@ -150,7 +145,7 @@ impl Host {
         shown
     }
 
-    /// A volume without the space that it takes, which a disk would have to be asked for; and what its lane says of it.
+    /// Describes a volume without its allocated space, which its disk would have to tell. Also returns the status of its lane.
     pub(super) async fn look_at(
         &self,
         name: String,
@@ -221,7 +216,7 @@ impl Host {
 }
 
 impl Host {
-    /// What a volume lacks of which the lane says how far it is; `None`: nothing.
+    /// Returns the progress of a volume's missing blocks, as its lane reports it; `None`: it lacks none.
     fn filling_of(&self, volume: VolumeId, status: &LaneStatus) -> Option<VolumeFilling> {
         let progress = status.filling?;
         let known = self.journal.read(|state| state.fillings.get(&volume).cloned())?;
@@ -248,7 +243,7 @@ fn missing_range(range: &ByteRange) -> MissingRange {
     MissingRange { offset_bytes: range.offset, length_bytes: range.length }
 }
 
-/// A volume as the journal knows it, and since when; one that is on its way here, or waits here, as it will be.
+/// Returns a volume's record, and its time of creation. An arriving or waiting volume is shown as it will be.
 fn recorded(state: &State, volume: VolumeId, service: &Service) -> Option<(VolumeRecord, u64)> {
     let coming = |arrival: &MigrationState| {
         let Side::Incoming { volumes, .. } = &arrival.side else { return None };
@@ -283,7 +278,7 @@ fn add_recorded(shown: &mut api::Volume, record: &VolumeRecord, added_unix_ms: u
     shown.added_unix_ms = added_unix_ms;
 }
 
-/// Says how a volume is served; returns what its lane says of it.
+/// Adds how a volume is served; returns the status of its lane.
 async fn add_service(shown: &mut api::Volume, service: Service) -> Option<LaneStatus> {
     let mut told = None;
     (shown.state, shown.message) = match service {
@@ -330,7 +325,7 @@ fn statistics(status: &LaneStatus) -> VolumeStatistics {
     }
 }
 
-/// What a helper thread finds out, unless that takes too long or too many of them hang already.
+/// Runs a query on a helper thread; `None`: it takes too long, or too many queries hang already.
 pub(super) async fn answer<T: Send + 'static>(
     looks: &Arc<Semaphore>,
     work: impl FnOnce() -> T + Send + 'static,
@@ -338,7 +333,7 @@ pub(super) async fn answer<T: Send + 'static>(
     answer_within(ANSWER_MAX, looks, work).await
 }
 
-/// The same for work that may take as long as this.
+/// Does the same with a time limit of the caller.
 pub(super) async fn answer_within<T: Send + 'static>(
     longest: Duration,
     looks: &Arc<Semaphore>,

@@ -1,11 +1,11 @@
-//! Collects what Prometheus is told of the host.
+//! Collects the host's metrics for Prometheus.
 //!
 //! ```text
 //!   lanes: counters and latencies, by a message that a lane answers between two turns ──┐
 //!   migrations, histories, journal: sums and copies ────────────────────────────────────┼──► Exposition ──► text
 //!   hosts: what their sessions count; stores: space, on helper threads ─────────────────┘
 //! ```
-//! Nobody is made to wait for it: a lane or a disk that does not answer in time is left out.
+//! The collection delays nothing: a lane or a disk that does not answer in time is left out.
 
 use std::sync::Arc;
 
@@ -24,19 +24,15 @@ use crate::volumes::registry::Service;
 mod links;
 mod migrations;
 
-/// What is known of a volume.
 struct Seen {
     name: String,
     state: api::VolumeState,
-    /// `None`: it has no lane, or that does not answer.
+    /// `None`: it has no lane, or the lane does not answer.
     status: Option<LaneStatus>,
 }
 
 impl Host {
-    /// What Prometheus is told, as text.
-    ///
-    /// # Errors
-    /// [`RequestError::Internal`].
+    /// Returns the metrics as text.
     pub(crate) async fn metrics(self: &Arc<Self>) -> Result<String, RequestError> {
         let mut told = Exposition::default();
         let (volumes, stores, data) =
@@ -76,7 +72,7 @@ impl Host {
         futures_util::future::join_all(seen).await
     }
 
-    /// The stores with their space; `Err`: it cannot be used, `None`: it does not say.
+    /// Returns the stores with their space; `Err`: the store cannot be used, `None`: it reports no space.
     async fn stores_seen(self: &Arc<Self>) -> Vec<(String, Result<Option<Space>, ()>)> {
         let names: Vec<String> = self.stores.iter().map(|store| store.name().to_owned()).collect();
         let seen = names.into_iter().map(|name| async move {
@@ -170,7 +166,7 @@ impl Host {
         }
     }
 
-    /// What volumes lack that work here before all of them has come.
+    /// Adds what incomplete volumes lack.
     fn add_filling(&self, told: &mut Exposition, volumes: &[Seen]) {
         let filling = || {
             let filled = volumes.iter().filter_map(|seen| Some((&seen.name, seen.status.as_ref()?.filling?)));
@@ -253,7 +249,7 @@ mod tests {
         [include_str!("metrics.rs"), include_str!("metrics/links.rs"), include_str!("metrics/migrations.rs")];
     const PAGE: &str = include_str!("../../../../docs/observe.md");
 
-    /// The names of metrics in a text, without what a histogram appends.
+    /// Returns the names of metrics in a text, without the suffixes of histograms.
     fn names(text: &str) -> BTreeSet<&str> {
         let is_part = |byte: char| byte.is_ascii_lowercase() || byte == '_';
         let found = text.match_indices("sterna_").map(|(at, _)| {

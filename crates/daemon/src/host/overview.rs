@@ -1,13 +1,13 @@
-//! The host at one glance, again and again, for whoever watches it.
+//! A repeated overview of the whole host, for clients that watch it.
 //!
 //! ```text
 //!   page, top, watch ──► overview() ──► the latest, if it is young ─────────────────────────────────► JSON
-//!                            └─ else one takes it, the others wait for it:
+//!                             └─ else one takes a new one, the others wait for it:
 //!                                 lanes (by message), journal, sessions: each time
 //!                                 stores, VMs, space of images: by a task of their own, some seconds old
 //! ```
-//! However many look, and however often, the host is looked at once a second at most, and only while somebody looks. Rates are
-//! differences to the look before. Secrets are left out here, so that nobody who passes it on has to know of them.
+//! The host is observed at most once a second, however many clients watch, and only while one does. Rates are differences to
+//! the previous observation. Secrets are left out here, so that callers can pass the overview on.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -22,36 +22,38 @@ use super::Host;
 use crate::error::RequestError;
 use crate::journal::now_unix_ms;
 
-/// Shortest time between two looks at the host. A little less than a second: who asks once a second always gets a new one.
+/// The shortest time between two observations. It is a little less than a second, so that a client that asks once a second
+/// always gets a new one.
 const INTERVAL_MIN: Duration = Duration::from_millis(900);
-/// A look that took long is not repeated before so many times that long: watching takes a twentieth of one processor at most.
+/// An observation that took long is repeated only after this many times its duration, so that watching takes at most a
+/// twentieth of one processor.
 const REST_FACTOR: u32 = 20;
-/// How old what disks and hypervisors were asked may become: they should not be asked as often as memory.
+/// How old the answers of disks and hypervisors may become. Asking them costs more than reading memory.
 const SLOW_INTERVAL: Duration = Duration::from_secs(5);
-/// The longest time that a rate is told over: what was long ago is not what happens at present.
+/// The longest time span of a rate: an older observation says nothing about the present.
 const RATE_SPAN_MAX: Duration = Duration::from_secs(15);
-/// Samples of a migration's recording that are told: two looks' worth and a half.
+/// The number of samples shown of a migration's recording: two and a half observations' worth.
 const SAMPLES_MAX: usize = 25;
-/// Migrations that have ended that are told: a screen or two. All of them: `GET /v1/migrations`.
+/// The number of ended migrations shown, a screen or two. All of them: `GET /v1/migrations`.
 const ENDED_MAX: usize = 40;
 
-/// What was seen at the latest looks.
+/// The latest observations.
 #[derive(Default)]
 pub(super) struct Overviews {
-    /// Held by whoever looks, so that others wait for that.
+    /// Held while an observation is made, so that other clients wait for it.
     latest: tokio::sync::Mutex<Option<Taken>>,
     slow: Mutex<Slow>,
 }
 
 struct Taken {
     at: Instant,
-    /// When the next one may be.
+    /// When the next observation may be made.
     stale_at: Instant,
     counted: Counted,
     json: Bytes,
 }
 
-/// What only grows, by name.
+/// Counters by name.
 #[derive(Default)]
 struct Counted {
     volumes: BTreeMap<String, LaneStatus>,
@@ -66,21 +68,18 @@ struct Slow {
     told: Arc<Told>,
 }
 
-/// What disks and hypervisors have answered.
+/// The answers of disks and hypervisors.
 #[derive(Default)]
 struct Told {
     stores: Vec<api::Store>,
     vms: Vec<api::Vm>,
-    /// Bytes that images take, by volume.
+    /// The allocated bytes of images, by volume.
     allocated: BTreeMap<String, u64>,
     recorded: std::collections::BTreeSet<MigrationId>,
 }
 
 impl Host {
-    /// The host at one glance, as JSON of [`api::Overview`]; a second old at most.
-    ///
-    /// # Errors
-    /// [`RequestError::Internal`].
+    /// Returns the overview, JSON of [`api::Overview`], at most one second old.
     pub(crate) async fn overview(self: &Arc<Self>) -> Result<Bytes, RequestError> {
         let mut latest = self.overviews.latest.lock().await;
         if let Some(taken) = latest.as_ref().filter(|taken| Instant::now() < taken.stale_at) {
@@ -99,7 +98,7 @@ impl Host {
     async fn look(self: &Arc<Self>, before: Option<&Taken>) -> (Overview, Counted) {
         let told = self.told_by_the_slow().await;
         let taken_unix_ms = now_unix_ms();
-        // The time between the two looks; `None`: a rate over it would say nothing.
+        // The time between the two observations; `None`: a rate over it would mean nothing.
         let before = before.and_then(|taken| {
             let span = taken.at.elapsed();
             (span <= RATE_SPAN_MAX).then_some((&taken.counted, span.as_secs_f64()))
@@ -161,15 +160,15 @@ impl Host {
         mut migration: api::Migration,
         told: &Told,
     ) -> MigrationAtWork {
-        // Whoever has it may take the volume over.
+        // The ticket would let its reader promote the volume.
         migration.ticket = None;
         let samples =
             if migration.state.has_ended() { Vec::new() } else { self.histories.latest(id, SAMPLES_MAX) };
         MigrationAtWork { recorded: !samples.is_empty() || told.recorded.contains(&id), migration, samples }
     }
 
-    /// What disks and hypervisors say. The first time they are waited for; then they are asked beside, and what they said before is
-    /// told meanwhile.
+    /// Returns the answers of disks and hypervisors. The first call waits for them; later calls return the previous answers and
+    /// refresh them in the background.
     async fn told_by_the_slow(self: &Arc<Self>) -> Arc<Told> {
         let was_asked = {
             let mut slow = self.overviews.slow.lock().unwrap_or_else(PoisonError::into_inner);
@@ -183,7 +182,7 @@ impl Host {
             let told = Arc::new(host.ask_the_slow().await);
             host.overviews.slow.lock().unwrap_or_else(PoisonError::into_inner).told = Arc::clone(&told);
         });
-        // A task that panics leaves what was told before.
+        // A task that panics leaves the previous answers.
         if !was_asked {
             let _ = asking.await;
         }
@@ -196,7 +195,7 @@ impl Host {
         let (stores, mut vms, volumes, recorded) =
             tokio::join!(self.describe_stores(), self.describe_vms(), self.describe_volumes(), recorded);
         for vm in &mut vms {
-            // A command line may hold passwords, of a display for example.
+            // A command line may contain passwords, for example of a display.
             vm.definition = None;
         }
         let allocated = volumes.into_iter().filter_map(|volume| Some((volume.name, volume.allocated_bytes?)));
@@ -204,7 +203,7 @@ impl Host {
     }
 }
 
-/// What guests did since an earlier look; `None`: the lane has begun anew since.
+/// Returns what guests did since an earlier observation; `None`: the lane has been restarted since.
 fn activity(now: &LaneStatus, (earlier, seconds): (&LaneStatus, f64)) -> Option<Activity> {
     let rate = |count: fn(&LaneStatus) -> u64| {
         let grown = count(now).checked_sub(count(earlier))?;

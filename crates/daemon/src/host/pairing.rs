@@ -1,4 +1,4 @@
-//! Operations about other hosts: making this one's identity, inviting, joining, forgetting.
+//! Operations on other hosts: creating this host's identity, inviting, joining, forgetting.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -17,10 +17,6 @@ use crate::hosts::Trust;
 use crate::volumes::registry::Service;
 
 impl Host {
-    /// Makes this host's identity.
-    ///
-    /// # Errors
-    /// [`RequestError::Hosts`].
     pub(crate) async fn create_identity(
         self: Arc<Self>,
         order: api::NewIdentity,
@@ -32,10 +28,7 @@ impl Host {
         .await
     }
 
-    /// Makes an invitation.
-    ///
-    /// # Errors
-    /// [`RequestError::Hosts`].
+    /// Makes a host invitation.
     pub(crate) async fn invite(
         self: Arc<Self>,
         order: api::NewInvitation,
@@ -50,9 +43,6 @@ impl Host {
     }
 
     /// Redeems another host's invitation.
-    ///
-    /// # Errors
-    /// [`RequestError::Hosts`].
     pub(crate) async fn join_host(self: Arc<Self>, order: api::JoinHost) -> Result<api::Peer, RequestError> {
         blocking(move || {
             let trust = order.allow_machines.map(|machines| Trust { machines });
@@ -62,10 +52,7 @@ impl Host {
         .await
     }
 
-    /// Changes what another host is trusted with. A VM that is on its way already comes.
-    ///
-    /// # Errors
-    /// [`RequestError::Hosts`].
+    /// Changes what another host is trusted with. A VM that is already on its way still arrives.
     pub(crate) async fn set_host(
         self: Arc<Self>,
         name: String,
@@ -78,23 +65,15 @@ impl Host {
         .await
     }
 
-    /// Describes the other hosts, by name.
-    ///
-    /// # Errors
-    /// [`RequestError::Hosts`].
     pub(crate) fn describe_hosts(&self) -> Result<Vec<api::Peer>, RequestError> {
         Ok(self.hosts.describe_all()?.into_iter().map(|peer| self.with_words(peer)).collect())
     }
 
-    /// Describes another host.
-    ///
-    /// # Errors
-    /// [`RequestError::Hosts`].
     pub(crate) fn describe_other_host(&self, name: &str) -> Result<api::Peer, RequestError> {
         Ok(self.with_words(self.hosts.describe_one(name)?))
     }
 
-    /// Adds what is known of what it asks for, and says.
+    /// Adds the message traffic with a host to its description.
     fn with_words(&self, peer: api::Peer) -> api::Peer {
         let Some(id) = self.hosts.find(&peer.name).map(|known| HostId(known.id.0)) else { return peer };
         api::Peer {
@@ -128,8 +107,8 @@ impl Host {
         Ok(api::RemovedPeer { name: removed.name, id: removed.id.to_string() })
     }
 
-    /// Ends migrations with a host that is not known any more, where that loses nothing; those that are promised, or handed over, wait
-    /// for an administrator's word.
+    /// Ends migrations with a removed host where that loses nothing. Those that are promised or handed over wait for an
+    /// administrator's decision.
     async fn end_migrations_with(&self, peer: HostId, name: &str) {
         let with_it = self.journal.read(|state| {
             let with_it = state
@@ -142,14 +121,14 @@ impl Host {
                 let warning = format!("the host \"{name}\" was removed");
                 self.metadata_folder.note(migration, begun, |metadata| metadata.warn(warning)).await;
             }
-            // N.B. durable first: whoever has promised waits for an administrator's word.
+            // N.B. durable first: a target that has promised waits for an administrator's decision.
             if self.record_cancel(migration).await.is_ok() && self.sessions.tell(migration, Event::Cancel) {
                 tracing::info!(%migration, host = name, "a migration with a host that was removed is to end");
             }
         }
     }
 
-    /// Volumes of this host that clients at another one use.
+    /// Returns the local volumes that clients at another host use.
     async fn used_from(&self, peer: HostId) -> Vec<String> {
         let served = self.volumes.list().into_iter().filter_map(|(name, _, service)| match service {
             Service::Serving(lane) => Some((name, lane)),
@@ -162,8 +141,7 @@ impl Host {
         join_all(asked).await.into_iter().flatten().collect()
     }
 
-    /// Migrations would wait for ever for a host that is not known any more, and so would clients that are forwarded, to it
-    /// or from it.
+    /// Refuses to forget a host that migrations or forwarded clients, to it or from it, would wait for without end.
     fn refuse_needed(&self, peer: &Peer, used: &[String]) -> Result<(), RequestError> {
         let id = HostId(peer.id.0);
         let here: BTreeSet<VolumeId> = self.volumes.list().into_iter().filter_map(|(_, id, _)| id).collect();
@@ -171,7 +149,7 @@ impl Host {
             let with_it = |side: &Side| side.peer().is_some_and(|(other, _)| other == id);
             let migrations = state.unfinished().filter(|(_, migration)| with_it(&migration.side));
             let migrations: Vec<String> = migrations.map(|(id, _)| id.to_string()).collect();
-            // Of others nobody is forwarded any more: they are remembered in case they come home.
+            // Other departed volumes have no clients to forward; they are remembered in case they return.
             let forwarded =
                 state.moved.iter().filter(|(volume, moved)| moved.host == id && here.contains(volume));
             let volumes: Vec<String> = forwarded.map(|(_, moved)| moved.volume.record.name.clone()).collect();

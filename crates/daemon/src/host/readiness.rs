@@ -1,4 +1,4 @@
-//! Whether the host does all that it is to do, for whoever starts and watches daemons.
+//! Reports whether the host works completely, for service managers and monitoring.
 
 use std::time::Duration;
 
@@ -12,12 +12,11 @@ use crate::journal::now_unix_ms;
 use crate::volumes::registry::Service;
 
 impl Host {
-    /// Says that the daemon is alive.
     pub(crate) fn health(&self) -> api::Health {
         api::Health { pid: std::process::id(), started_unix_ms: self.started_unix_ms }
     }
 
-    /// Says what the host is to do and does not.
+    /// Describes what the host should do and does not.
     pub(crate) fn readiness(&self) -> Readiness {
         let problem = |part, name: Option<&str>, message: &str| Problem {
             part,
@@ -46,7 +45,7 @@ impl Host {
             Ok(identity) => {
                 problems.extend(identity.problem.map(|message| problem(Part::Hosts, None, &message)));
             }
-            // It has never been paired with anybody.
+            // This host has never been paired.
             Err(HostsError::NoIdentity) => {}
             Err(error) => problems.push(problem(Part::Hosts, None, &error.to_string())),
         }
@@ -54,7 +53,7 @@ impl Host {
         Readiness { ready: problems.is_empty(), problems, warnings: self.warnings() }
     }
 
-    /// What somebody should look at.
+    /// Returns problems that an administrator should look at.
     fn warnings(&self) -> Vec<Problem> {
         let mut warnings = Vec::new();
         if self.queue.has_used_up_the_host(|| self.migrations.under_way(&self.journal)) {
@@ -64,7 +63,7 @@ impl Host {
         }
         let silent_max = self.limits().patience.silent_max;
         for (migration, peer, remote, is_promised) in self.arrivals() {
-            // One that a restart has found has at least as long from then on.
+            // A migration that a restart has resumed gets at least the full time again.
             let idle = self.peers.idle_for(peer, remote).unwrap_or_else(|| self.under_way_for(migration));
             if idle < silent_max {
                 continue;
@@ -84,7 +83,7 @@ impl Host {
         warnings
     }
 
-    /// Migrations on their way here: their numbers here and at their hosts, and whether what has come is promised.
+    /// Returns incoming migrations: their numbers here and at their hosts, and whether *prepared* was sent.
     fn arrivals(&self) -> Vec<(MigrationId, HostId, MigrationId, bool)> {
         self.journal.read(|state| {
             let arrivals = state.unfinished().filter_map(|(id, known)| match (&known.side, &known.stage) {
@@ -96,7 +95,7 @@ impl Host {
         })
     }
 
-    /// How long this daemon has had a migration.
+    /// Returns how long this daemon has had a migration.
     fn under_way_for(&self, migration: MigrationId) -> Duration {
         let since = self.begun_unix_ms(migration).unwrap_or_default().max(self.started_unix_ms);
         Duration::from_millis(now_unix_ms().saturating_sub(since))

@@ -1,4 +1,4 @@
-//! Stores that hold one volume are free again when somebody says that nobody needs what is in them.
+//! Frees stores that hold one volume when the administrator does not need their content.
 
 use std::sync::Arc;
 
@@ -13,8 +13,8 @@ impl Host {
     /// Lifts the fence of a store, if there is one.
     ///
     /// # Errors
-    /// [`RequestError::StoreNotFound`]; [`RequestError::Invalid`] for a folder, in which nothing is fenced;
-    /// [`RequestError::Claimed`]: a volume or another host uses what is there.
+    /// [`RequestError::StoreNotFound`]; [`RequestError::Invalid`] for a folder, which has no fence; [`RequestError::Claimed`]:
+    /// a volume or another host uses the content.
     pub(crate) async fn release_store(self: Arc<Self>, name: String) -> Result<api::Store, RequestError> {
         let StoreKind::Single(place) = self.stores.get(&name)?.kind() else {
             let detail = format!(

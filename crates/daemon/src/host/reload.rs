@@ -1,9 +1,9 @@
-//! Reading the configuration once more while the daemon serves: what can change without a restart does, the rest is named.
+//! Reads the configuration again while the daemon serves: applies what can change without a restart, and lists the rest.
 //!
 //! ```text
-//!   SIGHUP ─► certificates, who may use the API ─► configuration ─► Changes ─┬─ limits: from the next thing on that asks for them
-//!                                                       ├─ stores that are new: can be used
-//!                                                       └─ all else: said, and left as it is until a restart
+//!   SIGHUP ─► certificates, API access ─► configuration ─► Changes ─┬─ limits: apply to later uses
+//!                                                                   ├─ new stores: can be used
+//!                                                                   └─ all else: logged, and unchanged until a restart
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,25 +17,25 @@ use crate::error::with_causes;
 use crate::host::{Host, blocking};
 use crate::service_manager;
 
-/// Reads the configuration as it is now.
+/// Reads the present configuration from its file.
 pub type ReadConfig = Arc<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
 
-/// What a configuration has that this daemon has not begun with, or has read since.
+/// The differences between the configuration in use and the one that was read.
 #[derive(Debug, PartialEq, Eq)]
 struct Changes {
-    /// The limits, if they are others.
+    /// The new limits, if they have changed.
     limits: Option<Limits>,
-    /// Stores of names that there were not.
+    /// Stores with new names.
     added: BTreeMap<String, StoreConfig>,
-    /// What takes a restart.
+    /// Settings that need a restart.
     left: Vec<String>,
 }
 
 impl Changes {
-    /// Between what this daemon has begun with, the limits and stores that hold now, and what is written now.
+    /// Compares the configuration of the start, with the present limits and stores, with the one that was read.
     fn between(began: &Config, limits: Limits, stores: &BTreeMap<String, StoreConfig>, now: &Config) -> Self {
         let mut left = Vec::new();
-        // N.B. exhaustive: a key that is added is thought of here.
+        // N.B. exhaustive, so that a new key has to be handled here.
         let Config {
             data_dir,
             api,
@@ -94,7 +94,7 @@ impl Changes {
 }
 
 impl Host {
-    /// Reads certificates and configuration again whenever the process is told to hang up.
+    /// Reads certificates and the configuration again at each SIGHUP.
     pub(crate) async fn reload_at_hang_up(self: Arc<Self>, mut hang_ups: Signal, read: ReadConfig) {
         while hang_ups.recv().await.is_some() {
             service_manager::tell_reloading();
@@ -105,13 +105,13 @@ impl Host {
                 host.read_configuration(&read);
                 Ok(())
             });
-            // It says itself what it could not read.
+            // It logs itself what it could not read.
             let _ = done.await;
             service_manager::tell_reloaded();
         }
     }
 
-    /// Takes over what of the configuration has changed and can be; may sleep.
+    /// Applies the changes that need no restart. May block.
     fn read_configuration(&self, read: &ReadConfig) {
         let now = match read() {
             Ok(now) => now,

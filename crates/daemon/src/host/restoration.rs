@@ -1,10 +1,10 @@
-//! Sees to the volumes of a journal that was put back from a backup: asks other hosts, looks at images, and serves what
-//! [`Restoration`] says is this host's, or what somebody orders.
+//! Handles the volumes of a restored journal: asks other hosts, checks images, and serves the volumes that [`Restoration`] or
+//! an order of the administrator gives to this host.
 //!
 //! ```text
 //!   hold_restored: names are taken, nothing is served
 //!   begin_restoration: Ask ─► other hosts ─► Answered;  Look ─► image ─► Looked;  Confirm ─► journal ─► served
-//!   take_restored: somebody's order;  forget_restored: somebody says that it is not this host's
+//!   take_restored: an order;  forget_restored: the administrator says that it is not this host's
 //! ```
 
 mod words;
@@ -34,13 +34,13 @@ use crate::images::{half_made, opening};
 use crate::stores::StoreKind;
 use crate::volumes::registry::{Claim, Service};
 
-/// How often what is waited for is looked at besides being told: hosts are paired and removed without a word to it.
+/// How often waiting volumes are checked, besides notifications: pairing and removing hosts sends none.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What is decided of volumes that wait.
+/// The decisions about volumes that wait.
 pub(super) struct Restoring {
     machine: Mutex<Restoration>,
-    /// When the time of the machine began.
+    /// The origin of the machine's time.
     began: Instant,
     told: Notify,
 }
@@ -64,7 +64,7 @@ impl Restoring {
 }
 
 impl Host {
-    /// Takes the names of what waits: nothing is served under them, and nothing else is called so.
+    /// Claims the names of waiting volumes, so that nothing is served or created under them.
     pub(in crate::host) fn hold_restored(&self) {
         let waiting = self.journal.read(|state| {
             let names = state.in_question().map(|known| (known.record.name.clone(), known.record.volume));
@@ -77,7 +77,7 @@ impl Host {
         }
     }
 
-    /// Asks other hosts, until nothing waits any more or the daemon stops.
+    /// Begins to ask other hosts, until nothing waits or the daemon stops.
     pub(crate) fn begin_restoration(self: &Arc<Self>) {
         if self.journal.read(|state| state.in_question().next().is_none()) {
             return;
@@ -97,7 +97,7 @@ impl Host {
         });
     }
 
-    /// Does what is to be done now; says whether anything waits.
+    /// Carries out the machine's actions; returns whether anything waits.
     fn see_to_restored(self: &Arc<Self>) -> bool {
         let waiting = self.journal.read(Event::waiting);
         let is_over = matches!(&waiting, Event::Waiting(claims) if claims.is_empty());
@@ -132,7 +132,7 @@ impl Host {
         }
     }
 
-    /// Asks one host what it knows of all that waits.
+    /// Asks one host what it knows of all waiting volumes.
     async fn ask_whose(&self, peer: HostId) {
         let Ok(session) = self.hosts.session_with(peer) else { return };
         if !session.status().is_connected {
@@ -146,7 +146,7 @@ impl Host {
         }
     }
 
-    /// Looks at the image of a volume that waits, and tells the machine; says what is known of the volume then.
+    /// Examines the image of a waiting volume and informs the machine. Returns what is then known of the volume.
     async fn look_anew(self: &Arc<Self>, volume: VolumeId) -> Option<Standing> {
         let record = self.journal.read(|state| Some(state.questioned(volume)?.record.clone()));
         let host = Arc::clone(self);
@@ -157,13 +157,13 @@ impl Host {
         self.restoring.lock().standing(volume)
     }
 
-    /// Looks at the image of a volume that waits, and for another one that it may have moved to; sleeps.
+    /// Examines the image of a waiting volume, and looks for another image that it may have moved to. Blocks.
     fn look_at_restored(&self, record: &VolumeRecord) -> Look {
         match &record.image.place {
             Place::File(path) if !Path::new(path).is_file() => return Look::Missing,
             Place::File(path) if half_made::is_marked(Path::new(path)) => return Look::HalfMade,
             Place::Device(path) if !is_block_device(Path::new(path)) => return Look::Missing,
-            // Whether a server answers is seen when its export is opened.
+            // Opening the export shows whether the server answers.
             Place::File(_) | Place::Device(_) | Place::Nbd(_) => {}
         }
         let known: BTreeSet<Place> = self.journal.read(|state| {
@@ -194,7 +194,7 @@ impl Host {
         unseen.map_or(Look::Fit, Look::NotAlone)
     }
 
-    /// Does what all other hosts have confirmed: serves a volume, or knows that it is still away.
+    /// Carries out what all other hosts have confirmed: serves a volume, or records that it is still at another host.
     async fn confirm(self: &Arc<Self>, volume: VolumeId) -> Result<(), RequestError> {
         let Some(name) = self.journal.read(|state| Some(state.questioned(volume)?.record.name.clone()))
         else {
@@ -232,23 +232,20 @@ impl Host {
         drop(claim);
         self.serve_in_background(name);
         self.restoring.told.notify_one();
-        // A VM that was on its way when the backup was made is here with its last volume.
+        // A VM that was moving when the backup was made is here once its last volume is.
         let host = Arc::clone(self);
         tokio::spawn(async move { host.settle_vms().await });
         Ok(())
     }
 
-    /// Checks that nothing else uses the image of a volume that waits.
-    ///
-    /// # Errors
-    /// [`RequestError::Claimed`].
+    /// Checks that nothing else uses the image of a waiting volume; fails with [`RequestError::Claimed`].
     async fn check_claims(&self, volume: VolumeId) -> Result<(), RequestError> {
         let image = self.journal.read(|state| Some(state.questioned(volume)?.record.image.clone()));
         let (Some(image), custody) = (image, self.custody.clone()) else { return Ok(()) };
         blocking(move || Ok(custody.check(Step::Restore, &Owner::Volume(volume), &image)?)).await
     }
 
-    /// The size that a volume has by now: it may have grown since the backup was made.
+    /// Returns the present size of a volume: it may have grown since the backup was made.
     async fn size_by_now(
         &self,
         volume: VolumeId,
@@ -267,7 +264,7 @@ impl Host {
                 ExportAccess::ReadWrite => Access::ReadWrite,
                 ExportAccess::ReadOnly => Access::ReadOnly,
             };
-            // N.B. opened, so that nobody else has it at this moment.
+            // N.B. opened, which proves that no other program has it locked.
             let size = opening::open_whole(&record.image, access, opening::at_once)?.size();
             Ok(match record.image.place.outlasts_its_volume() {
                 true => Measured::Room(size),
@@ -278,10 +275,7 @@ impl Host {
         Ok(size.map_err(|reason| RestoredError::Size { volume: name.to_owned(), reason })?)
     }
 
-    /// Serves a volume by somebody's order.
-    ///
-    /// # Errors
-    /// [`RestoredError`]: nothing has changed.
+    /// Serves a volume by an administrator's order. After a [`RestoredError`] nothing has changed.
     pub(in crate::host) async fn take_restored(
         self: Arc<Self>,
         name: String,
@@ -290,7 +284,7 @@ impl Host {
         let found = self.journal.read(|state| state.questioned_named(&name).map(|(volume, _)| volume));
         let volume = found.ok_or_else(|| RestoredError::NotWaiting(name.clone()))?;
         let (claim, _) = self.volumes.claim(&name)?;
-        // N.B. at the moment of the order: what was seen before may not be so any more.
+        // N.B. at the moment of the order, because earlier observations may be outdated.
         let standing = self.look_anew(volume).await;
         let standing = standing.ok_or_else(|| RestoredError::NotWaiting(name.clone()))?;
         let how = if order.force { Order::Force } else { Order::Known };
@@ -332,7 +326,7 @@ impl Host {
         Ok(RemovedVolume { name, image, image_fate, kept_because, host: None })
     }
 
-    /// Says of a volume that is not found among those of this host whether it waits.
+    /// Replaces the error for an unknown volume if the volume waits.
     pub(in crate::host) fn or_unconfirmed(&self, name: &str, error: RequestError) -> RequestError {
         match error {
             RequestError::VolumeNotFound(_)
@@ -344,7 +338,7 @@ impl Host {
         }
     }
 
-    /// Why a volume that waits is not served.
+    /// Returns why a waiting volume is not served.
     pub(in crate::host) fn unconfirmed(&self, name: &str) -> RestoredError {
         RestoredError::Unconfirmed { volume: name.to_owned(), standing: self.standing(name) }
     }
@@ -361,7 +355,7 @@ impl Host {
         }
     }
 
-    /// What a volume waits for, in words, and what can be done about it.
+    /// Returns what a volume waits for, and what can be done about it.
     fn standing(&self, name: &str) -> String {
         let found = self.journal.read(|state| {
             let (volume, _) = state.questioned_named(name)?;

@@ -1,7 +1,7 @@
-//! What lies in stores: everything that is there, and half-made targets that somebody wants deleted.
+//! The content of stores: lists all files, and deletes half-made targets on request.
 //!
 //! ```text
-//!   drop:  the file is half-made, and nobody's ─► nobody has it open ─► still so ─► deleted, and its mark
+//!   drop:  the file is half-made, and unclaimed ─► no program has it open ─► still so ─► deleted, and its mark
 //! ```
 
 use std::path::{Path, PathBuf};
@@ -20,14 +20,11 @@ use crate::host::blocking;
 use crate::images::content;
 use crate::stores::{Occupant, Store, StoreKind};
 
-/// How long looking at all files of a store may take: thousands of them on a slow disk.
+/// How long listing all files of a store may take: thousands of files on a slow disk.
 const LOOK_MAX: Duration = Duration::from_secs(30);
 
 impl Host {
-    /// Describes everything that lies in a store.
-    ///
-    /// # Errors
-    /// [`RequestError::StoreNotFound`]. One that cannot be looked at is described as such.
+    /// Describes all files of a store. A store that cannot be read is described as such.
     pub(crate) async fn describe_content(
         self: &Arc<Self>,
         name: String,
@@ -44,10 +41,7 @@ impl Host {
         Ok(StoreContent { store: name, kind, path, problem, files, files_left_out })
     }
 
-    /// Deletes a half-made target that nobody claims; returns what it was.
-    ///
-    /// # Errors
-    /// [`RequestError::StoreFile`]: it stays.
+    /// Deletes an unclaimed half-made target; returns what it was. After a [`RequestError::StoreFile`] it stays.
     pub(crate) async fn drop_half_made(
         self: Arc<Self>,
         store: String,
@@ -72,10 +66,7 @@ impl Host {
         .await
     }
 
-    /// Where a file of that name is in a store, which is a folder and can be used; sleeps.
-    ///
-    /// # Errors
-    /// [`RequestError`].
+    /// Returns the path of a file in a store, which must be a usable folder. Blocks.
     pub(in crate::host) fn path_in_store(&self, store: &str, file: &str) -> Result<PathBuf, RequestError> {
         let found = self.stores.get(store)?;
         let error = |obstacle| StoreFileError { store: store.to_owned(), file: file.to_owned(), obstacle };
@@ -89,10 +80,7 @@ impl Host {
         Ok(folder.path().join(file))
     }
 
-    /// What the file at `path` is; sleeps.
-    ///
-    /// # Errors
-    /// [`StoreFileObstacle`].
+    /// Returns what the file at `path` is. Blocks.
     pub(in crate::host) fn look_at_file(&self, path: &Path) -> Result<StoreFile, StoreFileObstacle> {
         let state = self.journal.read(State::clone);
         let found = content::of_file(path, &self.config.data_dir, &state);
@@ -124,7 +112,7 @@ impl Host {
     }
 }
 
-/// What is in a device or an export; `None`: nothing that is known of.
+/// Returns what is in a device or an export; `None`: nothing known.
 fn single(store: &Store, place: &Place, state: &State) -> Option<StoreFile> {
     let fence = state.reservations.get(place);
     let (role, volume, migration) = match (store.occupant(state), fence) {

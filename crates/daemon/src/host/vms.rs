@@ -1,4 +1,4 @@
-//! VMs, as the API asks for them: adopted and given back, moved, settled where their volumes are.
+//! VMs at this host: adopted and released, moved, and settled where their volumes are.
 
 pub(in crate::host) mod adopt;
 pub(in crate::host) mod adopted;

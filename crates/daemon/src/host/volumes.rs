@@ -1,4 +1,4 @@
-//! Volumes, as the API asks for them: made, served, offered, made larger, removed; and images that are kept of them.
+//! Operations on volumes: create, serve, export, resize, remove; and on images that are kept of them.
 
 pub(in crate::host) mod chain;
 pub(in crate::host) mod create;

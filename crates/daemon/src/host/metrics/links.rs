@@ -1,6 +1,6 @@
-//! What Prometheus is told of other hosts and of the links with them.
+//! Metrics of other hosts and of the links with them.
 //!
-//! A connection's port at the end that dials is another one each time: links are told by the addresses of their ends.
+//! The port at the dialling end changes with each connection, so a link is identified by the addresses of its ends.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,6 @@ use api::{Peer, PeerConnection};
 
 use crate::metrics::Exposition;
 
-/// All connections between two addresses.
 #[derive(Default)]
 struct Link {
     is_up: bool,
@@ -18,10 +17,9 @@ struct Link {
     bytes_per_second: Option<u64>,
 }
 
-/// The other host, and the addresses at this end and at the other.
+/// The other host's name, the local address, and the remote address.
 type Ends<'a> = (&'a str, &'a str, &'a str);
 
-/// Adds the hosts that this one is paired with.
 pub(super) fn add(told: &mut Exposition, peers: &[Peer]) {
     let mut family = told.gauge("sterna_host_connected", "Whether there is a connection with another host.");
     peers.iter().for_each(|peer| family.flag(&[("host", &peer.name)], peer.connected));

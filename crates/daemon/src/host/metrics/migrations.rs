@@ -1,6 +1,6 @@
-//! What Prometheus is told of migrations.
+//! Metrics of migrations.
 //!
-//! One that is under way is told by the name of its volume: of several that move as one, the first.
+//! A running migration has the name of its volume as its label: the first one if several move together.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use crate::metrics::Exposition;
 use crate::migrations::ends::{EndSums, Outcomes};
 use crate::migrations::history::Tallies;
 
-/// All phases that something can be in that has not ended.
+/// All phases of an unfinished migration.
 const PHASES: [Phase; 11] = [
     Phase::Queued,
     Phase::Copying,
@@ -25,13 +25,12 @@ const PHASES: [Phase; 11] = [
     Phase::Discarding,
 ];
 
-/// A figure of a migration under way.
 type Figure = fn(&Migration) -> f64;
 
 const FIGURES: [(&str, &str, Figure); 6] = [
     ("sterna_migration_progress_ratio", "How much of a migration under way is done.", |one| one.fraction),
     ("sterna_migration_missing_bytes", "What the target of a migration under way lacks.", |one| {
-        // What is not known is no number.
+        // An unknown value is no number.
         one.bytes_missing.map_or(f64::NAN, |bytes| bytes as f64)
     }),
     ("sterna_migration_moved_bytes", "What a migration under way has moved.", |one| one.bytes_moved as f64),
@@ -44,7 +43,7 @@ const FIGURES: [(&str, &str, Figure); 6] = [
     }),
 ];
 
-/// Adds those that are under way or wait.
+/// Adds running and waiting migrations.
 pub(super) fn add(told: &mut Exposition, unfinished: &[Migration]) {
     let mut family = told.gauge("sterna_migrations", "Migrations that wait or are under way.");
     for phase in PHASES {
@@ -69,7 +68,7 @@ pub(super) fn add(told: &mut Exposition, unfinished: &[Migration]) {
     }
 }
 
-/// Adds what has become of all, and what they moved and waited for.
+/// Adds the outcomes of all migrations, and the sums of what they moved and how long they waited.
 pub(super) fn add_sums(told: &mut Exposition, tallies: &Tallies, ends: &EndSums) {
     let sums: [(&str, &str, fn(&Outcomes) -> f64); 2] = [
         ("sterna_migrations_ended_total", "Migrations that have ended.", |of| of.count as f64),
@@ -96,7 +95,7 @@ pub(super) fn add_sums(told: &mut Exposition, tallies: &Tallies, ends: &EndSums)
     }
 }
 
-/// The first of its volumes, or the VM that waits for its turn.
+/// Returns the first of a migration's volumes, or the VM that waits for its turn.
 fn volume(migration: &Migration) -> &str {
     migration.volume.split(", ").next().unwrap_or_default()
 }

@@ -1,24 +1,24 @@
-//! What a volume of a journal that was put back waits for, in words, and what can be done about it.
+//! Explains what a volume of a restored journal waits for, and what can be done about it.
 
 use migration::HostId;
 use migration::journal::{Doubt, Moved, NamedHost, Unlisted};
 use migration::restoration::{InDoubt, Lacks, Look, Standing, Word, Words as Said};
 
-/// What is told about a volume.
+/// The facts about a volume for its explanation.
 pub(super) struct Words<'a> {
     pub(super) volume: &'a str,
-    /// Why the words of other hosts are not enough.
+    /// Why the answers of other hosts are not enough.
     pub(super) doubt: Option<&'a Doubt>,
-    /// Where it had gone when the backup was made.
+    /// Where it had moved when the backup was made.
     pub(super) moved: Option<&'a Moved>,
     /// Hosts that have to be asked.
     pub(super) named: &'a [NamedHost],
-    /// The name of a host, and its identity if it is not paired.
+    /// Returns the name of a host, and its identity if it is not paired.
     pub(super) name_of: &'a dyn Fn(HostId) -> String,
 }
 
 impl Words<'_> {
-    /// Everything, as one sentence.
+    /// Returns the whole explanation as one sentence.
     pub(super) fn of(&self, standing: Option<&Standing>) -> String {
         let what = match standing {
             None => "other hosts are being asked whose it is".to_owned(),
@@ -27,7 +27,7 @@ impl Words<'_> {
         format!("the journal was put back from a backup, and {what}")
     }
 
-    /// What the hosts say and how the image looks: each is told, whichever of them decides.
+    /// Returns what the hosts say and the state of the image, whichever of them decides.
     fn all(&self, standing: &Standing) -> String {
         if let Some(Doubt::Hollow { peer_name }) = self.doubt {
             return format!(
@@ -84,7 +84,7 @@ impl Words<'_> {
         }
     }
 
-    /// Which hosts cannot be asked, and how they can.
+    /// Returns which hosts cannot be asked, and how to change that.
     fn unlisted(&self, lacks: &Lacks) -> String {
         let pair = "pair this host with each of them again (sterna host invite, sterna host join)";
         let named =

@@ -1,13 +1,13 @@
-//! Taking over the disks of a VM that somebody else has started, and giving them back, without a restart.
+//! Adopts the disks of a running VM that Sterna did not start, and releases them, without a restart of the VM.
 //!
 //! ```text
 //!   adopt      prove ─► remember ─► note ─► pause ─► each disk: off its file ─► volume ─► over its export ─► resume
 //!   release    prove ─► remember ─► note ─► pause ─► each disk: volume gone ─► back to its file ─► resume ─► forget
 //! ```
-//! The VM is paused for the moment in which an image changes hands, so that QEMU can let go of its locks before the
-//! volume takes them, and the other way round: at no time can two write to it. It takes as long as making a volume does.
-//! Whatever can be proved is proved before, by QEMU itself ([`crate::host::vms::prove`]); what fails all the same is undone
-//! ([`crate::host::vms::exchange`]). If a daemon dies in between, the next one finds the note, and ends what was begun.
+//! The VM is paused while an image changes hands. QEMU releases its locks before the volume takes them, and the other way
+//! round, so two programs never write to the image. The pause takes as long as making a volume. QEMU itself proves beforehand
+//! what can be proved ([`crate::host::vms::prove`]). Later failures are undone ([`crate::host::vms::exchange`]). If the daemon
+//! dies meanwhile, the next one finds the note and completes the operation.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -30,14 +30,12 @@ use crate::names;
 use crate::vms::proved::ProvedFile;
 use crate::vms::{Adopted, AdoptedDisk, Life, NotedReason, Ran, Reached, VmError, launched, monitors};
 
-/// How long an operation may take until its answer says that it goes on in the background.
+/// How long an operation may take before its answer says that it continues in the background.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 impl Host {
-    /// Takes over disks of a VM that runs.
-    ///
-    /// # Errors
-    /// [`RequestError`]; the VM has its disks as before then, and runs, or the text says what keeps it.
+    /// Adopts disks of a running VM. After an error the VM has its old disks and runs, or the text says what keeps it from
+    /// running.
     pub(crate) async fn adopt_vm(self: Arc<Self>, name: String, order: AdoptVm) -> Result<Vm, RequestError> {
         names::check(&name).map_err(|reason| {
             RequestError::Invalid(format!("\"{name}\" cannot be the name of a VM: {reason}"))
@@ -85,7 +83,7 @@ impl Host {
             libvirt: None,
             is_bound: false,
         };
-        // N.B. From here until the disks are served: what was proved is what is served.
+        // N.B. From here until the disks are served, the proved files are the served files.
         let held = self.proofs.hold(adopted.disks.iter().map(|disk| disk.volume.clone()).zip(held));
         if let Some(disk) = adopted.disks.iter().find(|disk| self.volumes.service(&disk.volume).is_some()) {
             return Err(RequestError::VolumeExists(disk.volume.clone()));
@@ -94,7 +92,7 @@ impl Host {
         let was_running = runs(&name, &qemu).await?;
         // The monitor serves one client at a time.
         drop(qemu);
-        // N.B. Before anything is changed in QEMU: a daemon that is killed from here on knows what to give back.
+        // N.B. Before QEMU is changed, so that a daemon that is killed from here on leaves a record of the disks to release.
         self.remember_adopted(adopted.clone()).await?;
         if let Err(error) = self.vms.holds.hold(&name, Reason::Adopt, was_running).await {
             self.forget_adopted(&name).await?;
@@ -111,17 +109,14 @@ impl Host {
         Ok(adopted::describe(&adopted, adopted::SETTLED_TIMEOUT).await)
     }
 
-    /// Gives a VM its disks back as plain files, where they are by now; also one that Sterna has started, which goes on
-    /// without Sterna from then on.
-    ///
-    /// # Errors
-    /// [`RequestError`]; what could not be given back is served as before.
+    /// Gives a VM its disks back as plain files, at their present paths. A VM that Sterna has started runs without Sterna from
+    /// then on. After an error the remaining disks are served as before.
     pub(crate) async fn release_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
         if self.is_domain(&name)? {
             return self.release_domain(name).await;
         }
         let turn = self.vms.turn(&name)?;
-        // Of a VM that is, or is on its way, elsewhere nothing can be given back here.
+        // Disks of a VM that is at another host, or on its way, cannot be released here.
         let _operation = match self.vms.get(&name) {
             Ok(_) => Some(self.vms.operate(&name)?),
             Err(_) => None,
@@ -129,7 +124,7 @@ impl Host {
         let mut shown = self.describe_vm(&name).await?;
         let is_ours = self.vms.get(&name).is_ok();
         if !is_ours && self.adoptions()?.get(&name).is_some_and(|adopted| adopted.is_bound) {
-            // Its disks are volumes, as they were.
+            // The disks stay the volumes that they were before.
             self.forget_adopted(&name).await?;
             return Ok(shown);
         }
@@ -150,7 +145,7 @@ impl Host {
         self.prove_releasable(&qemu, &adopted).await?;
         let was_running = runs(&name, &qemu).await?;
         drop(qemu);
-        // N.B. Where the images are is known from here on, whatever becomes of their volumes.
+        // N.B. From here on the paths of the images are known, whatever happens to the volumes.
         self.remember_adopted(adopted.clone()).await?;
         if let Err(error) = self.vms.holds.hold(&name, Reason::Release, was_running).await {
             if is_ours {
@@ -168,10 +163,7 @@ impl Host {
         Ok(shown)
     }
 
-    /// Lets a VM run that is paused, for whatever reason.
-    ///
-    /// # Errors
-    /// [`RequestError`]; what keeps it from running.
+    /// Resumes a VM that is paused for any reason. The error says what keeps it from running.
     pub(crate) async fn resume_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
         if self.is_domain(&name)? {
             return self.resume_domain(name).await;
@@ -179,7 +171,7 @@ impl Host {
         let turn = self.vms.turn(&name)?;
         let adopted = self.adoptions()?.get(&name);
         if self.vms.get(&name).is_ok() {
-            // Of one that is on its way somebody else decides whether it runs.
+            // The migration decides whether a moving VM runs.
             drop(self.vms.operate(&name)?);
         }
         let find = self.hypervisor_of(&name, adopted.as_ref());
@@ -208,8 +200,8 @@ impl Host {
         self.describe_vm(&name).await
     }
 
-    /// Ends what a killed daemon had begun with the disks of VMs, and lets those run that it had paused. VMs on their
-    /// way to another host are settled by their migrations.
+    /// Completes what a killed daemon had begun with the disks of VMs, and resumes the VMs that it had paused. Migrations
+    /// settle the VMs that were on their way.
     pub(crate) fn settle_holds(self: &Arc<Self>) {
         for note in self.vms.holds.list() {
             let host = Arc::clone(self);
@@ -225,7 +217,7 @@ impl Host {
 
     async fn settle_hold(self: &Arc<Self>, name: &str, reason: NotedReason) -> Result<(), RequestError> {
         if matches!(reason, NotedReason::Missing | NotedReason::HasEnded) {
-            // It may be stopped by an error, and is seen to as such; or it has shut down, and is not let run.
+            // A VM that an error has stopped is handled as such. A VM that has shut down is not resumed.
             return Ok(());
         }
         if matches!(reason, NotedReason::Move | NotedReason::MoveAhead) {
@@ -254,7 +246,7 @@ impl Host {
         }
     }
 
-    /// Brings the disks of an adopted VM over their volumes, and lets it run; if that cannot be, it has its files again, and
+    /// Switches the disks of an adopted VM to their volumes, and resumes the VM. If that fails, the VM gets its files back and
     /// is not adopted.
     async fn finish_adoption(
         self: &Arc<Self>,
@@ -282,8 +274,8 @@ impl Host {
         Err(failure.unwrap_or_else(|| interrupted().into()))
     }
 
-    /// Brings the disks of a VM back to their files, lets it run, and forgets it; if that cannot be, they are served as
-    /// before. Returns what is to be said of it.
+    /// Switches the disks of a VM back to their files, resumes it and forgets it. If that fails, the disks are served as
+    /// before. Returns a note for the user.
     async fn finish_release(
         self: &Arc<Self>,
         adopted: &Adopted,
@@ -296,7 +288,7 @@ impl Host {
             Ok(Exchanged { goal: Goal::Volumes, failure }) => {
                 self.let_it_run(name).await?;
                 if self.vms.get(name).is_ok() {
-                    // It is a VM of ours as before.
+                    // The VM is managed by Sterna as before.
                     self.forget_adopted(name).await?;
                 }
                 let unknown = || VmError::Disk { vm: name.clone(), why: "QEMU does not say why".to_owned() };
@@ -309,7 +301,7 @@ impl Host {
         self.end_release(adopted).await
     }
 
-    /// Forgets a VM that has its disks back; says how it is started without Sterna if we started it.
+    /// Forgets a released VM. Returns how to start it without Sterna if Sterna had started it.
     async fn end_release(self: &Arc<Self>, adopted: &Adopted) -> Result<Option<String>, RequestError> {
         let name = &adopted.name;
         let mut message = None;
@@ -331,7 +323,7 @@ impl Host {
         Ok(message)
     }
 
-    /// Leads disks that are over nothing over their volumes again.
+    /// Connects disks that have no image to their volumes again.
     async fn regain_disks(self: &Arc<Self>, adopted: &Adopted) -> Result<(), RequestError> {
         let failed = |error| RequestError::from(VmError::of(&adopted.name)(error));
         let qemu = self.monitor_of(adopted).await.map_err(failed)?;
@@ -339,13 +331,13 @@ impl Host {
         drop(qemu);
         if has_lost_one {
             let adopted = self.where_it_is_now(adopted.clone())?;
-            // Its end is seen by whoever lets it run.
+            // The caller, which resumes the VM, notices if it has ended.
             let _ = self.exchange_disks(&adopted, Goal::Volumes, IsNew::Yes).await;
         }
         Ok(())
     }
 
-    /// Lets a VM run that we have paused.
+    /// Resumes a VM that Sterna has paused.
     pub(in crate::host) async fn let_it_run(self: &Arc<Self>, name: &str) -> Result<(), RequestError> {
         let adopted = self.adoptions()?.get(name);
         match self.vms.holds.let_run(name, self.hypervisor_of(name, adopted.as_ref())).await {
@@ -359,7 +351,7 @@ impl Host {
         }
     }
 
-    /// What finds the hypervisor of a VM, ours or adopted.
+    /// Returns a function that finds the hypervisor of a managed or adopted VM.
     fn hypervisor_of(
         self: &Arc<Self>,
         name: &str,
@@ -386,7 +378,7 @@ impl Host {
         }
     }
 
-    /// Runs work to its end; if that takes long, the answer says that it goes on.
+    /// Runs work to its end. If that takes long, returns that it continues in the background.
     async fn answer_within<T: Send + 'static>(
         self: &Arc<Self>,
         name: &str,
@@ -401,11 +393,11 @@ impl Host {
         }
     }
 
-    /// An adopted VM with the places where its images are by now.
+    /// Returns an adopted VM with the present paths of its images.
     fn where_it_is_now(&self, adopted: Adopted) -> Result<Adopted, RequestError> {
         let mut adopted = adopted;
         for kept in &mut adopted.disks {
-            // One without a volume has it back, or is over nothing.
+            // A disk without a volume has been released, or has no image.
             let Ok(record) = self.record_named(&kept.volume) else { continue };
             let place = &record.image.place;
             let Some(file) = place.file() else {
@@ -422,7 +414,7 @@ impl Host {
         Ok(adopted)
     }
 
-    /// Describes a VM that Sterna has started as one whose disks were adopted.
+    /// Describes a VM that Sterna has started like an adopted one.
     async fn describe_own(self: &Arc<Self>, name: &str) -> Result<Adopted, RequestError> {
         let known = self.vms.get(name)?;
         let qemu = self.vms.qemu(name)?;
@@ -449,7 +441,7 @@ impl Host {
         self.where_it_is_now(adopted)
     }
 
-    /// The monitor of a VM whose disks are served; of one among ours there is a connection already.
+    /// Returns the monitor of a VM whose disks are served; for a managed VM this is the existing connection.
     pub(in crate::host) async fn monitor_of(&self, adopted: &Adopted) -> Result<Arc<Qemu>, HypervisorError> {
         self.vms.until_found(&adopted.name).await;
         match self.vms.qemu(&adopted.name) {
@@ -458,15 +450,14 @@ impl Host {
         }
     }
 
-    /// Whether a VM's QEMU has ended, by how its monitor answers.
+    /// Returns whether a VM's QEMU has ended, given an error of its monitor.
     pub(in crate::host) fn has_ended_qemu(&self, adopted: &Adopted, error: &HypervisorError) -> bool {
         error.nobody_listens() && self.vms.qemu(&adopted.name).is_err()
     }
 
-    /// Describes the adopted VMs.
     pub(in crate::host) async fn describe_adopted(&self) -> Vec<Vm> {
         let mut adopted = self.adoptions().map(crate::vms::Adoptions::list).unwrap_or_default();
-        // A VM that leaves is among ours.
+        // A VM that leaves is listed among the managed VMs.
         adopted.retain(|vm| self.vms.get(&vm.name).is_err());
         futures_util::future::join_all(
             adopted.iter().map(|vm| self.describe_held(vm, adopted::ANSWER_TIMEOUT)),
@@ -474,7 +465,6 @@ impl Host {
         .await
     }
 
-    /// Describes an adopted VM; `None`: there is none of that name.
     pub(in crate::host) async fn describe_adopted_one(&self, name: &str) -> Option<Vm> {
         let adopted = self.adoptions().ok()?.get(name).filter(|_| self.vms.get(name).is_err())?;
         Some(self.describe_held(&adopted, adopted::ANSWER_TIMEOUT).await)
@@ -505,7 +495,7 @@ impl Host {
     }
 }
 
-/// What an order names the VM by.
+/// How an order names the VM.
 enum Named {
     Monitor(PathBuf),
     Domain(String),
@@ -526,19 +516,18 @@ fn monitor_named(order: &AdoptVm) -> Result<Named, RequestError> {
     }
 }
 
-/// That no monitor is there, in the same words whatever is there instead: an operator, who orders this, may not learn which files there
-/// are. The log has the reason.
+/// Returns the error for a missing monitor. It is the same whatever exists at the path: operators may order this, and must not
+/// learn which files exist. The log has the reason.
 fn no_monitor(name: &str, monitor: &Path, error: &HypervisorError) -> VmError {
     tracing::info!(vm = %name, monitor = %monitor.display(), reason = with_causes(error), "a monitor cannot be used");
     VmError::NoMonitor { vm: name.to_owned(), monitor: monitor.to_owned() }
 }
 
-/// Whether a VM runs at present.
 async fn runs(name: &str, qemu: &Qemu) -> Result<bool, RequestError> {
     Ok(qemu.status().await.map_err(VmError::of(name))? == RunState::Running)
 }
 
-/// The disks that are asked for, or all that can be written; each must be one that can be adopted.
+/// Returns the requested disks, or all writable ones; fails if one of them cannot be adopted.
 async fn choose(name: &str, qemu: &Qemu, wanted: &[String]) -> Result<Vec<LocalDisk>, RequestError> {
     let refuse = |why: String| RequestError::from(VmError::Disk { vm: name.to_owned(), why });
     let found = qemu.local_disks().await.map_err(VmError::of(name))?;
@@ -563,7 +552,7 @@ async fn choose(name: &str, qemu: &Qemu, wanted: &[String]) -> Result<Vec<LocalD
                 })?;
                 chosen.push(LocalDisk { file: named, ..disk });
             }
-            // Firmware goes along with its VM as a file.
+            // Firmware moves with its VM as a file.
             Err(staying) if wanted.is_empty() && staying.is_firmware() => {}
             Err(staying) => return Err(refuse(staying.to_string())),
         }

@@ -1,10 +1,10 @@
-//! VMs whose disks were adopted, as people see them, and their move to another host as a whole.
+//! Adopted VMs: their descriptions, and their move to another host.
 //!
 //! ```text
-//!   the running QEMU: its command, its devices ──► a definition ──► among ours, for as long as it leaves
+//!   the running QEMU: its command, its devices ──► a definition ──► a managed VM, for as long as it leaves
 //!                                                      └─ what keeps it here, or stays behind: by name, before a byte moves
 //! ```
-//! From then on it is a VM like any other ([`crate::host::vms::move_vm`]); what differs is what becomes of it if it stays
+//! From then on it moves like any other VM ([`crate::host::vms::move_vm`]). The difference is in what happens if it stays
 //! ([`crate::vms`]).
 
 use std::sync::Arc;
@@ -19,16 +19,14 @@ use crate::error::RequestError;
 use crate::host::Host;
 use crate::vms::{Adopted, Derived, VmError, derive, launched, monitors};
 
-/// How long a VM may take to say what it does, before it is left out.
+/// How long a description waits for a VM's answers.
 pub(in crate::host) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
-/// The same right after it was adopted, when somebody wants to know what can be done with it.
+/// The same right after an adoption, whose answer is to say what can be done with the VM.
 pub(in crate::host) const SETTLED_TIMEOUT: Duration = Duration::from_secs(15);
 
 impl Host {
-    /// Begins to move an adopted VM to another host, with its disks.
-    ///
-    /// # Errors
-    /// [`RequestError`]: it goes on here, adopted as before, and nothing is left there.
+    /// Begins to move an adopted VM to another host, with its disks. After an error the VM runs here, adopted as before, and
+    /// nothing is left at the target.
     pub(in crate::host) async fn migrate_adopted(
         self: &Arc<Self>,
         adopted: Adopted,
@@ -49,7 +47,7 @@ impl Host {
     }
 }
 
-/// Asks a VM that is somebody else's what it does, for so long at most, and leaves its monitor to others.
+/// Describes an adopted VM within this time, and releases its monitor for others.
 pub(in crate::host) async fn describe(adopted: &Adopted, answer_max: Duration) -> Vm {
     let asked = async {
         let qemu = monitors::connect_to(adopted).await?;
@@ -97,7 +95,7 @@ pub(in crate::host) async fn describe(adopted: &Adopted, answer_max: Duration) -
     }
 }
 
-/// Looks whether QEMU could migrate the VM as it is: not every device can.
+/// Checks whether QEMU can migrate the VM in its present state: some devices cannot be migrated.
 async fn unblocked(name: &str, qemu: &Qemu) -> Result<(), RequestError> {
     let reasons = qemu.migration_blockers().await.map_err(VmError::of(name))?;
     if reasons.is_empty() {
@@ -106,7 +104,7 @@ async fn unblocked(name: &str, qemu: &Qemu) -> Result<(), RequestError> {
     Err(RequestError::VmUnmovable { vm: name.to_owned(), reason: reasons.join("; ") })
 }
 
-/// What another host would have to run of an adopted VM, as it is now.
+/// Returns the definition with which another host can run an adopted VM.
 pub(in crate::host) async fn derived(adopted: &Adopted, qemu: &Qemu) -> Result<Derived, RequestError> {
     let name = &adopted.name;
     let process = launched(name, qemu).await?;

@@ -1,8 +1,8 @@
-//! Taking in a VM of somebody else's whose disks are volumes of this daemon already: its QEMU is a client of their exports. Nothing is
-//! moved under it, and it is not paused: it is remembered which volumes are its.
+//! Adopts a VM whose disks are already volumes of this daemon: its QEMU is a client of their exports. The VM is not paused and
+//! nothing of it moves; the daemon records which volumes it uses.
 //!
-//! **N.B.** A monitor may lie, and what it says truly of a path may be true in a name space of its own. So the kernel is asked: the
-//! process that listens at the monitor must have a connection to the volume's own socket, which the volume's lane has accepted.
+//! **N.B.** A monitor may lie, and a true path may belong to another mount namespace. So the kernel is asked: the process that
+//! listens at the monitor must have a connection to the volume's own socket, accepted by the volume's lane.
 
 use std::path::PathBuf;
 
@@ -19,10 +19,8 @@ use crate::vms::{Adopted, AdoptedDisk, VmError};
 use crate::volumes::registry::Service;
 
 impl Host {
-    /// The disks of a VM that are over volumes of this daemon, with these; `None`: there are none, or others were asked for.
-    ///
-    /// # Errors
-    /// [`RequestError`]: it has other disks as well, or one of them is another VM's.
+    /// Returns the disks of a VM that use volumes of this daemon, with the volumes; `None`: there are none, or the order named
+    /// others. Fails if the VM has other disks as well, or if another VM has one of the volumes.
     pub(in crate::host) async fn volumes_under(
         &self,
         name: &str,
@@ -85,10 +83,8 @@ impl Host {
         Ok(Some(bound))
     }
 
-    /// Looks whether the process behind a monitor is a client of a volume, as the kernel says, whatever the monitor says.
-    ///
-    /// # Errors
-    /// [`VmError::Disk`]: it is none at this moment; [`RequestError::VolumeUnavailable`].
+    /// Checks with the kernel that the process behind a monitor is a client of a volume at this moment, whatever the monitor
+    /// says.
     async fn prove_client(&self, name: &str, qemu: &Qemu, volume: &str) -> Result<(), RequestError> {
         let unavailable = |error: lane::Refused| RequestError::VolumeUnavailable {
             volume: volume.to_owned(),
@@ -107,7 +103,7 @@ impl Host {
         Err(VmError::Disk { vm: name.to_owned(), why }.into())
     }
 
-    /// Remembers that volumes are a VM's.
+    /// Records that volumes belong to a VM.
     pub(in crate::host) async fn bind_vm(
         self: &std::sync::Arc<Self>,
         name: String,
@@ -139,7 +135,7 @@ impl Host {
     }
 }
 
-/// Tells whether a process is one of these clients. A number alone is none: it may have been another process's before.
+/// Returns whether a process is one of these clients. A process number alone is no proof, because numbers are reused.
 fn is_among(clients: &[ClientProcess], process: Option<i32>, user: Option<u32>) -> bool {
     let asked = process.zip(user).map(|(id, user)| ClientProcess { id, user });
     asked.is_some_and(|asked| clients.contains(&asked))

@@ -1,7 +1,7 @@
-//! Disks of a running VM change between their files and their volumes, step by step.
+//! Switches the disks of a running VM between their files and their volumes, step by step.
 //!
-//! What comes next is said by [`migration::vm::exchange`], of what QEMU and the journal say at that moment; here it is carried
-//! out, until all disks are on one side. Then the VM runs: [`crate::vms::Holds`].
+//! [`migration::vm::exchange`] chooses each step from the present state of QEMU and the journal. This file carries the steps
+//! out until all disks are on one side. Then the VM is resumed: [`crate::vms::Holds`].
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -18,32 +18,29 @@ use crate::fail_point::{self, Step as FailPoint};
 use crate::host::Host;
 use crate::vms::{Adopted, AdoptedDisk, VmError, launched};
 
-/// How an exchange has ended.
+/// The result of an exchange.
 pub(in crate::host) struct Exchanged {
-    /// Where all disks are.
+    /// The side on which all disks are.
     pub(in crate::host) goal: Goal,
-    /// Why they are not where they were to be first.
+    /// Why the disks are not on the side that was requested.
     pub(in crate::host) failure: Option<RequestError>,
 }
 
-/// The VM's QEMU has ended while its disks changed hands.
+/// The VM's QEMU has ended during the exchange.
 pub(in crate::host) struct QemuEnded;
 
-/// What a node is of a VM's disk, and what is to be done.
+/// The state of a VM's disks, for the choice of the next step.
 struct Look {
     is_running: bool,
     disks: Vec<SeenDisk>,
     nodes: Vec<Option<BlockNode>>,
-    /// Of each disk, what in QEMU uses its volume.
+    /// For each disk, what in QEMU uses its volume.
     uses: Vec<ExportUse>,
 }
 
 impl Host {
-    /// Brings the disks of a VM to one side; the VM may be paused then. It takes as long as it takes: what goes wrong
-    /// is tried the other way round, and then again.
-    ///
-    /// # Errors
-    /// [`QemuEnded`].
+    /// Brings the disks of a VM to one side; the VM may be paused meanwhile. Has no time limit: after a failure it tries the
+    /// other side, and then this one again. Fails only with [`QemuEnded`].
     pub(in crate::host) async fn exchange_disks(
         self: &Arc<Self>,
         adopted: &Adopted,
@@ -76,7 +73,7 @@ impl Host {
                     tracing::warn!(vm = %name, reason, "a step of the exchange of its disks failed; the other way is tried");
                     self.vms.holds.tell(name, Some(format!("paused while its disks change hands: {reason}")));
                     failure.get_or_insert(error);
-                    // A silent QEMU may have ended, and its monitor with it.
+                    // A QEMU that does not answer may have ended, and its monitor with it.
                     qemu = None;
                     let pause = exchange.as_mut().map(Exchange::failed).unwrap_or_default();
                     tokio::time::sleep(pause).await;
@@ -118,7 +115,7 @@ impl Host {
             Step::LeadToFile(index) => {
                 if let Some((kept, node)) = of(index) {
                     if kept.node != node.name {
-                        // A daemon that was killed while it adopted the disk may have left it, with QEMU's locks.
+                        // A daemon that was killed while it adopted the disk may have left this node, with QEMU's locks.
                         qemu.drop_node(&kept.node).await;
                     }
                     let image = kept.image(kept.file.clone(), kept.format.clone());
@@ -145,7 +142,7 @@ impl Host {
         Ok(None)
     }
 
-    /// What the disks of a VM are over, as QEMU and the journal say.
+    /// Returns the state of a VM's disks, from QEMU and the journal.
     async fn look_at_disks(&self, adopted: &Adopted, qemu: &Qemu) -> Result<Look, RequestError> {
         let failed = |error| RequestError::from(VmError::of(&adopted.name)(error));
         let is_running = qemu.status().await.map_err(failed)? == RunState::Running;
@@ -164,10 +161,8 @@ impl Host {
         Ok(Look { is_running, disks, nodes, uses })
     }
 
-    /// Refuses to give a VM its disks back where something unknown stands on a volume, or a volume cannot be removed.
-    ///
-    /// # Errors
-    /// [`RequestError`]; nothing was changed.
+    /// Refuses to release the disks of a VM if something unknown uses a volume, or if a volume cannot be removed. Changes
+    /// nothing.
     pub(in crate::host) async fn prove_exchangeable(
         self: &Arc<Self>,
         adopted: &Adopted,
@@ -193,7 +188,7 @@ impl Host {
         Ok(())
     }
 
-    /// Whether a disk of a VM is over nothing.
+    /// Returns whether a disk of a VM has no image.
     pub(in crate::host) async fn has_lost_a_disk(
         &self,
         adopted: &Adopted,
@@ -203,13 +198,13 @@ impl Host {
         Ok(look.disks.iter().any(|disk| disk.over == Over::Nothing))
     }
 
-    /// Whether the volume of an adopted disk is there. One of another image has taken the name meanwhile.
+    /// Returns whether the volume of an adopted disk exists. Another volume may have its name.
     fn serves(&self, kept: &AdoptedDisk) -> bool {
         let record = self.record_named(&kept.volume);
         record.is_ok_and(|record| record.image.place.file().map(Path::new) == Some(&kept.file))
     }
 
-    /// Where a volume is served.
+    /// Returns the address of a volume's export.
     pub(in crate::host) fn export_named(&self, volume: &str) -> ExportAddress {
         ExportAddress {
             socket: self.sockets.volume_socket(volume),
@@ -218,7 +213,7 @@ impl Host {
         }
     }
 
-    /// Serves an image as an adopted disk's volume.
+    /// Serves the image of an adopted disk as its volume.
     async fn serve_disk(self: &Arc<Self>, kept: &AdoptedDisk) -> Result<(), RequestError> {
         let text = kept.file.to_str().ok_or_else(|| not_utf8(&kept.file))?;
         let source = VolumeSource::Add {
@@ -232,7 +227,7 @@ impl Host {
         Arc::clone(self).create_volume(order).await.map(drop)
     }
 
-    /// Gives the images of a VM back whose QEMU has ended: nobody reads or writes.
+    /// Releases the images of a VM whose QEMU has ended and therefore no longer uses them.
     pub(in crate::host) async fn stop_serving(
         self: &Arc<Self>,
         adopted: &Adopted,
@@ -243,22 +238,22 @@ impl Host {
         Ok(())
     }
 
-    /// Removes the volume of a disk; its image stays.
+    /// Removes the volume of a disk and keeps its image.
     async fn remove_given_back(self: &Arc<Self>, kept: &AdoptedDisk) -> Result<(), RequestError> {
-        // N.B. Without force: whoever is connected uses it, whatever its QEMU says, or if that seems to have ended.
+        // N.B. Without force: a connected client uses the volume, whatever its QEMU says, and also if QEMU seems to have ended.
         let how = RemoveVolume { force: false, keep_image: true, delete_image: false };
         Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await.map(drop)
     }
 }
 
-/// Whether an exchange begins, or goes on that an earlier daemon began.
+/// Whether an exchange begins, or continues one of an earlier daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::host) enum IsNew {
     Yes,
     No,
 }
 
-/// What a disk is over. What is neither its volume's export nor the very file that it had is not taken for either.
+/// Returns what a disk is over. Only its volume's export and its very own file are recognised.
 fn over_of(kept: &AdoptedDisk, node: Option<&BlockNode>, used: &ExportUse, process: &Launched) -> Over {
     let is_unused = used.nodes.is_empty() && used.disks.is_empty();
     match node {
@@ -271,13 +266,13 @@ fn over_of(kept: &AdoptedDisk, node: Option<&BlockNode>, used: &ExportUse, proce
     }
 }
 
-/// Whether a process can read the file that a path leads to.
+/// Returns whether a process can read the file at a path.
 fn has_open(process: &Launched, file: &Path) -> bool {
     let numbers = |found: &Held| (found.identity().device, found.identity().inode);
     held::find(file).is_ok_and(|found| process.descriptors_of(numbers(&found), Use::Read) > 0)
 }
 
-/// QEMU's name of a format.
+/// Returns QEMU's name of a format.
 pub(in crate::host) fn name_of(format: ImageFormat) -> &'static str {
     match format {
         ImageFormat::Raw => "raw",
@@ -285,7 +280,7 @@ pub(in crate::host) fn name_of(format: ImageFormat) -> &'static str {
     }
 }
 
-/// The format that QEMU calls so; it adopts no others.
+/// Returns the format with this QEMU name. Other formats are not adopted.
 pub(in crate::host) fn format_named(name: &str) -> ImageFormat {
     if name == name_of(ImageFormat::Qcow2) { ImageFormat::Qcow2 } else { ImageFormat::Raw }
 }

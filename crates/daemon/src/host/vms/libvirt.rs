@@ -1,13 +1,13 @@
-//! Domains of libvirt: their disks are copied to volumes by libvirt itself, and back, while they work.
+//! Domains of libvirt: libvirt itself copies their disks to volumes, and back, while the domains run.
 //!
 //! ```text
 //!   adopt      refuse what others hold ─► remember ─► volume ─► libvirt copies ─► caught up ─► libvirt pivots ─► settled
 //!   release    remember ─► libvirt copies to a file ─► caught up ─► pivots ─► volume and its image gone ─► forget
 //!   release of a domain that is shut off:    volume gone, image kept ─► named in the definition ─► forget
 //! ```
-//! What comes next is said by [`migration::vm::copied`] and carried out in [`sides`]. libvirt's definition, locks and labels are
-//! true all the while, because libvirt does it; nothing is paused. Everything can take as long as a copy does, so an answer may
-//! come before it is done, and a daemon that is started again goes on.
+//! [`migration::vm::copied`] chooses the steps, and [`sides`] carries them out. libvirt's definition, locks and labels stay
+//! correct throughout, because libvirt makes the changes; the domain is never paused. Each operation can take as long as a
+//! copy, so the answer may come before its end. After a restart the daemon resumes it.
 
 mod files;
 mod refusals;
@@ -34,16 +34,13 @@ use crate::journal::now_unix_ms;
 use crate::stores::{StoreKind, image_name};
 use crate::vms::{Adopted, AdoptedDisk, FileIdentity, LibvirtDomain, VmError, Wanted};
 
-/// How long a copy may take until the answer says that it goes on in the background.
+/// How long a copy may take before the answer says that it continues in the background.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
-/// Added to the name of a disk's file where the volume's own image has that name.
+/// The suffix of a disk's file where the volume's own image has the file's name.
 const RELEASED: &str = ".released";
 
 impl Host {
-    /// Has the disks of a domain copied to new volumes.
-    ///
-    /// # Errors
-    /// [`RequestError`]; the domain has its disks as before then.
+    /// Has the disks of a domain copied to new volumes. After an error the domain has its old disks.
     pub(in crate::host) async fn adopt_domain(
         self: Arc<Self>,
         name: String,
@@ -104,7 +101,7 @@ impl Host {
             let kept = self.kept((&name, &store), &libvirt, (&domain, disk), free).await?;
             adopted.disks.push(kept);
         }
-        // N.B. Before anything is made: a daemon that is killed from here on knows what is under way.
+        // N.B. Before anything is made, so that a daemon that is killed from here on leaves a record of the operation.
         self.remember_adopted(adopted).await?;
         let left = self.change_sides_within(&name, turn).await?.images;
         let mut vm = self.describe_vm(&name).await?;
@@ -115,7 +112,7 @@ impl Host {
         Ok(vm)
     }
 
-    /// What is remembered of a disk. One that is over a volume of this host already keeps it.
+    /// Returns the record of a disk. A disk that is over a volume of this host keeps that volume.
     async fn kept(
         self: &Arc<Self>,
         (name, store): (&str, &str),
@@ -126,7 +123,7 @@ impl Host {
         let target = &disk.target;
         match disk.source {
             DiskSource::File(named) => {
-                // N.B. Of a link the image is meant, not the link: that is put aside later, and comes back.
+                // N.B. A link stands for its image, which is put aside later and restored.
                 let (file, found) = blocking(move || {
                     let file = named.canonicalize().unwrap_or(named);
                     let found = FileIdentity::at(&file).ok();
@@ -162,7 +159,7 @@ impl Host {
         }
     }
 
-    /// Refuses to make a volume's image where the disk is.
+    /// Refuses to make a volume's image at the path of the disk.
     fn refuse_same_place(
         &self,
         name: &str,
@@ -187,11 +184,8 @@ impl Host {
         Ok(())
     }
 
-    /// Gives a domain its disks back: copies of the volumes in files if it runs, the volumes' images themselves if it is
-    /// shut off. An adoption that is under way is ended.
-    ///
-    /// # Errors
-    /// [`RequestError`]; what could not be given back is served as before.
+    /// Gives a domain its disks back: copies of the volumes in files if it runs, the volumes' own images if it is shut off.
+    /// Ends a running adoption. After an error the remaining disks are served as before.
     pub(in crate::host) async fn release_domain(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
         let shown = self.describe_vm(&name).await?;
         let mut adopted = self.adoption(&name)?;
@@ -199,7 +193,7 @@ impl Host {
         domain.wanted = Wanted::Files;
         let turn = match self.vms.turn(&name) {
             Ok(turn) => turn,
-            // Whoever copies sees it.
+            // The copying operation notices the order.
             Err(_) if !domain.is_settled => {
                 self.remember_adopted(adopted).await?;
                 return self.describe_vm(&name).await;
@@ -212,7 +206,7 @@ impl Host {
             adopted = self.prove_domain_releasable(adopted).await?;
             note = self.note_of_release(&adopted).await;
         }
-        // N.B. Before anything is changed: a daemon that is killed from here on knows what is wanted.
+        // N.B. Before anything is changed, so that a daemon that is killed from here on leaves a record of the order.
         self.remember_adopted(adopted).await?;
         let left = self.change_sides_within(&name, turn).await?;
         if self.adoptions()?.get(&name).is_some() {
@@ -231,10 +225,8 @@ impl Host {
         Ok(Vm { message, volumes: Vec::new(), ..shown })
     }
 
-    /// Looks whether a domain can be given its disks back as things are, before anything is changed. Returns where they are to be.
-    ///
-    /// # Errors
-    /// [`RequestError`]: by name what is in the way.
+    /// Checks whether a domain's disks can be released, before anything is changed. Returns where they are to be; the error
+    /// names the obstacle.
     async fn prove_domain_releasable(self: &Arc<Self>, adopted: Adopted) -> Result<Adopted, RequestError> {
         let mut adopted = adopted;
         let name = adopted.name.clone();
@@ -251,12 +243,12 @@ impl Host {
         for (kept, seen) in adopted.disks.iter_mut().zip(&look.disks) {
             match seen.volume {
                 Volume::Here => {
-                    // What keeps the volume from being removed is said now, not when its disk has left it.
+                    // Obstacles to removing the volume are reported now, not when the disk has left it.
                     let (claim, volume) = self.claim_to_remove(&kept.volume).await?;
                     self.require_unordered(volume, &kept.volume)?;
                     drop(claim);
                 }
-                // One that has gone to another host must come home first.
+                // A volume at another host must return first.
                 _ if look.domain.is_some() && seen.over == Over::Export => {
                     self.record_named(&kept.volume)?;
                 }
@@ -269,7 +261,7 @@ impl Host {
         Ok(adopted)
     }
 
-    /// Sees that nothing is where the copy of a disk is to be. The volume may have been moved to that very place.
+    /// Checks that no file has the path for the copy of a disk. The volume may have been moved to that very path.
     fn find_place_for_copy(&self, name: &str, kept: &mut AdoptedDisk) -> Result<(), RequestError> {
         let record = self.record_named(&kept.volume)?;
         if record.image.place.file().map(Path::new) == Some(&kept.file) {
@@ -287,7 +279,7 @@ impl Host {
         Err(refuse(name, &why))
     }
 
-    /// Says what else names the volumes.
+    /// Returns a note about other definitions that name the volumes.
     async fn note_of_release(&self, adopted: &Adopted) -> Option<String> {
         let look = self.look_at_domain(adopted).await.ok()?;
         (look.presence == Some(Presence::Saved)).then(|| {
@@ -297,10 +289,7 @@ impl Host {
         })
     }
 
-    /// Lets a domain run that is paused.
-    ///
-    /// # Errors
-    /// [`RequestError`].
+    /// Resumes a paused domain.
     pub(in crate::host) async fn resume_domain(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
         let adopted = self.adoption(&name)?;
         let failed = |source| RequestError::from(VmError::Libvirt { vm: name.clone(), source });
@@ -328,7 +317,7 @@ impl Host {
         self.describe_vm(&name).await
     }
 
-    /// Goes on with what a daemon before was at.
+    /// Resumes the operations of an earlier daemon.
     pub(crate) fn settle_domains(self: &Arc<Self>) {
         for adopted in self.adoptions().map(crate::vms::Adoptions::list).unwrap_or_default() {
             if adopted.libvirt.as_ref().is_none_or(|domain| domain.is_settled) {
@@ -352,7 +341,6 @@ impl Host {
         }
     }
 
-    /// Whether a VM is a domain of libvirt.
     pub(in crate::host) fn is_domain(&self, name: &str) -> Result<bool, RequestError> {
         Ok(self.adoptions()?.get(name).is_some_and(|adopted| adopted.libvirt.is_some()))
     }
@@ -370,7 +358,7 @@ impl Host {
         let work = tokio::spawn(async move { host.change_sides(&changing, turn).await });
         match tokio::time::timeout(ANSWER_WITHIN, work).await {
             Ok(done) => done.unwrap_or_else(|error| Err(RequestError::Internal(error.to_string()))),
-            // It goes on; what is shown of the VM says how far it is.
+            // The operation continues; the VM's description shows its progress.
             Err(_) => Ok(Left::default()),
         }
     }
@@ -414,10 +402,7 @@ impl Host {
         }
     }
 
-    /// Refuses to move a domain as a whole.
-    ///
-    /// # Errors
-    /// [`RequestError::VmUnmovable`], if it is one; what to do.
+    /// Refuses to move a domain as a whole, with [`RequestError::VmUnmovable`], and says what to do.
     pub(in crate::host) fn refuse_domain(&self, adopted: &Adopted) -> Result<(), RequestError> {
         if adopted.libvirt.is_none() {
             return Ok(());
@@ -426,7 +411,7 @@ impl Host {
     }
 }
 
-/// Why a domain does not move as a whole, and what to do.
+/// Returns why a domain does not move as a whole, and what to do.
 fn memory_is_libvirts(adopted: &Adopted) -> String {
     let volumes: Vec<_> = adopted.disks.iter().map(|disk| disk.volume.as_str()).collect();
     let volumes = volumes.join(" ");
@@ -436,7 +421,7 @@ fn memory_is_libvirts(adopted: &Adopted) -> String {
     )
 }
 
-/// The domain, unless libvirt has none any more.
+/// Returns the domain, unless libvirt has deleted it.
 async fn found(libvirt: &Libvirt, domain: &LibvirtDomain) -> Result<Option<Domain>, LibvirtError> {
     let uuid = parse_uuid(&domain.uuid)
         .ok_or_else(|| LibvirtError::Definition(format!("{} is no UUID", domain.uuid)))?;
@@ -447,7 +432,7 @@ async fn found(libvirt: &Libvirt, domain: &LibvirtDomain) -> Result<Option<Domai
     }
 }
 
-/// What a domain does, how far its copies are, and who runs it.
+/// Returns the domain's state, the progress of its copies, and the user that it runs as.
 async fn look(
     adopted: &Adopted,
     domain: &LibvirtDomain,
@@ -489,7 +474,7 @@ async fn look(
     Ok((state, (!said.is_empty()).then(|| said.join(", ")), product))
 }
 
-/// Refuses a domain that something else works on, or whose snapshots or checkpoints name its disks.
+/// Refuses a domain that another job works on, or whose snapshots or checkpoints name its disks.
 async fn refuse_held(name: &str, libvirt: &Libvirt, domain: &Domain, seen: Seen) -> Result<(), RequestError> {
     let failed = |source| RequestError::from(VmError::Libvirt { vm: name.to_owned(), source });
     if seen == Seen::Runs && libvirt.has_job(domain).await.map_err(failed)? {
@@ -530,7 +515,7 @@ async fn refuse_held(name: &str, libvirt: &Libvirt, domain: &Domain, seen: Seen)
     Ok(())
 }
 
-/// The disks that are asked for, or all that can be written; each must be one that can be copied.
+/// Returns the requested disks, or all writable ones; fails if one of them cannot be copied.
 fn choose(name: &str, found: &[Disk], wanted: &[String]) -> Result<Vec<Disk>, RequestError> {
     if let Some(missing) = wanted.iter().find(|wanted| !found.iter().any(|disk| disk.target == **wanted)) {
         return Err(refuse(name, &format!("the domain has no disk {missing}")));

@@ -1,4 +1,4 @@
-//! VMs, as the API asks for them: checks that need the volumes, and what people see.
+//! Operations on VMs that need volumes: add, start, stop, remove, describe.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,16 +11,13 @@ use crate::error::RequestError;
 use crate::host::{Host, blocking};
 use crate::names;
 use crate::vms::{Definition, Ended, Ending, Known, Life, Standing, VmError};
-/// The longest that it may be given: a client waits meanwhile.
+/// The longest shutdown timeout of a request: its client waits meanwhile.
 pub(crate) const SHUT_DOWN_TIMEOUT: Duration = Duration::from_secs(3600);
-/// How long QEMU may take to say what a VM does before that is left out of its description.
+/// How long a description waits for QEMU.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
 impl Host {
-    /// Adds a VM.
-    ///
-    /// # Errors
-    /// [`RequestError`]; there is no such VM then.
+    /// Adds a VM. After an error there is no such VM.
     pub(crate) async fn add_vm(self: Arc<Self>, order: NewVm) -> Result<Vm, RequestError> {
         let NewVm { name, definition } = order;
         if self.adoptions()?.get(&name).is_some() {
@@ -43,9 +40,6 @@ impl Host {
     }
 
     /// Starts a VM whose volumes are served.
-    ///
-    /// # Errors
-    /// [`RequestError`]; it does not run then.
     pub(crate) async fn start_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
         self.refuse_adopted(&name)?;
         for volume in self.vms.get(&name)?.volumes {
@@ -55,10 +49,6 @@ impl Host {
         self.describe_vm(&name).await
     }
 
-    /// Stops a VM.
-    ///
-    /// # Errors
-    /// [`RequestError`].
     pub(crate) async fn stop_vm(self: Arc<Self>, name: String, how: StopVm) -> Result<Vm, RequestError> {
         self.refuse_adopted(&name)?;
         let wait = Duration::from_secs(how.wait_s.unwrap_or(StopVm::WAIT_S_DEFAULT));
@@ -77,10 +67,7 @@ impl Host {
         Ok(vm)
     }
 
-    /// Forgets a VM.
-    ///
-    /// # Errors
-    /// [`RequestError`]; it is there as before then.
+    /// Forgets a VM that is not running.
     pub(crate) async fn remove_vm(self: Arc<Self>, name: String) -> Result<RemovedVm, RequestError> {
         self.refuse_adopted(&name)?;
         let volumes = self.vms.get(&name)?.volumes;
@@ -90,7 +77,6 @@ impl Host {
         Ok(RemovedVm { name, volumes })
     }
 
-    /// Describes the VMs, by name.
     pub(crate) async fn describe_vms(&self) -> Vec<Vm> {
         let known = self.vms.list().into_iter().map(|known| self.describe_known(known));
         let mut vms = futures_util::future::join_all(known).await;
@@ -106,10 +92,6 @@ impl Host {
         }
     }
 
-    /// Describes one VM.
-    ///
-    /// # Errors
-    /// [`RequestError`]: there is none of that name.
     pub(crate) async fn describe_vm(&self, name: &str) -> Result<Vm, RequestError> {
         match self.describe_adopted_one(name).await {
             Some(vm) => Ok(vm),
@@ -126,7 +108,7 @@ impl Host {
     }
 }
 
-/// What is said of disks that do not wait for the daemon as long as they should.
+/// Returns a warning about disks that do not wait for the daemon long enough.
 fn short_wait(definition: &Definition) -> Option<String> {
     let (disk, seconds) = definition.short_waits().into_iter().next()?;
     Some(format!(
@@ -157,7 +139,7 @@ async fn describe(known: Known) -> Vm {
     }
 }
 
-/// What is said of a VM that runs and waits for memory that does not come.
+/// Returns a note about a running VM that waits for missing memory.
 async fn lacks_memory(qemu: &Qemu, name: &str) -> Option<String> {
     let progress = tokio::time::timeout(ANSWER_TIMEOUT, qemu.memory_progress()).await.ok()?.ok()?;
     (progress.status == MigrationStatus::PostcopyPaused).then(|| {

@@ -1,14 +1,14 @@
-//! A VM moves with its volumes, and is where they are: what this host does when it leaves, comes, and after a restart.
+//! Moves a VM with its volumes: this host's part when the VM leaves, arrives, and after a restart.
 //!
 //! ```text
 //!   source                                        target
 //!   checks ──► offer, with its name ────────────► name free ──► its volumes arrive
-//!   manifest ─────────────────────────────────────► could it run?
-//!   volumes copied ──► memory ──► stands ───────► loaded
-//!   volumes released ───────────────────────────► owned ──► it runs
-//!   left: its QEMU ended, forgotten               arrived: at home
+//!   VM description ──────────────────────────────► could it run?
+//!   volumes copied ──► memory ──► stands ────────► loaded
+//!   volumes released ────────────────────────────► owned ──► it runs
+//!   left: its QEMU ended, forgotten                arrived: at home
 //! ```
-//! What of that is decided is decided by its volumes' migration, in the journals ([`crate::vms::moving`]).
+//! The migration of its volumes takes all the decisions, in the journals ([`crate::vms::moving`]).
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -34,48 +34,46 @@ use crate::vms::moving::{
 };
 use crate::vms::{Adopted, Standing, VmError, Vms};
 
-/// How long a VM may stand still, if nobody says.
+/// The downtime limit of an order without one.
 const DOWNTIME_DEFAULT: Duration = Duration::from_millis(300);
-/// How long its disks may take to be handed over while it stands still: a VM that is moved late is better off than one
-/// that is not moved and stood still for that.
+/// How long the handover of the disks may take while the VM stands still. It is longer than the usual limit: completing a late
+/// move is better than a downtime without a move.
 pub(in crate::host) const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A VM that is to go along with its volumes.
+/// A VM that moves along with its volumes.
 pub(in crate::host) struct Company {
     pub(in crate::host) name: String,
-    /// What the other host must be given to run it.
+    /// What the target host needs to run the VM.
     pub(in crate::host) manifest: Vec<u8>,
     pub(in crate::host) downtime_max: Duration,
-    /// When it may run there, and over how many streams its memory goes, as it was ordered.
+    /// When the VM may run at the target, and over how many streams its memory goes, as ordered.
     memory: (Memory, Option<u8>),
 }
 
 impl Company {
-    /// How the VM is to leave over this session.
+    /// Returns how the VM is to leave over this session.
     pub(in crate::host) async fn wishes(&self, vm: &dyn Hypervisor, session: &Session) -> Wishes {
         let terms = terms(vm, self.memory, session).await;
         Wishes { downtime_max: self.downtime_max, terms }
     }
 }
 
-/// How a VM is to leave whose migration a restart goes on with: only the rest of its memory may still go.
+/// Returns the settings for a VM whose migration a restart resumes: only the rest of its memory may still have to go.
 pub(in crate::host) fn resumed_wishes() -> Wishes {
     Wishes { downtime_max: DOWNTIME_DEFAULT, terms: Terms::default() }
 }
 
-/// What is known of a VM that is to come.
+/// What is known of a VM that is to arrive.
 pub(in crate::host) enum Expected {
-    /// Nothing: it is to be started.
+    /// It is to be started.
     Anew,
-    /// That an earlier daemon expected it; it may be here, and loaded.
+    /// An earlier daemon expected it; it may be here, and loaded.
     Again(Option<Arc<dyn Hypervisor>>),
 }
 
 impl Host {
-    /// Begins to move a VM to another host, with all its volumes.
-    ///
-    /// # Errors
-    /// [`RequestError`]: it goes on here, and nothing is left there.
+    /// Begins to move a VM to another host, with all its volumes. After an error it runs here, and nothing is left at the
+    /// target.
     pub(in crate::host) async fn migrate_vm(
         self: &Arc<Self>,
         name: String,
@@ -111,7 +109,7 @@ impl Host {
         self.migrate_away(departing, elsewhere, order, Some(company)).await
     }
 
-    /// What sees to a VM that leaves by this migration.
+    /// Returns the object that moves a VM out by this migration.
     pub(in crate::host) fn leaving(
         &self,
         migration: MigrationId,
@@ -126,20 +124,14 @@ impl Host {
         Arc::new(OutgoingVm::new(named, streams, wishes, self.vms.witness(name), hooks))
     }
 
-    /// Looks whether the TPM of a VM, if it has one, can go with it.
-    ///
-    /// # Errors
-    /// [`RequestError::VmUnmovable`].
+    /// Checks whether the VM's TPM, if it has one, can move; fails with [`RequestError::VmUnmovable`].
     pub(in crate::host) fn check_tpm(&self, name: &str) -> Result<(), RequestError> {
         self.vms.tpm_obstacle(name).map_or(Ok(()), |reason| {
             Err(RequestError::VmUnmovable { vm: name.to_owned(), reason: reason.to_owned() })
         })
     }
 
-    /// Looks whether a host may bring VMs. What else would be in a VM's way is not looked at before that, and not
-    /// told.
-    ///
-    /// # Errors
+    /// Checks whether a host may bring VMs. Other obstacles are checked only after this, so that other hosts do not learn them.
     /// [`RequestError::Invalid`].
     pub(in crate::host) fn check_may_bring_vms(&self, peer: HostId) -> Result<(), RequestError> {
         if self.hosts.may_bring_vms(peer) {
@@ -155,10 +147,7 @@ impl Host {
         Err(RequestError::Invalid(text))
     }
 
-    /// Looks whether a VM of this name may be here.
-    ///
-    /// # Errors
-    /// [`RequestError`].
+    /// Checks whether a VM of this name may be here.
     pub(in crate::host) fn check_vm_name(&self, name: &str) -> Result<(), RequestError> {
         crate::names::check(name).map_err(|reason| RequestError::Name { name: name.to_owned(), reason })?;
         if self.adoptions()?.get(name).is_some() {
@@ -171,7 +160,7 @@ impl Host {
         }
     }
 
-    /// A VM comes with the volumes of this migration, which has another number at its source.
+    /// Prepares for a VM that comes with the volumes of this migration, which has another number at its source.
     pub(in crate::host) fn expect_vm(
         self: &Arc<Self>,
         session: &Session,
@@ -195,15 +184,15 @@ impl Host {
         self.moving.comes(migration, &Arc::new(IncomingVm::new(channel, hooks)), Arc::new(keeper));
     }
 
-    /// What is known of a VM that comes along with volumes; `stage`: how far a restart found them.
+    /// Returns what is known of a VM that comes with volumes; `stage` is where a restart found them.
     pub(in crate::host) async fn expected(self: &Arc<Self>, vm: &str, stage: Option<&Stage>) -> Expected {
         match stage {
             None => Expected::Anew,
-            // N.B. without a promise it comes to nothing, and it may be waiting for the volumes that would wait for it.
+            // N.B. without a promise the migration fails, and a loaded VM might wait for volumes that wait for it.
             Some(Stage::Copying) => Expected::Again(None),
             Some(_) => {
                 let found = self.vms.found(vm).await;
-                // It may have been loaded just before the last daemon was killed.
+                // The VM may have been loaded just before the last daemon was killed.
                 let is_kept = self.vms.keep_tpm(vm).await.map_err(|error| {
                     tracing::warn!(vm = %vm, %error, "a VM that came does not run without its TPM");
                 });
@@ -212,7 +201,8 @@ impl Host {
         }
     }
 
-    /// The source of a VM that runs here, and whose stream has broken, says what becomes of the rest of its memory.
+    /// Handles a message from the source of a VM that runs here and whose stream has broken: what happens to the rest of its
+    /// memory.
     pub(crate) async fn post_copy_request(
         self: &Arc<Self>,
         session: &Session,
@@ -228,7 +218,7 @@ impl Host {
         };
         let channel = VmChannel::without_main(self.peers.vm_streams(session, peer, remote));
         let known = names.first().and_then(|volume| self.vms.get(&self.vms.user_of(volume)?).ok());
-        // One that is on its way to another host is no longer what came from this one.
+        // A VM that leaves for another host is not the one that came from the sender.
         let known = known.filter(|known| known.standing != Standing::Leaving);
         let Some(known) = known else {
             return channel.send(&VmMessage::lost("it is not known at the target"));
@@ -237,7 +227,7 @@ impl Host {
         let recovery = PostCopyRecovery {
             memory_socket: memory_socket(&known.monitor),
             lifeline: self.vms.lifeline(&known.name).map(|lifeline| lifeline as Arc<dyn RecoverMemory>),
-            // N.B. it may take the rest of the memory to answer.
+            // N.B. the answer may take as long as the rest of the memory.
             found: async move { vms.found(&name).await }.boxed().shared(),
         };
         let keeper = Reception { host: Arc::clone(self), name: known.name, volumes: names };
@@ -247,22 +237,21 @@ impl Host {
         }
     }
 
-    /// The VM that goes along with an outgoing migration that a restart interrupted.
+    /// Returns the VM of an outgoing migration that a restart interrupted.
     pub(in crate::host) fn vm_of_departure(&self, volumes: &[String]) -> Option<String> {
         self.vm_with(volumes, Standing::Leaving)
     }
 
-    /// The VM whose volumes these are, and of which nothing says that it leaves.
+    /// Returns the VM that owns these volumes and is not recorded as leaving.
     pub(in crate::host) fn vm_at_home(&self, volumes: &[String]) -> Option<String> {
         self.vm_with(volumes, Standing::Home)
     }
 
-    /// The VM that comes along with an incoming migration that a restart interrupted.
+    /// Returns the VM of an incoming migration that a restart interrupted.
     pub(in crate::host) fn vm_of_arrival(&self, volumes: &[String]) -> Option<String> {
         self.vm_with(volumes, Standing::Arriving)
     }
 
-    /// Whether it is noted of a VM that it leaves.
     pub(in crate::host) fn vm_is_leaving(&self, name: &str) -> bool {
         self.vms.get(name).is_ok_and(|known| known.standing == Standing::Leaving)
     }
@@ -274,7 +263,7 @@ impl Host {
     }
 }
 
-/// Takes a VM in that comes.
+/// Receives a VM.
 struct Reception {
     host: Arc<Host>,
     name: String,
@@ -282,7 +271,7 @@ struct Reception {
 }
 
 impl Reception {
-    /// Looks whether a manifest is of the VM that was offered.
+    /// Checks that a VM description belongs to the offered VM.
     fn check_offered(&self, manifest: &[u8]) -> Result<(), MoveFault> {
         let (name, volumes) = Vms::announced(manifest)?;
         if name != self.name || volumes != self.volumes {
@@ -345,7 +334,7 @@ impl Keeper for Reception {
     }
 }
 
-/// Looks whether what is ordered of a VM's memory makes sense.
+/// Refuses a contradictory order for a VM's memory.
 pub(in crate::host) fn check_order(order: &MigrateVolume) -> Result<(), RequestError> {
     match order.memory_streams {
         Some(streams) if !(1..=MEMORY_STREAMS_MAX).contains(&streams) => {
@@ -360,7 +349,7 @@ pub(in crate::host) fn check_order(order: &MigrateVolume) -> Result<(), RequestE
     }
 }
 
-/// Looks whether a VM can run elsewhere before all of its memory is there, as far as can be seen here.
+/// Checks from this side whether a VM can run at the target before all of its memory is there.
 pub(in crate::host) async fn check_post_copy(name: &str, vm: &dyn Hypervisor) -> Result<(), RequestError> {
     let unmovable = |reason: String| RequestError::VmUnmovable { vm: name.to_owned(), reason };
     let silent = |error: HypervisorError| unmovable(error.to_string());
@@ -370,7 +359,7 @@ pub(in crate::host) async fn check_post_copy(name: &str, vm: &dyn Hypervisor) ->
     }
 }
 
-/// What is said of a VM whose memory is lost, where its disks are.
+/// Returns the message for a VM whose memory is lost, at the host of its disks.
 pub(in crate::host) fn memory_lost(name: &str, reason: &str) -> String {
     format!(
         "its memory is lost: {reason}, and it ran before all of its memory had come (--memory post-copy). Its disks are whole, \
@@ -378,7 +367,7 @@ pub(in crate::host) fn memory_lost(name: &str, reason: &str) -> String {
     )
 }
 
-/// Which way a VM's memory is wished to go over this session.
+/// Returns the requested way for a VM's memory over this session.
 async fn terms(vm: &dyn Hypervisor, ordered: (Memory, Option<u8>), session: &Session) -> Terms {
     let (memory, streams) = ordered;
     if memory == Memory::PostCopy {
@@ -390,7 +379,7 @@ async fn terms(vm: &dyn Hypervisor, ordered: (Memory, Option<u8>), session: &Ses
     Terms { side_streams: if can { side_streams } else { 0 }, post_copy: false }
 }
 
-/// A VM was to move to a store of this host.
+/// Returns the error for a VM that was to move to a store of this host.
 pub(in crate::host) fn not_to_a_store(volumes: &[String], order: &MigrateVolume) -> RequestError {
     RequestError::Invalid(format!(
         "a VM moves to another host; to move its disks to the store \"{}\", one by one: sterna migrate {} --to {}",
@@ -400,23 +389,19 @@ pub(in crate::host) fn not_to_a_store(volumes: &[String], order: &MigrateVolume)
     ))
 }
 
-/// A VM was to move that has no volumes.
+/// Returns the error for a VM without volumes.
 pub(in crate::host) fn no_volumes(vm: &str) -> RequestError {
     RequestError::Invalid(format!(
         "the VM \"{vm}\" has no volume, and a VM is where its volumes are: start it there"
     ))
 }
 
-/// How long a VM may stand still.
 pub(in crate::host) fn downtime_max(order: &MigrateVolume) -> Duration {
     order.max_downtime_ms.map_or(DOWNTIME_DEFAULT, Duration::from_millis)
 }
 
 impl Host {
-    /// Looks whether a VM can be moved as it is now.
-    ///
-    /// # Errors
-    /// [`RequestError::VmUnmovable`], with all that keeps it.
+    /// Checks whether a VM can be moved in its present state; [`RequestError::VmUnmovable`] lists all obstacles.
     pub(in crate::host) async fn check_movable(
         &self,
         name: &str,
@@ -426,12 +411,12 @@ impl Host {
         check_memory(name, vm).await?;
         let unmovable = |reason: String| RequestError::VmUnmovable { vm: name.to_owned(), reason };
         let found = self.vms.look(name, vm, adopted).await.map_err(|error| unmovable(error.to_string()))?;
-        // What its files hold does not count yet.
+        // The size of its files does not count yet.
         Departure::begin(&found.does, &found.differences, 0).map(drop).map_err(unmovable)
     }
 }
 
-/// Looks whether the memory of a VM can be sent as it is now.
+/// Checks whether the memory of a VM can be sent in its present state.
 async fn check_memory(name: &str, vm: &dyn Hypervisor) -> Result<(), RequestError> {
     let unmovable = |reason: String| RequestError::VmUnmovable { vm: name.to_owned(), reason };
     let silent = |error: HypervisorError| unmovable(error.to_string());

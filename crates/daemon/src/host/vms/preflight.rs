@@ -1,4 +1,4 @@
-//! Before a VM moves: what the source says that it needs, and whether the target has it.
+//! The checks before a VM moves: what the source says that the VM needs, and whether the target has it.
 //!
 //! ```text
 //!   source: manifest_of ── definition, files, needs ──► target: check_arrival ── what QEMU and the kernel there have, space
@@ -18,10 +18,7 @@ use crate::vms::Differences;
 use crate::vms::moving::{MoveFault, Terms};
 
 impl Host {
-    /// What another host must be given to run a VM with these volumes.
-    ///
-    /// # Errors
-    /// [`RequestError`].
+    /// Returns the VM description for a target host, for a VM with these volumes.
     pub(in crate::host) async fn manifest_of(
         self: &Arc<Self>,
         name: &str,
@@ -34,7 +31,7 @@ impl Host {
         }
         let held = blocking(move || {
             let held = places.into_iter().map(|(volume, place, size_bytes)| {
-                // A device takes what it is large; what an image stands on is looked for while it is copied.
+                // A device takes its whole size; the backing files of an image are found while it is copied.
                 let taken = place.file().and_then(|path| images::allocated_bytes(Path::new(path)).ok());
                 (volume, taken.map_or(size_bytes, |taken| taken.min(size_bytes)))
             });
@@ -44,19 +41,16 @@ impl Host {
         Ok(self.vms.definition(name, held).await?)
     }
 
-    /// Looks whether this host has what a VM needs that is to come with volumes whose images have been reserved, and
-    /// says on which of the wished terms its memory can come.
-    ///
-    /// # Errors
-    /// What is missing, and what to do about it.
+    /// Checks whether this host has what an arriving VM needs, once the images of its volumes are reserved. Returns on which of
+    /// the requested terms its memory can come. The error says what is missing, and what to do about it.
     pub(in crate::host) async fn check_arrival(
         self: &Arc<Self>,
         manifest: &[u8],
         wished: Terms,
     ) -> Result<Terms, MoveFault> {
-        // N.B. first: it refuses what is not understood, and looks at nothing of this host before.
+        // N.B. first: it refuses a description that cannot be parsed, before it reads anything of this host.
         let compared = self.vms.compare_files(manifest).await?;
-        // What is only to be known was said before the VM was offered.
+        // Warnings were shown before the VM was offered.
         let (Differences { faults, .. }, _) = compared;
         if !faults.is_empty() {
             return Err(MoveFault::Unfit(faults.join("; ")));
@@ -67,7 +61,7 @@ impl Host {
         Ok(terms)
     }
 
-    /// Looks whether volumes that come fit into their stores. It may sleep.
+    /// Checks whether arriving volumes fit into their stores. May block.
     fn check_space(&self, held: &[(String, u64)]) -> Result<(), RequestError> {
         let mut needed = BTreeMap::<String, u64>::new();
         for (volume, bytes) in held {
@@ -80,12 +74,12 @@ impl Host {
                     .find_map(|volumes| volumes.iter().find(|record| record.name == *volume))
                     .map(|record| record.image.clone())
             });
-            // A device or an export was looked at when it was reserved.
+            // A device or an export was checked when it was reserved.
             let Some((image, path)) = image.as_ref().and_then(|image| Some((image, image.place.file()?)))
             else {
                 continue;
             };
-            // An image that was kept from an earlier stay has its space already.
+            // An image that was kept from an earlier residency has its space already.
             let taken = images::allocated_bytes(Path::new(path)).unwrap_or(0);
             *needed.entry(image.store.clone()).or_default() += bytes.saturating_sub(taken);
         }

@@ -1,12 +1,12 @@
-//! What adopting and releasing the disks of a VM needs, tried by its QEMU before anything of the VM is touched.
+//! Has QEMU prove that the disks of a VM can be adopted or released, before anything of the VM is changed.
 //!
 //! ```text
-//!   adopt     QEMU has the file open that we hold                   by descriptors: whatever has its name, here or there
-//!             QEMU can connect to the volume's socket               an export of nothing is there for that moment
+//!   adopt     QEMU has the file open that we hold                   by descriptor: names may differ here and there
+//!             QEMU can connect to the volume's socket               an empty export exists there for that moment
 //!             QEMU can open the file again                          the way back, also after a failure
-//!   release   QEMU can open each image where it is by now           in a folder of ours it is given back to its owner, if it must
+//!   release   QEMU can open each image at its present path          in a folder of ours its owner is restored if needed
 //! ```
-//! What is held here is what the volume's lane opens ([`crate::vms::proved`]).
+//! The volume's lane opens the files that are held here ([`crate::vms::proved`]).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -21,12 +21,12 @@ use crate::host::{Host, blocking};
 use crate::vms::{Adopted, AdoptedDisk, VmError, launched, proof};
 
 impl Host {
-    /// Holds the files of a disk, the top first: those that its QEMU has open, so that it can write to the top if it writes, and
-    /// read the others.
+    /// Holds the files of a disk that its QEMU has open, the top first. If QEMU writes, it must have the top open for writing,
+    /// and the others for reading.
     ///
     /// # Errors
-    /// [`VmError::Disk`]. **N.B.** Whoever orders this may not learn by it which files there are: the answer is the same for one that is
-    /// not there and for one that this QEMU does not have open.
+    /// [`VmError::Disk`]. **N.B.** the answer is the same for a missing file and for one that this QEMU does not have open, so
+    /// that an operator does not learn which files exist.
     pub(in crate::host) async fn prove_files(
         &self,
         name: &str,
@@ -39,7 +39,7 @@ impl Host {
             let below = disk.backing.iter().map(|file| process.resolve(file).unwrap_or_else(|| file.clone()));
             let files = std::iter::once(disk.file.clone()).chain(below);
             let held = files.enumerate().map(|(depth, file)| {
-                // N.B. what the monitor calls read-only counts for nothing: the volume can be written to.
+                // N.B. the monitor's read-only flag is ignored: the volume can be written to.
                 let used = if depth == 0 { Use::ReadWrite } else { Use::Read };
                 let found = held::find(&file).ok();
                 let found = found.filter(|found| process.descriptors_of(numbers(found), used) > 0);
@@ -53,10 +53,8 @@ impl Host {
         .await
     }
 
-    /// Looks whether the disks of a VM could be adopted, and given back.
-    ///
-    /// # Errors
-    /// [`VmError::Disk`], with what to do; nothing was changed.
+    /// Checks whether the disks of a VM can be adopted, and released again. [`VmError::Disk`] says what to do; nothing is
+    /// changed.
     pub(in crate::host) async fn prove_adoptable(
         self: &Arc<Self>,
         name: &str,
@@ -72,11 +70,9 @@ impl Host {
         Ok(())
     }
 
-    /// Looks whether a VM could have the images of its disks back, where they are by now. An image that its QEMU may not open is
-    /// given to its owner, if only we could put another file in its place.
-    ///
-    /// # Errors
-    /// [`VmError::Disk`], with what to do; nothing else was changed.
+    /// Checks whether a VM can have the images of its disks back, at their present paths. Restores the owner of an image that
+    /// its QEMU may not open, if only Sterna can put another file in its place. [`VmError::Disk`] says what to do; nothing else
+    /// is changed.
     pub(in crate::host) async fn prove_releasable(
         self: &Arc<Self>,
         qemu: &Qemu,
@@ -86,14 +82,14 @@ impl Host {
         let devices = qemu.query_block().await.map_err(VmError::of(name))?;
         for kept in &adopted.disks {
             let device = devices.iter().find(|device| device.device.as_deref() == Some(&kept.device));
-            // It may be gone from the VM.
+            // The VM may have lost the device.
             let Some(node) = device.and_then(|device| device.node.as_ref()) else { continue };
             let disk = kept.disk(node);
             let process = launched(name, qemu).await?;
             let image = self.image_of(kept).await?;
             let before = process.descriptors_of(numbers(&image), kept.used());
             if before > 0 {
-                // It has it back already.
+                // It has the disk back already.
                 continue;
             }
             let mut opened = qemu.prove_file(&disk, &kept.file, kept.number).await;
@@ -110,7 +106,7 @@ impl Host {
         Ok(())
     }
 
-    /// Holds the image of a disk where it is by now.
+    /// Holds the image of a disk at its present path.
     async fn image_of(&self, kept: &AdoptedDisk) -> Result<Arc<Held>, RequestError> {
         let (finder, file) = (self.finder_of(&kept.volume), kept.file.clone());
         blocking(move || {
@@ -120,10 +116,10 @@ impl Host {
         .await
     }
 
-    /// Gives an image to whom it belonged when its disk was adopted; one that never did, to the user that QEMU runs as. Returns
-    /// whether that could be done.
+    /// Restores the owner that an image had when its disk was adopted, or makes QEMU's user the owner if it never was adopted.
+    /// Returns whether that was possible.
     ///
-    /// **N.B.** In a folder of others nothing is given away. What is there has the owner that it had, or is not ours to give.
+    /// **N.B.** In a folder that others own this changes nothing: a file there has its owner, or is not ours to give away.
     async fn give_back(
         &self,
         image: &Arc<Held>,
@@ -200,7 +196,7 @@ impl Host {
     }
 }
 
-/// Looks whether what QEMU has opened by a path is what we hold.
+/// Checks whether the file that QEMU has opened by a path is the one that we hold.
 async fn same_file(
     name: &str,
     qemu: &Qemu,
@@ -220,7 +216,7 @@ async fn same_file(
     ))
 }
 
-/// What the kernel calls a file.
+/// Returns the device and inode numbers of a file.
 fn numbers(held: &Held) -> (u64, u64) {
     (held.identity().device, held.identity().inode)
 }

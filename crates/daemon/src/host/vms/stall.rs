@@ -1,4 +1,5 @@
-//! VMs whose disks lack blocks that another host has: once a second each is looked at, and what [`migration::vm::stall`] says is done.
+//! Handles VMs whose disks lack blocks that another host has: checks each once a second, and does what [`migration::vm::stall`]
+//! decides.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,18 +15,18 @@ use crate::host::Host;
 use crate::vms::{Alive, Known, Life, NotedReason, Standing, VmError, launched};
 use crate::volumes::registry::Service;
 
-/// Time between two looks.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// How long a read may wait for a host that does not answer, of a VM that is stopped by an error and asks again: Linux resets a SCSI or
-/// SATA disk that does not answer for 30 s.
+/// How long a read of a VM that stops at errors may wait for a host that does not answer. Linux resets a SCSI or SATA disk that
+/// does not answer for 30 s.
 const READ_WAIT_MAX: Duration = Duration::from_secs(20);
 
-/// What is remembered of a VM from look to look.
+/// What is remembered of a VM from one check to the next.
 #[derive(Default)]
 struct Remembered {
-    /// Whether all its disks stop it at errors, of this process.
+    /// Whether all its disks stop the VM at errors, for this process.
     stops_at_errors: Option<(i32, bool)>,
-    /// Late reads that the guest has been let go on for; `None`: those that an earlier daemon refused are not known.
+    /// The number of late reads after which the guest was resumed; `None`: the reads that an earlier daemon refused are
+    /// unknown.
     late_before: Option<u64>,
 }
 
@@ -38,7 +39,7 @@ struct Lacking {
 }
 
 impl Host {
-    /// Sees to VMs whose disks lack blocks, until the daemon stops.
+    /// Begins to check VMs whose disks lack blocks, until the daemon stops.
     pub(crate) fn begin_to_see_to_stalls(self: &Arc<Self>) {
         let host = Arc::clone(self);
         tokio::spawn(async move {
@@ -73,7 +74,7 @@ impl Host {
         let alive = match &vm.life {
             Life::Alive(alive) if vm.standing == Standing::Home => Some(alive),
             Life::Stopped | Life::Crashed(_) if note == Note::Ours => {
-                // It is nobody's to let run any more.
+                // The note is obsolete: no daemon has to resume this VM.
                 self.vms.holds.forget(&vm.name).await;
                 return Ok(());
             }
@@ -96,7 +97,7 @@ impl Host {
         Ok(())
     }
 
-    /// Those of some volumes that lack blocks which their former host may still bring.
+    /// Returns the volumes that lack blocks which their former host may still send.
     fn lacking(&self, volumes: &[String]) -> Vec<Lacking> {
         let lacking = volumes.iter().filter_map(|name| {
             let filling = self.journal.read(|state| {
@@ -118,7 +119,7 @@ impl Host {
         note: Note,
         remembered: &mut Remembered,
     ) -> Result<Seen, VmError> {
-        // N.B. first: a read that is refused after this is seen at the next look, if it has stopped the guest.
+        // N.B. first: a read that is refused after this is counted by the next check, if it has stopped the guest.
         let (late_reads, units_owed) = late(lacking).await;
         let guest = match alive.qemu.status().await.map_err(VmError::of(&vm.name))? {
             RunState::Running => Guest::Runs,
@@ -126,7 +127,7 @@ impl Host {
             _ => Guest::Otherwise,
         };
         if guest == Guest::Runs {
-            // Those that an earlier daemon refused did not stop it, or it goes on since.
+            // Reads that an earlier daemon refused have not stopped the guest, or it has been resumed since.
             remembered.late_before.get_or_insert(0);
         }
         let late = match remembered.late_before {
@@ -147,7 +148,7 @@ impl Host {
         Ok(Seen { is_here: true, lacks_blocks, stops_at_errors, note, guest, late })
     }
 
-    /// Tells whether all volumes of a VM are disks of it, and each stops it at errors.
+    /// Returns whether all volumes of a VM are its disks, and each stops it at errors.
     async fn stops_at_errors(&self, vm: &Known, qemu: &Qemu) -> Result<bool, VmError> {
         let command = launched(&vm.name, qemu).await?.command;
         for volume in &vm.volumes {
@@ -171,7 +172,7 @@ impl Host {
         let (name, holds) = (&vm.name, &self.vms.holds);
         match step {
             Step::Note => {
-                // Nobody else begins something with it until that is noted.
+                // These keep other operations away until the note is written.
                 let (_operation, _turn) = (self.vms.operate(name)?, self.vms.turn(name)?);
                 if holds.get(name).is_none() {
                     holds.hold(name, Reason::Missing, true).await?;
@@ -189,7 +190,7 @@ impl Host {
             Step::Unsay => holds.tell(name, None),
             Step::Continue => {
                 let Some(alive) = alive else { return Ok(()) };
-                // N.B. none is refused any more from before this on.
+                // N.B. no read is refused from before this point on.
                 let (late_reads, _) = late(lacking).await;
                 if let Err(error) = alive.qemu.resume().await {
                     holds.tell(
@@ -207,7 +208,7 @@ impl Host {
     }
 }
 
-/// How many reads of these volumes were refused, and how many units are owed to those.
+/// Returns how many reads of these volumes were refused, and how many units these reads still wait for.
 async fn late(lacking: &[Lacking]) -> (u64, u64) {
     let asked = futures_util::future::join_all(lacking.iter().map(|lacking| lacking.lane.status())).await;
     let fillings = asked.into_iter().filter_map(|status| status.ok()?.filling);
@@ -225,7 +226,7 @@ fn names(lacking: &[Lacking]) -> String {
     lacking.iter().map(|lacking| lacking.volume.as_str()).collect::<Vec<_>>().join(", ")
 }
 
-/// Why a VM is stopped.
+/// Returns why a VM is stopped.
 fn waits_for(lacking: &[Lacking]) -> String {
     let seconds = READ_WAIT_MAX.as_secs();
     let of: Vec<_> = lacking

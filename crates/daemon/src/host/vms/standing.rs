@@ -1,10 +1,10 @@
-//! Where a VM is that was to move: where its volumes are, once their migration has ended.
+//! Determines where a VM is that was to move: with its volumes, once their migration has ended.
 //!
 //! ```text
 //!   was leaving   its volumes are here  → stayed          was arriving   its volumes are here  → arrived
 //!                 they are elsewhere    → left                           they are elsewhere    → abandoned
 //! ```
-//! Until that is noted nobody can move, start or stop the VM, so it is tried until the data folder takes it.
+//! Until that is recorded no operation can move, start or stop the VM, so it is retried until the data folder accepts it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,11 +17,10 @@ use crate::host::Host;
 use crate::host::migrations::forwarding::at_start;
 use crate::vms::{Standing, VmError};
 
-/// Time between two attempts to note where a VM is.
 const SETTLE_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Host {
-    /// After a start: VMs whose migration has ended, or never came to anything, are where their volumes are.
+    /// Settles after a start the VMs whose migration has ended or failed: they are where their volumes are.
     pub(crate) async fn settle_vms(self: &Arc<Self>) {
         for (name, standing) in self.vms.unsettled() {
             let (host, which) = (Arc::clone(self), name.clone());
@@ -36,9 +35,9 @@ impl Host {
         }
         let is_here = known.volumes.iter().all(|volume| self.owns(volume));
         if is_here {
-            // N.B. Before it is settled: one that was adopted is not among ours from then on.
+            // N.B. Before it is settled: an adopted VM is not among the managed ones afterwards.
             self.vms.until_found(name).await;
-            // Of one that was leaving there is a note if it may stand, with what is to become of it. One that came was loaded paused.
+            // A VM that was leaving has a note if it may be paused. A VM that arrived was loaded paused.
             let is_to_run = standing == Standing::Arriving && !self.vms.stays_paused(name);
             if is_to_run && let Err(error) = self.vms.holds.hold(name, Reason::MoveAhead, true).await {
                 tracing::error!(vm = %name, %error, "whether the VM runs is not noted");
@@ -50,7 +49,7 @@ impl Host {
         self.settle(name, standing, is_here).await;
     }
 
-    /// Notes where a VM of this standing is. What cannot be noted now is noted as soon as it can be.
+    /// Records where a VM with this standing is. If that fails, retries it in the background.
     pub(in crate::host) async fn settle(self: &Arc<Self>, name: &str, standing: Standing, is_here: bool) {
         let Err(error) = self.try_to_settle(name, standing, is_here).await else { return };
         tracing::error!(
@@ -62,11 +61,11 @@ impl Host {
             loop {
                 tokio::select! {
                     () = tokio::time::sleep(SETTLE_INTERVAL) => {}
-                    // The next start looks by itself.
+                    // The next start checks this itself.
                     () = host.stopping() => return,
                 }
                 let is_settled = match host.vms.get(&name) {
-                    // N.B. Somebody else may have settled it, and it may be on its way again since.
+                    // N.B. Another task may have settled it, and it may be moving again since.
                     Ok(known) => known.standing != standing || host.is_under_way(&known.volumes, standing),
                     Err(_) => true,
                 };
@@ -78,10 +77,7 @@ impl Host {
         });
     }
 
-    /// As [`Host::settle`], once.
-    ///
-    /// # Errors
-    /// Why it could not be noted.
+    /// Does the same as [`Host::settle`], without a retry.
     pub(in crate::host) async fn note_vm(
         &self,
         name: &str,
@@ -98,7 +94,7 @@ impl Host {
 
     async fn try_to_settle(&self, name: &str, standing: Standing, is_here: bool) -> Result<(), VmError> {
         if self.vms.get(name).is_ok_and(|known| known.standing != standing) {
-            // Somebody else has settled it, and it may be on its way again since.
+            // Another task has settled it, and it may be moving again since.
             return Ok(());
         }
         let settled = match (standing, is_here) {
@@ -109,7 +105,7 @@ impl Host {
             (Standing::Arriving, true) => self.vms.arrived(name).await,
         };
         match settled {
-            // It was refused before it was here.
+            // The VM was refused before it was here.
             Err(VmError::NotFound(_)) => Ok(()),
             settled => settled,
         }
@@ -119,7 +115,7 @@ impl Host {
         let way = if standing == Standing::Arriving { Way::Here } else { Way::Elsewhere };
         self.journal.read(|state| {
             state.is_under_way(volumes, way)
-                // Whose they are is not known since the journal was put back.
+                // The owner of the volumes is in question since the journal was restored.
                 || volumes.iter().any(|name| state.questioned_named(name).is_some())
         })
     }

@@ -1,4 +1,4 @@
-//! Migrations that keep a chain: the new image stands on what the present one stands on. Who may, and on what.
+//! Migrations that keep a chain: the new image has the same backing file as the present one. Checks which images allow that.
 
 use std::path::Path;
 
@@ -10,10 +10,8 @@ use migration::journal::{ImageFormat, VolumeRecord};
 use crate::error::RequestError;
 use crate::stores::{Store, StoreKind};
 
-/// The top of the chain that a new image in `store` is to stand on as well; `finder` says which files may be opened. It sleeps.
-///
-/// # Errors
-/// [`RequestError`]: the volume has no chain, what it stands on is not there, or the new image cannot be qcow2.
+/// Returns the top of the chain that a new image in `store` must have below it; `finder` says which files may be opened.
+/// Blocks. Fails if the volume has no chain, if the backing file is missing, or if the new image cannot be qcow2.
 pub(in crate::host) fn kept(
     record: &VolumeRecord,
     order: &MigrateVolume,

@@ -1,4 +1,4 @@
-//! Making volumes: a new image in a store, or one that is served where it is.
+//! Creates volumes: a new image in a store, or an existing image that is served in place.
 
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
@@ -33,10 +33,8 @@ use crate::stores::{StoreClaim, new_path, path_text};
 use crate::volumes::registry::{Claim, Creation, Service};
 
 impl Host {
-    /// Makes a volume and serves it.
-    ///
-    /// # Errors
-    /// [`RequestError`]: there is no such volume then, except after [`RequestError::VolumeUnavailable`].
+    /// Creates a volume and serves it. After an error there is no such volume, except after
+    /// [`RequestError::VolumeUnavailable`].
     pub(crate) async fn create_volume(
         self: Arc<Self>,
         order: NewVolume,
@@ -72,7 +70,7 @@ impl Host {
         self.describe_volume(&name).await
     }
 
-    /// Makes an image beside where it will be, records the volume, then puts the image in its place.
+    /// Makes an image under an unfinished name, records the volume, then renames the image.
     async fn create_image(
         self: &Arc<Self>,
         claim: &Claim,
@@ -91,7 +89,7 @@ impl Host {
             }
             return Err(fault.into());
         }
-        // N.B. From here on a restart finds the volume, and puts the image in its place by itself.
+        // N.B. From here on a restart finds the volume, and renames the image itself.
         if let (Some(file), Some(new)) = (file, new) {
             let (staged, custody) = (new.clone(), self.custody.clone());
             let owner = Owner::Volume(record.volume);
@@ -106,7 +104,7 @@ impl Host {
         Ok(())
     }
 
-    /// Makes the image, a file under its unfinished name; sleeps.
+    /// Makes the image; a file gets its unfinished name. Blocks.
     fn stage_image(&self, order: &NewImage, creation: &Arc<Creation>) -> Result<Staged, RequestError> {
         let store = self.stores.choose(order.store.as_deref())?;
         store.require()?;
@@ -120,7 +118,7 @@ impl Host {
         }
         let staged = |image| Staged { image, size_bytes, _claim: claim };
         let Some(path) = image.place.file().map(Path::new) else {
-            // What is there says nothing of who needs it: the configuration and the claims do.
+            // The content does not say who needs it: the configuration and the claims do.
             self.custody.check(CustodyStep::Zero, &Owner::Maker, &image)?;
             let target = opening::open_whole(&image, Access::ReadWrite, at_once)?;
             let target = opening::narrow(target, &image.place, size_bytes)?;
@@ -133,7 +131,7 @@ impl Host {
             return Err(RequestError::TargetExists { path: path.to_owned() });
         }
         let new = new_path(path);
-        // The name is claimed and the store is ours: what is there is the left-over of an attempt that failed.
+        // The name is claimed and the store is ours, so this file is left over from a failed attempt.
         self.custody.delete(&new, &Owner::Housekeeping)?;
         fail_point::before(Step::CreateImage);
         stage_file(&new, image.format, size_bytes, given, creation)
@@ -142,7 +140,7 @@ impl Host {
         Ok(staged(image))
     }
 
-    /// Deletes a file under its unfinished name. What cannot be deleted, the next start does.
+    /// Deletes a file under its unfinished name. If that fails, the next start deletes it.
     fn forget_staged(&self, new: &Path) {
         if let Err(error) = self.custody.delete(new, &Owner::Maker) {
             tracing::warn!(%error, "an unfinished image is left over");
@@ -179,7 +177,7 @@ impl Host {
             if access == Access::ReadWrite {
                 check_written_whole(&opened)?;
             }
-            // The lock is tried here, so that an image that is in use is refused, and taken again by the lane.
+            // Tries the lock, so that an image in use is refused. The lane takes the lock again.
             let store = opening::open_found(&opened, access, &finder, at_once)?;
             check_size(&opened, store.size())?;
             Ok(store.size())
@@ -191,7 +189,7 @@ impl Host {
         Ok(())
     }
 
-    /// Checks that a place holds no volume of ours, and nothing that a migration left there.
+    /// Checks that a place holds no volume of this host, and nothing that a migration left there.
     fn check_free(&self, place: &Place, fences: Fences) -> Result<(), RequestError> {
         let store = self.stores.of_place(place);
         if let Some(store) = store {
@@ -214,7 +212,7 @@ impl Host {
         })
     }
 
-    /// Resolves when a volume is served, or cannot be, or there is none.
+    /// Resolves when a volume is served or cannot be served, or if there is no such volume.
     pub(in crate::host) async fn until_decided(&self, name: &str) {
         loop {
             let changed = self.volumes.changed();
@@ -225,7 +223,7 @@ impl Host {
         }
     }
 
-    /// Waits until a new volume is served, or cannot be.
+    /// Waits until a new volume is served or cannot be served.
     async fn first_service(&self, name: &str) -> Result<(), RequestError> {
         loop {
             let changed = self.volumes.changed();
@@ -242,34 +240,33 @@ impl Host {
     }
 }
 
-/// What image is to be made.
+/// An order for a new image.
 struct NewImage {
     name: String,
     size_bytes: Option<u64>,
     store: Option<String>,
-    /// An image to copy; absolute.
+    /// The absolute path of an image to copy.
     image: Option<PathBuf>,
-    /// `None`: that of the store.
+    /// `None`: the store's default.
     format: Option<ImageFormat>,
     export: ExportSettings,
 }
 
-/// What image is to be served where it is.
+/// An order to serve an image in place.
 struct AdoptedImage {
     place: Place,
-    /// `None`: what it begins with tells.
+    /// `None`: the format is detected.
     format: Option<ImageFormat>,
     export: ExportSettings,
 }
 
-/// Whether fences are heeded.
+/// Whether fences are respected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fences {
     Hold,
     Pass,
 }
 
-/// What the administrator has said.
 fn word(fences: Fences) -> Word {
     match fences {
         Fences::Hold => Word::Plain,
@@ -277,7 +274,7 @@ fn word(fences: Fences) -> Word {
     }
 }
 
-/// What is done to an image that is served so.
+/// Returns the custody step for an image that is served with this access.
 fn service_step(access: Access) -> CustodyStep {
     match access {
         Access::ReadWrite => CustodyStep::ServeReadWrite,
@@ -285,7 +282,7 @@ fn service_step(access: Access) -> CustodyStep {
     }
 }
 
-/// An image that was made; a file is not yet in its place.
+/// A new image; a file has its unfinished name.
 struct Staged {
     image: ImageLocation,
     size_bytes: u64,
@@ -300,14 +297,14 @@ fn stage_file(
     given: Option<GivenImage>,
     creation: &Arc<Creation>,
 ) -> Result<(), RequestError> {
-    // The lock on the new image is kept while it is filled, and taken again by the lane.
+    // The new image stays locked while it is filled. The lane takes the lock again.
     let made = opening::create_file(new, format, size_bytes)?;
     match given {
         None => Ok(()),
         Some(given) if (given.format, format) == (ImageFormat::Raw, ImageFormat::Raw) => {
             let source = given.opened.held();
             let source = source.ok_or_else(|| RequestError::Internal("a file is none".to_owned()))?;
-            // N.B. what is locked, whatever has its name by now.
+            // N.B. copies the locked file, whichever file has its name by now.
             Ok(images::copy_into(source, new, &creation.bytes_done)?)
         }
         Some(given) => {
@@ -343,7 +340,7 @@ fn size_of(asked: Option<u64>, given: Option<&GivenImage>) -> Result<u64, Reques
     }
 }
 
-/// Where an image is that was given in one of three ways.
+/// Returns the place of an image that was given in one of three ways.
 fn given_place(
     image: Option<String>,
     device: Option<String>,
@@ -364,8 +361,8 @@ fn given_place(
     }
 }
 
-/// One file has many spellings; the journal has the one that does not change. Of a device that is the name that people
-/// gave it: its number is another one after the next start.
+/// Returns the one spelling that the journal uses for a file with several names. For a device this is the name that the user
+/// gave: its number changes with the next start.
 fn one_spelling(place: Place) -> Result<Place, RequestError> {
     let Place::File(path) = place else { return Ok(place) };
     let path = PathBuf::from(path);
@@ -417,18 +414,18 @@ pub(super) fn record(
     }
 }
 
-/// An identity that no other volume on any host has.
+/// Returns a new identity for a volume, unique among all hosts.
 fn new_identity() -> VolumeId {
     VolumeId(random_bytes())
 }
 
-/// A number that nobody else has.
+/// Returns a unique number.
 pub(in crate::host) fn random_number() -> u64 {
-    // Half of it is random enough.
+    // Half of the bytes are random enough.
     u128::from_le_bytes(random_bytes()) as u64
 }
 
-/// What nobody else has.
+/// Returns unique bytes.
 pub(in crate::host) fn random_bytes() -> [u8; 16] {
     let mut bytes = [0; 16];
     let random = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));

@@ -1,4 +1,4 @@
-//! How volumes are offered: what a request says of it, the journal remembers, and the configuration otherwise says.
+//! How volumes are exported: the settings of a request, of the journal, and of the configuration.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
@@ -13,7 +13,7 @@ use crate::files::sockets;
 use crate::host::Host;
 
 impl Host {
-    /// What clients of other hosts connect to.
+    /// Returns the URI for clients of other hosts.
     pub(in crate::host) fn tcp_uri(&self, record: &VolumeRecord) -> Option<String> {
         let scheme = match self.encryption {
             Encryption::Off => "nbd",
@@ -22,10 +22,8 @@ impl Host {
         record.export.listen.as_ref().map(|address| format!("{scheme}://{address}/{}", record.name))
     }
 
-    /// Listens for a volume's clients, at its socket and its port.
-    ///
-    /// # Errors
-    /// [`RequestError::VolumeUnavailable`]; [`RequestError`]: who may use the socket cannot be told.
+    /// Listens for a volume's clients, at its socket and its port. Fails if the port cannot be opened, or if the socket's owner
+    /// is unknown.
     pub(in crate::host) fn listeners(&self, record: &VolumeRecord) -> Result<Listeners, RequestError> {
         let access = self.socket_access(&record.export)?;
         let unix = self.sockets.bind_volume(&record.name, &access).map_err(|error| {
@@ -35,10 +33,7 @@ impl Host {
         Ok(Listeners::nbd(unix, self.listen_on_port(record)?))
     }
 
-    /// Listens on a volume's port, if it has one.
-    ///
-    /// # Errors
-    /// [`RequestError::VolumeUnavailable`].
+    /// Listens on a volume's port, if it has one; fails with [`RequestError::VolumeUnavailable`].
     pub(in crate::host) fn listen_on_port(
         &self,
         record: &VolumeRecord,
@@ -65,7 +60,8 @@ impl Host {
         Ok(Some((listener.into(), self.encryption.clone())))
     }
 
-    /// The address of a volume's port, if this host does not have it: clients cannot reach the volume there yet.
+    /// Returns the address of a volume's port if this host does not have that address. Clients cannot reach the volume there
+    /// yet.
     #[expect(clippy::unused_self, reason = "it is asked of the host beside what else is asked of it")]
     pub(in crate::host) fn missing_address(&self, record: &VolumeRecord) -> Option<SocketAddr> {
         let address: SocketAddr = record.export.listen.as_ref()?.parse().ok()?;
@@ -73,10 +69,7 @@ impl Host {
         tried.is_err_and(|error| error.kind() == ErrorKind::AddrNotAvailable).then_some(address)
     }
 
-    /// Who may use a volume's unix socket.
-    ///
-    /// # Errors
-    /// [`RequestError::Invalid`]: its owner is no longer known to this host.
+    /// Returns who may use a volume's unix socket; [`RequestError::Invalid`]: this host does not know its owner.
     pub(in crate::host) fn socket_access(
         &self,
         settings: &ExportSettings,
@@ -95,7 +88,7 @@ impl Host {
 }
 
 impl Host {
-    /// Reads the certificates of volumes' ports again, for connections that begin from then on; may sleep.
+    /// Reads the certificates of volumes' ports again, for connections that begin later. May block.
     pub(in crate::host) fn read_certificates(&self) {
         let (Encryption::Offered(credentials) | Encryption::Required(credentials), Some(tls)) =
             (&self.encryption, &self.config.nbd.tls)
@@ -114,7 +107,7 @@ impl Host {
     }
 }
 
-/// TLS on the ports of volumes, as the configuration says; may sleep.
+/// Returns the configured TLS of the volumes' ports. May block.
 ///
 /// # Errors
 /// [`lane::CredentialsError`].
@@ -138,14 +131,11 @@ fn listen_address(text: &str) -> Result<SocketAddr, RequestError> {
     Ok(address)
 }
 
-/// What a request says, checked.
-///
-/// # Errors
-/// [`RequestError::Invalid`].
+/// Checks and converts the export settings of a request.
 pub(in crate::host) fn export_settings(asked: &api::ExportSettings) -> Result<ExportSettings, RequestError> {
     let invalid = |fault: crate::config::SocketFault| RequestError::Invalid(fault.to_string());
     let mode = asked.socket_mode.as_deref().map(str::parse::<SocketMode>).transpose().map_err(invalid)?;
-    // The name is remembered, not its number: that is looked up when the socket is made.
+    // The journal keeps the name, not its number, which is looked up when the socket is made.
     if let Some(owner) = &asked.socket_owner {
         owner.parse::<crate::config::SocketOwner>().map_err(invalid)?;
     }

@@ -1,7 +1,7 @@
-//! Images that somebody gives: to be copied in, or to be served where they are. Everything here may sleep.
+//! Images that a request names, to be copied or to be served in place. Everything here may block.
 //!
-//! The format of an image is told by its first bytes here, once: what is recognised is written into the journal. From then
-//! on a guest may write there what it likes.
+//! The format of an image is detected here once, from its first bytes, and recorded in the journal. From then on a guest may
+//! write anything to these bytes.
 
 use std::path::Path;
 
@@ -13,20 +13,18 @@ use crate::error::RequestError;
 use crate::images;
 use crate::images::opening::{self, at_once};
 
-/// An image that is to be copied: locked against writers while it is.
+/// An image to copy, locked against writers meanwhile.
 pub(in crate::host) struct GivenImage {
     pub(in crate::host) format: ImageFormat,
     pub(in crate::host) size_bytes: u64,
-    /// Bytes that the copy will need, about.
+    /// About how many bytes the copy will need.
     pub(in crate::host) allocated_bytes: u64,
     pub(in crate::host) opened: Opened,
 }
 
 impl GivenImage {
-    /// Opens a file of any format.
-    ///
-    /// # Errors
-    /// [`RequestError`]; [`RequestError::ImageUnsuitable`]: as with [`format_in_place`], but only if other files were opened.
+    /// Opens a file of any format. [`RequestError::ImageUnsuitable`]: as with [`format_in_place`], but only if other files were
+    /// opened.
     pub(in crate::host) fn open(path: &Path) -> Result<Self, RequestError> {
         let place = Place::File(crate::stores::path_text(path)?);
         let format = format_of(&place, None)?;
@@ -43,10 +41,7 @@ impl GivenImage {
     }
 }
 
-/// Bytes that a copy will need, about: those that the image takes, and the images that it stands on.
-///
-/// # Errors
-/// [`RequestError::Storage`].
+/// Returns about how many bytes a copy needs: those that the image and its backing files take.
 pub(in crate::host) fn needed_bytes(opened: &Opened, path: &Path) -> Result<u64, RequestError> {
     let backing: Vec<&Path> =
         if let Opened::Qcow2(image) = opened { image.backing_files().collect() } else { Vec::new() };
@@ -59,13 +54,13 @@ pub(in crate::host) fn needed_bytes(opened: &Opened, path: &Path) -> Result<u64,
     Ok(bytes.min(opening::qcow2_bytes_max(opened.size())))
 }
 
-/// As [`format_of`], for an image that is served where it is.
+/// Does the same as [`format_of`], for an image that is served in place.
 ///
-/// A guest may have written the beginning of a qcow2 image into its raw disk. Whoever opened that as one would show the
-/// guest any file that it names: so the file's name, which no guest chooses, must say the same.
+/// A guest may have written the header of a qcow2 image into its raw disk. Opening that as qcow2 would show the guest any file
+/// that the header names. So the file's name, which no guest chooses, must agree with the content.
 ///
 /// # Errors
-/// As there; [`RequestError::ImageUnsuitable`]: the name and the content say different things.
+/// Those of [`format_of`]; [`RequestError::ImageUnsuitable`]: name and content disagree.
 pub(in crate::host) fn format_in_place(
     place: &Place,
     said: Option<ImageFormat>,
@@ -85,10 +80,8 @@ fn is_named_qcow2(path: &Path) -> bool {
     path.extension().is_some_and(|end| end == "qcow2" || end == "qcow")
 }
 
-/// The format of what is at `place`: what the user says, or what it begins with.
-///
-/// # Errors
-/// [`RequestError::ImageUnsuitable`] for a format that cannot be served, unless it is said to be raw.
+/// Returns the format of the image at `place`: as the user says, or detected. [`RequestError::ImageUnsuitable`]: the format
+/// cannot be served and the user did not say raw.
 pub(in crate::host) fn format_of(
     place: &Place,
     said: Option<ImageFormat>,
@@ -98,7 +91,7 @@ pub(in crate::host) fn format_of(
             let detail = "only files can be qcow2 images; leave --format out".to_owned();
             return Err(RequestError::ImageUnsuitable { path: place.name().into(), detail });
         }
-        // What is there is raw; a guest's disk may hold an image of any format as its content.
+        // The place is raw; a guest's disk may contain an image of any format.
         return Ok(ImageFormat::Raw);
     };
     if let Some(said) = said {

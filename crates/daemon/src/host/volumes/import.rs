@@ -1,10 +1,10 @@
-//! Volumes of images that lie in a store and belong to nothing: the file gets the volume's name, and nothing is copied.
+//! Makes volumes from unclaimed images in a store: the file gets the volume's name, and nothing is copied.
 //!
 //! ```text
-//!   nobody's, and whole ─► locked ─► still so ─► renamed, durably ─► the journal knows the volume ─► served
+//!   unclaimed, and complete ─► locked ─► still so ─► renamed, durably ─► the journal knows the volume ─► served
 //! ```
-//! A crash before the journal knows it leaves the file under its new name, and it can be imported again. What was in it was
-//! somebody's: removing the volume leaves it.
+//! A crash before the journal knows the volume leaves the file under its new name, and it can be imported again. Removing the
+//! volume keeps the file, because its content is the user's.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,29 +24,26 @@ use crate::images::opening::{self, at_once};
 use crate::stores::{StoreKind, path_text};
 use crate::volumes::registry::Claim;
 
-/// What image is to become a volume.
+/// An image that is to become a volume.
 pub(super) struct ImportedImage {
     pub(super) store: String,
     pub(super) file: String,
-    /// `None`: what it begins with tells.
+    /// `None`: the format is detected.
     pub(super) format: Option<ImageFormat>,
     pub(super) export: ExportSettings,
 }
 
-/// An image that has the volume's name, and that nobody else can open.
+/// An image that has the volume's name, and that is locked.
 struct Renamed {
     image: ImageLocation,
     size_bytes: u64,
     opened: Opened,
-    /// What it was called before.
+    /// Its former path.
     before: std::path::PathBuf,
 }
 
 impl Host {
-    /// Makes an image in a store the volume `name`.
-    ///
-    /// # Errors
-    /// [`RequestError`]: the file is as it was.
+    /// Makes the image in a store the volume `name`. After an error the file is as it was.
     pub(super) async fn import_image(
         self: &Arc<Self>,
         claim: &Claim,
@@ -65,7 +62,7 @@ impl Host {
             if let (Err(CommitFault::NotWritten), Some(after)) = (&committed, after.file().map(Path::new)) {
                 host.undo_rename(after, &before);
             }
-            // N.B. not before the journal knows it: nobody else may take it for theirs.
+            // N.B. only after the journal knows it, so that no other program locks the image.
             drop(opened);
             Ok(committed?)
         })
@@ -74,7 +71,7 @@ impl Host {
         Ok(())
     }
 
-    /// Locks the image, and gives it the volume's name; sleeps.
+    /// Locks the image, and renames it to the volume's name. Blocks.
     fn rename_for(&self, volume: &str, order: ImportedImage) -> Result<Renamed, RequestError> {
         let ImportedImage { store, file, format, export } = order;
         let before = self.path_in_store(&store, &file)?;
@@ -99,7 +96,7 @@ impl Host {
         }
         let opened = opening::open_whole(&found, access, at_once)?;
         check_size(&found, opened.size())?;
-        // What was so before it was locked need not be so any more.
+        // The file may have changed before it was locked.
         look()?;
         let StoreKind::Folder { folder, .. } = self.stores.get(&store)?.kind() else {
             return Err(refused(StoreFileObstacle::NoFolder).into());
@@ -115,7 +112,6 @@ impl Host {
         Ok(Renamed { image, size_bytes: opened.size(), opened, before })
     }
 
-    /// Gives a file its former name back.
     fn undo_rename(&self, after: &Path, before: &Path) {
         if after != before
             && let Err(error) = self.custody.rename(after, before, &Owner::Housekeeping)
@@ -132,7 +128,7 @@ fn importable(found: &StoreFile) -> Result<(), StoreFileObstacle> {
     let note = || found.note.clone().unwrap_or_default();
     match found.role {
         FileRole::Unclaimed => Ok(()),
-        // Nothing speaks against it, if somebody names it.
+        // An unrelated file is accepted if the user names it.
         FileRole::Other if found.format.is_some() => Ok(()),
         FileRole::Other => Err(StoreFileObstacle::NoImage(note())),
         FileRole::Volume => Err(StoreFileObstacle::OfVolume(volume())),

@@ -1,10 +1,10 @@
-//! Images that migrations left and that were kept: listed, and dropped when somebody says that nobody needs them.
+//! Images that migrations kept: lists them, and drops those that the administrator does not need.
 //!
 //! ```text
-//!   drop:  the volume's name claimed ─► nobody holds the file ─► its record goes, durably ─► the file goes
+//!   drop:  the volume's name claimed ─► no program holds the file ─► its record goes, durably ─► the file goes
 //! ```
-//! A crash in between leaves a file that is listed as before, and that no way home begins with: dropping it again ends
-//! what was begun.
+//! A crash in between leaves a file that is listed as before, and that no incremental return uses. Dropping it again completes
+//! the operation.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::migrations::view::image_location;
 use crate::volumes::registry::Claim;
 
 impl Host {
-    /// Describes the images that were kept, by volume and age. Those of a store that does not answer are left out.
+    /// Describes the kept images, by volume and age. Leaves out stores that do not answer.
     pub(crate) async fn describe_replicas(self: &Arc<Self>) -> Vec<Replica> {
         let found = self.find_kept().await;
         let data_dir = self.config.data_dir.clone();
@@ -32,10 +32,10 @@ impl Host {
         described.await.unwrap_or_default()
     }
 
-    /// Deletes an image that was kept.
+    /// Deletes a kept image.
     ///
     /// # Errors
-    /// [`RequestError::ReplicaNotFound`]; [`RequestError::ReplicaInUse`], [`RequestError::Invalid`]: it stays.
+    /// [`RequestError::ReplicaNotFound`]; [`RequestError::ReplicaInUse`], [`RequestError::Invalid`]: the image stays.
     pub(crate) async fn drop_replica(
         self: Arc<Self>,
         volume: String,
@@ -43,9 +43,9 @@ impl Host {
     ) -> Result<Replica, RequestError> {
         let found = self.find_kept().await;
         choose(&found, &volume, which.migration.as_deref())?;
-        // N.B. A volume that comes home has its name claimed from before it looks for its replica to its arrival.
+        // N.B. A returning volume has its name claimed from before it looks for its replica until its arrival.
         let _claim = self.claim_replica(&volume)?;
-        // It may have been taken meanwhile.
+        // A returning volume may have reused it meanwhile.
         let found = self.find_kept().await;
         let kept = choose(&found, &volume, which.migration.as_deref())?.clone();
         let data_dir = self.config.data_dir.clone();
@@ -75,10 +75,10 @@ impl Host {
         Ok(shown)
     }
 
-    /// Deletes an image that no way home begins with, so that no volume's name need be claimed meanwhile.
+    /// Deletes an image that no incremental return uses; no volume's name has to be claimed for that.
     ///
     /// # Errors
-    /// [`RequestError::ReplicaInUse`], [`RequestError::PlaceTaken`], [`RequestError::Storage`]: it stays.
+    /// [`RequestError::ReplicaInUse`], [`RequestError::PlaceTaken`], [`RequestError::Storage`]: the image stays.
     pub(in crate::host) async fn drop_spare(&self, spare: &Kept) -> Result<(), RequestError> {
         let Some(path) = inventory::file_of(spare) else { return Ok(()) };
         let (data_dir, image) = (self.config.data_dir.clone(), spare.image.clone());
@@ -110,7 +110,7 @@ impl Host {
         found
     }
 
-    /// Keeps the volume of that name from coming home meanwhile.
+    /// Claims the volume's name, so that it cannot return meanwhile.
     fn claim_replica(&self, volume: &str) -> Result<Claim, RequestError> {
         let in_use = || RequestError::ReplicaInUse {
             volume: volume.to_owned(),
@@ -123,7 +123,7 @@ impl Host {
     }
 }
 
-/// The image of a volume that is meant.
+/// Returns the kept image that a request means.
 fn choose<'a>(found: &'a [Kept], volume: &str, migration: Option<&str>) -> Result<&'a Kept, RequestError> {
     let of_volume: Vec<&Kept> = found.iter().filter(|kept| kept.volume == volume).collect();
     let fits = |kept: &&&Kept| migration.is_none_or(|id| kept.migration.to_string() == id);
@@ -141,7 +141,7 @@ fn choose<'a>(found: &'a [Kept], volume: &str, migration: Option<&str>) -> Resul
     }
 }
 
-/// Deletes a kept image that nobody uses; sleeps.
+/// Deletes an unused kept image. Blocks.
 fn delete(
     custody: &Custody,
     data_dir: &Path,
@@ -150,7 +150,7 @@ fn delete(
     owner: &Owner,
 ) -> Result<(), RequestError> {
     custody.check(Step::Discard, owner, image)?;
-    // N.B. first: what is begun with in a way home must be whole.
+    // N.B. first: a return must never begin with an image that is half deleted.
     replicas::forget(data_dir, path).map_err(|error| RequestError::storage("forget", path, &error))?;
     Ok(custody.discard(image, owner)?)
 }

@@ -1,4 +1,5 @@
-//! Removing volumes: what Sterna made goes, what was somebody's stays, also in a store that it has moved to.
+//! Removes volumes: images that Sterna made are deleted. Adopted and imported images stay, also in a store that they have moved
+//! to.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,16 +17,12 @@ use crate::stores::removed_path;
 use crate::vms::VmError;
 use crate::volumes::registry::{Claim, Service, Users};
 
-/// How long a client that has just left may still be counted: its VM is stopped and the volume removed in one script.
+/// How long a client that has just left may still be counted: a script may stop a VM and then remove its volume.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
-/// How often it is looked meanwhile.
 const FAREWELL_POLL: Duration = Duration::from_millis(20);
 
 impl Host {
-    /// Stops serving a volume and forgets it.
-    ///
-    /// # Errors
-    /// [`RequestError`]: the volume is served as before then.
+    /// Stops serving a volume and forgets it. After an error the volume is served as before.
     pub(crate) async fn remove_volume(
         self: Arc<Self>,
         name: String,
@@ -40,10 +37,7 @@ impl Host {
         self.remove_unused_volume(name, how).await
     }
 
-    /// The same for a volume that no VM needs, whatever is remembered of VMs.
-    ///
-    /// # Errors
-    /// [`RequestError`]: the volume is served as before then.
+    /// Does the same without a check of VMs, for a volume that no VM needs.
     pub(in crate::host) async fn remove_unused_volume(
         self: Arc<Self>,
         name: String,
@@ -92,7 +86,7 @@ impl Host {
         Ok(RemovedVolume { name, image, image_fate, kept_because, host: None })
     }
 
-    /// Ends what is left here of a volume that another host has.
+    /// Stops forwarding clients to a volume that another host has.
     async fn remove_forwarding(
         &self,
         claim: Claim,
@@ -137,11 +131,11 @@ impl Host {
         }
     }
 
-    /// Puts the image aside, records that the volume is gone, then deletes the image.
+    /// Puts the image aside, records the removal, then deletes the image.
     async fn forget(&self, record: &VolumeRecord, fate: ImageFate) -> Result<(), RequestError> {
         let removed = Record::VolumeRemoved { volume: record.volume };
         if let Some(image) = record.image.place.file().map(PathBuf::from) {
-            // N.B. while the journal says that it is complete: afterwards nobody can.
+            // N.B. while the journal says that the image is complete: later nothing records that.
             let unmarked = tokio::task::spawn_blocking(move || half_made::unmark(&image)).await;
             if let Ok(Err(error)) = unmarked {
                 tracing::warn!(volume = %record.name, %error, "an image that is complete stays marked as half-made");
@@ -157,7 +151,7 @@ impl Host {
             Ok(custody.rename(&image, &removed_path(&image), &Owner::Volume(volume)).map(drop)?)
         })
         .await?;
-        // N.B. Until this is durable a restart puts the image back; from then on it deletes it.
+        // N.B. Until this is durable a restart restores the image; afterwards it deletes the image.
         if let Err(fault) = self.journal.commit(vec![removed]).await {
             self.custody.rename(&removed_path(&path), &path, &owner)?;
             return Err(fault.into());
@@ -171,10 +165,7 @@ impl Host {
     }
 }
 
-/// What is to be done with the image.
-///
-/// # Errors
-/// [`RequestError::Invalid`]: that cannot be done.
+/// Returns what a request says about the image, or [`RequestError::Invalid`].
 fn wish(record: &VolumeRecord, how: RemoveVolume) -> Result<ImageWish, RequestError> {
     match (how.keep_image, how.delete_image) {
         (false, false) => Ok(ImageWish::Unsaid),
@@ -190,7 +181,7 @@ fn wish(record: &VolumeRecord, how: RemoveVolume) -> Result<ImageWish, RequestEr
     }
 }
 
-/// The file that goes with the volume, if one does.
+/// Returns the file that is deleted with the volume, if there is one.
 fn doomed(record: &VolumeRecord, fate: ImageFate) -> Option<PathBuf> {
     record.image.place.file().filter(|_| fate == ImageFate::Delete).map(PathBuf::from)
 }

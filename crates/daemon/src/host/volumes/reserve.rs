@@ -1,4 +1,4 @@
-//! Takes the place of an image that a volume is to come to, before anything is written there.
+//! Reserves the place of a volume's new image before anything is written there.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -13,58 +13,48 @@ use crate::host::{Host, blocking};
 use crate::images::opening::Allocation;
 use crate::stores::StoreClaim;
 
-/// The image that a volume needs.
+/// An order for a volume's new image.
 pub(in crate::host) struct Wanted {
-    /// Name of its store.
     pub store: String,
-    /// Name of the volume.
     pub volume: String,
-    /// Its format, if somebody says one.
+    /// The requested format.
     pub format: Option<ImageFormat>,
-    /// Its format, if neither somebody nor the store says one.
+    /// The format if neither the order nor the store names one.
     pub otherwise: ImageFormat,
-    /// How much of its space is taken at once.
     pub allocation: api::Allocation,
-    /// Its size in bytes.
     pub size_bytes: u64,
-    /// The top of the chain that it is to stand on as well; `None`: it stands alone.
+    /// The top of the chain below the new image; `None`: it has no backing file.
     pub chain: Option<TopLayer>,
 }
 
-/// A target that nothing else can take.
+/// A reserved target.
 pub(in crate::host) struct Reserved {
     pub location: ImageLocation,
-    /// How much of its space is taken at once.
     pub allocation: Allocation,
-    /// The top of the chain that it is to stand on as well; `None`: it stands alone.
+    /// The top of the chain below the new image; `None`: it has no backing file.
     pub chain: Option<TopLayer>,
-    /// Its file, empty; `None`: it is none.
+    /// The empty file; `None`: the target is a device or an export.
     pub file: Option<(PathBuf, File)>,
-    /// `None`: it is taken already, by what is there.
+    /// `None`: the existing image claims the store already.
     _claim: Option<StoreClaim>,
 }
 
 impl Reserved {
-    /// The place of an image that is there, and that a volume comes into.
+    /// Returns the place of an existing image that a volume reuses.
     pub(in crate::host) fn of_image(location: ImageLocation) -> Self {
         Self { location, allocation: Allocation::Thin, chain: None, file: None, _claim: None }
     }
 }
 
-/// Where an image would be.
+/// The place that an image would have.
 pub(in crate::host) struct Looked {
     pub location: ImageLocation,
-    /// How much of its space would be taken at once.
     pub allocation: Allocation,
 }
 
 impl Host {
-    /// Checks the target and takes it: its file is made, empty, or its device or export claimed.
-    ///
-    /// `thin_bytes` says how many bytes a thin image will need.
-    ///
-    /// # Errors
-    /// [`RequestError`]: nothing is left.
+    /// Checks the target and reserves it: makes an empty file, or claims the device or export. `thin_bytes` returns how many
+    /// bytes a thin image will need. After an error nothing is left.
     pub(in crate::host) async fn reserve(
         self: &Arc<Self>,
         wanted: Wanted,
@@ -75,7 +65,7 @@ impl Host {
             let (claim, Looked { location, allocation }) = host.look_at_place(&wanted, thin_bytes)?;
             let chain = wanted.chain;
             let Some(path) = location.place.file().map(PathBuf::from) else {
-                // The size is seen when it is opened, before anything is copied.
+                // The size is checked when the target is opened, before anything is copied.
                 return Ok(Reserved { location, allocation, chain, file: None, _claim: Some(claim) });
             };
             match host.custody.reserve(&path)? {
@@ -92,11 +82,8 @@ impl Host {
         .await
     }
 
-    /// Looks whether the target could be taken, and where it would be; the claim keeps others from a store that takes one
-    /// volume. May sleep.
-    ///
-    /// # Errors
-    /// [`RequestError`].
+    /// Returns the place that the target would have, if it can be reserved. The claim reserves a store that holds one volume.
+    /// May block.
     pub(in crate::host) fn look_at_place(
         &self,
         wanted: &Wanted,
@@ -108,7 +95,7 @@ impl Host {
         let claim = self.journal.read(|state| store.claim(state))?;
         let allocation = allocation(wanted, &location.place)?;
         if location.place.file().is_none() {
-            // By whatever name the device is known: what is on it is written over.
+            // Under any name of the device: its content will be overwritten.
             self.custody.check(Step::Zero, &Owner::Maker, &location)?;
         }
         if let Some(path) = location.place.file() {

@@ -1,7 +1,7 @@
-//! Making volumes larger. How a lane does it while guests work is in `lane::growth`; here is who may, and what is said of it.
+//! Grows volumes. `lane::growth` does it while guests work; this file checks requests and reports the result.
 //!
 //! ```text
-//!   asked for ──► checks ──► lane: begun, durably ─► images larger ─► resized, durably ─► shown
+//!   request ──► checks ──► lane: begun, durably ─► images larger ─► resized, durably ─► shown
 //!   start of a volume whose growth was interrupted ──► image larger, or as before ──► resized, durably ──► served
 //! ```
 
@@ -18,10 +18,8 @@ use crate::images::SIZE_STEP_BYTES;
 use crate::images::growing::{self, Grown};
 
 impl Host {
-    /// Makes a volume larger, with the store that it is on its way to. The size that it has already is a success.
-    ///
-    /// # Errors
-    /// [`RequestError`]: the volume has the size that it had.
+    /// Grows a volume, and the target store of its migration. Succeeds if it already has the size. After an error it has its
+    /// old size.
     pub(crate) async fn resize_volume(
         self: Arc<Self>,
         name: String,
@@ -41,12 +39,8 @@ impl Host {
         self.describe_volume(&name).await
     }
 
-    /// Brings the image of a volume to the size in the journal, if a growth was interrupted.
-    ///
-    /// A volume that cannot grow after all keeps the size that it had: its guest is not kept waiting for room.
-    ///
-    /// # Errors
-    /// [`RequestError`]: the image cannot be used now.
+    /// Brings the image of a volume to the size in the journal, after an interrupted growth. A volume that cannot grow keeps
+    /// its old size, so that its guest does not wait for space. Fails if the image cannot be used now.
     pub(in crate::host) async fn finish_resize(
         self: &Arc<Self>,
         name: &str,
@@ -109,7 +103,7 @@ impl Host {
         RequestError::CannotGrow { volume, needed, reason }
     }
 
-    /// Where a store is, and what to call it.
+    /// Returns the place of a store, and a description of it.
     fn place_of(&self, record: &VolumeRecord, store: StoreRole) -> (Place, String) {
         let target = match store {
             StoreRole::Owner => None,
@@ -126,7 +120,7 @@ impl Host {
         }
     }
 
-    /// The migration that takes a volume to another host.
+    /// Returns the migration that takes a volume to another host.
     fn departure_of(&self, volume: VolumeId) -> Option<migration::MigrationId> {
         self.journal.read(|state| {
             let leaves = |migration: &MigrationState| {

@@ -1,5 +1,5 @@
-//! Gives up images that were kept when there are too many of them: which, `migration::retention` decides. And marks of targets
-//! that are complete.
+//! Deletes kept images when there are too many; `migration::retention` chooses them. Also removes the marks of targets that are
+//! complete.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,11 +15,11 @@ use crate::images::inventory::{self, Kept};
 use crate::images::{half_made, replicas};
 use crate::stores::StoreKind;
 
-/// How often it is looked whether the journal says something else than before.
+/// How often the journal is checked for changes.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
 impl Host {
-    /// Keeps what migrations have kept within its limits, until the daemon stops.
+    /// Begins to keep the kept images within their limits, until the daemon stops.
     pub(crate) fn begin_retention(self: &Arc<Self>) {
         let host = Arc::clone(self);
         tokio::spawn(async move {
@@ -29,7 +29,7 @@ impl Host {
                 if settled.replace(version) != Some(version) {
                     host.settle_marks().await;
                 }
-                // Nothing is cleared away by a journal of which nobody knows what is so.
+                // A journal in question is no basis for deleting anything.
                 let is_quiet = host.journal.read(|state| {
                     state.unfinished().next().is_none() && state.in_question().next().is_none()
                 });
@@ -44,7 +44,7 @@ impl Host {
         });
     }
 
-    /// Deletes the marks of targets that are complete by now. A store that does not answer has them until the next start.
+    /// Deletes the marks of complete targets. A store that does not answer keeps them until the next start.
     async fn settle_marks(self: &Arc<Self>) {
         let names: Vec<String> = self.stores.iter().map(|store| store.name().to_owned()).collect();
         for name in names {
@@ -57,7 +57,7 @@ impl Host {
                 }
                 StoreKind::Single(_) => None,
             });
-            // What could not be done is tried when the journal says something new.
+            // Failures are tried again when the journal has changed.
             settled.await;
         }
     }
@@ -109,7 +109,7 @@ impl Host {
     }
 }
 
-/// Whether anything relies on a kept image. What is not known to be spare is needed.
+/// Returns whether anything relies on a kept image. An image counts as needed unless it is known to be spare.
 fn necessity(state: &State, all: &[Kept], kept: &Kept, is_replica: impl Fn(&Kept) -> bool) -> Necessity {
     let is_file_in_store = kept.allocated_bytes.is_some() && !kept.image.is_adopted();
     let left_by = state.migrations.get(&kept.migration).filter(|known| known.has_ended());
@@ -119,8 +119,8 @@ fn necessity(state: &State, all: &[Kept], kept: &Kept, is_replica: impl Fn(&Kept
     let Some(volume) = volume.filter(|_| is_file_in_store && !is_replica(kept)) else {
         return Necessity::Needed;
     };
-    // The volume itself is newer than all that was kept of it; of one that is at another host the newest copy here may be the
-    // last one.
+    // A local volume is newer than all kept images of it. Of a volume at another host, the newest copy here may be the last
+    // one.
     let is_newest = || {
         let others = all.iter().filter(|other| other.volume == kept.volume);
         others.map(|other| other.migration).max() == Some(kept.migration)

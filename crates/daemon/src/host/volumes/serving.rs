@@ -1,4 +1,4 @@
-//! Volumes get their lanes: at the start, after they were made, and again when what was in the way is gone.
+//! Gives volumes their lanes: at the start, after their creation, and again when an obstacle is gone.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -24,13 +24,13 @@ use crate::peers::channel::{Kind, Subject};
 use crate::volumes::lane_control::LaneControl;
 use crate::volumes::registry::Service;
 
-/// Time between two attempts to serve a volume that could not be served: its disk may be mounted meanwhile.
+/// The time between two attempts to serve a volume: its disk may be mounted meanwhile.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
-/// How long a lane is served at least before its end counts as the first one again.
+/// How long a lane must have served before its end counts as a first one again.
 const STEADY: Duration = Duration::from_secs(60);
-/// Pause before a lane is started again whose thread has ended: a guest is waiting, so it is short the first time, and
-/// twice as long each time after that.
+/// The pause before a lane whose thread has ended is started again. It is short because a guest waits, and doubles with each
+/// further end.
 const RESTART_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often in a row a volume's thread has ended.
@@ -40,7 +40,7 @@ struct Ends {
 }
 
 impl Ends {
-    /// The pause before the next start, when the lane was there for `served`.
+    /// Returns the pause before the next start of a lane that served for `served`.
     fn pause_after(&mut self, served: Duration) -> Duration {
         self.in_a_row = if served >= STEADY { 0 } else { self.in_a_row };
         let pause = RESTART_INTERVAL.saturating_mul(2_u32.saturating_pow(self.in_a_row));
@@ -64,15 +64,15 @@ impl Host {
         self.volumes.started().await;
     }
 
-    /// Begins to serve a volume that is known, and goes on trying until it is removed or the daemon stops.
+    /// Begins to serve a known volume, and retries until it is removed or the daemon stops.
     pub(in crate::host) fn serve_in_background(self: &Arc<Self>, name: &str) {
         if let Some(attempt) = self.volumes.attempt(name) {
             self.keep_serving(name.to_owned(), attempt, None);
         }
     }
 
-    /// Goes on serving a volume, with `first` as its lane if that is there, until it is removed, has gone to another
-    /// host, or the daemon stops.
+    /// Serves a volume, with `first` as its lane if there is one, until it is removed or has moved to another host, or until
+    /// the daemon stops.
     pub(in crate::host) fn keep_serving(
         self: &Arc<Self>,
         name: String,
@@ -95,7 +95,8 @@ impl Host {
                         let began = Instant::now();
                         host.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
                         if attempt.load(Ordering::SeqCst) {
-                            // It was removed while it began to be served: nobody else knows the lane, which has its image locked.
+                            // The volume was removed while its lane started. Only this task has the lane, which has the image
+                            // locked.
                             lane.stop(host.limits().stop_wait_max).await;
                             return;
                         }
@@ -104,7 +105,7 @@ impl Host {
                             return;
                         }
                         if host.record_named(&name).is_err() {
-                            // It has gone to another host, and its last clients with the thread that served them.
+                            // It has moved to another host, and its last clients were lost with the thread.
                             tracing::error!(volume = %name, "the thread that forwarded its clients has ended by a defect");
                             host.volumes.forget(&name, &attempt);
                             return;
@@ -130,7 +131,7 @@ impl Host {
         });
     }
 
-    /// Puts right what a lane left whose thread has ended by a defect: its migration ends as after a crash.
+    /// Cleans up after a lane whose thread has ended by a defect: its migration ends as after a crash.
     async fn lane_ended(&self, name: &str, attempt: &Arc<AtomicBool>) {
         tracing::error!(volume = %name, "the volume's thread has ended by a defect; it is started again");
         let reason = "its thread has ended by a defect, and is started again".to_owned();
@@ -139,7 +140,7 @@ impl Host {
         let ended = match recovery::run_of(&self.journal, &self.custody, record.volume).await {
             Ok(ended) => ended,
             Err(error) => {
-                // It is served from where the journal says it is, whether or not the migration has ended there.
+                // It is served where the journal says it is, whether or not the migration has ended there.
                 tracing::error!(volume = %name, %error, "an interrupted migration is left to the next start");
                 return;
             }
@@ -153,7 +154,7 @@ impl Host {
         }
     }
 
-    /// Serves a volume once: `image` is open, or is opened as soon as nobody else holds it.
+    /// Serves a volume once: `image` is open, or is opened as soon as it is not locked.
     async fn try_to_serve(
         self: &Arc<Self>,
         name: &str,
@@ -172,7 +173,7 @@ impl Host {
         if attempt.load(Ordering::SeqCst) {
             return Err(RequestError::VolumeNotFound(name.to_owned()));
         }
-        // N.B. before the socket is given away: guests wait there if it comes to nothing.
+        // N.B. before the socket is passed on: guests wait there if this fails.
         let tcp = self.listen_on_port(&record)?;
         let Some(unix) = listener.take() else {
             return Err(RequestError::Internal("a volume has no socket".to_owned()));
@@ -183,10 +184,10 @@ impl Host {
         self.start_lane(&record, stay, store, listeners, Opening::Serving).await
     }
 
-    /// A volume's store, and, of one that is being filled, the way to what it lacks.
+    /// Returns a volume's store; for an incomplete volume with the way to its missing blocks.
     ///
     /// # Errors
-    /// [`RequestError::VolumeUnavailable`]: what it lacks is not known, or the host that has it is not.
+    /// [`RequestError::VolumeUnavailable`]: the missing set is unknown, or the host that has the blocks is.
     pub(in crate::host) async fn with_what_is_missing(
         &self,
         record: &VolumeRecord,
@@ -288,7 +289,7 @@ impl Host {
         lane.await
     }
 
-    /// What is believed of what was kept of a stay, by a lane that is about to use the volume's image here.
+    /// Returns the recorded chronicle of a residency, as far as a lane can trust it for the image.
     async fn kept_chronicle(
         &self,
         record: &VolumeRecord,
@@ -303,7 +304,7 @@ impl Host {
         .await
     }
 
-    /// Of the copies that are kept, those of migrations that have ended: a daemon that was killed had no time to forget them.
+    /// Returns those of the kept copies whose migrations have ended: a killed daemon had no time to forget them.
     fn ended_copies(&self, kept: Option<&Kept>) -> Vec<ReplicaOf> {
         let copies: Vec<_> = kept.iter().flat_map(|kept| kept.replicas.keys().copied()).collect();
         self.journal.read(|state| {
@@ -316,7 +317,7 @@ impl Host {
         })
     }
 
-    /// The stay of a volume that is here, or was here last.
+    /// Returns the residency of a volume that is here, or its last one here.
     pub(in crate::host) fn stay_of(&self, volume: VolumeId) -> StayId {
         self.journal.read(|state| {
             let here = state.volumes.get(&volume);
@@ -325,7 +326,6 @@ impl Host {
         })
     }
 
-    /// The volume's record in the journal.
     pub(in crate::host) fn record(&self, volume: VolumeId, name: &str) -> Result<VolumeRecord, RequestError> {
         let found = self.journal.read(|state| match (state.volumes.get(&volume), state.moved.get(&volume)) {
             (Some(volume), _) => Ok(volume.record.clone()),
@@ -346,7 +346,7 @@ impl Host {
         found.map_err(|error| self.or_unconfirmed(name, error))
     }
 
-    /// Opens an image as soon as nobody else holds it, saying who does; sleeps.
+    /// Opens an image as soon as no other program has it locked, and reports which one has. Blocks.
     pub(in crate::host) fn wait_for_image(
         &self,
         record: &VolumeRecord,

@@ -1,5 +1,5 @@
-//! What is in a qcow2 image beside its disk, and would be lost: internal snapshots when it is copied, bitmaps of backup tools when it is
-//! written.
+//! Finds additional data in a qcow2 image that an operation would lose: internal snapshots when it is copied, bitmaps of backup
+//! tools when it is written.
 
 use std::path::Path;
 
@@ -11,10 +11,7 @@ use crate::error::RequestError;
 use crate::host::{Host, blocking};
 
 impl Host {
-    /// Looks whether all that is in a volume's image goes along when it moves.
-    ///
-    /// # Errors
-    /// [`RequestError::Invalid`]: snapshots would be lost with the image.
+    /// Checks that a move loses nothing in a volume's image; [`RequestError::Invalid`]: it has snapshots.
     pub(in crate::host) async fn check_moves_whole(&self, volume: VolumeId) -> Result<(), RequestError> {
         let record = self.journal.read(|state| state.volumes.get(&volume).map(|known| known.record.clone()));
         match record {
@@ -24,7 +21,7 @@ impl Host {
     }
 }
 
-/// As [`Host::check_moves_whole`], of a volume that is known.
+/// Does the same as [`Host::check_moves_whole`], for a known record.
 pub(in crate::host) async fn check_moves_whole(record: VolumeRecord) -> Result<(), RequestError> {
     let name = record.name.clone();
     let within = blocking(move || within(&record.image)).await?;
@@ -39,10 +36,8 @@ pub(in crate::host) async fn check_moves_whole(record: VolumeRecord) -> Result<(
     )))
 }
 
-/// Looks whether nothing in an image becomes worthless when it is written; sleeps.
-///
-/// # Errors
-/// [`RequestError::ImageUnsuitable`]: bitmaps of a backup tool would.
+/// Checks that writing an image makes nothing in it worthless; [`RequestError::ImageUnsuitable`]: it has bitmaps of a backup
+/// tool. Blocks.
 pub(in crate::host) fn check_written_whole(image: &ImageLocation) -> Result<(), RequestError> {
     if !within(image)?.has_bitmaps {
         return Ok(());
@@ -69,7 +64,7 @@ mod tests {
 
     use super::*;
 
-    /// What `qemu-img` is asked to do; whether it is there.
+    /// Runs `qemu-img`; returns whether it exists and succeeded.
     fn qemu_img(words: &[&str]) -> bool {
         Command::new("qemu-img").args(words).status().is_ok_and(|status| status.success())
     }

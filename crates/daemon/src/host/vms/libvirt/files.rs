@@ -1,8 +1,8 @@
-//! The files of a domain's disks on this host: the image that it had, and the copy that is made for it. Each is known by what it
-//! is, not by its name.
+//! The files of a domain's disks on this host: the image that it had, and the copy made for it. Each is identified by device
+//! and inode, not by its name.
 //!
 //! ```text
-//!   a copy     made empty where nothing is ─► remembered ─► libvirt writes it ─► the disk, or taken away again
+//!   a copy     made empty at a free path ─► remembered ─► libvirt writes it ─► the disk, or deleted again
 //!   an image   that the disk has left ─► a name that nothing starts from
 //! ```
 
@@ -19,29 +19,23 @@ use crate::custody::{Custody, CustodyError};
 use crate::files::folder_entries::{sync_folder_of, with_suffix};
 use crate::vms::FileIdentity;
 
-/// Names that are tried for an image that is put aside.
+/// How many names are tried for an image that is put aside.
 const ASIDE_MAX: u32 = 100;
 /// These files belong to no volume and no migration.
 const OWNER: Owner = Owner::Housekeeping;
 
-/// Makes an empty file where there is nothing, not even a link.
-///
-/// # Errors
-/// [`io::ErrorKind::AlreadyExists`]; or it cannot be made.
+/// Makes an empty file at a free path, where there is not even a link. Fails with [`io::ErrorKind::AlreadyExists`] otherwise.
 pub(super) fn make_copy(path: &Path) -> io::Result<FileIdentity> {
     let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
     sync_folder_of(path)?;
     Ok(FileIdentity::of(&file.metadata()?))
 }
 
-/// Deletes a copy, if the file of that name is still the one that was made. A copy that a program uses, or may use, is put aside
-/// instead.
-///
-/// # Errors
-/// It is another one, which stays; or it cannot be deleted.
+/// Deletes a copy, if the file of that name is still the one that was made. Puts it aside instead if a program uses it, or may
+/// use it. Fails, and changes nothing, if it is another file.
 pub(super) fn discard_copy(custody: &Custody, path: &Path, vm: &str, made: FileIdentity) -> io::Result<()> {
     let copy = match open_this(path, made) {
-        // It is gone only if its folder is there.
+        // It is gone only if its folder exists.
         Err(error) if error.kind() == io::ErrorKind::NotFound => return sync_folder_of(path),
         copy => copy?,
     };
@@ -55,10 +49,8 @@ pub(super) fn discard_copy(custody: &Custody, path: &Path, vm: &str, made: FileI
     }
 }
 
-/// Puts aside what a disk was in, if the file of that name is the one that is meant. Returns its new name; `None`: there is no file.
-///
-/// # Errors
-/// It is another one, or cannot be renamed: it stays.
+/// Renames the former image of a disk, if the file of that name is this image. Returns its new name; `None`: there is no file.
+/// Fails, and changes nothing, if it is another file.
 pub(super) fn put_aside(
     custody: &Custody,
     path: &Path,
@@ -92,7 +84,7 @@ fn open_this(path: &Path, meant: FileIdentity) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a regular file; a link is not followed.
+/// Opens a regular file, and does not follow a link.
 fn open(path: &Path) -> io::Result<File> {
     let held = held::find_entry(path)?;
     if held.kind() != FileType::RegularFile {
@@ -130,7 +122,7 @@ mod tests {
         let file = folder.path().join("web1.raw");
         let made = make_copy(&file).unwrap();
         assert_eq!(make_copy(&file).unwrap_err().kind(), io::ErrorKind::AlreadyExists);
-        // Somebody puts another file there.
+        // Another program puts another file there.
         let other = folder.path().join("other");
         std::fs::write(&other, "somebody's").unwrap();
         std::fs::rename(&other, &file).unwrap();

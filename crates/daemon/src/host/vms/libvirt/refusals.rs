@@ -1,4 +1,4 @@
-//! Why a domain's disks stay where they are, and what to do: by name.
+//! Explains why the disks of a domain stay where they are, and what to do.
 
 use hypervisor::libvirt::{DomainState, Presence};
 use migration::vm::copied::Obstacle;
@@ -6,7 +6,7 @@ use migration::vm::copied::Obstacle;
 use crate::error::RequestError;
 use crate::vms::{Adopted, AdoptedDisk, VmError};
 
-/// Says why the disks of a domain cannot be given back as things are.
+/// Returns why the disks of a domain cannot be released at present.
 pub(super) fn explain(adopted: &Adopted, presence: Option<Presence>, obstacle: Obstacle) -> RequestError {
     let domain = adopted.libvirt.as_ref().map_or(adopted.name.as_str(), |domain| &domain.name);
     let disk = |index: usize| adopted.disks.get(index);
@@ -55,7 +55,7 @@ pub(super) fn explain(adopted: &Adopted, presence: Option<Presence>, obstacle: O
     VmError::Disk { vm: adopted.name.clone(), why }.into()
 }
 
-/// Says that something stands on the volume of a disk.
+/// Returns the error for something unknown on the volume of a disk.
 pub(super) fn stands_above(adopted: &Adopted, kept: &AdoptedDisk, found: &str) -> RequestError {
     let domain = adopted.libvirt.as_ref().map_or(adopted.name.as_str(), |domain| &domain.name);
     let (target, volume) = (&kept.device, &kept.volume);
@@ -66,7 +66,7 @@ pub(super) fn stands_above(adopted: &Adopted, kept: &AdoptedDisk, found: &str) -
     VmError::Disk { vm: adopted.name.clone(), why }.into()
 }
 
-/// Says that a guest has crashed, and its QEMU was kept.
+/// Returns the error for a crashed guest whose QEMU was kept.
 pub(super) fn crashed(name: &str, domain: &str) -> RequestError {
     let why = format!(
         "the guest of the domain {domain} has crashed, and libvirt keeps its QEMU, which has the disks open (on_crash=preserve); let it \
@@ -75,7 +75,7 @@ pub(super) fn crashed(name: &str, domain: &str) -> RequestError {
     VmError::Disk { vm: name.to_owned(), why }.into()
 }
 
-/// Says why a change of sides came to nothing of which no step failed.
+/// Returns the error for a change of sides that failed although no step did.
 pub(super) fn ended(name: &str) -> RequestError {
     let why = "the copy ended before it was complete: the store may be full, or the domain was shut off or started again; this daemon's \
                log, or libvirt's, says why";

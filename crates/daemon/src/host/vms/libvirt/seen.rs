@@ -1,7 +1,7 @@
-//! What is seen of a domain and its disks at one moment. What cannot be told is *unknown*, never "no".
+//! The state of a domain and its disks at one moment. What cannot be determined is *unknown*, never "no".
 //!
 //! ```text
-//!   state, then definitions, then the state again        a look that spans a change is no look
+//!   state, then definitions, then the state again        a change in between makes the observation void
 //!   a disk:  its file, which is the one that was proved ─► File        our socket, and nothing above it ─► Export
 //!            our socket somewhere below ─► Above       a chain that is known to its end ─► Elsewhere       else ─► Unknown
 //! ```
@@ -18,52 +18,48 @@ use crate::error::RequestError;
 use crate::host::{Host, blocking};
 use crate::vms::{Adopted, AdoptedDisk, CopyNote, FileIdentity, VmError};
 
-/// Images of a chain that are looked through.
+/// How many images of a chain are followed.
 const CHAIN_MAX: usize = 64;
-/// Looks that are made while the domain's state changes.
+/// How many observations are made while the domain's state changes.
 const LOOKS_MAX: usize = 3;
 
-/// What is seen of a domain.
+/// The observed state of a domain.
 pub(super) struct Look {
     pub(super) libvirt: Libvirt,
-    /// Absent: libvirt has no such domain any more.
+    /// Absent: libvirt has no such domain.
     pub(super) domain: Option<Domain>,
-    /// How libvirt puts it; absent with the domain.
+    /// The state in libvirt's terms; absent with the domain.
     pub(super) presence: Option<Presence>,
     pub(super) seen: Seen,
     pub(super) disks: Vec<SeenDisk>,
-    /// Of each adopted disk, what the definition says.
+    /// The definition of each adopted disk.
     pub(super) defined: Vec<Option<Disk>>,
 }
 
 impl Look {
-    /// Whether the domain has a QEMU.
     pub(super) fn has_qemu(&self) -> bool {
         self.seen == Seen::Runs
     }
 }
 
-/// The definition that disks are looked up in.
+/// The definition in which disks are looked up.
 struct Defined {
     text: String,
     disks: Vec<Disk>,
     which: Which,
 }
 
-/// Whether a definition tells what images stand on.
+/// Whether a definition includes the backing files of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Which {
-    /// Of a QEMU that is there: libvirt tells chains.
+    /// Of a running QEMU: libvirt lists the chains.
     Live,
-    /// Of the next start: chains are told by the images themselves.
+    /// Of the next start: only the images' headers list the chains.
     Next,
 }
 
 impl Host {
-    /// Looks at a domain and its adopted disks.
-    ///
-    /// # Errors
-    /// [`RequestError`]: nothing is known then.
+    /// Observes a domain and its adopted disks. After an error nothing is known.
     pub(super) async fn look_at_domain(&self, adopted: &Adopted) -> Result<Look, RequestError> {
         let failed = |source| VmError::Libvirt { vm: adopted.name.clone(), source };
         let libvirt = Libvirt::connect(Some(&adopted.monitor)).await.map_err(failed)?;
@@ -150,10 +146,7 @@ impl Host {
         Ok(SeenDisk { over, next, job, volume: self.volume_of(kept)?, copy })
     }
 
-    /// What has become of a disk's volume.
-    ///
-    /// # Errors
-    /// [`RequestError`]: that is not known.
+    /// Returns the state of a disk's volume, or an error if it is not known.
     fn volume_of(&self, kept: &AdoptedDisk) -> Result<Volume, RequestError> {
         match self.record_named(&kept.volume) {
             Ok(_) => Ok(Volume::Here),
@@ -169,14 +162,14 @@ impl Host {
         let beside = mentions_beside(&defined.text, &kept.device, &socket);
         let beside = beside.map_err(|source| VmError::Libvirt { vm: kept.volume.clone(), source })?;
         let Some(disk) = defined.disks.iter().find(|disk| disk.target == kept.device) else {
-            // Under another name it is still the volume's.
+            // The disk may have another target name and still use the volume.
             return Ok(if beside { Over::Unknown } else { Over::Gone });
         };
         let over = self.over_of(kept, &disk.source);
         let (chain, which) = (disk.chain.clone(), defined.which);
         Ok(match over {
             _ if beside => Over::Unknown,
-            // N.B. The image that is served is nobody's file.
+            // N.B. The served image does not count as the disk's file.
             _ if self.is_image_of(kept, &disk.source) => Over::Unknown,
             Over::File if !is_as_proved(kept, &disk.source) => Over::Unknown,
             Over::Elsewhere | Over::File => {
@@ -198,7 +191,7 @@ impl Host {
         })
     }
 
-    /// Whether libvirt names the very image that the volume is served from.
+    /// Returns whether libvirt names the very image from which the volume is served.
     fn is_image_of(&self, kept: &AdoptedDisk, source: &DiskSource) -> bool {
         let Ok(record) = self.record_named(&kept.volume) else { return false };
         let image = record.image.place.file().map(Path::new);
@@ -229,7 +222,7 @@ impl Host {
         })
     }
 
-    /// What a place that libvirt names is to an adopted disk, by itself.
+    /// Returns what a place that libvirt names is to an adopted disk, without the chain.
     pub(super) fn over_of(&self, kept: &AdoptedDisk, source: &DiskSource) -> Over {
         match source {
             DiskSource::File(file) if is_file_of(kept, file) => Over::File,
@@ -241,18 +234,18 @@ impl Host {
     }
 }
 
-/// What the decisions are made of.
+/// Converts a presence for the decisions.
 pub(super) fn seen_of(presence: Presence) -> Seen {
     match presence {
         Presence::There(_) => Seen::Runs,
-        // What was saved to a file can be changed before it is restored; libvirt's own copy cannot be left as it is.
+        // A saved state in a file can be changed before it is restored; libvirt's own copy cannot.
         Presence::Absent | Presence::Saved => Seen::Off,
         Presence::ManagedSave => Seen::Saved,
         Presence::Unknown(_) => Seen::Unknown,
     }
 }
 
-/// Whether a file that libvirt names is the disk's, also by a link; or the image that was given back as the disk.
+/// Returns whether a file that libvirt names is the disk's, directly or by a link, or the image that was released as the disk.
 fn is_file_of(kept: &AdoptedDisk, file: &Path) -> bool {
     is_one_file(file, &kept.file) || is_given_back(kept, file)
 }
@@ -265,7 +258,7 @@ fn is_one_file(one: &Path, other: &Path) -> bool {
     one == other || one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
 }
 
-/// Whether the file that has the disk's name is the one that was proved; what nobody has looked at yet is.
+/// Returns whether the file with the disk's name is the proved one, or was not proved at all.
 fn is_as_proved(kept: &AdoptedDisk, source: &DiskSource) -> bool {
     match source {
         DiskSource::File(file) if is_given_back(kept, file) => true,
@@ -273,17 +266,17 @@ fn is_as_proved(kept: &AdoptedDisk, source: &DiskSource) -> bool {
     }
 }
 
-/// What a chain that libvirt tells reaches.
+/// Returns what a chain listed by libvirt reaches.
 fn of_chain(chain: &[DiskSource], socket: &Path) -> Over {
     let is_ours = |source: &DiskSource| matches!(source, DiskSource::Nbd(nbd) if nbd.socket == socket);
     if chain.iter().any(is_ours) { Over::Above } else { Over::Elsewhere }
 }
 
-/// What the chain of an image reaches, as its headers say; it sleeps.
+/// Returns what the chain of an image reaches, from its headers. Blocks.
 fn of_image(file: &Path, format: &str, socket: &Path) -> Over {
     let (mut file, mut format) = (PathBuf::from(file), format.to_owned());
     for _ in 0..CHAIN_MAX {
-        // A pipe would be waited for.
+        // Opening a pipe would block.
         if !std::fs::metadata(&file).is_ok_and(|found| found.is_file()) {
             return Over::Unknown;
         }
@@ -336,14 +329,14 @@ mod tests {
             write_overlay(&alone, &overlay, &format!("nbd+unix:///web1?socket={export}"));
             assert_eq!(of_image(&overlay, "qcow2", socket), found);
         }
-        // What cannot be read, or is not of a kind that is known, is not known.
+        // Unreadable files and unknown formats are unknown.
         assert_eq!(of_image(&raw, "qcow2", socket), Over::Unknown);
         assert_eq!(of_image(&raw, "vmdk", socket), Over::Unknown);
         assert_eq!(of_image(&folder.path().join("none"), "raw", socket), Over::Unknown);
         assert_eq!(of_image(folder.path(), "raw", socket), Over::Unknown);
     }
 
-    /// Writes an image that names a backing file, as its header says where.
+    /// Writes an image whose header names a backing file.
     fn write_overlay(alone: &Path, overlay: &Path, name: &str) {
         const NAME_AT: usize = 512;
         let mut bytes = std::fs::read(alone).unwrap();

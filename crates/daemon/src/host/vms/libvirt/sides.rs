@@ -1,4 +1,4 @@
-//! Disks of a domain change sides, step by step: [`migration::vm::copied`] says which, here it is carried out.
+//! Changes the side of a domain's disks, step by step. [`migration::vm::copied`] chooses the steps.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -21,28 +21,25 @@ use crate::host::vms::exchange::name_of;
 use crate::host::{Host, blocking};
 use crate::vms::{Adopted, AdoptedDisk, CopyNote, GivenImage, Turn, VmError, Wanted};
 
-/// How often copies are looked at.
+/// How often the progress of copies is checked.
 const POLL: Duration = Duration::from_millis(250);
-/// Pause before a libvirt that cannot be reached is tried again.
+/// The pause before the next attempt to reach libvirt.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
 
-/// What a change of sides has left.
+/// The result of a change of sides.
 #[derive(Debug, Default)]
 pub(super) struct Left {
-    /// Whether libvirt has no such domain any more.
+    /// Whether libvirt has deleted the domain.
     pub(super) is_gone: bool,
-    /// Images that are no disks of the domain any more.
+    /// Images that the domain has stopped using.
     pub(super) images: Vec<PathBuf>,
-    /// Where its disks are that were given back, for people.
+    /// The places of the released disks, for messages.
     pub(super) places: Vec<String>,
 }
 
 impl Host {
-    /// Brings the disks of a domain to the side that is wanted, however long that takes, or back; what is wanted may change
-    /// meanwhile. Returns the images that it had and has left.
-    ///
-    /// # Errors
-    /// Why they are where they were before.
+    /// Brings the disks of a domain to the requested side, without a time limit, or back. The requested side may change
+    /// meanwhile. Returns the images that the domain had and has left; the error says why the disks are where they were before.
     pub(super) async fn change_sides(
         self: &Arc<Self>,
         name: &str,
@@ -133,7 +130,7 @@ impl Host {
                 match seen.over {
                     Over::File => {
                         let to = disk_for_export(&self.source_of(kept));
-                        // It is there, and reads as zeroes.
+                        // The volume exists already, and reads as zeroes.
                         libvirt.copy_disk_onto(domain, &kept.device, &to).await.map_err(failed)?;
                         self.have_copy_wait(name, libvirt, domain, kept).await;
                         Ok(())
@@ -148,7 +145,7 @@ impl Host {
                 let kept = of(index)?;
                 if kept.copy == CopyNote::Unused {
                     self.require_plain(adopted, kept, libvirt, domain()?).await?;
-                    // N.B. Before it is ordered: from here on the copy may be the disk.
+                    // N.B. Before the pivot is ordered: from here on the copy may be the disk.
                     self.note_disk(adopted, index, |kept| kept.copy = CopyNote::Pivoted).await?;
                 }
                 libvirt.pivot(domain()?, &kept.device).await.map_err(failed)
@@ -174,7 +171,7 @@ impl Host {
         taken
     }
 
-    /// Makes an empty volume for a disk, that the domain's QEMU may connect to.
+    /// Makes an empty volume for a disk, to which the domain's QEMU may connect.
     async fn serve_domain(
         self: &Arc<Self>,
         adopted: &Adopted,
@@ -197,7 +194,7 @@ impl Host {
         })
     }
 
-    /// Removes the volume of a disk that no QEMU uses any more.
+    /// Removes the volume of a disk that no QEMU uses.
     async fn stop_serving_disk(
         self: &Arc<Self>,
         adopted: &Adopted,
@@ -208,7 +205,7 @@ impl Host {
         let Some(kept) = adopted.disks.get(index) else { return Ok(()) };
         if let Some(domain) = look.domain.as_ref().filter(|_| look.has_qemu()) {
             let failed = |source| RequestError::from(VmError::Libvirt { vm: adopted.name.clone(), source });
-            // N.B. Before its server is gone: QEMU flushes a node that it removes, and stands still for as long as that waits.
+            // N.B. Before the server ends: QEMU flushes a node when it removes it, and stands still if that flush has to wait.
             look.libvirt.drop_waiting_nodes(domain).await.map_err(failed)?;
             let socket = self.sockets.volume_socket(&kept.volume);
             let used = look.libvirt.export_use(domain, &socket).await.map_err(failed)?;
@@ -220,12 +217,12 @@ impl Host {
         if image == Image::Keep {
             self.remember_image(adopted, index).await?;
         }
-        // N.B. Without force: whoever is connected to it uses it, whatever is known of the domain.
+        // N.B. Without force: a connected client uses the volume, whatever is known of the domain.
         let how = RemoveVolume { force: false, keep_image: image == Image::Keep, delete_image: false };
         Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await.map(drop)
     }
 
-    /// Refuses a disk that its QEMU does not have just over the volume, whatever libvirt says.
+    /// Refuses a disk if its QEMU has something between it and the volume, whatever libvirt says.
     async fn require_plain(
         &self,
         adopted: &Adopted,
@@ -242,7 +239,7 @@ impl Host {
         }
     }
 
-    /// Begins to copy a disk to its file, which is made for that, where nothing is.
+    /// Begins to copy a disk to a new file, at a free path.
     async fn copy_to_file(
         self: &Arc<Self>,
         adopted: &Adopted,
@@ -258,7 +255,7 @@ impl Host {
                 std::io::ErrorKind::AlreadyExists => RequestError::TargetExists { path: file.clone() },
                 _ => RequestError::storage("make", &file, &error),
             };
-            // The image that the domain had, of an adoption that is turned back half way: what is newer is in the volume.
+            // The domain's former image, of an adoption that is reversed half way. The volume has newer content.
             if found.is_some() {
                 files::put_aside(&custody, &file, &vm, found).map_err(refused)?;
             }
@@ -278,7 +275,7 @@ impl Host {
         begun.map_err(|source| VmError::Libvirt { vm: adopted.name.clone(), source }.into())
     }
 
-    /// Takes the copy of a disk away that came to nothing.
+    /// Deletes a failed copy of a disk.
     async fn clear_file(
         self: &Arc<Self>,
         adopted: &Adopted,
@@ -300,14 +297,14 @@ impl Host {
         self.note_disk(adopted, index, |kept| (kept.found, kept.copy) = (None, CopyNote::None)).await
     }
 
-    /// Changes what is remembered of a disk.
+    /// Changes the record of a disk.
     async fn note_disk(
         self: &Arc<Self>,
         adopted: &Adopted,
         index: usize,
         change: impl FnOnce(&mut AdoptedDisk),
     ) -> Result<(), RequestError> {
-        // Its order may have changed since it was looked at.
+        // Its order may have changed since it was read.
         let adopted = self.adoptions()?.get(&adopted.name);
         let Some(mut adopted) = adopted else { return Ok(()) };
         let Some(kept) = adopted.disks.get_mut(index) else { return Ok(()) };
@@ -315,7 +312,7 @@ impl Host {
         self.remember_adopted(adopted).await
     }
 
-    /// Remembers where the image of a volume is that is about to be the disk itself, before the volume is removed.
+    /// Records the path of a volume's image that is about to become the disk itself, before the volume is removed.
     async fn remember_image(self: &Arc<Self>, adopted: &Adopted, index: usize) -> Result<(), RequestError> {
         let Some(kept) = adopted.disks.get(index) else { return Ok(()) };
         let record = self.record_named(&kept.volume)?;
@@ -331,7 +328,7 @@ impl Host {
         self.note_disk(adopted, index, |kept| kept.given_back = Some(given)).await
     }
 
-    /// All disks are over their volumes: what they were in is put aside.
+    /// Puts the former images aside, once all disks are over their volumes.
     async fn settle_adopted(
         self: &Arc<Self>,
         look: &Look,
@@ -370,7 +367,7 @@ impl Host {
         Ok(left)
     }
 
-    /// All disks are in files: nothing of the domain is ours any more.
+    /// Forgets the domain, once all its disks are in files.
     async fn settle_released(self: &Arc<Self>, adopted: &Adopted) -> Result<(), RequestError> {
         let name = &adopted.name;
         adopted.disks.iter().for_each(|kept| self.sockets.grants().take(&kept.volume));
@@ -379,8 +376,8 @@ impl Host {
         Ok(())
     }
 
-    /// Has the copy of a disk wait for this daemon when it is away, where libvirt has not seen to that: the disk waits then, too,
-    /// from its first moment there.
+    /// Configures the copy of a disk to wait while this daemon is away, if libvirt has not done so. The disk then waits too,
+    /// from its first moment on the copy.
     async fn have_copy_wait(&self, name: &str, libvirt: &Libvirt, domain: &Domain, kept: &AdoptedDisk) {
         let had = async {
             let found = disks(&libvirt.definition(domain, Definition::Current).await?)?;
@@ -400,7 +397,7 @@ impl Host {
         }
     }
 
-    /// Has disks wait for this daemon when it is away, where neither libvirt nor their copies have seen to that.
+    /// Configures disks to wait while this daemon is away, if neither libvirt nor their copies have that setting.
     async fn keep_waiting(&self, name: &str, look: &Look, domain: &Domain, kept: &[AdoptedDisk]) {
         for (kept, disk) in kept.iter().zip(&look.defined) {
             if !look.has_qemu() || disk.as_ref().is_none_or(|disk| waits(&disk.source)) {
@@ -420,7 +417,7 @@ impl Host {
         }
     }
 
-    /// Sees that the domain's next start has its disks here as well: libvirt changes that only if it named the same image.
+    /// Makes the domain's next start use these disks as well: libvirt changes the definition only if it named the same image.
     async fn check_definition(
         &self,
         look: &Look,
@@ -453,12 +450,12 @@ impl Host {
     }
 }
 
-/// Whether libvirt has requests wait for a server that has gone.
+/// Returns whether libvirt makes requests wait for a lost server.
 fn waits(source: &DiskSource) -> bool {
     matches!(source, DiskSource::Nbd(source) if source.reconnect_s.is_some())
 }
 
-/// What a release has left: the disks where they are by now, or the images of a domain that is gone, which stay.
+/// Returns the result of a release: the present places of the disks, or the images that a deleted domain leaves.
 fn left_by(look: &Look, adopted: &Adopted) -> Left {
     let image = |kept: &AdoptedDisk| Some(kept.given_back.as_ref()?.file.clone());
     if look.domain.is_none() {
