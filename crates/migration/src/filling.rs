@@ -1,5 +1,5 @@
-//! What follows a handover that left blocks behind: the volume works at its new owner, and what is missing there comes
-//! after it (\[TPM\] §IV-A-3, \[XNBD\] §3.2).
+//! Filling of an incomplete volume after its handover: the volume works at its new owner, and the missing blocks follow
+//! (\[TPM\] §IV-A-3, \[XNBD\] §3.2).
 //!
 //! ```text
 //!            fetched              stored             flushed, recorded
@@ -8,14 +8,14 @@
 //!      │  └─► overwriting ┼───────────────────┘ its write has completed
 //!      └──────────────────┴── failed
 //! ```
-//! The owner drives. Its former owner is the *reservoir*: unchanged and locked, it answers reads by address until it hears that
-//! the volume is whole. A guest's read of what is missing *pulls* it ahead of everything else; the rest is fetched in the
-//! background, most recently written first (the papers' push).
+//! The owner drives the filling. Its former owner is the *reservoir*: its image stays unchanged and locked, and it answers
+//! reads by address until it learns that the volume is complete. A guest's read of missing blocks *pulls* them before
+//! everything else. The rest is fetched in the background, most recently written first (the papers' push).
 //!
-//! A [`Filling`] works in units of 4 KiB. Below the align filter no guest's write covers a part of one, so nothing is
-//! merged here. What is durable, and in which order, is decided here as well: a guest's write is answered when a daemon that
-//! begins after this one was killed would know of it, and its flush when the store is flushed *and then* what became present is
-//! recorded (design §5.6, hard case 7); the caller only does it.
+//! A [`Filling`] works in units of 4 KiB. The align filter is above it, so no guest's write covers part of a unit, and nothing
+//! is merged here. This machine also decides what must be durable, and in which order. A guest's write is answered once a
+//! daemon started after a kill would know of it. A flush is answered once the store is flushed *and then* the presence of the
+//! new units is recorded (design §5.6, hard case 7). The caller carries this out.
 
 mod background;
 mod lateness;
@@ -45,270 +45,269 @@ pub use manifest::{Manifest, decode_runs, encode_runs, to_units};
 pub use told::{Complete, NoPiece, Told};
 pub use units::{UNIT, UNIT_BYTES, units_of};
 
-/// A guest's request, named by the caller while it is in flight; never used twice.
+/// A guest's request. The caller chooses the number for the time in flight and never reuses it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// Something that was asked of the reservoir.
+/// A request to the reservoir for bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FetchId(pub u64);
 
-/// Something that is noted for the next daemon.
+/// A note for the next daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NoteId(pub u64);
 
-/// A round of making durable what has become present.
+/// A round that makes the presence of units durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RecordingId(pub u64);
 
-/// What happened to a volume that is being filled.
+/// An event of a volume that is being filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FillingEvent {
-    /// A guest wants to read. It waits for [`FillingAction::Admit`] or [`FillingAction::Refuse`].
+    /// A guest's read has arrived. It waits for [`FillingAction::Admit`] or [`FillingAction::Refuse`].
     ReadArrived {
-        /// Its name.
+        /// The number of the read.
         request: RequestId,
-        /// The bytes, not empty.
+        /// The bytes to read, not empty.
         range: ByteRange,
     },
-    /// A guest wants to change whole units. It waits for [`FillingAction::Admit`], and, once the change is made, for
+    /// A guest's change of whole units has arrived. It waits for [`FillingAction::Admit`]; after the change it waits for
     /// [`FillingAction::Written`].
     WriteArrived {
-        /// Its name.
+        /// The number of the change.
         request: RequestId,
-        /// The bytes, not empty.
+        /// The bytes to change, not empty.
         range: ByteRange,
     },
     /// An admitted change has ended.
     WriteEnded {
-        /// Which.
+        /// The number of the change.
         request: RequestId,
-        /// Whether it was made; one that failed may have been made in part.
+        /// Whether it succeeded; a failed change may be partly applied.
         result: Result<(), StoreFault>,
     },
-    /// The guest has gone that made a request which was not admitted.
+    /// The guest whose request was not admitted is gone.
     Withdrawn {
-        /// Which.
+        /// The number of the request.
         request: RequestId,
     },
-    /// A guest wants everything that it was answered to be durable. It waits for [`FillingAction::Flushed`].
+    /// A guest asks to make every answered request durable. It waits for [`FillingAction::Flushed`].
     FlushArrived {
-        /// Its name.
+        /// The number of the flush.
         request: RequestId,
     },
-    /// The reservoir has answered.
+    /// The reservoir has answered a fetch.
     Fetched {
-        /// What.
+        /// The number of the fetch.
         fetch: FetchId,
-        /// Whether the bytes are here.
+        /// Whether the bytes have arrived.
         result: Result<(), FetchFault>,
     },
-    /// What was fetched has been written to the store.
+    /// Fetched bytes have been written to the store.
     Stored {
-        /// What.
+        /// The number of the fetch.
         fetch: FetchId,
-        /// Whether it was.
+        /// Whether the write succeeded.
         result: Result<(), StoreFault>,
     },
     /// The store has been flushed for a recording.
     StoreFlushed {
-        /// For which.
+        /// The number of the recording.
         recording: RecordingId,
-        /// Whether everything completed before is durable.
+        /// Whether everything completed before the flush is durable.
         result: Result<(), StoreFault>,
     },
-    /// A recording is durable, or not.
+    /// A recording has ended.
     Recorded {
-        /// Which.
+        /// The number of the recording.
         recording: RecordingId,
-        /// Whether it is.
+        /// Whether the recording is durable.
         result: Result<(), StoreFault>,
     },
-    /// The former host is lost, somebody says: nothing is fetched any more, and whoever reads what is missing is refused, and not
-    /// held. It goes on being overwritten.
+    /// The administrator has declared the former host lost. Nothing is fetched from now on, and reads of missing blocks are
+    /// refused instead of held. Writes over missing blocks continue.
     MissingGivenUp,
-    /// What nobody waits for is not fetched for the time being: the volume is on its way to where all of it is.
+    /// The background fetches pause, because the volume is on its way to a host that has all of it.
     Rest,
-    /// It is fetched again.
+    /// The background fetches resume.
     GoOn,
-    /// Reads wait so long at most for a reservoir that does not answer, and are refused then; `None`: for however long.
+    /// Limits how long a read may wait for a silent reservoir before it is refused; `None`: without limit.
     WaitsLimited {
-        /// How long.
+        /// The longest wait of a read.
         to: Option<Duration>,
     },
-    /// What was to be noted is, or is not.
+    /// A note for the next daemon has ended.
     Noted {
-        /// What.
+        /// The number of the note.
         note: NoteId,
-        /// Whether it is.
+        /// Whether the note was stored.
         result: Result<(), StoreFault>,
     },
 }
 
-/// What is to be done for a volume that is being filled.
+/// An action for a volume that is being filled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FillingAction {
     /// Submit a guest's request to the store.
     Admit {
-        /// Which.
+        /// The number of the request.
         request: RequestId,
     },
-    /// Answer a guest's change that was made.
+    /// Answer a guest's change as made.
     Written {
-        /// Which.
+        /// The number of the change.
         request: RequestId,
     },
-    /// Note that guests have written these units: it has to outlast this daemon, not a loss of power.
+    /// Note that guests have written these units. The note must outlast this daemon, but not a loss of power.
     Note {
-        /// For the answer.
+        /// The number to use in the answer.
         note: NoteId,
-        /// The units.
+        /// The written units, in order.
         units: Vec<BlockRange>,
     },
     /// Fail a guest's read.
     Refuse {
-        /// Which.
+        /// The number of the read.
         request: RequestId,
-        /// Why.
+        /// The reason of the refusal.
         why: Refusal,
     },
     /// Ask the reservoir for these bytes.
     Fetch {
-        /// A name for the answer.
+        /// The number to use in the answer.
         fetch: FetchId,
-        /// The bytes.
+        /// The bytes to fetch, not empty.
         range: ByteRange,
         /// Whether a guest waits for them.
         urgency: Urgency,
     },
-    /// Write parts of what was fetched to the store; the rest of it is of no use any more.
+    /// Write parts of the fetched bytes to the store, and drop the rest.
     Store {
-        /// What was fetched.
+        /// The number of the fetch.
         fetch: FetchId,
-        /// The parts, in order.
+        /// The parts to write, in order.
         parts: Vec<ByteRange>,
     },
-    /// Flush the store.
+    /// Flush the owner's store.
     FlushStore {
-        /// For the answer.
+        /// The number to use in the answer.
         recording: RecordingId,
-        /// Who wants it: what a flush of ours fails by is owed to the guest.
+        /// Whether guests must learn of a failure.
         on_behalf: OnBehalf,
     },
-    /// Record durably that these units are present: their bytes are durable.
+    /// Record durably that these units are present; their bytes are durable already.
     Record {
-        /// For the answer.
+        /// The number to use in the answer.
         recording: RecordingId,
-        /// The units.
+        /// The units to record, in order.
         units: Vec<BlockRange>,
     },
     /// Answer a guest's flush.
     Flushed {
-        /// Which.
+        /// The number of the flush.
         request: RequestId,
-        /// With this.
+        /// The result to answer with.
         result: Result<(), StoreFault>,
     },
-    /// Nothing is missing any more, durably.
+    /// Durably, no block is missing: the volume is complete.
     Whole,
 }
 
-/// Why a guest's read is failed.
+/// The reason why a guest's read fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The reservoir cannot read what it asks for, or is lost.
+    /// The reservoir cannot read the bytes, or is lost.
     Unreadable,
-    /// The reservoir has not answered for as long as the read may wait. What it asks for is fetched all the same.
+    /// The reservoir has not answered within the limit of the read. The bytes are fetched nevertheless.
     Late,
 }
 
-/// Whether a guest waits for what is fetched.
+/// Whether a guest waits for a fetch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Urgency {
-    /// One does: pulled.
+    /// A guest waits: the unit is pulled.
     Urgent,
-    /// Nobody does: what the papers call pushed.
+    /// No guest waits: the unit is pushed, as the papers call it.
     Background,
 }
 
-/// For whom a store is flushed.
+/// The party for which a store is flushed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnBehalf {
-    /// For guests, who hear of it if it fails.
+    /// For guests, which learn of a failure.
     Guests,
     /// For the filling alone.
     Filling,
 }
 
-/// The owner's store, or its data folder, did not take something.
+/// The owner's store, or its data folder, failed to take a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StoreFault;
 
-/// Why something could not be fetched.
+/// The reason why a fetch failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FetchFault {
-    /// The reservoir cannot read it.
+    /// The reservoir cannot read the bytes.
     Unreadable,
-    /// Its host is not to be reached, or has not opened it yet: it is worth another try.
+    /// The reservoir's host is unreachable, or has not opened the image yet: a retry is worthwhile.
     Away,
 }
 
-/// How a volume is filled.
+/// The settings of one volume's filling.
 #[derive(Clone, Debug)]
 pub struct FillingSettings {
-    /// Size of the volume in bytes.
+    /// The volume's size in bytes.
     pub size_bytes: u64,
-    /// How much is fetched at once in the background.
+    /// Limits how much is fetched at once in the background.
     pub pacing: PacingSettings,
 }
 
-/// Where a filling stands.
+/// The progress of one volume's filling, in units.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct FillingProgress {
-    /// Units that were missing at the handover.
+    /// The units that were missing at the handover.
     pub units_at_handover: u64,
-    /// Units that are missing now.
+    /// The units that are still missing.
     pub units_missing: u64,
-    /// Units that a guest waited for.
+    /// The units that a guest waited for.
     pub units_pulled: u64,
-    /// Units that nobody waited for.
+    /// The units fetched without a waiting guest.
     pub units_pushed: u64,
-    /// Units that were fetched and overwritten meanwhile.
+    /// The fetched units that a guest overwrote before they were stored.
     pub units_dropped: u64,
-    /// Units that the guest overwrote before they were fetched.
+    /// The units that the guest overwrote before they were fetched.
     pub units_overwritten: u64,
-    /// Units that the reservoir cannot read.
+    /// The units that the reservoir cannot read.
     pub units_unreadable: u64,
-    /// Requests of guests that wait.
+    /// The number of guests' requests that wait.
     pub requests_waiting: usize,
-    /// Guests' reads that were refused because the reservoir did not answer.
+    /// The number of reads refused because the reservoir did not answer.
     pub reads_late: u64,
-    /// Units that they were refused for, and that have not come.
+    /// The units of these refused reads that have not arrived yet.
     pub units_owed: u64,
-    /// Why nothing is fetched; `None` if something is, or need not be.
+    /// The reason why nothing is fetched; `None` if fetches run or are not needed.
     pub waits_for: Option<&'static str>,
-    /// Whether what is missing was given up.
+    /// Whether the missing blocks were given up.
     pub is_given_up: bool,
 }
 
-/// Fills one volume.
+/// The machine that fills one volume.
 #[derive(Debug)]
 pub struct Filling {
     settings: FillingSettings,
-    /// Units that are not present.
     missing: LayeredBitmap,
-    /// Of these, the ones that could be fetched: not asked for, not being overwritten, not unreadable.
+    /// The missing units that may be fetched: not requested, not being overwritten, not unreadable.
     wanted: LayeredBitmap,
     unreadable: LayeredBitmap,
-    /// Whether what is missing never comes.
+    /// Whether the missing units were given up.
     is_given_up: bool,
-    /// Units that are to be fetched one by one, since something among them could not be read.
+    /// Units to be fetched singly, because a run with them could not be read.
     suspect: LayeredBitmap,
     fetches: BTreeMap<FetchId, Fetch>,
-    /// Changes under way that touch units that are missing, or would be after a restart, with what they touch.
+    /// Changes under way, with their units, that touch units which are missing now or would be after a restart.
     overwrites: BTreeMap<RequestId, BlockRange>,
     waiting: VecDeque<Waiting>,
-    /// What reads in sequence have come to.
+    /// The sequential reads that are followed.
     streams: VecDeque<requests::Stream>,
     background: Background,
     lateness: Lateness,
@@ -320,18 +319,18 @@ pub struct Filling {
     actions: VecDeque<FillingAction>,
 }
 
-/// Something that was asked of the reservoir, until it is in the store.
+/// A request to the reservoir, until its bytes are in the store.
 #[derive(Debug)]
 struct Fetch {
     units: BlockRange,
     urgency: Urgency,
-    /// What of it is being written to the store; `None`: it has not arrived.
+    /// The parts being written to the store; `None` until the bytes have arrived.
     storing: Option<Vec<BlockRange>>,
 }
 
 impl Filling {
-    /// Makes the machine of a volume that lacks what is missing in `known`. Only [`Told::begin`] does: nothing passes by what a restart
-    /// has found.
+    /// Makes the machine of a volume that lacks the units in `known`. Called only by [`Told::begin`], so that the result of a
+    /// restart is always considered.
     fn new(settings: FillingSettings, known: UnitMap) -> Self {
         let units = units_of(settings.size_bytes);
         let UnitMap { missing, late, volatile, manifest } = known;
@@ -357,7 +356,7 @@ impl Filling {
         }
     }
 
-    /// Takes what happened. An event that does not fit (an answer to something unknown) changes nothing.
+    /// Handles an event. An event that does not fit (an answer to an unknown number) changes nothing.
     pub fn handle_event(&mut self, now: Duration, event: FillingEvent) {
         match event {
             FillingEvent::ReadArrived { request, range } => self.read_arrived(now, request, covering(range)),
@@ -381,14 +380,15 @@ impl Filling {
     fn give_up_missing(&mut self) {
         self.is_given_up = true;
         self.wanted.clear();
-        // What was asked for and has not arrived is not waited for.
+        // Fetches that have not arrived are dropped.
         self.fetches.retain(|_, fetch| fetch.storing.is_some());
         let runs: Vec<_> = self.missing.runs().collect();
         runs.into_iter().for_each(|run| self.refuse_readers(run));
     }
 
-    /// What the reservoir lacks, in blocks of this size; `written`: what guests have written since the volume came, as far as that is
-    /// known. What is missing here is there; a block of which only a part is missing is copied there as a whole.
+    /// Returns the blocks that the reservoir lacks. `written` holds the blocks written by guests since the handover; `None` if
+    /// they are not known. The reservoir has every block that is missing here. A block of which only a part is missing counts
+    /// as lacking there.
     pub fn lacking_there(&self, written: Option<LayeredBitmap>, block_size: BlockSize) -> LayeredBitmap {
         let blocks = block_size.blocks_of(self.settings.size_bytes);
         let mut lacking = written.unwrap_or_else(|| {
@@ -407,22 +407,22 @@ impl Filling {
         lacking
     }
 
-    /// The first runs of what is missing.
+    /// Returns the first runs of missing bytes.
     pub fn first_missing(&self, runs_max: usize) -> Vec<ByteRange> {
         self.missing.runs().take(runs_max).map(|run| self.bytes(run)).collect()
     }
 
-    /// Does what is due.
+    /// Handles everything that is due.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.advance(now);
     }
 
-    /// The next thing to be done.
+    /// Returns the next action for the caller.
     pub fn poll_action(&mut self) -> Option<FillingAction> {
         self.actions.pop_front()
     }
 
-    /// When `handle_timeout` is to be called, at the latest, and what is waited for.
+    /// Returns the latest time to call `handle_timeout`, and the reason for it.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         let background = self.background.deadline().filter(|_| !self.wanted.is_empty());
         let rereads = !self.unreadable.is_empty() && !self.is_given_up;
@@ -437,23 +437,23 @@ impl Filling {
             .min_by_key(|(at, _)| *at)
     }
 
-    /// Tells whether nothing is missing, and that is durable.
+    /// Returns whether, durably, no block is missing.
     pub fn is_whole(&self) -> bool {
         self.is_whole_said
     }
 
-    /// The parts of a range that are missing, in order: what must not be taken for holes.
+    /// Returns the missing parts of a range, in order. These must not be taken for holes.
     pub fn missing_in(&self, range: ByteRange) -> Vec<ByteRange> {
         within(&self.missing, covering(range)).into_iter().map(|run| self.bytes(run)).collect()
     }
 
-    /// Tells whether something of a range is present, and a restart would not know it: a change that is to be durable is
-    /// answered only when that is recorded.
+    /// Returns whether a restart would forget the presence of some unit in the range. A durable change is answered only after
+    /// that is recorded.
     pub fn is_unrecorded(&self, range: ByteRange) -> bool {
         self.recording.touches(covering(range))
     }
 
-    /// How far it is.
+    /// Returns the progress of the filling.
     pub fn progress(&self) -> FillingProgress {
         FillingProgress {
             units_missing: self.missing.count(),
@@ -469,7 +469,7 @@ impl Filling {
         }
     }
 
-    /// Goes on with everything that can go on.
+    /// Takes every step that is possible now.
     fn advance(&mut self, now: Duration) {
         self.background.end_pause(now);
         self.reread(now);
@@ -482,7 +482,7 @@ impl Filling {
         if let Some(action) = self.noting.begin_if_due(now) {
             self.actions.push_back(action);
         }
-        // What is still asked for is dropped when it comes.
+        // Requested fetches are dropped on arrival.
         let is_storing = self.fetches.values().any(|fetch| fetch.storing.is_some());
         let is_filled = self.missing.is_empty() && !is_storing;
         if let Some(action) = self.recording.begin_if_due(now, is_filled) {
@@ -511,7 +511,7 @@ impl Filling {
         bytes_of(units, self.settings.size_bytes)
     }
 
-    /// Units that are missing and that nobody is about to bring: they may be asked for.
+    /// Allows fetches of the missing units that no request or write will provide.
     fn want(&mut self, units: BlockRange) {
         for run in within(&self.missing, units) {
             let mut free = vec![run];
@@ -527,7 +527,7 @@ impl Filling {
         }
     }
 
-    /// Units have become present, by a fill or by the guest.
+    /// Notes that units have become present, by a fill or by the guest. Returns how many were missing.
     fn become_present(&mut self, units: BlockRange) -> u64 {
         let became = within(&self.missing, units);
         let count = became.iter().map(BlockRange::len).sum();

@@ -1,4 +1,4 @@
-//! How volumes change hands: the machines of either side, and what they say to each other.
+//! The handover of volumes: the machines of both sides, and their messages.
 //!
 //! ```text
 //!   Source ── PREPARE ──► Target        phases until the commit point: either side may still give up

@@ -1,4 +1,4 @@
-//! Which hooks run: each once, never two at a time for one VM, and never an undo while what it undoes still runs.
+//! Decides which hooks run. Each runs once, a VM has one at a time, and an undo waits for the end of the hook that it undoes.
 //!
 //! ```text
 //!   wanted ──► Prepare: a process that waits ──► Record: which one it is, durably ──► Release: it runs the program
@@ -7,10 +7,11 @@
 //!
 //!   before ──ended──► after          after is wanted while before runs: it waits for its end, also after a restart
 //! ```
-//! A program is started behind a gate. So a daemon that is killed at any instant leaves one of three: nothing was begun, a process
-//! that is recorded and runs, or one that has ended and left word. The next daemon finds out which, and goes on from there.
+//! A program is started behind a gate. So a daemon that is killed at any instant leaves one of three states: nothing was begun,
+//! a recorded process runs, or a process has ended and left its result. The next daemon finds out which, and continues from
+//! there.
 //!
-//! What a hook is told, and how a process is recognised, is the daemon's business.
+//! The daemon decides what a hook receives as input, and how a process is recognised.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -18,117 +19,117 @@ use std::time::Duration;
 use crate::identity::MigrationId;
 use crate::planted::{Bug, broken};
 
-/// Pause before something is recorded again that could not be.
+/// The pause before a failed record is tried again.
 const RECORD_RETRY: Duration = Duration::from_secs(1);
 
-/// When a hook is run.
+/// The time at which a hook runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Moment {
-    /// Before a VM, or volumes without one, change hands.
+    /// Before a VM, or volumes without a VM, change hands.
     Before,
-    /// After that, or when it has come to nothing.
+    /// After the handover, or after the migration has failed.
     After,
 }
 
-/// A process, so that no other is taken for it.
+/// The identity of a process, which no other process shares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HookProcess {
-    /// Its number.
+    /// The process id of the hook.
     pub id: i32,
-    /// When it began, as the kernel counts.
+    /// When the process began, as the kernel counts.
     pub started: u64,
-    /// The boot in which that was.
+    /// The boot in which the process began.
     pub boot: u128,
 }
 
-/// How a hook ended.
+/// The result of a hook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HookEnd {
-    /// It succeeded, or there is none.
+    /// The hook succeeded, or there is none.
     Good,
-    /// It did not, and why.
+    /// The hook failed, for this reason.
     Bad(String),
 }
 
-/// How far one hook of a migration has come, as it is recorded.
+/// The recorded course of one hook of a migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum HookCourse {
-    /// It was not begun.
+    /// The hook has not begun.
     #[default]
     NotBegun,
-    /// This process runs it, or has.
+    /// This process runs the hook, or has run it.
     Begun(HookProcess),
-    /// It is over.
+    /// The hook has ended with this result.
     Ended(HookEnd),
 }
 
-/// Why a hook is killed.
+/// The reason why a hook is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum KillReason {
-    /// It took longer than it may.
+    /// The hook has exceeded its time limit.
     Overdue,
-    /// Nobody waits for it any more.
+    /// The migration does not need the hook.
     Unwanted,
 }
 
-/// What is recorded of a migration's hooks.
+/// The record of a migration's hooks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HookRecord {
-    /// What they are about: a VM, or volumes. Of those that have something in common one runs at a time.
+    /// The VM or the volumes of the hooks. Hooks whose subjects overlap run one at a time.
     pub subject: BTreeSet<String>,
-    /// That before.
+    /// The course of the hook before the handover.
     pub before: HookCourse,
-    /// That after.
+    /// The course of the hook after the handover.
     pub after: HookCourse,
 }
 
-/// What has happened.
+/// An event of a migration's hooks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HookEvent {
-    /// A hook is to be run. That after comes only after one before.
+    /// A hook is requested. The hook after is requested only after one before.
     Wanted(Moment),
-    /// Nobody waits any more for the hook before.
+    /// The hook before is not needed.
     Unwanted,
     /// A process waits behind its gate.
     Prepared(Moment, HookProcess),
-    /// None could be made, or there is nothing to run.
+    /// No process could be made, or there is nothing to run.
     NotPrepared(Moment, HookEnd),
-    /// A record is durable, or could not be made so.
+    /// A record is durable, or could not be made durable.
     Recorded {
-        /// Its number.
+        /// The number of the record.
         record: u64,
-        /// Whether it is.
+        /// Whether the record is durable.
         is_durable: bool,
     },
-    /// A hook has ended.
+    /// A hook's process has ended.
     Ended(Moment, HookEnd),
-    /// A process that was recorded never got past its gate.
+    /// A recorded process never passed its gate.
     NeverBegan(Moment),
 }
 
-/// What is to be done.
+/// An action for the hooks of a host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HookAction {
-    /// Start a process that waits, then say [`HookEvent::Prepared`] or [`HookEvent::NotPrepared`].
+    /// Start a process that waits behind a gate, then report [`HookEvent::Prepared`] or [`HookEvent::NotPrepared`].
     Prepare(MigrationId, Moment),
-    /// Make this durable under its number, after those before it, then say [`HookEvent::Recorded`].
+    /// Make this record durable under its number, after those before it, then report [`HookEvent::Recorded`].
     Record(MigrationId, u64, HookRecord),
-    /// Let the process run the program, and say [`HookEvent::Ended`] when it has ended.
+    /// Let the process run the program, and report [`HookEvent::Ended`] at its end.
     Release(MigrationId, Moment),
-    /// Look for a process of a daemon before, then say [`HookEvent::Ended`] when it has ended, or [`HookEvent::NeverBegan`].
+    /// Find a process of an earlier daemon, then report [`HookEvent::Ended`] at its end, or [`HookEvent::NeverBegan`].
     Find(MigrationId, Moment, HookProcess),
-    /// Kill the process with all that it has started; its end is said as ever.
+    /// Kill the process and everything it has started; its end is reported as usual.
     Kill(MigrationId, Moment, KillReason),
-    /// Tell whoever wanted it.
+    /// Report the result to the requester of the hook.
     Tell(MigrationId, Moment, HookEnd),
-    /// Nothing is left to be done for the migration: its record may go.
+    /// Delete the record of the migration: nothing is left to do.
     Forget(MigrationId),
 }
 
-/// The hooks of a host.
+/// The hooks of all migrations of a host.
 #[derive(Debug)]
 pub struct HookBook {
-    /// How long one may take.
+    /// The time limit of one hook.
     limit: Duration,
     entries: BTreeMap<MigrationId, Entry>,
     actions: VecDeque<HookAction>,
@@ -139,9 +140,9 @@ struct Entry {
     subject: BTreeSet<String>,
     before: Step,
     after: Step,
-    /// Nobody waits for what runs before: it is killed as soon as it can be.
+    /// The running hook before is not needed: it is killed as soon as possible.
     is_unwanted: bool,
-    /// Records that were asked for.
+    /// The number of records requested so far.
     records: u64,
 }
 
@@ -150,7 +151,7 @@ enum Step {
     NotWanted,
     Wanted,
     Preparing,
-    /// It waits behind its gate until that is durable, or is tried again.
+    /// The process waits behind its gate until its record is durable; a failed record is tried again at `retry_at`.
     Recording {
         process: HookProcess,
         record: u64,
@@ -164,12 +165,12 @@ enum Step {
 }
 
 impl HookBook {
-    /// Nothing runs; each may take so long.
+    /// Returns a book without hooks; `limit` is the time limit of each hook.
     pub fn new(limit: Duration) -> Self {
         Self { limit, entries: BTreeMap::new(), actions: VecDeque::new() }
     }
 
-    /// Takes up what a daemon before has recorded.
+    /// Restores the record of an earlier daemon.
     pub fn load(&mut self, now: Duration, migration: MigrationId, record: HookRecord) {
         let HookRecord { subject, before, after } = record;
         let mut step = |course, moment| match course {
@@ -184,7 +185,7 @@ impl HookBook {
         self.entries.insert(migration, Entry { subject, before, after, is_unwanted: false, records: 0 });
     }
 
-    /// A migration has hooks, about this.
+    /// Announces that a migration has hooks, with this subject.
     pub fn expect(&mut self, migration: MigrationId, subject: BTreeSet<String>) {
         let (before, after) = (Step::NotWanted, Step::NotWanted);
         self.entries.entry(migration).or_insert(Entry {
@@ -196,12 +197,12 @@ impl HookBook {
         });
     }
 
-    /// Migrations of which something is recorded, or runs.
+    /// Returns the migrations with recorded or running hooks.
     pub fn migrations(&self) -> impl Iterator<Item = MigrationId> {
         self.entries.keys().copied()
     }
 
-    /// Takes what has happened to a migration's hooks. What does not fit is late, and changes nothing.
+    /// Handles an event of a migration's hooks. An event that does not fit is late, and changes nothing.
     pub fn handle_event(&mut self, now: Duration, migration: MigrationId, event: HookEvent) {
         let Some(entry) = self.entries.get_mut(&migration) else { return };
         match event {
@@ -248,7 +249,7 @@ impl HookBook {
         self.let_begin();
     }
 
-    /// Does what is due.
+    /// Handles everything that is due.
     pub fn handle_timeout(&mut self, now: Duration) {
         let mut again = Vec::new();
         for (id, entry) in &mut self.entries {
@@ -273,12 +274,12 @@ impl HookBook {
         }
     }
 
-    /// The next thing to be done.
+    /// Returns the next action for the caller.
     pub fn poll_action(&mut self) -> Option<HookAction> {
         self.actions.pop_front()
     }
 
-    /// When [`HookBook::handle_timeout`] is to be called, at the latest, and what is waited for.
+    /// Returns the latest time to call [`HookBook::handle_timeout`], and the reason for it.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         let steps = self.entries.values().flat_map(|entry| [&entry.before, &entry.after]);
         let due = steps.filter_map(|step| match step {
@@ -292,14 +293,14 @@ impl HookBook {
     fn wanted(&mut self, migration: MigrationId, moment: Moment) {
         let Some(entry) = self.entries.get_mut(&migration) else { return };
         match (moment, entry.step(moment).clone()) {
-            // There is nothing that it would come after.
+            // No hook ran before, so there is nothing to run after.
             (Moment::After, Step::NotWanted) if entry.before == Step::NotWanted => {
                 self.actions.push_back(HookAction::Tell(migration, moment, HookEnd::Good));
                 self.forget(migration);
             }
             (_, Step::NotWanted) => *entry.step_mut(moment) = Step::Wanted,
             (_, Step::Ended(end)) => self.actions.push_back(HookAction::Tell(migration, moment, end)),
-            // Whoever wants it is told when it has ended.
+            // The requester learns the result at the end.
             _ => {}
         }
     }
@@ -328,13 +329,13 @@ impl HookBook {
                 self.actions.push_back(HookAction::Release(migration, moment));
                 Step::Runs { process, until: Some(now + self.limit) }
             } else {
-                // N.B. what cannot be recorded is not begun: its process waits behind the gate.
+                // **N.B.** A hook that cannot be recorded is not begun: its process waits behind the gate.
                 Step::Recording { process, record, retry_at: Some(now + RECORD_RETRY) }
             };
         }
     }
 
-    /// Begins what has its turn: in the order of migrations, and of each what is before first.
+    /// Begins the hooks whose turn it is: in the order of migrations, and the hook before first.
     fn let_begin(&mut self) {
         let ids: Vec<MigrationId> = self.entries.keys().copied().collect();
         for id in ids {
@@ -384,7 +385,7 @@ impl HookBook {
 }
 
 impl Entry {
-    /// What could not be recorded is asked for under the next number.
+    /// Requests failed records again under the next number.
     fn record_again(&mut self) {
         for step in [&mut self.before, &mut self.after] {
             if let Step::Recording { record, retry_at, .. } = step {
@@ -409,7 +410,6 @@ impl Entry {
 }
 
 impl Step {
-    /// Whether a process runs, or is about to.
     fn is_busy(&self) -> bool {
         matches!(self, Self::Preparing | Self::Recording { .. } | Self::Runs { .. })
     }

@@ -1,76 +1,76 @@
-//! Numbers that name things, each a type of its own.
+//! Identities and numbers, each a type of its own.
 
 use serde::{Deserialize, Serialize};
 
-/// Identity of a volume: the root of its lineage, the same on every host that has a replica of it.
+/// The identity of a volume: the root of its lineage, the same on every host with a replica.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct VolumeId(pub [u8; 16]);
 
-/// Identity of a host: what its certificate proves.
+/// The identity of a host, proved by its certificate.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HostId(pub [u8; 32]);
 
-/// Identity of a migration on the host that started it; never reused.
+/// The identity of a migration on the host that started it; never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MigrationId(pub u64);
 
-/// One try at handing a migration's volumes over; the first is 1. Every handover message and record carries it,
-/// so that an answer to an earlier try is never taken for one to this (hard case 2).
+/// The number of one attempt to hand a migration's volumes over; the first is 1. Every handover message and record carries it,
+/// so that an answer to an earlier attempt is never taken for an answer to this one (hard case 2).
 ///
-/// A number bears the run of the source that gave it: every restart of the source goes on in the next block of numbers. The
-/// journal knows the bound of a run that ended without a word ([`Attempt::last_of_run`]) before the run uses a number.
+/// A number contains the run of the source that assigned it: each restart of the source continues in the next block of numbers.
+/// The journal knows the bound of an interrupted run ([`Attempt::last_of_run`]) before the next run uses a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Attempt(pub u32);
 
-/// Position of a volume among the volumes of one migration.
+/// The position of a volume among the volumes of one migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct VolumeIndex(pub u32);
 
-/// A commit to the journal, named by the machine that asks for it.
+/// The number of a commit to the journal, chosen by the machine that requests it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CommitId(pub u64);
 
-/// Bits of a try's number that count the tries of one run. Version 0.1 counted tries without bound, a few in a second, and
-/// had one run only: what it counted in hours fits.
+/// The bits that count the attempts of one run. Version 0.1 had one run only and counted a few attempts a second, without
+/// bound: hours of these fit.
 const RUN_BITS: u32 = 20;
 const RUN_MASK: u32 = (1 << RUN_BITS) - 1;
 
 impl Attempt {
-    /// Before the first try.
+    /// The number before the first attempt.
     pub const NONE: Self = Self(0);
 
-    /// Every try that there will ever be: a target whose images go promises none any more.
+    /// Every possible attempt: a target whose images are deleted promises none of them.
     pub const ALL: Self = Self(u32::MAX);
 
-    /// The try after this one.
+    /// Returns the attempt after this one.
     pub fn next(self) -> Self {
         Self(self.0.saturating_add(1))
     }
 
-    /// The last number of the run of the source that this try belongs to. No run gets there: it makes
-    /// [`crate::handover::source::ATTEMPTS_MAX`] tries.
+    /// Returns the last number of this attempt's run. No run reaches it, because it makes at most
+    /// [`crate::handover::source::ATTEMPTS_MAX`] attempts.
     pub fn last_of_run(self) -> Self {
         Self(self.0 | RUN_MASK)
     }
 
-    /// The run of the source that this try belongs to; the first is 0.
+    /// Returns the run of the source to which this attempt belongs; the first is 0.
     pub fn run(self) -> u32 {
         self.0 >> RUN_BITS
     }
 
-    /// The number of this try within its run.
+    /// Returns the number of this attempt within its run.
     pub fn in_run(self) -> u32 {
         self.0 & RUN_MASK
     }
 }
 
 impl VolumeIndex {
-    /// As an index into a slice.
+    /// Returns the position as an index into a slice.
     pub fn as_usize(self) -> usize {
         self.0 as usize
     }
 
-    /// The positions of the first `count` volumes.
+    /// Returns the positions of the first `count` volumes.
     pub fn all(count: usize) -> impl Iterator<Item = Self> {
         (0u32..).take(count).map(Self)
     }

@@ -1,4 +1,4 @@
-//! What a host must remember of its volumes and migrations across a `kill -9` or a power cut.
+//! The journal: the state of volumes and migrations that a host keeps across a `kill -9` or a power cut.
 //!
 //! ```text
 //!   Record ──encode──► frame (length, checksum, sequence) ──► appended durably by the owner of the file
@@ -6,9 +6,9 @@
 //!   State  ◄──apply── Record ◄──decode── frames up to the first that is torn
 //! ```
 //!
-//! This module is pure: it turns records into bytes and back, and folds them into a [`State`]. Who appends them
-//! durably is the daemon (a preallocated file) or the simulator (a file that tears). A commit is one frame, whatever
-//! number of records is in it: all of them are there after a crash, or none.
+//! This module is pure: it encodes and decodes records, and folds them into a [`State`]. The daemon appends them durably to a
+//! preallocated file; the simulator uses a file that tears. A commit is one frame, however many records it contains: after a
+//! crash all of them are there, or none.
 
 mod codec;
 mod filling;

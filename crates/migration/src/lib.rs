@@ -1,4 +1,4 @@
-//! The sans-IO core: how a volume is copied, and how it changes hands.
+//! The sans-IO core: the copying of a volume, and its handover.
 //!
 //! ```text
 //!                     guest writes                          target's answers
@@ -18,11 +18,11 @@
 //!    └──────────────────────────────────────────────────────────────────┘
 //! ```
 //!
-//! Nothing here reads a clock, a disk or a socket. Every machine has the same shape: `handle_event(now, event)` and
-//! `handle_timeout(now)` take what happened, `poll_action()` says what is to be done, `poll_timeout()` when it wants
-//! to be called again and what it is waiting for. One event at a time; all actions are drained before the next.
-//! Machines decide about ranges and never see a byte of payload. Time is a [`std::time::Duration`] since an origin
-//! that the caller chooses and keeps.
+//! Nothing here reads a clock, a disk or a socket. Every machine has the same shape. `handle_event(now, event)` and
+//! `handle_timeout(now)` take events, `poll_action()` returns the next action, and `poll_timeout()` returns the time of the
+//! next call and the reason for it. Events are handled one at a time, and all actions are drained before the next. Machines
+//! decide about ranges and never see a byte of payload. Time is a [`std::time::Duration`] since an origin that the caller
+//! chooses and keeps.
 
 pub mod authority;
 pub mod custody;

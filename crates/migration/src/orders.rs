@@ -1,10 +1,10 @@
-//! What somebody orders of a migration: durable before it is answered (law 39).
+//! Orders of the administrator for a migration: durable before they are answered (law 39).
 //!
 //! ```text
 //!   cancel ──► the journal takes it, or has taken the handover ──► answered: cancelled, or too late ──► the driver, or the session
 //!                └── killed: the next start finds it, and goes on with the end instead of the copying
 //! ```
-//! The journal is the judge: of an order to cancel and a handover it takes the one that comes first, and refuses the other
+//! The journal decides: of a cancellation and a handover it takes the one that comes first, and refuses the other
 //! ([`Inconsistent::Overtaken`](crate::journal::Inconsistent::Overtaken)).
 
 use crate::identity::MigrationId;
@@ -16,10 +16,10 @@ use crate::planted::{Bug, broken};
 #[error("cancel {0}: it is past the point up to which it can be")]
 pub struct TooLate(pub MigrationId);
 
-/// What has to be durable before somebody is told that a migration is cancelled; nothing: it is already.
+/// Returns the records that must be durable before the cancellation is answered; none if it is recorded already.
 ///
 /// # Errors
-/// [`TooLate`], as far as that can be seen; the journal may still refuse it.
+/// [`TooLate`], as far as the state shows it; the journal may still refuse the order.
 pub fn cancel(state: &State, migration: MigrationId) -> Result<Vec<Record>, TooLate> {
     let known = state.migrations.get(&migration).filter(|known| !known.has_ended());
     let known = known.ok_or(TooLate(migration))?;
@@ -33,7 +33,7 @@ pub fn cancel(state: &State, migration: MigrationId) -> Result<Vec<Record>, TooL
     }
 }
 
-/// Whether a restart copies on with a migration that it finds; otherwise it only has to end it.
+/// Returns whether a restart continues to copy for a migration that it finds; otherwise it only ends it.
 pub fn goes_on(recorded: &MigrationState) -> bool {
     !recorded.is_cancelled || broken(Bug::CancelForgotten)
 }

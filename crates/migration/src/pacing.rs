@@ -1,34 +1,34 @@
-//! How much is copied at once: depth, chunk size, and a rate.
+//! The pace of copying: depth, chunk size and rate.
 
 use std::time::Duration;
 
-/// A burst that a rate limit allows, as time: a chunk may begin so much before its bytes are due.
+/// The burst that a rate limit allows: a chunk may begin this long before its bytes are due.
 const BURST: Duration = Duration::from_millis(20);
 
-/// Limits of the mover.
+/// The limits of the mover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PacingSettings {
-    /// Chunks in flight, at least one. Towards another host: as many of full size, or as many bytes in smaller ones.
+    /// The chunks in flight, at least one. Towards another host: this many full-size chunks, or the same bytes in smaller ones.
     pub depth: usize,
-    /// Bytes of a chunk; rounded down to whole blocks, at least one.
+    /// The bytes of a chunk, rounded down to whole blocks; at least one block.
     pub chunk_bytes: u64,
-    /// Bytes a second; `None`: no limit.
+    /// The rate limit in bytes a second; `None`: no limit.
     pub bytes_per_second: Option<u64>,
 }
 
 impl Default for PacingSettings {
-    /// Eight chunks of 512 KiB: enough to keep a local disk busy, and a second pass over a chunk holds a write for no
-    /// longer than a few milliseconds.
+    /// Eight chunks of 512 KiB: enough to keep a local disk busy, while a second pass over a chunk holds a write for only a few
+    /// milliseconds.
     fn default() -> Self {
         Self { depth: 8, chunk_bytes: 512 << 10, bytes_per_second: None }
     }
 }
 
-/// Says when the next chunk may begin.
+/// Decides when the next chunk may begin.
 #[derive(Clone, Debug)]
 pub(crate) struct Pacing {
     settings: PacingSettings,
-    /// When everything granted so far will have been carried at the limited rate.
+    /// When everything granted so far will have been sent at the limited rate.
     carried_at: Duration,
 }
 
@@ -37,7 +37,7 @@ impl Pacing {
         Self { settings, carried_at: Duration::ZERO }
     }
 
-    /// Tells when a chunk may begin, at the earliest: `now` if at once.
+    /// Returns the earliest start of the next chunk; `now` if it may start at once.
     pub(crate) fn next_start(&self, now: Duration) -> Duration {
         match self.settings.bytes_per_second {
             None => now,
@@ -45,7 +45,7 @@ impl Pacing {
         }
     }
 
-    /// Takes the tokens of a chunk that begins now.
+    /// Spends the tokens of a chunk that begins now.
     pub(crate) fn spend(&mut self, now: Duration, bytes: u64) {
         if let Some(rate) = self.settings.bytes_per_second {
             let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
@@ -54,7 +54,7 @@ impl Pacing {
         }
     }
 
-    /// Changes the rate; what was granted before still counts.
+    /// Changes the rate, and drops the debt of earlier grants.
     pub(crate) fn set_rate(&mut self, bytes_per_second: Option<u64>) {
         self.settings.bytes_per_second = bytes_per_second;
         self.carried_at = Duration::ZERO;

@@ -1,5 +1,4 @@
-//! What is fetched although nobody waits for it: most recently written first, as much at once as the link is long, and no
-//! faster than it may be.
+//! The background fetches: most recently written units first, as many at once as the link needs, within the bandwidth limit.
 
 use std::time::Duration;
 
@@ -9,29 +8,29 @@ use super::units::UNIT_BYTES;
 use super::{Filling, Urgency};
 use crate::pacing::Pacing;
 
-/// Pause before the reservoir is asked again that could not be reached.
+/// The pause before an unreachable reservoir is asked again.
 const AWAY_PAUSE: Duration = Duration::from_millis(200);
-/// Pause before the store is tried again that took nothing; it doubles up to the second.
+/// The pause before a failed store is tried again; it doubles up to `STORE_PAUSE_MAX`.
 const STORE_PAUSE: Duration = Duration::from_millis(100);
 const STORE_PAUSE_MAX: Duration = Duration::from_secs(5);
-/// Pause before the reservoir is asked again for what it could not read: a disk may be well again.
+/// The pause before unreadable bytes are requested again: the disk may have recovered.
 const REREAD_PAUSE: Duration = Duration::from_secs(30);
 
-/// The order and the pace of what nobody waits for.
+/// The order and the pace of fetches without a waiting guest.
 #[derive(Debug)]
 pub(super) struct Background {
-    /// Wanted first: it was written last.
+    /// The most recently written units, which are fetched first.
     late: LayeredBitmap,
     cursor: BlockIndex,
     pacing: Pacing,
-    /// When the pacer lets the next piece begin; `None` while it holds none up.
+    /// When the pacer permits the next piece; `None` if it holds none back.
     tokens_at: Option<Duration>,
-    /// Until when nothing is asked for, and why.
+    /// The end of the current pause, and its reason.
     pause: Option<(Duration, Pause)>,
     store_pause: Duration,
-    /// When what could not be read is tried again.
+    /// When unreadable units are tried again.
     reread_at: Option<Duration>,
-    /// Nothing is fetched that nobody waits for.
+    /// Whether the background fetches are paused by an event.
     rests: bool,
 }
 
@@ -60,7 +59,7 @@ impl Background {
         self.tokens_at = None;
     }
 
-    /// These units are asked for, or present.
+    /// Notes that these units are requested or present.
     pub(super) fn taken(&mut self, units: BlockRange) {
         self.late.remove(units);
     }
@@ -75,12 +74,12 @@ impl Background {
         }
     }
 
-    /// Tells whether it is of no use to ask the reservoir now.
+    /// Returns whether a request to the reservoir would be useless at this time.
     pub(super) fn is_pausing(&self) -> bool {
         self.pause.is_some()
     }
 
-    /// Tells whether it is this host's own store that keeps units from coming.
+    /// Returns whether this host's own store holds the filling up.
     pub(super) fn waits_for_store(&self) -> bool {
         matches!(self.pause, Some((_, Pause::StoreFails)))
     }
@@ -106,7 +105,6 @@ impl Background {
         self.reread_at
     }
 
-    /// When there is something to be done, if nothing happens before.
     pub(super) fn deadline(&self) -> Option<(Duration, &'static str)> {
         match (self.pause, self.tokens_at) {
             (Some((until, pause)), _) => Some((until, pause.reason())),
@@ -130,7 +128,7 @@ impl Pause {
 }
 
 impl Filling {
-    /// Has what could not be read be asked for once more.
+    /// Requests unreadable units again once that is due.
     pub(super) fn reread(&mut self, now: Duration) {
         if self.is_given_up || self.background.reread_at.is_none_or(|at| now < at) {
             return;
@@ -141,7 +139,7 @@ impl Filling {
         runs.into_iter().for_each(|run| self.want(run));
     }
 
-    /// Asks for what is next, as far as there is room for it.
+    /// Requests the next units, up to the limits.
     pub(super) fn fetch_rest(&mut self, now: Duration) {
         self.background.tokens_at = None;
         if self.background.pause.is_some() || self.background.rests {
@@ -162,13 +160,13 @@ impl Filling {
         }
     }
 
-    /// What was written last, then the rest, round and round.
+    /// Returns the most recently written wanted units, then the others in a cycle.
     fn next_run(&mut self, units_max: u64) -> Option<BlockRange> {
         if let Some(late) = self.background.late.next_run(BlockIndex(0), units_max) {
             let wanted = self.wanted.next_run(late.start, late.len());
             match wanted.map(|run| run.intersect(&late)).filter(|run| !run.is_empty()) {
                 Some(run) => return Some(run),
-                // Somebody else brings it.
+                // Another request provides these units.
                 None => {
                     self.background.late.remove(late);
                     return self.next_run(units_max);

@@ -1,8 +1,8 @@
-//! Reads that wait no longer than they may for a reservoir that does not answer.
+//! Limits how long reads wait for a reservoir that does not answer.
 //!
-//! A hypervisor that stops its guest at an error of a disk, and asks again when the guest goes on, is better off with an error
-//! than with a request that nobody answers: its guest's clock stands still meanwhile, and its watchdogs do not bark. Of any other client
-//! an error would be the end of a file system: it waits, for however long.
+//! Some hypervisors stop the guest at a disk error and repeat the request when the guest resumes. For these an error is better
+//! than a request without an answer: the guest's clock stands still, and its watchdogs do not fire. For any other client an
+//! error would break the file system, so its reads wait without limit.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -13,19 +13,19 @@ use super::requests::Waiting;
 use super::units::{within, without};
 use super::{Filling, FillingAction, Refusal, RequestId};
 
-/// What is waited for by who is to be stopped by an error.
+/// The reported reason of the deadline.
 const REASON: &str = "a guest's read to be failed, so that the guest is stopped";
 
-/// How long reads may wait, and what is owed to those that waited so long.
+/// The limit on waits, and the units owed to reads that were refused.
 #[derive(Debug)]
 pub(super) struct Lateness {
-    /// How long a read may wait for a reservoir that does not answer; `None`: for however long.
+    /// The longest wait of a read for a silent reservoir; `None`: without limit.
     wait_max: Option<Duration>,
-    /// When the reservoir answered last.
+    /// When the reservoir last answered.
     heard_at: Duration,
-    /// When the next read has waited so long.
+    /// When the next read reaches the limit.
     due_at: Option<Duration>,
-    /// What reads were refused for that waited so long. Who wanted it asks again: it is fetched as if he waited.
+    /// The units of refused reads. The clients will ask again, so the units are fetched as if a guest waited.
     owed: LayeredBitmap,
 }
 
@@ -46,7 +46,7 @@ impl Lateness {
         self.due_at.map(|at| (at, REASON))
     }
 
-    /// These units have come, or never do.
+    /// Notes that these units have arrived, or never will.
     pub(super) fn settled(&mut self, units: BlockRange) {
         self.owed.remove(units);
     }
@@ -57,7 +57,7 @@ impl Lateness {
 }
 
 impl Filling {
-    /// Refuses the reads that have waited as long as they may.
+    /// Refuses the reads that have reached the limit.
     pub(super) fn refuse_late(&mut self, now: Duration) {
         self.lateness.due_at = None;
         let Some(wait_max) = self.lateness.wait_max else { return };
@@ -79,8 +79,8 @@ impl Filling {
             .extend(late.into_iter().map(|request| FillingAction::Refuse { request, why: Refusal::Late }));
     }
 
-    /// The reads that wait for what only the reservoir can bring, and since when. What waits for this host's own store is not late
-    /// by anybody else's fault.
+    /// Returns the reads that only the reservoir can serve, and when each arrived. Empty while this host's own store is at
+    /// fault, because then no read is late.
     fn reads_held_by_reservoir(&self) -> Vec<(RequestId, BlockRange, Duration)> {
         if self.background.waits_for_store() {
             return Vec::new();

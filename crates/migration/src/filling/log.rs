@@ -1,4 +1,4 @@
-//! Which units are present, as it outlasts a daemon: a file that is only ever appended to.
+//! The durable record of which units are present: a file that is only appended to.
 //!
 //! ```text
 //!   header   8 bytes   "STERNAP" and the version │ u64 size of the volume │ 32 bytes whose it is
@@ -7,9 +7,9 @@
 //!   frame    Present: durable by now                                          … until nothing is missing
 //!   frame    Noted: present as long as the host has not been started again; only these are not synced
 //! ```
-//! **N.B.** A unit that is present here must never be missing again: it would be fetched, and newer writes undone. So a file
-//! that is damaged, or that does not begin with the manifest of the handover, is not read as far as it goes, but not at all
-//! (design §5.8); the volume is not served then. What is cut off at the end was never relied on.
+//! **N.B.** A unit recorded as present must never become missing again: it would be fetched, and newer writes undone. So a
+//! damaged file, or one that does not begin with the manifest of the handover, is rejected as a whole (design §5.8), and the
+//! volume is not served. A torn end is acceptable, because nothing relied on it.
 
 use chronicle::{BlockRange, LayeredBitmap};
 use serde::{Deserialize, Serialize};
@@ -20,19 +20,18 @@ use crate::journal::framing::{self, Ending, Frames};
 use crate::planted::{Bug, broken};
 
 const MAGIC: &[u8; 8] = b"STERNAP\x01";
-/// Length of the header.
 const HEADER_BYTES: usize = 48;
 
-/// What is known of a volume's units.
+/// The known state of a volume's units.
 #[derive(Clone, Debug)]
 pub struct UnitMap {
-    /// What is missing.
+    /// The units that are missing.
     pub missing: LayeredBitmap,
-    /// Of that, what was told after the first telling: it was written last.
+    /// The missing units of later updates: these were written last.
     pub late: LayeredBitmap,
-    /// What is present, and not known to be durable: guests wrote it, and the daemon that knew of it was killed.
+    /// The present units not known to be durable: guests wrote them before the previous daemon was killed.
     pub volatile: LayeredBitmap,
-    /// What was missing at the handover.
+    /// The manifest of the blocks missing at the handover.
     pub manifest: Manifest,
 }
 
@@ -41,54 +40,54 @@ pub struct UnitMap {
 pub enum LogEntry {
     /// These units are missing.
     Missing {
-        /// Besides which others.
+        /// How this set relates to earlier ones.
         telling: Telling,
-        /// The units.
+        /// The missing units, in order.
         runs: Vec<BlockRange>,
     },
     /// These units are present until the host is started again.
     Noted {
-        /// This start of the host.
+        /// The identity of this start of the host.
         boot: [u8; 16],
-        /// The units.
+        /// The present units, in order.
         runs: Vec<BlockRange>,
     },
     /// These units are present, durably.
     Present {
-        /// The units.
+        /// The present units, in order.
         runs: Vec<BlockRange>,
     },
 }
 
-/// What is told to be missing.
+/// How a missing-set update relates to earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Telling {
-    /// Everything: nothing that was told before counts.
+    /// A complete set: earlier updates do not count.
     Everything,
-    /// More of that.
+    /// A further part of a complete set.
     EverythingGoesOn,
-    /// What has become missing since.
+    /// The units that have become missing since.
     Since,
 }
 
-/// Why a file cannot be relied on.
+/// The reason why a file cannot be relied on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LogFault {
-    /// It is not a file of presence, or of another version.
+    /// The file is not a presence file, or has another version.
     #[error("it is no file of presence that this program reads")]
     NotOne,
-    /// It belongs to another volume, or stay.
+    /// The file belongs to another volume or residency.
     #[error("it belongs to another volume, or to another stay of it")]
     OfAnother,
-    /// Something in it is damaged.
+    /// Some frame of the file is damaged.
     #[error("it is damaged")]
     Damaged,
-    /// It does not begin with what was missing at the handover.
+    /// The file does not begin with the manifest of the handover.
     #[error("it does not have what was missing at the handover")]
     NotTheManifest,
 }
 
-/// What a file begins with; `whose` is the same for all that belongs to one stay of one volume.
+/// Returns the header of a file; `whose` identifies one residency of one volume.
 pub fn header(size_bytes: u64, whose: [u8; 32]) -> Vec<u8> {
     let mut bytes = MAGIC.to_vec();
     bytes.extend_from_slice(&size_bytes.to_le_bytes());
@@ -96,20 +95,20 @@ pub fn header(size_bytes: u64, whose: [u8; 32]) -> Vec<u8> {
     bytes
 }
 
-/// Appends an entry as the frame number `sequence` to `bytes`; returns whether it fits.
+/// Appends an entry as frame number `sequence` to `bytes`; returns whether it fits.
 pub fn encode_entry(sequence: u64, entry: &LogEntry, bytes: &mut Vec<u8>) -> bool {
-    // Runs have nothing that postcard cannot encode.
+    // Postcard can encode every run.
     let payload = postcard::to_stdvec(entry).unwrap_or_default();
     !payload.is_empty() && framing::append(sequence, &payload, bytes)
 }
 
-/// No start of a host: nothing counts that was only noted. So is read what a store has that starts without its host.
+/// The start of no host: notes do not count. Used to read a store that starts without its host.
 pub const NO_START: [u8; 16] = [0xff; 16];
 
-/// Reads a file, on a host whose present start is `boot`; also returns where the next frame goes, and its number.
+/// Reads a file on a host whose current start is `boot`. Also returns the offset and the number of the next frame.
 ///
 /// # Errors
-/// [`LogFault`]: nothing of it may be believed.
+/// [`LogFault`]: nothing in the file may be relied on.
 pub fn replay(
     bytes: &[u8],
     size_bytes: u64,
@@ -165,7 +164,7 @@ pub fn replay(
         }
         frames.accept(payload);
     }
-    // What was only noted may lie behind what a loss of power has cut off: it was not synced.
+    // A mere note may lie behind a part that was lost with the power, because notes are not synced.
     let is_synced = |payload: &[u8]| !matches!(postcard::from_bytes(payload), Ok(LogEntry::Noted { .. }));
     if frames.ending(is_synced) != Ending::Torn {
         return Err(LogFault::Damaged);

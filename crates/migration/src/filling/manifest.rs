@@ -1,28 +1,29 @@
-//! What a target lacks at a handover, and how the source tells it.
+//! The list of the blocks that a target lacks at a handover, and its encoding on the way from the source.
 //!
-//! It is told in tellings: one of everything while the guests work, one of what has become missing since behind the closed
+//! The source sends two missing-set updates: a complete set while the guests work, and later changes behind the closed gate. An
+//! update is sent in pieces. Once the target has answered the last piece, the update is durable there.
 //! gate. A telling is cut into pieces; the target has made it durable when it has answered the last of them.
 
 use chronicle::{BlockRange, ByteRange, LayeredBitmap};
 
 use super::units::{UNIT, UNIT_BYTES, covering, units_of};
 
-/// What identifies the missing units of a volume at a handover: both sides compute it, and a promise bears it.
+/// Identifies the missing units of a volume at a handover. Both sides compute it, and a promise bears it.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
 )]
 pub struct Manifest {
-    /// How many there are.
+    /// The number of missing units.
     pub units: u64,
-    /// CRC-32C of their runs.
+    /// The CRC-32C of their runs.
     pub checksum: u32,
 }
 
 impl Manifest {
-    /// That of a volume that lacks nothing.
+    /// The manifest of a volume that lacks nothing.
     pub const NOTHING: Self = Self { units: 0, checksum: 0 };
 
-    /// That of these units.
+    /// Returns the manifest of these missing units.
     pub fn of(missing: &LayeredBitmap) -> Self {
         let checksum = missing.runs().fold(0, |checksum, run| {
             let checksum = crc32c::crc32c_append(checksum, &run.start.0.to_le_bytes());
@@ -32,8 +33,7 @@ impl Manifest {
     }
 }
 
-/// Encodes runs, in order and apart, as the gaps between them and their lengths; in pieces of at most so many bytes, one at
-/// least.
+/// Encodes runs, in order and not adjacent, as gaps and lengths. Returns at least one piece, each of at most `bytes_max` bytes.
 pub fn encode_runs(runs: impl Iterator<Item = BlockRange>, bytes_max: usize) -> Vec<Vec<u8>> {
     let mut pieces = vec![Vec::new()];
     let mut last = 0;
@@ -52,7 +52,7 @@ pub fn encode_runs(runs: impl Iterator<Item = BlockRange>, bytes_max: usize) -> 
     pieces
 }
 
-/// The runs that a piece has; `None`: it is no such piece, or one of another volume.
+/// Decodes the runs of a piece; `None` if the bytes are malformed or exceed this volume.
 pub fn decode_runs(mut bytes: &[u8], size_bytes: u64) -> Option<Vec<BlockRange>> {
     let units = units_of(size_bytes).0;
     let (mut runs, mut last) = (Vec::new(), 0_u64);
@@ -69,7 +69,7 @@ pub fn decode_runs(mut bytes: &[u8], size_bytes: u64) -> Option<Vec<BlockRange>>
     Some(runs)
 }
 
-/// The units of blocks of another size.
+/// Converts a set of blocks of another size to units.
 pub fn to_units(blocks: &LayeredBitmap, block_bytes: u64, size_bytes: u64) -> LayeredBitmap {
     let mut units = LayeredBitmap::new(units_of(size_bytes));
     if block_bytes == UNIT_BYTES && blocks.blocks() == units.blocks() {

@@ -1,12 +1,13 @@
-//! What guests have written over missing units, or over units that a restart would take for missing: that has to be known to
-//! a daemon that begins after this one was killed, before the guest is answered.
+//! Notes for the next daemon: guests' writes over units that are missing, or that a restart would take for missing. They are
+//! stored before the guest is answered.
 //!
 //! ```text
 //!   written ──► noted: outlasts the daemon, not the host ──► answered
 //!                      … and is recorded, durably, by the next round (`recording.rs`)
 //! ```
-//! A killed daemon takes nothing with it that its guests were answered: they live on. If the host loses power its guests do as
-//! well, and what they had not flushed is lost anyway; then what was noted does not count, for the bytes may be lost, too.
+//! If the daemon is killed, its guests live on, so every answered write must be known to the next daemon. If the host loses
+//! power, the guests die with it, and unflushed writes are lost anyway. Notes do not count then, because the bytes may be lost,
+//! too.
 
 use std::time::Duration;
 
@@ -16,14 +17,14 @@ use super::units::within;
 use super::{Filling, FillingAction, NoteId, RequestId, StoreFault};
 use crate::planted::{Bug, broken};
 
-/// Pause before a note that could not be made is tried again.
+/// The pause before a failed note is tried again.
 const RETRY: Duration = Duration::from_millis(100);
 
-/// What is present, and would be forgotten with this daemon.
+/// The units that are present, but would be forgotten with this daemon.
 #[derive(Debug)]
 pub(super) struct Noting {
     unnoted: LayeredBitmap,
-    /// Writes that wait for the next note, with what is to be noted of them.
+    /// Writes that wait for the next note, with their units still to be noted.
     waiting: Vec<(RequestId, BlockRange)>,
     under_way: Option<Note>,
     next: u64,
@@ -43,17 +44,17 @@ impl Noting {
         Self { unnoted, waiting: Vec::new(), under_way: None, next: 0, retry_at: None }
     }
 
-    /// Units have become present.
+    /// Notes that units have become present.
     pub(super) fn present(&mut self, units: BlockRange) {
         self.unnoted.insert(units);
     }
 
-    /// Units are known, or missing again.
+    /// Notes that units are recorded, or missing again.
     pub(super) fn settled(&mut self, units: BlockRange) {
         self.unnoted.remove(units);
     }
 
-    /// Tells whether a restart would take some of these units, which are present, for missing.
+    /// Returns whether a restart would take some of these present units for missing.
     pub(super) fn would_be_forgotten(&self, units: BlockRange) -> bool {
         self.unnoted.contains_any(units)
     }
@@ -70,7 +71,7 @@ impl Noting {
         }
     }
 
-    /// The writes that need no note any more: what they wrote has been recorded meanwhile.
+    /// Removes the writes that need no note because their units have been recorded meanwhile.
     pub(super) fn take_recorded(&mut self) -> Vec<RequestId> {
         let unnoted = &self.unnoted;
         let recorded = self.waiting.extract_if(.., |(_, units)| !unnoted.contains_any(*units));
@@ -81,7 +82,7 @@ impl Noting {
         self.under_way.is_none() && self.waiting.is_empty()
     }
 
-    /// Begins a note if something waits for one.
+    /// Begins a note if a write waits for one.
     pub(super) fn begin_if_due(&mut self, now: Duration) -> Option<FillingAction> {
         if self.under_way.is_some() || self.waiting.is_empty() || self.retry_at.is_some_and(|at| now < at) {
             return None;
@@ -103,7 +104,7 @@ impl Noting {
 }
 
 impl Filling {
-    /// A guest's change of these units has been made: it is answered when that is known.
+    /// Answers a guest's completed change once the note of its units is stored.
     pub(super) fn answer_when_noted(&mut self, request: RequestId, units: BlockRange) {
         if !self.noting.would_be_forgotten(units) || broken(Bug::WriteNotNoted) {
             self.actions.push_back(FillingAction::Written { request });

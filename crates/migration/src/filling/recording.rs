@@ -1,12 +1,12 @@
-//! What is made durable of a filling, and in which order: first the bytes, then that they are there, then a guest hears that
-//! its flush is done.
+//! Decides what a filling makes durable, and in which order: first the bytes, then their presence, then the answer to a guest's
+//! flush.
 //!
 //! ```text
 //!   flushes that have arrived ─┐
 //!   enough has become present ─┴─► flush of the store ──► record ──► flushes are answered
 //!        meanwhile: the next round gathers
 //! ```
-//! One round at a time: what becomes present during one is of the next.
+//! There is one round at a time: units that become present during a round belong to the next.
 
 use std::time::Duration;
 
@@ -16,18 +16,18 @@ use super::units::UNIT_BYTES;
 use super::{Filling, FillingAction, OnBehalf, RecordingId, RequestId, StoreFault};
 use crate::planted::{Bug, broken};
 
-/// How long what has become present may be unknown to a restart, which would fetch it again.
+/// How long a restart may be unaware of present units; it would fetch them again.
 const RECORD_EVERY: Duration = Duration::from_secs(1);
-/// Units after which it is recorded earlier.
+/// The number of units that triggers an earlier round.
 const RECORD_UNITS: u64 = (64 << 20) / UNIT_BYTES;
-/// Pause before a recording that failed is tried again for the filling's own sake.
+/// The pause before a failed recording is tried again without a guest's flush.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// What is present, and not known to be durable.
+/// The units that are present, but not known to be durable.
 #[derive(Debug)]
 pub(super) struct Recording {
     unrecorded: LayeredBitmap,
-    /// Of these, the ones that were filled, and that no guest has written since: they can be fetched again.
+    /// The filled units among them that no guest has written since: they can be fetched again.
     filled: LayeredBitmap,
     /// Flushes that wait for the next round.
     flushes: Vec<RequestId>,
@@ -35,7 +35,7 @@ pub(super) struct Recording {
     next: u64,
     /// When a round begins without a flush.
     due_at: Option<Duration>,
-    /// After a round that failed: when the next one may begin for the filling's own sake.
+    /// After a failed round: when the next one may begin without a flush.
     retry_at: Option<Duration>,
 }
 
@@ -49,7 +49,7 @@ struct Round {
 }
 
 impl Recording {
-    /// `volatile`: what guests wrote before the daemon that knew of it was killed.
+    /// `volatile`: the units that guests wrote before the previous daemon was killed.
     pub(super) fn new(volatile: LayeredBitmap) -> Self {
         Self {
             filled: LayeredBitmap::new(volatile.blocks()),
@@ -70,7 +70,7 @@ impl Recording {
         self.filled.insert(units);
     }
 
-    /// The guest has written these units, or is about to.
+    /// Notes that the guest has written these units, or is about to.
     pub(super) fn overwritten(&mut self, units: BlockRange) {
         self.filled.remove(units);
         if let Some(round) = &mut self.round {
@@ -78,14 +78,12 @@ impl Recording {
         }
     }
 
-    /// Something has become present.
     pub(super) fn note(&mut self, now: Duration) {
         if !self.unrecorded.is_empty() {
             self.due_at.get_or_insert(now + RECORD_EVERY);
         }
     }
 
-    /// A round has failed.
     fn retry(&mut self, now: Duration) {
         (self.due_at, self.retry_at) = (Some(now + RETRY), Some(now + RETRY));
     }
@@ -120,7 +118,7 @@ impl Recording {
         if self.round.is_some() {
             return None;
         }
-        // Once all is there nothing more is gathered: the former host waits for it.
+        // Once everything has arrived, there is nothing more to gather, and the former host waits.
         let is_last = is_filled && self.retry_at.is_none_or(|at| now >= at);
         let is_due = self.due_at.is_some_and(|at| now >= at)
             || self.unrecorded.count() >= RECORD_UNITS
@@ -136,7 +134,7 @@ impl Recording {
         let units = std::mem::replace(&mut self.unrecorded, empty());
         let filled = std::mem::replace(&mut self.filled, empty());
         (self.due_at, self.retry_at) = (None, None);
-        // The planted bug records what no flush has made durable.
+        // The planted bug records units that no flush has made durable.
         let is_flushed = broken(Bug::PresentBeforeDurable) && !units.is_empty();
         let action = match is_flushed {
             false => FillingAction::FlushStore { recording, on_behalf: on_behalf(&flushes) },
@@ -168,8 +166,8 @@ impl Filling {
         self.actions.push_back(FillingAction::Record { recording: id, units });
     }
 
-    /// The store may have lost what it had not made durable. What was filled is missing again; what guests wrote, they
-    /// hear of by their flush.
+    /// Handles a failed flush: the store may have lost bytes that were not durable. Filled units are missing again; for guests'
+    /// writes, the guests' flush fails.
     fn lost(&mut self, now: Duration, round: Round) {
         let mut lost = round.filled;
         lost.union_with(&self.recording.filled);
@@ -189,7 +187,7 @@ impl Filling {
     pub(super) fn recorded(&mut self, now: Duration, id: RecordingId, result: Result<(), StoreFault>) {
         let Some(round) = self.recording.round(id, true) else { return };
         if result.is_err() {
-            // The bytes are durable; that they are there is not.
+            // The bytes are durable, but their presence is not.
             self.recording.unrecorded.union_with(&round.units);
             self.recording.filled.union_with(&round.filled);
             self.recording.retry(now);

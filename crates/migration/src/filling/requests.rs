@@ -1,4 +1,4 @@
-//! Guests' requests on a volume that is being filled, and what has become of what was fetched for them.
+//! Handles guests' requests on a volume that is being filled, and the results of fetches for them.
 
 use std::time::Duration;
 
@@ -8,27 +8,27 @@ use super::units::{UNIT_BYTES, within};
 use super::{Fetch, FetchFault, FetchId, Filling, FillingAction, Refusal, RequestId, StoreFault, Urgency};
 use crate::planted::{Bug, broken};
 
-/// Bytes that are fetched ahead of a guest that reads in sequence, at most.
+/// The most bytes that are fetched ahead of a sequential read.
 const AHEAD_BYTES_MAX: u64 = 1 << 20;
-/// Units that are fetched for one guest at once: one read of the largest size that clients send.
+/// The most units fetched for one guest at once: one read of the largest size that clients send.
 const URGENT_UNITS_MAX: u64 = (4 << 20) / UNIT_BYTES;
-/// Guests' sequences that are followed at a time.
+/// The most sequential reads that are followed at a time.
 const STREAMS_MAX: usize = 8;
 
 /// A request that is not admitted yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Waiting {
-    /// It waits for its units to be present, since it came.
+    /// Waits since `since` for its units to be present.
     Read { request: RequestId, units: BlockRange, since: Duration },
-    /// It waits for what is being stored where it goes.
+    /// Waits for a store write to the same units.
     Write { request: RequestId, units: BlockRange },
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Stream {
-    /// Where the next one would begin.
+    /// Where the next read of the sequence would begin.
     end: u64,
-    /// Units that are fetched ahead of it.
+    /// The number of units fetched ahead of the sequence.
     ahead: u64,
 }
 
@@ -39,7 +39,7 @@ impl Waiting {
         }
     }
 
-    /// The request, if it reads some of these units.
+    /// Returns the request if it reads some of these units.
     pub(super) fn read_of(&self, touched: BlockRange) -> Option<RequestId> {
         match self {
             Self::Read { request, units, .. } if units.overlaps(&touched) => Some(*request),
@@ -62,8 +62,8 @@ impl Filling {
         }
     }
 
-    /// A read waits for what is missing, and for a write to that which has not completed: until then the store has
-    /// neither what was there before nor what comes.
+    /// Returns whether a read must wait: for missing units, and for a write to them that has not completed. Until then the
+    /// store has neither the old bytes nor the new ones.
     fn is_read_held(&self, units: BlockRange) -> bool {
         if !self.missing.contains_any(units) {
             return false;
@@ -72,7 +72,7 @@ impl Filling {
         !(broken(Bug::ReadPassesOverwriting) && overwritten())
     }
 
-    /// Takes note of where a guest reads; returns how many units behind that are worth fetching with it.
+    /// Notes where a guest reads; returns the number of following units that are worth fetching with it.
     fn follow(&mut self, units: BlockRange) -> u64 {
         let known = self.streams.iter().position(|stream| stream.end == units.start.0);
         let ahead = known.and_then(|at| self.streams.remove(at)).map_or(0, |stream| {
@@ -85,7 +85,7 @@ impl Filling {
         ahead
     }
 
-    /// Asks for what a guest waits for, and for some of what lies behind it.
+    /// Fetches the units that a guest waits for, and `ahead` units behind them.
     fn pull(&mut self, units: BlockRange, ahead: u64) {
         if self.background.is_pausing() {
             return;
@@ -94,19 +94,19 @@ impl Filling {
         let wished = BlockRange::new(units.start.0, end);
         for run in within(&self.wanted, wished) {
             for piece in self.pieces(run, URGENT_UNITS_MAX) {
-                // What lies ahead is fetched only as one with what is waited for.
+                // Units ahead are fetched only in one request with units that a guest waits for.
                 if piece.start < units.end || ahead > 0 {
                     self.ask(piece, Urgency::Urgent);
                 }
             }
         }
-        // What is on its way in the background comes when a limit lets it, or a pause is over: a guest waits for neither.
+        // A background fetch may wait for a limit or a pause. A guest must wait for neither.
         for run in self.pushed(units) {
             self.pieces(run, URGENT_UNITS_MAX).into_iter().for_each(|piece| self.ask(piece, Urgency::Urgent));
         }
     }
 
-    /// The units that are on their way in the background, and in no other way.
+    /// Returns the units that only background fetches are bringing.
     fn pushed(&self, units: BlockRange) -> Vec<BlockRange> {
         let is_pushed = |fetch: &&Fetch| fetch.urgency == Urgency::Background && fetch.storing.is_none();
         let pushed = self.fetches.values().filter(is_pushed).map(|fetch| fetch.units.intersect(&units));
@@ -118,7 +118,7 @@ impl Filling {
         pushed
     }
 
-    /// A run in pieces of at most so many units; what may be unreadable is a piece by itself.
+    /// Splits a run into pieces of at most `units_max` units. Possibly unreadable units are pieces of their own.
     pub(super) fn pieces(&self, run: BlockRange, units_max: u64) -> Vec<BlockRange> {
         let mut pieces = Vec::new();
         let mut start = run.start.0;
@@ -143,7 +143,7 @@ impl Filling {
         }
     }
 
-    /// A write waits for a fill's write to the same units: which lands last must not be left to the store.
+    /// Returns whether a write must wait for a fill's write to the same units: their order must not be left to the store.
     fn is_write_held(&self, units: BlockRange) -> bool {
         self.missing.contains_any(units)
             && self
@@ -157,7 +157,7 @@ impl Filling {
             self.wanted.remove(units);
             self.overwrites.insert(request, units);
         }
-        // What was filled is the guest's from here on: it cannot be fetched again.
+        // The units are the guest's from here on: they cannot be fetched again.
         self.recording.overwritten(units);
         self.actions.push_back(FillingAction::Admit { request });
     }
@@ -175,7 +175,7 @@ impl Filling {
                 self.recording.note(now);
                 self.answer_when_noted(request, units);
             }
-            // They are as missing as before. N.B. what the reservoir has is what they had.
+            // The units are as missing as before. **N.B.** The reservoir has their former content.
             Err(StoreFault) => {
                 self.want(units);
                 self.actions.push_back(FillingAction::Written { request });
@@ -189,7 +189,7 @@ impl Filling {
         self.recording.withdrawn(request);
     }
 
-    /// Lets go on what need not wait any more, and asks for what nobody is about to bring.
+    /// Admits the requests that need not wait, and fetches units that no other request brings.
     pub(super) fn serve_waiting(&mut self) {
         for owed in self.lateness.owed().runs().collect::<Vec<_>>() {
             self.pull(owed, 0);
@@ -239,7 +239,7 @@ impl Filling {
                         self.lateness.reservoir_answers(now);
                         match units.len() {
                             1 => self.unreadable_now(now, units),
-                            // Which of them it is shows when they are asked for one by one.
+                            // Single fetches will show which of the units is unreadable.
                             _ => drop(self.suspect.insert(units)),
                         }
                     }
@@ -249,7 +249,7 @@ impl Filling {
         }
     }
 
-    /// What of a fetch is to be stored: what is missing, and neither a guest is about to write nor another fetch is stored to.
+    /// Returns the parts of a fetch to store: missing units that no guest is about to write and no other fetch is writing.
     fn still_wanted(&self, units: BlockRange) -> Vec<BlockRange> {
         if broken(Bug::FillOverNewerWrite) {
             return vec![units];
@@ -289,7 +289,6 @@ impl Filling {
     }
 }
 
-/// A fetch that has been written to the store, or not.
 struct Fetched {
     parts: Vec<BlockRange>,
     urgency: Urgency,

@@ -1,4 +1,4 @@
-//! What a target was told that it lacks, before the volume is this host's; a [`Filling`] is made of nothing else.
+//! Collects the missing-set updates at a target before the volume is this host's. Only this makes a [`Filling`].
 //!
 //! ```text
 //!   told, piece by piece ──► kept ──┐
@@ -10,41 +10,41 @@ use chronicle::{BlockRange, LayeredBitmap};
 use super::{Filling, FillingSettings, LogEntry, Manifest, Telling, UnitMap, decode_runs, units_of};
 use crate::planted::{Bug, broken};
 
-/// Runs in one entry of what is kept: an entry stays far below what a frame holds.
+/// The most runs in one kept entry: an entry stays far below the limit of a frame.
 const ENTRY_RUNS_MAX: usize = 256 << 10;
 
-/// What was told, and is durable when its telling is complete.
+/// The missing set of a volume, as received. It is durable once its update is complete.
 #[derive(Debug)]
 pub struct Told {
     size_bytes: u64,
-    /// What was told, or what a restart has found.
+    /// The missing set received, or found by a restart.
     units: UnitMap,
-    /// Runs of the telling that is not complete.
+    /// The runs of the update that is not complete yet.
     pieces: Vec<BlockRange>,
-    /// Whether that is the one of everything.
+    /// Whether that update is a complete set.
     is_base: bool,
-    /// Whether all that was told is kept, durably. Not before the last entry is: another telling that is under way, or one that
-    /// could not be kept, makes that false until the next of everything.
+    /// Whether the whole missing set is durable, up to the last entry. An update under way, or one that could not be kept,
+    /// makes this false until the next complete set.
     is_kept: bool,
-    /// Number of the latest telling that was to be kept.
+    /// The number of the latest update to be kept.
     latest: u64,
 }
 
-/// A telling of which the last piece has come.
+/// An update whose last piece has arrived.
 #[derive(Debug)]
 pub struct Complete {
     number: u64,
-    /// What is to be kept, in this order, and whether that is the first of all.
+    /// The entries to keep, in order; `true` marks an entry that begins the file anew.
     pub entries: Vec<(LogEntry, bool)>,
 }
 
-/// A piece that is not one of this volume, or that goes on from a telling which is not kept.
+/// A piece that does not belong to this volume, or that continues an update which is not kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("take a piece of what is missing")]
 pub struct NoPiece;
 
 impl Told {
-    /// Begins with what a restart has found ([`super::replay`]); `None`: nothing was told, or nothing of that is left.
+    /// Begins with the result of a restart ([`super::replay`]); `None` if nothing was received or kept.
     pub fn new(size_bytes: u64, found: Option<UnitMap>) -> Self {
         let is_kept = found.is_some();
         let empty = || LayeredBitmap::new(units_of(size_bytes));
@@ -60,15 +60,15 @@ impl Told {
         Self { size_bytes, units, pieces: Vec::new(), is_base: false, is_kept, latest: 0 }
     }
 
-    /// Begins to fill the volume: it is this host's. What guests wrote before a kill is recorded by the next round.
+    /// Begins to fill the volume, which is now this host's. The next round records the units that guests wrote before a kill.
     pub fn begin(&self, settings: FillingSettings) -> Filling {
         Filling::new(settings, self.units.clone())
     }
 
-    /// Takes a piece of a telling, and returns all of it if that was the last.
+    /// Adds a piece of an update, and returns the complete update if this was the last piece.
     ///
     /// # Errors
-    /// [`NoPiece`].
+    /// [`NoPiece`]: the piece is malformed or out of order.
     pub fn take(&mut self, is_base: bool, is_last: bool, runs: &[u8]) -> Result<Option<Complete>, NoPiece> {
         let runs = decode_runs(runs, self.size_bytes).ok_or(NoPiece)?;
         if is_base {
@@ -100,7 +100,7 @@ impl Told {
         self.latest += 1;
         let mut chunks: Vec<Vec<_>> = pieces.chunks(ENTRY_RUNS_MAX).map(<[_]>::to_vec).collect();
         if chunks.is_empty() && is_base {
-            // Nothing is missing, and that has to be known.
+            // An empty missing set must be recorded, too.
             chunks.push(Vec::new());
         }
         let entry = |(index, runs)| {
@@ -115,17 +115,17 @@ impl Told {
         Ok(Some(Complete { number: self.latest, entries }))
     }
 
-    /// A telling is kept, and with it all that was told unless another has come meanwhile.
+    /// Notes that an update is durable. The whole missing set is, unless another update has arrived meanwhile.
     pub fn kept(&mut self, telling: &Complete) {
         self.is_kept = self.latest == telling.number;
     }
 
-    /// What identifies all that was told; `None`: nothing was, or not all of it is kept.
+    /// Returns the manifest of the missing set; `None` if there is none, or not all of it is kept.
     pub fn manifest(&self) -> Option<Manifest> {
         self.is_kept.then_some(self.units.manifest)
     }
 
-    /// How many units are missing.
+    /// Returns the number of missing units.
     pub fn units_missing(&self) -> u64 {
         self.units.missing.count()
     }

@@ -1,33 +1,33 @@
-//! Units of 4 KiB: what a filling counts in.
+//! Units of 4 KiB, in which a filling counts.
 
 use chronicle::{BlockCount, BlockRange, BlockSize, ByteRange, LayeredBitmap};
 
-/// A unit: what the align filter makes of every request, so that none covers a part of one.
+/// One unit. The align filter rounds every request to units, so that none covers part of one.
 pub const UNIT: BlockSize = match BlockSize::new(BlockSize::MIN_BYTES) {
     Ok(unit) => unit,
     Err(_) => BlockSize::DEFAULT,
 };
 
-/// Its bytes.
+/// The bytes of one unit.
 pub const UNIT_BYTES: u64 = UNIT.bytes();
 
-/// How many units a volume of so many bytes has, the last one perhaps in part.
+/// Returns the number of units of a volume of `size_bytes` bytes; the last one may be partial.
 pub const fn units_of(size_bytes: u64) -> BlockCount {
     UNIT.blocks_of(size_bytes)
 }
 
-/// The units that a range touches.
+/// Returns the units that a range touches.
 pub(super) fn covering(range: ByteRange) -> BlockRange {
     UNIT.covering(range.offset, range.length)
 }
 
-/// The bytes of units of a volume of so many bytes.
+/// Returns the bytes of these units, cut to the volume's size.
 pub(super) fn bytes_of(units: BlockRange, size_bytes: u64) -> ByteRange {
     let (offset, length) = UNIT.byte_range(units);
     ByteRange::new(offset, length.min(size_bytes.saturating_sub(offset)))
 }
 
-/// The runs of a set within a range, in order.
+/// Returns the runs of a set within a range, in order.
 pub(super) fn within(set: &LayeredBitmap, range: BlockRange) -> Vec<BlockRange> {
     let mut runs = Vec::new();
     let mut rest = range;
@@ -42,7 +42,7 @@ pub(super) fn within(set: &LayeredBitmap, range: BlockRange) -> Vec<BlockRange> 
     runs
 }
 
-/// The runs of a range that a set does not have, in order.
+/// Returns the runs of a range that a set does not have, in order.
 pub(super) fn within_complement(set: &LayeredBitmap, range: BlockRange) -> Vec<BlockRange> {
     let mut runs = Vec::new();
     let mut start = range.start;
@@ -55,7 +55,7 @@ pub(super) fn within_complement(set: &LayeredBitmap, range: BlockRange) -> Vec<B
     runs
 }
 
-/// What is left of a run without `busy`.
+/// Returns the rest of a run without `busy`.
 pub(super) fn without(run: BlockRange, busy: BlockRange) -> impl Iterator<Item = BlockRange> {
     let before = BlockRange { start: run.start, end: run.end.min(busy.start) };
     let after = BlockRange { start: run.start.max(busy.end), end: run.end };

@@ -1,4 +1,4 @@
-//! What the two sides of a handover tell each other; the same words on one host as between two.
+//! The messages between the two sides of a handover. They are the same on one host as between two.
 //!
 //! ```text
 //!   source                                                      target
@@ -27,8 +27,8 @@
 //!     │ ◄────────────────────────────────────────── Unknown ───── │ the target's host knows nothing of it
 //!     │ ◄──────────────────────────────── TakenByForce ────────── │ somebody promoted the target's copy
 //! ```
-//! Losing any of them is harmless: who waits for an answer repeats what it said, and whoever hears something twice
-//! answers twice.
+//! The loss of any message is harmless: a side that waits for an answer repeats its message, and a repeated message is answered
+//! again.
 
 use std::time::Duration;
 
@@ -37,81 +37,81 @@ use chronicle::Generation;
 use crate::filling::Manifest;
 use crate::identity::{Attempt, VolumeId};
 
-/// From the source to the target.
+/// A message from the source to the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToTarget {
-    /// Flush what you have and promise to wait.
+    /// Flush the stores and promise to wait.
     Prepare(Attempt),
-    /// The source will not release in this try.
+    /// The source will not release in this attempt.
     Abort(Attempt),
-    /// The volumes are yours.
+    /// The target now owns the volumes.
     Commit {
-        /// In this try.
+        /// The attempt that is committed.
         attempt: Attempt,
-        /// The generations that they have from now on.
+        /// The generations of the volumes from now on.
         generations: Vec<(VolumeId, Generation)>,
     },
-    /// The migration is over, and the target's images are of no use.
+    /// The migration is over, and the target's images are not needed.
     Discard,
-    /// As *prepare*, but blocks are missing: those that were told of each volume, which these identify.
+    /// Like `Prepare`, but blocks are missing; the manifests identify them.
     PrepareHollow {
-        /// In this try.
+        /// The attempt that is prepared.
         attempt: Attempt,
-        /// One for each volume, in their order.
+        /// One manifest for each volume, in their order.
         manifests: Vec<Manifest>,
     },
-    /// The volumes that were handed over with blocks missing: do you have all of them?
+    /// Asks whether volumes that were handed over incomplete are complete by now.
     IsWhole(Attempt),
-    /// Of the volumes that were handed over with blocks missing, and have everything, no image is kept here that they could come back to.
-    /// Nobody answers: whoever does not hear it remembers for nobody.
+    /// The source has kept no image to which volumes that were incomplete, and are complete now, could return. There is no
+    /// answer: a target that misses this message keeps a record that no one uses.
     NothingKept(Attempt),
 }
 
-/// From the target to the source.
+/// A message from the target to the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToSource {
-    /// Everything is durable here, and will be kept until the source says what became of the try.
+    /// Everything is durable here, and stays until the source announces the outcome of the attempt.
     Prepared(Attempt),
-    /// What became of this try?
+    /// Asks for the outcome of this attempt.
     Query(Attempt),
     /// The volumes are in use at the target.
     Active {
-        /// In this try.
+        /// The attempt that was committed.
         attempt: Attempt,
         /// How long it took to make the ownership durable.
         own: Duration,
     },
     /// The volumes could not be started and are the source's again.
     HandedBack {
-        /// In this try.
+        /// The attempt that was committed.
         attempt: Attempt,
-        /// The generations that they have from now on.
+        /// The generations of the volumes from now on.
         generations: Vec<(VolumeId, Generation)>,
-        /// Why.
+        /// Why the volumes could not be started.
         detail: String,
     },
-    /// The images are gone.
+    /// The target's images are deleted.
     Discarded {
-        /// What could not be deleted, for people; empty if all is gone.
+        /// The images that could not be deleted, for people; empty if all are gone.
         left_over: String,
     },
-    /// The target's host has no such migration, or only one that has ended without the volumes.
+    /// The target's host does not know this migration, or only one that ended without the volumes.
     Unknown,
-    /// Somebody at the target's host has cancelled it. Besides one of the two before, which follows: a source that does not
-    /// know this word is served by that.
+    /// The administrator of the target's host has cancelled the migration. `Discarded` or `Unknown` follows, for sources that
+    /// do not know this message.
     Cancelled,
-    /// Somebody has promoted the target's copy by force, without hearing from the source.
+    /// The administrator has promoted the target's copy by force, without the source's release.
     TakenByForce {
-        /// The generations that the volumes have there.
+        /// The generations that the volumes have at the target.
         generations: Vec<(VolumeId, Generation)>,
     },
-    /// Nothing is missing any more of volumes that were handed over in this try: the source's images are needed no longer.
+    /// The volumes of this attempt are complete: the source's images are not needed.
     Whole(Attempt),
-    /// Of volumes that were handed over in this try something is missing still.
+    /// The volumes of this attempt still lack blocks.
     Lacks {
-        /// In this try.
+        /// The attempt that was committed.
         attempt: Attempt,
-        /// How much of all of them, in units of a filling; at least one.
+        /// The missing units of all volumes, in units of a filling; at least one.
         units: u64,
     },
 }

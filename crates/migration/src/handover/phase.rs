@@ -1,4 +1,4 @@
-//! The phases of a migration, as its source goes through them, and the table of transitions.
+//! The phases of a migration at its source, and the table of transitions.
 //!
 //! ```text
 //!            ┌───────────── a try is given up ◄──────────────┐
@@ -12,34 +12,33 @@
 //!                                            └─────────────╫─────────────────────────────►┘
 //!                                                          ╫ the commit point: no way back to the left
 //! ```
-//! Memory is gone through only if a VM goes along with its volumes; then a try that is given up is the last one.
+//! The phase Memory occurs only if a VM moves with its volumes; then an attempt that is given up is the last one.
 
 use serde::Serialize;
 
-/// Where a migration stands. The variants are in order; a migration never goes back except to [`Phase::Copying`].
+/// The phase of a migration. The variants are in order; a migration never moves backwards except to [`Phase::Copying`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
     /// Blocks are copied and writes mirrored; the guest works.
     Copying,
-    /// The disks are copied and mirrored; the memory of the VM that uses them is copied, until it stands still.
+    /// The disks are mirrored while the memory of their VM is copied, until the VM is paused.
     Memory,
-    /// The gates are closing: requests in flight come to their end.
+    /// The gates are closing; requests in flight complete.
     Closing,
     /// The source's stores are flushed while the target flushes and promises to wait.
     Preparing,
-    /// The release is being made durable. Whether it is past the commit point is known only when that has ended.
+    /// The release is being made durable. Only its end shows whether the commit point is passed.
     Releasing,
-    /// Past the commit point: the target takes over.
+    /// The commit point is passed, and the target takes over.
     Committing,
-    /// The guest works at the target, which fetches what it still lacks from here. Only if volumes were handed over with
-    /// blocks missing.
+    /// The guest works at the target, which fetches its missing blocks from here. Only after a handover of incomplete volumes.
     Filling,
-    /// The guest works at the target; the source images are dealt with.
+    /// The guest works at the target; the source images are deleted or kept.
     Retiring,
-    /// The target could not start and gives the volumes back.
+    /// The target could not start, and hands the volumes back.
     TakingBack,
-    /// The migration has failed or was cancelled; the target images are dealt with. The guest works at the source.
+    /// The migration has failed or was cancelled, and the target images are deleted. The guest works at the source.
     Discarding,
     /// Nothing is left to do.
     Ended,
@@ -61,7 +60,7 @@ impl Phase {
         Self::Ended,
     ];
 
-    /// The name that people see.
+    /// Returns the name shown to users.
     pub fn name(self) -> &'static str {
         match self {
             Self::Copying => "copying",
@@ -78,7 +77,7 @@ impl Phase {
         }
     }
 
-    /// The transition table.
+    /// Returns whether the table of transitions permits `next`.
     pub fn may_become(self, next: Self) -> bool {
         use Phase::{
             Closing, Committing, Copying, Discarding, Ended, Filling, Memory, Preparing, Releasing, Retiring,
@@ -90,7 +89,7 @@ impl Phase {
                 | (Memory, Closing | Discarding)
                 | (Closing, Copying | Preparing | Discarding)
                 | (Preparing, Copying | Releasing | Discarding)
-                // A release that was certainly not written leaves the try as if it had not been begun.
+                // A release that was certainly not written counts as not begun.
                 | (Releasing, Copying | Committing)
                 | (Committing, Filling | Retiring | TakingBack)
                 | (Filling, Retiring)
@@ -99,7 +98,7 @@ impl Phase {
         )
     }
 
-    /// Tells whether cancelling is still possible.
+    /// Returns whether the migration can still be cancelled.
     pub fn can_be_cancelled(self) -> bool {
         matches!(self, Self::Copying | Self::Memory | Self::Closing | Self::Preparing)
     }

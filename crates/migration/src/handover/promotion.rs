@@ -1,4 +1,4 @@
-//! Which copies may be promoted without their source's word, and what becomes of the journal (design §5.13, §5.16).
+//! Decides which copies may be promoted without their source's release, and what the journal records (design §5.13, §5.16).
 //!
 //! ```text
 //!   prepared      ──ticket──► owned      the source has released it to this host, and to nobody else
@@ -7,8 +7,8 @@
 //!   copying       ──────────► refused    parts of it are missing
 //!   hollow        ──force───► refused    parts of it are missing, and were to be fetched from the source
 //! ```
-//! It takes the journal of this host and nothing else: whether the source can be reached, is paired with this host or has a
-//! lane here makes no difference.
+//! The decision uses this host's journal only. It does not matter whether the source can be reached, is paired with this host,
+//! or has a lane here.
 
 use chronicle::Generation;
 
@@ -16,61 +16,61 @@ use crate::identity::{Attempt, MigrationId, VolumeId};
 use crate::journal::{MigrationState, Outcome, Promotion, Record, Side, Stage, State, Summary};
 use crate::planted::{Bug, broken};
 
-/// A copy that is complete and waits.
+/// A complete copy that waits for its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Promotable {
-    /// The migration that made it.
+    /// The migration that made the copy.
     pub migration: MigrationId,
-    /// The try that is promised; [`Attempt::NONE`] if it was handed back.
+    /// The attempt that is prepared; [`Attempt::NONE`] if the copy was handed back.
     pub attempt: Attempt,
-    /// The generations that its volumes get.
+    /// The generations that its volumes will have.
     pub generations: Vec<(VolumeId, Generation)>,
-    /// Why it waits.
+    /// The reason why the copy waits.
     pub waits: Waits,
 }
 
-/// Why a complete copy waits.
+/// The reason why a complete copy waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Waits {
-    /// Its source has not said what became of the handover.
+    /// The source has not announced the outcome of the handover.
     ForRelease,
-    /// It was handed back, and its source has not said that it may go.
+    /// The copy was handed back, and the source has not ordered its deletion.
     ForDiscard,
 }
 
-/// Why there is nothing to promote.
+/// The reason why a copy cannot be promoted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotPromotable {
-    /// It does not come from another host.
+    /// The migration does not come from another host.
     #[error("it does not come from another host")]
     NotIncoming,
-    /// Parts of it are missing.
+    /// The copy lacks parts of the volumes.
     #[error("it is not complete: its source has not finished copying")]
     Incomplete,
-    /// It was to be handed over with blocks missing.
+    /// The copy was to be handed over incomplete.
     #[error(
         "it lacks blocks that only its source has: it can be taken over with the ticket that the source prints (sterna volume promote --ticket), and with nothing else"
     )]
     Hollow,
-    /// It is this host's already.
+    /// The volumes are this host's already.
     #[error("it is this host's already")]
     Owned,
-    /// Nothing of it is here.
+    /// Nothing of the copy is here.
     #[error("its migration has ended without it")]
     Over,
 }
 
-/// Tells whether the copy that a migration has made here may be promoted.
+/// Returns the promotion that is possible for a migration's copy at this host.
 ///
 /// # Errors
-/// [`NotPromotable`]: why not.
+/// [`NotPromotable`]: the reason why there is none.
 pub fn promotable(migration: MigrationId, recorded: &MigrationState) -> Result<Promotable, NotPromotable> {
     let Side::Incoming { volumes, .. } = &recorded.side else { return Err(NotPromotable::NotIncoming) };
     let (waits, growth) = match &recorded.stage {
-        // N.B. its source may go on, and what would be fetched from there is of another branch.
+        // **N.B.** The source may keep the volume, and its blocks would then belong to another branch.
         Stage::Prepared(_) | Stage::HandedBack if recorded.is_hollow() => return Err(NotPromotable::Hollow),
         Stage::Prepared(_) => (Waits::ForRelease, 1),
-        // N.B. one when the volumes came, one when they went back, and one more than their source has them with.
+        // **N.B.** One for the arrival, one for the return, and one more than the source has.
         Stage::HandedBack => (Waits::ForDiscard, 3),
         Stage::Copying if broken(Bug::IncompletePromoted) => (Waits::ForRelease, 1),
         Stage::Copying => return Err(NotPromotable::Incomplete),
@@ -84,19 +84,18 @@ pub fn promotable(migration: MigrationId, recorded: &MigrationState) -> Result<P
     Ok(Promotable { migration, attempt: recorded.attempt(), generations: generations.collect(), waits })
 }
 
-/// The complete copies that wait here.
+/// Returns the complete copies that wait at this host.
 pub fn waiting(state: &State) -> impl Iterator<Item = (Promotable, &MigrationState)> {
     state.unfinished().filter_map(|(id, recorded)| Some((promotable(id, recorded).ok()?, recorded)))
 }
 
-/// The complete copy of the volume of that name that waits here, and the migration that made it.
+/// Returns the waiting copy with the volume of this name, and the migration that made it.
 pub fn waiting_named<'a>(state: &'a State, name: &str) -> Option<(Promotable, &'a MigrationState)> {
     waiting(state).find(|(_, recorded)| recorded.names.iter().any(|known| known == name))
 }
 
 impl Promotable {
-    /// The records of a promotion that no machine carries out: the volumes are this host's with them, and the migration has
-    /// ended.
+    /// Returns the records of a promotion that no machine carries out. They make the volumes this host's and end the migration.
     pub fn records(&self, promotion: Promotion) -> Vec<Record> {
         let migration = self.migration;
         let promoted = Record::Promoted {
@@ -109,7 +108,7 @@ impl Promotable {
         vec![promoted, Record::MigrationEnded { migration, outcome, summary: Summary::default() }]
     }
 
-    /// What is to be said of a volume whose copy waits, of the host it came from and the command that takes it over.
+    /// Returns the advice for a waiting copy: its state, its source host and the command to take it over.
     pub fn advice(&self, volume: &str, source: &str) -> String {
         let migration = self.migration;
         match self.waits {

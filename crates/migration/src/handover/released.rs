@@ -5,13 +5,13 @@
 //!       │
 //!       └──HandedBack──► TakingBack ──► Discarding ──────────────────► Ended(HandedBack)
 //! ```
-//! A [`Handover`] is made only by a durable *released*, and has no way to abort: what would abort a migration does not
-//! compile here. What each side may assume when a message is lost: the source repeats COMMIT until it hears that the
-//! target is active, or that it gives the volumes back; until then nobody serves them, and nobody else ever will.
+//! A [`Handover`] exists only after a durable *released*, and has no way to abort: the types do not permit it. If a message is
+//! lost, the source repeats COMMIT until the target reports that it is active, or hands the volumes back. Until then no host
+//! serves them, and no third host ever will.
 //!
-//! *Filling* is gone through if the volumes were handed over with blocks missing: the source's images are all that has these,
-//! and stay as they are until the target says that it has everything, however long it takes. The target says so by itself; it is
-//! asked besides, because its word may be lost, and because it answers how much is missing.
+//! *Filling* occurs if the volumes were handed over incomplete. Only the source's images have the missing blocks, so they stay
+//! unchanged until the target reports that it is complete, however long that takes. The source also asks, because the report
+//! may be lost and because the answer says how much is missing.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -26,28 +26,26 @@ use crate::identity::{Attempt, MigrationId, VolumeId};
 use crate::journal::{MigrationState, Outcome, Record};
 use crate::planted::{Bug, broken};
 
-/// Pause before a message that has not been answered, or a commit that was not taken, is repeated.
+/// The pause before an unanswered message or a failed commit is repeated.
 const REPEAT: Duration = Duration::from_millis(200);
 
-/// Pause before a target is asked again whether it has everything.
+/// The pause before the target is asked again whether it is complete.
 const ASK_WHOLE: Duration = Duration::from_millis(500);
 
-/// Whether the target has everything when it takes the volumes over.
+/// Whether the target has all blocks when it takes the volumes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Completeness {
     Whole,
-    /// Blocks are missing there.
     Hollow,
 }
 
 impl Completeness {
-    /// That of a try that is released.
+    /// Returns the completeness of an attempt that is released.
     pub(crate) fn of(recorded: &MigrationState) -> Self {
         if recorded.hollow_now().is_some() { Self::Hollow } else { Self::Whole }
     }
 }
 
-/// The machine of a source that has released its volumes.
 #[derive(Debug)]
 pub(crate) struct Handover {
     left: Completeness,
@@ -62,10 +60,10 @@ enum State {
     Committing {
         repeat_at: Duration,
     },
-    /// The target works, and reads here what it lacks.
+    /// The target works, and reads its missing blocks here.
     Filling {
         ask_at: Duration,
-        /// What it lacks, as it has said; `None`: it has not.
+        /// The missing units that the target last reported; `None` before its first report.
         units_missing: Option<u64>,
     },
     Retiring,
@@ -81,17 +79,16 @@ enum State {
     Over,
 }
 
-/// What a step of the handover leads to.
+/// The result of a step of the handover.
 #[derive(Debug)]
 pub(crate) enum Step {
     Stay,
-    /// It is in another phase.
     Entered,
     /// The guest works at the target.
     Active {
         own: Duration,
     },
-    /// Records are to be made durable.
+    /// The caller must make these records durable.
     Commit(Vec<Record>),
     Over(Outcome),
 }
@@ -150,24 +147,24 @@ impl Handover {
                 self.state = State::TakingBack { generations, detail, retry_at: None };
                 self.take_back()
             }
-            // It owned them without hearing from us; as far as we are concerned that is the same.
+            // The target owned the volumes without our COMMIT; for the source that is the same.
             (State::Committing { .. }, ToSource::TakenByForce { .. }) => {
                 self.target_works(now, actions);
                 Step::Active { own: Duration::ZERO }
             }
-            // A target that has restarted asks again what it has been told.
+            // A restarted target asks again.
             (State::Committing { .. }, ToSource::Query(attempt)) if attempt == self.attempt => {
                 self.state = State::Committing { repeat_at: now + REPEAT };
                 actions.push_back(self.commit_message());
                 Step::Stay
             }
-            // The copy that was handed back has been promoted: nobody there will ever discard it.
+            // The copy that was handed back has been promoted: its host will never discard it.
             (State::Discarding { detail, .. }, ToSource::TakenByForce { .. }) => {
                 let outcome = handed_back_and_promoted(detail);
                 self.state = State::Over;
                 Step::Over(outcome)
             }
-            // That host knows nothing of it any more, and holds nothing for it.
+            // The target's host does not know the migration, and holds nothing for it.
             (State::Discarding { detail, .. }, ToSource::Unknown) => {
                 let outcome = Outcome::HandedBack { detail: detail.clone() };
                 self.state = State::Over;
@@ -182,11 +179,11 @@ impl Handover {
         }
     }
 
-    /// The volumes are in use at the target.
+    /// Continues once the volumes are in use at the target.
     fn target_works(&mut self, now: Duration, actions: &mut VecDeque<SourceAction>) {
         match self.left {
             Completeness::Hollow if !broken(Bug::RetiredBeforeWhole) => {
-                // It is asked at once: after a restart of this host it may have had everything for long.
+                // Ask at once: after a restart of this host the target may have been complete for a long time.
                 self.state = State::Filling { ask_at: now, units_missing: None };
             }
             Completeness::Whole | Completeness::Hollow => self.retire(actions),
@@ -251,7 +248,8 @@ impl Handover {
         }
     }
 
-    /// What the target lacks, as it has said it; `None`: it lacks nothing. The inner `None`: that is not known.
+    /// Returns the missing units that the target reported; the inner `None` if they are not known. `None` if the target lacks
+    /// nothing.
     pub(crate) fn units_missing(&self) -> Option<Option<u64>> {
         match (&self.state, self.left) {
             (State::Committing { .. }, Completeness::Hollow) => Some(None),
@@ -293,7 +291,7 @@ impl Handover {
     }
 }
 
-/// How a migration ends whose copy was handed back and then promoted, also if the source was restarted in between.
+/// Returns the outcome of a migration whose copy was handed back and then promoted, even across a restart of the source.
 pub(crate) fn handed_back_and_promoted(detail: &str) -> Outcome {
     let detail = format!("{detail}; the copy at the other host was promoted, and is a branch of its own");
     Outcome::HandedBack { detail }

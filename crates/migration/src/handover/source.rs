@@ -1,8 +1,7 @@
 //! The source's side of a migration: one machine over all its volumes.
 //!
-//! See [`crate::phase`] for the phases and [`crate::message`] for the conversation. The copying itself is each
-//! volume's strategy's; this machine hears when all replicas are synchronised, closes the gates, and hands over. All
-//! volumes move, or none.
+//! See [`crate::phase`] for the phases and [`crate::message`] for the messages. Each volume's strategy does the copying. This
+//! machine waits until all replicas are synchronised, closes the gates, and hands over. Either all volumes move, or none.
 
 mod answer;
 mod attempt;
@@ -25,39 +24,39 @@ use crate::journal::{MigrationState, Outcome, Side, Stage, Summary};
 pub use attempt::ATTEMPTS_MAX;
 pub use event::{Costs, Following, Moves, Peer, SourceAction, SourceEvent, SourceSettings};
 
-/// Pause before a commit that the journal did not take, or a message without an answer, is repeated.
+/// The pause before a failed commit or an unanswered message is repeated.
 const REPEAT: Duration = Duration::from_millis(200);
-/// How long another host is told that the migration is over before it ends without that host's answer: a link may be
-/// gone for good. A host that comes back later asks, and is told then ([`crate::recovery::answer_as_source`]).
+/// How long the source keeps telling another host that the migration is over before it ends without an answer: the link may be
+/// gone for good. A host that reappears later asks, and is answered then ([`crate::recovery::answer_as_source`]).
 pub const TELL_MAX: Duration = Duration::from_secs(10);
-/// What is left over then.
+/// The left-over that is reported in that case.
 const UNTOLD: &str = "the other host has not said that it deleted its copy; it will when it asks";
 
-/// The machine of the source's side.
+/// The machine of a migration's source.
 #[derive(Debug)]
 pub struct Source {
     settings: SourceSettings,
     began: Duration,
-    /// What daemons before this one have spent on it.
+    /// The time that earlier daemons spent on the migration.
     spent: Duration,
     state: State,
-    /// The current try, or the last one: a number is given when a gate begins to close.
+    /// The current attempt, or the last one. A number is assigned when a gate begins to close.
     attempt: Attempt,
-    /// Tries of this run.
+    /// The number of attempts in this run.
     tries: u32,
-    /// How often the stores were flushed while the guests worked.
+    /// The number of flushes while the guests worked.
     settlings: u32,
-    /// How many of them have failed since one succeeded.
+    /// The number of them that failed since the last success.
     settlings_failed: u32,
-    /// Tries below or at this will not be released; durable in the journal.
+    /// Attempts up to this one will not be released; durable in the journal.
     aborted: Attempt,
     replicas: Vec<SyncState>,
-    /// Why mirroring was suspended last, of each volume that has not been synchronised since.
+    /// The reason of the last suspension, for each volume that has not been synchronised since.
     hindrances: Vec<Option<&'static str>>,
-    /// What each volume's target lacks; `None`: it is to lack nothing.
+    /// The manifest of each volume's target; `None` if it is to lack nothing.
     manifests: Vec<Option<Manifest>>,
     early: Early,
-    /// A failure, or a wish to end, that came while the release was undecided.
+    /// A failure or a cancellation that came while the release was undecided.
     pending_end: Option<Outcome>,
     last_commit: CommitId,
     costs: Costs,
@@ -68,19 +67,18 @@ pub struct Source {
 #[derive(Debug)]
 enum State {
     Copying {
-        /// No try at the handover before this.
+        /// The earliest time of the next attempt.
         not_before: Duration,
     },
-    /// The source's stores are flushed while the guests still work, so that the flush behind the closed gates finds
-    /// little to do (hard case 27). Still [`Phase::Copying`]: nothing is held.
+    /// The source's stores are flushed while the guests work, so that the flush behind the closed gates is short (hard case
+    /// 27). Still [`Phase::Copying`]: no request is held.
     Settling {
         settling: u32,
         unflushed: Vec<VolumeIndex>,
     },
-    /// The VM's memory is copied, and the VM brought to a stand; the volumes are copied all the while.
+    /// The VM's memory is copied until the VM is paused; mirroring continues.
     MovingMemory,
-    /// What is to be done before the volumes change hands is being done; they are copied all the while. Still
-    /// [`Phase::Copying`]: nothing is held.
+    /// The hooks before the handover run; mirroring continues. Still [`Phase::Copying`]: no request is held.
     RunningHooks,
     Closing {
         open: Vec<VolumeIndex>,
@@ -98,18 +96,16 @@ enum State {
         fate: ReleaseFate,
         retry_at: Option<Duration>,
     },
-    /// Past the commit point.
     Released {
         handover: Handover,
         gates_closing_at: Duration,
         began: Duration,
     },
-    /// Before the commit point, and it will never be reached.
+    /// The migration ends before its commit point.
     Discarding {
         outcome: Outcome,
         step: DiscardStep,
     },
-    /// The outcome is being made durable.
     Ending {
         outcome: Outcome,
         retry_at: Option<Duration>,
@@ -117,19 +113,19 @@ enum State {
     Ended,
 }
 
-/// What is known of a release that is being made durable.
+/// The known state of a release that is being made durable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReleaseFate {
-    /// No commit of it has ended: if the first certainly took nothing, the source still owns the volumes.
+    /// No commit of the release has ended. If the first commit certainly failed, the source still owns the volumes.
     Open,
-    /// A commit of it may be in the journal. From here on only one that succeeds decides; that a repetition took
-    /// nothing says nothing of the first.
+    /// A commit of the release may be in the journal. From here on only a success decides: a failed repetition says nothing
+    /// about the first commit.
     PerhapsReleased,
 }
 
 #[derive(Debug)]
 enum DiscardStep {
-    /// *Aborted* is being made durable: before that the target must hear nothing.
+    /// *Aborted* is being made durable; the target must not learn of it earlier.
     Aborting { retry_at: Option<Duration> },
     /// The target deletes its images.
     Telling { repeat_at: Duration, began: Duration },
@@ -160,16 +156,16 @@ impl Source {
         }
     }
 
-    /// Makes the machine of an outgoing migration that a restart interrupted, or of one on this host that is still copying; `None`
+    /// Makes the machine of an outgoing migration that a restart interrupted, or of a copying one on this host. Returns `None`
     /// if there is nothing left to do.
     ///
-    /// **N.B.** before the commit point, what [`crate::recovery::recover`] wants committed is durable by now, and
-    /// `recorded` says so: tries of the run before are aborted. The machine goes on copying; one that cannot is told
-    /// [`SourceEvent::VolumeFailed`] at once.
+    /// **N.B.** Before the commit point, the commits requested by [`crate::recovery::recover`] are durable, and `recorded`
+    /// reflects them: attempts of the earlier run are aborted. The machine continues to copy. A migration that cannot continue
+    /// receives [`SourceEvent::VolumeFailed`] at once.
     pub fn resume(now: Duration, settings: SourceSettings, recorded: &MigrationState) -> Option<Self> {
         match recorded.side {
             Side::Outgoing { .. } => {}
-            // Whatever is further a start ends.
+            // A start ends every later stage.
             Side::OneHost if recorded.stage == Stage::Copying => {}
             Side::OneHost | Side::Incoming { .. } => return None,
         }
@@ -192,13 +188,13 @@ impl Source {
         Some(source)
     }
 
-    /// Says how long it had taken when this machine was made.
+    /// Sets the time spent before this machine was made.
     #[must_use]
     pub fn having_spent(self, spent: Duration) -> Self {
         Self { spent, ..self }
     }
 
-    /// Takes what happened. What does not fit the phase changes nothing: it is late, or repeated.
+    /// Handles an event. An event that does not fit the phase is late or repeated, and changes nothing.
     pub fn handle_event(&mut self, now: Duration, event: SourceEvent) {
         match event {
             SourceEvent::Synchronised(volume) => self.stands(now, volume, SyncState::Synchronised),
@@ -233,10 +229,10 @@ impl Source {
         self.try_handover(now);
     }
 
-    /// Does what is due.
+    /// Handles everything that is due.
     pub fn handle_timeout(&mut self, now: Duration) {
         match &mut self.state {
-            // The VM is waited for, and that has a deadline of its own.
+            // The wait for the VM has a deadline of its own.
             State::Closing { .. } | State::Preparing { .. } if self.early == Early::UnderWay => {}
             State::Closing { began, .. } if now >= *began + self.settings.switch_over_max => {
                 self.give_up_attempt(now);
@@ -280,12 +276,12 @@ impl Source {
         self.try_handover(now);
     }
 
-    /// The next thing to be done.
+    /// Returns the next action for the caller.
     pub fn poll_action(&mut self) -> Option<SourceAction> {
         self.actions.pop_front()
     }
 
-    /// When `handle_timeout` is to be called, at the latest, and what is waited for.
+    /// Returns the latest time to call `handle_timeout`, and the reason for it.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         match &self.state {
             State::Copying { not_before } => self
@@ -317,7 +313,7 @@ impl Source {
         }
     }
 
-    /// What is waited for as long as it takes; `None` while there is a deadline, or nothing to wait for.
+    /// Returns the reason of a wait without deadline; `None` while there is a deadline, or no wait.
     pub fn waits_for(&self) -> Option<&'static str> {
         match &self.state {
             State::Settling { .. } => Some("the source's stores to be flushed"),
@@ -334,7 +330,7 @@ impl Source {
         }
     }
 
-    /// Where the migration stands.
+    /// Returns the migration's current phase.
     pub fn phase(&self) -> Phase {
         match &self.state {
             State::Copying { .. } | State::Settling { .. } | State::RunningHooks => Phase::Copying,
@@ -349,28 +345,28 @@ impl Source {
         }
     }
 
-    /// The number of the current try, or of the last one.
+    /// Returns the number of the current attempt, or of the last one.
     pub fn attempt(&self) -> Attempt {
         self.attempt
     }
 
-    /// How many tries this run has made.
+    /// Returns the number of attempts in this run.
     pub fn tries(&self) -> u32 {
         self.tries
     }
 
-    /// What follows of volumes that have left with blocks missing; `None`: nothing does.
+    /// Returns the state of the filling after a handover of incomplete volumes; otherwise `None`.
     pub fn following(&self) -> Option<Following> {
         let State::Released { handover, .. } = &self.state else { return None };
         let units_missing = handover.units_missing()?;
         let units_at_handover =
             self.manifests.iter().flatten().map(|manifest| manifest.units).fold(0, u64::saturating_add);
-        // Whatever it says, no more than what it was told; and not nothing: that it lacks nothing is another word.
+        // The report is limited to the manifest's units, and to at least one: completeness is another message.
         let units_missing = units_missing.map(|units| units.min(units_at_handover).max(1));
         Some(Following { units_at_handover, units_missing })
     }
 
-    /// Tells what copying has cost, for the record at the end.
+    /// Sets the cost of copying, for the record at the end.
     pub fn set_costs(&mut self, costs: Costs) {
         self.costs = costs;
     }

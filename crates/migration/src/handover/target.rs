@@ -7,15 +7,15 @@
 //!       │                                                                                ▼
 //!       └──────────────Discard──────────────► Discarding ──► Gone ◄──Discard── HandedBack ◄── HandingBack
 //! ```
-//! A VM that comes along runs before it is said that the volumes are in use: its disks are opened for it, and if it
-//! does not run, and wrote nothing, they go back as if they had not been started.
+//! A VM that moves runs before the volumes are reported as in use: its disks are opened for it. If it does not run, and has
+//! written nothing, the disks return as if they had not been started.
 //!
-//! **N.B.** From *Prepared* on the target never leaves by itself, however long it waits (hard case 1): the source may
-//! have released the volumes, and then nobody else has them.
+//! **N.B.** From *Prepared* on the target never leaves by itself, however long it waits (hard case 1): the source may have
+//! released the volumes, and then no other host has them.
 //!
 //! On one host the source's records are in the same journal. A target whose host has a journal of its own
-//! ([`Target::between_hosts`]) makes three more commits: that a promised try is aborted, before anything is copied or
-//! deleted on the strength of that; that images go, before they go; and the end.
+//! ([`Target::between_hosts`]) makes three more commits: the abort of a promised attempt, before anything is copied or deleted
+//! because of it; the deletion of images, before they are deleted; and the end.
 
 mod answer;
 mod event;
@@ -34,48 +34,48 @@ use crate::planted::{Bug, broken};
 
 pub use event::{FlushResult, TargetAction, TargetEvent, Wrote};
 
-/// Time between two questions of a prepared target about what became of the try.
+/// The time between two questions of a prepared target about the outcome of the attempt.
 const QUERY_INTERVAL: Duration = Duration::from_secs(1);
-/// Time between two questions of a target that is being copied to: its source may have ended the migration unheard.
+/// The time between two questions of a receiving target: its source may have ended the migration unnoticed.
 const ASK_INTERVAL: Duration = Duration::from_secs(30);
-/// How long a target waits for word of its source before anything is promised. Nothing is lost then: the source has everything.
+/// How long a receiving target waits for a silent source. Nothing is lost afterwards: the source has everything.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourcePatience {
-    /// While the source's host can be reached. A source that goes on answers each question.
+    /// The limit while the source's host can be reached. A source that continues answers each question.
     pub silent_max: Duration,
-    /// While it cannot: it may be started again, or its network.
+    /// The limit while it cannot be reached: the host or its network may recover.
     pub away_max: Duration,
 }
 
-/// Pause before a commit that the journal did not take is tried again.
+/// The pause before a failed commit is tried again.
 const COMMIT_RETRY: Duration = Duration::from_millis(200);
-/// When the planted bug 1 makes a prepared target leave.
+/// When planted bug 1 makes a prepared target leave.
 const PLANTED_PATIENCE: Duration = Duration::from_millis(50);
 
-/// The machine of the target's side, over all volumes of a migration.
+/// The machine of a migration's target, over all volumes.
 #[derive(Debug)]
 pub struct Target {
     migration: MigrationId,
     volumes: usize,
-    /// Which those are; told only where it may matter: between hosts.
+    /// The identities of the volumes; set only between hosts, where they may matter.
     identities: Vec<VolumeId>,
     moves: Moves,
     journal: Journal,
     state: State,
-    /// The latest try known to be aborted.
+    /// The latest attempt known to be aborted.
     aborted: Attempt,
-    /// The latest try in which blocks are left behind, and what each volume lacks then.
+    /// The latest attempt with incomplete volumes, and the manifest of each volume.
     hollow: Option<(Attempt, Vec<Manifest>)>,
-    /// When the source is asked next, with a journal of its own.
+    /// When the source is asked next; used with a journal of its own.
     ask_at: Duration,
-    /// `None`: it is waited for however long it takes.
+    /// `None`: the target waits without limit.
     patience: Option<SourcePatience>,
-    /// When the source said something last, or its host was lost or came back; `None`: it was not looked yet.
+    /// When the source last sent a message, or its host was lost or came back; `None` before the first timeout.
     heard_at: Option<Duration>,
     is_away: bool,
-    /// The commit that the state waits for is the last one asked for; answers to others are of states gone by.
+    /// The commit that the state waits for is the latest one; answers to others belong to earlier states.
     last_commit: CommitId,
-    /// Somebody has cancelled it, durably.
+    /// Whether a cancellation is durable.
     is_cancelled: bool,
     actions: VecDeque<TargetAction>,
 }
@@ -83,16 +83,16 @@ pub struct Target {
 /// Whose records are in the journal that the target commits to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Journal {
-    /// Those of both sides.
+    /// The records of both sides.
     Shared,
-    /// The target's only.
+    /// The target's records only.
     Own,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum State {
     Receiving,
-    /// A try was promised and is aborted; that is being made durable. Only with a journal of its own.
+    /// The abort of a promised attempt is being made durable. Only with a journal of its own.
     Withdrawing {
         attempt: Attempt,
         retry_at: Option<Duration>,
@@ -120,7 +120,7 @@ enum State {
         took: Duration,
         left: Vec<VolumeIndex>,
     },
-    /// The volumes are open for the VM, which is told to run. Only with a VM.
+    /// The volumes are open for the VM, which has been started. Only with a VM.
     Running {
         own: Ownership,
         took: Duration,
@@ -139,7 +139,7 @@ enum State {
         own: Ownership,
         detail: String,
     },
-    /// That the images go is being made durable, before they do. Only with a journal of its own.
+    /// The deletion of the images is being made durable, before they are deleted. Only with a journal of its own.
     Aborting {
         outcome: Outcome,
         retry_at: Option<Duration>,
@@ -157,53 +157,54 @@ enum State {
 /// Whether the end is in the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
-    /// It is, or the source records it.
+    /// The end is recorded, or the source records it.
     Recorded,
-    /// It is being made durable.
-    Committing { retry_at: Option<Duration> },
+    Committing {
+        retry_at: Option<Duration>,
+    },
 }
 
-/// A try that has been committed, and the generations that came with it.
+/// A committed attempt, and the generations that came with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Ownership {
     attempt: Attempt,
     generations: Vec<(VolumeId, Generation)>,
-    /// Why it was taken without COMMIT; `None` if it was not.
+    /// The reason of a takeover without COMMIT; otherwise `None`.
     promotion: Option<Promotion>,
 }
 
 impl Target {
-    /// Makes the machine of a target that is being copied to, whose source is on the same host.
+    /// Makes the machine of a receiving target whose source is on the same host.
     pub fn new(migration: MigrationId, volumes: usize) -> Self {
         Self::with_journal(migration, volumes, Journal::Shared)
     }
 
-    /// Makes the machine of a target whose source is another host: it records what it does in a journal of its own,
-    /// under the number that the migration has here.
+    /// Makes the machine of a target whose source is another host. It records its steps in a journal of its own, under its own
+    /// host's number of the migration.
     pub fn between_hosts(migration: MigrationId, volumes: usize) -> Self {
         Self::with_journal(migration, volumes, Journal::Own)
     }
 
-    /// Says which volumes they are, in their order: without that none is taken over with blocks missing.
+    /// Sets the identities of the volumes in order. Without them no incomplete volume is taken over.
     #[must_use]
     pub fn of_volumes(self, identities: Vec<VolumeId>) -> Self {
         Self { identities, ..self }
     }
 
-    /// Says that a VM comes along with the volumes.
+    /// Sets that a VM moves with the volumes.
     #[must_use]
     pub fn with_vm(self) -> Self {
         Self { moves: Moves::Vm, ..self }
     }
 
-    /// Says how long the source may say nothing before anything is promised; without that it may for ever.
+    /// Sets how long the source may be silent before anything is promised; without limit by default.
     #[must_use]
     pub fn with_patience(self, patience: SourcePatience) -> Self {
         Self { patience: Some(patience), ..self }
     }
 
-    /// Makes the machine of an incoming migration that a restart interrupted; `None` if there is nothing left for a
-    /// machine to do ([`crate::recovery`] says what is left then).
+    /// Makes the machine of an incoming migration that a restart interrupted. Returns `None` if no machine is needed
+    /// ([`crate::recovery`] says what is left then).
     pub fn resume(now: Duration, migration: MigrationId, recorded: &MigrationState) -> Option<Self> {
         let Side::Incoming { volumes, .. } = &recorded.side else { return None };
         let identities = recorded.volumes.iter().map(|moving| moving.volume).collect();
@@ -218,7 +219,7 @@ impl Target {
             Stage::Prepared(_) if broken(Bug::PromiseForgotten) => State::Receiving,
             Stage::Prepared(attempt) => State::Prepared { attempt: *attempt, ask_at: now, since: now },
             Stage::HandedBack => {
-                // The generation grew by one when the volumes came, and by one when they went back.
+                // The generation grew by one at the arrival of the volumes, and by one at their return.
                 let back = volumes.iter().map(|record| (record.volume, record.generation.next().next()));
                 let own = Ownership { attempt: Attempt::NONE, generations: back.collect(), promotion: None };
                 let detail = "the volume could not be started at the target".to_owned();
@@ -250,7 +251,7 @@ impl Target {
         }
     }
 
-    /// Takes what happened. What does not fit the state changes nothing: it is late, or repeated.
+    /// Handles an event. An event that does not fit the state is late or repeated, and changes nothing.
     pub fn handle_event(&mut self, now: Duration, event: TargetEvent) {
         if matches!(event, TargetEvent::Received(_) | TargetEvent::LinkBack | TargetEvent::LinkLost) {
             self.heard_at = Some(now);
@@ -271,7 +272,7 @@ impl Target {
             TargetEvent::VmFailed { detail, wrote } => self.vm_failed(detail, wrote),
             TargetEvent::ChangeHeld => self.change_held(),
             TargetEvent::LinkBack => self.ask(),
-            // On one host the source ends it.
+            // On one host the source ends the migration.
             TargetEvent::Cancel => self.is_cancelled = self.journal == Journal::Own,
             TargetEvent::Promote { attempt, generations, promotion } => {
                 self.promote(now, attempt, generations, promotion);
@@ -281,7 +282,7 @@ impl Target {
         self.end_if_cancelled();
     }
 
-    /// **N.B.** That is durable, so no promise is, nor will be: one that is on its way to the journal is refused there.
+    /// **N.B.** The cancellation is durable, so no promise is or will be: the journal refuses one that is under way.
     fn end_if_cancelled(&mut self) {
         let has_promised_nothing =
             matches!(self.state, State::Receiving | State::Flushing { .. } | State::Promising { .. });
@@ -291,7 +292,7 @@ impl Target {
         }
     }
 
-    /// Does what is due.
+    /// Handles everything that is due.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.heard_at.get_or_insert(now);
         if self.gives_up_at().is_some_and(|at| at <= now) {
@@ -316,12 +317,12 @@ impl Target {
         }
     }
 
-    /// The next thing to be done.
+    /// Returns the next action for the caller.
     pub fn poll_action(&mut self) -> Option<TargetAction> {
         self.actions.pop_front()
     }
 
-    /// When `handle_timeout` is to be called, at the latest, and what is waited for.
+    /// Returns the latest time to call `handle_timeout`, and the reason for it.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         match &self.state {
             State::Prepared { ask_at, since, .. } => {
@@ -347,22 +348,22 @@ impl Target {
         }
     }
 
-    /// Tells whether the volumes are in use here.
+    /// Returns whether the volumes are in use at the target.
     pub fn is_active(&self) -> bool {
         matches!(self.state, State::Active { .. })
     }
 
-    /// Tells whether it is being copied to, and nothing is promised, or about to be.
+    /// Returns whether the target is receiving, with nothing promised or about to be.
     pub fn is_receiving(&self) -> bool {
         self.state == State::Receiving
     }
 
-    /// Tells whether nothing of the migration is left here.
+    /// Returns whether nothing of the migration is left here.
     pub fn is_gone(&self) -> bool {
         matches!(self.state, State::Gone { .. })
     }
 
-    /// The try that is promised and waits for the source's word: what a promotion would take over.
+    /// Returns the promised attempt that waits for the source's decision: a promotion would take this one over.
     pub fn prepared(&self) -> Option<Attempt> {
         match self.state {
             State::Prepared { attempt, .. } => Some(attempt),
@@ -370,7 +371,7 @@ impl Target {
         }
     }
 
-    /// Submits the commit that the state calls for.
+    /// Submits the commit of the current state.
     fn commit(&mut self) {
         let migration = self.migration;
         let ended = |outcome: Outcome| {
@@ -389,8 +390,7 @@ impl Target {
             State::HandingBack { own, .. } => {
                 vec![Record::HandedBack { migration, generations: own.generations.clone() }]
             }
-            // N.B. durable before anything goes: a crash must not find an image that is promised, or could be, and is
-            // half deleted.
+            // **N.B.** Durable before the deletion: a crash must not leave a half-deleted image that is promised, or could be.
             State::Aborting { outcome, .. } => {
                 vec![Record::Discarding { migration, outcome: outcome.clone() }]
             }
@@ -402,7 +402,7 @@ impl Target {
         self.actions.push_back(TargetAction::Commit { commit: self.last_commit, records });
     }
 
-    /// That blocks are left behind in this try, if they are.
+    /// Returns the record that this attempt has incomplete volumes, if it has.
     fn hollow_record(&self, attempt: Attempt) -> Option<Record> {
         let (_, manifests) = self.hollow.as_ref().filter(|(of, _)| *of == attempt)?;
         let manifests = self.identities.iter().copied().zip(manifests.iter().copied()).collect();
@@ -413,15 +413,15 @@ impl Target {
         self.actions.push_back(TargetAction::Send(message));
     }
 
-    /// Asks what became of the try under way, or of the migration. A source that goes on takes it for nothing new; one
-    /// that has ended answers.
+    /// Asks for the outcome of the attempt under way, or of the migration. A source that continues ignores the question; a
+    /// source that has ended answers.
     fn ask(&mut self) {
         if self.waits_for_source() {
             self.say(ToSource::Query(self.attempt_under_way().unwrap_or(Attempt::NONE)));
         }
     }
 
-    /// When it ends because its source says nothing: only before anything is promised.
+    /// Returns when the target gives up because its source is silent; only before anything is promised.
     fn gives_up_at(&self) -> Option<Duration> {
         let patience =
             self.patience.filter(|_| self.journal == Journal::Own && self.state == State::Receiving)?;
@@ -429,7 +429,7 @@ impl Target {
         self.heard_at.map(|heard| heard + wait).filter(|_| !broken(Bug::SilentArrivalStays))
     }
 
-    /// How it ends then.
+    /// Returns the outcome in that case.
     fn abandoned(&self) -> Outcome {
         let patience =
             self.patience.unwrap_or(SourcePatience { silent_max: Duration::ZERO, away_max: Duration::ZERO });
@@ -464,7 +464,7 @@ impl Target {
 }
 
 impl State {
-    /// When the commit that this state waits for is made again; the inner `None`: it is under way.
+    /// Returns when the state's commit is made again; the inner `None` if it is under way.
     fn retry_at(&mut self) -> Option<&mut Option<Duration>> {
         match self {
             Self::Withdrawing { retry_at, .. }
@@ -489,7 +489,7 @@ impl Ownership {
     }
 }
 
-/// How an incoming migration ends that its source ends.
+/// Returns the outcome of an incoming migration that its source ends.
 fn given_up() -> Outcome {
     let detail = "the source gave the migration up, and knows why".to_owned();
     Outcome::Failed { code: FailureCode::GivenUp, detail }

@@ -1,11 +1,11 @@
-//! The release ticket: what a source prints when it has released volumes to a target that it can no longer reach.
+//! The release ticket: printed by a source that has released volumes to a target which it can no longer reach.
 //!
 //! ```text
 //!   source, released ──► sterna-ticket-… ──(a person carries it)──► target, prepared: takes over as if by COMMIT
 //! ```
-//! It says what COMMIT would have said, and for whom. It proves nothing by secrets: who can promote at the target can
-//! also force it. What it guards against is the mistake: a ticket of another migration, of an earlier try, for another
-//! host, or mistyped, is refused with the reason.
+//! The ticket replaces the COMMIT message, for one target. It proves nothing by secrets: an administrator who may promote at
+//! the target may also force a promotion. It guards against mistakes: a ticket of another migration, of an earlier attempt or
+//! for another host, or a mistyped one, is refused with the reason.
 
 use chronicle::Generation;
 use serde::{Deserialize, Serialize};
@@ -13,78 +13,78 @@ use serde::{Deserialize, Serialize};
 use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
 use crate::journal::{MigrationState, Side, Stage, State};
 
-/// What every ticket begins with, for people and for searches; the number is the version.
+/// The beginning of every ticket, for people and for searches; the number is the version.
 const PREFIX: &str = "sterna-ticket-1-";
-/// The digits of a ticket: none of them is taken for another when it is read aloud or typed.
+/// The digits of a ticket. None of them is mistaken for another when it is read aloud or typed.
 const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
-/// The longest text that is looked at: room for a thousand volumes.
+/// The longest text that is parsed: room for a thousand volumes.
 const TEXT_BYTES_MAX: usize = 64 << 10;
 
-/// A source's word that it has released volumes to one target, in one try.
+/// A source's statement that it has released volumes to one target, in one attempt.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Ticket {
-    /// The host that has released them.
+    /// The host that has released the volumes.
     pub source: HostId,
-    /// The host that may take them over.
+    /// The host that may take the volumes over.
     pub target: HostId,
     /// The migration's number at the source.
     pub migration: MigrationId,
-    /// The try.
+    /// The attempt that was released.
     pub attempt: Attempt,
-    /// The generations that the volumes have from then on.
+    /// The generations of the volumes after the release.
     pub generations: Vec<(VolumeId, Generation)>,
 }
 
-/// Why there is no ticket, or it does not fit.
+/// The reason why there is no ticket, or why it is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TicketError {
-    /// The source has not released the volumes, or no longer waits for the target.
+    /// The source has not released the volumes, or the handover is complete.
     #[error(
         "the volumes of {migration} are not released: only a migration past its commit point has a ticket"
     )]
     NotReleased {
-        /// The migration.
+        /// The migration without a ticket.
         migration: MigrationId,
     },
-    /// The text is none of a ticket.
+    /// The text is not a ticket.
     #[error("this is no ticket: it begins with \"{PREFIX}\", and was copied in part or with a typing error")]
     Unreadable,
-    /// It is for another host.
+    /// The ticket is for another host.
     #[error("the ticket is for host {target}, and this is another: promote there")]
     OtherTarget {
-        /// Whom it is for.
+        /// The host that the ticket is for.
         target: HostId,
     },
-    /// There is no such migration here that waits.
+    /// No such migration waits at this host.
     #[error(
         "no migration {migration} from host {source_host} waits here: it was taken over, given up, or never came so far"
     )]
     NothingWaits {
-        /// Its number at the source.
+        /// The migration's number at the source.
         migration: MigrationId,
-        /// Where it came from.
+        /// The host that the volumes come from.
         source_host: HostId,
     },
-    /// It is of another try than the one that waits here.
+    /// The ticket is of another attempt than the one that waits here.
     #[error(
         "the ticket is of try {ticket}, and try {waiting} waits here: ask the source for its present ticket"
     )]
     OtherAttempt {
-        /// The try of the ticket.
+        /// The attempt of the ticket.
         ticket: Attempt,
-        /// The try that waits.
+        /// The attempt that waits here.
         waiting: Attempt,
     },
-    /// It names other volumes or generations than those that wait here.
+    /// The ticket names other volumes or generations than those that wait here.
     #[error("the ticket names other volumes or generations than those that wait here")]
     OtherVolumes,
 }
 
 impl Ticket {
-    /// The ticket of an outgoing migration of `host`, from its journal.
+    /// Returns the ticket of an outgoing migration of `host`, from its journal.
     ///
     /// # Errors
-    /// [`TicketError::NotReleased`].
+    /// [`TicketError::NotReleased`] if the migration is not past its commit point.
     pub fn print(state: &State, host: HostId, migration: MigrationId) -> Result<Self, TicketError> {
         let no_ticket = TicketError::NotReleased { migration };
         let Some(recorded) = state.migrations.get(&migration) else { return Err(no_ticket) };
@@ -98,10 +98,10 @@ impl Ticket {
         Ok(Self { source: host, target: *peer, migration, attempt: *attempt, generations })
     }
 
-    /// Finds the migration of `host` that the ticket lets take over; it waits, prepared, in that very try.
+    /// Finds the migration of `host` that the ticket permits to take over: it is prepared, and waits, in the ticket's attempt.
     ///
     /// # Errors
-    /// [`TicketError`]: it does not fit; nothing may be promoted.
+    /// [`TicketError`]: the ticket does not fit, and nothing may be promoted.
     pub fn redeem<'a>(
         &self,
         state: &'a State,
@@ -122,10 +122,10 @@ impl Ticket {
         Ok((id, recorded))
     }
 
-    /// Reads what its `Display` wrote; spaces, line breaks and the case of letters do not matter.
+    /// Parses the output of `Display`. Ignores white space and the case of letters.
     ///
     /// # Errors
-    /// [`TicketError::Unreadable`].
+    /// [`TicketError::Unreadable`] if the text is not a complete ticket.
     pub fn parse(text: &str) -> Result<Self, TicketError> {
         let text: String = text.chars().filter(|c| !c.is_whitespace()).collect();
         let digits = text.to_ascii_lowercase();
@@ -150,7 +150,7 @@ impl std::fmt::Display for Ticket {
     }
 }
 
-/// Five bits a digit; the last digit is filled with zeroes.
+/// Encodes five bits in a digit; the last digit is padded with zeroes.
 fn to_digits(bytes: &[u8]) -> String {
     let mut digits = String::with_capacity(bytes.len() * 8 / 5 + 1);
     let (mut bits, mut count) = (0u32, 0);
@@ -182,7 +182,7 @@ fn from_digits(digits: &str) -> Option<Vec<u8>> {
         count += 5;
         if count >= 8 {
             count -= 8;
-            // Eight bits are left of it.
+            // The cast keeps eight bits.
             bytes.push((bits >> count & 0xFF) as u8);
         }
         bits &= (1 << count) - 1;

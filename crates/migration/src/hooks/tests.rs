@@ -1,4 +1,4 @@
-//! Hooks of single migrations, step by step. Kills at every instant are tried by the simulator.
+//! Tests the hooks of single migrations step by step. The simulator tries kills at every instant.
 
 use super::*;
 
@@ -26,7 +26,7 @@ impl Scene {
         Self { book, now: Duration::ZERO }
     }
 
-    /// Says something, and returns what is to be done then.
+    /// Reports an event, and returns the actions that follow.
     fn say(&mut self, migration: MigrationId, event: HookEvent) -> Vec<HookAction> {
         self.book.handle_event(self.now, migration, event);
         self.actions()
@@ -36,7 +36,6 @@ impl Scene {
         std::iter::from_fn(|| self.book.poll_action()).collect()
     }
 
-    /// Has a hook run.
     fn runs(&mut self, migration: MigrationId, moment: Moment) {
         self.say(migration, HookEvent::Wanted(moment));
         let recording = self.say(migration, HookEvent::Prepared(moment, process(10)));
@@ -68,7 +67,7 @@ fn a_hook_is_let_go_only_once_it_is_durable_which_process_runs_it() {
         scene.say(ONE, HookEvent::Recorded { record: 1, is_durable: true }),
         [HookAction::Release(ONE, Before)]
     );
-    // Asked twice it is run once.
+    // A second request does not run the hook again.
     assert_eq!(scene.say(ONE, HookEvent::Wanted(Before)), []);
     let ended = scene.say(ONE, HookEvent::Ended(Before, HookEnd::Good));
     assert!(ended.contains(&HookAction::Tell(ONE, Before, HookEnd::Good)));
@@ -92,7 +91,7 @@ impl Scene {
     fn runs_prepared(&mut self, migration: MigrationId) {
         let recording = self.say(migration, HookEvent::Prepared(After, process(11)));
         let [HookAction::Record(_, record, _)] = recording[..] else { panic!("{recording:?}") };
-        // That before has ended was recorded meanwhile: it says nothing of this one.
+        // The end of the hook before was recorded meanwhile; that record is not this one's.
         assert_eq!(self.say(migration, HookEvent::Recorded { record: record - 1, is_durable: true }), []);
         let released = self.say(migration, HookEvent::Recorded { record, is_durable: true });
         assert_eq!(released, [HookAction::Release(migration, After)]);
@@ -119,7 +118,7 @@ fn of_one_vm_one_hook_runs_at_a_time_and_of_others_as_well() {
     );
     scene.say(ONE, HookEvent::Wanted(After));
     let ended = scene.say(ONE, HookEvent::Ended(Before, HookEnd::Good));
-    // The undo of the first is older.
+    // The undo of the first migration is older.
     assert_eq!(ended.last(), Some(&HookAction::Prepare(ONE, After)));
     scene.runs_prepared(ONE);
     let ended = scene.say(ONE, HookEvent::Ended(After, HookEnd::Good));
@@ -137,7 +136,7 @@ fn the_next_daemon_waits_for_what_runs_before_it_undoes_anything() {
     scene.book.load(scene.now, ONE, record);
     assert_eq!(scene.actions(), [HookAction::Find(ONE, Before, process(5))]);
     assert_eq!(scene.say(ONE, HookEvent::Wanted(After)), []);
-    // It takes longer than it may.
+    // The hook exceeds its time limit.
     scene.book.handle_timeout(LIMIT);
     assert_eq!(scene.actions(), [HookAction::Kill(ONE, Before, KillReason::Overdue)]);
     let ended = scene.say(ONE, HookEvent::Ended(Before, HookEnd::Bad("killed".to_owned())));

@@ -1,4 +1,4 @@
-//! Entries as bytes, and bytes as entries as far as they are whole.
+//! Encodes and decodes the entries of a journal, up to the first torn frame.
 //!
 //! ```text
 //!   header   8 bytes   "STERNAJ" and the version
@@ -12,42 +12,42 @@ use super::version_3;
 
 pub use super::framing::{Ending, FRAME_BYTES_MAX};
 
-/// Version of the encoding that this program writes.
+/// The version of the encoding that this program writes.
 pub const VERSION: u8 = 4;
-/// The oldest version that is read.
+/// The oldest version that this program reads.
 const OLDEST_VERSION: u8 = 3;
-/// What every journal begins with.
+/// The first bytes of every journal.
 pub const HEADER: [u8; 8] = [b'S', b'T', b'E', b'R', b'N', b'A', b'J', VERSION];
-/// Length of [`HEADER`].
+/// The length of [`HEADER`] in bytes.
 pub const HEADER_BYTES: usize = HEADER.len();
 
-/// Why bytes are no journal, or an entry cannot be one frame.
+/// The reason why bytes are not a journal, or why an entry does not fit a frame.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
-    /// The first bytes are not a journal's.
+    /// The first bytes are not those of a journal.
     #[error("this is no journal: it begins with other bytes")]
     NotAJournal,
     /// The journal was written by another version.
     #[error("the journal has version {found}, this program reads versions up to {VERSION}")]
     Version {
-        /// What the header says.
+        /// The version in the header.
         found: u8,
     },
     /// The entry is too large for a frame.
     #[error("an entry of {bytes} bytes is larger than {FRAME_BYTES_MAX}")]
     TooLarge {
-        /// Its size.
+        /// The size of the encoded entry.
         bytes: usize,
     },
-    /// The entry cannot be encoded.
+    /// The entry cannot be encoded at all.
     #[error("an entry cannot be encoded")]
     Encode(#[source] postcard::Error),
 }
 
-/// Appends `entry` as the frame number `sequence` (the first of a journal is 0) to `bytes`.
+/// Appends `entry` to `bytes` as frame number `sequence`; the first of a journal is 0.
 ///
 /// # Errors
-/// [`CodecError::TooLarge`], [`CodecError::Encode`]; `bytes` is unchanged then.
+/// [`CodecError::TooLarge`], [`CodecError::Encode`]; `bytes` is then unchanged.
 pub fn encode(sequence: u64, entry: &Entry, bytes: &mut Vec<u8>) -> Result<(), CodecError> {
     let payload = postcard::to_stdvec(entry).map_err(CodecError::Encode)?;
     if !framing::append(sequence, &payload, bytes) {
@@ -56,14 +56,14 @@ pub fn encode(sequence: u64, entry: &Entry, bytes: &mut Vec<u8>) -> Result<(), C
     Ok(())
 }
 
-/// The whole entries of a journal, in order; ends at the first frame that is not whole.
+/// The complete entries of a journal, in order, up to the first incomplete frame.
 pub struct Frames<'a> {
     version: u8,
     frames: framing::Frames<'a>,
 }
 
 impl<'a> Frames<'a> {
-    /// Reads the header.
+    /// Reads the header of a journal.
     ///
     /// # Errors
     /// [`CodecError::NotAJournal`], [`CodecError::Version`].
@@ -81,22 +81,22 @@ impl<'a> Frames<'a> {
         Ok(Self { version: *version, frames: framing::Frames::new(rest, HEADER_BYTES) })
     }
 
-    /// The version of the encoding. Frames may be appended only if it is [`VERSION`].
+    /// Returns the version of the encoding. Frames may be appended only if it is [`VERSION`].
     pub fn version(&self) -> u8 {
         self.version
     }
 
-    /// Where the next frame is to be written: behind the last whole one.
+    /// Returns the position of the next frame, behind the last complete one.
     pub fn position(&self) -> usize {
         self.frames.position()
     }
 
-    /// The sequence number of the next frame.
+    /// Returns the sequence number of the next frame.
     pub fn sequence(&self) -> u64 {
         self.frames.sequence()
     }
 
-    /// Tells what lies behind the last frame that was returned; to be asked once there are no more.
+    /// Returns how the file ends behind the last frame. Call it after the last entry.
     pub fn ending(&self) -> Ending {
         self.frames.ending(|_| true)
     }

@@ -1,4 +1,4 @@
-//! Volumes that were handed over with blocks missing, as both hosts remember it.
+//! The records of volumes handed over incomplete, at both hosts.
 //!
 //! ```text
 //!   source   Hollow + Released ─────────────────────────────────► Ended: the target has everything
@@ -6,11 +6,12 @@
 //!   target   Hollow + TargetPrepared ─► Owned: being filled ─► Filled
 //!                                             └─► Moved, back to where what is missing is
 //! ```
-//! Until a volume lacks nothing at its new owner, what its former owner has of it is a *reservoir*. It may come back there all the
-//! while: what is missing at the owner is in the reservoir, and what the reservoir lacks is at the owner, so that what is read there
-//! and what is written are never the same blocks. From the record that this has begun on the image is a mixture of two times. It is
-//! deleted by nobody, and owned only once all of it has come.
-//! None of it is in the snapshot, but in records of its own behind it: a snapshot cannot grow.
+//! Until a volume is complete at its new owner, the former owner's image is a *reservoir*. The volume may return there in the
+//! meantime: the reservoir has the blocks that the owner lacks, and the owner has the blocks that the reservoir lacks. So no
+//! block is both read and written there. Once the return is recorded, the image is a mixture of two times. Nothing deletes it,
+//! and it is owned only when all blocks have arrived.
+//!
+//! These records are not in the snapshot, whose format cannot change. They follow it as records of their own.
 
 use chronicle::StayId;
 use serde::{Deserialize, Serialize};
@@ -24,56 +25,56 @@ use crate::filling::Manifest;
 use crate::identity::{Attempt, HostId, MigrationId, VolumeId, VolumeIndex};
 use crate::planted::{Bug, broken};
 
-/// A try at a handover in which blocks are left behind.
+/// An attempt at a handover of incomplete volumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hollow {
-    /// The try.
+    /// The attempt that is handed over incomplete.
     pub attempt: Attempt,
-    /// What each volume lacks then.
+    /// The blocks that each volume lacks in this attempt.
     pub manifests: Vec<(VolumeId, Manifest)>,
 }
 
 /// A volume of this host that is being filled.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeFilling {
-    /// The host that has what is missing.
+    /// The host that has the missing blocks.
     pub peer: HostId,
-    /// The name by which people know it here.
+    /// The name of that host, as configured here.
     pub peer_name: String,
-    /// The migration by which the volume came, as that host numbers it.
+    /// The number, at that host, of the migration by which the volume came.
     pub remote: MigrationId,
-    /// Which of its volumes it is.
+    /// The position of the volume in that migration.
     pub index: VolumeIndex,
-    /// The stay that began with it.
+    /// The residency that began with the migration.
     pub stay: StayId,
-    /// What was missing at the handover.
+    /// The manifest of the blocks missing at the handover.
     pub manifest: Manifest,
-    /// Whether what is missing is given up ([`Record::MissingGivenUp`], which follows its record).
+    /// Whether the missing blocks are given up ([`Record::MissingGivenUp`], which follows this one's record).
     #[serde(skip)]
     pub is_given_up: bool,
 }
 
-/// Where a VM is noted to be on its way.
+/// The direction in which a VM is recorded as moving.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
-    /// It comes.
+    /// The VM comes to this host.
     Here,
-    /// It leaves.
+    /// The VM leaves this host.
     Elsewhere,
 }
 
 impl MigrationState {
-    /// What is left behind in this try; `None`: nothing.
+    /// Returns the missing blocks of this attempt; `None` if it lacks none.
     pub fn hollow_in(&self, attempt: Attempt) -> Option<&Hollow> {
         self.hollow.as_ref().filter(|hollow| hollow.attempt == attempt)
     }
 
-    /// What is left behind in the try that is promised, released or owned; `None`: nothing.
+    /// Returns the missing blocks of the attempt that is promised, released or owned; `None` if it lacks none.
     pub fn hollow_now(&self) -> Option<&Hollow> {
         self.hollow_in(self.attempt())
     }
 
-    /// Tells whether blocks are left behind in the try that is promised, or was, if it was handed back.
+    /// Returns whether blocks are missing in the promised attempt, or were, if it was handed back.
     pub fn is_hollow(&self) -> bool {
         match self.stage {
             Stage::HandedBack => self.hollow.is_some(),
@@ -81,7 +82,7 @@ impl MigrationState {
         }
     }
 
-    /// Tells whether its volumes have left with blocks missing, and another migration brings them into the same images.
+    /// Returns whether the volumes left incomplete, and `later` returns them to the same images.
     fn is_brought_back_by(&self, later: &Self) -> bool {
         let (peer, from) = (self.side.peer(), later.side.peer());
         let is_left = |place: &ImageLocation| self.volumes.iter().any(|left| left.source == *place);
@@ -91,13 +92,13 @@ impl MigrationState {
             && later.volumes.iter().any(|moving| is_left(&moving.target))
     }
 
-    /// Tells whether the volumes have left this host, and its new owner lacks blocks.
+    /// Returns whether the volumes have left this host, and their new owner lacks blocks.
     fn leaves_blocks(&self) -> bool {
         matches!((&self.side, &self.stage), (Side::Outgoing { .. }, Stage::Released(_)))
             && self.hollow_now().is_some()
     }
 
-    /// Which of its volumes one is.
+    /// Returns the position of a volume in this migration.
     fn index_of(&self, volume: VolumeId) -> Option<VolumeIndex> {
         let position = self.volumes.iter().position(|moving| moving.volume == volume)?;
         VolumeIndex::all(self.volumes.len()).nth(position)
@@ -105,7 +106,7 @@ impl MigrationState {
 }
 
 impl State {
-    /// Volumes that came by a migration from `peer`, where it has the number `remote`, and that are being filled.
+    /// Returns the volumes being filled that came by the migration with the number `remote` at `peer`.
     pub fn fillings_from(
         &self,
         peer: HostId,
@@ -118,8 +119,8 @@ impl State {
             .map(|(volume, filling)| (*volume, filling))
     }
 
-    /// The volumes that came together with one that is filled here, itself included: they go back together, also those that lack nothing
-    /// any more.
+    /// Returns the volumes that came together with a volume being filled, itself included. They return together, including
+    /// those that are complete.
     pub fn came_with(&self, filling: &VolumeFilling) -> Vec<VolumeId> {
         let came = match filling.stay {
             StayId::Arrived(migration) => self.migrations.get(&MigrationId(migration)),
@@ -131,8 +132,8 @@ impl State {
         }
     }
 
-    /// The migration by which these volumes, and no others, have left for `peer`, which reads here what they lack there; `None`: they
-    /// have not, or lack nothing.
+    /// Returns the migration by which exactly these volumes left for `peer`, which reads its missing blocks here. `None` if
+    /// there is none, or they are complete there.
     pub fn reservoir_for(&self, peer: HostId, volumes: &[VolumeId]) -> Option<MigrationId> {
         let mut reservoirs = self.unfinished().filter(|(id, leaving)| {
             let is_of_peer = matches!(leaving.side, Side::Outgoing { peer: to, .. } if to == peer)
@@ -148,22 +149,23 @@ impl State {
         reservoirs.next().map(|(id, _)| id)
     }
 
-    /// The migration that brings back what left by `leaving`, and is not over; `None`: nothing does.
+    /// Returns the unfinished migration that returns the volumes which left by `leaving`, if any.
     pub fn taken_back_by(&self, leaving: MigrationId) -> Option<MigrationId> {
         let left = self.migrations.get(&leaving)?;
         let mut later = self.unfinished().filter(|(id, _)| *id > leaving);
         later.find(|(_, later)| left.is_brought_back_by(later)).map(|(id, _)| id)
     }
 
-    /// The migration that volumes which come by `migration` left by, if they come into the images that they have left then.
+    /// Returns the earlier migration by which the volumes of `migration` left, if they return to the images that they left.
     pub fn takes_back(&self, migration: MigrationId) -> Option<MigrationId> {
         let brings = self.migrations.get(&migration)?;
         let mut left = self.unfinished().filter(|(id, _)| *id < migration);
         left.find(|(_, left)| left.is_brought_back_by(brings)).map(|(id, _)| id)
     }
 
-    /// Tells whether volumes of these names are on their way, so that a VM which is noted to be on its way with them is seen to by their
-    /// migration. Those that have left may be on their way back: that is another migration, and the VM's who is noted to come.
+    /// Returns whether volumes of these names are moving in this direction, so that their migration handles a VM recorded as
+    /// moving with them. Volumes that have left may be returning: that is another migration, which belongs to a VM recorded as
+    /// coming.
     pub fn is_under_way(&self, names: &[String], way: Way) -> bool {
         let is_it = |known: &MigrationState| match &known.side {
             Side::Incoming { .. } => way == Way::Here,
@@ -174,8 +176,7 @@ impl State {
             .any(|(_, known)| is_it(known) && known.names.iter().any(|name| names.contains(name)))
     }
 
-    /// The volumes of a migration that are left behind here with what its target lacks, once these records are durable, which release
-    /// them.
+    /// Returns the volumes of a migration that are left here as reservoirs once these records, which release them, are durable.
     pub fn leaves_behind(&self, migration: MigrationId, records: &[Record]) -> Vec<VolumeId> {
         let Some(leaving) = self.migrations.get(&migration) else { return Vec::new() };
         let is_it =
@@ -189,7 +190,8 @@ impl State {
         }
     }
 
-    /// Tells whether another host reads in the image at `place` what it lacks of a volume: it is not deleted, whatever comes to nothing.
+    /// Returns whether another host reads its missing blocks of a volume from the image at `place`. Such an image is never
+    /// deleted after a failure.
     pub fn is_reservoir(&self, place: &str) -> bool {
         let of_it = |id: &MigrationId, left: &MigrationState| {
             let away = |volume: &VolumeId| self.moved.get(volume).is_some_and(|moved| moved.migration == *id);
@@ -202,14 +204,14 @@ impl State {
         self.unfinished().any(|(id, left)| of_it(&id, left)) && !broken(Bug::ReservoirDiscarded)
     }
 
-    /// Whether the images that volumes leave are kept, if somebody wishes that: not if one of them lacks blocks, which come to no
-    /// image that its volume has left.
+    /// Returns whether the images that volumes leave are kept, if that was requested. An image that lacks blocks is not kept:
+    /// these blocks never arrive in an image that its volume has left.
     pub fn keeps_source(&self, is_wanted: bool, mut volumes: impl Iterator<Item = VolumeId>) -> bool {
         is_wanted
             && (broken(Bug::HollowImageKept) || !volumes.any(|volume| self.fillings.contains_key(&volume)))
     }
 
-    /// A migration has ended, and its volumes are where it brought them. What was missing there need not follow any more.
+    /// Ends the fillings that read from a migration's former images, because the volumes are where it brought them.
     pub(super) fn end_reservoirs(&mut self, at_unix_ms: u64, migration: MigrationId) {
         let Some(state) = self.migrations.get(&migration) else { return };
         match state.side {
@@ -231,11 +233,11 @@ impl State {
         }
     }
 
-    /// The volumes are owned here since this try; if blocks were left behind in it, they are being filled.
+    /// Begins to fill the incomplete volumes of an attempt, from which on they are owned here.
     pub(super) fn begin_fillings(&mut self, migration: MigrationId, attempt: Attempt) {
         let Some(state) = self.migrations.get(&migration) else { return };
         let Side::Incoming { peer, peer_name, remote, .. } = &state.side else { return };
-        // What an earlier stay has left.
+        // Removes the entries of an earlier residency.
         self.fillings.retain(|volume, _| state.index_of(*volume).is_none());
         for (volume, manifest) in state.hollow_in(attempt).into_iter().flat_map(|hollow| &hollow.manifests) {
             let Some(index) = state.index_of(*volume) else { continue };
@@ -253,13 +255,13 @@ impl State {
         }
     }
 
-    /// The volumes of a migration go back to where they came from: nothing of them is filled here any more.
+    /// Ends the fillings of a migration whose volumes return to their source.
     pub(super) fn end_fillings(&mut self, migration: MigrationId) {
         self.fillings.retain(|_, filling| filling.stay != StayId::Arrived(migration.0));
     }
 
-    /// Of migrations that have ended it is known what they left behind until nothing of that is missing here: their sources are told
-    /// of which try it was.
+    /// Forgets the missing blocks of ended migrations once nothing of these is missing here. Until then the sources may ask
+    /// which attempt it was.
     pub(super) fn forget_hollows(&mut self) {
         let fillings = &self.fillings;
         let is_filled = |id: u64| fillings.values().any(|filling| filling.stay == StayId::Arrived(id));
@@ -270,13 +272,13 @@ impl State {
         }
     }
 
-    /// What was ordered of migrations that have not ended, as the records that follow a snapshot.
+    /// Returns the orders for unfinished migrations, as records that follow a snapshot.
     pub(super) fn order_records(&self) -> impl Iterator<Item = Record> {
         let cancelled = self.unfinished().filter(|(_, state)| state.is_cancelled);
         cancelled.map(|(migration, _)| Record::CancelOrdered { migration })
     }
 
-    /// Both as the records that follow a snapshot.
+    /// Returns incomplete attempts and fillings, as records that follow a snapshot.
     pub(super) fn filling_records(&self) -> impl Iterator<Item = Record> {
         let hollows = self.migrations.iter().filter_map(|(migration, state)| {
             let hollow = state.hollow.clone()?;

@@ -1,19 +1,19 @@
-//! Frames: pieces of a file that is only ever appended to, each whole or not there.
+//! Frames: pieces of an append-only file, each of them complete or absent.
 //!
 //! ```text
 //!   frame    u32 length of the payload │ u32 CRC-32C of sequence and payload │ u64 sequence │ payload
 //! ```
-//! All integers are little-endian. A length of zero, a checksum that does not fit, or a sequence that is not the next
-//! one ends the file: what lies behind was never acknowledged, or belongs to an earlier use of the space.
+//! All integers are little-endian. A length of zero, a wrong checksum or a sequence number that is not the next one ends the
+//! file: later bytes were never acknowledged, or belong to an earlier use of the space.
 
-/// Largest payload of a frame: a snapshot of thousands of volumes fits, a hostile length does not.
+/// The largest payload of a frame. A snapshot of thousands of volumes fits; a hostile length does not.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;
 
 const FRAME_HEADER_BYTES: usize = 16;
-/// Bytes of which [`Frames::ending`] computes checksums at most: many times what an honest file asks for.
+/// The most bytes that [`Frames::ending`] checks: many times the need of an honest file.
 const SEARCH_BYTES_MAX: usize = 256 << 20;
 
-/// Appends `payload` as the frame number `sequence` (the first of a file is 0) to `bytes`; returns whether it fits into a frame.
+/// Appends `payload` to `bytes` as frame number `sequence` (the first of a file is 0); returns whether it fits into a frame.
 pub(crate) fn append(sequence: u64, payload: &[u8], bytes: &mut Vec<u8>) -> bool {
     let length = u32::try_from(payload.len()).ok().filter(|length| *length as usize <= FRAME_BYTES_MAX);
     let Some(length) = length else { return false };
@@ -24,46 +24,45 @@ pub(crate) fn append(sequence: u64, payload: &[u8], bytes: &mut Vec<u8>) -> bool
     true
 }
 
-/// The payloads of the whole frames of a file, in order; ends at the first that is not whole.
+/// The payloads of the complete frames of a file, in order, up to the first incomplete one.
 pub(crate) struct Frames<'a> {
     rest: &'a [u8],
     position: usize,
     sequence: u64,
 }
 
-/// How a file goes on behind the last frame that was returned.
+/// How a file continues behind the last frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// With nothing, or with a commit that was cut off: it was never acknowledged, and its space is free.
+    /// With nothing, or with a torn commit that was never acknowledged: its space is free.
     Torn,
-    /// With a whole frame whose payload means nothing to this program: a newer one wrote it.
+    /// With a complete frame that this program cannot read: a newer version wrote it.
     Foreign,
-    /// With damage: whole frames that were acknowledged lie behind it.
+    /// With damage: acknowledged, complete frames follow it.
     Damaged,
 }
 
 impl<'a> Frames<'a> {
-    /// Those that `rest` begins with, which lies at `position` of its file.
+    /// Reads frames from `rest`, which begins at `position` of its file.
     pub(crate) fn new(rest: &'a [u8], position: usize) -> Self {
         Self { rest, position, sequence: 0 }
     }
 
-    /// Where the next frame is to be written: behind the last whole one.
+    /// Returns the position of the next frame, behind the last complete one.
     pub(crate) fn position(&self) -> usize {
         self.position
     }
 
-    /// The sequence number of the next frame.
     pub(crate) fn sequence(&self) -> u64 {
         self.sequence
     }
 
-    /// The next payload; it is gone past by [`Frames::accept`].
+    /// Returns the next payload, which [`Frames::accept`] consumes.
     pub(crate) fn peek(&self) -> Option<&'a [u8]> {
         frame(self.rest, |sequence| sequence == self.sequence)
     }
 
-    /// Goes on behind the frame of this payload.
+    /// Continues behind the frame of this payload.
     pub(crate) fn accept(&mut self, payload: &[u8]) {
         let length = FRAME_HEADER_BYTES + payload.len();
         self.rest = self.rest.get(length..).unwrap_or_default();
@@ -71,10 +70,10 @@ impl<'a> Frames<'a> {
         self.sequence += 1;
     }
 
-    /// Tells what lies behind the last frame that was accepted.
+    /// Returns how the file continues behind the last accepted frame.
     ///
-    /// It relies on one frame being written at a time, so that nothing was ever written behind a torn one; frames of which that is
-    /// not so do not count: `counts` tells them apart by their payloads.
+    /// Frames are written one at a time, so nothing was ever written behind a torn frame. `counts` excludes, by their payloads,
+    /// frames for which that does not hold.
     pub(crate) fn ending(&self, counts: impl Fn(&[u8]) -> bool) -> Ending {
         if self.peek().is_some() {
             return Ending::Foreign;
@@ -88,7 +87,7 @@ impl<'a> Frames<'a> {
             if !follows(sequence) {
                 continue;
             }
-            // Bytes that look like frames again and again were made to; they are not trusted.
+            // Many bytes that look like frames are a fabrication, and are not trusted.
             budget = budget.saturating_sub(length);
             if budget == 0 || frame(&self.rest[start..], follows).is_some_and(&counts) {
                 return Ending::Damaged;
@@ -98,7 +97,7 @@ impl<'a> Frames<'a> {
     }
 }
 
-/// The payload of the frame that `bytes` begin with, if it is whole and has a sequence number that is wanted.
+/// Returns the payload at the start of `bytes`, if its frame is complete and its sequence number is wanted.
 fn frame(bytes: &[u8], wanted: impl FnOnce(u64) -> bool) -> Option<&[u8]> {
     let (length, expected, sequence) = header(bytes)?;
     if !wanted(sequence) {
@@ -108,7 +107,7 @@ fn frame(bytes: &[u8], wanted: impl FnOnce(u64) -> bool) -> Option<&[u8]> {
     (checksum(sequence, payload) == expected).then_some(payload)
 }
 
-/// Length, checksum and sequence number, if `bytes` could begin with a frame.
+/// Returns length, checksum and sequence number, if `bytes` could begin with a frame.
 fn header(bytes: &[u8]) -> Option<(usize, u32, u64)> {
     let header = bytes.get(..FRAME_HEADER_BYTES)?;
     let length = u32::from_le_bytes(*header.first_chunk()?) as usize;

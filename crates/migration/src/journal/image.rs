@@ -1,65 +1,65 @@
-//! Where a volume's bytes are, and in which format: what the journal remembers of an image.
+//! The location and the format of a volume's image, as recorded in the journal.
 
 use serde::{Deserialize, Serialize};
 
 /// An image: a file in a store, a block device, or the export of another server.
 ///
-/// What is written here is believed ever after. A guest can write whatever it likes into the first bytes of a raw
-/// image, so a format is recognised once, when an image is added, and never again.
+/// The recorded format is trusted from then on. A guest controls the first bytes of a raw image, so a format is detected only
+/// once, when an image is added.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageLocation {
-    /// Name of the store in the configuration; empty for an image that is served in place, outside any store.
+    /// The name of the store in the configuration; empty for an image served in place, outside any store.
     pub store: String,
-    /// Where it is.
+    /// The file, device or export of the image.
     pub place: Place,
-    /// How the volume's bytes lie in it.
+    /// The layout of the volume's bytes in the image.
     pub format: ImageFormat,
 }
 
-/// Where an image is. The order is that of the variants, then of their texts.
+/// The location of an image. Places are ordered by variant, then by text.
 ///
-/// **N.B.** a new variant comes last: journals have their numbers. An image at another host will be one variant more: what this
-/// host knows of it is a name there.
+/// **N.B.** A new variant must come last, because journals store the variants' numbers. An image at another host will be one
+/// more variant: this host knows only its name there.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Place {
     /// A file of this host, by its absolute path.
     File(String),
-    /// A block device of this host, by the absolute path that people gave: numbers of devices change.
+    /// A block device of this host, by the absolute path from the administrator, because device numbers change.
     Device(String),
     /// An export of an NBD server, by its URI.
     Nbd(String),
 }
 
-/// How a volume's bytes lie in its image.
+/// The layout of a volume's bytes in its image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum ImageFormat {
-    /// One after the other.
+    /// The volume's bytes in order.
     Raw,
-    /// In clusters, by tables; there may be a backing file below.
+    /// Clusters with tables, perhaps above a backing file.
     Qcow2,
 }
 
 impl ImageLocation {
-    /// A raw image file.
+    /// Returns the location of a raw image file.
     pub fn raw_file(store: impl Into<String>, path: impl Into<String>) -> Self {
         Self { store: store.into(), place: Place::File(path.into()), format: ImageFormat::Raw }
     }
 
-    /// Tells whether the image was somebody's before it was served (`volume add`): such an image is never deleted.
+    /// Returns whether the image existed before it was served (`volume add`). Such an image is never deleted.
     pub fn is_adopted(&self) -> bool {
         self.store.is_empty()
     }
 }
 
 impl Place {
-    /// The path or URI.
+    /// Returns the path or URI.
     pub fn name(&self) -> &str {
         match self {
             Self::File(name) | Self::Device(name) | Self::Nbd(name) => name,
         }
     }
 
-    /// The path, if it is a file.
+    /// Returns the path, if the place is a file.
     pub fn file(&self) -> Option<&str> {
         match self {
             Self::File(path) => Some(path),
@@ -67,8 +67,8 @@ impl Place {
         }
     }
 
-    /// Tells whether its content cannot be taken away: a device and a server's export stay where they are, with
-    /// whatever was in them last.
+    /// Returns whether the content stays in place after its volume: a device or an export cannot be deleted, and keeps its last
+    /// content.
     pub fn outlasts_its_volume(&self) -> bool {
         match self {
             Self::File(_) => false,
@@ -78,7 +78,7 @@ impl Place {
 }
 
 impl ImageFormat {
-    /// The word that people use.
+    /// Returns the name of the format for users.
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -93,27 +93,27 @@ impl std::fmt::Display for Place {
     }
 }
 
-/// Why a place must not be taken for a volume of its own.
+/// The reason why a place must not be used for a volume of its own.
 ///
-/// A device or an export that a migration has left, or has not reached, still looks like a disk: whoever served it by
-/// mistake would serve an old state, or half of one (design §5.17).
+/// A device or an export that a migration has left, or has not completed, still looks like a disk. Serving it by mistake would
+/// serve an old state, or a partial one (design §5.17).
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reservation {
-    /// Name of the volume whose bytes are there.
+    /// The name of the volume whose bytes are there.
     pub volume: String,
     /// The migration that left them there.
     pub migration: crate::identity::MigrationId,
-    /// What they are.
+    /// The state of these bytes.
     pub content: ReservedContent,
 }
 
-/// What lies in a fenced place.
+/// The content of a fenced place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ReservedContent {
-    /// The volume as it was when it moved away; nobody asked to keep it.
+    /// The volume as of its departure; it was not requested to keep this copy.
     Left,
-    /// The volume as it was when it moved away, kept because somebody asked for it.
+    /// The volume as of its departure, kept on request.
     Kept,
-    /// A part of the volume: the migration did not get as far as its commit point, or was handed back.
+    /// A part of the volume: the migration did not reach its commit point, or was handed back.
     HalfMade,
 }

@@ -1,4 +1,4 @@
-//! Volumes that have left for another host: for how long the lane that they have left here is needed.
+//! Decides how long the lane of a volume that has left for another host is needed.
 //!
 //! ```text
 //!   released ──► the other host takes what it lacks from it ──► ended ──► clients that stayed are led on ──► the last has left
@@ -10,36 +10,36 @@ use super::state::{MigrationState, State};
 use crate::identity::{HostId, VolumeId};
 use crate::planted::{Bug, broken};
 
-/// Who uses a volume at a host that it has left.
+/// The users of a volume at a host that it has left.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Users<'a> {
-    /// Connections of clients of this host, and requests of theirs that are under way.
+    /// The connections of this host's clients, plus their requests in progress.
     pub clients: usize,
-    /// Hosts that lead clients of their own through here, whether those ask for anything just now or not.
+    /// The hosts that forward clients through this host, even without current requests.
     pub led_here_by: &'a [HostId],
-    /// Whether a VM of this host runs on it, which connects again whenever it is cut off.
+    /// Whether a VM of this host runs on the volume; it reconnects after every disconnection.
     pub has_vm: bool,
 }
 
-/// What becomes of the lane that a volume has left.
+/// The state of a lane whose volume has left.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LaneLeft {
-    /// The volume has come home to it, or is forgotten: it is no lane of a volume that has left.
+    /// The volume has returned to the lane, or is forgotten.
     Over,
-    /// It goes on.
+    /// The lane is still needed.
     Needed,
-    /// Nobody asks it for anything, and nobody will without asking for the volume first.
+    /// No client uses the lane, and none will before it asks where the volume is.
     Unneeded {
-        /// The name by which people know the host that has the volume.
+        /// The name of the host that has the volume, as configured here.
         host: String,
     },
 }
 
 impl State {
-    /// What becomes of the lane by which this volume has left, while it is used so.
+    /// Returns the state of the lane by which this volume has left, given its users.
     pub fn lane_left(&self, volume: VolumeId, users: Users<'_>) -> LaneLeft {
         let Some(moved) = self.moved.get(&volume) else { return LaneLeft::Over };
-        // One that has the volume itself leads nobody here any more.
+        // A host that has the volume itself does not forward clients to this host.
         let is_led_here = users.led_here_by.iter().any(|host| *host != moved.host);
         let is_used = users.clients > 0 || is_led_here || users.has_vm;
         match !self.is_departure_over(moved) || moved.forwarding == Forwarding::Always || is_used {
@@ -48,16 +48,17 @@ impl State {
         }
     }
 
-    /// Whether a start makes a lane for a volume that has left: for what comes home into it, and to lead on clients that cannot ask for
-    /// it. `has_clients`: some of the daemon before have not been broken off.
+    /// Returns whether a start makes a lane for a volume that has left: for a return of the volume, or to forward clients that
+    /// cannot ask where it is. `has_clients` says that connections of the earlier daemon persist.
     ///
-    /// A departure that is under way has its lane made by whoever goes on with it.
+    /// The lane of an unfinished departure is made by the code that resumes it.
     pub fn begins_with_lane(&self, moved: &Moved, has_clients: bool, has_vm: bool) -> bool {
         let is_led_on = moved.forwarding == Forwarding::Always || has_clients || has_vm;
         self.taken_back_by(moved.migration).is_some() || self.is_departure_over(moved) && is_led_on
     }
 
-    /// The volume that has left has grown at its owner. What was left here has not: while it may be handed back, its size here counts.
+    /// Handles the growth of a volume at its new owner. The former image has not grown, and its size counts while the volume
+    /// may be handed back.
     pub(super) fn grew_elsewhere(&mut self, volume: VolumeId, size_bytes: u64) {
         let is_over = !broken(Bug::FormerSizeOffered)
             && self.moved.get(&volume).is_some_and(|moved| self.is_departure_over(moved));
@@ -67,10 +68,10 @@ impl State {
         }
     }
 
-    /// Whether the other host has all of a volume that has left: nothing is fetched from here any more, and it comes home by a
-    /// migration like any other.
+    /// Returns whether the other host has all of a volume that has left. Then it fetches nothing from here, and the volume
+    /// returns by an ordinary migration.
     pub fn is_departure_over(&self, moved: &Moved) -> bool {
-        // Of one that is forgotten nothing is under way.
+        // A forgotten migration has nothing under way.
         self.migrations.get(&moved.migration).is_none_or(MigrationState::has_ended)
     }
 }

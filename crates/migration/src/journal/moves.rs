@@ -1,4 +1,4 @@
-//! What records of a handover make of a host's volumes and reservations.
+//! Applies the records of a handover to a host's volumes and reservations.
 
 use chronicle::{Generation, StayId};
 
@@ -10,7 +10,7 @@ use super::state::{Inconsistent, MigrationState, State, VolumeState};
 use crate::identity::{MigrationId, VolumeId};
 
 impl State {
-    /// *Released*: of an outgoing migration the volumes are this host's no more. On one host that is so from *owned* on.
+    /// Applies *released*: the volumes of an outgoing migration leave this host. On one host that happens at *owned*.
     pub(super) fn volumes_leave(
         &mut self,
         at_unix_ms: u64,
@@ -20,7 +20,7 @@ impl State {
         let state = self.migration(migration)?.clone();
         let Side::Outgoing { peer, peer_name, forwarding, .. } = &state.side else { return Ok(()) };
         for moving in &state.volumes {
-            // A repeated record finds them gone already.
+            // A repeated record finds them moved already.
             if self.moved.get(&moving.volume).is_some_and(|moved| moved.migration == migration) {
                 continue;
             }
@@ -43,7 +43,7 @@ impl State {
         Ok(())
     }
 
-    /// *Owned*, or *promoted*: the volumes are at the target.
+    /// Applies *owned* or *promoted*: the volumes are at the target.
     pub(super) fn volumes_arrive(
         &mut self,
         at_unix_ms: u64,
@@ -77,7 +77,7 @@ impl State {
         Ok(())
     }
 
-    /// *Handed back*: the volumes are at the source.
+    /// Applies *handed back*: the volumes are at the source.
     pub(super) fn volumes_return(
         &mut self,
         migration: MigrationId,
@@ -108,7 +108,7 @@ impl State {
         Ok(())
     }
 
-    /// Where a volume went is forgotten when its migration has ended: until then it is all that there is of it.
+    /// Forgets where a volume went. Refused while its migration is unfinished, because no other trace of the volume exists.
     pub(super) fn forget_moved(&mut self, volume: VolumeId) -> Result<(), Inconsistent> {
         let moved = self.moved.get(&volume).ok_or(Inconsistent::UnknownVolume(volume))?;
         let migration = moved.migration;
@@ -142,7 +142,7 @@ impl State {
         Ok(())
     }
 
-    /// Fences the targets' places whose content stays when its volume is not there.
+    /// Fences those targets whose content outlasts a volume.
     pub(super) fn reserve_targets(
         &mut self,
         migration: MigrationId,
@@ -195,7 +195,7 @@ impl State {
 }
 
 impl MigrationState {
-    /// The try of which this host has promised, released or owned something; [`crate::Attempt::NONE`] before.
+    /// Returns the attempt for which this host has promised, released or owned something; [`crate::Attempt::NONE`] before.
     pub fn attempt(&self) -> crate::Attempt {
         match self.stage {
             Stage::Prepared(attempt) | Stage::Released(attempt) | Stage::Owned(attempt) => attempt,

@@ -1,7 +1,7 @@
-//! Whose a volume's content was before Sterna served it, and what becomes of its image when the volume is removed.
+//! Who owned a volume's content before Sterna served it, and what happens to its image when the volume is removed.
 //!
-//! A volume that was made here (`volume create`) is Sterna's to delete. One whose image was somebody's (`volume add`, an
-//! adopted disk) stays theirs wherever it moves: its image in a store is the only current copy of what they had.
+//! Sterna may delete a volume that it created (`volume create`). A volume whose image existed before (`volume add`, an adopted
+//! disk) stays the user's wherever it moves: its image in a store is the only current copy.
 
 use std::collections::BTreeSet;
 
@@ -12,45 +12,45 @@ use super::record::Record;
 use super::state::State;
 use crate::identity::VolumeId;
 
-/// Whose a volume's content was before Sterna served it.
+/// The owner of a volume's content before Sterna served it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
-    /// Nobody has said: it came from a host, or is in a journal, of a version that does not know.
+    /// The origin is not recorded: the volume came from a host, or is in a journal, of an older version.
     #[default]
     Unknown,
-    /// Sterna made its first image.
+    /// Sterna created the volume's first image.
     Made,
-    /// Its first image was somebody's, and was served in place.
+    /// The first image existed before, and was served in place.
     Given,
 }
 
-/// What somebody wants done with the image of a volume that is removed.
+/// The user's request for the image of a volume that is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageWish {
-    /// They have not said.
+    /// The user has not said.
     Unsaid,
-    /// It is to stay.
+    /// The image is to stay.
     Keep,
-    /// It is to go, whosever it was.
+    /// The image is to be deleted, whatever its origin.
     Delete,
 }
 
-/// What becomes of the image of a volume that is removed.
+/// The decision on the image of a volume that is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageFate {
-    /// It is deleted.
+    /// The image is deleted.
     Delete,
-    /// It stays: somebody wants that, or there is nothing that could be deleted.
+    /// The image stays: by request, or because it cannot be deleted.
     Keep,
-    /// It stays, because its content was somebody's before Sterna served it.
+    /// The image stays, because its content existed before Sterna served it.
     KeepGiven,
-    /// It stays, because nobody knows whose its content was.
+    /// The image stays, because the origin of its content is unknown.
     KeepUnknown,
 }
 
 impl ImageFate {
-    /// What becomes of `image`, whose volume has this origin. A device, an export and a file that is served where it was
-    /// stay in any case.
+    /// Decides what happens to `image`, whose volume has this origin. A device, an export or a file served in place stays in
+    /// any case.
     pub fn of(image: &ImageLocation, origin: Origin, wish: ImageWish) -> Self {
         if image.place.outlasts_its_volume() {
             return Self::Keep;
@@ -68,8 +68,8 @@ impl ImageFate {
 }
 
 impl State {
-    /// Whose the volume's content was. What the journal does not say, a volume says that was never handed over: it is what
-    /// it was when it was added.
+    /// Returns the origin of a volume's content. If the journal has no record, a volume that was never handed over has the
+    /// origin of its image.
     pub fn origin_of(&self, volume: VolumeId) -> Origin {
         if let Some(origin) = self.origins.get(&volume) {
             return *origin;
@@ -81,7 +81,7 @@ impl State {
         }
     }
 
-    /// All of it as the records that a journal begins with.
+    /// Returns the whole state as the records that begin a journal.
     pub fn snapshot(&self) -> Vec<Record> {
         let origins = self
             .origins
@@ -92,7 +92,7 @@ impl State {
         snapshot.chain(origins).chain(others).collect()
     }
 
-    /// Takes what is said of a volume's origin. What was somebody's stays so, whoever says otherwise.
+    /// Notes the origin that was reported for a volume. The origin `Given` never changes, whatever is reported.
     pub(super) fn learn_origin(&mut self, volume: VolumeId, told: Origin) {
         let known = self.origins.entry(volume).or_default();
         if *known != Origin::Given && told != Origin::Unknown {
@@ -100,7 +100,7 @@ impl State {
         }
     }
 
-    /// Forgets the origins of volumes that nothing here is about any more.
+    /// Forgets the origins of volumes that this host does not need to know.
     pub(super) fn forget_origins(&mut self) {
         let moving: BTreeSet<VolumeId> =
             self.unfinished().flat_map(|(_, state)| &state.volumes).map(|moving| moving.volume).collect();

@@ -1,5 +1,5 @@
-//! The records of the journal. Their encoding is stored: variants are only ever appended, and [`super::VERSION`] grows
-//! when that is not enough; a field more is not.
+//! The records of the journal. Their encoding is stored: variants may only be appended, and any other change, such as a new
+//! field, raises [`super::VERSION`].
 
 use chronicle::{BranchId, Generation};
 use serde::{Deserialize, Serialize};
@@ -11,197 +11,197 @@ use super::restored::{Restored, RestoredMore};
 use super::side::{Promotion, Side};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 
-/// One commit: records that become durable together, and when.
+/// One commit: records that become durable together, with the time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// Wall-clock time of the commit in milliseconds since 1970, for people; nothing is decided by it.
+    /// The wall-clock time of the commit in milliseconds since 1970, for people; no decision depends on it.
     pub at_unix_ms: u64,
-    /// What became true, in order.
+    /// The facts that became true, in order.
     pub records: Vec<Record>,
 }
 
-/// Something that has become true, durably.
+/// A fact that has become true, durably.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Record {
-    /// Everything up to here, folded: the first record of a compacted journal.
+    /// The state up to here, folded; the first record of a compacted journal.
     Snapshot(Box<super::State>),
-    /// A volume is served by this host from now on.
+    /// This host serves a volume from now on.
     VolumeAdded(VolumeRecord),
-    /// A volume is no longer served by this host.
+    /// This host stops serving a volume.
     VolumeRemoved {
-        /// Which.
+        /// The volume that is removed.
         volume: VolumeId,
     },
     /// A migration has begun; its target images may exist from now on.
     MigrationStarted {
-        /// Its identity.
+        /// The identity of the migration.
         migration: MigrationId,
-        /// All its volumes: they move together or not at all.
+        /// All its volumes; they move together or not at all.
         volumes: Vec<MigratingVolume>,
-        /// What becomes of the source images afterwards.
+        /// Whether the source images are kept afterwards.
         keep_source: bool,
-        /// Which side of it this host is.
+        /// This host's side of the migration.
         side: Side,
     },
-    /// The target side has everything, durably, and will keep it until it hears *released* or *aborted*.
+    /// The target side has everything, durably, and keeps it until *released* or *aborted*.
     TargetPrepared {
-        /// Of which migration.
+        /// The migration that is prepared.
         migration: MigrationId,
-        /// In which try.
+        /// The attempt that is prepared.
         attempt: Attempt,
     },
-    /// The source side will never release in this try, nor in an earlier one.
+    /// The source side will never release in this attempt, nor in an earlier one.
     AttemptAborted {
-        /// Of which migration.
+        /// The migration of the attempt.
         migration: MigrationId,
-        /// The try.
+        /// The attempt that is aborted.
         attempt: Attempt,
     },
-    /// **N.B.** The commit point: the source serves no guest request of these volumes from its store any more. Between
-    /// hosts they are no volumes of this host from here on, but [`super::Moved`].
+    /// **N.B.** The commit point: the source serves no further request of these volumes from its store. Between hosts they stop
+    /// being volumes of this host, and become [`super::Moved`].
     Released {
-        /// Of which migration.
+        /// The migration that is released.
         migration: MigrationId,
-        /// In which try.
+        /// The attempt that is released.
         attempt: Attempt,
-        /// The generation that each volume has at its new owner.
+        /// The generation of each volume at its new owner.
         generations: Vec<(VolumeId, Generation)>,
     },
-    /// The target side owns the volumes. Between hosts: they are volumes of this host from here on.
+    /// The target side owns the volumes. Between hosts they are volumes of this host from here on.
     Owned {
-        /// Of which migration.
+        /// The migration that brought them.
         migration: MigrationId,
-        /// In which try.
+        /// The attempt that was committed.
         attempt: Attempt,
-        /// The generation that each volume has from now on.
+        /// The generation of each volume from now on.
         generations: Vec<(VolumeId, Generation)>,
     },
-    /// The volumes could not be started at the target, no guest write has passed there, and the source owns them
-    /// again.
+    /// The volumes could not be started at the target, and no guest write has passed there. The source owns them again.
     HandedBack {
-        /// Of which migration.
+        /// The migration that is handed back.
         migration: MigrationId,
-        /// The generation that each volume has from now on.
+        /// The generation of each volume from now on.
         generations: Vec<(VolumeId, Generation)>,
     },
     /// Nothing of the migration is left to do.
     MigrationEnded {
-        /// Its identity.
+        /// The identity of the migration.
         migration: MigrationId,
-        /// How it ended.
+        /// The outcome of the migration.
         outcome: Outcome,
-        /// What it cost.
+        /// The cost of the migration.
         summary: Summary,
     },
-    /// A volume's image is about to grow, or has begun to: after a crash it is brought to this size.
+    /// A volume's image is about to grow, or has begun to; a crash recovery completes the growth.
     ResizeBegun {
-        /// Which.
+        /// The volume that grows.
         volume: VolumeId,
-        /// Its size in bytes afterwards.
+        /// The size in bytes after the growth.
         size_bytes: u64,
     },
-    /// A volume has this size, and its image holds as many bytes. Also ends a resize that could not be done.
+    /// A volume has this size, and its image holds as many bytes. Also ends a failed resize.
     Resized {
-        /// Which.
+        /// The volume that was resized.
         volume: VolumeId,
-        /// Its size in bytes.
+        /// The size in bytes.
         size_bytes: u64,
     },
-    /// Somebody said that nobody needs what a fenced place holds.
+    /// The administrator has declared the content of a fenced place unneeded.
     ReservationLifted {
-        /// The place.
+        /// The place that was fenced.
         place: Place,
     },
-    /// The target's host owns the volumes although it has not heard COMMIT: somebody promoted them.
+    /// The administrator promoted the volumes: the target's host owns them without COMMIT.
     Promoted {
-        /// Of which incoming migration.
+        /// The incoming migration that is promoted.
         migration: MigrationId,
-        /// In which try.
+        /// The attempt that is promoted.
         attempt: Attempt,
-        /// The generation that each volume has from now on.
+        /// The generation of each volume from now on.
         generations: Vec<(VolumeId, Generation)>,
-        /// What it was founded on.
+        /// The basis of the promotion.
         promotion: Promotion,
     },
-    /// Somebody said that nobody need know any more where a volume went.
+    /// The administrator has declared that the destination of a moved volume may be forgotten.
     MovedForgotten {
-        /// Which.
+        /// The volume that had moved.
         volume: VolumeId,
     },
-    /// Whose the content of a volume was before Sterna served it; also of one that is about to arrive.
+    /// The origin of a volume's content, perhaps of a volume that is about to arrive.
     OriginKnown {
-        /// Which.
+        /// The volume with this origin.
         volume: VolumeId,
-        /// Whose.
+        /// The owner of its content before Sterna.
         origin: Origin,
     },
-    /// The target side will never own these volumes: its images are worthless from here on, and are deleted. **N.B.** Durable
-    /// before the first of them is, so that a restart does not look for what nobody has.
+    /// The target side will never own these volumes: its images are worthless and are deleted. **N.B.** Durable before the
+    /// first deletion, so that a restart does not look for missing images.
     Discarding {
-        /// Of which migration.
+        /// The migration whose target is deleted.
         migration: MigrationId,
-        /// How it ends once they are gone.
+        /// The outcome once the images are deleted.
         outcome: Outcome,
     },
-    /// Blocks are left behind in a try at the handover. Together with *prepared*, or *released*, of that try.
+    /// The volumes are handed over incomplete in an attempt. Committed together with its *prepared* or *released*.
     Hollow {
-        /// Of which migration.
+        /// The migration of the attempt.
         migration: MigrationId,
-        /// The try, and what is left behind.
+        /// The attempt, and the blocks missing in it.
         hollow: Hollow,
     },
-    /// A volume is being filled: behind a snapshot.
+    /// A volume is being filled; follows a snapshot.
     FillingKnown {
-        /// Which.
+        /// The volume that is filled.
         volume: VolumeId,
-        /// From where.
+        /// The source of its missing blocks.
         filling: Box<VolumeFilling>,
     },
-    /// Nothing is missing any more of a volume that was being filled, durably.
+    /// A volume that was being filled is complete, durably.
     Filled {
-        /// Which.
+        /// The volume that is complete.
         volume: VolumeId,
     },
-    /// What is missing of a volume that is being filled is given up: the host that had it is lost. Also behind a snapshot.
+    /// The missing blocks of a volume being filled are given up, because the host that had them is lost. Also follows a
+    /// snapshot.
     MissingGivenUp {
-        /// Which.
+        /// The volume that stays incomplete.
         volume: VolumeId,
     },
-    /// The journal was put back from a backup, and nobody has said yet whose these volumes are: behind a snapshot.
+    /// The journal was restored from a backup, and the owner of these volumes is not settled. Follows a snapshot.
     Restored(Box<Restored>),
-    /// A volume of a journal that was put back is this host's. **N.B.** Durable before it is served.
+    /// A volume of a restored journal is this host's. **N.B.** Durable before it is served.
     Reinstated {
-        /// Which.
+        /// The volume that is reinstated.
         volume: VolumeId,
         /// Its generation from now on.
         generation: Generation,
-        /// A number that no migration has, or will have: that of the stay that begins with it.
+        /// The number of the residency that begins; no migration ever has this number.
         stay: MigrationId,
-        /// The branch that it is from now on, if somebody has ordered it although other hosts had not confirmed it.
+        /// The branch that begins, if an administrator ordered it without the confirmation of other hosts.
         branch: Option<BranchId>,
     },
-    /// A volume of a journal that was put back is not this host's, and need not be known here.
+    /// A volume of a restored journal is not this host's, and may be forgotten here.
     RestoredForgotten {
-        /// Which.
+        /// The volume that is forgotten.
         volume: VolumeId,
     },
-    /// What is known besides of a journal that was put back: behind [`Record::Restored`].
+    /// Further facts about a restored journal; follows [`Record::Restored`].
     RestoredMore(Box<RestoredMore>),
-    /// A volume that had left when the backup was made is still away: another host has said so.
+    /// Another host has confirmed that a volume which had left before the backup is still away.
     DepartureConfirmed {
-        /// Which.
+        /// The volume that is away.
         volume: VolumeId,
     },
-    /// Somebody has cancelled a migration, and is told so once this is durable: no handover follows. Also behind a snapshot.
+    /// A migration is cancelled: no handover follows. Durable before the administrator is answered. Also follows a snapshot.
     CancelOrdered {
-        /// Which.
+        /// The migration that is cancelled.
         migration: MigrationId,
     },
-    /// A volume that has left has this size at its owner: what clients are offered that are led there.
+    /// A volume that has left has this size at its owner; forwarded clients are offered this size.
     GrewElsewhere {
-        /// Which.
+        /// The volume that has grown.
         volume: VolumeId,
-        /// Its size in bytes.
+        /// The size in bytes.
         size_bytes: u64,
     },
 }
@@ -209,51 +209,51 @@ pub enum Record {
 /// A volume as it was added.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeRecord {
-    /// Its identity.
+    /// The identity of the volume.
     pub volume: VolumeId,
-    /// The name that people and exports use; unique on a host.
+    /// The name for users and exports; unique on a host.
     pub name: String,
-    /// Size in bytes.
+    /// The volume's size in bytes.
     pub size_bytes: u64,
-    /// Bytes per block of its chronicle and of migrations.
+    /// The block size of its chronicle and of migrations, in bytes.
     pub block_size_bytes: u32,
-    /// Where its bytes are.
+    /// The location of its image.
     pub image: ImageLocation,
-    /// Grows by one at each handover.
+    /// The generation, which grows by one at each handover.
     pub generation: Generation,
-    /// How it is offered to clients.
+    /// The settings of its export to clients.
     pub export: ExportSettings,
 }
 
-/// How a volume is offered to its clients.
+/// The settings of a volume's export.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ExportSettings {
-    /// What clients may do.
+    /// The access that clients have.
     pub access: ExportAccess,
-    /// Address and port, as text, where the volume is served over TCP besides its unix socket; `None`: nowhere.
+    /// The address and port for TCP besides the unix socket; `None`: no TCP.
     pub listen: Option<String>,
-    /// Mode of its unix socket; `None`: that of the configuration.
+    /// The mode of the unix socket; `None`: the configured default.
     pub socket_mode: Option<u32>,
-    /// User and group of its unix socket, `user:group`; `None`: those of the configuration.
+    /// The owner of the unix socket, `user:group`; `None`: the configured default.
     pub socket_owner: Option<String>,
-    /// Connections at a time; `None`: what the configuration says.
+    /// The most connections at a time; `None`: the configured default.
     pub connections_max: Option<u32>,
 }
 
-/// What the clients of a volume may do.
+/// The access of a volume's clients.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ExportAccess {
-    /// Read and write.
+    /// Clients may read and write.
     #[default]
     ReadWrite,
-    /// Read only.
+    /// Clients may only read.
     ReadOnly,
 }
 
 /// One volume of a migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigratingVolume {
-    /// Which.
+    /// The volume that moves.
     pub volume: VolumeId,
     /// The image that it is copied from.
     pub source: ImageLocation,
@@ -261,17 +261,17 @@ pub struct MigratingVolume {
     pub target: ImageLocation,
 }
 
-/// How a migration ended.
+/// The outcome of a migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Outcome {
     /// The volumes are at the target.
     Moved {
-        /// What of the source could not be deleted or renamed, for people; empty if all was.
+        /// The source images that could not be deleted or renamed, for people; empty if there are none.
         left_over: String,
     },
-    /// Somebody cancelled it; the volumes are at the source.
+    /// The administrator cancelled it; the volumes are at the source.
     Cancelled,
-    /// It failed; the volumes are at the source.
+    /// The migration failed; the volumes are at the source.
     Failed {
         /// The cause, for programs.
         code: FailureCode,
@@ -280,17 +280,17 @@ pub enum Outcome {
     },
     /// The volumes could not be started at the target and are at the source again.
     HandedBack {
-        /// Why.
+        /// Why they could not be started.
         detail: String,
     },
-    /// Somebody cancelled it at the target's host; the volumes are at the source.
+    /// The administrator of the target's host cancelled it; the volumes are at the source.
     CancelledThere,
-    /// The volumes were handed over with blocks missing, and came back to the source before these had followed.
+    /// The volumes were handed over incomplete, and returned before they were complete.
     TakenBack,
 }
 
 impl Outcome {
-    /// The same, and what people are told of images that could not be deleted; `left_over` is empty if all could.
+    /// Adds a report of images that could not be deleted; `left_over` is empty if there are none.
     pub fn with_left_over(mut self, left_over: &str) -> Self {
         if left_over.is_empty() {
             return self;
@@ -306,7 +306,7 @@ impl Outcome {
     }
 }
 
-/// Causes of a failed migration.
+/// The cause of a failed migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum FailureCode {
     /// The target's store is full.
@@ -315,53 +315,53 @@ pub enum FailureCode {
     TargetFaulty,
     /// The target's store has made no progress for too long.
     TargetHung,
-    /// Blocks of the source cannot be read.
+    /// Some blocks of the source cannot be read.
     SourceUnreadable,
-    /// The volumes could not be handed over in the number of tries allowed.
+    /// The volumes could not be handed over within the limit of attempts.
     HandoverRefused,
-    /// The daemon stopped, or was killed, while the migration was under way.
+    /// The daemon stopped, or was killed, during the migration.
     DaemonStopped,
-    /// The core contradicted itself; a defect.
+    /// The core contradicted itself; this is a defect.
     Internal,
-    /// The other host refused to take the volumes, or knows nothing of them.
+    /// The other host refused to take the volumes, or does not know them.
     HostRefused,
     /// The copy at the other host was promoted by force while this one was the owner.
     PromotedElsewhere,
-    /// The source gave the migration up; it knows why.
+    /// The source gave the migration up; it has recorded the reason.
     GivenUp,
     /// The VM that uses the volumes could not be stopped and loaded at the target.
     VmStayed,
-    /// It waited for its turn, and when that came it could not begin.
+    /// The migration waited in the queue, and could not begin at its turn.
     NotBegun,
-    /// What was to be done before the volumes change hands failed.
+    /// A hook before the handover failed.
     HookFailed,
-    /// Guests wrote faster than could be copied in rounds.
+    /// Guests wrote faster than the rounds could copy.
     NotConverging,
 }
 
-/// What a migration cost; durations in microseconds.
+/// The cost of a migration; durations in microseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
-    /// From its start to the last volume's new image being in use, or to its end.
+    /// The time from the start until every volume's new image was in use, or until the end.
     pub total_us: u64,
-    /// Bytes written to the target by the mover.
+    /// The bytes written to the target by the mover.
     pub bytes_copied: u64,
-    /// Bytes written to the target by mirrored guest writes.
+    /// The bytes written to the target by mirrored guest writes.
     pub bytes_mirrored: u64,
-    /// Bytes found to be zero or a hole, and not written.
+    /// The bytes that were zero or a hole, and were not written.
     pub bytes_zero: u64,
-    /// Number of tries at the handover.
+    /// The number of attempts at the handover.
     pub attempts: u32,
-    /// Longest time that a gate was closed in the successful try: the sum of the five parts below.
+    /// The longest time that a gate was closed in the successful attempt: the sum of the five parts below.
     pub gate_closed_us: u64,
-    /// Waiting for the guest requests in flight.
+    /// The wait for guest requests in flight.
     pub drain_us: u64,
-    /// Flushing both stores, and making the target's promise durable.
+    /// The flush of both stores, and the target's durable promise.
     pub prepare_us: u64,
-    /// Making the release durable: the commit point.
+    /// The commit of the release: the commit point.
     pub release_us: u64,
-    /// Making the new ownership durable.
+    /// The commit of the new ownership.
     pub own_us: u64,
-    /// Changing the store below the gate, trying it, and opening the gate.
+    /// The switch of the store below the gate, its test, and the opening of the gate.
     pub start_us: u64,
 }

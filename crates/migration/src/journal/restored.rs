@@ -1,12 +1,12 @@
-//! Volumes of a journal that was put back from a backup: nobody knows yet whose they are (`crate::restoration`).
+//! Volumes of a journal restored from a backup, whose owner is not settled yet (`crate::restoration`).
 //!
 //! ```text
 //!   volumes ──restore──► restored ──Reinstated──► volumes, with a stay of their own
 //!                                 └─RestoredForgotten──► nothing: the image stays
 //! ```
-//! They are no volumes of this host meanwhile, so nothing that goes by the journal serves, moves or deletes them. A volume that had
-//! left is in question as well ([`RestoredMore::departed`]): it may have come home since. None of it is in the snapshot, but in records
-//! behind it: a snapshot cannot grow.
+//! Meanwhile they are not volumes of this host, so nothing that follows the journal serves, moves or deletes them. A volume
+//! that had left is in question as well ([`RestoredMore::departed`]), because it may have returned since the backup. These
+//! records are not in the snapshot, whose format cannot change. They follow it.
 
 use std::collections::BTreeSet;
 
@@ -19,62 +19,62 @@ use super::side::{Branch, Moved};
 use super::state::{Inconsistent, State, VolumeState};
 use crate::identity::{HostId, MigrationId, VolumeId};
 
-/// That this host's journal was put back from a backup once, and what waits since then.
+/// The fact that this host's journal was restored from a backup, and the volumes that wait since then.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restored {
-    /// When the last commit was made that the backup has, in milliseconds since 1970; for people.
+    /// The time of the backup's last commit, in milliseconds since 1970; for people.
     pub backup_unix_ms: u64,
-    /// When it was put back, in milliseconds since 1970; for people.
+    /// The time of the restoration, in milliseconds since 1970; for people.
     pub restored_unix_ms: u64,
-    /// Migrations with lower numbers may have gone on without this journal.
+    /// Migrations with lower numbers may have continued without this journal.
     pub numbers_from: u64,
-    /// Volumes that nobody has said of whose they are.
+    /// The volumes whose owner is not settled.
     pub volumes: Vec<RestoredVolume>,
-    /// What is known besides, in a record of its own. A journal that an earlier version put back has none: then the list of hosts is
+    /// Further facts, in a record of their own. A journal restored by an earlier version has none, so its list of hosts is
     /// unknown.
     #[serde(skip)]
     pub more: RestoredMore,
 }
 
-/// What is known besides of a journal that was put back.
+/// Further facts about a restored journal.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoredMore {
-    /// Whether this host's list names every host that can have taken a volume since the backup.
+    /// Whether this host's list names every host that may have taken a volume since the backup.
     pub list: HostList,
-    /// Hosts that have to be asked, whether or not the list names them.
+    /// The hosts that must be asked, listed or not.
     pub hosts: Vec<NamedHost>,
-    /// Volumes among those that went to other hosts of which it is not known whether they are still away.
+    /// The volumes that had left for other hosts, and may have returned since.
     pub departed: BTreeSet<VolumeId>,
-    /// Volumes whose size at the loss is known, from the journal that was replaced.
+    /// The volumes whose size at the loss is known, from the replaced journal.
     pub sized: BTreeSet<VolumeId>,
 }
 
-/// A host, as people know it.
+/// A host, with the name that users know.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct NamedHost {
-    /// Its identity.
+    /// The identity of the host.
     pub id: HostId,
-    /// Its name here.
+    /// The name of the host, as configured here.
     pub name: String,
 }
 
-/// What is known of the list of hosts.
+/// Whether the list of hosts is complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HostList {
-    /// Since before the backup every host that was paired is in the list, or among [`RestoredMore::hosts`].
+    /// Every host paired since the backup is in the list, or in [`RestoredMore::hosts`].
     Complete,
-    /// That is not known.
+    /// The list may be incomplete, for this reason.
     Unknown(Unlisted),
 }
 
-/// Why it is not known whether a list names every host.
+/// The reason why a list may be incomplete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Unlisted {
-    /// There is no list.
+    /// There is no list at all.
     Missing,
     /// The list cannot be read.
     Unreadable,
-    /// The list was put back from a backup, was changed by hand, or began after the backup of the journal was made.
+    /// The list was restored or edited, or was begun after the backup of the journal.
     OfAnotherTime,
 }
 
@@ -84,92 +84,92 @@ impl Default for HostList {
     }
 }
 
-/// A volume of which it is not known whether it is this host's.
+/// A volume that may or may not be this host's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RestoredVolume {
-    /// As the backup has it.
+    /// The volume's state in the backup.
     pub volume: VolumeState,
-    /// Why the words of other hosts are not enough; `None`: they are.
+    /// A reason why the answers of other hosts do not suffice; `None`: they do.
     pub doubt: Option<Doubt>,
 }
 
-/// What no other host can know of a volume.
+/// A fact about a volume that no other host can know.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Doubt {
-    /// Its image is a device, or the export of a server: that stays where it is when a volume leaves it for another store.
+    /// The image is a device or an export, which stays in place when its volume leaves for another store.
     Lasting,
-    /// It was a complete copy that waited for the word of its source.
+    /// The volume was a complete copy that waited for its source.
     Copy {
-        /// The source.
+        /// The host that is the source.
         peer: HostId,
-        /// The name by which people know it here.
+        /// The name of that host, as configured here.
         peer_name: String,
     },
-    /// It was on its way between two stores of this host.
+    /// The volume was moving between two stores of this host.
     BetweenStores {
-        /// Where its image may be as well.
+        /// The other possible location of its image.
         other: ImageLocation,
     },
-    /// It lacked blocks, and which of them it still lacks is not known any more.
+    /// The volume lacked blocks, and the set of missing blocks is lost.
     Hollow {
-        /// The name of the host that had them.
+        /// The name of the host that had these blocks.
         peer_name: String,
     },
 }
 
 impl State {
-    /// Volumes of a journal that was put back, of which nobody has said whose they are.
+    /// Returns the volumes of a restored journal whose owner is not settled.
     pub fn restored_volumes(&self) -> impl Iterator<Item = (VolumeId, &RestoredVolume)> {
         let volumes = self.restored.iter().flat_map(|restored| &restored.volumes);
         volumes.map(|waiting| (waiting.volume.record.volume, waiting))
     }
 
-    /// Volumes that had gone to another host when the backup was made, of which nobody has said whether they are still there.
+    /// Returns the volumes that had left before the backup, and may have returned since.
     pub fn departures_in_question(&self) -> impl Iterator<Item = &Moved> {
         let departed = self.restored.iter().flat_map(|restored| &restored.more.departed);
         departed.filter_map(|volume| self.moved.get(volume))
     }
 
-    /// Tells whether it is not known of a volume that left whether it is still away.
+    /// Returns whether a volume that had left may have returned since.
     pub fn is_departure_in_question(&self, volume: VolumeId) -> bool {
         self.departures_in_question().any(|moved| moved.volume.record.volume == volume)
     }
 
-    /// All of which nobody has said whose they are, as the backup has them.
+    /// Returns all volumes in question, as the backup has them.
     pub fn in_question(&self) -> impl Iterator<Item = &VolumeState> {
         let volumes = self.restored_volumes().map(|(_, waiting)| &waiting.volume);
         volumes.chain(self.departures_in_question().map(|moved| &moved.volume))
     }
 
-    /// Of those the one of this identity.
+    /// Returns the volume in question with this identity.
     pub fn questioned(&self, volume: VolumeId) -> Option<&VolumeState> {
         self.in_question().find(|known| known.record.volume == volume)
     }
 
-    /// Of those the one of this name.
+    /// Returns the volume in question with this name.
     pub fn questioned_named(&self, name: &str) -> Option<(VolumeId, &VolumeState)> {
         let found = self.in_question().find(|known| known.record.name == name);
         found.map(|known| (known.record.volume, known))
     }
 
-    /// All that may be a volume of this host: those that it serves, and those of which nobody has said whose they are. Their images
-    /// are neither taken for another volume nor cleared away.
+    /// Returns every possible volume of this host: served ones, and those in question. Their images are neither used for
+    /// another volume nor cleaned up.
     pub fn claimed_records(&self) -> impl Iterator<Item = &VolumeRecord> {
         let waiting = self.in_question().map(|waiting| &waiting.record);
         self.volumes.values().map(|known| &known.record).chain(waiting)
     }
 
-    /// The one of this identity.
+    /// Returns the restored volume with this identity.
     pub fn restored_volume(&self, volume: VolumeId) -> Option<&RestoredVolume> {
         self.restored_volumes().find(|(id, _)| *id == volume).map(|(_, waiting)| waiting)
     }
 
-    /// Tells whether a migration of this host may have gone on, or have begun at all, in a time that this journal knows nothing of.
+    /// Returns whether a migration of this host may have continued, or begun, during the time that this journal has lost.
     pub fn is_of_lost_time(&self, migration: MigrationId) -> bool {
         self.restored.as_ref().is_some_and(|restored| migration.0 < restored.numbers_from)
     }
 
-    /// As the records that follow a snapshot.
+    /// Returns the restoration as the records that follow a snapshot.
     pub(super) fn restored_records(&self) -> impl Iterator<Item = Record> {
         let restored = self.restored.clone().into_iter();
         restored.flat_map(|restored| {
@@ -184,18 +184,18 @@ impl State {
         Ok(())
     }
 
-    /// A volume that left is where the backup says.
+    /// Notes that a volume which had left is where the backup says.
     pub(super) fn confirm_departure(&mut self, volume: VolumeId) -> Result<(), Inconsistent> {
         let is_known = self.take_departed(volume);
         is_known.then_some(()).ok_or(Inconsistent::UnknownVolume(volume))
     }
 
-    /// Nothing is asked any more of a volume that left; returns whether something was.
+    /// Removes a departed volume from those in question; returns whether it was one.
     pub(super) fn take_departed(&mut self, volume: VolumeId) -> bool {
         self.restored.as_mut().is_some_and(|restored| restored.more.departed.remove(&volume))
     }
 
-    /// A volume is this host's again, in a stay that begins now: nothing that was kept of an earlier one is read.
+    /// Makes a volume this host's again, in a new residency. No state of an earlier residency is read.
     pub(super) fn reinstate(
         &mut self,
         volume: VolumeId,
@@ -222,7 +222,7 @@ impl State {
         Ok(())
     }
 
-    /// Nobody needs to know any more whose a volume is.
+    /// Forgets a restored volume that is not this host's.
     pub(super) fn forget_restored(&mut self, volume: VolumeId) -> Result<(), Inconsistent> {
         self.take_restored(volume)?;
         self.forget_origins();

@@ -1,12 +1,12 @@
-//! Which side of a migration this host is, and what it remembers of volumes that went to another host.
+//! This host's side of a migration, and its memory of volumes that went to another host.
 //!
 //! ```text
 //!   OneHost    one journal holds both sides:  Copying → Prepared → Released → Owned → Ended
 //!   Outgoing   the source's journal:          Copying ───────────► Released ────────► Ended
 //!   Incoming   the target's journal:          Copying → Prepared ────────────► Owned → Ended
 //! ```
-//! Either journal alone says who owns a volume as far as its own host may act on it: the source's until *released*, the
-//! target's from *owned* on. Between the two nobody serves it from a store.
+//! Each journal alone says whether its own host may act as owner: the source's until *released*, the target's from *owned* on.
+//! Between the two no host serves the volume from a store.
 
 use chronicle::{BranchId, Generation};
 use serde::{Deserialize, Serialize};
@@ -15,89 +15,90 @@ use super::record::VolumeRecord;
 use super::state::VolumeState;
 use crate::identity::{HostId, MigrationId, VolumeId};
 
-/// Which side of a migration this host is.
+/// This host's side of a migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Side {
-    /// Both: between stores of one host.
+    /// Both sides: between stores of one host.
     #[default]
     OneHost,
     /// The source: the volumes leave.
     Outgoing {
         /// The host that they go to.
         peer: HostId,
-        /// The name by which people know it here.
+        /// The name of that host, as configured here.
         peer_name: String,
-        /// The store that they go to there.
+        /// The store that they go to at that host.
         store: String,
-        /// What becomes of clients that stay connected here.
+        /// Whether clients that stay are forwarded.
         forwarding: Forwarding,
     },
     /// The target: the volumes arrive.
     Incoming {
         /// The host that they come from.
         peer: HostId,
-        /// The name by which people know it here.
+        /// The name of that host, as configured here.
         peer_name: String,
-        /// The migration's number there.
+        /// The migration's number at the source.
         remote: MigrationId,
-        /// What is served here from *owned* on; the generations are those of the source until then.
+        /// The volumes served here from *owned* on; the generations are the source's until then.
         volumes: Vec<VolumeRecord>,
     },
 }
 
-/// What a host does for clients that still ask it for a volume that it has handed to another host.
+/// What a host does for clients of a volume that has left for another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Forwarding {
-    /// Those that are connected are forwarded until they leave; new ones are told where the volume is.
+    /// Connected clients are forwarded until they leave; new ones are told where the volume is.
     WhileConnected,
-    /// The volume goes on being offered here (`--serve-here`): its store is another host's, its clients stay.
+    /// The volume stays exported here (`--serve-here`): its store is at another host, its clients stay.
     Always,
 }
 
-/// A volume that this host has handed to another.
+/// A volume that this host has handed to another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Moved {
-    /// As it was here. Its image is what was left: fenced, deleted, or about to be.
+    /// The volume as it was here. Its former image is fenced, deleted, or about to be.
     pub volume: VolumeState,
-    /// The migration that took it away.
+    /// The migration by which it left.
     pub migration: MigrationId,
-    /// The host that has it.
+    /// The host that has the volume.
     pub host: HostId,
-    /// The name by which people know that host here.
+    /// The name of that host, as configured here.
     pub host_name: String,
-    /// Its generation there when it left.
+    /// The volume's generation there after the handover.
     pub generation: Generation,
-    /// What clients of this host get.
+    /// How clients of this host are served.
     pub forwarding: Forwarding,
-    /// When it left, in milliseconds since 1970.
+    /// The time of the departure, in milliseconds since 1970.
     pub at_unix_ms: u64,
 }
 
-/// Why a target took volumes over without having heard COMMIT.
+/// The reason why a target took volumes over without COMMIT.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Promotion {
-    /// Somebody brought the ticket that the source printed after *released*: nobody else owns the volumes.
+    /// The administrator used the ticket that the source printed after *released*: no other host owns the volumes.
     Ticket,
-    /// Somebody insisted. **N.B.** The source may own the volumes as well, so each begins a branch of its history.
+    /// The administrator forced it. **N.B.** The source may own the volumes as well, so each volume begins a branch of its
+    /// history.
     Force {
-        /// The branches' names, never given before.
+        /// The identities of the new branches.
         branches: Vec<(VolumeId, BranchId)>,
     },
 }
 
-/// A branch that a forced promotion opened on a volume's history (design §5.16).
+/// A branch that a forced promotion began in a volume's history (design §5.16).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Branch {
-    /// Its name.
+    /// The identity of the branch.
     pub id: BranchId,
     /// The migration whose copy was promoted.
     pub migration: MigrationId,
-    /// The generation of the volume up to which both branches are the same.
+    /// The last generation that both branches share.
     pub from: Generation,
 }
 
 impl Side {
-    /// The other host; `None` on one host.
+    /// Returns the other host's identity and name; `None` on one host.
     pub fn peer(&self) -> Option<(HostId, &str)> {
         match self {
             Self::OneHost => None,
@@ -107,12 +108,12 @@ impl Side {
         }
     }
 
-    /// Tells whether the source's images are this host's.
+    /// Returns whether the source's images are this host's.
     pub fn has_source(&self) -> bool {
         !matches!(self, Self::Incoming { .. })
     }
 
-    /// Tells whether the target's images are this host's.
+    /// Returns whether the target's images are this host's.
     pub fn has_target(&self) -> bool {
         !matches!(self, Self::Outgoing { .. })
     }

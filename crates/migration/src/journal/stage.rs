@@ -1,4 +1,4 @@
-//! How far a migration has come, durably, and which record may follow which: one table for either side.
+//! The durable stages of a migration, and the table of records that may follow each other, for either side.
 //!
 //! ```text
 //!              prepared           released          owned            ended
@@ -11,7 +11,7 @@
 //!                                                             ▲─promoted──┘        │
 //!   Copying, Prepared, HandedBack ───discarding──► Discarding ────────────────────►┘   incoming, one host
 //! ```
-//! A record may repeat what is true already: a commit whose fate was unknown is made again.
+//! A record may repeat an existing fact: a commit with an unknown result is made again.
 
 use std::mem::discriminant;
 
@@ -22,30 +22,30 @@ use super::side::Side;
 use crate::identity::Attempt;
 use crate::planted::{Bug, broken};
 
-/// How far a migration has come, durably.
+/// The durable stage of a migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Stage {
     /// The source owns the volumes; the target may hold parts of them.
     Copying,
-    /// The source owns the volumes; the target has promised to wait. Of an incoming migration: the source may have
-    /// released them, and only it knows.
+    /// The source owns the volumes; the target has promised to wait. For an incoming migration: only the source knows whether
+    /// it has released them.
     Prepared(Attempt),
-    /// Past the commit point; the target does not yet own the volumes, but nobody else will. Of an outgoing migration:
-    /// the target may own them by now.
+    /// Past the commit point: the target does not own the volumes yet, but no other host will. For an outgoing migration: the
+    /// target may own them by now.
     Released(Attempt),
-    /// The target owns the volumes; the source images are still to be dealt with.
+    /// The target owns the volumes; the source images must still be deleted or kept.
     Owned(Attempt),
-    /// The source owns the volumes again; the target images are still to be dealt with.
+    /// The source owns the volumes again; the target images must still be deleted.
     HandedBack,
     /// Nothing is left to do.
     Ended(Outcome),
-    /// The source owns the volumes, and their target, which is this host or another store of it, never will: its images are being
-    /// deleted.
+    /// The source owns the volumes, and the target never will. The target's images, at this host or in another of its stores,
+    /// are being deleted.
     Discarding(Outcome),
 }
 
 impl Stage {
-    /// The stage after `record`; `None` if it does not fit.
+    /// Returns the stage after `record`; `None` if the record does not fit.
     pub(super) fn after(&self, side: &Side, record: &Record) -> Option<Self> {
         match record {
             Record::TargetPrepared { attempt, .. } => self.prepared(side, *attempt),
@@ -66,7 +66,7 @@ impl Stage {
 
     fn prepared(&self, side: &Side, attempt: Attempt) -> Option<Self> {
         if let (Side::OneHost, Self::Discarding(_)) = (side, self) {
-            // The source has given the migration up while the target's promise was on its way to the journal.
+            // The source gave the migration up while the target's promise was being committed.
             return Some(self.clone());
         }
         let fits = side.has_target() && matches!(self, Self::Copying | Self::Prepared(_));
@@ -91,7 +91,7 @@ impl Stage {
         (side.has_target() && fits).then(|| Self::Discarding(outcome.clone()))
     }
 
-    /// **N.B.** A target that has promised waits for its source's word, whatever is wished here.
+    /// **N.B.** A target that has promised waits for its source's decision, whatever is ordered here.
     pub(super) fn can_be_cancelled(&self, side: &Side) -> bool {
         match self {
             Self::Copying | Self::Discarding(_) => true,
@@ -103,7 +103,7 @@ impl Stage {
     fn released(&self, side: &Side, attempt: Attempt) -> Option<Self> {
         let fits = match (side, self) {
             (Side::OneHost, Self::Prepared(prepared)) => *prepared == attempt,
-            // What the target has promised is in its own journal.
+            // The target's promise is in the target's own journal.
             (Side::Outgoing { .. }, Self::Copying) => true,
             (Side::OneHost | Side::Outgoing { .. }, Self::Released(released)) => *released == attempt,
             _ => false,
@@ -121,7 +121,7 @@ impl Stage {
         fits.then_some(Self::Owned(attempt))
     }
 
-    /// A copy that was handed back is complete, and nobody wrote to it.
+    /// A copy that was handed back is complete and unmodified.
     fn promoted(&self, side: &Side, attempt: Attempt) -> Option<Self> {
         match self {
             Self::HandedBack => Some(Self::Owned(attempt)),
@@ -146,7 +146,7 @@ impl Stage {
             (Side::OneHost | Side::Incoming { .. }, Self::Owned(_), Outcome::Moved { .. })
             | (Side::Outgoing { .. }, Self::Released(_), Outcome::Moved { .. })
             | (_, Self::HandedBack, Outcome::HandedBack { .. }) => true,
-            // The words may have grown by what is left over.
+            // The text may have grown by a report of images left over.
             (_, Self::Discarding(begun), outcome) => discriminant(begun) == discriminant(outcome),
             (_, Self::Copying | Self::Prepared(_), outcome) => leaves_at_source(outcome),
             _ => false,
@@ -155,7 +155,7 @@ impl Stage {
     }
 }
 
-/// Tells whether this is the end of a migration that was never released.
+/// Returns whether an outcome is of a migration that was never released.
 fn leaves_at_source(outcome: &Outcome) -> bool {
     matches!(outcome, Outcome::Cancelled | Outcome::CancelledThere | Outcome::Failed { .. })
 }

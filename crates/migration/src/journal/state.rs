@@ -1,4 +1,4 @@
-//! The journal folded: what is true on this host now.
+//! The journal folded into the current state of this host.
 
 use std::collections::BTreeMap;
 
@@ -16,32 +16,32 @@ use crate::authority::is_needed;
 use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
 use crate::planted::{Bug, broken};
 
-/// Ended migrations that are remembered; older ones are forgotten when a new one starts.
+/// The most ended migrations that are remembered; older ones are forgotten when a new one starts.
 const ENDED_MIGRATIONS_MAX: usize = 1000;
 
 /// All volumes and migrations of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct State {
-    /// Volumes that this host serves, by identity.
+    /// The volumes that this host serves, by identity.
     pub volumes: BTreeMap<VolumeId, VolumeState>,
-    /// Migrations under way, and the latest that have ended.
+    /// The migrations under way, and the latest that have ended.
     pub migrations: BTreeMap<MigrationId, MigrationState>,
-    /// The identity that the next migration gets.
+    /// The identity of the next migration.
     pub next_migration: u64,
-    /// Devices and exports that hold what migrations left there.
+    /// Devices and exports with content that migrations left there.
     pub reservations: BTreeMap<Place, Reservation>,
-    /// Volumes that went to other hosts. None of them is in `volumes`.
+    /// The volumes that went to other hosts. None of them is in `volumes`.
     pub moved: BTreeMap<VolumeId, Moved>,
-    /// Branches of the histories of volumes, as far as forced promotions on this host opened them.
+    /// The branches of volumes' histories that forced promotions on this host began.
     pub branches: BTreeMap<VolumeId, Vec<Branch>>,
-    /// Whose the content of volumes was, as far as that is known. Not in the snapshot, but in records of their own behind it:
-    /// a snapshot cannot grow.
+    /// The known origins of volumes' contents. Not in the snapshot, whose format cannot change, but in records behind it.
     #[serde(skip)]
     pub origins: BTreeMap<VolumeId, Origin>,
-    /// Volumes of this host that were handed over with blocks missing, and lack some. As above.
+    /// The volumes of this host that are incomplete after a handover. In records behind the snapshot.
     #[serde(skip)]
     pub fillings: BTreeMap<VolumeId, VolumeFilling>,
-    /// What this journal has waited for since it was put back from a backup; `None`: it never was. As above.
+    /// The open questions since this journal was restored from a backup; `None` if it never was. In records behind the
+    /// snapshot.
     #[serde(skip)]
     pub restored: Option<Restored>,
 }
@@ -49,109 +49,109 @@ pub struct State {
 /// A volume that this host serves.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VolumeState {
-    /// As it was added, with the image and generation of now.
+    /// The volume as it was added, with its current image and generation.
     pub record: VolumeRecord,
-    /// Its stay at this host: everything else that is durable about it here bears this.
+    /// The residency of the volume at this host; all its other durable state bears this identity.
     pub stay: StayId,
-    /// When it was added, in milliseconds since 1970.
+    /// The time of its addition, in milliseconds since 1970.
     pub added_unix_ms: u64,
-    /// The size in bytes that its image was to grow to; `None` while it is not being resized.
+    /// The size in bytes after the resize in progress; `None` without one.
     pub resizing_to: Option<u64>,
 }
 
-/// A migration and how far it has come, durably.
+/// A migration and its durable stage.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MigrationState {
-    /// Its volumes.
+    /// The volumes that the migration moves.
     pub volumes: Vec<MigratingVolume>,
-    /// Names of its volumes, which may be gone by now.
+    /// The names of its volumes, some of which may be gone.
     pub names: Vec<String>,
     /// Whether the source images are kept afterwards.
     pub keep_source: bool,
-    /// How far it has come.
+    /// The durable stage of the migration.
     pub stage: Stage,
-    /// The latest try that is known to be aborted.
+    /// The latest attempt known to be aborted.
     pub aborted: Attempt,
-    /// When it began, in milliseconds since 1970.
+    /// The time of its start, in milliseconds since 1970.
     pub started_unix_ms: u64,
-    /// When it ended; `None` while it is under way.
+    /// The time of its end, in milliseconds since 1970; `None` while it is under way.
     pub ended_unix_ms: Option<u64>,
-    /// What it cost; all zero until it has ended.
+    /// The cost; all zero until the end.
     pub summary: Summary,
-    /// Which side of it this host is.
+    /// This host's side of the migration.
     pub side: Side,
-    /// How it was promoted, if it was.
+    /// The basis of its promotion, if it was promoted.
     pub promotion: Option<Promotion>,
-    /// What was known of volumes that have come home by it, in case they are handed back; empty once it has ended.
+    /// The former records of volumes that have returned by it, in case of a hand-back; empty after its end.
     pub returning: Vec<Moved>,
-    /// The latest try in which blocks are left behind, if there was one. Not in the snapshot, but in a record behind it.
+    /// The latest attempt with incomplete volumes, if any. In a record behind the snapshot.
     #[serde(skip)]
     pub hollow: Option<Hollow>,
-    /// Whether somebody has cancelled it. As above.
+    /// Whether it is cancelled. In a record behind the snapshot.
     #[serde(skip)]
     pub is_cancelled: bool,
 }
 
-/// A record that does not follow from those before it: the journal is damaged, or there is a defect.
+/// A record that does not follow from earlier ones: the journal is damaged, or there is a defect.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Inconsistent {
-    /// A record names a volume that is not there.
+    /// A record names a volume that does not exist.
     #[error("a record names volume {0}, which is unknown")]
     UnknownVolume(VolumeId),
-    /// A record names a migration that is not there.
+    /// A record names a migration that does not exist.
     #[error("a record names migration {0}, which is unknown")]
     UnknownMigration(MigrationId),
-    /// A record is about a journal that was put back, and this one never was.
+    /// A record is about a restored journal, and this one never was restored.
     #[error("a record is about a journal that was put back, and this one never was")]
     NotRestored,
-    /// A record does not fit how far the migration has come.
+    /// A record does not fit the stage of the migration.
     #[error("migration {migration} is {stage:?}: a record of {record} does not fit")]
     OutOfOrder {
-        /// Which.
+        /// The migration of the record.
         migration: MigrationId,
-        /// How far it has come.
+        /// The current stage of the migration.
         stage: Stage,
-        /// What was to be recorded.
+        /// The name of the rejected record.
         record: &'static str,
     },
-    /// A handover and an order to cancel it exclude each other, and the other one came first. That is no defect.
+    /// A handover and a cancellation exclude each other, and the other one came first. This is not a defect.
     #[error("{0} is cancelled, or handed over")]
     Overtaken(MigrationId),
 }
 
 impl State {
-    /// Adds what `entry` says.
+    /// Applies the records of `entry`.
     ///
     /// # Errors
-    /// [`Inconsistent`]; the state is as far as the records before the bad one say.
+    /// [`Inconsistent`]; the state then reflects the records before the bad one.
     pub fn apply(&mut self, entry: &Entry) -> Result<(), Inconsistent> {
         entry.records.iter().try_for_each(|record| self.apply_record(entry.at_unix_ms, record))
     }
 
-    /// The volume of that name.
+    /// Returns the volume of this name.
     pub fn volume_named(&self, name: &str) -> Option<(VolumeId, &VolumeState)> {
         self.volumes.iter().find(|(_, volume)| volume.record.name == name).map(|(id, volume)| (*id, volume))
     }
 
-    /// Migrations that have not ended.
+    /// Returns the migrations that have not ended.
     pub fn unfinished(&self) -> impl Iterator<Item = (MigrationId, &MigrationState)> {
         self.migrations.iter().filter(|(_, state)| !state.has_ended()).map(|(id, state)| (*id, state))
     }
 
-    /// The migration that comes from `peer`, where it has the number `remote`.
+    /// Returns the migration that comes from `peer` and has the number `remote` there.
     pub fn incoming(&self, peer: HostId, remote: MigrationId) -> Option<(MigrationId, &MigrationState)> {
         let comes = |state: &MigrationState| matches!(&state.side, Side::Incoming { peer: from, remote: number, .. } if (*from, *number) == (peer, remote));
         self.migrations.iter().rev().find(|(_, state)| comes(state)).map(|(id, state)| (*id, state))
     }
 
-    /// The migration `id` of this host, if it goes to `peer`.
+    /// Returns the migration `id` of this host, if it goes to `peer`.
     pub fn outgoing(&self, peer: HostId, id: MigrationId) -> Option<&MigrationState> {
         let goes =
             |state: &&MigrationState| matches!(&state.side, Side::Outgoing { peer: to, .. } if *to == peer);
         self.migrations.get(&id).filter(goes)
     }
 
-    /// The volume of that name that went to another host.
+    /// Returns the volume of this name that went to another host.
     pub fn moved_named(&self, name: &str) -> Option<(VolumeId, &Moved)> {
         let named = |moved: &Moved| moved.volume.record.name == name;
         self.moved.iter().find(|(_, moved)| named(moved)).map(|(id, moved)| (*id, moved))
@@ -175,7 +175,8 @@ impl State {
             }
             Record::VolumeRemoved { volume } => {
                 self.volumes.remove(volume).ok_or(Inconsistent::UnknownVolume(*volume))?;
-                // N.B. what was given up is not said to be whole, ever: all that is left of it is at the host that it came from.
+                // **N.B.** A volume whose missing blocks were given up is never reported complete: their only copy is at its
+                // former host.
                 self.fillings.retain(|known, filling| known != volume || filling.is_given_up);
                 self.forget_origins();
             }
@@ -306,19 +307,20 @@ impl State {
             hollow: None,
             is_cancelled: false,
         };
-        // From here on a half-made copy may be there; what was there before is gone.
+        // From here on the place may hold a partial copy, and its earlier content is gone.
         self.reserve_targets(migration, &state, ReservedContent::HalfMade);
         self.migrations.insert(migration, state);
         self.next_migration = self.next_migration.max(migration.0 + 1);
         self.forget_ended();
     }
 
-    /// Forgets the oldest of many that have ended, except those by which it is known who may use a volume.
+    /// Forgets the oldest of many ended migrations, except those that still say who may use a volume.
     fn forget_ended(&mut self) {
         if self.migrations.len() <= ENDED_MIGRATIONS_MAX {
             return;
         }
-        // N.B. all are judged before any goes: what ends another's right is younger than that, and never goes first.
+        // **N.B.** All are checked before any is removed. The migration that ends another's permission is younger, and never
+        // goes first.
         let is_over = |(id, state): &(&MigrationId, &MigrationState)| {
             state.has_ended() && !is_needed(self, **id, state)
         };
@@ -358,22 +360,22 @@ impl State {
 }
 
 impl MigrationState {
-    /// Tells whether nothing is left to do.
+    /// Returns whether nothing is left to do.
     pub fn has_ended(&self) -> bool {
         matches!(self.stage, Stage::Ended(_))
     }
 
-    /// Tells whether an order to cancel it would be taken now.
+    /// Returns whether an order to cancel it would be accepted at this stage.
     pub fn may_be_cancelled(&self) -> bool {
         self.stage.can_be_cancelled(&self.side)
     }
 
-    /// Tells whether a record would hand over what is cancelled, or cancel what may be handed over.
+    /// Returns whether a record would hand over a cancelled migration, or cancel one that may be handed over.
     fn is_overtaken(&self, record: &Record) -> bool {
         match record {
             Record::CancelOrdered { .. } => !self.may_be_cancelled(),
             Record::Released { .. } => self.is_cancelled && !broken(Bug::CancelOvertaken),
-            // On one host the promise is of no account without the release.
+            // On one host the promise has no effect without the release.
             Record::TargetPrepared { .. } => {
                 self.is_cancelled
                     && matches!(self.side, Side::Incoming { .. })
@@ -383,8 +385,8 @@ impl MigrationState {
         }
     }
 
-    /// Tells whether the volumes are at the target for good, which is this host: only what follows from that may be left to
-    /// do, and no message or command changes it any more.
+    /// Returns whether the volumes are at the target, this host, for good. Only follow-up work may be left, and no message or
+    /// command changes the result.
     pub fn has_arrived(&self) -> bool {
         self.side.has_target() && matches!(self.stage, Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }))
     }

@@ -1,8 +1,8 @@
-//! Journals of version 3, which version 0.1 wrote: stays of a volume had no identity, and epochs were reserved.
+//! Journals of version 3, written by version 0.1: residencies had no identity, and epochs were reserved.
 //!
-//! They are read, never written: the first start of this program replaces the file. Only what has changed since is
-//! here; the rest is shared with the present version, whose variants are only appended. What version 0.1 kept beside its
-//! journal bears no stay, and is not read: every copy lacks everything.
+//! They are read, never written: the first start of this program replaces the file. Only the differences are here; the rest is
+//! shared with the current version, whose variants are only appended. Files that version 0.1 stored beside its journal bear no
+//! residency, and are not read: every copy lacks everything.
 
 use std::collections::BTreeMap;
 
@@ -98,7 +98,7 @@ struct State {
     branches: BTreeMap<VolumeId, Vec<Branch>>,
 }
 
-/// A volume, as version 2 said it too.
+/// A volume, in the form of versions 2 and 3.
 #[derive(Deserialize)]
 pub(super) struct VolumeState {
     record: VolumeRecord,
@@ -141,7 +141,7 @@ impl From<Entry> for record::Entry {
 }
 
 impl Record {
-    /// As the present version says it; `None`: it need not be said any more.
+    /// Converts the record to the current version; `None` if it is not needed there.
     fn into_present(self) -> Option<record::Record> {
         use record::Record as Present;
         Some(match self {

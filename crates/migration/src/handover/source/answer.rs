@@ -1,4 +1,4 @@
-//! What the source makes of the answers of the journal and of the target, and the account of the switch-over.
+//! Handles the answers of the journal and of the target at the source, and measures the switch-over.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ impl Source {
 
     pub(super) fn committed(&mut self, now: Duration, result: Result<(), CommitFault>) {
         match (&mut self.state, result) {
-            // With a VM: of its early try.
+            // With a VM: the early attempt's commit.
             (
                 State::Copying { .. } | State::Settling { .. } | State::RunningHooks | State::MovingMemory,
                 Ok(()),
@@ -29,7 +29,7 @@ impl Source {
                 self.aborted = self.attempt;
                 self.actions.push_back(SourceAction::Send(ToTarget::Abort(self.attempt)));
             }
-            // The target hears of it when it asks; the next try overtakes this one in any case.
+            // The target learns of it when it asks; the next attempt supersedes this one in any case.
             (State::Copying { .. }, Err(_)) => {}
             (State::Releasing { gates_closing_at, began, .. }, Ok(())) => {
                 let (gates_closing_at, began) = (*gates_closing_at, *began);
@@ -41,13 +41,13 @@ impl Source {
             (State::Releasing { fate: ReleaseFate::Open, .. }, Err(CommitFault::NotWritten)) => {
                 self.give_up_attempt(now);
             }
-            // The journal takes no release of what is cancelled.
+            // The journal refuses the release of a cancelled migration.
             (State::Releasing { .. }, Err(CommitFault::NotWritten))
                 if self.pending_end == Some(Outcome::Cancelled) =>
             {
                 self.give_up_attempt(now);
             }
-            // Undecided: nobody may act before the journal has an answer.
+            // Undecided: neither side may act before the journal has answered.
             (State::Releasing { fate, retry_at, .. }, Err(_)) => {
                 *fate = ReleaseFate::PerhapsReleased;
                 *retry_at = Some(now + REPEAT);
@@ -106,7 +106,7 @@ impl Source {
                 ToSource::TakenByForce { generations },
             ) => {
                 let outcome = match outcome {
-                    // It has its volumes back for good, whatever becomes of the copy.
+                    // The source has its volumes back for good, whatever happens to the copy.
                     Outcome::HandedBack { detail } => handed_back_and_promoted(detail),
                     _ => promoted_elsewhere(&generations),
                 };
@@ -117,7 +117,7 @@ impl Source {
                 let detail = "it was ended at the other host, or is not known there".to_owned();
                 self.end_before_release(Outcome::Failed { code: FailureCode::HostRefused, detail });
             }
-            // Somebody there wants no more of it: only a target that has promised nothing says so by itself.
+            // The administrator of the target's host ended it: only a target that has promised nothing reports this unasked.
             (_, ToSource::Discarded { left_over }) => {
                 let detail = "it was ended at the other host".to_owned();
                 let outcome = Outcome::Failed { code: FailureCode::HostRefused, detail };
@@ -126,7 +126,7 @@ impl Source {
             (_, ToSource::TakenByForce { generations }) => {
                 self.end_before_release(promoted_elsewhere(&generations));
             }
-            // "Not released" is said only of a try that is durably aborted (design §5.13).
+            // "Not released" is answered only for an attempt that is durably aborted (design §5.13).
             (_, ToSource::Query(attempt)) if attempt <= self.aborted || broken(Bug::AbortNotRecorded) => {
                 self.actions.push_back(SourceAction::Send(ToTarget::Abort(attempt)));
             }
@@ -134,7 +134,7 @@ impl Source {
         }
     }
 
-    /// Goes past the commit point.
+    /// Passes the commit point.
     pub(super) fn hand_over(&mut self, now: Duration, gates_closing_at: Duration, left: Completeness) {
         self.actions.push_back(SourceAction::Enter(Phase::Committing));
         let generations = self.next_generations();
@@ -143,7 +143,7 @@ impl Source {
         self.state = State::Released { handover, gates_closing_at, began: now };
     }
 
-    /// Tells the target that its images are of no use.
+    /// Tells the target that its images are not needed.
     pub(super) fn tell(&mut self, now: Duration, outcome: Outcome) {
         self.actions.push_back(SourceAction::Enter(Phase::Discarding));
         let step = DiscardStep::Telling { repeat_at: now + REPEAT, began: now };
@@ -172,7 +172,7 @@ impl Source {
     }
 
     pub(super) fn end(&mut self, now: Duration, outcome: Outcome) {
-        // With blocks left behind it takes until the last of them is there.
+        // A handover of incomplete volumes lasts until the last block has arrived.
         let is_hollow = self.manifests.iter().any(Option::is_some);
         if is_hollow || !matches!(outcome, Outcome::Moved { .. }) {
             self.summary.total_us = micros(self.spent + now.saturating_sub(self.began));

@@ -1,4 +1,4 @@
-//! The source up to its commit point: tries at the handover, and how one, or the whole migration, is given up.
+//! The source up to its commit point: attempts at the handover, and how an attempt or the whole migration is given up.
 
 use std::time::Duration;
 
@@ -14,18 +14,18 @@ use crate::identity::{Attempt, VolumeId, VolumeIndex};
 use crate::journal::{FailureCode, Hollow, Outcome, Record};
 use crate::planted::{Bug, broken};
 
-/// Tries at the handover before the migration fails: each of them closes gates, so guests notice it.
+/// The most attempts before the migration fails: each of them closes gates, so guests notice it.
 pub const ATTEMPTS_MAX: u32 = 10;
-/// Flushes in a row that may fail while the guests work before the migration fails.
+/// The most consecutive failed flushes while the guests work, before the migration fails.
 const SETTLINGS_FAILED_MAX: u32 = 30;
-/// Pause after a try that was given up.
+/// The pause after an attempt that was given up.
 const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
-/// Pause between the end of the copying and a try: what the copying held up at the disks goes through first, so that
-/// guests do not wait for that and for the closed gate in one.
+/// The pause between the end of copying and an attempt. Requests that copying delayed at the disks complete first, so that
+/// guests do not wait for these and for the closed gate at once.
 const REST: Duration = Duration::from_millis(10);
 
 impl Source {
-    /// A volume's replica stands so from now on.
+    /// Notes the new state of a volume's replica.
     pub(super) fn stands(&mut self, now: Duration, volume: VolumeIndex, state: SyncState) {
         let Some(known) = self.replicas.get_mut(volume.as_usize()) else { return };
         let before = std::mem::replace(known, state);
@@ -42,32 +42,32 @@ impl Source {
             }
             (State::MovingMemory, SyncState::Converged | SyncState::Synchronised) => self.try_early(now),
             (State::Closing { open, .. }, _) if open.is_empty() => self.prepare_if_complete(now),
-            // N.B. what is lost while the target promises may come back without being durable: its promise is of before.
+            // **N.B.** Blocks that were lost after the target's promise may return without being durable: the promise is older.
             (State::Preparing { .. }, SyncState::Behind | SyncState::Converged) => self.give_up_attempt(now),
             _ => {}
         }
     }
 
-    /// Mirroring of a volume is suspended for this reason.
+    /// Notes that mirroring of a volume is suspended for this reason.
     pub(super) fn suspended(&mut self, volume: VolumeIndex, reason: &'static str) {
         if let Some(hindrance) = self.hindrances.get_mut(volume.as_usize()) {
             *hindrance = Some(reason);
         }
     }
 
-    /// Why the volumes have not been synchronised, as the end of a sentence; empty if nothing but the guest's writes keeps them from it.
+    /// Returns why the volumes are not synchronised, as the end of a sentence. Empty if only the guest's writes prevent it.
     fn because(&self) -> String {
         self.hindrances.iter().flatten().next().map(|reason| format!(": {reason}")).unwrap_or_default()
     }
 
-    /// The target of a volume knows what it lacks, or lacks something else from here on.
+    /// Notes the manifest of a volume: its target knows the missing blocks.
     pub(super) fn told(&mut self, volume: VolumeIndex, manifest: Manifest) {
         if let Some(known) = self.manifests.get_mut(volume.as_usize()) {
             *known = Some(manifest);
         }
     }
 
-    /// What each volume's target lacks at the handover, in their order; `None`: it lacks nothing.
+    /// Returns the manifests of all volumes in order; `None` if no target lacks blocks.
     fn manifests(&self) -> Option<Vec<Manifest>> {
         let is_any = self.manifests.iter().any(Option::is_some);
         is_any.then(|| self.manifests.iter().map(|known| known.unwrap_or(Manifest::NOTHING)).collect())
@@ -81,7 +81,7 @@ impl Source {
         VolumeIndex::all(self.settings.volumes.len())
     }
 
-    /// Puts the next try off a little once everything is copied.
+    /// Delays the next attempt briefly after everything is copied.
     pub(super) fn rest(&mut self, now: Duration) {
         if let State::Copying { not_before } = &mut self.state {
             *not_before = (*not_before).max(now + REST);
@@ -99,7 +99,7 @@ impl Source {
         self.actions.extend(self.volumes().map(|volume| SourceAction::Settle { volume, settling }));
     }
 
-    /// N.B. no try has begun yet: nothing is numbered, and nothing is given up, until a gate begins to close.
+    /// **N.B.** No attempt has begun yet: numbers are assigned, and attempts given up, only after a gate begins to close.
     pub(super) fn settled(&mut self, now: Duration, volume: VolumeIndex, of: u32, result: FlushResult) {
         let State::Settling { settling, unflushed } = &mut self.state else { return };
         if of != *settling {
@@ -116,7 +116,7 @@ impl Source {
         }
     }
 
-    /// The source's store says so to its guests, too; it may be well again after that.
+    /// The source's store reports the failure to its guests, too; it may recover afterwards.
     fn settling_failed(&mut self, now: Duration) {
         self.state = State::Copying { not_before: now + ATTEMPT_PAUSE };
         self.settlings_failed += 1;
@@ -147,7 +147,7 @@ impl Source {
         }
     }
 
-    /// **N.B.** Once: tries after this one find it done.
+    /// **N.B.** Hooks run once: later attempts find them done.
     pub(super) fn hooks_run(&mut self, now: Duration, result: Result<(), String>) {
         if !matches!(self.state, State::RunningHooks) {
             return;
@@ -155,7 +155,7 @@ impl Source {
         match result {
             Ok(()) => {
                 self.settings.moves = Moves::Volumes;
-                // The guests have worked on meanwhile: what they wrote is looked at anew.
+                // The guests have worked on meanwhile: their writes are considered anew.
                 self.state = State::Copying { not_before: now };
             }
             Err(detail) => {
@@ -164,7 +164,8 @@ impl Source {
         }
     }
 
-    /// **N.B.** With a VM, not before it stands still: one whose requests are held does not come to a stand (hard case 16).
+    /// **N.B.** With a VM, the gates close only after the VM is paused: a VM whose requests are held cannot be paused (hard
+    /// case 16).
     pub(super) fn close_gates(&mut self, now: Duration) {
         if self.attempt.next() == Attempt::ALL {
             let detail =
@@ -172,7 +173,7 @@ impl Source {
             self.end_before_release(Outcome::Failed { code: FailureCode::HandoverRefused, detail });
             return;
         }
-        // N.B. here, and only here: whatever a number may be promised for has held guests, and is counted.
+        // **N.B.** Numbers are assigned only here: every attempt that may be promised has held guests, and is counted.
         self.attempt = self.attempt.next();
         self.tries += 1;
         let attempt = self.attempt;
@@ -182,7 +183,7 @@ impl Source {
         self.actions.extend(close);
     }
 
-    /// An early try is a part of the memory's phase.
+    /// An early attempt belongs to the phase Memory.
     fn enter_if_not_early(&mut self, phase: Phase) {
         if self.early != Early::UnderWay {
             self.actions.push_back(SourceAction::Enter(phase));
@@ -200,13 +201,13 @@ impl Source {
         }
     }
 
-    /// Goes on behind closed gates when the replicas have everything; those that were near enough will soon. With a
-    /// VM that stands still already, what is left is waited for in any case.
+    /// Continues behind closed gates once the replicas are synchronised; converged ones soon will be. With a paused VM the rest
+    /// is awaited in any case.
     fn prepare_if_complete(&mut self, now: Duration) {
         let State::Closing { began, .. } = &self.state else { return };
         let gates_closing_at = *began;
         if !self.all_at_least(SyncState::Converged) && self.settings.moves != Moves::Vm {
-            // The last mirrored writes failed at the target: they are copied, and then it is tried again.
+            // The last mirrored writes failed at the target. They are copied before the next attempt.
             self.give_up_attempt(now);
             return;
         }
@@ -251,7 +252,7 @@ impl Source {
             return;
         };
         if unflushed.is_empty() && !self.all_at_least(SyncState::Synchronised) {
-            // The target lost what it had applied, perhaps before its flush could make it durable (hard case 13).
+            // The target lost applied writes, perhaps before its flush could make them durable (hard case 13).
             self.give_up_attempt(now);
         } else if unflushed.is_empty() && self.early != Early::UnderWay {
             let gates_closing_at = *gates_closing_at;
@@ -263,14 +264,14 @@ impl Source {
         }
     }
 
-    /// **N.B.** Once this commit is durable the source serves nothing of these volumes, whatever happens.
+    /// **N.B.** Once this commit is durable, the source never serves these volumes again from this attempt.
     pub(super) fn commit_release(&mut self) {
         let released = Record::Released {
             migration: self.settings.migration,
             attempt: self.attempt,
             generations: self.next_generations(),
         };
-        // N.B. in one commit: a restart knows whether the target still reads what is here.
+        // **N.B.** In one commit: a restart must know whether the target still reads blocks here.
         let (migration, attempt) = (self.settings.migration, self.attempt);
         let hollow = self.manifests().map(|manifests| {
             let manifests = self.settings.volumes.iter().map(|(volume, _)| *volume).zip(manifests).collect();
@@ -283,7 +284,7 @@ impl Source {
         self.settings.volumes.iter().map(|(volume, generation)| (*volume, generation.next())).collect()
     }
 
-    /// Ends a try before the commit point: the guests go on at once, the target is told when that is durable.
+    /// Ends an attempt before the commit point. The guests resume at once; the target learns of it when that is durable.
     pub(super) fn give_up_attempt(&mut self, now: Duration) {
         if self.early == Early::UnderWay {
             self.give_up_early();
@@ -308,7 +309,7 @@ impl Source {
         }
     }
 
-    /// A VM that was stopped for nothing goes on at once, here; to move it is begun anew or not at all.
+    /// A paused VM resumes at once at this host. Moving it starts anew, or not at all.
     fn keep_vm(&mut self) {
         let detail = format!(
             "the disks were not handed over within {} ms after the VM had been stopped{}",
@@ -318,7 +319,7 @@ impl Source {
         let failed = Outcome::Failed { code: FailureCode::HandoverRefused, detail };
         let outcome = self.pending_end.take().unwrap_or(failed);
         if matches!(self.state, State::Releasing { .. }) {
-            // A release that was certainly not written; nothing is undecided.
+            // The release was certainly not written, so nothing is undecided.
             self.state = State::Copying { not_before: Duration::ZERO };
             self.actions.push_back(SourceAction::Enter(Phase::Copying));
             self.actions.extend(self.volumes().map(SourceAction::OpenGate));
@@ -329,7 +330,7 @@ impl Source {
     pub(super) fn commit_abort(&mut self) {
         let migration = self.settings.migration;
         let record = match (&self.state, self.settings.peer) {
-            // N.B. a restart must not go on with images that are being deleted. Another host notes that itself.
+            // **N.B.** A restart must not continue with images that are being deleted. Another host records that itself.
             (State::Discarding { outcome, .. }, Peer::SameHost) if !broken(Bug::DiscardedBeforeNoted) => {
                 Record::Discarding { migration, outcome: outcome.clone() }
             }
@@ -338,7 +339,8 @@ impl Source {
         self.commit(vec![record]);
     }
 
-    /// **N.B.** That is durable, so no release is, nor will be: one that is undecided is given up as soon as the journal says no.
+    /// **N.B.** The cancellation is durable, so no release is or will be. An undecided release is given up as soon as the
+    /// journal has refused it.
     pub(super) fn cancelled(&mut self) {
         if matches!(self.state, State::Releasing { .. }) {
             self.pending_end = Some(Outcome::Cancelled);
@@ -373,7 +375,7 @@ impl Source {
     }
 }
 
-/// How near a replica is to its volume.
+/// How close a replica is to its volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SyncState {
     Behind,
@@ -388,7 +390,6 @@ mod tests {
     use crate::handover::source::{SourceEvent, SourceSettings};
     use crate::identity::MigrationId;
 
-    /// A migration of one volume.
     fn settings(peer: Peer, moves: Moves) -> SourceSettings {
         SourceSettings {
             migration: MigrationId(1),
@@ -456,7 +457,7 @@ mod tests {
         let (behind, synchronised) = (SourceEvent::Behind(volume), SourceEvent::Synchronised(volume));
         for (events, end) in [
             (vec![suspended.clone(), behind.clone()], ": the target's store answered with an error"),
-            // It was overcome, and then the guest wrote more than was sent.
+            // The suspension was overcome, and then the guest wrote more than was sent.
             (vec![suspended, synchronised.clone(), behind], "had been stopped"),
         ] {
             let mut source = Source::new(Duration::ZERO, settings(Peer::OtherHost, Moves::Vm));

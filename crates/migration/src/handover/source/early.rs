@@ -1,5 +1,5 @@
-//! A try at the handover that begins early: a VM that goes along stands still, and its hypervisor still sends the last of
-//! its memory and its devices (hard case 27).
+//! An early attempt at the handover: the VM is paused, and its hypervisor still sends the rest of the memory and the devices
+//! (hard case 27).
 //!
 //! ```text
 //!   VM   works ──► paused ──────── devices ────────► loaded at the target
@@ -10,9 +10,9 @@
 //!                                Over: somebody wanted something of a disk, or the target could not promise;
 //!                                      the gates are open again, and the next try waits for the VM
 //! ```
-//! It is a try like any other, but for two things: it releases nothing before the VM is loaded, and a request that its
-//! gates hold ends it. A hypervisor may have something to write until its own migration is over, and would never come to an
-//! end behind a closed gate (hard case 16).
+//! It differs from other attempts in two ways: it releases nothing before the VM is loaded, and a request that waits at its
+//! gates ends it. A hypervisor may have to write until its own migration is over, and behind a closed gate it would never
+//! finish (hard case 16).
 
 use std::time::Duration;
 
@@ -22,22 +22,22 @@ use crate::handover::phase::Phase;
 use crate::identity::Attempt;
 use crate::journal::{FailureCode, Outcome};
 
-/// How far the early try is.
+/// The state of the early attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Early {
     /// The VM works, or there is none.
     #[default]
     NotYet,
-    /// The VM stands still; the replicas are not near enough yet.
+    /// The VM is paused; the replicas are not near enough yet.
     Due,
-    /// It has been begun, and the VM is not loaded yet.
+    /// The attempt has begun, and the VM is not loaded yet.
     UnderWay,
-    /// It was given up, or the VM is loaded.
+    /// The attempt was given up, or the VM is loaded.
     Over,
 }
 
 impl Source {
-    /// The VM does nothing any more, but its hypervisor has not done with it.
+    /// Handles that the VM is paused, while its hypervisor is still busy with it.
     pub(super) fn vm_paused(&mut self, now: Duration) {
         if matches!(self.state, State::MovingMemory) && self.early == Early::NotYet {
             self.early = Early::Due;
@@ -45,7 +45,7 @@ impl Source {
         }
     }
 
-    /// Begins, as soon as what is left arrives soon enough.
+    /// Begins the attempt as soon as the replicas have converged.
     pub(super) fn try_early(&mut self, now: Duration) {
         let is_due = matches!(self.state, State::MovingMemory) && self.early == Early::Due;
         if is_due && self.all_at_least(SyncState::Converged) {
@@ -54,7 +54,7 @@ impl Source {
         }
     }
 
-    /// **N.B.** From here on the VM stands still in any case: nobody asks for anything of its disks.
+    /// **N.B.** From here on the VM is paused in any case, and sends no request to its disks.
     pub(super) fn vm_stopped(&mut self, now: Duration, result: Result<(), String>) {
         if !matches!(self.state, State::MovingMemory) && self.early != Early::UnderWay {
             return;
@@ -65,7 +65,7 @@ impl Source {
         }
         self.early = Early::Over;
         match &mut self.state {
-            // The switch-over is counted from here: until now the disks were not what the VM waited for.
+            // The switch-over counts from here: until now the VM did not wait for the disks.
             State::Closing { began, .. } => {
                 *began = now;
                 self.actions.push_back(SourceAction::Enter(Phase::Closing));
@@ -80,14 +80,14 @@ impl Source {
         }
     }
 
-    /// A request waits at a gate that was closed for this try.
+    /// Handles a request that waits at a gate closed for this attempt.
     pub(super) fn request_held(&mut self, attempt: Attempt) {
         if self.early == Early::UnderWay && attempt == self.attempt {
             self.give_up_early();
         }
     }
 
-    /// As if it had not been begun; the next try waits for the VM.
+    /// Undoes the attempt; the next one waits for the VM.
     pub(super) fn give_up_early(&mut self) {
         let told = matches!(self.state, State::Preparing { .. });
         self.early = Early::Over;

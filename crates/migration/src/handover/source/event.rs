@@ -1,4 +1,4 @@
-//! What the source's machine is told, and what it asks for.
+//! The events and actions of the source's machine.
 
 use std::time::Duration;
 
@@ -13,65 +13,65 @@ use crate::identity::{Attempt, CommitId, MigrationId, VolumeId, VolumeIndex};
 use crate::journal::{FailureCode, Outcome, Record, Summary};
 use crate::strategy::Tally;
 
-/// What a source is told at its beginning.
+/// The settings of a source's machine.
 #[derive(Clone, Debug)]
 pub struct SourceSettings {
-    /// Identity of the migration.
+    /// The identity of the migration.
     pub migration: MigrationId,
-    /// The volumes and the generations that they have now.
+    /// The volumes, with their current generations.
     pub volumes: Vec<(VolumeId, Generation)>,
-    /// How long the gates may be closed before the commit point; then the try is given up.
+    /// How long the gates may be closed before the commit point; after that the attempt is given up.
     pub switch_over_max: Duration,
-    /// Where the target is.
+    /// Whether the target is on the same host.
     pub peer: Peer,
-    /// Whether a VM goes along.
+    /// Whether a VM moves with the volumes.
     pub moves: Moves,
 }
 
 /// What a migration moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Moves {
-    /// Volumes; whoever uses them goes on from there.
+    /// Volumes only; their clients continue by themselves.
     #[default]
     Volumes,
-    /// Volumes, and somebody has something to do before they change hands, such as to change routes: once, when they are
-    /// copied, while whoever uses them works on.
+    /// Volumes, with hooks before the handover, for example to change routes. The hooks run once, after the copying, while
+    /// clients work on.
     VolumesAfterHooks,
-    /// Volumes, and the VM that uses them: it is brought to a stand before the gates close, and runs at the target
-    /// after they have opened there (design §5.15).
+    /// Volumes and the VM that uses them. The VM is paused before the gates close, and runs at the target after they have
+    /// opened there (design §5.15).
     Vm,
 }
 
-/// Where the target of a migration is, seen from its source.
+/// The place of a migration's target, seen from the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peer {
-    /// On the same host: it answers, sooner or later.
+    /// On the same host: an answer always comes, sooner or later.
     SameHost,
-    /// On another host: it may never be heard again.
+    /// On another host: an answer may never come.
     OtherHost,
 }
 
-/// What happened at the source.
+/// An event at the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceEvent {
     /// A volume's replica equals the volume.
     Synchronised(VolumeIndex),
-    /// What a volume's replica lacks will have arrived soon after its gate is closed. Then the volume is synchronised.
+    /// The rest of a volume's replica will arrive soon after the gate closes. Then the volume is synchronised.
     Converged(VolumeIndex),
     /// A volume's replica is neither equal to the volume nor near enough.
     Behind(VolumeIndex),
-    /// Mirroring of a volume is suspended: what keeps it from being synchronised, for people.
+    /// Mirroring of a volume is suspended, which keeps it from being synchronised.
     Suspended {
-        /// Which volume.
+        /// The volume that is suspended.
         volume: VolumeIndex,
-        /// Why.
+        /// The reason, for people.
         reason: &'static str,
     },
-    /// The target knows durably what it lacks of a volume, and may be handed that without: said before *synchronised*.
+    /// The target durably knows the missing blocks of a volume, which may be handed over without them. Precedes `Synchronised`.
     Told {
-        /// Which volume.
+        /// The volume that is incomplete.
         volume: VolumeIndex,
-        /// What it lacks.
+        /// The manifest of its missing blocks.
         manifest: Manifest,
     },
     /// A volume cannot be copied.
@@ -83,134 +83,135 @@ pub enum SourceEvent {
     },
     /// A volume's gate is closed, and no request is in flight below it.
     GateClosed {
-        /// Which volume.
+        /// The volume whose gate is closed.
         volume: VolumeIndex,
-        /// For which try.
+        /// The attempt that closed the gate.
         attempt: Attempt,
     },
-    /// A request waits at a volume's gate, which was closed for a try.
+    /// A request waits at a volume's closed gate.
     RequestHeld {
-        /// Which volume.
+        /// The volume whose gate holds the request.
         volume: VolumeIndex,
-        /// For which try.
+        /// The attempt that closed the gate.
         attempt: Attempt,
     },
-    /// A flush of a volume's store has ended that was asked for while its guest worked.
+    /// A flush of a volume's store, requested while its guest worked, has ended.
     Settled {
-        /// Which volume.
+        /// The volume whose store was flushed.
         volume: VolumeIndex,
-        /// Which of those flushes.
+        /// The number of the flush.
         settling: u32,
         /// Whether everything is durable.
         result: FlushResult,
     },
     /// A flush of a volume's store behind its closed gate has ended.
     Flushed {
-        /// Which volume.
+        /// The volume whose store was flushed.
         volume: VolumeIndex,
-        /// For which try.
+        /// The attempt that requested the flush.
         attempt: Attempt,
         /// Whether everything is durable.
         result: FlushResult,
     },
-    /// A commit has ended.
+    /// A commit to the journal has ended.
     Committed {
-        /// Which.
+        /// The number of the commit.
         commit: CommitId,
         /// Whether the records are durable.
         result: Result<(), CommitFault>,
     },
-    /// The target says something.
+    /// A message from the target has arrived.
     Received(ToSource),
-    /// The VM stands still at the source; its hypervisor has not done with it yet, and may ask for something of its disks.
+    /// The VM is paused at the source. Its hypervisor is still busy with it, and may send requests to its disks.
     VmPaused,
-    /// The VM stands still at the source and is loaded, still, at the target; or why it does not.
+    /// The VM is paused at the source and loaded, paused, at the target. `Err` holds why this failed.
     VmStopped(Result<(), String>),
-    /// What was to be done before the volumes change hands is done; or why they are to stay.
+    /// The hooks before the handover have run. `Err` holds why the volumes must stay.
     HooksRun(Result<(), String>),
-    /// Somebody has cancelled the migration, and the journal has taken that ([`crate::orders::cancel`]): it takes no release any more.
+    /// The administrator has cancelled the migration, and the journal has recorded that ([`crate::orders::cancel`]). It refuses
+    /// a release from then on.
     Cancel,
-    /// The source's images have been dealt with.
+    /// The source's images have been deleted or kept.
     Retired {
-        /// What could not be deleted or renamed; empty if all was.
+        /// The images that could not be deleted or renamed; empty if there are none.
         left_over: String,
     },
 }
 
-/// What is to be done at the source.
+/// An action for the source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SourceAction {
     /// The phase has changed; for reports.
     Enter(Phase),
-    /// Copy the memory of the VM, and bring it to a stand. Until then its disks are mirrored.
+    /// Copy the memory of the VM, and pause the VM. Until then its disks are mirrored.
     StopVm,
-    /// Do what is to be done before the volumes change hands. Until then they are mirrored.
+    /// Run the hooks before the handover. Until they end the volumes are mirrored.
     RunHooks,
-    /// Hold a volume's requests, and say when none is in flight, and when one waits.
+    /// Hold a volume's requests. Report when none is in flight, and when one waits.
     CloseGate {
-        /// Which volume.
+        /// The volume whose gate closes.
         volume: VolumeIndex,
-        /// For the answer.
+        /// The attempt to use in the answer.
         attempt: Attempt,
     },
-    /// Let a volume's requests go on, to the source.
+    /// Admit a volume's requests again, to the source.
     OpenGate(VolumeIndex),
-    /// Flush a volume's store while its guest works, so that the flush behind the closed gate finds little to do.
+    /// Flush a volume's store while its guest works, so that the flush behind the closed gate is short.
     Settle {
-        /// Which volume.
+        /// The volume whose store is flushed.
         volume: VolumeIndex,
-        /// For the answer.
+        /// The number to use in the answer.
         settling: u32,
     },
     /// Flush a volume's store; its gate is closed.
     Flush {
-        /// Which volume.
+        /// The volume whose store is flushed.
         volume: VolumeIndex,
-        /// For the answer.
+        /// The attempt to use in the answer.
         attempt: Attempt,
     },
     /// Make records durable, all or none.
     Commit {
-        /// For the answer.
+        /// The number to use in the answer.
         commit: CommitId,
-        /// What has become true.
+        /// The records to make durable.
         records: Vec<Record>,
     },
-    /// Tell the target.
+    /// Send this message to the target.
     Send(ToTarget),
-    /// Stop copying and mirroring all volumes; the guests go on at the source.
+    /// Stop copying and mirroring all volumes; the guests resume at the source.
     StopCopying,
     /// Serve all volumes from the source's stores again, with these generations, after a hand-back.
     TakeBack(Vec<(VolumeId, Generation)>),
-    /// Deal with the source's images.
+    /// Delete the source's images, or keep them under another name.
     Retire,
-    /// The migration has ended; the journal says so already.
+    /// The migration has ended; the journal has recorded that already.
     End {
-        /// How.
+        /// The outcome of the migration.
         outcome: Outcome,
-        /// What it cost.
+        /// The cost of the migration.
         summary: Summary,
     },
 }
 
-/// What follows of volumes that have left with blocks missing, in units of a filling.
+/// The state of the filling after a handover of incomplete volumes, in units of a filling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Following {
-    /// What was missing when they left.
+    /// The units that were missing at the handover.
     pub units_at_handover: u64,
-    /// What is missing still, as the target said last; `None`: it has not said it since this source began, or went on.
+    /// The units still missing, by the target's last report; `None` without a report since this source began or resumed.
     pub units_missing: Option<u64>,
 }
 
-/// What copying has cost so far, of all volumes; told by the caller before it matters.
+/// The cost of copying all volumes so far. The caller sets it before the migration ends.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Costs {
-    /// Bytes that the movers have written.
+    /// The bytes that the movers have written.
     pub bytes_copied: u64,
-    /// Bytes of mirrored writes.
+    /// The bytes of mirrored writes.
     pub bytes_mirrored: u64,
-    /// Bytes that were zero.
+    /// The bytes that were zero.
     pub bytes_zero: u64,
-    /// What the strategies have decided.
+    /// The decisions of the strategies.
     pub tally: Tally,
 }

@@ -1,4 +1,4 @@
-//! What the target makes of the source's words, the journal's answers, and its own stores' and people's.
+//! Handles messages of the source, answers of the journal and the stores, and orders of the administrator at the target.
 
 use std::time::Duration;
 
@@ -27,22 +27,22 @@ impl Target {
         match message {
             ToTarget::Prepare(attempt) => self.prepare(attempt, None),
             ToTarget::PrepareHollow { attempt, manifests } => {
-                // Whoever names other volumes than there are, is not understood.
+                // A list for other volumes is ignored.
                 if manifests.len() == self.identities.len() {
                     self.prepare(attempt, Some(manifests));
                 }
             }
-            // The journal says so, once nothing is left to do here.
+            // The journal answers this once nothing is left to do here.
             ToTarget::IsWhole(_) | ToTarget::NothingKept(_) => {}
             ToTarget::Abort(attempt) => self.abort(attempt),
             ToTarget::Commit { attempt, generations } => self.take_over(now, attempt, generations),
             ToTarget::Discard => match &self.state {
                 State::Gone { left_over, end: End::Recorded, .. } => {
                     let left_over = left_over.clone();
-                    // Why, the source knows by now, or has a reason of its own.
+                    // The source knows the reason, or has a reason of its own.
                     self.say(ToSource::Discarded { left_over });
                 }
-                // N.B. once the volumes are owned here, only a hand-back makes the images worthless.
+                // **N.B.** Once the volumes are owned here, only a hand-back makes the images worthless.
                 State::Owning { .. }
                 | State::Starting { .. }
                 | State::Running { .. }
@@ -71,7 +71,7 @@ impl Target {
                 let message = ToSource::Active { attempt, own: *took };
                 self.say(message);
             }
-            // Only one try is ever committed; after a restart its number is not known here.
+            // Only one attempt is ever committed; after a restart its number is not known here.
             State::HandedBack { own, detail } if own.attempt == attempt || own.attempt == Attempt::NONE => {
                 let message = handed_back(attempt, own, detail);
                 self.say(message);
@@ -80,11 +80,11 @@ impl Target {
         }
     }
 
-    /// A source sends nothing while it waits for a promise, so one that goes on sending has given that try up, whatever
-    /// became of its word.
+    /// Handles a change to a promised replica. A source sends nothing while it waits for a promise, so a source that sends has
+    /// given the attempt up.
     ///
-    /// **N.B.** the promise is taken back, durably, before the change is made: what is promised, and what a restart finds
-    /// promised, is of one instant (design §5.11).
+    /// **N.B.** The promise is withdrawn durably before the change is made: a promise, and what a restart finds of it, belongs
+    /// to one instant (design §5.11).
     pub(super) fn change_held(&mut self) {
         if let Some(attempt) = self.attempt_under_way()
             && !broken(Bug::PromiseOfAnotherIncarnation)
@@ -94,7 +94,7 @@ impl Target {
     }
 
     fn abort(&mut self, attempt: Attempt) {
-        // The planted bug keeps what was promised until it is redeemed.
+        // The planted bug keeps the promise until it is redeemed.
         if broken(Bug::PromiseOfAnotherIncarnation) && matches!(self.state, State::Prepared { .. }) {
             return;
         }
@@ -132,11 +132,11 @@ impl Target {
             }
             _ => return,
         }
-        // An older try than the one under way, or one that is known to be aborted, is a message that came late.
+        // An attempt that is older than the current one, or known to be aborted, belongs to a late message.
         if attempt <= self.aborted || self.attempt_under_way().is_some_and(|under_way| under_way >= attempt) {
             return;
         }
-        // A source that asks for this try has done with the earlier ones, also with one that was promised here.
+        // A source that asks for this attempt has ended the earlier ones, even a promised one.
         self.aborted = Attempt(attempt.0.saturating_sub(1));
         self.state = State::Flushing { attempt, left: VolumeIndex::all(self.volumes).collect() };
         let missing =
@@ -149,7 +149,7 @@ impl Target {
         self.hollow = hollow.map(|manifests| (attempt, manifests));
     }
 
-    /// Tells whether the planted bug keeps a promise that another run of the source than that of `attempt` was given.
+    /// Returns whether the planted bug keeps a promise made to an earlier run of the source.
     fn outlives_its_run(&self, attempt: Attempt) -> bool {
         let is_of_other = |prepared: Attempt| prepared.run() < attempt.run();
         broken(Bug::PromiseOfAnotherIncarnation)
@@ -163,7 +163,7 @@ impl Target {
         generations: Vec<(VolumeId, Generation)>,
         promotion: Promotion,
     ) {
-        // N.B. by force its source may go on: what would be fetched from there is of another branch.
+        // **N.B.** After a forced promotion the source may keep the volume: its blocks would belong to another branch.
         let is_hollow = self.hollow.as_ref().is_some_and(|(of, _)| *of == attempt);
         if is_hollow && matches!(promotion, Promotion::Force { .. }) {
             return;
@@ -184,7 +184,7 @@ impl Target {
             return;
         }
         if result == FlushResult::Failed {
-            // The source gives the try up when its time is over; the mirror meets the fault by itself.
+            // The source gives the attempt up at its time limit; the mirror handles the fault itself.
             self.state = State::Receiving;
             return;
         }
@@ -261,8 +261,8 @@ impl Target {
         }
     }
 
-    /// Without a write of its own here the volumes can go back, and the VM goes on where it came from; otherwise
-    /// they are this host's, and so is the VM, whatever is wrong with it (design §5.14).
+    /// Handles that the VM does not run. If it has written nothing here, the volumes can return and the VM resumes at the
+    /// source. Otherwise they are this host's, and so is the VM, despite its fault (design §5.14).
     pub(super) fn vm_failed(&mut self, detail: String, wrote: Wrote) {
         let State::Running { own, took } = &self.state else { return };
         let (own, took) = (own.clone(), *took);
@@ -282,7 +282,7 @@ impl Target {
         }
     }
 
-    /// No gate has let a write through yet: the volumes can go back (design §5.14).
+    /// Handles a failed start. No gate has admitted a write yet, so the volumes can return (design §5.14).
     pub(super) fn start_failed(&mut self, volume: VolumeIndex, detail: String) {
         let State::Starting { own, left, .. } = &mut self.state else { return };
         if left.contains(&volume) {
@@ -299,7 +299,7 @@ impl Target {
         self.commit();
     }
 
-    /// Begins to get rid of the images.
+    /// Begins to delete the images.
     pub(super) fn discard(&mut self, outcome: Outcome) {
         if self.journal == Journal::Own && !broken(Bug::DiscardedBeforeNoted) {
             self.state = State::Aborting { outcome, retry_at: None };
@@ -327,7 +327,7 @@ impl Target {
         }
     }
 
-    /// Tells a source that has not heard of the end yet that somebody here wanted it.
+    /// Tells the source, if it does not know of the end yet, that this host's administrator cancelled.
     fn say_if_cancelled(&mut self) {
         let (State::Aborting { outcome, .. } | State::Discarding { outcome } | State::Gone { outcome, .. }) =
             &self.state
@@ -339,7 +339,7 @@ impl Target {
         }
     }
 
-    /// What is to be done about the end: on one host the source records it.
+    /// Returns how the end is recorded: on one host the source does it.
     fn end(&self) -> End {
         match self.journal {
             Journal::Shared => End::Recorded,
@@ -347,7 +347,7 @@ impl Target {
         }
     }
 
-    /// The generations of volumes that were promoted by force, once they are in use here: until then they may be handed back.
+    /// Returns the generations of volumes promoted by force, once they are in use here. Until then they may be handed back.
     fn taken_by_force(&self) -> Option<Vec<(VolumeId, Generation)>> {
         let State::Active { own, .. } = &self.state else { return None };
         let forced = matches!(own.promotion, Some(Promotion::Force { .. }));

@@ -1,4 +1,4 @@
-//! What the target's machine is told, and what it asks for.
+//! The events and actions of the target's machine.
 
 use chronicle::Generation;
 
@@ -8,66 +8,66 @@ use crate::handover::message::{ToSource, ToTarget};
 use crate::identity::{Attempt, CommitId, VolumeId, VolumeIndex};
 use crate::journal::{Outcome, Promotion, Record};
 
-/// What happened at the target.
+/// An event at the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetEvent {
-    /// The source says something.
+    /// A message from the source has arrived.
     Received(ToTarget),
     /// A flush of a volume's store has ended.
     Flushed {
-        /// Which volume.
+        /// The volume whose store was flushed.
         volume: VolumeIndex,
-        /// For which try.
+        /// The attempt that requested the flush.
         attempt: Attempt,
         /// Whether everything is durable.
         result: FlushResult,
     },
-    /// A commit has ended.
+    /// A commit to the journal has ended.
     Committed {
-        /// Which.
+        /// The number of the commit.
         commit: CommitId,
         /// Whether the records are durable.
         result: Result<(), CommitFault>,
     },
-    /// A volume answers from the target's store; its gate lets nothing through yet.
+    /// A volume answers from the target's store; its gate is still closed.
     Started(VolumeIndex),
     /// A volume does not answer from the target's store.
     StartFailed {
-        /// Which.
+        /// The volume that failed to start.
         volume: VolumeIndex,
-        /// Why.
+        /// The reason of the failure.
         detail: String,
     },
-    /// The VM that came along runs.
+    /// The VM that moved with the volumes runs.
     VmRuns,
-    /// The VM that came along does not run.
+    /// The VM that moved with the volumes does not run.
     VmFailed {
-        /// Why.
+        /// The reason of the failure.
         detail: String,
-        /// Whether it has written to its volumes here: then they cannot go back.
+        /// Whether the VM has written to its volumes here; then they cannot return.
         wrote: Wrote,
     },
-    /// The source asks for a change of a replica that is promised, or about to be. It is not made before nothing is promised
-    /// any more.
+    /// The source asks for a change of a replica that is promised, or about to be. The change waits until nothing is promised.
     ChangeHeld,
-    /// The source's host can be heard again: what became of the migration meanwhile is asked.
+    /// The source's host is reachable again: the target asks for the outcome.
     LinkBack,
     /// The source's host cannot be reached.
     LinkLost,
-    /// Somebody here has cancelled it, and the journal has taken that ([`crate::orders::cancel`]): it takes no promise any more.
+    /// This host's administrator has cancelled the migration, and the journal has recorded that ([`crate::orders::cancel`]). It
+    /// refuses a promise from then on.
     Cancel,
-    /// Somebody has the target take the volumes over without COMMIT. Only a prepared target can, in that very try.
+    /// The administrator orders a takeover without COMMIT. Only a target that is prepared in this attempt obeys.
     Promote {
-        /// The try that the ticket names, or that is prepared.
+        /// The attempt that the ticket names, or that is prepared.
         attempt: Attempt,
-        /// The generation that each volume has from now on.
+        /// The generation of each volume from now on.
         generations: Vec<(VolumeId, Generation)>,
-        /// What it is founded on.
+        /// The basis of the promotion: a ticket or force.
         promotion: Promotion,
     },
-    /// All images have been dealt with.
+    /// All images have been deleted, as far as possible.
     Discarded {
-        /// What could not be deleted; empty if all is gone.
+        /// The images that could not be deleted; empty if all are gone.
         left_over: String,
     },
 }
@@ -75,64 +75,65 @@ pub enum TargetEvent {
 /// Whether a guest's write has passed a gate since the volumes were started here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wrote {
-    /// None has: what is here is what the source released.
+    /// No write has passed: the copy is as the source released it.
     Nothing,
-    /// At least one has.
+    /// At least one write has passed.
     Something,
 }
 
-/// Whether a flush succeeded.
+/// The result of a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FlushResult {
     /// Everything that had been applied is durable.
     Durable,
-    /// It failed; nothing is known.
+    /// The flush failed: the state of earlier writes is unknown.
     Failed,
 }
 
-/// What is to be done at the target.
+/// An action for the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TargetAction {
     /// Flush a volume's store.
     Flush {
-        /// Which volume.
+        /// The volume whose store is flushed.
         volume: VolumeIndex,
-        /// For the answer.
+        /// The attempt to use in the answer.
         attempt: Attempt,
     },
-    /// The same, and see that what is known durably of what is missing is exactly this; otherwise the flush counts as failed.
+    /// Flush a volume's store, and check that the durable missing set equals this manifest. A difference counts as a failed
+    /// flush.
     FlushHollow {
-        /// Which volume.
+        /// The volume whose store is flushed.
         volume: VolumeIndex,
-        /// For the answer.
+        /// The attempt to use in the answer.
         attempt: Attempt,
-        /// What is missing.
+        /// The manifest that is expected.
         manifest: Manifest,
     },
     /// Make records durable, all or none.
     Commit {
-        /// For the answer.
+        /// The number to use in the answer.
         commit: CommitId,
-        /// What has become true.
+        /// The records to make durable.
         records: Vec<Record>,
     },
-    /// Tell the source.
+    /// Send this message to the source.
     Send(ToSource),
-    /// Put a volume onto the target's store and see whether that answers, before any guest is let through.
+    /// Switch a volume to the target's store and check that the store answers, before any guest is admitted.
     Start(VolumeIndex),
-    /// The same of a volume of which blocks are missing: they are fetched from its source from here on.
+    /// Start an incomplete volume: its missing blocks are fetched from the source from here on.
     StartHollow(VolumeIndex),
-    /// Let a volume's writes through.
+    /// Admit a volume's writes.
     Open(VolumeIndex),
-    /// Let the VM that came along run; its volumes are open.
+    /// Let the VM run that moved with the volumes; these are open.
     RunVm,
-    /// Serve nothing of a volume any more.
+    /// Stop serving a volume.
     Close(VolumeIndex),
     /// Delete all images.
     Discard,
-    /// Nothing is left to do here; this host's journal says so already. Only with a journal of the target's own.
+    /// Nothing is left to do here; this host's journal has recorded that. Only with a journal of the target's own.
     End {
-        /// How it ended.
+        /// The outcome of the migration.
         outcome: Outcome,
     },
 }
