@@ -1,17 +1,17 @@
-//! Carries out what a volume's [`Stay`] decides: what has to outlast the daemon is made durable, and writes wait for it.
+//! Carries out the decisions of a volume's [`Stay`]: makes records durable, and lets writes wait for them.
 //!
 //! ```text
 //!   a write ──► record() ──► its region is marked in the open epoch ──────────────────► submitted
-//!                  └─ not yet: Keeper::mark(), off the lane, for whoever waits ─ durable ─┘
-//!                       └─ not in time: Keeper::forget(): nobody has a copy, nothing is marked ──► submitted
+//!                  └─ not yet: Keeper::mark(), off the lane, for each writer ─ durable ─┘
+//!                       └─ not in time: Keeper::forget(): no copy is known, nothing is marked ──► submitted
 //!
 //!   refer_to(copy): the epoch is frozen ──► Keeper::keep(): what was written, exactly, and what each copy lacks
 //! ```
-//! A volume of which nobody has a copy is not marked at all: its chronicle is in memory only, and costs a look at a
-//! bitmap. With a copy a region is marked once an epoch; regions that are in use when an epoch ends are marked for the
-//! next one beforehand, so that a steady guest waits for nothing (design §5.8, §6 "Journal").
+//! Without a copy on another host nothing is marked: the chronicle is in memory only. With a copy, each region is marked once per
+//! epoch. Regions in use at the end of an epoch are marked for the next one beforehand, so that a steady guest does not wait
+//! (design §5.8, §6 "Journal").
 //!
-//! **N.B.** What is kept is trusted after a restart. So it goes, durably, before the first write that is not marked.
+//! **N.B.** A restart trusts the kept chronicle. It is therefore deleted durably before the first write that is not marked.
 
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
@@ -33,31 +33,30 @@ use tracing::warn;
 use crate::control::LaneFuture;
 use crate::stack::Untold;
 
-/// Pause before a mark that could not be made is tried again.
+/// Pause before a failed mark is tried again.
 const MARK_RETRY: Duration = Duration::from_millis(200);
 
-/// Makes durable what has to outlast a daemon. Each thing is asked for when the method is called, and is done also if
-/// nobody waits for it. What is kept and forgotten of a stay is done in the order in which it was asked for.
+/// Makes the records of chronicles durable. A method begins its work when it is called, and completes it even if the future is
+/// dropped. The calls for one residency are carried out in their order.
 pub trait Keeper {
-    /// Makes durable that these blocks of a volume may be written in `epoch` of a stay; that its file of marks can be
-    /// written, if there are none.
+    /// Makes durable that these blocks may be written in `epoch` of a residency. Without blocks, proves that the file of
+    /// marks can be written.
     fn mark(&self, key: StayKey, epoch: Epoch, blocks: Vec<BlockRange>)
     -> LaneFuture<Result<(), NotDurable>>;
 
-    /// Puts `kept` durably in the place of what was kept of a stay; marks of epochs up to [`Kept::through`] are of no
-    /// use any more then.
+    /// Durably replaces the kept chronicle of a residency by `kept`. Marks of epochs up to [`Kept::through`] become obsolete.
     fn keep(&self, key: StayKey, kept: Kept) -> LaneFuture<Result<(), NotDurable>>;
 
-    /// Forgets durably what was kept of a stay, with its marks of epochs up to `through`. A full data folder is no
-    /// hindrance.
+    /// Durably deletes the kept chronicle of a residency, with its marks of epochs up to `through`. Works even if the
+    /// data folder is full.
     fn forget(&self, key: StayKey, through: Epoch) -> LaneFuture<Result<(), NotDurable>>;
 
-    /// Remembers durably that a flush of the image has failed in this stay ([`migration::stay::ImageRecord::Failed`]), or nothing
-    /// of the image if nothing could be remembered before. A full data folder is no hindrance.
+    /// Durably records that a flush of the image failed in this residency ([`migration::stay::ImageRecord::Failed`]), or deletes
+    /// the image record if that cannot be written. Works even if the data folder is full.
     fn doubt(&self, key: StayKey) -> LaneFuture<Result<(), NotDurable>>;
 
-    /// Begins anew, durably, what is kept of the units that a volume of this size in bytes lacks in a stay
-    /// ([`migration::filling`]): with this entry, and nothing of before.
+    /// Durably starts a new presence file for the blocks that a volume of this size in bytes lacks ([`migration::filling`]),
+    /// with this entry only.
     fn begin_presence(
         &self,
         key: StayKey,
@@ -65,7 +64,7 @@ pub trait Keeper {
         entry: LogEntry,
     ) -> LaneFuture<Result<(), NotDurable>>;
 
-    /// Adds an entry to that, durably.
+    /// Durably adds an entry to the presence file.
     fn add_presence(
         &self,
         key: StayKey,
@@ -73,8 +72,8 @@ pub trait Keeper {
         entry: LogEntry,
     ) -> LaneFuture<Result<(), NotDurable>>;
 
-    /// Notes besides that guests have written these units: for a daemon that begins after this one was killed, as long as the host
-    /// is not started again. It need not be durable.
+    /// Notes that guests have written these units, for the next daemon if this one is killed. The note need not survive a
+    /// restart of the host.
     fn note_presence(
         &self,
         key: StayKey,
@@ -82,26 +81,26 @@ pub trait Keeper {
         units: Vec<BlockRange>,
     ) -> LaneFuture<Result<(), NotDurable>>;
 
-    /// Forgets all of that: nothing is missing any more.
+    /// Deletes the presence file: no block is missing.
     fn forget_presence(&self, key: StayKey) -> LaneFuture<Result<(), NotDurable>>;
 }
 
-/// The data folder did not take it.
+/// The error when the data folder cannot take a record.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
 pub struct NotDurable {
-    /// Why, for people.
+    /// The reason, for the administrator.
     pub detail: String,
 }
 
-/// Who keeps a chronicle.
+/// The means of keeping a chronicle durably.
 #[derive(Clone)]
 pub struct Keeping {
-    /// Makes durable what has to be.
+    /// Makes the chronicle's records durable.
     pub keeper: Rc<dyn Keeper>,
-    /// Tells the time.
+    /// The executor, for the time and for timers.
     pub handle: Handle,
-    /// How long a guest's write waits for a mark at most (design §5.7).
+    /// The longest time that a guest's write waits for a mark (design §5.7).
     pub wait_max: Duration,
 }
 
@@ -109,18 +108,17 @@ pub struct Keeping {
 pub struct Chronicler {
     volume: VolumeId,
     stay: RefCell<Stay>,
-    /// What every stay of the volume on this lane begins with, but for its identity and the volume's size.
+    /// Settings common to every residency of the volume on this lane, except identity and size.
     beginning: Beginning,
-    /// `None`: nobody keeps it, it ends with the daemon.
+    /// `None` if the chronicle ends with the daemon.
     keeping: Option<Keeping>,
-    /// Writes that had to wait for a mark.
     waits: Cell<u64>,
-    /// Failed flushes that copies are not told of yet.
+    /// Failed flushes that copies have not learned of.
     untold: Untold,
 }
 
 impl Chronicler {
-    /// A chronicle that ends with the daemon.
+    /// Makes a chronicle that ends with the daemon.
     pub fn volatile(volume: VolumeId, chronicle: Chronicle) -> Rc<Self> {
         let (block_size, size_bytes) = (chronicle.block_size(), chronicle.size_bytes());
         let regions = chronicle.mark_policy();
@@ -136,7 +134,7 @@ impl Chronicler {
         })
     }
 
-    /// A chronicle of a stay that goes on with what a start believes of it: [`migration::stay::opening::open`].
+    /// Makes a chronicle that continues a residency as [`migration::stay::opening::open`] has restored it.
     pub fn kept(
         volume: VolumeId,
         beginning: Beginning,
@@ -154,22 +152,22 @@ impl Chronicler {
         })
     }
 
-    /// Bytes of a block.
+    /// Returns the size of a block.
     pub fn block_size(&self) -> BlockSize {
         self.beginning.block_size
     }
 
-    /// The stay of the volume that it records.
+    /// Returns the residency that is recorded.
     pub fn stay(&self) -> StayId {
         self.stay.borrow().id()
     }
 
-    /// The epoch that records.
+    /// Returns the epoch that is open.
     pub fn open_epoch(&self) -> Epoch {
         self.stay.borrow().chronicle().open_epoch()
     }
 
-    /// How many blocks may have been written since an epoch.
+    /// Returns how many blocks may have been written since an epoch.
     pub fn blocks_since(&self, epoch: Epoch) -> u64 {
         self.stay.borrow().chronicle().blocks_since(epoch)
     }
@@ -179,31 +177,29 @@ impl Chronicler {
         self.stay.borrow_mut().advance()
     }
 
-    /// Writes so far that had to wait for a mark.
+    /// Returns how many writes had to wait for a mark so far.
     pub fn waits(&self) -> u64 {
         self.waits.get()
     }
 
-    /// Why copies are known no more that were.
+    /// Returns why known copies were given up.
     pub fn given_up(&self) -> Option<GivenUp> {
         self.stay.borrow().given_up().cloned()
     }
 
-    /// Goes on with a volume that has grown.
     pub(crate) fn grow(&self, size_bytes: u64) {
         self.stay.borrow_mut().grow(size_bytes);
     }
 
-    /// How large the volume is that it records, in bytes.
     pub(crate) fn size_bytes(&self) -> u64 {
         self.stay.borrow().chronicle().size_bytes()
     }
 
-    /// Begins another stay of the volume, or goes on with this one if that is it: after a restart, say. Nothing that
-    /// belongs to another stay is known from here on. The volume is as large as what it comes to, whatever it was here before.
+    /// Begins another residency of the volume, or continues this one after a restart. Forgets everything of other residencies.
+    /// The volume then has `size_bytes`, whatever its size here was before.
     ///
     /// # Errors
-    /// [`NotDurable`]: a restart may find what a daemon before this one kept of this stay.
+    /// [`NotDurable`]: a restart may find records that an earlier daemon kept of this residency.
     pub(crate) async fn begin_stay(&self, id: StayId, size_bytes: u64) -> Result<(), NotDurable> {
         if self.stay() == id {
             self.grow(size_bytes);
@@ -216,23 +212,22 @@ impl Chronicler {
         Ok(())
     }
 
-    /// The volume has left for good: what was known of its stay is of no use any more.
+    /// Ends the residency: the volume has left for good, and its records are deleted.
     pub(crate) fn end_stay(&self) {
         let forgetting = self.stay.borrow_mut().leave();
         if let Some(keeping) = &self.keeping {
-            // Nothing reads it again, whether or not it goes.
+            // No daemon reads the records again, so a failure does not matter.
             drop(keeping.keeper.forget(self.key(), forgetting.through));
         }
     }
 
-    /// Records a change to a range, once that is durable as far as anybody needs it; returns the epoch.
+    /// Records a change to a range, once its mark is durable as far as needed; returns the epoch.
     ///
-    /// A data folder that takes no mark holds the write no longer than [`Keeping::wait_max`]: then what is kept is
-    /// forgotten, which a full one can do. Only if it cannot do even that the write is held on: what nobody would know
-    /// after a crash must not happen.
+    /// If the data folder takes no mark, the write waits at most [`Keeping::wait_max`]. Then the kept chronicle is deleted, which
+    /// works even in a full folder. If that fails too, the write keeps waiting: an unrecorded change must not happen.
     ///
     /// # Errors
-    /// [`BeyondTheEnd`]: it cannot be recorded, and must not be made.
+    /// [`BeyondTheEnd`]: the range cannot be recorded, and must not be written.
     pub(crate) async fn record(&self, range: ByteRange) -> Result<Epoch, BeyondTheEnd> {
         let mut began = None;
         loop {
@@ -243,7 +238,7 @@ impl Chronicler {
             };
             let regions = self.stay.borrow().regions_to_mark(range);
             let Some(keeping) = &self.keeping else {
-                // Unreachable: without a keeper marks stay volatile. Whoever asks is never held for nothing.
+                // Unreachable: without a keeper, marks stay volatile. The write must not wait for nothing.
                 self.stay.borrow_mut().marked(self.stay(), epoch, regions);
                 continue;
             };
@@ -269,51 +264,53 @@ impl Chronicler {
                     let left = keeping.wait_max.saturating_sub(keeping.handle.now() - began);
                     keeping.handle.sleep(MARK_RETRY.min(left)).await;
                 }
-                // It is looked again, and given up.
+                // The loop checks again, and gives the copies up.
                 Either::Right(_) => {}
             }
         }
     }
 
-    /// What a copy lacks: the one that is told by `of`, if it is of this generation; `None`: no such copy is known.
+    /// Returns the blocks that copy `of` of this generation lacks; `None` if no such copy is known.
     pub fn lacking(&self, of: ReplicaOf, generation: Generation) -> Option<LayeredBitmap> {
         self.stay.borrow().lacking(of, generation)
     }
 
-    /// What a copy lacked when that was kept, and not what was written since: only a planted bug takes that for all.
+    /// Returns the blocks that a copy lacked when its record was kept, without later writes. Only a planted bug takes this
+    /// for the whole set.
     pub(crate) fn lacked_when_kept(&self, of: ReplicaOf) -> Option<LayeredBitmap> {
         self.stay.borrow().lacked_when_kept(of)
     }
 
-    /// The migrations whose copies of this generation of the volume are known.
+    /// Returns the migrations whose copies of this generation are known.
     pub fn copies(&self, generation: Generation) -> Vec<MigrationId> {
         self.stay.borrow().copies(generation)
     }
 
-    /// The copies that are known, and how many blocks each lacks.
+    /// Returns the known copies, and how many blocks each lacks.
     pub fn replicas(&self) -> Vec<(ReplicaOf, Generation, u64)> {
         self.stay.borrow().replicas()
     }
 
-    /// What is known of copies elsewhere, for the host that the volume leaves for ([`Stay::departs`]).
+    /// Returns the known copies at other hosts, for the host that the volume leaves for ([`Stay::departs`]).
     pub(crate) fn departs(&self, to: HostId) -> Option<Departed> {
         self.stay.borrow().departs(to.0)
     }
 
-    /// What a copy lacks at this instant that lacked so much when the volume left for here ([`Stay::lacking_since_arrival`]).
+    /// Returns the blocks that a copy lacks at this instant, given the blocks that it lacked when the volume left for this host
+    /// ([`Stay::lacking_since_arrival`]).
     pub(crate) fn lacking_since_arrival(&self, at_departure: &LayeredBitmap) -> Option<LayeredBitmap> {
         self.stay.borrow().lacking_since_arrival(at_departure)
     }
 
-    /// Remembers a copy from now on: `missing` says what it lacks at this instant, and is asked between two requests.
-    /// `None` changes nothing.
+    /// Remembers a copy. `missing` returns the blocks that it lacks at this instant, and is called between two
+    /// requests. `None` changes nothing.
     ///
-    /// `store` is the volume's own at the same instant: it is flushed before the copy is kept. A power cut could otherwise take
-    /// back what was written before this instant and is at the copy already, and nobody would know that they differ.
-    /// `None`: the volume is only about to come, and what comes is flushed before it is this host's.
+    /// `store` returns the volume's own store at the same instant. The store is flushed before the copy is kept. Otherwise a
+    /// power cut could take back earlier writes that the copy already has, and the difference would go unnoticed. `None`: the
+    /// volume is about to arrive, and is flushed before this host owns it.
     ///
-    /// **N.B.** What is being written at this instant is to be in `missing`, unless the copy is to be asked for as of an
-    /// earlier epoch than this one.
+    /// **N.B.** Writes in flight at this instant have to be in `missing`, unless the copy will be asked for as
+    /// of an earlier epoch.
     ///
     /// # Errors
     /// [`NotDurable`]: a restart may not know the copy, or know an earlier state of it.
@@ -326,12 +323,12 @@ impl Chronicler {
     ) -> Result<(), NotDurable> {
         let Some(Keeping { keeper, .. }) = &self.keeping else { return Ok(()) };
         let premarks = self.stay.borrow().premarks();
-        // Also when there is nothing to mark: a folder that takes nothing shows it before anybody has to wait for it.
+        // Even if there is nothing to mark: this shows early whether the folder takes a record at all.
         keeper.mark(self.key(), premarks.epoch, premarks.blocks.clone()).await?;
         let Some(missing) = missing() else { return Ok(()) };
         let referral = self.stay.borrow_mut().take_down(&premarks, of, generation, missing);
         let Some(referral) = referral else { return Ok(()) };
-        // N.B. the one that it has at this instant: it may have gone to another since this began.
+        // N.B. the volume's present store: the volume may have moved to another one meanwhile.
         if let Some(store) = store()
             && let Err(error) = store.flush().await
         {
@@ -347,10 +344,10 @@ impl Chronicler {
         }
     }
 
-    /// Forgets a copy. When none is left nothing is marked any more.
+    /// Forgets a copy. When none is left, nothing is marked.
     ///
     /// # Errors
-    /// [`NotDurable`]: a restart may still know it.
+    /// [`NotDurable`]: a restart may still know the copy.
     pub async fn forget(&self, of: ReplicaOf) -> Result<(), NotDurable> {
         let Some(Keeping { keeper, .. }) = &self.keeping else { return Ok(()) };
         let key = self.key();
@@ -362,10 +359,10 @@ impl Chronicler {
         }
     }
 
-    /// Keeps all of it exactly: nothing is written to the volume any more.
+    /// Keeps the exact chronicle. No write to the volume may follow.
     ///
     /// # Errors
-    /// [`NotDurable`]: it is kept as the marks tell it.
+    /// [`NotDurable`]: the kept chronicle is only as exact as its marks.
     pub async fn close(&self) -> Result<(), NotDurable> {
         let Some(Keeping { keeper, .. }) = &self.keeping else { return Ok(()) };
         let kept = self.stay.borrow_mut().close();
@@ -375,13 +372,12 @@ impl Chronicler {
         }
     }
 
-    /// Failed flushes whose askers are not told yet.
     pub(crate) fn untold(&self) -> &Untold {
         &self.untold
     }
 
-    /// A flush of the volume's own store has failed. Resolves when it is durable that copies are not told by what that holds
-    /// any more, or has taken too long; then that is done all the same.
+    /// Records that a flush of the volume's own store has failed: copies can then not be trusted to match the store. Resolves
+    /// when the record is durable, or took longer than the limit.
     pub async fn store_failed(&self) {
         let Some(Keeping { keeper, handle, wait_max }) = &self.keeping else { return };
         let doubt = self.stay.borrow_mut().store_failed();
@@ -401,11 +397,10 @@ impl Chronicler {
                 }
             }
         });
-        // Whichever it is, whoever waits is told.
+        // The askers are told in both cases.
         let _ = select(durably, handle.sleep(*wait_max)).await;
     }
 
-    /// Gives every copy up, so that no guest waits any longer.
     async fn give_up(&self, keeping: &Keeping) {
         let volume = self.volume;
         let reason = "the data folder could not record in time what is written";

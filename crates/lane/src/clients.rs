@@ -1,12 +1,12 @@
-//! The clients of a volume, wherever they are: those of this host, and those that other hosts lead here.
+//! The clients of a volume on all hosts: local ones, and those that other hosts forward to this one.
 //!
 //! ```text
 //!   connection ──► here ─────────────┐
-//!   another host: "A: 2, D: 1" ──► way ─┴──► all clients, by host ──► shown, in the way of removal, told to the owner
+//!   another host: "A: 2, D: 1" ──► way ─┴──► all clients, by host ──► shown, block removal, reported to the owner
 //! ```
-//! Each host tells the next one on the way to the owner how many clients it has itself, and what it was told by others
-//! ([`Operation::Clients`](crate::peer::head::Operation)). So the owner knows all of them, and a host on the way knows
-//! for whom it is still needed.
+//! Each host reports its own clients, and those reported to it, to the next host towards the owner
+//! ([`Operation::Clients`](crate::peer::head::Operation)). So the owner knows all clients, and a host on the way knows for which
+//! clients it is still needed.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -17,56 +17,55 @@ use block::signal::Signal;
 use migration::HostId;
 use serde::{Deserialize, Serialize};
 
-/// Hosts in one list at most: more than ever lead clients to one volume.
+/// The limit of hosts in one list: more than ever forward clients to one volume.
 const HOSTS_MAX: usize = 256;
-/// What a host calls itself in what it says: whoever hears it knows which one that is.
+/// The identity by which a host names itself in its own list. The receiver knows the sender.
 const SPEAKER: HostId = HostId([0; 32]);
-/// How long the host that a volume came from may take to say whether it leads clients here. It says so when it has heard
-/// that the volume is here; one that was restarted meanwhile, and has no clients any more, says nothing.
+/// How long to wait until the host that the volume came from reports its clients. It reports once it has learned that the volume
+/// is here. A host that was restarted meanwhile and has no clients reports nothing.
 const WORD_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// How many clients of a volume are at which host.
+/// The number of a volume's clients at each host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ByHost(BTreeMap<HostId, u32>);
 
-/// The clients of one volume.
+/// The clients of one volume, local and forwarded.
 #[derive(Default)]
 pub struct Clients {
-    /// This host, once it is known.
     host: Cell<Option<HostId>>,
     here: Cell<u32>,
-    /// What other hosts said last, by the ways that they lead here.
+    /// The latest report of each way by which another host forwards clients.
     ways: RefCell<BTreeMap<u64, (HostId, ByHost)>>,
     next_way: Cell<u64>,
-    /// Since when the host that the volume came from has yet to say whether it leads clients here.
+    /// When the wait for the report of the volume's former host began.
     awaits_word: Cell<Option<Duration>>,
     changed: Signal,
 }
 
-/// A client of this host, until this is dropped.
+/// A client of this host. Dropping it ends the registration.
 pub(crate) struct Client(Rc<Clients>);
 
-/// A way by which another host leads clients here, until this is dropped.
+/// A way by which another host forwards clients to this one. Dropping it ends the registration.
 pub(crate) struct Way {
     clients: Rc<Clients>,
     host: HostId,
     number: u64,
-    /// Of the last word; earlier ones may arrive later.
+    /// The number of the latest report; older ones may arrive later.
     said: u64,
 }
 
 impl ByHost {
-    /// Hosts, and how many clients each has.
+    /// Returns each host with its number of clients.
     pub fn iter(&self) -> impl Iterator<Item = (HostId, u32)> {
         self.0.iter().map(|(host, clients)| (*host, *clients))
     }
 
-    /// How many there are at all of them.
+    /// Returns the number of clients at all hosts.
     pub fn total(&self) -> usize {
         self.0.values().map(|clients| *clients as usize).sum()
     }
 
-    /// How many there are at one host.
+    /// Returns the number of clients at one host.
     pub fn at(&self, host: HostId) -> u32 {
         self.0.get(&host).copied().unwrap_or(0)
     }
@@ -74,11 +73,10 @@ impl ByHost {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let list: Vec<_> =
             self.0.iter().map(|(host, clients)| Entry(host.0, *clients)).take(HOSTS_MAX).collect();
-        // Numbers and bytes can be encoded, and memory is not bounded here.
         postcard::to_stdvec(&list).unwrap_or_default()
     }
 
-    /// Decodes what another host says; `None`: it is no list.
+    /// Decodes a report of another host; `None` if the bytes are no list.
     pub(crate) fn decode(bytes: &[u8], speaker: HostId) -> Option<Self> {
         let (list, rest) = postcard::take_from_bytes::<Vec<Entry>>(bytes).ok()?;
         let fits = rest.is_empty() && list.len() <= HOSTS_MAX;
@@ -91,18 +89,18 @@ impl ByHost {
 struct Entry([u8; 32], u32);
 
 impl Clients {
-    /// Says which host this is.
+    /// Sets the identity of this host.
     pub fn are_at(&self, host: HostId) {
         self.host.set(Some(host));
     }
 
-    /// Clients at other hosts that are led here.
+    /// Returns the clients that other hosts forward to this one.
     pub fn elsewhere(&self) -> ByHost {
         let mut all = BTreeMap::<HostId, u32>::new();
         for (_, way) in self.ways.borrow().values() {
             for (host, clients) in way.iter().filter(|(host, _)| Some(*host) != self.host.get()) {
                 let known = all.entry(host).or_default();
-                // By two ways it may be told of twice.
+                // The same host may be reported by two ways.
                 *known = clients.max(*known);
             }
         }
@@ -110,46 +108,43 @@ impl Clients {
         ByHost(all)
     }
 
-    /// All clients, for the next host on the way to the owner.
+    /// Returns all clients, for the next host towards the owner.
     pub(crate) fn everywhere(&self) -> ByHost {
         let mut all = self.elsewhere();
         all.0.insert(SPEAKER, self.here.get());
         all
     }
 
-    /// Hosts that lead their clients here, whether they have any at this moment or not.
+    /// Returns the hosts that forward clients to this one, even if they have none at present.
     pub fn ways(&self) -> Vec<HostId> {
         self.ways.borrow().values().map(|(host, _)| *host).collect()
     }
 
-    /// Clients of this host.
+    /// Returns the number of this host's clients.
     pub fn here(&self) -> u32 {
         self.here.get()
     }
 
-    /// The host that the volume comes from will say whether it leads clients here.
+    /// Begins the wait for the report of the volume's former host.
     pub(crate) fn expect_word(&self, now: Duration) {
         self.awaits_word.set(Some(now));
     }
 
-    /// The host that the volume came from is not waited for.
     pub(crate) fn expect_no_word(&self) {
         self.awaits_word.set(None);
     }
 
-    /// Whether the host that the volume came from has yet to say whether it leads clients here.
+    /// Returns whether the report of the volume's former host is still due.
     pub fn awaits_word(&self, now: Duration) -> bool {
         self.awaits_word.get().is_some_and(|since| now < since + WORD_WAIT_MAX)
     }
 
-    /// A client connects to this host.
     pub(crate) fn comes(self: &Rc<Self>) -> Client {
         self.here.set(self.here.get() + 1);
         self.changed.notify();
         Client(Rc::clone(self))
     }
 
-    /// Another host leads clients here from now on.
     pub(crate) fn way(self: &Rc<Self>, host: HostId) -> Way {
         let number = self.next_way.get();
         self.next_way.set(number + 1);
@@ -157,19 +152,18 @@ impl Clients {
         Way { clients: Rc::clone(self), host, number, said: 0 }
     }
 
-    /// Resolves when `look` finds something; it looks at once, and when clients have come or gone.
+    /// Resolves when `look` returns something. Calls it at once, and whenever clients have come or gone.
     pub(crate) fn wait_for(&self, look: impl FnMut() -> Option<()>) -> impl Future<Output = ()> {
         self.changed.wait_for(look)
     }
 
-    /// Has whoever waits look again.
     pub(crate) fn notify(&self) {
         self.changed.notify();
     }
 }
 
 impl Way {
-    /// The other host says who its clients are; it numbers what it says.
+    /// Takes the other host's report. Reports are numbered, and an older one is ignored.
     pub(crate) fn says(&mut self, number: u64, clients: ByHost) {
         if number < self.said {
             return;

@@ -1,7 +1,7 @@
-//! What a lane needs from the control plane, and what it tells it.
+//! The interface between a lane and the control plane.
 //!
-//! A lane makes no call that may sleep; whatever does is asked for here, and is done on another thread. The daemon
-//! implements [`Control`] with channels to its journal and its helper threads, the simulator with virtual ones.
+//! A lane makes no call that may sleep. It asks for such work here, and another thread does it. The daemon implements [`Control`]
+//! with channels to its journal and its helper threads, the simulator with virtual ones.
 
 use std::future::{Future, ready};
 use std::pin::Pin;
@@ -18,26 +18,26 @@ use crate::chronicler::Keeper;
 use crate::pulse::Window;
 use crate::shared_storage::DataPath;
 
-/// A future that stays on the lane's thread.
+/// A future that stays on the lane's own thread.
 pub type LaneFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// What a lane asks of the control plane.
+/// The orders of a lane to the control plane.
 ///
-/// A thing is asked for when the method is called, not when its future is polled: commits are applied in the order of
-/// the calls. Futures may be dropped; what was asked for is done all the same.
+/// Work begins when the method is called, not when its future is polled: commits are applied in the order of the calls. It is
+/// completed even if the future is dropped.
 pub trait Control {
-    /// Makes the records durable, all or none, in one commit; commits of one lane are applied in order.
+    /// Makes the records durable in one commit, all or none. Commits of one lane are applied in order.
     fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>>;
 
-    /// Deals with a source image whose volume has moved away. It can be repeated: an image that is gone is a success.
+    /// Deletes or keeps a source image whose volume has moved away. May be repeated: an image that is gone is a success.
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>>;
 
-    /// Copies the memory of the VM that goes along with its volumes, and brings it to a stand: when this resolves,
-    /// it stands still here and is loaded at the target, or the fault says why not (design §5.15). One whose memory may
-    /// follow it only stands still here: [`Control::run_vm`] has the rest sent. `paused` is told when it
-    /// does nothing any more, and only its hypervisor still may; whoever cannot say that drops it.
+    /// Copies the memory of the VM that moves with its volumes, and stops the VM. On success the VM stands still here and
+    /// is loaded at the target (design §5.15). With post-copy of memory it only stands still here, and
+    /// [`Control::run_vm`] sends the rest.
     ///
-    /// What [`Control::entered`] tells afterwards decides: [`Phase::Discarding`] lets it go on here.
+    /// `paused` is sent when the VM is stopped but its hypervisor still works. A control plane that cannot say that drops it.
+    /// [`Control::entered`] decides afterwards: with [`Phase::Discarding`] the VM continues here.
     fn stop_vm(
         &self,
         migration: MigrationId,
@@ -47,137 +47,135 @@ pub trait Control {
         Box::pin(ready(Err(VmFault::new("there are no VMs here"))))
     }
 
-    /// Does what is to be done at both hosts before volumes change hands: when this resolves it is done, or the fault says why
-    /// they are to stay. [`Control::entered`] with [`Phase::Discarding`] ends it.
+    /// Runs the hooks of both hosts before volumes change hands. Resolves when they are done, or with the reason why the volumes
+    /// have to stay. [`Control::entered`] with [`Phase::Discarding`] ends it.
     fn run_hooks(&self, migration: MigrationId) -> LaneFuture<Result<(), HooksFault>> {
         let _ = migration;
         Box::pin(ready(Err(HooksFault::new("nothing is run here before volumes change hands"))))
     }
 
-    /// Lets the VM run that came along; its volumes are this host's, and open. The fault says why it does not run.
+    /// Lets the VM run that moved with its volumes, which this host owns and has opened. The fault holds why the VM does not run.
     fn run_vm(&self, migration: MigrationId) -> LaneFuture<Result<(), VmFault>> {
         let _ = migration;
         Box::pin(ready(Err(VmFault::new("there are no VMs here"))))
     }
 
-    /// Deletes a half-made or given-up target image. It can be repeated.
+    /// Deletes a half-made or abandoned target image. May be repeated.
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>>;
 
-    /// Tells what happened; never waits.
+    /// Reports an event to the control plane; never waits.
     fn report(&self, report: Report);
 
-    /// Tells that a migration has entered a phase: each of them, also while the gates are closed. So it takes no time.
+    /// Reports that a migration has entered a phase. Has to return at once: it is also called while the gates are closed.
     fn entered(&self, migration: MigrationId, phase: Phase) {
         let _ = (migration, phase);
     }
 
-    /// Who keeps what has to outlast the daemon of volumes' chronicles; `None`: nobody.
+    /// Returns what keeps the chronicles of volumes durably; `None` if they end with the daemon.
     fn keeper(&self) -> Option<Rc<dyn Keeper>> {
         None
     }
 
-    /// Tells whether the volume's store may lose what was written and not flushed while this host runs: another machine keeps it.
+    /// Returns whether the volume's store may lose unflushed writes while this host runs, because another machine keeps it.
     fn store_starts_alone(&self) -> bool {
         false
     }
 
-    /// The volume's store has been closed in order, at the end of this stay's lane: nothing is written to it any more. May
-    /// sleep.
+    /// Notes that the volume's store was closed in order, at the end of this residency's lane. No write follows. May sleep.
     fn store_closed(&self, stay: StayId) {
         let _ = stay;
     }
 
-    /// Carries a message between the two sides of a migration; `None`: it is there at once, as on one host.
+    /// Returns the journeys of a message between the two sides of a migration; `None` if it arrives at once, as on one host.
     ///
-    /// It arrives at the end of each journey: a message without one is lost, one with two comes twice.
+    /// The message arrives at the end of each journey: with none it is lost, with two it arrives twice.
     fn carry(&self) -> Option<Vec<LaneFuture<()>>> {
         None
     }
 }
 
-/// Something that the control plane could not do.
+/// The error of an operation on a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("cannot {operation} {path}: {detail}")]
 pub struct ControlFault {
-    /// What was tried, as a verb: `delete`, `rename`.
+    /// The operation, as a verb: `delete`, `rename`.
     pub operation: &'static str,
-    /// The file.
+    /// The path of the file.
     pub path: String,
-    /// What the system answered.
+    /// The answer of the system.
     pub detail: String,
 }
 
-/// Why a VM was not brought to a stand, or does not run where it came to.
+/// Why a VM was not stopped, or does not run at the target.
 ///
-/// A lane tells no causes apart: what its hypervisor, a hook or the other host has said is for people.
+/// A lane does not distinguish causes: the text of the hypervisor, hook or remote host is for the administrator.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
 pub struct VmFault {
-    /// In words for people.
+    /// The reason, in words for the administrator.
     pub detail: String,
 }
 
 impl VmFault {
-    /// It is this.
+    /// Makes the fault from its reason.
     pub fn new(detail: impl Into<String>) -> Self {
         Self { detail: detail.into() }
     }
 }
 
-/// Why not all was done that is to be done before volumes change hands: a hook that failed, or a host that did not answer.
+/// Why the hooks before a handover did not all succeed: one failed, or a host did not answer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{detail}")]
 pub struct HooksFault {
-    /// In words for people.
+    /// The reason, in words for the administrator.
     pub detail: String,
 }
 
 impl HooksFault {
-    /// It is this.
+    /// Makes the fault from its reason.
     pub fn new(detail: impl Into<String>) -> Self {
         Self { detail: detail.into() }
     }
 }
 
-/// What a lane tells about a migration.
+/// A lane's report about a migration.
 #[derive(Clone, Debug)]
 pub enum Report {
-    /// How far it is: at each change of phase, and every [`crate::REPORT_INTERVAL`] in between.
+    /// The progress: at each change of phase, and every [`crate::REPORT_INTERVAL`] in between.
     Progress {
-        /// Which.
+        /// The migration that is reported.
         migration: MigrationId,
-        /// How far.
+        /// How far the migration is.
         progress: Progress,
     },
-    /// What was recorded since the last time, for its history: the first time what was before it began, the last
-    /// times what came after its end.
+    /// A new piece of the migration's history. The first one holds samples of before the migration, the last ones of after it.
     Recorded {
-        /// Which.
+        /// The migration that was recorded.
         migration: MigrationId,
-        /// What.
+        /// The new piece of history.
         recorded: Recorded,
     },
-    /// Nothing more will be recorded. This is the last report about it.
+    /// The recording has ended. This is the last report about the migration.
     RecordingEnded {
-        /// Which.
+        /// The migration whose recording ended.
         migration: MigrationId,
     },
-    /// The way that a volume's blocks take to another host: when that is known, and when it changes.
+    /// The path of a volume's blocks to another host: when it is first known, and when it changes.
     DataPath {
-        /// Of which migration.
+        /// The migration of the volume.
         migration: MigrationId,
-        /// Which of its volumes.
+        /// The volume's position in its migration.
         volume: VolumeIndex,
-        /// Which way.
+        /// The path that blocks take.
         way: DataPath,
     },
-    /// It has ended. Nothing but recordings is reported of it any more.
+    /// The migration has ended. Only recordings are reported after this.
     Ended {
-        /// Which.
+        /// The migration that has ended.
         migration: MigrationId,
-        /// How; the same as in the journal.
+        /// The outcome, as in the journal.
         outcome: Outcome,
-        /// What it cost; the same as in the journal.
+        /// The costs, as in the journal.
         summary: Summary,
     },
 }
@@ -185,33 +183,33 @@ pub enum Report {
 /// A piece of a migration's history.
 #[derive(Clone, Debug)]
 pub struct Recorded {
-    /// In order, without gaps.
+    /// The samples in order, without gaps.
     pub samples: Vec<Sample>,
-    /// Phases that were entered, and when, in microseconds since the migration began.
+    /// Phases that were entered, with the time in microseconds since the migration began.
     pub phases: Vec<(i64, Phase)>,
-    /// What the strategies have decided since it began.
+    /// Counts of the strategies' decisions since the migration began.
     pub tally: Tally,
-    /// The rounds that have ended, of each volume; empty unless it is copied in rounds.
+    /// The completed rounds of each volume; empty unless the volume is copied in rounds.
     pub rounds: Vec<(VolumeIndex, Round)>,
 }
 
 /// One stretch of a migration's history.
 #[derive(Clone, Debug)]
 pub struct Sample {
-    /// When it began, in microseconds since the migration began; negative before.
+    /// The beginning, in microseconds since the migration began; negative before that.
     pub began_us: i64,
-    /// What the volume's guests did in it.
+    /// The requests of the volume's guests in this stretch.
     pub guest: Window,
-    /// Bytes that the mover wrote to the target in it.
+    /// Bytes that the mover wrote to the target.
     pub bytes_copied: u64,
-    /// Bytes of guest writes that the target took in it.
+    /// Bytes of guest writes that the target took.
     pub bytes_mirrored: u64,
-    /// Bytes that were found to be zero in it.
+    /// Bytes that were found to be zero.
     pub bytes_zero: u64,
-    /// Bytes that the target still missed at its end; `None` before the migration began and after it.
+    /// Bytes missing at the target at the end; `None` before and after the migration.
     pub bytes_missing: Option<u64>,
-    /// What the migration was waiting for at its end.
+    /// What the migration was waiting for at the end.
     pub waits_for: Option<&'static str>,
-    /// Why mirroring was suspended at its end; `None` if it was not.
+    /// Why mirroring was suspended at the end; `None` if it was not.
     pub suspended: Option<&'static str>,
 }

@@ -1,10 +1,10 @@
-//! What copies at other hosts lack goes along with the volume, which then comes home, or goes on to any of them, with that alone.
+//! Sends the missing sets of copies at other hosts along with a volume, so that it can move to any of them incrementally.
 //!
 //! ```text
-//!   source: the target serves the volume, and clients here are led there ─► tell() ──calls──► target: Learner ─► chronicler
+//!   source: the target serves the volume, and clients here are forwarded ─► tell() ──calls──► target: Learner ─► chronicler
 //! ```
-//! It goes beside the handover: nobody waits for it, and what does not arrive costs a whole copy later. What is told and how it is
-//! to be read is [`migration::stay::Stay`]'s.
+//! This runs beside the handover, and nothing waits for it. A missing set that does not arrive costs a full copy later.
+//! [`migration::stay::Stay`] makes and reads the missing sets.
 
 use std::cell::Cell;
 use std::pin::pin;
@@ -25,12 +25,12 @@ use crate::peer::{Capabilities, PAYLOAD_BYTES_MAX, Question, RequestPriority, Rp
 use crate::signal::Signal;
 use crate::stack::Volume;
 
-/// How long the channel is kept for what is told after the migration has ended.
+/// How long the channel is kept for the missing sets after the migration has ended.
 const TELLING_MAX: Duration = Duration::from_secs(10);
 
-/// Tells the host that a volume has left for what copies of it elsewhere lack.
+/// Sends the missing sets of copies at other hosts to the host that a volume has left for.
 ///
-/// **N.B.** Once that host serves it: to find out what they lack takes a while on this thread.
+/// **N.B.** Only once that host serves the volume: computing the sets takes a while on this thread.
 pub(crate) fn tell(
     handle: &Handle,
     volume: &Volume,
@@ -79,10 +79,9 @@ fn said_of(copy: &CopyElsewhere, block_size: BlockSize, size_bytes: u64) -> Opti
     Some((operation, runs.into()))
 }
 
-/// Takes what the host tells that a volume has come from.
+/// Receives the missing sets from the host that a volume has come from.
 pub struct Learner {
     volume: Rc<Volume>,
-    /// The stay that it is told for.
     stay: StayId,
     copies: Cell<usize>,
     is_all_told: Cell<bool>,
@@ -90,7 +89,7 @@ pub struct Learner {
 }
 
 impl Learner {
-    /// For a volume whose stay has begun.
+    /// Makes a learner for a volume whose residency has begun.
     pub fn new(volume: &Rc<Volume>) -> Rc<Self> {
         Rc::new(Self {
             volume: Rc::clone(volume),
@@ -101,10 +100,10 @@ impl Learner {
         })
     }
 
-    /// Takes note of a copy.
+    /// Records a copy at another host.
     ///
     /// # Errors
-    /// [`IoError`]: it is not known here.
+    /// [`IoError`]: the copy is not recorded here.
     pub(crate) async fn learn(
         &self,
         of: ReplicaOf,
@@ -116,11 +115,11 @@ impl Learner {
         if !is_of_now() {
             return Err(IoError::Closed);
         }
-        // Whatever the other host sends.
+        // A limit, whatever the other host sends.
         if self.copies.replace(self.copies.get() + 1) >= COPIES_MAX {
             return Err(IoError::Unsupported);
         }
-        // N.B. of the stay: until the volume is this host's it may be known here by the size with which it left.
+        // N.B. the size in this residency: until this host owns the volume, its stack may have the size with which it left.
         let size_bytes = chronicler.size_bytes();
         let runs = decode_runs(runs, size_bytes).ok_or(IoError::Unsupported)?;
         let block_size = chronicler.block_size();
@@ -130,7 +129,8 @@ impl Learner {
             at_departure.insert(block_size.covering(range.offset, range.length));
         }
         let lacking = || is_of_now().then(|| chronicler.lacking_since_arrival(&at_departure)).flatten();
-        // N.B. no flush: what is here beyond that comes from the source, which has made it durable, or is fetched from there again.
+        // N.B. no flush: blocks here beyond that come from the source, which has made them durable, or are
+        // fetched again from there.
         if let Err(error) = chronicler.refer_to(of, generation, || None, lacking).await {
             warn!(volume = %volume.id(), %error, "a copy at another host is not recorded: it will be a whole copy there");
             return Err(IoError::Unsupported);
@@ -139,13 +139,12 @@ impl Learner {
         Ok(())
     }
 
-    /// The other host has told everything.
     pub(crate) fn all_told(&self) {
         self.is_all_told.set(true);
         self.news.notify();
     }
 
-    /// Resolves when the other host has told everything, or had the time to, or does not know how.
+    /// Resolves when the other host has sent all sets, had the time to, or cannot send them.
     pub(crate) async fn has_learnt(&self, handle: &Handle, rpc: &RpcChannel) {
         if rpc.capabilities() < Capabilities::Copies {
             return;

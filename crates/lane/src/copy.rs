@@ -26,12 +26,10 @@ use crate::driver::{Event, Replica, TargetContent};
 use crate::mover;
 use crate::signal::Signal;
 
-/// Bytes whose allocation is asked for at a time: the answer stays small, and other tasks get their turn.
+/// Bytes per query for allocation: keeps the answer small, and gives other tasks their turn.
 const SURVEY_BYTES: u64 = 1 << 30;
 
-/// One volume being copied from its source store to its target store.
 pub struct VolumeCopy {
-    /// For the tasks that it spawns.
     me: Weak<Self>,
     volume: VolumeIndex,
     handle: Handle,
@@ -40,7 +38,7 @@ pub struct VolumeCopy {
     buffers: BufferPool,
     machine: RefCell<Copying>,
     next_write: Cell<u64>,
-    /// Writes that wait for the strategy's word.
+    /// Writes that wait for the strategy's decision.
     tickets: RefCell<BTreeMap<WriteId, Rc<TicketState>>>,
     notices: mpsc::UnboundedSender<Event>,
     timer: Timer,
@@ -54,16 +52,16 @@ struct TicketState {
     waiter: Cell<Option<Waker>>,
 }
 
-/// When the strategy wants to be called, and what its timer task sleeps on.
+/// The strategy's deadline, and the timer task that sleeps until it.
 #[derive(Default)]
 struct Timer {
-    /// What the task has been told to wake up for; `None` while it sleeps without a deadline.
+    /// The time for which the task is set to wake up; `None` while it sleeps without a deadline.
     armed: Cell<Option<Duration>>,
     changed: Signal,
     stopped: Cell<bool>,
 }
 
-/// How often it was said that the replica is behind, and how often the driver has heard it.
+/// Counts of reports that the replica is behind: those sent, and those that the driver has received.
 #[derive(Default)]
 struct Behind {
     said: Cell<u64>,
@@ -79,7 +77,7 @@ pub(crate) struct Ticket<'a> {
 }
 
 impl VolumeCopy {
-    /// Makes a copying that knows of nothing yet. The mirror filter can be put into the stack at once; then
+    /// Makes a copying that knows of no blocks yet. The mirror filter can be put into the stack at once; then
     /// [`VolumeCopy::begin`] is called.
     pub(crate) fn new(
         volume: VolumeIndex,
@@ -110,12 +108,12 @@ impl VolumeCopy {
 
     /// Finds out what is allocated, and starts copying it.
     ///
-    /// **N.B.** Only once every write goes through the mirror filter and those that did not have ended: a hole that is
-    /// written after it was looked at is known by that.
+    /// **N.B.** Call this only once every write passes the mirror filter, and earlier writes have ended: the filter reports holes
+    /// that are written after the allocation scan.
     pub(crate) async fn begin(&self) {
         let size = self.source.geometry().size;
         if self.target.content == TargetContent::Unknown {
-            // Also what the volume does not have must get there: as zeroes, over what is there now.
+            // Holes of the volume have to be copied as well: as zeroes, over the present content.
             self.event(VolumeEvent::Allocated(ByteRange::new(0, size)));
             self.event(VolumeEvent::AllocationKnown);
             return;
@@ -133,7 +131,7 @@ impl VolumeCopy {
                         self.event(VolumeEvent::Allocated(extent.range));
                     }
                 }
-                // Who cannot tell has everything.
+                // A store that cannot tell counts as fully allocated.
                 Err(_) => self.event(VolumeEvent::Allocated(range)),
             }
             offset = range.end();
@@ -141,9 +139,9 @@ impl VolumeCopy {
         self.event(VolumeEvent::AllocationKnown);
     }
 
-    /// Starts to copy what the target's copy of the volume lacks, and nothing else.
+    /// Starts to copy only the blocks that the target's copy lacks.
     ///
-    /// **N.B.** Only once every write goes through the mirror filter and those that did not have ended.
+    /// **N.B.** Call this only once every write passes the mirror filter, and earlier writes have ended.
     pub(crate) fn begin_with(&self, lacking: &LayeredBitmap) {
         self.machine.borrow_mut().lacks(lacking);
         self.event(VolumeEvent::AllocationKnown);
@@ -157,17 +155,14 @@ impl VolumeCopy {
         &self.source
     }
 
-    /// The target's store, for what the mover copies.
     pub(crate) fn target(&self) -> &Rc<dyn BlockDevice> {
         &self.target.bulk
     }
 
-    /// The same store, for guest writes.
     pub(crate) fn mirror_target(&self) -> &Rc<dyn BlockDevice> {
         &self.target.mirrored
     }
 
-    /// How zeroes are written to the target.
     pub(crate) fn zeroes(&self) -> ZeroMode {
         self.target.zeroes
     }
@@ -176,12 +171,11 @@ impl VolumeCopy {
         &self.buffers
     }
 
-    /// Looks at the strategy, for progress.
+    /// Calls `look` with the strategy, for progress.
     pub(crate) fn with_machine<T>(&self, look: impl FnOnce(&mut Copying) -> T) -> T {
         look(&mut self.machine.borrow_mut())
     }
 
-    /// Announces a guest write to the strategy.
     pub(crate) fn arrive(&self, range: ByteRange) -> Ticket<'_> {
         let id = WriteId(self.next_write.get());
         self.next_write.set(id.0 + 1);
@@ -196,13 +190,13 @@ impl VolumeCopy {
         self.event(VolumeEvent::TargetWritten { write, result });
     }
 
-    /// Tells the strategy what happened and does what it says.
+    /// Passes an event to the strategy, and carries out its actions.
     pub(crate) fn event(&self, event: VolumeEvent) {
         self.machine.borrow_mut().handle_event(self.handle.now(), event);
         self.drain();
     }
 
-    /// Ends copying for good: nothing is held any more, and the timer task ends.
+    /// Ends copying for good: releases all held writes, and ends the timer task.
     pub(crate) fn stop(&self) {
         self.event(VolumeEvent::Stop);
         self.timer.stopped.set(true);
@@ -212,26 +206,25 @@ impl VolumeCopy {
 
     /// Keeps the volume from being handed over until [`VolumeCopy::growth_ended`].
     ///
-    /// When it resolves the driver has heard of it: a try at the handover that is not past the point of return then
-    /// is given up, and none is begun.
+    /// Resolves when the driver has received that. The driver then abandons an attempt that is before the commit
+    /// point, and begins none.
     pub(crate) async fn hold_back(&self) {
         self.event(VolumeEvent::GrowthBegins);
-        // Also if it was behind already: the driver may not have heard of that yet.
+        // Even if the replica was behind already: the driver may not have received that yet.
         self.carry_out(VolumeAction::Behind);
         let said = self.behind.said.get();
         let heard = || (self.behind.heard.get() >= said || self.timer.stopped.get()).then_some(());
         self.behind.changed.wait_for(heard).await;
     }
 
-    /// Takes note that the driver has heard once more that the replica is behind.
     pub(crate) fn behind_was_heard(&self) {
         self.behind.heard.set(self.behind.heard.get() + 1);
         self.behind.changed.notify();
     }
 
-    /// Goes on with a volume that has `size` bytes now; it had `former` before.
+    /// Continues with a volume that grew from `former` to `size` bytes.
     ///
-    /// Both stores read as zeroes in what is new. Space that is to stay allocated is allocated by the mover.
+    /// Both stores read as zeroes in the new part. The mover allocates space there that is to stay allocated.
     pub(crate) fn growth_ended(&self, former: u64, size: u64) {
         self.event(VolumeEvent::GrowthEnds { size_bytes: size });
         if size > former && self.target.zeroes == ZeroMode::KeepAllocated {
@@ -239,18 +232,16 @@ impl VolumeCopy {
         }
     }
 
-    /// Changes the mover's rate limit.
     pub(crate) fn set_bandwidth(&self, bytes_per_second: Option<u64>) {
         self.machine.borrow_mut().set_bandwidth(self.handle.now(), bytes_per_second);
         self.drain();
     }
 }
 
-// What the strategy says is done.
 impl VolumeCopy {
     fn drain(&self) {
         loop {
-            // Borrowed for the poll only: what is done may bring the next event.
+            // Borrowed for the poll only: carrying an action out may bring the next event.
             let action = self.machine.borrow_mut().poll_action();
             let Some(action) = action else { break };
             self.carry_out(action);
@@ -281,7 +272,6 @@ impl VolumeCopy {
                 if action == VolumeAction::Behind {
                     self.behind.said.set(self.behind.said.get() + 1);
                 }
-                // The driver is gone only when the migration has ended.
                 let _ = self.notices.unbounded_send(Event::Noticed(self.volume, action));
             }
         }
@@ -310,8 +300,8 @@ impl VolumeCopy {
         }
     }
 
-    /// Makes sure that the timer task wakes up in time. Waking up too early is harmless, so a deadline that has moved
-    /// away costs nothing here.
+    /// Makes sure that the timer task wakes up in time. An early wake-up is harmless, so a deadline that moves
+    /// back needs no action.
     fn arm_timer(&self) {
         let Some((deadline, _)) = self.machine.borrow().poll_timeout() else { return };
         if self.timer.armed.get().is_none_or(|armed| deadline < armed) {
@@ -347,12 +337,11 @@ impl Ticket<'_> {
         self.id
     }
 
-    /// Waits until the strategy says where the write goes.
+    /// Waits for the strategy's decision on the write's route.
     pub(crate) fn route(&self) -> impl Future<Output = Route> + '_ {
         self.state.wait_for(|state| state.route.take())
     }
 
-    /// Waits until the guest may be answered.
     pub(crate) fn completed(&self) -> impl Future<Output = ()> + '_ {
         self.state.wait_for(|state| state.completed.get().then_some(()))
     }
@@ -384,7 +373,6 @@ impl Drop for Ticket<'_> {
     }
 }
 
-/// What the core is told of a target's error.
 pub(crate) fn target_fault(error: &IoError) -> TargetFault {
     if error.is_no_space() { TargetFault::NoSpace } else { TargetFault::Error }
 }

@@ -1,13 +1,13 @@
-//! Drives one migration: the source's and the target's machine, and all that they ask for.
+//! Drives one migration: runs the source's and the target's machine, and carries out their actions.
 //!
 //! ```text
 //!        source's half                                             target's half
 //!   copyings, gates ◄── Source ── Prepare, Commit … ──► SendMessage ──► Target ──► flush, own, start, open
 //!                          ▲ ◄──────────────── SendMessage ◄── Prepared, Active … ──┘
 //! ```
-//! Each half runs on the lane that has its store, and knows of the other only what messages say: on one host both are
-//! on one lane and [`LocalDriver`] joins them, between two hosts a link does. Both are written for N volumes, of which each
-//! has a lane of its own: a half is driven on the first one's, and the others [follow](SourceParticipation).
+//! Each half runs on the lane that has its store, and learns of the other only by messages. On one host both run on one lane, and
+//! [`LocalDriver`] joins them; between two hosts a link does. A migration may have several volumes, each with its own lane. The
+//! first volume's lane drives the half, and the others [follow](SourceParticipation).
 
 mod participant;
 mod plan;
@@ -42,10 +42,10 @@ pub(crate) use source::Event;
 pub use source::{SourceDriver, SourceHandle};
 pub use target::{TargetDriver, TargetHandle};
 
-/// Sends a message to the other half of a migration. It may be lost, or come twice: the machines repeat what matters.
+/// Sends a message to the other half of a migration. It may be lost or arrive twice: the machines repeat important messages.
 pub type SendMessage<M> = Box<dyn Fn(M)>;
 
-/// Runs one migration between two stores of this host: both halves.
+/// Runs both halves of a migration between two stores of this host.
 pub struct LocalDriver {
     source: SourceDriver,
     target: TargetDriver,
@@ -64,8 +64,8 @@ impl LocalDriver {
         target.joins.with(made, target.driver)
     }
 
-    /// Makes both halves of a migration that was being copied when its daemon ended, `spent` after it had begun; `None`: the journal
-    /// says that it is further.
+    /// Makes both halves of a migration whose copying a restart interrupted, `spent` after it had begun; `None` if the journal
+    /// shows a later step.
     pub fn resume(
         handle: Handle,
         control: Rc<dyn Control>,
@@ -90,7 +90,7 @@ impl LocalDriver {
     }
 }
 
-/// The target's half, and what the source's half is made of.
+/// The target's half, and the parts for the source's half.
 struct TargetSide {
     driver: TargetDriver,
     source_plan: SourcePlan,
@@ -98,7 +98,7 @@ struct TargetSide {
     joins: Joins,
 }
 
-/// Where the target's half finds the source's. It says nothing before it is spoken to.
+/// The target half's reference to the source's half, which is set before the first message.
 struct Joins(Rc<OnceCell<SourceHandle>>);
 
 impl TargetSide {
@@ -126,13 +126,12 @@ impl Joins {
         (source, handle): (SourceDriver, SourceHandle),
         target: TargetDriver,
     ) -> (LocalDriver, SourceHandle) {
-        // Nobody has set it before.
         let _ = self.0.set(handle.clone());
         (LocalDriver { source, target }, handle)
     }
 }
 
-/// A way to the other half on this lane; [`Control::carry`] may make it a long one.
+/// Returns a sender to the other half on this lane, with the delays of [`Control::carry`].
 fn carried<M: Clone + 'static>(
     handle: &Handle,
     control: &Rc<dyn Control>,
@@ -163,7 +162,7 @@ async fn flush(store: &Rc<dyn BlockDevice>) -> FlushResult {
     }
 }
 
-/// Waits for all of `work`, and says what could not be done.
+/// Waits for all of `work`, and returns a text of the failures.
 async fn left_over(work: Vec<LaneFuture<Result<(), ControlFault>>>) -> String {
     let mut faults = Vec::new();
     for done in work {

@@ -1,31 +1,29 @@
-//! Says in the log what guests were told of a store's failures, and not more often than somebody would read it.
+//! Logs the store failures that guests received, at a readable rate.
 //!
-//! A failing disk fails thousands of requests a second, and a guest tries again. So the first one is said at once, and then
-//! one each [`INTERVAL`], with how many there were in between.
+//! A failing disk fails thousands of requests a second, and guests repeat them. The first failure is logged at once, then one
+//! line each [`INTERVAL`], with the number of failures in between.
 
 use std::cell::Cell;
 use std::time::Duration;
 
 use block::{ByteRange, IoError};
 
-/// Time between two lines about one volume: short enough to follow what an administrator does about it.
+/// The time between two lines about one volume: short enough to follow an administrator's repair.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// The faults of one volume.
 pub(crate) struct FaultLog {
     volume: String,
-    /// When the latest line was written, by the lane's clock; `None`: there is none.
+    /// When the latest line was written, by the lane's clock; `None`: never.
     said: Cell<Option<Duration>>,
     unsaid: Cell<u64>,
 }
 
 impl FaultLog {
-    /// Nothing has failed yet.
     pub(crate) fn new(volume: String) -> Self {
         Self { volume, said: Cell::new(None), unsaid: Cell::new(0) }
     }
 
-    /// A guest's request has failed; a flush is about the whole volume. What is the client's own mistake is not said.
+    /// Notes that a guest's request has failed; a flush concerns the whole volume. A client's own mistakes are not logged.
     pub(crate) fn note(&self, now: Duration, range: ByteRange, error: IoError) {
         let IoError::Os { .. } = error else { return };
         let Some(unsaid) = self.due(now) else { return };
@@ -33,7 +31,7 @@ impl FaultLog {
         tracing::warn!(volume = %self.volume, offset, length, %error, unsaid, "a guest's request failed in its store");
     }
 
-    /// Whether it is time for a line, and how many faults it stands for besides its own.
+    /// Returns whether a line is due, and how many further faults it stands for.
     fn due(&self, now: Duration) -> Option<u64> {
         if self.said.get().is_some_and(|said| now.saturating_sub(said) < INTERVAL) {
             self.unsaid.set(self.unsaid.get() + 1);

@@ -1,23 +1,23 @@
-//! The fencing token of a volume: what its owner knows requests by that were on their way when a client came.
+//! The fencing token of a volume: the owner uses it to recognise requests that were in flight when a client arrived.
 //!
 //! ```text
 //!   client ──► A ── W1, bears fence 7 ──► … a link that is silent … ─────────────► B: the fence is 8, W1 is not made
 //!      └─ leaves A, comes to B ──► B raises the fence to 8 ──► W1 again, W2
 //! ```
-//! A client that leaves a host does not know what becomes of the writes that it sent there. Elsewhere it sends them again,
-//! and newer ones, and none of the old ones may land on top of those. Therefore:
+//! A client that leaves a host does not know whether its writes there were made. It repeats them at another host, and sends newer
+//! ones. No old write may land on top of those. Therefore:
 //!
-//! - A change that comes by way of another host bears the fencing token that host was told of. The owner makes none that bears
-//!   another one than its present fencing token, but says what that is. The host asks again with it, if the client of that change
-//!   is there *at that moment* ([`Presence`]).
-//! - Before the first request of a connection, whichever host has that, the owner raises its fencing token, and lets the changes
-//!   end that it has let through before, those of its own clients too: a store may turn the order of two writes round that
-//!   are under way together. What a connection has sent and nobody has read yet is made only if its client is there.
+//! - A change that arrives by another host bears the fencing token that this host was given. The owner makes only changes with
+//!   its present token, and answers others with that token. The forwarding host repeats the change with the new token if the
+//!   change's client is connected *at that moment* ([`Presence`]).
+//! - Before the first request of a connection, at any host, the owner raises its token. It then waits for all changes that it let
+//!   through before, including those of its own clients: a store may reorder two concurrent writes. Requests that a connection
+//!   has sent and that were not read yet are made only if its client is still connected.
 //!
-//! So what bears the present fencing token was sent for a client that was there after the fencing token was raised last, and whoever has come
-//! since has not left anything behind.
+//! So a change with the present token was sent for a client that was connected after the token was last raised. A client that has
+//! come since left no writes behind.
 //!
-//! FencingTokens are compared for being the same alone, so a volume's next owner, or the next life of this one, has others.
+//! Tokens are only compared for equality, so the volume's next owner, or this one's next life, has different ones.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -27,38 +27,38 @@ use block::signal::Signal;
 use migration::planted::{Bug, broken};
 use serde::{Deserialize, Serialize};
 
-/// A fencing token, as hosts tell it to each other.
+/// A fencing token, as hosts send it to each other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FencingToken {
-    /// Of the lane that raised it: no two lanes, of whatever hosts, have the same.
+    /// The lane that raised it: no two lanes of any hosts have the same.
     life: u64,
-    /// Grows with each time that it was raised.
+    /// Grows each time that the token is raised.
     number: u64,
 }
 
 impl FencingToken {
-    /// The fencing token that a lane of this life has raised so often.
+    /// Makes the token that a lane of this life has raised `number` times.
     pub const fn new(life: u64, number: u64) -> Self {
         Self { life, number }
     }
 }
 
-/// What became of a change that bears a fencing token.
+/// The result of a change that bears a fencing token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Changed {
     Done,
-    /// It is not, and will not be: it bears another fencing token than this one, which is the present one.
+    /// The change was not made, and will not be: its token differs from this one, which is present.
     Refused(FencingToken),
 }
 
-/// Whether the client that a request is from is still there.
+/// Answers whether the client of a request is still connected.
 pub trait Presence {
-    /// Tells whether its connection is open at this moment, and not only as far as its requests have been read. Where
-    /// that cannot be known, it is.
+    /// Returns whether the connection is open at this moment, even if its requests have not all been read. Returns true where
+    /// that cannot be known.
     fn is_there(&self) -> bool;
 }
 
-/// Somebody who never leaves.
+/// A client that never leaves.
 pub(crate) struct Always;
 
 impl Presence for Always {
@@ -67,108 +67,105 @@ impl Presence for Always {
     }
 }
 
-/// The fencing token of one volume on this host, and the changes that are on either side of it.
+/// The fencing token of one volume on this host, and the changes before and after it.
 #[derive(Default)]
 pub struct FencingTokens {
     life: Cell<u64>,
     number: Cell<u64>,
-    /// Another host knows the present fencing token.
+    /// Whether another host knows the present token.
     is_told: Cell<bool>,
-    /// How many clients have come, by whichever host, and how often the volume has.
+    /// How many clients have arrived, by any host, plus how often the volume has.
     arrivals: Cell<u64>,
-    /// Changes of this host's clients, from before they wait for anything until they have ended or been sent on.
+    /// Changes of local clients, from before their first wait until they have ended or were forwarded.
     own: Ledger,
-    /// Changes of this host's clients that were sent on to an owner on another host.
+    /// Changes of local clients that were forwarded to an owner on another host.
     sent_on: Ledger,
-    /// Changes that came by way of other hosts, below the gate.
+    /// Changes of other hosts' clients, below the gate.
     forwarded: Ledger,
 }
 
 impl FencingTokens {
-    /// Begins the life of a lane. `life` is this lane's alone, among those of all hosts.
+    /// Begins the life of a lane. `life` differs from that of every lane on every host.
     pub fn begin(&self, life: u64) {
         self.life.set(life);
     }
 
-    /// The present fencing token, for another host.
+    /// Returns the present token, for another host.
     pub(crate) fn tell(&self) -> FencingToken {
         self.is_told.set(true);
         FencingToken::new(self.life.get(), self.number.get())
     }
 
-    /// Tells whether a change that bears this fencing token may be made.
+    /// Returns whether a change with this token may be made.
     pub(crate) fn admits(&self, fence: FencingToken) -> bool {
         let is_present = self.is_told.get() && fence == FencingToken::new(self.life.get(), self.number.get());
         is_present || broken(Bug::FenceNotChecked)
     }
 
-    /// Makes what every host knows worthless. What nobody knows needs not be raised.
+    /// Invalidates the tokens of all hosts. A token that no host knows needs no raise.
     fn renew(&self) {
         if self.is_told.replace(false) {
             self.number.set(self.number.get() + 1);
         }
     }
 
-    /// Raises the fencing token for a client that comes; resolves when the changes of other hosts have ended that were let through
-    /// before.
+    /// Raises the token for a new client; resolves when earlier changes of other hosts have ended.
     pub(crate) fn raise(&self) -> impl Future<Output = ()> + use<> {
         self.renew();
         self.forwarded.all_before()
     }
 
-    /// A client comes, by whichever host; resolves when the changes of this host's clients have ended that had begun
-    /// before: it may have been one of those.
+    /// Notes a new client, by any host. Resolves when earlier changes of local clients have ended, because the client
+    /// may have made those.
     pub(crate) fn comes(&self) -> impl Future<Output = ()> + use<> {
         self.arrivals.set(self.arrivals.get() + 1);
         self.own.all_before()
     }
 
-    /// Resolves when the changes of this host's clients have ended that had been sent on before: a client that comes by the same
-    /// way may have been one of those. Who finds the volume here need not wait for what is elsewhere: it comes back with a fencing token
-    /// that is not the present one.
+    /// Resolves when earlier forwarded changes of local clients have ended: a new client by the same way may have made them. If
+    /// the volume is found here, forwarded changes need no wait: they return with an outdated token.
     pub(crate) fn goes_on(&self) -> impl Future<Output = ()> + use<> {
         self.sent_on.all_before()
     }
 
-    /// The volume comes: what bears the fencing token of an earlier stay here is of no stay but that, and clients may have come to
-    /// it elsewhere.
+    /// Notes that the volume has arrived: tokens of an earlier residency are invalid, and clients may have connected elsewhere.
     pub(crate) fn changes_hands(&self) {
         self.arrivals.set(self.arrivals.get() + 1);
         self.renew();
     }
 
-    /// How many clients have come, by whichever host, and how often the volume has: as long as it is the same, nobody who
-    /// was there is elsewhere.
+    /// Returns how many clients have arrived, by any host, plus how often the volume has. While it stays the same, no earlier
+    /// client is at another host.
     pub(crate) fn arrivals(&self) -> u64 {
         self.arrivals.get()
     }
 
-    /// A change of a client of this host begins; it has ended when what is returned is dropped.
+    /// Counts a change of a local client until the entry is dropped.
     pub(crate) fn enter_own(&self) -> Entry {
         self.own.enter()
     }
 
-    /// A change of a client of this host is sent on; it has ended when what is returned is dropped.
+    /// Counts a forwarded change of a local client until the entry is dropped.
     pub(crate) fn enter_sent_on(&self) -> Entry {
         self.sent_on.enter()
     }
 
-    /// A change of another host begins; it has ended when what is returned is dropped.
+    /// Counts a change of another host's client until the entry is dropped.
     pub(crate) fn enter_forwarded(&self) -> Entry {
         self.forwarded.enter()
     }
 }
 
-/// Counts what is under way, so that what has begun before a moment can be waited for.
+/// Counts changes in flight, so that those which began before a moment can be waited for.
 #[derive(Default)]
 struct Ledger {
     current: RefCell<Rc<Cell<usize>>>,
-    /// Of earlier moments that somebody waited for, as long as something of them is under way.
+    /// Counters of earlier moments that are waited for, while changes of them are in flight.
     former: RefCell<Vec<Rc<Cell<usize>>>>,
     ended: Rc<Signal>,
 }
 
-/// Something that is under way, until this is dropped.
+/// A change in flight, until this is dropped.
 pub(crate) struct Entry {
     count: Rc<Cell<usize>>,
     ended: Rc<Signal>,

@@ -1,16 +1,15 @@
-//! A store that lacks blocks: what is missing is read from the volume's former host, and stays here from then on.
+//! A store that lacks blocks: reads of missing blocks fetch them from the volume's former host, and store them here.
 //!
 //! ```text
 //!   before the handover   guest's reads ───────────────────────────────► reservoir (nothing is stored)
-//!                         what is missing is told (Told, the core) ──► kept durably
+//!                         missing-set updates (Told, the core) ────────► kept durably
 //!   after it              guest's requests ──► Filling (the core) ──► store
 //!                                                 │   ▲
 //!                                    fetch, store ▼   │ answers          … until nothing is missing
 //!                                             reservoir, keeper
 //! ```
-//! It decides nothing. What may be fetched, stored, recorded and answered, and in which order, is
-//! [`migration::filling::Filling`]'s. It lies below the tracker: what is fetched is no guest's write, and the chronicle need not
-//! know of it.
+//! The decisions are [`migration::filling::Filling`]'s: what may be fetched, stored, recorded and answered, and in which order.
+//! The store lies below the tracker: a fetched block is no guest's write, and the chronicle need not record it.
 
 mod requests;
 
@@ -42,12 +41,11 @@ use crate::peer::head::Address;
 use crate::peer::{PeerStore, RequestPriority, RpcChannel};
 use crate::signal::Signal;
 
-/// Pause before the journal is asked again to take that nothing is missing.
+/// Pause before the journal is asked again to record that nothing is missing.
 const COMMIT_RETRY: Duration = Duration::from_millis(500);
 
-/// The store of a volume that comes, or has come, with blocks missing.
+/// The store of a volume that arrives, or has arrived, incomplete.
 pub struct FillingStore {
-    /// For the tasks that it spawns.
     me: Weak<Self>,
     handle: Handle,
     buffers: BufferPool,
@@ -57,34 +55,33 @@ pub struct FillingStore {
     reservoir: Missing,
     state: RefCell<State>,
     settings: FillingSettings,
-    /// How long reads may wait for a reservoir that does not answer; `None`: for however long.
+    /// The longest wait of a read for a reservoir that does not answer; `None`: no limit.
     wait_max: Cell<Option<Duration>>,
     next_request: Cell<u64>,
-    /// Guests' requests that wait for the core's word.
+    /// Guests' requests that wait for the core's decision.
     tickets: RefCell<BTreeMap<RequestId, Rc<TicketState>>>,
-    /// What has arrived and is not stored yet, and where it begins.
+    /// Fetched data that is not stored yet, with its offset.
     fetched: RefCell<BTreeMap<FetchId, (u64, Buffer)>>,
     timer: Rc<Timer>,
 }
 
-/// What is missing, where it is: the ways to the volume's former host.
+/// Access to the missing blocks at the volume's former host.
 pub struct Missing {
-    /// For what guests wait for.
+    /// Serves the reads that guests wait for.
     urgent: PeerStore,
     background: PeerStore,
 }
 
-/// How far it is.
 enum State {
-    /// The volume is not this host's yet.
+    /// Another host still owns the volume.
     Waiting(Box<Told>),
-    /// Also once nothing is missing any more: requests may be under way.
+    /// Remains after the last block has arrived: requests may be in flight.
     Filling(Box<Filling>),
-    /// The volume has gone back, or does not come.
+    /// The volume has gone back, or does not arrive.
     Left,
 }
 
-/// When the core wants to be called, and what its timer task sleeps on.
+/// The core's deadline, and the timer task that sleeps until it.
 #[derive(Default)]
 struct Timer {
     armed: Cell<Option<Duration>>,
@@ -93,7 +90,7 @@ struct Timer {
 }
 
 impl Missing {
-    /// The reservoir of the volume of this position, at the other end of a channel.
+    /// Refers to the reservoir of the volume of this position, at the other end of a channel.
     pub fn new(rpc: &Rc<RpcChannel>, index: u32, geometry: Geometry) -> Self {
         let store = |address, priority| PeerStore::new(Rc::clone(rpc), address, geometry, priority);
         Self {
@@ -110,18 +107,18 @@ impl Missing {
     }
 }
 
-/// What a filling store needs of its lane.
+/// The parts of a lane that a filling store needs.
 pub struct Surroundings {
-    /// Its executor.
+    /// The executor of the lane.
     pub handle: Handle,
-    /// Where its buffers come from.
+    /// The pool that buffers come from.
     pub buffers: BufferPool,
-    /// Its control plane.
+    /// The control plane of the lane.
     pub control: Rc<dyn Control>,
 }
 
 impl FillingStore {
-    /// Makes the store of a volume that is to come; `known`: what is missing, after a restart.
+    /// Makes the store of a volume that is to arrive. `known`: the missing blocks, after a restart.
     pub fn new(
         surroundings: Surroundings,
         key: StayKey,
@@ -156,10 +153,10 @@ impl FillingStore {
         filling
     }
 
-    /// Takes note of missing units, durably when a telling is complete.
+    /// Takes a missing-set update; when the last part has arrived, makes the set durable.
     ///
     /// # Errors
-    /// [`IoError`]: what was told does not count.
+    /// [`IoError`]: the update is not valid.
     pub async fn tell(&self, is_base: bool, is_last: bool, runs: &[u8]) -> Result<(), IoError> {
         let complete = match &mut *self.state.borrow_mut() {
             State::Waiting(told) => {
@@ -182,12 +179,12 @@ impl FillingStore {
         Ok(())
     }
 
-    /// Tells whether what is known durably to be missing is exactly this.
+    /// Returns whether the durable missing set is exactly this one.
     pub fn knows(&self, manifest: Manifest) -> bool {
         matches!(&*self.state.borrow(), State::Waiting(told) if told.manifest() == Some(manifest))
     }
 
-    /// Begins to fill: the volume is this host's.
+    /// Begins to fill: this host owns the volume.
     pub fn begin(&self) {
         let mut state = self.state.borrow_mut();
         let State::Waiting(told) = &mut *state else { return };
@@ -198,18 +195,18 @@ impl FillingStore {
         self.event(FillingEvent::WaitsLimited { to: self.wait_max.get() });
     }
 
-    /// Has reads wait so long at most for a former host that does not answer, and then get an error; `None`: for however long.
+    /// Limits how long reads wait for a former host that does not answer, before they fail; `None`: no limit.
     pub fn limit_waits(&self, to: Option<Duration>) {
         self.wait_max.set(to);
         self.event(FillingEvent::WaitsLimited { to });
     }
 
-    /// Fetches nothing any more: the former host is lost. Whoever reads what is missing gets an error.
+    /// Stops fetching, because the former host is lost. Reads of missing blocks fail.
     pub fn give_up_missing(&self) {
         self.event(FillingEvent::MissingGivenUp);
     }
 
-    /// Fetches nothing that nobody waits for, or goes on to: the volume may be on its way to where all of it is.
+    /// Pauses or resumes background fetching. It pauses while the volume may be going to the host that has all blocks.
     pub fn rest(&self, rest: Rest) {
         self.event(match rest {
             Rest::Pause => FillingEvent::Rest,
@@ -217,8 +214,8 @@ impl FillingStore {
         });
     }
 
-    /// What the host lacks that has what is missing here ([`Filling::lacking_there`]); `None`: nothing is missing any more, or not
-    /// yet.
+    /// Returns the blocks that the host lacks which has this one's missing blocks ([`Filling::lacking_there`]); `None` if nothing
+    /// is missing, or the volume is not this host's yet.
     pub(crate) fn lacking_there(
         &self,
         written: Option<LayeredBitmap>,
@@ -230,7 +227,7 @@ impl FillingStore {
         }
     }
 
-    /// The first runs of what is missing; empty before the volume is this host's.
+    /// Returns the first runs of missing blocks; empty before this host owns the volume.
     pub fn first_missing(&self, runs_max: usize) -> Vec<ByteRange> {
         match &*self.state.borrow() {
             State::Waiting(_) | State::Left => Vec::new(),
@@ -238,14 +235,14 @@ impl FillingStore {
         }
     }
 
-    /// Fetches nothing any more: the volume is not this host's, and its image is deleted.
+    /// Stops fetching: this host does not own the volume, and its image is deleted.
     pub fn leave(&self) {
         self.state.replace(State::Left);
         let waiting: Vec<_> = self.tickets.borrow().keys().copied().collect();
         waiting.into_iter().for_each(|request| self.answer(request, Word::Left));
     }
 
-    /// How far it is; `None` before the volume is this host's.
+    /// Returns the progress; `None` before this host owns the volume.
     pub fn progress(&self) -> Option<FillingProgress> {
         match &*self.state.borrow() {
             State::Waiting(_) | State::Left => None,
@@ -253,7 +250,7 @@ impl FillingStore {
         }
     }
 
-    /// Whether the volume is this host's, and lacks blocks.
+    /// Returns whether this host owns the volume and blocks are missing.
     pub fn lacks_blocks(&self) -> bool {
         matches!(&*self.state.borrow(), State::Filling(machine) if machine.progress().units_missing > 0)
     }
@@ -277,7 +274,6 @@ impl FillingStore {
     }
 }
 
-// What the core says is done.
 impl FillingStore {
     fn event(&self, event: FillingEvent) {
         self.with_machine(|machine, now| machine.handle_event(now, event));
@@ -288,7 +284,7 @@ impl FillingStore {
             act(machine, self.handle.now());
         }
         loop {
-            // Borrowed for the poll only: what is done may bring the next event.
+            // Borrowed for the poll only: carrying an action out may bring the next event.
             let action = match &mut *self.state.borrow_mut() {
                 State::Filling(machine) => machine.poll_action(),
                 _ => None,
@@ -303,7 +299,7 @@ impl FillingStore {
         match action {
             FillingAction::Admit { request } => self.answer(request, Word::Admitted),
             FillingAction::Written { request } => self.answer(request, Word::Written),
-            // N.B. what its store may lose while this host runs is not believed by the next daemon, so it is made durable at once.
+            // N.B. the next daemon does not trust what this store may lose while the host runs, so it is made durable at once.
             FillingAction::Note { note, units } if self.control.store_starts_alone() => {
                 self.spawn(move |filling| async move {
                     let result = filling.record_at_once(units).await;
@@ -366,7 +362,6 @@ impl FillingStore {
             error!(volume = %self.key.volume, offset, length, "the former host cannot read what is missing here");
         }
         self.event(FillingEvent::Fetched { fetch, result });
-        // What nobody wants any more.
         self.fetched.borrow_mut().remove(&fetch);
     }
 
@@ -376,7 +371,7 @@ impl FillingStore {
             let length = usize::try_from(part.length).unwrap_or(usize::MAX);
             mover::write_data(&*self.store, part.offset, fetched.slice(start, length), ZeroMode::MayUnmap)
         });
-        // N.B. all of them to their end: what is still under way must not be taken for over.
+        // N.B. all writes are awaited: a write in flight must not count as ended.
         let written = join_all(writes).await.into_iter().try_for_each(|run| run.map(drop));
         let result = written.map_err(|error: IoError| {
             warn!(volume = %self.key.volume, %error, "what was fetched cannot be stored; it is tried again");
@@ -385,7 +380,7 @@ impl FillingStore {
         self.event(FillingEvent::Stored { fetch, result });
     }
 
-    /// Makes durable what guests have written, and that it is there.
+    /// Makes guests' writes durable, and then their presence.
     async fn record_at_once(&self, units: Vec<BlockRange>) -> Result<(), StoreFault> {
         self.store.ours().flush().await.map_err(|_| StoreFault)?;
         let kept = self.keep(LogEntry::Present { runs: units }, false).await;
@@ -404,7 +399,7 @@ impl FillingStore {
         self.event(FillingEvent::StoreFlushed { recording, result });
     }
 
-    /// Nothing is missing any more: that is recorded, and the former host needed no longer.
+    /// Records that nothing is missing, and lets the former host go.
     async fn end(&self) {
         let volume = self.key.volume;
         while let Err(fault) = self.control.commit(vec![Record::Filled { volume }]).await {
@@ -414,7 +409,7 @@ impl FillingStore {
         let progress = self.progress().unwrap_or_default();
         info!(%volume, pulled = progress.units_pulled, pushed = progress.units_pushed, "nothing is missing any more");
         if let Some(keeper) = self.control.keeper() {
-            // Nothing reads it again, whether or not it goes.
+            // No daemon reads it again, so a failure does not matter.
             drop(keeper.forget_presence(self.key));
         }
     }
@@ -446,7 +441,7 @@ impl FillingStore {
         }
     }
 
-    /// Calls the core when it wants to be called, as long as somebody has the store.
+    /// Calls the core at its deadlines, while the store exists.
     async fn run_timer(me: Weak<Self>, timer: Rc<Timer>, handle: Handle) {
         while !timer.stopped.get() {
             let armed = timer.armed.get();
@@ -474,11 +469,10 @@ impl Drop for FillingStore {
     }
 }
 
-/// What the core is told of an error of the reservoir's.
 fn fetch_fault(error: &IoError) -> FetchFault {
     match error {
         IoError::Os { errno, .. } if *errno != Errno::CONNRESET => FetchFault::Unreadable,
-        // It has not been opened again, or is another process now.
+        // The channel is not open again yet, or leads to a restarted peer.
         _ => FetchFault::Away,
     }
 }

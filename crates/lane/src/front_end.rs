@@ -1,10 +1,10 @@
-//! How guests reach a volume: what accepts them, and what each of them is given.
+//! How guests reach a volume: accepts clients, and gives each a device.
 //!
 //! ```text
 //!   guest ══ protocol ══► FrontEnd ── one a client ──► ClientStacks::of(): meter ─► client session ─► requests ─► gate
 //! ```
-//! A front end speaks a protocol, and knows of a volume only the device that it is given for each client. NBD is the one
-//! there is ([`nbd`]); another is a file beside that one, a line in [`begin`], and a field of its own among the lane's
+//! A front end speaks a protocol. It knows only the device that it gets for each client. The only one is NBD ([`nbd`]). Another
+//! one needs a file beside it, a line in [`begin`], and a field in the lane's
 //! [listeners](crate::Listeners).
 
 pub(crate) mod nbd;
@@ -28,30 +28,29 @@ pub use nbd::{
 
 /// Accepts the guests of one volume, on the volume's thread.
 pub(crate) trait FrontEnd {
-    /// How many clients are connected at this moment.
+    /// Returns how many clients are connected.
     fn clients(&self) -> usize;
 
-    /// The processes of this host that use the volume at this moment, one for each connection, as the kernel says.
+    /// Returns the processes of this host that use the volume, one for each connection, as the kernel reports them.
     fn processes(&self) -> Vec<ClientProcess>;
 
-    /// Accepts nobody any more and takes no further request; what is in flight ends and is answered. Clients that are not
-    /// done `deadline` from now are cut: resolves with how many, when none is left.
+    /// Stops accepting clients and requests; requests in flight end and are answered. Clients that still have some after
+    /// `deadline` are cut. Resolves with the number of cut clients, when none is left.
     fn drain(&self, deadline: Duration) -> LaneFuture<usize>;
 
-    /// Drains, and leaves connections open that another lane can go on with; resolves with how many were cut, and those.
+    /// Drains, but leaves connections open that another lane can adopt. Resolves with the number of cut clients,
+    /// and the open connections.
     fn pass(&self, deadline: Duration) -> LaneFuture<(usize, Vec<PassedConnection>)>;
 }
 
-/// What becomes of the clients of a lane that ends.
+/// What happens to the clients of a lane that ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientsAtEnd {
-    /// Their connections are closed.
     Closed,
-    /// Their connections are left open, for another lane.
     PassedOn,
 }
 
-/// Begins to accept the guests of a volume: one front end for each kind of socket that they may come by.
+/// Begins to accept the guests of a volume, with one front end for each kind of socket.
 pub(crate) fn begin(
     handle: &Handle,
     engine: &Rc<dyn Engine>,

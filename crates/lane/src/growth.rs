@@ -1,13 +1,12 @@
-//! Makes a volume larger while it is used, also while it is on its way to another store.
+//! Makes a volume larger while it is used, even during a migration.
 //!
 //! ```text
 //!   no handover ─► room? ─► begun, durably ─► target, then source: room, unseen ─► resized, durably ─► shown to all
 //!   meanwhile        │            │                 │ one of them cannot
 //!                    └── refused ─┴───── undo ◄─────┘
 //! ```
-//! N.B. the target is ready before the source shows anything, so that no guest can write where the target has nothing.
-//! A crash before *resized* leaves images that may be larger than the volume: the next start of the lane's owner brings
-//! them to the size in the journal, or back.
+//! **N.B.** The target is ready before the source shows the new size, so no guest can write where the target has no space. A
+//! crash before *resized* may leave images larger than the volume. The next start brings them to the size in the journal.
 
 use std::rc::Rc;
 
@@ -23,13 +22,13 @@ use crate::handle::StoreRole;
 use crate::refused::Refused;
 use crate::stack::Volume;
 
-/// Makes `volume` `size` bytes large; `driver` is that of its migration, if it is being migrated.
+/// Makes `volume` `size` bytes large; `driver` is its migration's, if it is being migrated.
 ///
-/// It is to be run to its end, and no migration may begin meanwhile. Guests go on. The present size is a success.
+/// Run it to its end, and begin no migration meanwhile. Guests continue. The present size is a success.
 ///
 /// # Errors
-/// [`Refused`]; the volume has the size that it had then. [`Refused::HandingOver`]: it is past the point at which a
-/// handover could wait; to be called again when the migration has ended.
+/// [`Refused`]; the volume then keeps its size. [`Refused::HandingOver`]: the handover cannot wait; call again once
+/// the migration has ended.
 pub async fn grow(
     volume: &Volume,
     driver: Option<&SourceHandle>,
@@ -49,7 +48,7 @@ pub async fn grow(
     result
 }
 
-/// Keeps the volume where it is; returns its copying, if there is one.
+/// Prevents a handover; returns the volume's copying, if there is one.
 async fn hold_back(
     volume: &Volume,
     driver: Option<&SourceHandle>,
@@ -73,7 +72,6 @@ async fn hold_back(
     Ok(Some(copy))
 }
 
-/// One growth under way.
 struct Growing<'a> {
     volume: &'a Volume,
     copy: Option<Rc<VolumeCopy>>,
@@ -104,18 +102,18 @@ impl Growing<'_> {
                 self.undo().await;
                 Err(Refused::NotRecorded(CommitFault::NotWritten))
             }
-            // The images stay as large as the journal may say.
+            // The images keep the size that the journal may hold.
             Err(fault) => Err(Refused::NotRecorded(fault)),
         }
     }
 
-    /// The stores that must have room, in the order in which they get it.
+    /// Returns the stores that need room, in the order in which they get it.
     fn stores(&self) -> Vec<(StoreRole, Rc<dyn BlockDevice>)> {
         let target = self.target().map(|copy| (StoreRole::Target, Rc::clone(copy.target())));
         target.into_iter().chain([(StoreRole::Owner, self.volume.store())]).collect()
     }
 
-    /// The copying, unless its migration has been given up since.
+    /// Returns the copying, unless its migration has been abandoned since.
     fn target(&self) -> Option<&Rc<VolumeCopy>> {
         let now = self.volume.copy()?;
         self.copy.as_ref().filter(|copy| Rc::ptr_eq(copy, &now))
@@ -131,14 +129,14 @@ impl Growing<'_> {
                 Err(error) if store == StoreRole::Owner || self.target().is_some() => {
                     return Err(Refused::NotGrown { store, error });
                 }
-                // What is wrong with the target of a migration that was given up meanwhile is of no account.
+                // A fault of the target of an abandoned migration does not matter.
                 _ => {}
             }
         }
         Ok(())
     }
 
-    /// Everything at one instant: no other task comes in between.
+    /// Shows the new size everywhere at one instant: no other task runs in between.
     fn show(&self) {
         if let Some(growth) = self.target().and_then(|copy| copy.target().growth()) {
             growth.show(self.size);

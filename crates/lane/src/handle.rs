@@ -1,4 +1,4 @@
-//! How other threads talk to a lane: messages, and a thread to stop.
+//! The interface to a lane from other threads: messages, and the end of the thread.
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
@@ -23,102 +23,102 @@ use crate::refused::Refused;
 use crate::shared_storage::{ArrivingStore, SharedImage};
 use crate::status::LaneStatus;
 
-/// What a lane is to serve.
+/// The settings of a lane and its volume.
 #[derive(Clone, Debug)]
 pub struct LaneSettings {
-    /// Identity of the volume.
+    /// Identity of the volume on this lane.
     pub volume: VolumeId,
-    /// Name of the volume, and of its export.
+    /// Name of the volume and of its export.
     pub name: String,
     /// Bytes per block of its chronicle and of migrations.
     pub block_size: BlockSize,
-    /// How often it has changed hands.
+    /// How often the volume has changed hands.
     pub generation: Generation,
-    /// Its stay at this host; of one that is only to come, the stay that begins then.
+    /// Its residency at this host. For a volume that is to arrive: the residency that begins then.
     pub stay: StayId,
-    /// What is believed of what was kept of that stay; `None`: nothing, and no copy of it is known.
+    /// The trusted part of the kept chronicle; `None`: none, and no copy is known.
     pub kept: Option<Box<Kept>>,
-    /// Copies in it that nobody makes any more: what is known of them is forgotten.
+    /// Copies of ended migrations, which are forgotten.
     pub ended_copies: Vec<ReplicaOf>,
-    /// How long a guest's write may be held because of a migration (design §5.7).
+    /// The longest time that a migration may hold a guest's write (design §5.7).
     pub mirror_wait_max: Duration,
-    /// How much its migrations copy at once, those without a rate.
+    /// The pace of migrations without a rate of their own.
     pub pacing: PacingSettings,
-    /// What clients may do.
+    /// Whether clients may write.
     pub access: Access,
-    /// Connections at a time; `None`: as many as suit a volume.
+    /// The limit of connections; `None`: the default for a volume.
     pub connections_max: Option<usize>,
-    /// This lane's alone, among those of all hosts and at all times: its fencing tokens are known by it ([`crate::fencing`]).
+    /// A number that no other lane of any host ever has; its fencing tokens bear it ([`crate::fencing`]).
     pub life: u64,
-    /// What clients get at first.
+    /// Whether clients are served at once.
     pub opening: Opening,
 }
 
 /// What the clients of a lane get when it begins.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Opening {
-    /// They are served.
+    /// Clients are served at once.
     #[default]
     Serving,
-    /// They may connect, and what they ask for waits: whether the volume is this host's is still to be seen.
+    /// Clients may connect, but their requests wait until this host is known to own the volume.
     Waiting,
 }
 
-/// Whether a migration rests.
+/// Whether a migration is paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// Nothing is copied, and it is not handed over.
+    /// Pause: nothing is copied, and the volume is not handed over.
     Pause,
-    /// It goes on.
+    /// Resume a paused migration.
     Resume,
 }
 
-/// What a target is to take over without a COMMIT.
+/// What a target takes over without a COMMIT.
 #[derive(Clone, Debug)]
 pub struct Promoted {
-    /// In which try.
+    /// The attempt in which it is prepared.
     pub attempt: Attempt,
-    /// The generation that each volume has from then on.
+    /// The new generation of each volume.
     pub generations: Vec<(VolumeId, Generation)>,
-    /// What it is founded on.
+    /// The grounds of the promotion.
     pub promotion: Promotion,
 }
 
-/// What a lane serves.
+/// The store that a lane serves from.
 pub enum LaneStore {
-    /// A store of this host.
+    /// A complete store of this host.
     Here(Opened),
     /// A store of this host that lacks blocks.
     Filling(Box<FillingStoreOrder>),
-    /// A store that the volume is to come to.
+    /// A store that the volume is to arrive in.
     Arriving(ArrivingStore),
-    /// The volume, of this size in bytes, at the host that owns it.
+    /// A volume that another host owns.
     Elsewhere {
-        /// The way there.
+        /// The channel to the owner.
         channel: PeerChannel,
-        /// Its size.
+        /// The volume's size in bytes.
         size_bytes: u64,
     },
 }
 
-/// Where the guests of a volume come: for each front end ([`crate::front_end`]) what it listens on.
+/// Where a volume's guests connect: the sockets of each front end ([`crate::front_end`]).
 pub struct Listeners {
-    /// NBD's.
+    /// The sockets for NBD.
     pub nbd: NbdListeners,
 }
 
-/// Where NBD clients come: bound and listening stream sockets.
+/// The sockets for NBD: bound, listening stream sockets.
 pub struct NbdListeners {
-    /// The volume's unix socket.
+    /// The volume's unix socket, listening.
     pub unix: OwnedFd,
-    /// Its port, if it has one, and whether clients encrypt there.
+    /// Its TCP port, if it has one, and whether clients encrypt there.
     pub tcp: Option<(OwnedFd, Encryption)>,
-    /// Clients that another lane has passed on ([`LaneHandle::pass`]).
+    /// Connections that another lane has handed over ([`LaneHandle::pass`]).
     pub passed: Vec<PassedConnection>,
 }
 
 impl Listeners {
-    /// Those of a volume that NBD clients alone come to, of whom nobody was passed on.
+    /// Makes listeners for NBD only, without adopted connections.
     pub fn nbd(unix: OwnedFd, tcp: Option<(OwnedFd, Encryption)>) -> Self {
         Self { nbd: NbdListeners { unix, tcp, passed: Vec::new() } }
     }
@@ -127,142 +127,143 @@ impl Listeners {
 /// A migration of one volume between two stores of this host.
 #[derive(Clone, Debug)]
 pub struct MigrationOrder {
-    /// Its identity; already in the journal as started.
+    /// The migration's identity; the journal already has it as started.
     pub migration: MigrationId,
-    /// Where the volume is.
+    /// The volume's image at the source.
     pub source: ImageLocation,
-    /// Where the volume goes.
+    /// The volume's image at the target.
     pub target: ImageLocation,
     /// Whether the source's image is kept afterwards.
     pub keep_source: bool,
-    /// Bytes a second that the mover may copy; `None`: as fast as it goes.
+    /// The mover's limit in bytes a second; `None`: no limit.
     pub bandwidth_bytes_per_second: Option<u64>,
-    /// How the volume is copied.
+    /// The strategy that copies the volume.
     pub strategy: Choice,
-    /// How long guests may be held at the handover.
+    /// The longest time that guests may be held at the handover.
     pub downtime_max: Duration,
-    /// Whether something is to be done before the volume changes hands.
+    /// Whether hooks or a VM are part of the handover.
     pub moves: Moves,
-    /// With what a restart goes on; `None`: it begins.
+    /// The state that a restart continues with; `None`: it begins.
     pub resumed: Option<Box<ResumedMigration>>,
 }
 
-/// A migration between two stores of this host that was being copied when its daemon ended.
+/// A migration between two stores of this host whose copying a restart interrupted.
 #[derive(Clone, Debug)]
 pub struct ResumedMigration {
-    /// What the journal says of it.
+    /// The state in the journal.
     pub recorded: MigrationState,
-    /// How long ago it began.
+    /// How long ago the migration began.
     pub spent: Duration,
-    /// What was counted before.
+    /// Counts of the earlier daemon.
     pub carried: Carried,
-    /// Whether it rests.
+    /// Whether the migration is paused.
     pub rest: Rest,
 }
 
 /// A migration of one volume to another host.
 #[derive(Clone, Debug)]
 pub struct OutgoingOrder {
-    /// Its identity; already in the journal as started.
+    /// The migration's identity; the journal already has it as started.
     pub migration: MigrationId,
     /// The host that the volume goes to.
     pub to: HostId,
-    /// Where the volume is.
+    /// The volume's image at the source.
     pub source: ImageLocation,
     /// Whether the source's image is kept afterwards.
     pub keep_source: bool,
-    /// Bytes a second that the mover may copy; `None`: as fast as it goes.
+    /// The mover's limit in bytes a second; `None`: no limit.
     pub bandwidth_bytes_per_second: Option<u64>,
-    /// How the volume is copied.
+    /// The strategy that copies the volume.
     pub strategy: Choice,
-    /// How long guests may be held at the handover, but for what the way to the other host takes.
+    /// The longest time that guests may be held at the handover, without round trips to the other host.
     pub downtime_max: Duration,
-    /// What the target's store holds now.
+    /// The present content of the target's store.
     pub content: TargetContent,
-    /// The copy of the volume that it holds, of this generation; if the chronicle knows it, only what it lacks is copied.
+    /// The copy of this generation that the target holds. If the chronicle knows it, only missing blocks are copied.
     pub known: Option<(ReplicaOf, Generation)>,
-    /// How zeroes are written to it.
+    /// How zeroes are written to the target.
     pub zeroes: ZeroMode,
-    /// The image there as this host may be able to open it; `None`: blocks go over the link.
+    /// The target's image, if this host may be able to open it; `None`: blocks go over the link.
     pub shared: Option<SharedImage>,
-    /// How long the gates may be closed before the commit point: round trips are in it.
+    /// The longest time that the gates may be closed before the commit point, with round trips.
     pub switch_over_max: Duration,
-    /// How long the way to the other host and back is.
+    /// The round-trip time to the other host.
     pub round_trip: Duration,
-    /// Whether a VM goes along.
+    /// Whether a VM moves along.
     pub moves: Moves,
-    /// Whether it rests from its beginning: it did before a restart.
+    /// Whether it begins paused, as before a restart.
     pub rest: Rest,
-    /// How far it had come when a restart interrupted it; `None`: it begins.
+    /// The state in the journal when a restart interrupted it; `None`: it begins.
     pub recorded: Option<Box<MigrationState>>,
 }
 
 /// A migration of one volume from another host to this one.
 #[derive(Clone, Debug)]
 pub struct IncomingOrder {
-    /// Its number here; already in the journal as started.
+    /// The migration's identity here; the journal already has it as started.
     pub migration: MigrationId,
-    /// Its number at its source.
+    /// The migration's identity at its source.
     pub remote: MigrationId,
-    /// The generation that the volume has at its source.
+    /// The volume's generation at its source.
     pub generation: Generation,
-    /// Who keeps a replica of the generation that it has now: what is written from the handover on is remembered for it.
+    /// The replica of the present generation that stays at the source: writes after the handover are recorded for it.
     pub left_behind: Option<ReplicaOf>,
-    /// Where the volume comes to.
+    /// The volume's image at the target.
     pub image: ImageLocation,
-    /// Whether a VM comes along: it reads while it waits.
+    /// Whether a VM moves along: it reads while it waits.
     pub moves: Moves,
-    /// How long its source may say nothing before anything is promised.
+    /// The longest silence of the source before anything is promised.
     pub patience: SourcePatience,
-    /// How far it had come when a restart interrupted it; `None`: it begins.
+    /// The state in the journal when a restart interrupted it; `None`: it begins.
     pub recorded: Option<Box<MigrationState>>,
-    /// What the volume lacks, by what was told before a restart; `None`: nothing was told, or nothing of that is left.
+    /// The missing blocks as reported before a restart; `None`: none were reported, or the report is lost.
     pub missing: Option<Box<UnitMap>>,
-    /// The migration by which it left, if its owner lacks blocks and reads them in the store that it comes to.
+    /// The migration by which the volume left, if its incomplete owner reads missing blocks from the store that
+    /// it now returns to.
     pub takes_back: Option<MigrationId>,
 }
 
-/// The ways to the other host for a volume that comes.
+/// The channels to the other host for an arriving volume.
 pub struct IncomingChannels {
-    /// To the source's half.
+    /// The channel to the source's half.
     pub source: PeerChannel,
-    /// To what the volume may lack when it is handed over; `None`: it comes as a whole.
+    /// The channel to blocks that may be missing after the handover; `None`: the volume arrives complete.
     pub reservoir: Option<PeerChannel>,
 }
 
 /// A volume of this host that lacks blocks.
 pub struct FillingStoreOrder {
-    /// Its store.
+    /// The volume's own store.
     pub store: Opened,
-    /// What it lacks.
+    /// The blocks that are missing.
     pub missing: UnitMap,
-    /// The way to what has that.
+    /// The channel to the host that has the missing blocks.
     pub reservoir: PeerChannel,
-    /// Which volume of the migration it is, by which it came.
+    /// The volume's position in the migration by which it came.
     pub index: VolumeIndex,
-    /// Whether what is missing was given up.
+    /// Whether the missing blocks were given up.
     pub is_given_up: bool,
 }
 
-/// The ways to the other host for a volume that leaves.
+/// The channels to the other host for a leaving volume.
 pub struct OutgoingChannels {
-    /// To the target's half, and to the store there.
+    /// The channel to the target's half and its store.
     pub replica: PeerChannel,
-    /// To the volume at its new owner, for the clients that stay here; `None`: the lane leads them there already.
+    /// The channel to the volume's new owner, for remaining local clients; `None`: the lane forwards them already.
     pub owner: Option<PeerChannel>,
 }
 
-/// What a volume's lane is to a migration to another host.
+/// The part of a volume's lane in a migration to another host.
 pub enum OutgoingRole {
-    /// It drives the migration, of these volumes besides its own.
+    /// It drives the migration, of its own volume and these.
     Drives(OutgoingGroup),
     /// It follows the lane of the migration's first volume.
     Joins(SourceParticipation),
 }
 
-/// What a volume's lane is to a migration from another host.
+/// The part of a volume's lane in a migration from another host.
 pub enum IncomingRole {
-    /// It drives the migration, of these volumes besides its own.
+    /// It drives the migration, of its own volume and these.
     Drives(IncomingGroup),
     /// It follows the lane of the migration's first volume.
     Joins(TargetParticipation),
@@ -270,20 +271,20 @@ pub enum IncomingRole {
 
 /// The store that a volume goes to.
 pub struct MigrationTarget {
-    /// The store: open, and as large as the volume.
+    /// The open store, as large as the volume.
     pub store: Opened,
-    /// What it holds now.
+    /// The present content of the store.
     pub content: TargetContent,
-    /// How zeroes are written to it: those of a thin target become holes.
+    /// How zeroes are written to it: as holes if the target is thin.
     pub zeroes: ZeroMode,
 }
 
-/// What a store is to a volume.
+/// The role of a store in a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreRole {
-    /// It holds the volume.
+    /// It holds the volume now.
     Owner,
-    /// The volume is on its way there.
+    /// The volume is moving to it.
     Target,
 }
 
@@ -296,16 +297,14 @@ impl std::fmt::Display for StoreRole {
     }
 }
 
-/// Talks to a lane from any thread. A clone is another handle to the same lane; the lane ends with the last one, in
-/// disorder: [`LaneHandle::stop`] is the way to end it.
+/// The interface to a lane from any thread. A clone refers to the same lane. The lane ends abruptly with the last handle: end it
+/// by [`LaneHandle::stop`].
 #[derive(Clone)]
 pub struct LaneHandle {
     commands: mpsc::UnboundedSender<Command>,
-    /// Resolves when the lane's thread has ended.
     ended: Shared<oneshot::Receiver<()>>,
 }
 
-/// What a lane is asked for.
 pub(crate) enum Command {
     Migrate {
         order: Box<MigrationOrder>,
@@ -397,25 +396,25 @@ impl LaneHandle {
         Self { commands, ended: ended.shared() }
     }
 
-    /// Resolves when the lane's thread has ended, in whatever way: also by a panic, of which nothing else tells.
+    /// Resolves when the lane's thread has ended, even by a panic.
     pub async fn ended(&self) {
         // Nothing is ever sent: the sender is dropped.
         let _ = self.ended.clone().await;
     }
 
-    /// Begins a migration. How it goes is told by [`crate::Report`]s.
+    /// Begins a migration. [`crate::Report`]s report its progress.
     ///
     /// # Errors
-    /// [`Refused`]; `target` is closed and unchanged then.
+    /// [`Refused`]; `target` is then closed and unchanged.
     pub async fn migrate(&self, order: MigrationOrder, target: MigrationTarget) -> Result<(), Refused> {
         self.ask(|answer| Command::Migrate { order: Box::new(order), target, answer }).await?
     }
 
-    /// Begins a migration to another host, or goes on with one, or takes part in one that another volume's lane drives.
-    /// How it goes is told by [`crate::Report`]s.
+    /// Begins or continues a migration to another host, or takes part in one that another volume's lane drives.
+    /// [`crate::Report`]s report its progress.
     ///
     /// # Errors
-    /// [`Refused`]; the channels are ended, and whoever drives the migration is told.
+    /// [`Refused`]; the channels then end, and the driver of the migration is informed.
     pub async fn leave(
         &self,
         order: OutgoingOrder,
@@ -425,13 +424,13 @@ impl LaneHandle {
         self.ask(|answer| Command::Leave { order: Box::new(order), channels, role, answer }).await?
     }
 
-    /// Takes part in a migration from another host, or goes on with one: `channel` leads to the source's half.
+    /// Takes part in, or continues, a migration from another host. `channel` leads to the source's half.
     ///
-    /// The volume comes to `store`: of a lane that serves clients whom the volume had left behind. Without one it comes
-    /// to the lane's own store, and the lane [waits](Opening::Waiting).
+    /// `store` is for a lane that serves clients which the volume had left behind: the volume arrives in it. Without one the
+    /// volume arrives in the lane's own store, and the lane [waits](Opening::Waiting).
     ///
     /// # Errors
-    /// [`Refused`]; the channel is ended.
+    /// [`Refused`]; the channel then ends.
     pub async fn come(
         &self,
         order: IncomingOrder,
@@ -442,20 +441,19 @@ impl LaneHandle {
         self.ask(|answer| Command::Come { order: Box::new(order), store, channels, role, answer }).await?
     }
 
-    /// Lets the target of a migration read, over `channel`, what it lacks of the volume, which has this position among those of the
-    /// migration.
+    /// Lets the target of a migration read its missing blocks over `channel`; `index` is the volume's position in the migration.
     pub fn serve_reservoir(&self, channel: PeerChannel, migration: MigrationId, index: VolumeIndex) {
-        // As with [`LaneHandle::attach`].
+        // A lane that has ended serves no reservoir either.
         let _ = self.commands.unbounded_send(Command::ServeReservoir { channel, migration, index });
     }
 
-    /// Lets another host, `peer` of this one, which is `own`, use the volume for clients that it leads here, over `channel`.
+    /// Lets the host `peer` use the volume over `channel`, for clients that it forwards to this host, which is `own`.
     pub fn attach(&self, channel: PeerChannel, peer: HostId, own: HostId) {
-        // A lane that has ended serves nobody: what has come over the channel is given back.
+        // A lane that has ended serves no clients: what the channel brought is given back.
         let _ = self.commands.unbounded_send(Command::Attach { channel, peer, own });
     }
 
-    /// Ends a migration before its commit point. That it has ended is told by a [`crate::Report`].
+    /// Cancels a migration before its commit point. A [`crate::Report`] confirms the end.
     ///
     /// # Errors
     /// [`Refused::NotMigrating`], [`Refused::TooLate`], [`Refused::Ended`].
@@ -463,7 +461,7 @@ impl LaneHandle {
         self.ask(|answer| Command::Cancel { migration, answer }).await?
     }
 
-    /// Ends a migration of this source before its commit point because something of it failed that the lane knows nothing of.
+    /// Ends a migration at its source before its commit point, because something outside the lane failed.
     ///
     /// # Errors
     /// [`Refused::NotMigrating`], [`Refused::TooLate`], [`Refused::Ended`].
@@ -476,7 +474,7 @@ impl LaneHandle {
         self.ask(|answer| Command::Fail { migration, code, detail, answer }).await?
     }
 
-    /// Lets a migration rest, or go on.
+    /// Pauses or resumes a migration.
     ///
     /// # Errors
     /// [`Refused::NotMigrating`], [`Refused::Ended`].
@@ -484,24 +482,24 @@ impl LaneHandle {
         self.ask(|answer| Command::Rest { migration, rest, answer }).await?
     }
 
-    /// Ends the driver of a migration whose volumes are their target's and lack blocks there, or the part that the volume takes in it.
-    /// What is missing goes on to be read here.
+    /// Ends the driver of a migration whose targets own incomplete volumes, or this volume's part in it. The target continues to
+    /// read missing blocks here.
     ///
     /// # Errors
-    /// [`Refused::TooLate`]: it is not that far, or further; [`Refused::Ended`].
+    /// [`Refused::TooLate`]: the migration is not at that step; [`Refused::Ended`].
     pub async fn set_aside(&self, migration: MigrationId) -> Result<(), Refused> {
         self.ask(|answer| Command::SetAside { migration, answer }).await?
     }
 
-    /// Takes the volume over without a COMMIT: only what is prepared, in the try that is named.
+    /// Takes the volume over without a COMMIT, if it is prepared in the given attempt.
     ///
     /// # Errors
-    /// [`Refused::NotMigrating`], [`Refused::Ended`]. Whether it came in time, the journal says.
+    /// [`Refused::NotMigrating`], [`Refused::Ended`]. The journal shows whether the order came in time.
     pub async fn promote(&self, migration: MigrationId, promoted: Promoted) -> Result<(), Refused> {
         self.ask(|answer| Command::Promote { migration, promoted: Box::new(promoted), answer }).await?
     }
 
-    /// Changes how much a migration may copy, in bytes a second; `None`: as fast as it goes.
+    /// Changes a migration's limit in bytes a second; `None`: no limit.
     ///
     /// # Errors
     /// [`Refused::NotMigrating`], [`Refused::Ended`].
@@ -513,8 +511,8 @@ impl LaneHandle {
         self.ask(|answer| Command::SetBandwidth { migration, bytes_per_second, answer }).await?
     }
 
-    /// Has reads of what is missing of a volume that is being filled wait so long at most for a host that does not answer, and then get
-    /// an error; `None`: for however long, as in the beginning. It changes nothing for other volumes.
+    /// Limits how long reads of missing blocks wait for a host that does not answer, before they fail; `None`: no limit, as at
+    /// first. Has no effect on complete volumes.
     ///
     /// # Errors
     /// [`Refused::Ended`].
@@ -522,7 +520,7 @@ impl LaneHandle {
         self.ask(|answer| Command::LimitWaits { to, answer }).await
     }
 
-    /// Forgets what a copy elsewhere lacks, which nobody has any more.
+    /// Forgets a copy at another host which has been deleted, with its missing set.
     ///
     /// # Errors
     /// [`Refused::Ended`].
@@ -530,7 +528,7 @@ impl LaneHandle {
         self.ask(|answer| Command::ForgetCopy { of, answer }).await
     }
 
-    /// Gives up what is missing of a volume that is being filled: whoever reads that gets an error from now on.
+    /// Gives up the missing blocks of a volume that is being filled: reads of them fail from then on.
     ///
     /// # Errors
     /// [`Refused::Ended`].
@@ -538,18 +536,18 @@ impl LaneHandle {
         self.ask(|answer| Command::GiveUpMissing { answer }).await
     }
 
-    /// Makes the volume `size` bytes large, a multiple of 4096, while it is used; its migration's target, too.
+    /// Makes the volume `size` bytes large, a multiple of 4096, while it is used; the target of its migration as well.
     ///
-    /// Whoever connects from then on is told the new size. The size that it has already is a success.
+    /// New clients get the new size. The present size is a success.
     ///
     /// # Errors
-    /// [`Refused`]; the volume has the size that it had then. If that is [`Refused::NotRecorded`] with
-    /// [`migration::CommitFault::Unknown`], the next start of its lane decides.
+    /// [`Refused`]; the volume then keeps its size. After [`Refused::NotRecorded`] with [`migration::CommitFault::Unknown`], the
+    /// next start of its lane decides.
     pub async fn grow(&self, size: u64) -> Result<(), Refused> {
         self.ask(|answer| Command::Grow { size, answer }).await?
     }
 
-    /// What the lane is doing.
+    /// Returns the lane's present state.
     ///
     /// # Errors
     /// [`Refused::Ended`].
@@ -557,18 +555,17 @@ impl LaneHandle {
         self.ask(|answer| Command::Status { answer }).await
     }
 
-    /// Ends the lane: no request is taken on any more, those in flight end (at most `deadline` from now), the store
-    /// is flushed. A migration before its commit point stays as it is, for recovery; one past it is completed.
+    /// Ends the lane: stops taking requests, waits at most `deadline` for those in flight, and flushes the store. A migration
+    /// before its commit point is left for recovery, a later one is completed.
     pub async fn stop(&self, deadline: Duration) {
-        // A lane that has ended already needs no stopping.
         let clients = ClientsAtEnd::Closed;
         let _ = self.ask(|answer| Command::Stop { deadline, clients, answer }).await;
-        // Its store is closed, and how that looks is recorded.
+        // By then its store is closed, and the image's state is recorded.
         self.ended().await;
     }
 
-    /// Ends the lane as [`Self::stop`] does, and leaves connections open that another lane can go on with, which it returns.
-    /// They wait from now on: [`Self::settle`] first keeps that short.
+    /// Ends the lane as [`Self::stop`] does, and returns open connections that another lane can adopt. They wait from now on:
+    /// call [`Self::settle`] first to keep that short.
     pub async fn pass(&self, deadline: Duration) -> Vec<PassedConnection> {
         let clients = ClientsAtEnd::PassedOn;
         let passed = self.ask(|answer| Command::Stop { deadline, clients, answer }).await;
@@ -576,10 +573,9 @@ impl LaneHandle {
         passed.unwrap_or_default()
     }
 
-    /// Flushes the store while guests work, so that little is left to flush when the lane ends. What is another host's is left to
-    /// that.
+    /// Flushes the store while guests work, so that little is left to flush at the lane's end. Does nothing for a
+    /// volume of another host.
     pub async fn settle(&self) {
-        // A lane that has ended has nothing to flush.
         let _ = self.ask(|answer| Command::Settle { answer }).await;
     }
 

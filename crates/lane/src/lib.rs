@@ -9,9 +9,8 @@
 //!                                                                              copy: the strategy of the core, and the mover
 //! ```
 //!
-//! Everything but the thread itself is generic over its surroundings: the executor's driver (whose clock it goes by),
-//! the devices, and [`Control`], which keeps the journal. The simulator runs the same driver, copyings, filters and
-//! volumes as the product.
+//! Everything but the thread is generic over its surroundings: the executor's driver with its clock, the devices, and
+//! [`Control`], which keeps the journal. The simulator runs the same driver, copyings, filters and volumes as the product.
 
 pub mod chronicler;
 pub mod clients;
@@ -71,7 +70,7 @@ pub use thread::{LaneError, start};
 pub const REPORT_INTERVAL: std::time::Duration = std::time::Duration::from_millis(100);
 /// Time between two samples of a migration's recording.
 pub const SAMPLE_INTERVAL: std::time::Duration = REPORT_INTERVAL;
-/// How much of the time before a migration is recorded with it: enough for a rate to compare with.
+/// How much of the time before a migration is recorded: enough for a rate to compare with.
 pub const RECORDED_BEFORE: std::time::Duration = std::time::Duration::from_secs(3);
 /// How much of the time after a migration is recorded with it.
 pub const RECORDED_AFTER: std::time::Duration = std::time::Duration::from_secs(3);

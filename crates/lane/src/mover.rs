@@ -6,12 +6,12 @@ use migration::strategy::{Copied, CopyFault, SourceFault};
 
 use crate::copy::{VolumeCopy, target_fault};
 
-/// Zeroes are looked for in pieces of this many bytes. Smaller ones would make more requests of a chunk than its zeroes are
-/// worth; what the source has no space for is in no chunk, whatever its length.
+/// The grain of the search for zeroes, in bytes. Smaller ones would split chunks into more requests than their zeroes save.
+/// Unallocated ranges of the source are in no chunk, whatever their length.
 const ZERO_GRAIN_BYTES: usize = 64 << 10;
 
-/// Copies `range`; runs of zeroes become holes at the target, so thin stays thin (design §5.5), unless its space is to
-/// stay allocated.
+/// Copies `range`. Runs of zeroes become holes at the target, so thin images stay thin (design §5.5), unless space
+/// is to stay allocated.
 pub(crate) async fn copy_chunk(copy: &VolumeCopy, range: ByteRange) -> Result<Copied, CopyFault> {
     let Ok(length) = usize::try_from(range.length) else { return Err(CopyFault::Source(SourceFault)) };
     let buffer = copy.buffers().take(length);
@@ -21,7 +21,7 @@ pub(crate) async fn copy_chunk(copy: &VolumeCopy, range: ByteRange) -> Result<Co
         .map_err(|error| CopyFault::Target(target_fault(&error)))
 }
 
-/// Writes data to a store; runs of zeroes become holes there, unless its space is to stay allocated.
+/// Writes data to a store. Runs of zeroes become holes there, unless space is to stay allocated.
 pub(crate) async fn write_data(
     store: &dyn BlockDevice,
     offset: u64,
@@ -29,8 +29,8 @@ pub(crate) async fn write_data(
     zeroes: ZeroMode,
 ) -> Result<Copied, IoError> {
     let writes = runs(&data).into_iter().map(|run| write_run(store, offset, &data, run, zeroes));
-    // N.B. all of them to their end, also when one has failed: the chunk is copied again then, and a write of the
-    // first time that was still under way could land on top of that (hard case 4).
+    // N.B. all writes are awaited, even after a failure: the chunk is copied again then, and an old write in flight could land on
+    // top of that (hard case 4).
     let mut copied = Copied::default();
     for run in join_all(writes).await {
         let run = run?;
@@ -73,7 +73,6 @@ enum Content {
     Data,
 }
 
-/// Cuts a chunk into runs of zeroes and of data.
 fn runs(data: &Buffer) -> Vec<Run> {
     let mut runs: Vec<Run> = Vec::new();
     for (index, grain) in data.as_slice().chunks(ZERO_GRAIN_BYTES).enumerate() {

@@ -1,4 +1,4 @@
-//! Talking to the half of a migration, or to the owner of a volume, on another host.
+//! Remote calls to the other half of a migration, or to the owner of a volume, on another host.
 //!
 //! ```text
 //!   this host                                                the other host
@@ -6,9 +6,9 @@
 //!   PeerVolume ─┘ ◄────── answers ───────    │                     │
 //!   Source or Target ◄──── messages ─────────┴─────────────────────┘
 //! ```
-//! A channel carries heads and payloads, once each while both processes live, in any order. What is said about a call is
-//! in its head ([`head`]), the bytes of a write or of what was read are the payload. Nothing is decided here: whoever
-//! calls decides how much is under way, and what an unanswered call means.
+//! A channel carries heads and payloads, exactly once while both processes live, in any order. The head describes the call
+//! ([`head`]); the payload holds the bytes written or read. The caller decides how many calls are in flight, and what an
+//! unanswered call means.
 
 mod asked;
 pub mod head;
@@ -39,31 +39,31 @@ pub use service::Service;
 pub use store::PeerStore;
 pub use volume::PeerVolume;
 
-/// Bytes of payload in one call at most: larger requests are cut by [`PeerStore`].
+/// The limit of a payload in bytes: [`PeerStore`] splits larger requests.
 pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 
-/// What goes first when a channel is busy.
+/// The order of requests on a busy channel, most urgent first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum RequestPriority {
     /// Messages of a handover, answers without a payload, flushes.
     Control,
-    /// A guest waits for it: forwarded requests and their answers.
+    /// Forwarded requests that a guest waits for, and their answers.
     Awaited,
-    /// Guest writes by value that nobody waits for.
+    /// Guest writes by value that no guest waits for.
     Mirrored,
-    /// What the mover copies.
+    /// The data that the mover copies.
     Bulk,
 }
 
-/// A way to another host: what is sent on it, and what it brings.
+/// A channel to another host: its sending end and its events.
 pub struct PeerChannel {
-    /// The sending end. That it is dropped ends the channel on this host.
+    /// The sending end. Dropping it ends the channel on this host.
     pub channel: Box<dyn Channel + Send>,
-    /// What the peer sends, and what becomes of the channel.
+    /// Messages of the peer, and changes of the channel's state.
     pub events: ChannelEvents,
 }
 
-/// The sending end of a channel to a host that nobody knows any more.
+/// The sending end of a channel to an unknown host.
 struct Nowhere;
 
 impl Channel for Nowhere {
@@ -75,21 +75,21 @@ impl Channel for Nowhere {
 }
 
 impl PeerChannel {
-    /// A channel to nobody, which has ended.
+    /// Makes a channel to no host, which has ended.
     pub fn nowhere() -> Self {
         let (_, receiver) = mpsc::unbounded();
         Self { channel: Box::new(Nowhere), events: receiver.into() }
     }
 }
 
-/// What a channel brings. What nobody has taken when it ends goes to whoever may find another one to hear it.
+/// The events of a channel. Those that are not taken before the end go to another receiver, if there is one.
 pub struct ChannelEvents {
     receiver: mpsc::UnboundedReceiver<ChannelEvent>,
     unheard: Option<Box<dyn FnMut(ChannelEvent) + Send>>,
 }
 
 impl ChannelEvents {
-    /// Has `unheard` take what comes, and is not taken from here.
+    /// Makes events whose rest, when dropped, goes to `unheard`.
     #[must_use]
     pub fn or_else(
         receiver: mpsc::UnboundedReceiver<ChannelEvent>,
@@ -98,7 +98,7 @@ impl ChannelEvents {
         Self { receiver, unheard: Some(Box::new(unheard)) }
     }
 
-    /// What has come already.
+    /// Returns an event that has already arrived.
     pub fn try_next(&mut self) -> Option<ChannelEvent> {
         self.receiver.try_recv().ok()
     }
@@ -122,7 +122,7 @@ impl From<mpsc::UnboundedReceiver<ChannelEvent>> for ChannelEvents {
 
 impl Drop for ChannelEvents {
     fn drop(&mut self) {
-        // N.B. first: what is sent from now on is known not to be heard.
+        // N.B. first: the sender of later events then knows that they are not received.
         self.receiver.close();
         while let Some(arrival) = self.try_next() {
             self.give_back(arrival);
@@ -130,80 +130,79 @@ impl Drop for ChannelEvents {
     }
 }
 
-/// The sending end of a way to another host.
+/// The sending end of a channel to another host.
 pub trait Channel {
-    /// Queues something for the peer; never blocks. How much is under way is the caller's to bound.
+    /// Queues a message for the peer; never blocks. The caller limits how much is in flight.
     fn send(&self, priority: RequestPriority, head: Bytes, payload: Bytes);
 
-    /// What the peer's present process understands.
+    /// Returns what the peer's present process understands.
     fn capabilities(&self) -> Capabilities;
 
-    /// Changes the priority of everything that is on the channel, and will be. A channel that has a link to itself need not do
-    /// anything.
+    /// Changes the priority of all present and future messages of the channel. A channel with a link of its own may ignore this.
     fn set_boost(&self, _: PriorityBoost) {}
 }
 
-/// Whether a channel goes before its usual priority.
+/// Whether a channel has more than its usual priority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PriorityBoost {
-    /// What is copied and mirrored goes when nothing more urgent is to be sent.
+    /// Copied and mirrored data waits for everything more urgent.
     Off,
-    /// It is all that a VM's handover still waits for, so it goes before the VM's memory.
+    /// The VM's handover waits for this data only, so it precedes the VM's memory.
     AboveMemory,
 }
 
-/// What a peer understands, each with all that comes before it. It is known from the first connection to its process on.
+/// A peer's capabilities, each including the ones before it. They are known once its process has connected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Capabilities {
-    /// There has been no connection to it yet.
+    /// The peer has not connected yet.
     Unknown,
-    /// Calls; of fencing tokens it knows nothing.
+    /// Calls, without fencing tokens.
     Calls,
-    /// Calls that bear fencing tokens, too.
+    /// Calls with fencing tokens, too.
     FencingTokens,
-    /// Calls about any range of bytes of a volume, too: the owner claims the blocks that they touch.
+    /// Calls about any range of bytes: the owner claims the blocks that they touch.
     Parts,
-    /// What copies at other hosts lack, too.
+    /// Missing sets of copies at other hosts, too.
     Copies,
-    /// How large a volume is at its owner, too.
+    /// The size of a volume at its owner, too.
     Sizes,
 }
 
-/// What comes over a channel.
+/// An event of a channel to another host.
 pub enum ChannelEvent {
-    /// Something that the peer sent.
+    /// A message from the peer.
     Message {
-        /// Its head: see [`head`].
+        /// Its head, encoded: see [`head`].
         head: Bytes,
-        /// Its payload.
+        /// The payload, perhaps empty.
         payload: Bytes,
         /// The right to send as much again: goes back to the peer when this is dropped.
         credit: Box<dyn Any + Send>,
     },
-    /// The channel is broken, for this reason; what was sent waits.
+    /// The channel is broken, for this reason; sent messages wait.
     Lost(String),
     /// The channel works again, and nothing was lost.
     Restored,
-    /// The peer's process is another one now: what was not answered is lost.
+    /// The peer has restarted: unanswered calls are lost.
     PeerRestarted,
 }
 
-/// Whoever is told what a channel brings besides calls and answers.
+/// Receives the events of a channel other than calls and answers.
 pub trait Listener {
-    /// A message of a handover, encoded as its machine's messages are.
+    /// Takes a message of a handover, encoded as its machine's messages are.
     fn message(&self, message: &[u8]);
 
-    /// The channel is broken: why.
+    /// Takes note that the channel is broken, with the reason.
     fn link_lost(&self, reason: &str);
 
-    /// The channel works again.
+    /// Takes note that the channel works again.
     fn link_restored(&self);
 
-    /// The peer has restarted. Calls that were not answered have failed already.
+    /// Takes note that the peer has restarted. Unanswered calls have failed already.
     fn peer_restarted(&self);
 }
 
-/// Listens to a channel that carries nothing but calls.
+/// The listener of a channel that carries only calls.
 pub struct CallsOnly;
 
 impl Listener for CallsOnly {
@@ -216,14 +215,13 @@ impl Listener for CallsOnly {
     fn peer_restarted(&self) {}
 }
 
-/// A call that has not been answered.
 struct PendingRequest {
     answer: oneshot::Sender<Result<Answer, IoError>>,
-    /// What it takes of its volume's window until it is answered, whether somebody still waits for it or not.
+    /// Its share of the volume's window until it is answered, even if its caller has gone.
     _permit: Option<Permit>,
 }
 
-/// The answer to a call: what its head says, and its payload.
+/// The answer to a call: its decoded head, and its payload.
 pub(crate) struct Answer {
     pub(crate) answered: Answered,
     pub(crate) payload: Bytes,
@@ -231,7 +229,7 @@ pub(crate) struct Answer {
     _credit: Box<dyn Any + Send>,
 }
 
-/// One end of a channel: calls and their answers find each other.
+/// One end of a channel: matches calls and answers.
 pub struct RpcChannel {
     channel: Box<dyn Channel>,
     waiting: RefCell<BTreeMap<u64, PendingRequest>>,
@@ -239,12 +237,11 @@ pub struct RpcChannel {
     news: Rc<News>,
 }
 
-/// What has become of the peer, for whoever waits for that.
+/// Changes of the peer's state, for tasks that wait for one.
 #[derive(Default)]
 struct News {
-    /// Told when the peer has been heard of.
     heard: Signal,
-    /// How often it has been heard of anew: over a channel that was broken, or as another process.
+    /// How often the peer was reached anew: after a break, or as another process.
     times: Cell<u64>,
 }
 
@@ -255,23 +252,23 @@ impl News {
     }
 }
 
-/// What is asked of a peer.
+/// A request to a peer: address, operation and fencing token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Question {
     pub(crate) address: Address,
     pub(crate) operation: Operation,
-    /// `None`: it bears none.
+    /// `None`: without a token.
     pub(crate) fence: Option<FencingToken>,
 }
 
 impl RpcChannel {
-    /// Makes an end that listens once it is [run](RpcChannel::run).
+    /// Makes an end that receives once it is [run](RpcChannel::run).
     pub fn new(channel: Box<dyn Channel>) -> Rc<Self> {
         Rc::new(Self { channel, waiting: RefCell::default(), next_call: Cell::new(0), news: Rc::default() })
     }
 
-    /// Takes what the channel brings: answers end calls, calls go to `service`, the rest to `listener`. It goes on until
-    /// nobody holds the channel any more, or the channel brings nothing any more.
+    /// Handles the channel's events: answers end calls, calls go to `service`, all others to `listener`. Ends when the last
+    /// reference to the channel is dropped, or the channel brings no more events.
     pub fn run<A: Into<ChannelEvents>>(
         self: &Rc<Self>,
         arrivals: A,
@@ -326,7 +323,7 @@ impl RpcChannel {
                 service.carry_out(Rc::clone(self), call, question, payload, credit).await;
             }
             Ok(Head::Answer { call, result }) => {
-                // Nobody waits for it any more: its call has failed with the channel, or its caller has gone.
+                // No task waits: the call has failed with the channel, or its caller has gone.
                 let Some(waiting) = self.waiting.borrow_mut().remove(&call) else { return };
                 let answer = result.map_err(IoError::from);
                 let _ =
@@ -339,19 +336,18 @@ impl RpcChannel {
         }
     }
 
-    /// Sends a message of a handover.
+    /// Sends a message of a handover to the peer.
     pub fn send_message(&self, message: Vec<u8>) {
         self.channel.send(RequestPriority::Control, Head::Message.encode(), message.into());
     }
 
-    /// Changes the priority of this end's channel.
     pub(crate) fn set_boost(&self, boost: PriorityBoost) {
         self.channel.set_boost(boost);
     }
 
-    /// Asks the peer to do something; resolves when it has answered.
+    /// Sends a call to the peer; resolves with its answer.
     ///
-    /// It is asked for when this is called, not when the future is polled.
+    /// The call is sent at once, not when the future is polled.
     pub(crate) fn call(
         &self,
         priority: RequestPriority,
@@ -366,19 +362,19 @@ impl RpcChannel {
         let Question { address, operation, fence } = question;
         let head = match fence.filter(|_| self.capabilities() >= Capabilities::FencingTokens) {
             Some(fence) => Head::FencedCall { call, address, operation, fence },
-            // An owner that knows fencing tokens refuses a change without one, and says which is the present one.
+            // An owner that knows fencing tokens refuses a change without one, and answers with the present one.
             None => Head::Call { call, address, operation },
         };
         self.channel.send(priority, head.encode(), payload);
         async move { answered.await.unwrap_or(Err(IoError::Closed)) }
     }
 
-    /// What the peer's present process understands.
+    /// Returns what the peer's present process understands.
     pub(crate) fn capabilities(&self) -> Capabilities {
         self.channel.capabilities()
     }
 
-    /// Resolves when it is known what the peer's present process understands.
+    /// Resolves once the capabilities of the peer's present process are known.
     pub(crate) async fn known_capabilities(&self) -> Capabilities {
         let capabilities =
             || Some(self.capabilities()).filter(|capabilities| *capabilities != Capabilities::Unknown);
@@ -396,21 +392,20 @@ impl RpcChannel {
         self.channel.send(priority, Head::Answer { call, result }.encode(), payload);
     }
 
-    /// Ends all calls: their peer knows nothing of them any more.
+    /// Fails all calls: the peer's new process does not know them.
     fn fail_calls(&self) {
         for (_, waiting) in self.waiting.take() {
-            // Whoever has gone needs no answer.
             let _ = waiting.answer.send(Err(lost()));
         }
     }
 }
 
-/// The peer that was asked is another process now: it may have done what it was asked for, or not.
+/// The error of a call to a peer that has restarted: the call may or may not have been carried out.
 fn lost() -> IoError {
     IoError::os("hear the other host's answer", Errno::CONNRESET)
 }
 
-/// Tells whether a call failed only because the peer has restarted.
+/// Returns whether a call failed only because the peer has restarted.
 pub(crate) fn is_lost(error: &IoError) -> bool {
     *error == lost()
 }

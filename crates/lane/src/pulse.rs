@@ -1,10 +1,10 @@
-//! What guests did of late, in windows of time: the past that a migration's report begins with.
+//! Counts guests' recent requests in windows of time: a migration's report begins with them.
 //!
 //! ```text
 //!   requests end ──► the window that is open ──► closed when its time is over ──► the last few seconds are kept
 //! ```
-//! No timer runs for it: a window is closed by the first request that ends after it, or by who takes the windows. A
-//! volume that nobody uses costs nothing.
+//! There is no timer: the first request that ends after a window closes it, or the caller that takes the windows. An idle volume
+//! costs nothing.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -14,17 +14,16 @@ use std::time::Duration;
 use crate::stack::Counters;
 use block::latency::{Buckets, Latencies};
 
-/// Length of a window while nobody takes them.
+/// Length of a window, unless a recorder takes them.
 const WINDOW: Duration = crate::SAMPLE_INTERVAL;
-/// How much of the past is kept.
 const KEPT: Duration = crate::RECORDED_BEFORE;
 
-/// What guests did in one stretch of time.
+/// Counts of guests' requests in one stretch of time.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Window {
     /// When it began, by the lane's clock.
     pub began: Duration,
-    /// How long it was.
+    /// The length of the window.
     pub length: Duration,
     /// Reads that ended in it.
     pub reads: u64,
@@ -36,13 +35,12 @@ pub struct Window {
     pub bytes_read: u64,
     /// Bytes of writes that succeeded.
     pub bytes_written: u64,
-    /// Requests that failed.
+    /// Requests that failed in it.
     pub errors: u64,
-    /// How long its requests had taken.
+    /// The latencies of its requests.
     pub latencies: Latencies,
 }
 
-/// The windows of one volume.
 pub(crate) struct Pulse {
     counters: Rc<Counters>,
     latencies: Buckets,
@@ -55,7 +53,6 @@ pub(crate) struct Pulse {
 }
 
 impl Pulse {
-    /// Begins with an open window.
     pub(crate) fn new(now: Duration, counters: Rc<Counters>) -> Self {
         Self {
             counters,
@@ -67,7 +64,7 @@ impl Pulse {
         }
     }
 
-    /// Notes a request that has ended and that the counters do not yet know of.
+    /// Notes a request that has ended and that the counters do not include yet.
     pub(crate) fn note(&self, arrived: Duration, now: Duration) {
         if now >= self.ends.get() {
             self.close_due(now);
@@ -75,12 +72,11 @@ impl Pulse {
         self.latencies.add(now.saturating_sub(arrived));
     }
 
-    /// How long requests took since the lane began.
     pub(crate) fn latencies(&self) -> Latencies {
         self.latencies.all()
     }
 
-    /// The last few seconds up to now. From here on windows are closed by [`Pulse::take`] alone.
+    /// Returns the windows of the last few seconds. From now on only [`Pulse::take`] closes windows.
     pub(crate) fn begin_taking(&self, now: Duration) -> Vec<Window> {
         if now >= self.ends.get() {
             self.close_due(now);
@@ -91,26 +87,25 @@ impl Pulse {
         self.past.borrow().iter().cloned().collect()
     }
 
-    /// Closes the open window and returns it.
     pub(crate) fn take(&self, now: Duration) -> Window {
         let window = self.close(now);
         self.forget(now);
         window
     }
 
-    /// Windows are closed by themselves again.
+    /// Lets windows close by time again.
     pub(crate) fn end_taking(&self) {
         self.ends.set(self.began.get() + WINDOW);
     }
 
-    /// Closes the window whose time is over, and passes over the time since then in which nothing ended.
+    /// Closes a window that is over, and skips the idle time since then.
     #[cold]
     fn close_due(&self, now: Duration) {
         let ended = self.ends.get();
         self.close(ended);
         let windows = now.saturating_sub(ended).as_nanos() / WINDOW.as_nanos();
         if windows > 0 {
-            // Not longer than what is kept, so that it is forgotten in time.
+            // At most the kept time, so that it is dropped in time.
             let idle = WINDOW * u32::try_from(windows).unwrap_or(u32::MAX);
             let length = idle.min(KEPT);
             self.keep(Window { began: ended + (idle - length), length, ..Window::default() });
@@ -169,7 +164,6 @@ mod tests {
 
     const STEP: Duration = Duration::from_millis(10);
 
-    /// A request ends every 10 ms from `first` to before `last`.
     fn play(pulse: &Pulse, first: Duration, last: Duration) {
         let mut now = first;
         while now < last {

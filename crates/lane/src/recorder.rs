@@ -1,12 +1,12 @@
-//! Records a migration for its report: what guests felt before, while and after it ran, and what it did meanwhile.
+//! Records a migration for its report: guests' requests before, during and after it, and its own work.
 //!
 //! ```text
 //!   driver ──► Recorder (a Control) ──► Control of the daemon
 //!                    │ at each report of progress: one sample         ▲
 //!                    └───────────────── Report::Recorded ─────────────┘
 //! ```
-//! It stands between the driver and the control plane, so that neither the driver nor the simulator knows of it,
-//! and adds what the volume's meter saw. While the gates are closed it only notes the time.
+//! It stands between the driver and the control plane, so neither the driver nor the simulator knows of it. It adds the counts of
+//! the volume's meter. While the gates are closed it only notes the time.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,10 +22,9 @@ use crate::control::{Control, ControlFault, HooksFault, LaneFuture, Recorded, Re
 use crate::pulse::{Pulse, Window};
 use crate::{RECORDED_AFTER, SAMPLE_INTERVAL};
 
-/// Entries into phases for which room is made beforehand: those of one try at the handover.
+/// The expected number of phases in one attempt, for which room is made beforehand.
 const PHASES_USUAL: usize = 16;
 
-/// The recorder of one migration.
 pub(crate) struct Recorder {
     below: Rc<dyn Control>,
     handle: Handle,
@@ -33,7 +32,7 @@ pub(crate) struct Recorder {
     migration: MigrationId,
     began: Duration,
     sampled_at: Cell<Duration>,
-    /// Phases entered since the last sample, and when.
+    /// Phases entered since the last sample, with their times.
     phases: RefCell<Vec<(Duration, Phase)>>,
     progress: RefCell<Option<Progress>>,
     /// Bytes copied, mirrored and found to be zero up to the last sample.
@@ -67,7 +66,7 @@ impl Recorder {
         Rc::new(recorder)
     }
 
-    /// Goes on for a few seconds after the migration has ended, unless the recording is ended before.
+    /// Continues for a few seconds after the migration's end, unless the recording is ended before.
     pub(crate) async fn record_after(&self) {
         let until = self.handle.now() + RECORDED_AFTER;
         while !self.ended.get() && self.handle.now() < until {
@@ -79,7 +78,7 @@ impl Recorder {
         self.end();
     }
 
-    /// Ends the recording; nothing happens if it has ended.
+    /// Ends the recording, if it has not ended yet.
     pub(crate) fn end(&self) {
         if !self.ended.replace(true) {
             self.pulse.end_taking();
@@ -92,7 +91,7 @@ impl Recorder {
         self.sampled_at.set(now);
         let window = self.pulse.take(now);
         if window.length.is_zero() {
-            // The last sample was taken at this instant; there may be a phase to tell of.
+            // The last sample was taken at this instant, but a phase may still be unreported.
             self.tell(Vec::new());
             return;
         }
@@ -112,7 +111,7 @@ impl Recorder {
         self.tell(vec![sample]);
     }
 
-    /// A sample of a time in which nothing was copied.
+    /// Returns a sample of a time without copying.
     fn quiet(&self, window: Window) -> Sample {
         Sample {
             began_us: self.since_began(window.began),
@@ -143,7 +142,6 @@ impl Recorder {
 }
 
 impl Drop for Recorder {
-    /// A lane that ends takes its recorders with it.
     fn drop(&mut self) {
         self.end();
     }
@@ -182,19 +180,19 @@ impl Control for Recorder {
         match &report {
             Report::Progress { progress, .. } => {
                 self.progress.replace(Some(progress.clone()));
-                // A change of phase reports at once; a sample that is too short says little.
+                // A change of phase reports at once; a very short sample would say little.
                 if self.handle.now().saturating_sub(self.sampled_at.get()) >= SAMPLE_INTERVAL / 2 {
                     self.sample();
                 }
             }
-            // Before the end is told: who hears of it may ask for the history at once.
+            // Before the report of the end: its receiver may ask for the history at once.
             Report::Ended { .. } => self.sample(),
             Report::DataPath { .. } | Report::Recorded { .. } | Report::RecordingEnded { .. } => {}
         }
         self.below.report(report);
     }
 
-    /// N.B. the gates may be closed: the phase is told with the next sample.
+    /// N.B. the gates may be closed: the phase is reported with the next sample.
     fn entered(&self, migration: MigrationId, phase: Phase) {
         self.phases.borrow_mut().push((self.handle.now(), phase));
         self.below.entered(migration, phase);

@@ -1,23 +1,23 @@
-//! Why a lane does not do what it is asked for.
+//! The reasons why a lane refuses an order.
 
 use block::IoError;
 use migration::{CommitFault, MigrationId};
 
 use crate::handle::StoreRole;
 
-/// Why a lane did not do what it was asked for.
+/// Why a lane refused an order.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The volume is being migrated already.
     #[error("the volume is being migrated already ({0})")]
     Migrating(MigrationId),
-    /// No such migration is under way here.
+    /// No such migration is in progress here.
     #[error("migration {0} is not under way")]
     NotMigrating(MigrationId),
     /// The migration is past its commit point, or has failed already.
     #[error("migration {0} can no longer be cancelled: it is being completed")]
     TooLate(MigrationId),
-    /// The target image does not fit.
+    /// The target image has another size than the volume.
     #[error("the target has {target_bytes} bytes, the volume has {source_bytes}")]
     SizeDiffers {
         /// Size of the target image in bytes.
@@ -25,44 +25,44 @@ pub enum Refused {
         /// Size of the volume in bytes.
         source_bytes: u64,
     },
-    /// The target cannot be used.
+    /// The target cannot be opened or used.
     #[error("the target cannot be opened: {0}")]
     Target(IoError),
-    /// What was written into the image when the volume came back to it before has not ended.
+    /// Writes to the image from an earlier migration have not ended.
     #[error("what an earlier migration writes to the image has not ended: its disk does not answer")]
     StillWritten,
-    /// What the copy lacks that is to be gone on with is not known.
+    /// The missing set of the copy that a restart continues with is not known.
     #[error("what the copy of {0} lacks is not known")]
     CopyUnknown(MigrationId),
     /// The volume is becoming larger.
     #[error("the volume is being resized; try again when that is done")]
     Growing,
-    /// A volume does not become smaller.
+    /// A volume cannot become smaller.
     #[error("the volume has {size_bytes} bytes, and volumes do not shrink")]
     Shrinks {
-        /// Its size in bytes.
+        /// The volume's size in bytes.
         size_bytes: u64,
     },
-    /// The volume is changing hands, and that takes long.
+    /// The volume is being handed over, and that takes long.
     #[error("the volume is being handed over by {0}; try again when that has ended")]
     HandingOver(MigrationId),
     /// A store cannot become as large.
     #[error("{store} has {capacity_bytes} bytes")]
     NoRoom {
-        /// Which one.
+        /// The store without room.
         store: StoreRole,
-        /// What it could have at most, in bytes.
+        /// The store's largest possible size, in bytes.
         capacity_bytes: u64,
     },
-    /// A store did not become larger; both have the size that they had.
+    /// A store did not grow; both keep their former size.
     #[error("{store} cannot grow: {error}")]
     NotGrown {
-        /// Which one.
+        /// The store that did not grow.
         store: StoreRole,
-        /// Why.
+        /// The error of the store.
         error: IoError,
     },
-    /// The journal did not take it.
+    /// The journal did not take the record.
     #[error("the journal could not be written: {0}")]
     NotRecorded(CommitFault),
     /// The lane has ended.

@@ -1,8 +1,9 @@
-//! What a volume was when it left, for its new owner: read-only, and unchanged until that lacks nothing.
+//! The image of a volume as it was at its handover, for its new owner: read-only, and unchanged until the new
+//! owner lacks no block.
 //!
-//! Before the handover it is what the volume is: a VM that waits at the target reads its disks there. It lies below all filters:
-//! what is read here is no guest's request. While the volume comes back to it, other blocks of it are written than those that are
-//! read: its owner has these, and lacks those.
+//! Before the handover it shows the live volume: a VM that waits at the target reads its disks there. It lies below all filters,
+//! because its reads are no guest requests here. When the volume returns into this image, only blocks are written which the owner
+//! has and this image lacks; those that the owner still reads are others.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,39 +16,39 @@ use migration::MigrationId;
 use crate::handle::Rest;
 use crate::signal::Signal;
 
-/// What a lane has for the new owner of its volume: one store at a time. It decides how fast what no guest waits for is read, as an
-/// order for the migration says.
+/// The store that a lane offers to the new owner of its volume, one at a time. An order for the migration sets the
+/// rate of background reads.
 #[derive(Default)]
 pub struct Reservoir {
-    /// The migration that the volume leaves by, and its store; `None`: there is nothing to be read.
+    /// The migration by which the volume leaves, and its store; `None`: there is nothing to read.
     open: RefCell<Option<(MigrationId, Rc<dyn BlockDevice>)>>,
-    /// Whether the volume has left: what is read from here on stays there.
+    /// Whether the volume has left: the target keeps what it reads from then on.
     has_left: Cell<bool>,
-    /// Bytes that were read of it since then.
+    /// Bytes that were read since then.
     served: Cell<Served>,
-    /// Bytes a second that are read although no guest waits for them; `None`: as fast as it goes.
+    /// The limit of background reads in bytes a second; `None`: no limit.
     rate: Cell<Option<u64>>,
-    /// When all that was read of these is carried at that rate.
+    /// When all background reads so far are paid for at that rate.
     carried_at: Cell<Duration>,
-    /// Nothing is read that no guest waits for.
+    /// Whether background reads are paused.
     rests: Cell<bool>,
     changed: Signal,
 }
 
-/// What a reservoir has given, in bytes.
+/// Bytes that a reservoir has served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Served {
     pub(crate) bytes: u64,
-    /// Of this, what guests waited for.
+    /// The part that guests waited for.
     pub(crate) pulled: u64,
 }
 
-/// What one migration's target reads.
+/// The device that one migration's target reads.
 struct ReservoirStore {
     reservoir: Rc<Reservoir>,
     migration: MigrationId,
     geometry: Geometry,
-    /// What tells the time of reads that no guest waits for; `None`: one does.
+    /// The clock of background reads; `None`: guests wait for the reads.
     paced_by: Option<Handle>,
 }
 
@@ -59,8 +60,8 @@ impl Reservoir {
         self.open.replace(Some((migration, store)));
     }
 
-    /// Goes on to let the target of a migration read a store, in which the volume comes back meanwhile. What no guest waits for
-    /// is not read before the migration goes on: it says how fast.
+    /// Continues to let the target of a migration read a store, while the volume returns into it. Background reads wait until the
+    /// migration sets their rate.
     pub fn reopen(&self, migration: MigrationId, store: Rc<dyn BlockDevice>) {
         if self.store_of(migration).is_none() {
             self.open(migration, store);
@@ -69,46 +70,45 @@ impl Reservoir {
         }
     }
 
-    /// The store that the target of a migration reads.
+    /// Returns the store that the target of a migration reads.
     pub fn store_of(&self, migration: MigrationId) -> Option<Rc<dyn BlockDevice>> {
         let open = self.open.borrow();
         open.as_ref().filter(|(of, _)| *of == migration).map(|(_, store)| Rc::clone(store))
     }
 
-    /// Lets go of the store: what is asked for late finds nothing.
+    /// Drops the store: late requests find nothing.
     pub(crate) fn close(&self) {
         self.open.replace(None);
     }
 
-    /// The volume leaves: what is read from here on is counted.
     pub(crate) fn leave(&self) {
         self.has_left.set(true);
     }
 
-    /// What was read, since the volume has left, of the store that is open, or was last.
+    /// Returns the bytes read, since the volume has left, of the present or last store.
     pub(crate) fn served(&self) -> Served {
         self.served.get()
     }
 
-    /// Limits how fast is read what no guest waits for.
     pub(crate) fn set_rate(&self, bytes_per_second: Option<u64>) {
         self.rate.set(bytes_per_second);
         self.carried_at.set(Duration::ZERO);
         self.changed.notify();
     }
 
-    /// Has nothing read that no guest waits for, or goes on.
+    /// Pauses or resumes background reads.
     pub fn rest(&self, rests: Rest) {
         self.rests.set(rests == Rest::Pause);
         self.changed.notify();
     }
 
-    /// What the target of a migration reads for its guests, as long as it may: a device that is there also before and after.
+    /// Returns the device that the target of a migration reads for its guests. It may be made before the store is
+    /// open, and outlive it.
     pub fn of(self: &Rc<Self>, migration: MigrationId, geometry: Geometry) -> Rc<dyn BlockDevice> {
         self.device(migration, geometry, None)
     }
 
-    /// The same for what no guest waits for.
+    /// Returns the device for the target's background reads.
     pub fn in_background(
         self: &Rc<Self>,
         migration: MigrationId,
@@ -136,14 +136,14 @@ impl Reservoir {
         Rc::new(ReservoirStore { reservoir: Rc::clone(self), migration, geometry, paced_by })
     }
 
-    /// Waits until so many bytes more may be read that no guest waits for.
+    /// Waits until `bytes` more may be read in the background.
     async fn take_turn(&self, handle: &Handle, bytes: u64) {
         self.changed.wait_for(|| (!self.rests.get()).then_some(())).await;
         let Some(rate) = self.rate.get() else { return };
         let start = self.carried_at.get().max(handle.now());
         let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
         self.carried_at.set(start + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)));
-        // What waits at a limit that is changed waits no longer: what comes after it has the new one.
+        // A changed limit ends the wait: later reads obey the new one.
         let changed = self.changed.wait_for(|| (self.rate.get() != Some(rate)).then_some(()));
         select(handle.sleep_until(start), Box::pin(changed)).await;
     }
@@ -175,7 +175,7 @@ impl BlockDevice for ReservoirStore {
         Box::pin(std::future::ready(Err(IoError::ReadOnly)))
     }
 
-    /// Nothing is to be made durable.
+    /// Does nothing: the device is read-only.
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(std::future::ready(Ok(())))
     }

@@ -1,12 +1,13 @@
-//! Remembers, while a volume is copied to another host or store, what the copy there lacks: a restart goes on from the last time.
+//! Keeps, while a volume is copied to another host or store, the missing set of the copy: a restart continues
+//! from the last record.
 //!
 //! ```text
-//!   every so often:   the target flushes ──► what it lacks is taken down, the epoch ends, the source flushes ──► kept
-//!   stopped in order, of a copy on this host: nothing more is copied ──► the same, and nothing has been written since
-//!   after a restart:  lacking then  ∪  what the chronicle says was written since
+//!   regularly:                         the target flushes ──► missing set taken, epoch ends, source flushes ──► kept
+//!   orderly stop, copy on this host:   copying has stopped ──► the same, and nothing has been written since
+//!   after a restart:                   kept missing set  ∪  writes since, as the chronicle says
 //! ```
-//! A target that names the blocks that it holds would not be enough: which of them guests have written since they were
-//! sent, only the source knows. So the source remembers, and need not ask.
+//! A target's list of blocks would not be enough: only the source knows which of them guests have written since. So the source
+//! keeps the record, and need not ask.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,27 +20,26 @@ use tracing::warn;
 
 use crate::stack::Volume;
 
-/// Time between two times at least: each is a flush there, and a small file here.
+/// The shortest time between two records: each is a flush at the target, and a small file here.
 const INTERVAL_MIN: Duration = Duration::from_secs(1);
-/// Time between two times at most.
+/// The longest time between two records.
 const INTERVAL_MAX: Duration = Duration::from_secs(30);
-/// Between these it is so much of what the copying has taken so far: what a restart costs is that much, about.
+/// Between these limits, the interval is this part of the copying time so far: a restart loses about that much.
 const INTERVAL_PART: u32 = 20;
-/// How long the target is given to flush, of the interval. One that takes longer is counted the next time.
+/// The part of the interval within which the target has to flush. A later flush counts for the next record.
 const FLUSH_PART: u32 = 4;
 
-/// How long what is under way to a target on this host may take to arrive in the end: guests wait meanwhile, and what has not arrived
-/// is copied again.
+/// How long requests in flight to a target on this host may take at the end. Guests wait meanwhile, and what has not
+/// arrived is copied again.
 const SETTLE_MAX: Duration = Duration::from_millis(500);
-/// How often it is looked whether it has.
 const SETTLE_LOOK: Duration = Duration::from_millis(1);
 
-/// How often it is remembered.
+/// How often the missing set is kept.
 #[derive(Clone, Copy, Debug)]
 pub struct Rhythm {
-    /// Time between two times at least.
+    /// The shortest time between two records.
     pub interval_min: Duration,
-    /// Time between two times at most.
+    /// The longest time between two records.
     pub interval_max: Duration,
 }
 
@@ -49,7 +49,7 @@ impl Default for Rhythm {
     }
 }
 
-/// Remembers the copy that `migration` makes, perhaps of the replica `consumed`, until `is_over` says that it makes none any more.
+/// Keeps the missing set of the copy that `migration` makes, perhaps from the replica `consumed`, until `is_over` returns true.
 pub async fn remember(
     handle: Handle,
     volume: Rc<Volume>,
@@ -83,8 +83,8 @@ pub async fn remember(
             warn!(%migration, %error, "the replica that becomes the target is not forgotten yet");
         }
     }
-    // What is left of a migration that was given up is none of anybody's any more.
-    // By then the volume may have been away and back, and a later replica may be at the same host.
+    // The kept copy of an abandoned migration is obsolete. By then the volume may have been away and back, and a later replica
+    // may be at the same host.
     let consumed =
         consumed.filter(|(of, generation)| volume.chronicler().lacking(*of, *generation).is_some());
     for gone in consumed.map(|(of, _)| of).into_iter().chain([of]) {
@@ -94,11 +94,11 @@ pub async fn remember(
     }
 }
 
-/// Remembers, as exactly as can be had, the copy that `migration` makes on this host, at the end of its daemon: what is under way there
-/// arrives and is made durable, and what the copy lacks then is kept. Nothing is copied any more.
+/// Keeps the exact missing set of the copy that `migration` makes on this host, at its daemon's end. Requests in flight arrive
+/// and are made durable first. Copying stops.
 ///
-/// **N.B.** After the last guest's write: what is kept before it would have to be copied again. Behind a gate that is closed for the
-/// handover nothing more is asked of the stores; what was kept last counts then.
+/// **N.B.** Call this after the last guest's write: later writes would have to be copied again. If the gate is closed for a
+/// handover the stores get no more requests, and the last record counts.
 pub async fn leave(handle: &Handle, volume: &Volume, migration: MigrationId) {
     let Some(copy) = volume.copy() else { return };
     copy.event(VolumeEvent::Pause);

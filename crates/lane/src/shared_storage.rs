@@ -1,4 +1,4 @@
-//! How blocks reach the target: over the link, or straight into its image where the source's host can open that, too.
+//! The path of blocks to the target: over the link, or directly into its image if the source's host can open that.
 //!
 //! ```text
 //!   source's host                                              target's host
@@ -13,12 +13,11 @@
 //!                      ── Prepare ────────────────────────────► opens it, locks it, flushes, promises
 //!                      ── Abort, and then Lease again ─────────► closes it
 //! ```
-//! **Whoever may write to the image has it locked**, on the description that its writes go through, so the lock ends with
-//! the last of them (design §5.9). A target promises nothing before it has the lock, and keeps it until its source has
-//! taken the try back: from *prepared* on the source has no way to the image, and what is promoted, also by force, is not
-//! written by anybody else. That the lock reaches from one host to the other is part of the proof: where it does not, blocks
-//! go over the link. That the target opens the image after the source has closed it is also what network file systems want
-//! before one client sees what another has written.
+//! **A host that may write to the image has it locked**, on the file description of its writes, so the lock ends with the last of
+//! them (design §5.9). A target promises nothing before it has the lock, and keeps it until its source has aborted the attempt.
+//! So from *prepared* on the source cannot reach the image, and no other host writes to a promoted image, not even after a forced
+//! promotion. The lock of one host has to count at the other; if it does not, blocks go over the link. Network file systems show
+//! one client another's writes only if it opens the image after the other has closed it, as is done here.
 //!
 //! Only raw images in folders are leased, and only where the source's host writes past its cache.
 

@@ -1,11 +1,11 @@
-//! What a guest's request goes through: one layer over the other, from the client to the store.
+//! The path of a guest's request: one layer over the other, from the client to the store.
 //!
 //! ```text
 //!   meter ─► client session ─► gate ─► align ─► tracker ─► [mirror] ─► flush debt ─► store
 //!   └ for each client ────┘   └ for each volume: Volume ──────────────────────────┘
 //!     ClientStacks::of()
 //! ```
-//! What any stack may have (align, flush debt) is in `block`.
+//! General layers (align, flush debt) are in `block`.
 
 mod client_session;
 mod client_stacks;

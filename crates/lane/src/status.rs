@@ -1,4 +1,4 @@
-//! What a lane tells of itself.
+//! The report of a lane about itself.
 
 use block::ByteRange;
 use block::latency::Latencies;
@@ -8,22 +8,22 @@ use migration::{HostId, MigrationId};
 use crate::clients::ByHost;
 use crate::front_end::ClientProcess;
 
-/// What a lane is doing, at one instant.
+/// The state of a lane at one instant.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct LaneStatus {
     /// Name of the I/O engine: `io_uring` or `threads`.
     pub engine: &'static str,
-    /// NBD connections.
+    /// The number of NBD connections.
     pub connections: usize,
     /// The processes of this host that use the volume by its unix socket, one for each connection.
     pub client_processes: Vec<ClientProcess>,
-    /// Clients at other hosts, which lead them here.
+    /// Clients of other hosts, which are forwarded here.
     pub clients_elsewhere: ByHost,
-    /// Other hosts that lead their clients here, whether they have any at this moment or not.
+    /// Other hosts that forward clients here, even if they have none at present.
     pub led_here_by: Vec<HostId>,
-    /// The host that the volume came from has yet to say whether it leads clients here.
+    /// Whether the report of the volume's former host about its clients is still due.
     pub awaits_word_of_clients: bool,
-    /// Guest requests in flight.
+    /// Guest requests that have not ended.
     pub requests_in_flight: usize,
     /// Guest reads since the lane began.
     pub reads: u64,
@@ -37,16 +37,16 @@ pub struct LaneStatus {
     pub bytes_written: u64,
     /// Guest requests that failed.
     pub errors: u64,
-    /// What the latest of them failed by.
+    /// The error of the latest failure.
     pub last_error: Option<String>,
-    /// How long guest requests took since the lane began.
+    /// Latencies of guest requests since the lane began.
     pub latencies: Latencies,
     /// How often the volume has changed hands.
     pub generation: u64,
-    /// The migrations that have begun to copy the volume, of whose copies it is known what they lack.
+    /// The migrations that have begun to copy the volume, and whose missing sets are known.
     pub copies: Vec<MigrationId>,
-    /// How far the volume is that came with blocks missing; `None`: it did not, or before this start.
+    /// Progress of filling an incomplete volume; `None`: it is complete since before this start.
     pub filling: Option<FillingProgress>,
-    /// The first runs of what it lacks.
+    /// The first runs of its missing blocks.
     pub missing: Vec<ByteRange>,
 }

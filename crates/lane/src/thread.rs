@@ -1,4 +1,4 @@
-//! The thread of a volume: its executor, its export, and the messages it takes.
+//! The thread of a volume: its executor, its export, and its messages.
 //!
 //! ```text
 //!   started ──► serving ──stop──► draining: no new requests, those in flight end ──► store flushed ──► ended
@@ -47,19 +47,19 @@ use crate::status::LaneStatus;
 
 /// Stack of a lane's thread: its futures are on the heap, so little is needed.
 const STACK_BYTES: usize = 512 << 10;
-/// Runs of what a volume lacks that are told with its status.
+/// The limit of missing runs in a status.
 const MISSING_RUNS_TOLD: usize = 256;
 
-/// Why a lane cannot begin.
+/// The reason why a lane cannot begin.
 #[derive(Debug, thiserror::Error)]
 pub enum LaneError {
-    /// No thread could be made.
+    /// The thread could not be made.
     #[error("start a thread for the volume")]
     Thread(#[source] std::io::Error),
-    /// No I/O engine could be had.
+    /// No I/O engine could be opened.
     #[error("open an I/O engine")]
     Engine(#[source] EngineError),
-    /// What was opened cannot be made a device.
+    /// The opened store cannot be made a device.
     #[error("open the store")]
     Store(#[source] IoError),
     /// The thread ended before it served anything.
@@ -67,9 +67,8 @@ pub enum LaneError {
     EndedAtOnce,
 }
 
-/// Starts the thread of a volume: it serves `store` on `listeners` under the volume's name.
-///
-/// `control` is called on the new thread.
+/// Starts the thread of a volume, which serves `store` on `listeners` under the volume's name. `control` is called
+/// on the new thread.
 ///
 /// # Errors
 /// [`LaneError`]; nothing is left of the lane then.
@@ -88,13 +87,13 @@ pub fn start(
         .name(format!("lane {name}"))
         .stack_size(STACK_BYTES)
         .spawn(move || {
-            // Dropped at the end of the thread, also if that is a panic.
+            // Dropped at the end of the thread, even by a panic.
             let _alive = alive;
             // An engine belongs to the thread that opens it.
             let (driver, engine) = match block::engine::open(engine) {
                 Ok(opened) => opened,
                 Err(error) => {
-                    // Whoever started the lane waits for this.
+                    // The caller of `start` waits for this.
                     let _ = started.send(Err(LaneError::Engine(error)));
                     return;
                 }
@@ -156,14 +155,13 @@ async fn open_store(
     }
 }
 
-/// What a lane begins with.
 struct Opened {
     home: Home,
     leased: Option<Rc<LeasedImage>>,
     filling: Option<Rc<FillingStore>>,
 }
 
-/// What lives on the thread.
+/// The state of a lane on its thread.
 struct Lane {
     handle: Handle,
     engine: Rc<dyn Engine>,
@@ -172,38 +170,36 @@ struct Lane {
     volume: Rc<Volume>,
     counters: Rc<Counters>,
     pulse: Rc<Pulse>,
-    /// What accepts its guests.
     front_ends: Vec<Box<dyn FrontEnd>>,
-    /// Other hosts that use the volume, for clients that they have left.
+    /// Other hosts that use the volume for their remaining clients.
     attached: RefCell<Vec<(Rc<RpcChannel>, Rc<Service>)>>,
     migration: Rc<CurrentMigration>,
-    /// The store that it began with, if that may be leased to the host that the volume comes from.
+    /// The store that it began with, if that may be leased to the volume's source host.
     leased: RefCell<Option<Rc<LeasedImage>>>,
-    /// The store of a volume that came with blocks missing, or may.
+    /// The store of a volume that arrived incomplete, or may.
     filling: RefCell<Option<Rc<FillingStore>>>,
-    /// What the new owner of the volume reads here that it lacks.
+    /// Serves missing blocks to the new owner of the volume.
     reservoir: Rc<Reservoir>,
-    /// Whether the volume is becoming larger.
     is_growing: Cell<bool>,
 }
 
-/// The migration under way, if there is one.
+/// The migration in progress, if there is one.
 #[derive(Default)]
 struct CurrentMigration {
     driver: RefCell<Option<SourceHandle>>,
-    /// The one that comes from another host.
+    /// The incoming migration, with its driver.
     coming: RefCell<Option<(MigrationId, TargetHandle)>>,
-    /// The one that the lane of another volume drives, this one's included.
+    /// The migration that another volume's lane drives for this one as well.
     followed: Cell<Option<MigrationId>>,
-    /// The latest one whose target is another store of this host.
+    /// The latest migration to another store of this host.
     within: Cell<Option<MigrationId>>,
     /// The migration whose target is being opened; it has no driver yet.
     opening: Cell<Option<MigrationId>>,
-    /// What takes, or took, the calls of the source that brings the volume back into the image that it has left here.
+    /// The service for the source's calls when the volume returns into the image that it left here, present or past.
     came_by: RefCell<Option<Rc<Service>>>,
-    /// Has the driver leave it where it is.
+    /// Ends the driver and leaves the migration as it is.
     set_aside: RefCell<Option<oneshot::Sender<()>>>,
-    /// Records it, or goes on to record the last one for a while.
+    /// Records the migration, or the time after the last one.
     recorder: RefCell<Option<Rc<Recorder>>>,
     ended: Signal,
 }
@@ -231,7 +227,7 @@ impl Lane {
                 let wait_max = settings.mirror_wait_max;
                 Chronicler::kept(id, beginning, kept, Keeping { keeper, handle: handle.clone(), wait_max })
             }
-            // What was written before this start is not known: every block may have been.
+            // Writes before this start are unknown: every block may have been written.
             None => Chronicler::volatile(id, Chronicle::resume(settings.block_size, size, Epoch(0))),
         };
         let aligner = Aligner::new(engine.buffers().clone(), handle.clone());
@@ -263,17 +259,17 @@ impl Lane {
         }
     }
 
-    /// Serves until told to stop, or until nobody is left who could tell; returns the stay that has been closed in order.
+    /// Serves until ordered to stop, or until no handle is left; returns the residency if it was closed in order.
     async fn run(self: Rc<Self>, mut commands: mpsc::UnboundedReceiver<Command>) -> Option<StayId> {
         info!(volume = %self.settings.name, engine = self.engine.name(), "serving");
         self.forget_ended_copies();
         self.handle.spawn(Rc::clone(&self).follow_growth());
         while let Some(command) = commands.next().await {
-            // Whoever asked may have gone; then nobody needs the answer.
+            // The asker may have gone; then the answer is not needed.
             match command {
                 Command::Migrate { order, target, answer } => {
                     let lane = Rc::clone(&self);
-                    // A store that is slow to open keeps no other command waiting.
+                    // A store that is slow to open must not delay other commands.
                     self.handle.spawn(async move {
                         let _ = answer.send(lane.migrate(&order, target).await);
                     });
@@ -363,7 +359,7 @@ impl Lane {
                     let lane = Rc::clone(&self);
                     self.handle.spawn(async move {
                         if matches!(lane.volume.home(), Home::Here(_)) {
-                            // Whoever flushes in earnest hears of a failure.
+                            // The final flush reports a failure.
                             let _ = lane.volume.store_for_us().flush().await;
                         }
                         let _ = answer.send(());
@@ -379,7 +375,7 @@ impl Lane {
         None
     }
 
-    /// The control plane of a migration that begins, with a recorder before it.
+    /// Returns the control plane of a new migration, behind a recorder.
     fn begin_recording(&self, migration: MigrationId) -> Rc<dyn Control> {
         if let Some(recorder) = self.migration.recorder.take() {
             recorder.end();
@@ -390,7 +386,6 @@ impl Lane {
         recorder
     }
 
-    /// Runs a migration to its end, and its recorder a little longer.
     fn drive(&self, driver: SourceHandle, run: impl Future<Output = Outcome> + 'static) {
         self.migration.driver.replace(Some(driver.clone()));
         let (set_aside, is_set_aside) = oneshot::channel();
@@ -399,7 +394,8 @@ impl Lane {
         let recorder = current.recorder.borrow().clone();
         self.handle.spawn(async move {
             if let Either::Right((asked, run)) = select(Box::pin(run), is_set_aside).await
-                // N.B. it may have heard at this very instant that nothing is missing: its image is being dealt with then.
+                // N.B. the driver may have learned at this very instant that nothing is missing: its image is being
+                // deleted or renamed then.
                 && (asked == Err(Canceled) || driver.phase() != Phase::Filling)
             {
                 run.await;
@@ -412,14 +408,14 @@ impl Lane {
         });
     }
 
-    /// Ends the driver of a migration whose target has the volumes and lacks blocks; what it lacks it goes on to read.
+    /// Ends the driver of a migration whose target owns an incomplete volume; the target continues to read missing blocks.
     async fn set_aside(&self, migration: MigrationId) -> Result<(), Refused> {
         let current = &self.migration;
         let phase = current.driver.borrow().as_ref().map(|driver| (driver.migration(), driver.phase()));
         match phase {
             Some((driven, Phase::Filling)) if driven == migration => {
                 if let Some(set_aside) = current.set_aside.take() {
-                    // One that ends meanwhile is as good.
+                    // A driver that ends meanwhile is as good.
                     let _ = set_aside.send(());
                 }
             }
@@ -430,7 +426,6 @@ impl Lane {
         Ok(())
     }
 
-    /// Checks that a migration may begin.
     fn check_idle(&self) -> Result<(), Refused> {
         match self.migration_under_way() {
             Some(migration) => Err(Refused::Migrating(migration)),
@@ -479,7 +474,7 @@ impl Lane {
             clients_elsewhere: self.volume.clients().elsewhere(),
             led_here_by: self.volume.clients().ways(),
             awaits_word_of_clients: self.volume.clients().awaits_word(self.handle.now()),
-            // Those of clients of other hosts are not counted above the gate.
+            // Requests of other hosts' clients are not counted above the gate.
             requests_in_flight: counters.in_flight.get().max(self.volume.gate().in_flight()),
             reads: counters.reads.get(),
             writes: counters.writes.get(),

@@ -1,5 +1,5 @@
-//! A lane with real image files and the io_uring engine (and threads): a volume moves between two images while
-//! requests go through its stack.
+//! Tests a lane with real image files and the io_uring engine (and threads): a volume moves between two images while requests
+//! go through its stack.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -22,7 +22,7 @@ use migration::{CommitFault, MigrationId, PacingSettings, VolumeId};
 
 const SIZE: u64 = 64 << 20;
 
-/// A control plane that remembers what it was asked for.
+/// A control plane that remembers its orders.
 #[derive(Default)]
 struct Remembering {
     records: RefCell<Vec<Record>>,
@@ -129,7 +129,7 @@ fn a_volume_in_use_moves_and_keeps_every_acknowledged_write() {
             device.write(block * 3 * 8192, pattern(block), Durability::Volatile).await.unwrap_or(());
         }
         let (driver, source) = bench.migrate();
-        // Slow until the guest has written enough, however slow the guest is.
+        // Slow until the guest has written enough, whatever its pace.
         source.set_bandwidth(Some(1 << 20));
         let ended = Rc::new(RefCell::new(None));
         let outcome = Rc::clone(&ended);
@@ -163,7 +163,7 @@ fn a_volume_in_use_moves_and_keeps_every_acknowledged_write() {
         ));
         assert_eq!(*bench.control.retired.borrow(), [(bench.location("source"), Retirement::Delete)]);
         assert!(bench.control.discarded.borrow().is_empty());
-        // The source is let go: whoever deletes it finds it unlocked.
+        // The source's image is released: it can be locked again.
         drop(Image::open(&bench.path("source"), Access::ReadWrite).unwrap());
     });
 }

@@ -1,12 +1,12 @@
-//! Where a driver finds the volumes of its migration: on its own lane, or of other lanes, which take part.
+//! Connects a driver with the volumes of its migration, on its own lane and on other lanes.
 //!
 //! ```text
 //!   control plane:  group ─────participation─► lane of the second volume ──► takes part
 //!                      │      └─participation─► lane of the third volume  ──► takes part
 //!                      └────────────────────► lane of the first volume ───► driver: one participant for each
 //! ```
-//! An order to a volume of another lane is on its way while the driver goes on. Nothing depends on how long that takes: whatever has
-//! to be done before something else is asked for, and answered, by an event.
+//! The driver does not wait for an order to another lane to arrive. Where order matters, an event confirms the first step before
+//! the driver orders the next one.
 
 use std::rc::{Rc, Weak};
 use std::time::Duration;
@@ -23,36 +23,34 @@ use super::target_volume::{Heard, TargetOrder, TargetVolume};
 use super::{CopySettings, Event, IncomingVolume, OutgoingVolume};
 use crate::peer::Service;
 
-/// Both ends of a driver's events.
 pub(crate) type Events<E> = (mpsc::UnboundedSender<E>, mpsc::UnboundedReceiver<E>);
 
-/// The volumes that leave together with the one of the driver's lane.
+/// The volumes that leave together with the volume of the driver's lane.
 pub struct OutgoingGroup {
     pub(crate) events: Events<Event>,
     pub(crate) joined: Vec<JoinedSource>,
 }
 
-/// The volumes that come together with the one of the driver's lane.
+/// The volumes that arrive together with the volume of the driver's lane.
 pub struct IncomingGroup {
     pub(crate) events: Events<Heard>,
     pub(crate) joined: Vec<JoinedTarget>,
 }
 
-/// For the lane of a volume that leaves together with others: with whose driver it takes part.
+/// Lets a volume on another lane take part with a source's driver.
 pub struct SourceParticipation {
     index: VolumeIndex,
     events: mpsc::UnboundedSender<Event>,
     orders: mpsc::UnboundedReceiver<SourceOrder>,
 }
 
-/// For the lane of a volume that comes together with others: with whose driver it takes part.
+/// Lets a volume on another lane take part with a target's driver.
 pub struct TargetParticipation {
     index: VolumeIndex,
     events: mpsc::UnboundedSender<Heard>,
     orders: mpsc::UnboundedReceiver<TargetOrder>,
 }
 
-/// A volume of another lane that takes part with a source's driver.
 pub(crate) struct JoinedSource {
     pub(super) volume: VolumeId,
     pub(super) generation: Generation,
@@ -60,7 +58,6 @@ pub(crate) struct JoinedSource {
     pub(super) orders: mpsc::UnboundedSender<SourceOrder>,
 }
 
-/// A volume of another lane that takes part with a target's driver.
 pub(crate) struct JoinedTarget {
     pub(super) volume: VolumeId,
     pub(super) image: ImageLocation,
@@ -74,8 +71,8 @@ impl Default for OutgoingGroup {
 }
 
 impl OutgoingGroup {
-    /// Adds a volume of this generation, whose bytes are in `image`; what is returned is for its lane. They have the order
-    /// of the migration's volumes, whose first is the driver's own.
+    /// Adds a volume of this generation with its image; returns the participation for its lane. Volumes are added in the
+    /// migration's order, whose first is the driver's own.
     pub fn add(
         &mut self,
         volume: VolumeId,
@@ -95,7 +92,7 @@ impl Default for IncomingGroup {
 }
 
 impl IncomingGroup {
-    /// Adds a volume that comes to `image`; as [`OutgoingGroup::add`].
+    /// Adds a volume that will arrive at `image`, in order like [`OutgoingGroup::add`].
     pub fn add(&mut self, volume: VolumeId, image: ImageLocation) -> TargetParticipation {
         let (sender, orders) = mpsc::unbounded();
         self.joined.push(JoinedTarget { volume, image, orders: sender });
@@ -104,13 +101,13 @@ impl IncomingGroup {
 }
 
 impl SourceParticipation {
-    /// The volume's position among those of its migration.
+    /// Returns the volume's position among those of its migration.
     pub fn index(&self) -> VolumeIndex {
         self.index
     }
 
-    /// Has the volume take part; it is copied if there are settings for that. The future is to be run to its end,
-    /// which is that of the migration.
+    /// Lets the volume take part; `copying` says how it is copied, if at all. Run the future to its end, which is the
+    /// migration's.
     pub fn follow(
         self,
         handle: &Handle,
@@ -124,13 +121,13 @@ impl SourceParticipation {
 }
 
 impl TargetParticipation {
-    /// The volume's position among those of its migration.
+    /// Returns the volume's position among those of its migration.
     pub fn index(&self) -> VolumeIndex {
         self.index
     }
 
-    /// Has the volume take part. Its store has `trial_max` to answer the first read, and is withdrawn from
-    /// `service` then. The future is to be run to its end, which is that of the migration.
+    /// Lets the volume take part. Its store has `trial_max` to answer the first read, and is then withdrawn from `service`. Run
+    /// the future to its end, which is the migration's.
     pub fn follow(
         self,
         handle: Handle,
@@ -145,15 +142,15 @@ impl TargetParticipation {
     }
 }
 
-/// A volume of another lane that takes part with a source's driver, seen from its own channel to the target.
+/// A volume of another lane that takes part with a source's driver, for its own channel to the target.
 ///
-/// It does not keep the volume's own half, which ends with the migration.
+/// It does not keep the volume's half alive, which ends with the migration.
 pub struct SourceParticipantRef(Weak<SourceVolume>);
 
 impl SourceParticipantRef {
-    /// Tells that the peer has restarted: what was not durable there is lost.
+    /// Notes that the peer has restarted: data that was not durable there is lost.
     ///
-    /// To be called before anything that is submitted to its store from then on has ended.
+    /// Call this before any request that is submitted to the peer's store from then on has ended.
     pub fn peer_restarted(&self) {
         if let Some(part) = self.0.upgrade() {
             part.peer_restarted();
@@ -161,14 +158,9 @@ impl SourceParticipantRef {
     }
 }
 
-/// Where a source's driver finds a volume.
 pub(super) enum SourceParticipant {
     Here(Rc<SourceVolume>),
-    Elsewhere {
-        orders: mpsc::UnboundedSender<SourceOrder>,
-        /// What it told last.
-        told: Box<VolumeProgress>,
-    },
+    Elsewhere { orders: mpsc::UnboundedSender<SourceOrder>, told: Box<VolumeProgress> },
 }
 
 impl SourceParticipant {
@@ -180,7 +172,7 @@ impl SourceParticipant {
         match self {
             Self::Here(part) => part.carry_out(order),
             Self::Elsewhere { orders, .. } => {
-                // One that is gone has said so.
+                // A lane that has ended has reported that.
                 let _ = orders.unbounded_send(order);
             }
         }
@@ -201,7 +193,6 @@ impl SourceParticipant {
     }
 }
 
-/// Where a target's driver finds a volume.
 pub(super) enum TargetParticipant {
     Here(Rc<TargetVolume>),
     Elsewhere(mpsc::UnboundedSender<TargetOrder>),
@@ -212,19 +203,18 @@ impl TargetParticipant {
         match self {
             Self::Here(part) => part.carry_out(order),
             Self::Elsewhere(orders) => {
-                // One that is gone has said so.
+                // A lane that has ended has reported that.
                 let _ = orders.unbounded_send(order);
             }
         }
     }
 
-    /// Tells whether its lane has ended.
     pub(super) fn is_gone(&self) -> bool {
         matches!(self, Self::Elsewhere(orders) if orders.is_closed())
     }
 }
 
-/// The last of so many positions.
+/// Returns the last position of `volumes` volumes.
 fn last_of(volumes: usize) -> VolumeIndex {
     VolumeIndex::all(volumes).last().unwrap_or(VolumeIndex(0))
 }

@@ -1,4 +1,4 @@
-//! What a migration is to do, and within which limits.
+//! The plan of a migration, and its limits.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,152 +19,151 @@ use crate::reservoir::Reservoir;
 use crate::shared_storage::{HeldLease, LeasedImage};
 use crate::stack::Volume;
 
-/// A migration between two stores of this host: what is to be migrated, and within which limits.
+/// A migration between two stores of this host.
 pub struct Plan {
-    /// Identity of the migration; already in the journal as started.
+    /// The migration's identity; the journal already has it as started.
     pub migration: MigrationId,
-    /// The volumes; all move, or none.
+    /// The volumes, which move all or none.
     pub volumes: Vec<PlannedVolume>,
     /// Whether the source images are kept.
     pub keep_source: bool,
-    /// How much is copied at once, for each volume.
+    /// The pace of copying, for each volume.
     pub pacing: PacingSettings,
-    /// Time limits.
+    /// The time limits of the migration.
     pub limits: TimeLimits,
-    /// How each replica is brought up to date.
+    /// The strategy that brings each replica up to date.
     pub strategy: Strategy,
-    /// Whether something is to be done before the volumes change hands.
+    /// Whether hooks or a VM are part of the handover.
     pub moves: Moves,
 }
 
-/// One volume of a plan.
+/// One volume of a local migration.
 pub struct PlannedVolume {
-    /// The volume.
+    /// The volume on this lane.
     pub volume: Rc<Volume>,
-    /// The store it goes to: as large as the volume.
+    /// The target store, as large as the volume.
     pub target: Rc<dyn BlockDevice>,
-    /// What that store holds now.
+    /// The content of that store before copying.
     pub target_content: TargetContent,
-    /// How zeroes are written to it.
+    /// How zeroes are written to the target.
     pub zeroes: ZeroMode,
-    /// The copy that it holds, if a restart goes on with that: see [`Replica::known`].
+    /// The copy that the target holds, if a restart continues with it: see [`Replica::known`].
     pub known: Option<(ReplicaOf, Generation)>,
-    /// What a daemon before this one had counted.
+    /// Counts carried over from an earlier daemon.
     pub carried: Carried,
-    /// Where its bytes are now.
+    /// The volume's image at the source.
     pub source_image: ImageLocation,
-    /// Where they will be.
+    /// The volume's image at the target.
     pub target_image: ImageLocation,
 }
 
 /// The source's half of a migration.
 pub struct SourcePlan {
-    /// Identity of the migration; already in the journal as started.
+    /// The migration's identity; the journal already has it as started.
     pub migration: MigrationId,
-    /// The volumes; all move, or none.
+    /// The volumes, which move all or none.
     pub volumes: Vec<OutgoingVolume>,
-    /// Those that come after them, and are on lanes of their own.
+    /// The further volumes, which have lanes of their own.
     pub group: OutgoingGroup,
     /// Whether the source images are kept.
     pub keep_source: bool,
     /// How each volume is copied.
     pub copying: CopySettings,
-    /// How long the gates may be closed before the commit point.
+    /// The longest time that the gates may be closed before the commit point.
     pub switch_over_max: Duration,
-    /// Where the target's half is.
+    /// The location of the target's half.
     pub peer: Peer,
-    /// Whether a VM goes along.
+    /// Whether hooks or a VM are part of the handover.
     pub moves: Moves,
 }
 
-/// How a volume is copied.
+/// The settings for copying a volume.
 #[derive(Clone)]
 pub struct CopySettings {
-    /// How much is copied at once.
+    /// The pace of the copying.
     pub pacing: PacingSettings,
-    /// Time limits.
+    /// The time limits of the copying.
     pub limits: TimeLimits,
-    /// How each replica is brought up to date.
+    /// The strategy that brings each replica up to date.
     pub strategy: Strategy,
 }
 
-/// One volume of a source's half.
+/// One volume of the source's half.
 pub struct OutgoingVolume {
-    /// The volume.
+    /// The volume on this lane.
     pub volume: Rc<Volume>,
-    /// The store it goes to, wherever that is.
+    /// The target store, local or remote.
     pub replica: Replica,
-    /// Where its bytes are now.
+    /// The volume's image at the source.
     pub source_image: ImageLocation,
-    /// What serves the clients that stay once the target owns the volume; `None`: the target's half has changed the
-    /// very stack that they use.
+    /// Serves the remaining local clients once the target owns the volume; `None`: the target's half has changed the
+    /// stack that they use.
     pub successor: Option<Rc<PeerVolume>>,
-    /// The talk with the target's host about this volume; `None`: the target is on this host.
+    /// The channel to the target host for this volume; `None`: the target is on this host.
     pub channel: Option<Rc<RpcChannel>>,
-    /// The host that it goes to; `None`: this one.
+    /// The target host; `None`: this one.
     pub to: Option<HostId>,
-    /// What the replica is written through if this host can open the target's image itself; `None`: it cannot.
+    /// The lease of a target image that this host can open itself; `None`: it cannot.
     pub lease: Option<Rc<HeldLease>>,
-    /// What the target reads that it lacks; `None`: it is to lack nothing.
+    /// Serves the blocks that the target lacks after the handover; `None`: it will lack none.
     pub reservoir: Option<Rc<Reservoir>>,
-    /// What it lacks here, if it goes back to the host that has that; `None`: it lacks nothing.
+    /// The blocks that this host itself lacks, if the volume returns to the host that has them; `None`: it lacks none.
     pub filling: Option<Rc<FillingStore>>,
 }
 
-/// The store that a volume goes to, as the source's half sees it.
+/// The target store of a volume, as the source's half sees it.
 #[derive(Clone)]
 pub struct Replica {
-    /// Takes what the mover copies: as large as the volume.
+    /// Takes the mover's copies; as large as the volume.
     pub bulk: Rc<dyn BlockDevice>,
-    /// Takes guest writes by value: the same store, perhaps on a faster way.
+    /// Takes guest writes by value: the same store, perhaps by a faster path.
     pub mirrored: Rc<dyn BlockDevice>,
-    /// What that store holds now.
+    /// The content of that store before copying.
     pub content: TargetContent,
-    /// The copy of the volume that it holds, of this generation, if the volume's chronicle knows that one: only what
-    /// it lacks is copied then, and the rest counts as there.
+    /// The copy of this generation that the target holds, if the chronicle knows it: then only missing blocks are copied.
     pub known: Option<(ReplicaOf, Generation)>,
-    /// What a daemon before this one had counted of the copying.
+    /// Counts of the copying carried over from an earlier daemon.
     pub carried: Carried,
-    /// How zeroes are written to it.
+    /// How zeroes are written to the target.
     pub zeroes: ZeroMode,
-    /// What tells the target's half which blocks it will lack; `None`: it is to lack none.
+    /// Reports the missing blocks to the target's half; `None`: the target will lack none.
     pub manifest: Option<Rc<PeerStore>>,
 }
 
 /// The target's half of a migration.
 pub struct TargetPlan {
-    /// Identity of the migration on this host.
+    /// The migration's identity on this host.
     pub migration: MigrationId,
-    /// The volumes; all come, or none.
+    /// The volumes, which arrive all or none.
     pub volumes: Vec<IncomingVolume>,
-    /// Those that come after them, and are on lanes of their own.
+    /// The further volumes, which have lanes of their own.
     pub group: IncomingGroup,
-    /// How long a store may take to answer the first read.
+    /// The longest time for a store to answer the first read.
     pub trial_max: Duration,
-    /// What lets a source on another host use the stores; `None`: the source is on this host.
+    /// Lets a source on another host use the stores; `None`: the source is on this host.
     pub service: Option<Rc<Service>>,
-    /// Whether a VM comes along.
+    /// Whether hooks or a VM are part of the handover.
     pub moves: Moves,
-    /// How long a source on another host may say nothing; `None`: for ever.
+    /// The longest silence of a source on another host; `None`: without limit.
     pub patience: Option<SourcePatience>,
 }
 
-/// One volume of a target's half.
+/// One volume of the target's half.
 pub struct IncomingVolume {
-    /// The volume: that of the source on one host, one of its own with a closed gate between two.
+    /// The volume: on one host the source's own, between hosts a new one with a closed gate.
     pub volume: Rc<Volume>,
-    /// The store it comes to; what is copied to it goes by way of this.
+    /// The target store, which takes the copied blocks.
     pub store: Rc<FlushDebt>,
-    /// The same store, if the source's host may have its image to write to; `None`: it may not.
+    /// The same store, if the source's host may lease its image; `None`: it may not.
     pub leased: Option<Rc<LeasedImage>>,
-    /// The same store, if the volume may come with blocks missing; `None`: it comes as a whole.
+    /// The same store, if the volume may arrive incomplete; `None`: it arrives complete.
     pub filling: Option<Rc<FillingStore>>,
-    /// Where its bytes will be.
+    /// The volume's image at the target.
     pub image: ImageLocation,
 }
 
 impl Plan {
-    /// Cuts the plan into its halves.
+    /// Splits the plan into its halves.
     pub(super) fn halves(self) -> (SourcePlan, TargetPlan) {
         let (migration, trial_max) = (self.migration, self.limits.mirror_wait_max);
         let (leaving, coming) = self.volumes.into_iter().map(PlannedVolume::halves).unzip();
@@ -225,23 +224,23 @@ impl PlannedVolume {
     }
 }
 
-/// What a target store holds before anything is copied to it. Whoever made or opened it knows.
+/// The content of a target store before copying, known from how it was made or opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TargetContent {
-    /// It reads as zeroes: nothing is done where the volume has holes.
+    /// Reads as zeroes: holes of the volume need no action.
     Zero,
-    /// It shows what the volume's own image stands on, and has nothing itself: only what that image has itself is copied.
+    /// Shows the backing file of the volume's image, and has no data itself: only the image's own data is copied.
     Backing,
-    /// It may hold anything, as a device does that was used before: zeroes are written where the volume has holes.
+    /// May hold any data, as a used device does: zeroes are written for the volume's holes.
     Unknown,
 }
 
-/// How long things may take.
+/// The time limits of a migration.
 #[derive(Clone, Copy, Debug)]
 pub struct TimeLimits {
-    /// How long a guest's write may be held, or wait for the target (design §5.7).
+    /// The longest time that a guest's write is held, or waits for the target (design §5.7).
     pub mirror_wait_max: Duration,
-    /// How long the gates may be closed before the commit point.
+    /// The longest time that the gates may be closed before the commit point.
     pub switch_over_max: Duration,
     /// How long a target may leave a request unanswered before the migration fails.
     pub no_progress_max: Duration,

@@ -1,4 +1,4 @@
-//! How far the migration is, and what it has cost.
+//! Computes the progress and the costs of a migration.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use super::participant::SourceParticipant;
 use crate::REPORT_INTERVAL;
 use crate::control::Report;
 
-/// What is there of volumes that are not whole, at most.
+/// The limit of the fraction while a volume is incomplete.
 const NEARLY: f64 = 0.999;
 
 impl SourceDriver {
@@ -61,7 +61,8 @@ impl SourceDriver {
             progress.rounds.extend(volume.rounds.iter().map(|round| (index, *round)));
             progress.bytes_synchronised += volume.bytes_synchronised;
             bytes_missing += volume.bytes_missing;
-            // What was left behind has followed, also what was overwritten there, when the target has said so.
+            // Blocks that the handover left behind count as arrived only when the target says so, even if
+            // guests overwrote them there.
             let is_whole = self.is_released && (volume.bytes_missing == 0 || phase == Phase::Retiring);
             progress.fraction += if is_whole { 1.0 } else { volume.fraction } / volumes;
             if !self.is_released {
@@ -76,7 +77,7 @@ impl SourceDriver {
             (progress.bytes_missing, progress.fraction) =
                 followed(following, bytes_missing, progress.bytes_synchronised);
         }
-        // Before and after the handover it is measured by different things.
+        // Before and after the handover the progress is measured differently.
         progress.fraction = progress.fraction.max(self.fraction.get());
         self.fraction.set(progress.fraction);
         let costs = self.costs();
@@ -88,17 +89,17 @@ impl SourceDriver {
     }
 }
 
-/// What is missing of volumes that have left without all of their blocks, and how much of them is there. `bytes_missing`,
-/// `bytes_synchronised`: by what was copied and read here; both are 0 after a restart.
+/// Returns the missing bytes of volumes that were handed over incomplete, and the fraction that has arrived. `bytes_missing` and
+/// `bytes_synchronised` count this run's copies and reads; both are 0 after a restart.
 ///
-/// It is never whole: that, the target says.
+/// The result is never complete: only the target reports that.
 fn followed(following: Following, bytes_missing: u64, bytes_synchronised: u64) -> (Option<u64>, f64) {
     let bytes = |units: u64| units.saturating_mul(UNIT_BYTES);
     let all = match bytes_missing.saturating_add(bytes_synchronised) {
         0 => bytes(following.units_at_handover),
         all => all,
     };
-    // What has been read may be read again, so that it is not known to be there.
+    // Blocks that were read may be read again, so reads do not prove arrival.
     let by_reads = (bytes_missing + bytes_synchronised > 0).then(|| bytes_missing.max(UNIT_BYTES));
     let missing = following.units_missing.map(bytes).or(by_reads);
     let there = missing.map_or(0, |missing| all.saturating_sub(missing));
@@ -114,7 +115,7 @@ mod tests {
         let following = |units_missing| Following { units_at_handover: 100, units_missing };
         assert_eq!(followed(following(None), 0, 0), (None, 0.0));
         assert_eq!(followed(following(Some(25)), 0, 0), (Some(25 * UNIT_BYTES), 0.75));
-        // In the run in which they left, it is known from the beginning, and more exactly when it is said.
+        // In the run that handed the volumes over, reads give an estimate; the target's count is exact.
         assert_eq!(
             followed(following(None), 50 * UNIT_BYTES, 150 * UNIT_BYTES),
             (Some(50 * UNIT_BYTES), 0.75)

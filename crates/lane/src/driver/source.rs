@@ -6,7 +6,7 @@
 //!   messages of the target ────┤
 //!   cancel, bandwidth ─────────┘
 //! ```
-//! Everything that takes time is a task of its own; the loop itself only waits for the next event or deadline.
+//! Each operation that takes time is a task. The loop only waits for the next event or deadline.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -30,7 +30,7 @@ use super::{SendMessage, SourcePlan};
 use crate::control::Control;
 use crate::peer::PriorityBoost;
 
-/// Talks to a source's half that runs on the same thread.
+/// The interface to a source's half on the same thread.
 #[derive(Clone)]
 pub struct SourceHandle {
     migration: MigrationId,
@@ -46,9 +46,8 @@ pub struct SourceDriver {
     pub(super) keep_source: bool,
     pub(super) participants: Vec<SourceParticipant>,
     pub(super) volumes: Vec<VolumeId>,
-    /// Where the volumes' bytes are now.
     pub(super) images: Vec<ImageLocation>,
-    /// Volumes that have not said yet that they know of the peer's restart: what they say is of before.
+    /// Volumes that have not yet confirmed the peer's restart: their notices are outdated.
     unaware: Vec<VolumeIndex>,
     pub(super) source: Source,
     pub(super) to_target: SendMessage<ToTarget>,
@@ -56,54 +55,51 @@ pub struct SourceDriver {
     pub(super) sender: mpsc::UnboundedSender<Event>,
     events: mpsc::UnboundedReceiver<Event>,
     pub(super) report_at: Duration,
-    /// Set at the commit point.
     pub(super) is_released: bool,
-    /// What was told last.
     pub(super) fraction: Cell<f64>,
     pub(super) ended: Option<Outcome>,
 }
 
-/// What the loop waits for.
 #[derive(Clone)]
 pub(crate) enum Event {
     Source(SourceEvent),
-    /// From the copying of one volume.
     Noticed(VolumeIndex, VolumeAction),
-    /// The target's store has lost what was not durable.
+    /// The target's store has lost data that was not durable.
     TargetRestarted(VolumeIndex),
-    /// All targets' stores have.
+    /// All targets' stores have lost data that was not durable.
     PeerRestarted,
-    /// A volume's copying knows of that; what it says from here on is of after.
+    /// A volume's copying has learned of that; its later notices are valid.
     RestartHeard(VolumeIndex),
     SetBandwidth(Option<u64>),
-    /// Something that concerns every volume's copying.
+    /// An event for the copying of every volume.
     Copying(VolumeEvent),
-    /// How far a volume is that is on another lane.
+    /// The progress of a volume on another lane.
     Told(VolumeIndex, Box<VolumeProgress>),
-    /// The lane of a volume has ended.
     PartGone(VolumeIndex),
-    /// How far it is is to be reported at once.
+    /// The progress is to be reported at once.
     ReportWanted,
 }
 
 impl SourceHandle {
-    /// The migration that is driven.
+    /// Returns the migration that is driven.
     pub fn migration(&self) -> MigrationId {
         self.migration
     }
 
-    /// Where it stands.
+    /// Returns the migration's present phase.
     pub fn phase(&self) -> Phase {
         self.phase.get()
     }
 
-    /// Ends the migration before its commit point. **N.B.** Only once the journal has taken that it is cancelled
-    /// ([`migration::orders::cancel`]): then it takes no release any more.
+    /// Ends the migration before its commit point.
+    ///
+    /// **N.B.** Only once the journal has accepted the cancellation ([`migration::orders::cancel`]): from then on
+    /// it accepts no release.
     pub fn cancel(&self) {
         self.send(Event::Source(SourceEvent::Cancel));
     }
 
-    /// Ends the migration before its commit point as one that has failed; returns whether it is early enough for that.
+    /// Ends the migration as failed, before its commit point; returns whether that was possible.
     pub fn fail(&self, code: FailureCode, detail: String) -> bool {
         let early_enough = self.phase().can_be_cancelled();
         if early_enough {
@@ -112,58 +108,56 @@ impl SourceHandle {
         early_enough
     }
 
-    /// Changes the movers' rate limit.
+    /// Changes the rate limit of the movers.
     pub fn set_bandwidth(&self, bytes_per_second: Option<u64>) {
         self.send(Event::SetBandwidth(bytes_per_second));
     }
 
-    /// Tells that a volume's target store has lost what was not durable there, and works again.
+    /// Notes that a volume's target store has lost data that was not durable, and works again.
     ///
-    /// To be called before anything that is submitted to it from then on has ended.
+    /// Call this before any request that is submitted to it from then on has ended.
     pub fn target_restarted(&self, volume: VolumeIndex) {
         self.send(Event::TargetRestarted(volume));
     }
 
-    /// Tells that the target's host cannot be reached: guests are no longer mirrored, and nothing fails by that.
+    /// Notes that the target's host cannot be reached: guest writes are no more mirrored, and no request fails.
     pub fn link_lost(&self) {
         self.send(Event::Copying(VolumeEvent::LinkLost));
     }
 
-    /// Tells that the target's host can be reached again.
+    /// Notes that the target's host can be reached again.
     ///
-    /// **N.B.** Whatever was submitted to its stores before has to be answered from then on: as a success only if it
-    /// was applied there, as a failure only if it never will be (design §5.7).
+    /// **N.B.** Every earlier request to its stores has to be answered from then on: as a success only if it was applied, as a
+    /// failure only if it never will be (design §5.7).
     pub fn link_back(&self) {
         self.send(Event::Copying(VolumeEvent::LinkBack));
     }
 
-    /// Lets the migration rest: nothing is copied, and it is not handed over.
+    /// Pauses the migration: copies nothing, and does not hand over.
     pub fn pause(&self) {
         self.send(Event::Copying(VolumeEvent::Pause));
     }
 
-    /// Goes on with a migration that rests.
+    /// Resumes a paused migration.
     pub fn resume(&self) {
         self.send(Event::Copying(VolumeEvent::Resume));
     }
 
-    /// Has it reported at once how far it is.
     pub(crate) fn report(&self) {
         self.send(Event::ReportWanted);
     }
 
-    /// Tells that the peer has restarted: what was not durable there is lost, for every volume.
+    /// Notes that the peer has restarted: data that was not durable there is lost, for every volume.
     pub fn peer_restarted(&self) {
         self.send(Event::PeerRestarted);
     }
 
-    /// Delivers what the target's half says.
+    /// Delivers a message of the target's half.
     pub fn deliver(&self, message: ToSource) {
         self.send(Event::Source(SourceEvent::Received(message)));
     }
 
     fn send(&self, event: Event) {
-        // A driver that is gone needs no events.
         let _ = self.events.unbounded_send(event);
     }
 }
@@ -181,8 +175,8 @@ impl SourceDriver {
         Self::with_vm(handle, control, buffers, plan, to_target, source)
     }
 
-    /// Makes the source's half of a migration between hosts that a restart interrupted, which goes on where the journal
-    /// says; `None`: nothing is left for it to do.
+    /// Makes the source's half of a migration between hosts that a restart interrupted. Continues where the journal says; `None`
+    /// if nothing is left to do.
     pub fn resume(
         handle: Handle,
         control: Rc<dyn Control>,
@@ -246,7 +240,7 @@ impl SourceDriver {
         (driver, source_handle)
     }
 
-    /// Runs the migration to its end.
+    /// Runs the migration to its end; returns the outcome.
     pub async fn run(mut self) -> Outcome {
         info!(migration = %self.migration, "migration begins");
         loop {
@@ -268,7 +262,7 @@ impl SourceDriver {
         }
     }
 
-    /// Takes one event, or, if there was none in time, does what is due.
+    /// Handles one event, or a deadline if there was none in time.
     fn step(&mut self, event: Option<Event>) {
         let now = self.handle.now();
         self.source.set_costs(self.costs());
@@ -310,7 +304,7 @@ impl SourceDriver {
         let migration = self.migration;
         self.share_link(volume, &action);
         match action {
-            // Of a replica whose host has been another process since.
+            // The notice is about the replica before its host restarted.
             VolumeAction::Synchronised | VolumeAction::Converged if self.unaware.contains(&volume) => {}
             VolumeAction::Synchronised => self.source.handle_event(now, SourceEvent::Synchronised(volume)),
             VolumeAction::Converged => self.source.handle_event(now, SourceEvent::Converged(volume)),
@@ -339,7 +333,7 @@ impl SourceDriver {
         }
     }
 
-    /// While a VM's memory is sent, its disks must not fall behind: what they lack when it stands still is downtime.
+    /// Gives disks the link before a VM's memory when they fall behind: blocks missing at the VM's stop are downtime.
     fn share_link(&self, volume: VolumeIndex, action: &VolumeAction) {
         let boost = match action {
             VolumeAction::Behind => PriorityBoost::AboveMemory,
@@ -351,8 +345,8 @@ impl SourceDriver {
         }
     }
 
-    /// The other host's process is another one now. Until a volume's copying has heard of that, and says how its replica
-    /// stands, the replica is behind.
+    /// Handles a restart of the target's daemon. The replica of a volume counts as behind until the volume's copying has learned
+    /// of the restart and reports again.
     fn peer_restarted(&mut self, now: Duration) {
         for volume in VolumeIndex::all(self.participants.len()) {
             self.source.handle_event(now, SourceEvent::Behind(volume));
@@ -389,7 +383,6 @@ impl SourceDriver {
         let sender = self.sender.clone();
         self.handle.spawn(async move {
             let event = Event::Source(task.await);
-            // The driver is gone only when the migration has ended.
             let _ = sender.unbounded_send(event);
         });
     }

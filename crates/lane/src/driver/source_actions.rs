@@ -1,4 +1,4 @@
-//! What the source's machine asks for.
+//! Carries out the actions of the source's machine.
 
 use chronicle::Generation;
 use futures_channel::oneshot;
@@ -26,7 +26,6 @@ impl SourceDriver {
                 let events = self.sender.clone();
                 self.handle.spawn(async move {
                     if is_paused.await.is_ok() {
-                        // The driver is gone only when the migration has ended.
                         let _ = events.unbounded_send(Event::Source(SourceEvent::VmPaused));
                     }
                 });
@@ -64,7 +63,7 @@ impl SourceDriver {
         }
         info!(%migration, %phase, attempt = %self.source.attempt(), "phase");
         match phase {
-            // Nothing is sent to a store any more that may be the owner.
+            // No request may reach a store that may be the owner's.
             Phase::Committing => self.order_all(SourceOrder::Release),
             Phase::Filling => self.order_all(SourceOrder::ServeFromSuccessor),
             Phase::Retiring if before != Phase::Filling => self.order_all(SourceOrder::ServeFromSuccessor),
@@ -74,13 +73,13 @@ impl SourceDriver {
             self.say_if_nothing_is_kept();
         }
         self.control.entered(migration, phase);
-        // The gates are closed in these: a report would only make that longer.
+        // The gates are closed in these phases: a report would prolong that.
         if !matches!(phase, Phase::Closing | Phase::Preparing | Phase::Releasing | Phase::Committing) {
             self.report_progress(self.handle.now());
         }
     }
 
-    /// What followed its volume was recorded there for a way back, which had to be cheap until all was there.
+    /// Logs that no image is kept. Writes at the target were recorded for a cheap return until all blocks had arrived.
     fn say_if_nothing_is_kept(&self) {
         let is_deleted =
             |image: &ImageLocation| Retirement::of(image, self.keep_source) == Retirement::Delete;

@@ -1,12 +1,12 @@
-//! One volume's part in the source's half of a migration: what is done on the lane that has the volume.
+//! One volume's part in the source's half of a migration, on the volume's own lane.
 //!
 //! ```text
 //!   driver, on the lane of the first volume ──SourceOrder──► part ──► gate, copying, store
 //!        ▲                                                       │
 //!        └──────────────────────── Event ────────────────────────┘
 //! ```
-//! The driver's own volume takes its orders by a call. Every other volume of the migration has a lane of its own: it is
-//! on a lane of its own, and orders and events are messages between two threads, in order both ways.
+//! The driver's own volume takes its orders by a call. Every other volume of the migration is on its own lane: orders and events
+//! are messages between two threads, in order both ways.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -33,58 +33,54 @@ use crate::reservoir::Served;
 use crate::shared_storage::HeldLease;
 use crate::stack::{GateMode, Home, Volume};
 
-/// What a driver has done for a volume of its migration.
+/// An order of the driver to a volume of its migration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SourceOrder {
-    /// Hold its requests, and say when none is in flight, and when one waits.
+    /// Hold its requests. Report when none is in flight, and when one waits.
     CloseGate(Attempt),
-    /// Let them go on.
+    /// Release its held requests.
     OpenGate,
-    /// Let what is copied and mirrored go before a VM's memory, or after it; while the gate is closed it goes before
-    /// it in any case.
+    /// Give copied and mirrored data priority over a VM's memory, or not. While the gate is closed they always have priority.
     ShareLink(PriorityBoost),
     /// Flush its store while its guest works.
     Settle(u32),
-    /// Flush its store behind its closed gate; the target promises meanwhile.
+    /// Flush its store behind its closed gate, while the target prepares.
     Flush(Attempt),
     Copying(VolumeEvent),
-    /// The target's host is another process now: tell its copying, and say that it knows.
+    /// The target's daemon has restarted: inform the copying, and confirm.
     PeerRestarted,
-    /// Change the mover's rate limit.
     SetBandwidth(Option<u64>),
-    /// That it is behind has been heard.
+    /// Confirms that the driver received that the replica is behind.
     BehindWasHeard,
-    /// Copy and mirror no longer; the guests go on here.
+    /// Stop copying and mirroring; guests continue here.
     StopCopying,
-    /// Send nothing to a store any more that may be the owner.
+    /// Send nothing to a store that may be the owner's.
     Release,
-    /// Let the clients that stay here go on at the new owner.
+    /// Serve the remaining clients here from the new owner.
     ServeFromSuccessor,
-    /// Serve it from its own store again, with this generation; `None`: with the one that it has.
+    /// Serve it from its own store again, with this generation; `None`: with its present one.
     TakeBack(Option<Generation>),
-    /// Let go of its store: the image is dealt with next.
+    /// Drop its store, before the image is deleted or renamed.
     LetGo,
 }
 
-/// One volume's part.
 pub(crate) struct SourceVolume {
     index: VolumeIndex,
     handle: Handle,
     leaving: OutgoingVolume,
-    /// The source's store, for a hand-back; `None` once the image is dealt with.
+    /// The source's store, for a hand-back; `None` once the image is deleted or renamed.
     source: RefCell<Option<Rc<dyn BlockDevice>>>,
-    /// `None` if nothing is to be copied any more.
+    /// `None` if the copying has ended.
     copy: RefCell<Option<Rc<VolumeCopy>>>,
-    /// What the copying cost that is over.
+    /// Costs of the copying that has ended.
     costs: RefCell<Costs>,
-    /// Whether the volume is its target's.
+    /// Whether the target owns the volume.
     has_left: Cell<bool>,
     rounds: RefCell<Vec<Round>>,
     events: mpsc::UnboundedSender<Event>,
 }
 
 impl SourceVolume {
-    /// Makes the part of a volume, and, if it is to be copied, puts a mirror into its live stack.
     pub(crate) fn new(
         handle: &Handle,
         buffers: &BufferPool,
@@ -107,7 +103,7 @@ impl SourceVolume {
             events,
         });
         if let Some(filling) = &part.leaving.filling {
-            // N.B. what comes from there from now on is of no use there.
+            // N.B. blocks that arrive from there from now on would be useless there.
             filling.rest(Rest::Pause);
         }
         if let Some(lease) = &part.leaving.lease {
@@ -121,13 +117,12 @@ impl SourceVolume {
         part
     }
 
-    /// Does what the driver says.
     pub(crate) fn carry_out(&self, order: SourceOrder) {
         let volume = &self.leaving.volume;
         match order {
             SourceOrder::CloseGate(attempt) => {
                 self.tell_copy(VolumeEvent::GateCloses);
-                // N.B. what the replica lacks now is downtime, unless it arrives while a VM's devices are sent.
+                // N.B. missing blocks are now downtime, unless they arrive while a VM's devices are sent.
                 self.set_boost(PriorityBoost::AboveMemory);
                 let closed = volume.close();
                 let index = self.index;
@@ -155,12 +150,12 @@ impl SourceVolume {
                 });
             }
             SourceOrder::Flush(attempt) => {
-                // The target flushes, too, and promises.
+                // The target flushes and prepares meanwhile.
                 self.tell_copy(VolumeEvent::Freeze);
                 let (index, volume) = (self.index, Rc::clone(volume));
                 let lease = self.leaving.lease.clone();
                 self.answer_after(async move {
-                    // N.B. the target waits for its image before it promises.
+                    // N.B. the target waits for its image before it prepares.
                     let (flushed, given) = join(flush_own(&volume), give_back(lease)).await;
                     let result = if given == FlushResult::Failed { given } else { flushed };
                     SourceEvent::Flushed { volume: index, attempt, result }
@@ -177,7 +172,7 @@ impl SourceVolume {
                 self.tell_copy(event);
             }
             SourceOrder::PeerRestarted => {
-                // N.B. first: what the copying says from here on is said by one that knows.
+                // N.B. first: notices after this one are made with knowledge of the restart.
                 self.send(Event::RestartHeard(self.index));
                 self.tell_copy(VolumeEvent::TargetRestarted);
             }
@@ -208,7 +203,7 @@ impl SourceVolume {
                 if let (Home::Elsewhere(owner), Some(successor)) = (volume.home(), &self.leaving.successor)
                     && Rc::ptr_eq(&owner, successor)
                 {
-                    // A driver before this one, which was set aside, has seen to it.
+                    // An earlier driver, which was replaced, has handled it.
                     volume.open();
                     return;
                 }
@@ -240,14 +235,13 @@ impl SourceVolume {
                 self.copy.replace(None);
                 self.source.replace(None);
                 if let Some(reservoir) = &self.leaving.reservoir {
-                    // N.B. nothing is missing at the target: what is asked for late finds nothing.
+                    // N.B. nothing is missing at the target: late requests are to find nothing.
                     reservoir.close();
                 }
             }
         }
     }
 
-    /// How far it is now.
     pub(crate) fn progress(&self) -> VolumeProgress {
         let copy = self.copy.borrow();
         let Some(copy) = &*copy else {
@@ -257,7 +251,7 @@ impl SourceVolume {
         let now = self.handle.now();
         let mut progress = copy.with_machine(|machine| machine.progress(now));
         if let Some(reservoir) = self.leaving.reservoir.as_ref().filter(|_| self.has_left.get()) {
-            // What was left behind is on its way, too, once the target asks for it.
+            // Blocks that were left behind count as on their way once the target asks for them.
             let served = reservoir.served().bytes.min(progress.bytes_missing);
             progress.bytes_missing -= served;
             progress.bytes_synchronised += served;
@@ -268,7 +262,6 @@ impl SourceVolume {
         progress
     }
 
-    /// What its copying has cost.
     pub(crate) fn costs(&self) -> Costs {
         let mut costs = match &*self.copy.borrow() {
             Some(copy) => copy.with_machine(|machine| machine.costs()),
@@ -289,14 +282,14 @@ impl SourceVolume {
         }
     }
 
-    /// The peer has restarted, as the volume's own line says: before anything that is submitted from here on has ended.
+    /// Notes the peer's restart, as learned by the volume's own channel, before any later request to the store has ended.
     pub(crate) fn peer_restarted(&self) {
         self.tell_copy(VolumeEvent::TargetRestarted);
     }
 
-    /// Takes the orders of a driver on another lane until it has ended, and tells it every so often how far it is.
+    /// Takes the orders of a driver on another lane until it has ended, and reports the progress regularly.
     pub(crate) async fn follow(self: Rc<Self>, mut orders: mpsc::UnboundedReceiver<SourceOrder>) {
-        // Also if this thread panics.
+        // Dropped even by a panic.
         let _gone = Gone { index: self.index, events: self.events.clone() };
         loop {
             let sleep = self.handle.sleep(REPORT_INTERVAL);
@@ -312,21 +305,20 @@ impl SourceVolume {
                 Either::Right(_) => self.tell_progress(),
             }
         }
-        // A driver that ended in order has said so before; one whose thread has failed has not. What became of its
-        // try only the journal knows, so the gate stays as it is.
+        // A driver that ended in order has said so. A driver whose thread failed has not: only the journal knows the result of
+        // its attempt, so the gate stays as it is.
         self.stop_copy();
         if self.copy.replace(None).is_some() {
             self.leaving.volume.remove_mirror();
         }
     }
 
-    /// Says it once if a request waits at the gate that has just been closed.
+    /// Reports once if a request waits at the gate that has just been closed.
     fn say_if_held(&self, attempt: Attempt) {
         let (events, volume) = (self.events.clone(), self.index);
         let held = self.leaving.volume.holds_a_request();
         self.handle.spawn(async move {
             if held.await {
-                // The driver is gone only when the migration has ended.
                 let _ = events.unbounded_send(Event::Source(SourceEvent::RequestHeld { volume, attempt }));
             }
         });
@@ -337,7 +329,6 @@ impl SourceVolume {
     }
 
     fn tell_copy(&self, event: VolumeEvent) {
-        // Once the copying is over nobody need hear of anything.
         if let Some(copy) = &*self.copy.borrow() {
             copy.event(event);
         }
@@ -363,19 +354,17 @@ impl SourceVolume {
         let events = self.events.clone();
         self.handle.spawn(async move {
             let event = Event::Source(task.await);
-            // The driver is gone only when the migration has ended.
             let _ = events.unbounded_send(event);
         });
     }
 
     fn send(&self, event: Event) {
-        // As above.
         let _ = self.events.unbounded_send(event);
     }
 }
 
 impl Drop for SourceVolume {
-    /// Of a volume that has not gone back, what it lacks goes on to come.
+    /// If the volume has not gone back, its filling resumes.
     fn drop(&mut self) {
         if let Some(filling) = &self.leaving.filling {
             filling.rest(Rest::Resume);
@@ -383,7 +372,6 @@ impl Drop for SourceVolume {
     }
 }
 
-/// Flushes a volume's own store.
 async fn flush_own(volume: &Volume) -> FlushResult {
     let result = flush(&volume.store_for_us()).await;
     if result == FlushResult::Failed {
@@ -392,7 +380,7 @@ async fn flush_own(volume: &Volume) -> FlushResult {
     result
 }
 
-/// Closes an image of the target's that this host holds a lease of, when all of it is durable.
+/// Closes a leased image of the target once all of its data is durable.
 async fn give_back(lease: Option<Rc<HeldLease>>) -> FlushResult {
     let Some(lease) = lease else { return FlushResult::Durable };
     match lease.give_back().await {
@@ -404,7 +392,7 @@ async fn give_back(lease: Option<Rc<HeldLease>>) -> FlushResult {
     }
 }
 
-/// Says that a part is no longer there.
+/// Reports on drop that a part has ended.
 struct Gone {
     index: VolumeIndex,
     events: mpsc::UnboundedSender<Event>,
@@ -443,7 +431,7 @@ fn start_copy(
     let filling = leaving.filling.clone();
     handle.spawn(async move {
         in_place.await;
-        // Not before: what passed the mirror by is in the chronicle when it has ended.
+        // N.B. after the wait: writes that passed the mirror by are in the chronicle once they have ended.
         let lacking = known.and_then(|(of, generation)| match forgets_writes {
             true => chronicler.lacked_when_kept(of),
             false => chronicler.lacking(of, generation),

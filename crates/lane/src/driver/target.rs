@@ -1,11 +1,11 @@
-//! The target's half of a driver: it promises, takes the volumes over, and starts them from its stores.
+//! The target's half of a driver: it prepares, takes the volumes over, and starts them from its stores.
 //!
 //! ```text
 //!   messages of the source ────►┐
 //!   ends of flushes, commits ───┤ events ──► Target ──► actions ──► tasks that send events back
 //!   a started volume's answer ──┘
 //! ```
-//! What is copied does not pass here: it goes to the stores.
+//! Copied data goes to the stores directly.
 
 use std::collections::BTreeMap;
 use std::future::Future;
@@ -29,7 +29,7 @@ use super::{SendMessage, TargetPlan, left_over};
 use crate::control::Control;
 use crate::handle::Promoted;
 
-/// Talks to a target's half that runs on the same thread.
+/// The interface to a target's half on the same thread.
 #[derive(Clone)]
 pub struct TargetHandle {
     events: mpsc::UnboundedSender<Heard>,
@@ -41,12 +41,11 @@ pub struct TargetDriver {
     control: Rc<dyn Control>,
     migration: MigrationId,
     participants: Vec<TargetParticipant>,
-    /// Where the volumes' bytes will be.
     images: Vec<ImageLocation>,
-    /// Why the VM does not run, and how much each volume's gate has let through that said so.
+    /// Why the VM does not run, and how many changes each volume's gate has let through so far.
     failing: Option<(String, BTreeMap<VolumeIndex, u64>)>,
     target: Target,
-    /// Whether the volumes' parts have been told of a try that is not over, as far as they know.
+    /// Whether the volumes' parts believe that an attempt is in progress.
     is_trying: bool,
     to_source: SendMessage<ToSource>,
     sender: mpsc::UnboundedSender<Heard>,
@@ -54,41 +53,42 @@ pub struct TargetDriver {
 }
 
 impl TargetHandle {
-    /// Tells that the source's host can be reached again, or is another process now.
+    /// Notes that the source's host can be reached again, perhaps after a restart.
     pub fn link_back(&self) {
         self.send(TargetEvent::LinkBack);
     }
 
-    /// Tells that the source's host cannot be reached.
+    /// Notes that the source's host cannot be reached.
     pub fn link_lost(&self) {
         self.send(TargetEvent::LinkLost);
     }
 
-    /// Takes the volumes over without COMMIT, if they are prepared in the try that is named.
+    /// Takes the volumes over without COMMIT, if they are prepared in the given attempt.
     pub fn promote(&self, promoted: Promoted) {
         let Promoted { attempt, generations, promotion } = promoted;
         self.send(TargetEvent::Promote { attempt, generations, promotion });
     }
 
-    /// Ends the migration. **N.B.** Only once the journal has taken that it is cancelled ([`migration::orders::cancel`]): then it
-    /// takes no promise any more.
+    /// Ends the migration before anything is promised.
+    ///
+    /// **N.B.** Only once the journal has accepted the cancellation ([`migration::orders::cancel`]): from then on
+    /// it accepts no promise.
     pub fn cancel(&self) {
         self.send(TargetEvent::Cancel);
     }
 
-    /// Delivers what the source's half says.
+    /// Delivers a message of the source's half.
     pub fn deliver(&self, message: ToTarget) {
         self.send(TargetEvent::Received(message));
     }
 
     fn send(&self, event: TargetEvent) {
-        // A driver that is gone needs no events.
         let _ = self.events.unbounded_send(Heard::Target(event));
     }
 }
 
 impl TargetDriver {
-    /// Makes a target's half that waits for the source to speak.
+    /// Makes a target's half that waits for the source's first message.
     pub fn new(
         handle: Handle,
         control: Rc<dyn Control>,
@@ -109,8 +109,8 @@ impl TargetDriver {
         Self::with_vm(handle, control, buffers, plan, to_source, target)
     }
 
-    /// Makes the target's half of a migration between hosts that a restart interrupted, which goes on where the journal
-    /// says; `None`: nothing is left for it to do.
+    /// Makes the target's half of a migration between hosts that a restart interrupted. Continues where the journal says; `None`
+    /// if nothing is left to do.
     pub fn resume(
         handle: Handle,
         control: Rc<dyn Control>,
@@ -153,7 +153,7 @@ impl TargetDriver {
             participants,
             images,
             failing: None,
-            // They hold the source's changes until they are told that nothing is promised.
+            // They hold the source's changes until they learn that nothing is promised.
             is_trying: true,
             target,
             to_source,
@@ -163,8 +163,8 @@ impl TargetDriver {
         (driver, target_handle)
     }
 
-    /// Takes part until nothing is left to do here. On one host that is never: there the source says that the
-    /// migration has ended.
+    /// Takes part until nothing is left to do here; returns the outcome. On one host it never returns: there the
+    /// source ends the migration.
     pub async fn run(mut self) -> Outcome {
         loop {
             while let Some(action) = self.target.poll_action() {
@@ -190,7 +190,7 @@ impl TargetDriver {
                 )) => self.force(now, event),
                 Some(Heard::Target(event)) => self.target.handle_event(now, event),
                 Some(Heard::VmDoesNotRun(detail)) => {
-                    // One whose lane has ended cannot say; then nothing goes back.
+                    // A volume whose lane has ended cannot report; then nothing is handed back.
                     let gone = VolumeIndex::all(self.participants.len()).zip(&self.participants);
                     let gone =
                         gone.filter(|(_, participant)| participant.is_gone()).map(|(volume, _)| (volume, 1));
@@ -203,8 +203,8 @@ impl TargetDriver {
         }
     }
 
-    /// Takes volumes over whose source may live. As long as they are promised they are what was promised: a source that goes
-    /// on changes nothing before the promise is taken back.
+    /// Takes over volumes whose source may live. Prepared volumes stay as prepared: a source that continues changes nothing
+    /// before the promise is withdrawn.
     fn force(&mut self, now: Duration, event: TargetEvent) {
         if self.participants.iter().any(TargetParticipant::is_gone) {
             warn!(migration = %self.migration, "not promoted: the thread of one of its volumes has ended; restart the daemon");
@@ -235,7 +235,6 @@ impl TargetDriver {
             TargetAction::Send(message) => (self.to_source)(message),
             TargetAction::Start(volume) => self.start(volume, TargetOrder::Start),
             TargetAction::StartHollow(volume) => self.start(volume, TargetOrder::StartHollow),
-            // The loop ends with it.
             TargetAction::End { .. } => {}
             TargetAction::RunVm => self.run_vm(),
             TargetAction::Open(volume) => self.order(volume, TargetOrder::Open),
@@ -258,7 +257,7 @@ impl TargetDriver {
         self.order(volume, order);
     }
 
-    /// Lets the VM run; if it does not, it matters whether it has written anything.
+    /// Lets the VM run. If it does not run, finds out whether it has written anything.
     fn run_vm(&self) {
         let runs = self.control.run_vm(self.migration);
         self.spawn(async move {
@@ -269,8 +268,8 @@ impl TargetDriver {
         });
     }
 
-    /// A VM that does not run may have written to this volume. When that is known of all of them, it is known whether
-    /// they can go back.
+    /// Notes how many changes a VM that does not run may have made to this volume. Once all volumes are counted, decides whether
+    /// they can be handed back.
     fn changes_counted(&mut self, now: Duration, volume: VolumeIndex, changes: u64) {
         let Some((_, counted)) = &mut self.failing else { return };
         counted.insert(volume, changes);
@@ -300,7 +299,6 @@ impl TargetDriver {
         let sender = self.sender.clone();
         self.handle.spawn(async move {
             let event = task.await;
-            // The driver is gone only when the migration has ended.
             let _ = sender.unbounded_send(event);
         });
     }

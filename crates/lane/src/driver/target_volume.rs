@@ -1,7 +1,7 @@
-//! One volume's part in the target's half of a migration: what is done on the lane that has the volume.
+//! One volume's part in the target's half of a migration, on the volume's own lane.
 //!
-//! As at the source (`source_volume.rs`): the driver's own volume takes its orders by a call, every other one has a lane of its own
-//! by a lane of its own, and orders and events are messages between two threads.
+//! As at the source (`source_volume.rs`), the driver's own volume takes its orders by a call. Every other one is on its own lane,
+//! and orders and events are messages between two threads.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -25,61 +25,54 @@ use crate::peer::head::Address;
 use crate::shared_storage::LeasedImage;
 use crate::stack::{GateMode, Home};
 
-/// Bytes read from the target's store to see whether it answers, before writes are let through.
+/// Bytes read from the target's store as a trial, before writes are let through.
 const TRIAL_BYTES: u64 = 4096;
 
-/// What a driver has done for a volume of its migration.
+/// An order of the driver to a volume of its migration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TargetOrder {
-    /// Flush its store, which is to be promised: if its image was leased, that is taken back first.
+    /// Flush its store before it is promised. A leased image is taken back first.
     Flush(Attempt),
-    /// The same, and see that exactly this is known to be missing.
+    /// The same, and verify that exactly these blocks are known to be missing.
     FlushHollow(Attempt, Manifest),
-    /// Nothing is promised any more: the source may have its image again.
+    /// Nothing is promised: the source may lease the image again.
     PromiseNothing,
-    /// Serve it from its store, its gate still closed, and see whether that answers.
+    /// Serve it from its store with its gate closed, and check that the store answers.
     Start,
-    /// The same, and fetch what it lacks from its source.
+    /// The same, and fetch its missing blocks from its source.
     StartHollow,
-    /// Let its requests through.
     Open,
     Close,
-    /// Hold them, and say how many have changed the volume since they were let through.
+    /// Hold its requests, and report how many changed the volume since it was opened.
     CloseAndCount,
-    /// Leave its store, which is deleted next: a volume that had clients here leads to its owner again, as before.
+    /// Drop its store, which is deleted next. Local clients are forwarded to the owner again.
     LeaveStore,
 }
 
-/// What a driver of a target's half waits for.
 #[derive(Clone, Debug)]
 pub(crate) enum Heard {
-    /// What its machine is told.
     Target(TargetEvent),
-    /// The VM does not run, for this reason.
     VmDoesNotRun(String),
-    /// So many changes were let through before the gate closed.
+    /// The number of changes that were let through before the gate closed.
     Changes(VolumeIndex, u64),
 }
 
-/// One volume's part.
 pub(crate) struct TargetVolume {
     index: VolumeIndex,
     handle: Handle,
     buffers: BufferPool,
     coming: IncomingVolume,
-    /// How long its store may take to answer the first read.
+    /// The longest time for its store to answer the first read.
     trial_max: Duration,
-    /// What lets a source on another host use the store.
     service: Option<Rc<Service>>,
-    /// Changes that the gate had let through when it was opened last.
+    /// Changes that the gate had let through when it was last opened.
     changes_before: Cell<u64>,
-    /// Where a volume with clients here led to before it was started, and its generation; `None`: nowhere.
+    /// Where local clients were forwarded before the volume was started, and its generation; `None`: nowhere.
     led_to: RefCell<Option<(Home, Generation)>>,
     events: mpsc::UnboundedSender<Heard>,
 }
 
 impl TargetVolume {
-    /// Makes the part of a volume.
     pub(crate) fn new(
         handle: Handle,
         buffers: BufferPool,
@@ -92,18 +85,17 @@ impl TargetVolume {
         let (changes_before, led_to) = (Cell::new(0), RefCell::default());
         let part =
             Self { index, handle, buffers, coming, trial_max, service, changes_before, led_to, events };
-        // After a restart it may be promised: the driver knows, and says if it is not.
+        // After a restart the volume may be promised: the driver says if it is not.
         part.hold_changes();
         Rc::new(part)
     }
 
-    /// Does what the driver says.
     pub(crate) fn carry_out(&self, order: TargetOrder) {
         let (index, volume) = (self.index, &self.coming.volume);
         match order {
             TargetOrder::Flush(attempt) => {
                 self.hold_changes();
-                // N.B. it fails until what copies has been told of a flush that failed before.
+                // N.B. it fails until the copying has learned of an earlier failed flush.
                 let (store, leased) = (self.coming.store.ours(), self.coming.leased.clone());
                 self.answer_after(async move {
                     let result = match take_back(leased).await {
@@ -143,20 +135,18 @@ impl TargetVolume {
                 volume.open();
             }
             TargetOrder::Close => {
-                // It is handed back.
                 drop(volume.close());
                 self.leave_filling();
             }
             TargetOrder::CloseAndCount => {
-                // N.B. closed first: what has not passed yet will not.
+                // N.B. closed first: later requests cannot pass.
                 drop(volume.close());
                 let changes = volume.gate().changes_admitted() - self.changes_before.get();
-                // The driver is gone only when the migration has ended.
                 let _ = self.events.unbounded_send(Heard::Changes(index, changes));
             }
             TargetOrder::LeaveStore => {
                 if let Some(service) = &self.service {
-                    // N.B. what waits is not written any more: an image that another host reads stays, and may be come back to again.
+                    // N.B. waiting requests are dropped: an image that another host reads stays, and may be used again.
                     service.withdraw(Address::Replica(index.0));
                 }
                 self.leave_filling();
@@ -174,31 +164,30 @@ impl TargetVolume {
         }
     }
 
-    /// Takes the orders of a driver on another lane until it has ended.
     pub(crate) async fn follow(self: Rc<Self>, mut orders: mpsc::UnboundedReceiver<TargetOrder>) {
-        // Also if this thread panics.
+        // Dropped even by a panic.
         let _gone = Gone { index: self.index, events: self.events.clone() };
         while let Some(order) = orders.next().await {
             self.carry_out(order);
         }
     }
 
-    /// Puts the volume onto its target store, its gate still closed, and sees whether that answers in time.
+    /// Serves the volume from its target store with its gate closed, and checks that the store answers in time.
     fn start(&self, filling: Option<Rc<FillingStore>>) {
         let (index, volume) = (self.index, Rc::clone(&self.coming.volume));
         if let Some(service) = &self.service {
-            // N.B. whatever the source still sends, late: the store is a volume's from here on (design §5.10).
+            // N.B. against late requests of the source: the store belongs to a volume from here on (design §5.10).
             service.withdraw(Address::Replica(index.0));
         }
         if volume.gate().mode() == GateMode::Open {
-            // Clients here are led to the owner so far. N.B. none may write before it is known that the store answers: what
-            // has passed the gate cannot be given back (design §5.14).
+            // Local clients are forwarded to the owner so far. N.B. none may write before the store is known to answer: a write
+            // that has passed the gate rules out a hand-back (design §5.14).
             self.led_to.replace(Some((volume.home(), volume.generation())));
             if !broken(Bug::OpenOnTrial) {
                 drop(volume.close());
             }
         }
-        // N.B. what was promised is open here, and locked.
+        // N.B. a promised image is open here, and locked.
         let promised = self.coming.leased.as_ref().and_then(|leased| leased.here());
         let own = promised.unwrap_or_else(|| Rc::clone(&self.coming.store) as Rc<dyn BlockDevice>);
         let store = match filling {
@@ -225,12 +214,11 @@ impl TargetVolume {
         });
     }
 
-    /// Has the source change nothing of the replica, and its machine told if it wants to.
+    /// Holds the source's changes to the replica, and reports to the machine when one waits.
     fn hold_changes(&self) {
         if let Some(service) = &self.service {
             let events = self.events.clone();
             let wanted = move || {
-                // The driver is gone only when the migration has ended.
                 let _ = events.unbounded_send(Heard::Target(TargetEvent::ChangeHeld));
             };
             service.hold_changes(Address::Replica(self.index.0), Rc::new(wanted));
@@ -241,13 +229,12 @@ impl TargetVolume {
         let events = self.events.clone();
         self.handle.spawn(async move {
             let event = Heard::Target(task.await);
-            // The driver is gone only when the migration has ended.
             let _ = events.unbounded_send(event);
         });
     }
 }
 
-/// Opens an image that was leased, as soon as the source's host has closed it.
+/// Opens a leased image as soon as the source's host has closed it.
 async fn take_back(leased: Option<Rc<LeasedImage>>) -> Result<(), IoError> {
     match leased {
         None => Ok(()),
@@ -255,7 +242,7 @@ async fn take_back(leased: Option<Rc<LeasedImage>>) -> Result<(), IoError> {
     }
 }
 
-/// Says that a part is no longer there.
+/// Reports on drop that a part has ended.
 struct Gone {
     index: VolumeIndex,
     events: mpsc::UnboundedSender<Heard>,
@@ -267,7 +254,7 @@ impl Drop for Gone {
     }
 }
 
-/// What becomes of a volume that is to be started, and whose lane is no longer there.
+/// Returns the event for a volume that is to be started, but whose lane has ended.
 pub(super) fn gone(volume: VolumeIndex) -> Heard {
     let detail = "the thread of one of its volumes has ended; see the log".to_owned();
     Heard::Target(TargetEvent::StartFailed { volume, detail })

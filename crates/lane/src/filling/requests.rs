@@ -1,4 +1,4 @@
-//! Guests' requests to a volume that is being filled: announced to the core, and carried out when it says so.
+//! Guests' requests to a volume that is being filled: announces them to the core, and carries them out on its decision.
 
 use std::cell::Cell;
 use std::future::{Future, poll_fn};
@@ -22,18 +22,18 @@ pub(super) struct TicketState {
     pub(super) waiter: Cell<Option<Waker>>,
 }
 
-/// What the core says of a request.
+/// The core's decision on a request.
 #[derive(Clone, Copy)]
 pub(super) enum Word {
     Admitted,
     Written,
     Refused(Refusal),
-    /// The volume is not this host's any more.
+    /// This host does not own the volume.
     Left,
     Flushed(Result<(), StoreFault>),
 }
 
-/// A guest's request, from its arrival until the core has said what becomes of it.
+/// A guest's request, from its arrival until the core's decision.
 struct Ticket<'a> {
     filling: &'a FillingStore,
     id: RequestId,
@@ -41,7 +41,7 @@ struct Ticket<'a> {
 }
 
 impl FillingStore {
-    /// Announces a request; `None`: there is no machine, before the handover or after the end.
+    /// Announces a request; `None` if there is no machine, before the handover or after the end.
     fn announce(&self, event: impl FnOnce(RequestId) -> FillingEvent) -> Option<Ticket<'_>> {
         if !matches!(&*self.state.borrow(), State::Filling(_)) {
             return None;
@@ -59,7 +59,7 @@ impl FillingStore {
         matches!(&*self.state.borrow(), State::Waiting(_))
     }
 
-    /// What is missing of a volume that has gone back is not to be had here; whoever has it now is asked again by the gate.
+    /// Fails if the volume has gone back: its missing blocks are not available here, and the gate asks the present owner.
     fn check_still_here(&self) -> Result<(), IoError> {
         match &*self.state.borrow() {
             State::Left => Err(IoError::Closed),
@@ -70,7 +70,7 @@ impl FillingStore {
     async fn read_here(&self, offset: u64, buffer: Buffer) -> Result<Buffer, IoError> {
         let range = ByteRange::new(offset, buffer.len() as u64);
         if self.is_waiting() {
-            // A VM that waits reads its disks when it begins; the volume is its source's still (design §5.10).
+            // A waiting VM reads its disks when it starts, while the source still owns the volume (design §5.10).
             return self.reservoir.urgent.read(offset, buffer).await;
         }
         self.check_still_here()?;
@@ -105,7 +105,7 @@ impl FillingStore {
         let result = self.store.change(change).await;
         let ended = result.map_err(|_| StoreFault);
         self.event(FillingEvent::WriteEnded { request: ticket.id, result: ended });
-        // N.B. not before a restart would know of it.
+        // N.B. only once a restart would know of it.
         if let Word::Left = ticket.word().await {
             return Err(IoError::Closed);
         }
@@ -115,7 +115,7 @@ impl FillingStore {
             _ => false,
         };
         if durability == Durability::Durable && unrecorded {
-            // N.B. the bytes are durable; that they are here is not.
+            // N.B. the data is durable, but its presence is not.
             return self.flush_here().await;
         }
         Ok(())
@@ -147,7 +147,7 @@ impl FillingStore {
             return self.reservoir.background.allocation(range).await;
         }
         self.check_still_here()?;
-        // N.B. before the store is asked: what arrives meanwhile is data both ways.
+        // N.B. before the store is queried: blocks that arrive meanwhile are data either way.
         let missing = match &*self.state.borrow() {
             State::Filling(machine) => machine.missing_in(range),
             _ => Vec::new(),
@@ -158,7 +158,7 @@ impl FillingStore {
 }
 
 impl BlockDevice for FillingStore {
-    /// As the store, but whole units are asked for: what is missing of one is not put together here.
+    /// As the store's, but in whole units: missing parts of a unit are not assembled here.
     fn geometry(&self) -> Geometry {
         let geometry = self.store.geometry();
         Geometry { alignment: geometry.alignment.max(BlockSize::MIN_BYTES), ..geometry }
@@ -180,19 +180,18 @@ impl BlockDevice for FillingStore {
         self.store.zeroes_fast(mode)
     }
 
-    /// What is missing is data: a backup, or whoever copies the volume, must not take it for a hole.
+    /// Reports missing blocks as data: a backup or a copy must not take them for holes.
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         Box::pin(self.describe(range))
     }
 
-    /// None before nothing is missing: what is new would have to be told apart from that.
+    /// `None` while blocks are missing: new blocks could not be told from missing ones.
     fn growth(&self) -> Option<&dyn Growth> {
         if self.is_whole() { self.store.growth() } else { None }
     }
 }
 
 impl Ticket<'_> {
-    /// What the core says.
     fn word(&self) -> impl Future<Output = Word> + '_ {
         poll_fn(|context| match self.state.answer.take() {
             Some(word) => Poll::Ready(word),
@@ -207,13 +206,13 @@ impl Ticket<'_> {
 impl Drop for Ticket<'_> {
     fn drop(&mut self) {
         if self.filling.tickets.borrow_mut().remove(&self.id).is_some() {
-            // Its guest has gone, or it has been admitted: then this changes nothing.
+            // No effect if the guest has gone, or the request was admitted.
             self.filling.event(FillingEvent::Withdrawn { request: self.id });
         }
     }
 }
 
-/// Extents in which what is missing is data.
+/// Returns the extents with missing blocks as data.
 fn with_data(extents: &[Extent], missing: &[ByteRange]) -> Vec<Extent> {
     let mut described = Vec::new();
     for extent in extents {

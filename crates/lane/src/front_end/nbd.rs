@@ -1,4 +1,4 @@
-//! NBD, over the volume's unix socket and, where it has one, its port.
+//! Serves NBD on the volume's unix socket and, if it has one, its port.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -20,14 +20,13 @@ pub use export::nbd::{
     Offer, PassedConnection, PassedSession, ReplyStyle,
 };
 
-/// Serves one volume to NBD clients.
 pub(crate) struct NbdFrontEnd {
     server: nbd::Server,
 }
 
 impl NbdFrontEnd {
-    /// Makes the server, and has it accept clients on the unix socket, and on the port if there is one. It goes on with
-    /// those that were passed on.
+    /// Makes the server, which accepts clients on the unix socket, and on the port if there is one.
+    /// Adopts the passed connections.
     pub(crate) fn begin(
         handle: &Handle,
         engine: &Rc<dyn Engine>,
@@ -49,7 +48,7 @@ impl NbdFrontEnd {
         let server = nbd::Server::new(handle.clone(), Rc::clone(engine), exports, limits);
         let encryption = tcp.as_ref().map_or(Encryption::Off, |(_, encryption)| encryption.clone());
         for connection in passed {
-            // A process of this host came by the unix socket, where there is none.
+            // A local process came by the unix socket, where there is no encryption.
             let encryption = if connection.is_local() { &Encryption::Off } else { &encryption };
             server.take_up(connection, encryption);
         }

@@ -1,4 +1,4 @@
-//! What a peer asks for by what it sends, in the words of [`migration::authority`].
+//! Classifies a peer's message in the terms of [`migration::authority`].
 
 use migration::VolumeId;
 use migration::VolumeIndex;
@@ -7,21 +7,21 @@ use migration::wire::{self, Message};
 
 use super::head::{Address, Head};
 
-/// What a peer asks for by something that it sends on the channel of a migration, or of clients.
+/// A peer's request on the channel of a migration, or of clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asked {
-    /// Nothing: it answers.
+    /// No request: it is an answer.
     Nothing,
-    /// That a call of this number is carried out.
+    /// A call with this number.
     Call(u64, Request),
-    /// That a message is heard.
+    /// A message of a handover.
     Message(Request),
-    /// Nothing that is understood.
+    /// A message that cannot be decoded.
     Garbled,
 }
 
 impl Asked {
-    /// What is asked for by this head and payload.
+    /// Returns the request in this head and payload.
     pub fn by(head: &[u8], payload: &[u8]) -> Self {
         match Head::decode(head) {
             Ok(Head::Call { call, address, .. } | Head::FencedCall { call, address, .. }) => {

@@ -1,7 +1,7 @@
-//! What is said about a call, or about its answer: the head of what a channel carries, and its encoding.
+//! The head of a call or of its answer, as a channel carries it, and its encoding.
 //!
-//! The encoding is postcard's of [`Head`]: variants are only ever appended. What hosts can say to each other at all is
-//! agreed on by the transport's version.
+//! The encoding is postcard's of [`Head`]: variants are only ever appended. The transport's version says which messages hosts can
+//! exchange at all.
 
 use block::IoError;
 use bytes::Bytes;
@@ -9,206 +9,207 @@ use serde::{Deserialize, Serialize};
 
 use crate::fencing::FencingToken;
 
-/// Extents in one answer at most: whoever needs more asks for the rest.
+/// The limit of extents in one answer: the caller asks again for more.
 pub const EXTENTS_MAX: usize = 4096;
 
-/// The head of one thing that is sent.
+/// The head of one message on a channel.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Head {
-    /// The peer is asked for something; the payload is what is to be written.
+    /// A call; the payload is the data to be written.
     Call {
-        /// Its number; never used before on this channel by this process.
+        /// A number that this process has not used on this channel before.
         call: u64,
-        /// Of what.
+        /// The store or volume that is addressed.
         address: Address,
-        /// What is to be done.
+        /// The operation that is requested.
         operation: Operation,
     },
-    /// What became of a call; the payload is what was read.
+    /// The result of a call; the payload is the data that was read.
     Answer {
-        /// Of which.
+        /// The number of the call.
         call: u64,
-        /// What became of it.
+        /// The result, or the reason of the failure.
         result: Result<Answered, Fault>,
     },
     /// The payload is a message of a handover.
     Message,
-    /// The peer is asked to change a volume that it may own, and does so only if this is the owner's fencing token.
+    /// A change to a volume that the peer may own; made only if the owner's fencing token is this one.
     FencedCall {
-        /// Its number, as of other calls.
+        /// The call's number, as of other calls.
         call: u64,
-        /// Of what.
+        /// The store or volume that is addressed.
         address: Address,
-        /// What is to be done.
+        /// The operation that is requested.
         operation: Operation,
-        /// What this host was told last.
+        /// The token that this host was last given.
         fence: FencingToken,
     },
 }
 
-/// What a call is about.
+/// The object of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Address {
     /// The store that a volume is copied to: only until the peer owns the volume.
     Replica(u32),
     /// The volume of this identity, which the peer owns, as its clients see it.
     Owner([u8; 16]),
-    /// What the peer has of a volume that it has handed over with blocks missing, for a guest that waits for it.
+    /// The peer's image of a volume that it handed over incomplete, for a read that a guest waits for.
     Reservoir(u32),
-    /// The same, when nobody waits for it.
+    /// The same image, for background fetching.
     ReservoirInBackground(u32),
-    /// What the peer, which a volume comes to, knows of copies at other hosts.
+    /// The arriving volume's list of copies at other hosts, at its target.
     Copies(u32),
 }
 
-/// What is to be done; offsets and lengths in bytes.
+/// The requested operation; offsets and lengths are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Operation {
-    /// Read so many bytes.
+    /// Read this many bytes.
     Read {
-        /// From here on.
+        /// Where the range begins, in bytes.
         offset: u64,
-        /// So many.
+        /// The length, in bytes.
         length: u32,
     },
-    /// Write the payload.
+    /// Write the payload at an offset.
     Write {
-        /// From here on.
+        /// Where the range begins, in bytes.
         offset: u64,
-        /// Whether it is durable when it is answered.
+        /// Whether it has to be durable when answered.
         durable: bool,
     },
-    /// Make durable what has been answered.
+    /// Make all answered changes durable.
     Flush,
-    /// Make a range zero and give its space back.
+    /// Make a range zero and free its space.
     Discard {
-        /// From here on.
+        /// Where the range begins, in bytes.
         offset: u64,
-        /// So many.
+        /// The length, in bytes.
         length: u64,
     },
-    /// Make a range zero.
+    /// Make a range read as zero.
     WriteZeroes {
-        /// From here on.
+        /// Where the range begins, in bytes.
         offset: u64,
-        /// So many.
+        /// The length, in bytes.
         length: u64,
         /// Whether its space stays allocated.
         keep_allocated: bool,
-        /// Whether it is durable when it is answered.
+        /// Whether it has to be durable when answered.
         durable: bool,
     },
-    /// Describe a range, or its beginning.
+    /// Describe the allocation of a range, or of its beginning.
     Allocation {
-        /// From here on.
+        /// Where the range begins, in bytes.
         offset: u64,
-        /// So many.
+        /// The length, in bytes.
         length: u64,
     },
-    /// Lend the store's image to this host, which has put this beside it ([`crate::shared_storage`]).
+    /// Lease the store's image to this host, which has put an answer file beside it ([`crate::shared_storage`]).
     Lease {
-        /// What it has put there.
+        /// The content of the answer file.
         answer: [u8; 32],
     },
-    /// See that the image is locked by the host that it is leased to.
+    /// Verify that the host holding the lease has locked the image.
     LeaseIsHeld,
-    /// A client begins to use the volume: raise its fencing token, and say what that is.
+    /// A client begins to use the volume: raise its fencing token, and return the new one.
     Attach,
-    /// The payload says how many clients are led to the volume, by host ([`crate::clients`]); without one nobody is any
-    /// more, nor will be by this channel_ends.
+    /// The payload holds the number of clients forwarded to the volume, by host ([`crate::clients`]). Without a payload this
+    /// channel forwards none, now or later.
     Clients {
         /// Grows with each of these.
         number: u64,
     },
-    /// The payload says which units of the replica will be missing ([`migration::filling::encode_runs`]).
+    /// A missing-set update: the payload holds the units that will be missing in the replica
+    /// ([`migration::filling::encode_runs`]).
     Missing {
-        /// Whether it begins with everything that is missing: nothing that was told before counts.
+        /// Whether it begins a new set, which replaces earlier updates.
         is_base: bool,
-        /// Whether all is said with it: when it is answered, it is durable.
+        /// Whether the set is complete with it: the answer then says that the set is durable.
         is_last: bool,
     },
-    /// The payload says which units a copy at a third host lacks ([`migration::filling::encode_runs`]).
+    /// The payload holds the units that a copy at a third host lacks ([`migration::filling::encode_runs`]).
     Copy {
-        /// Its host.
+        /// The identity of the copy's host.
         host: [u8; 32],
-        /// The migration by which the volume left there, as that host numbers it.
+        /// The migration by which the volume left that host, as numbered there.
         departure: u64,
-        /// Its generation.
+        /// The generation of the copy.
         generation: u64,
     },
-    /// All copies have been told.
+    /// All copies have been sent.
     CopiesTold,
-    /// Say how large the volume is, as soon as that is more than this host knows.
+    /// Return the volume's size as soon as it exceeds the known one.
     Size {
-        /// What it knows, in bytes.
+        /// The known size, in bytes.
         known: u64,
     },
 }
 
 impl Operation {
-    /// Tells whether it changes what it is done to.
+    /// Returns whether the operation changes its object.
     pub(crate) fn is_change(self) -> bool {
         matches!(self, Self::Write { .. } | Self::Discard { .. } | Self::WriteZeroes { .. })
     }
 }
 
-/// What a successful call is answered with.
+/// The answer to a successful call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Answered {
-    /// It is done.
+    /// The operation is done.
     Done,
-    /// The payload is what was read.
+    /// The payload is the data that was read.
     Read,
     /// Lengths in bytes and kinds of the first extents, at most [`EXTENTS_MAX`].
     Extents(Vec<(u64, Kind)>),
-    /// The fencing token of the volume. To a change: it was not made and will not be, for it bears another one.
+    /// The volume's fencing token. As the answer to a change: the change bore another token, and was not and will not be made.
     Fenced(FencingToken),
-    /// How large the volume is, in bytes.
+    /// The size of the volume, in bytes.
     Size(u64),
 }
 
-/// Kinds of extents.
+/// The kinds of an extent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Kind {
-    /// Allocated, may hold anything.
+    /// Allocated, with any content.
     Data,
-    /// Allocated, reads as zeroes.
+    /// Allocated, and reads as zeroes.
     Zero,
-    /// Not allocated, reads as zeroes.
+    /// Not allocated, and reads as zeroes.
     Hole,
 }
 
-/// Why a call failed.
+/// The reason why a call failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Fault {
-    /// The store or volume does not exist there, or no longer.
+    /// The store or volume does not exist there.
     Gone,
-    /// It is out of range or misaligned.
+    /// The range is out of bounds or misaligned.
     Invalid,
-    /// The device is read-only.
+    /// The device is read-only there.
     ReadOnly,
     /// The device cannot do it.
     Unsupported,
-    /// The peer's system refused it with this code.
+    /// The peer's system failed with this error code.
     Os(i32),
 }
 
-/// Something that is no head.
+/// The error for bytes that are no head.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the head of {bytes} bytes cannot be decoded")]
 pub struct Malformed {
-    /// Its size.
+    /// The size of the message, in bytes.
     pub bytes: usize,
 }
 
 impl Head {
-    /// Encodes it.
+    /// Encodes the head with postcard.
     pub fn encode(&self) -> Bytes {
         // A head has nothing that postcard cannot encode, and memory is not bounded here.
         postcard::to_stdvec(self).unwrap_or_default().into()
     }
 
-    /// Decodes it.
+    /// Decodes a head from a peer's message.
     ///
     /// # Errors
     /// [`Malformed`].
@@ -243,7 +244,7 @@ impl From<Fault> for IoError {
             Fault::Invalid => Self::os("reach the other host's store", Errno::INVAL),
             Fault::ReadOnly => Self::ReadOnly,
             Fault::Unsupported => Self::Unsupported,
-            // Whatever a peer says: only codes that a system has are codes.
+            // A peer may send any number: only valid system error codes are taken as such.
             Fault::Os(code) if (1..4096).contains(&code) => {
                 Self::os("use the other host's store", Errno::from_raw_os_error(code))
             }

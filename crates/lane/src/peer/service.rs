@@ -1,4 +1,4 @@
-//! Carries out what a peer asks for, on the stores and volumes that it may use.
+//! Carries out a peer's calls on the stores and volumes that are offered to it.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -25,57 +25,56 @@ use crate::shared_storage::{LeasedImage, Secret};
 use crate::signal::Signal;
 use crate::stack::{Origin, Route, Volume};
 
-/// Calls of one peer that are carried out at a time; more wait. Enough for a disk to be busy, and few enough that what
-/// they hold of memory stays within what the channel lets through.
+/// The limit of concurrent calls of one peer; more wait. Enough to keep a disk busy, and few enough that their memory stays
+/// within the channel's credit.
 const CALLS_MAX: usize = 1024;
 
-/// Bytes of changes to a volume that are held for a peer beside what the channel lets through: whatever a volume waits for, it
-/// keeps nothing of the channel that others need. As much as a peer sends ([`super::window`]); of one that sends more the rest
-/// keeps its credit.
+/// The limit of bytes of waiting volume changes that are held for a peer without credit. So a waiting volume keeps no credit
+/// of the channel that others need. It equals what a correct peer sends ([`super::window`]); a peer that sends more keeps
+/// its credit in use.
 const SET_ASIDE_BYTES: u64 = WINDOW_BYTES;
 
-/// Bytes that are described for one call: the peer asks for the rest.
+/// Bytes that one call describes at most: the peer asks again for more.
 const DESCRIBE_BYTES_MAX: u64 = 1 << 30;
 
-/// Something that a peer may use.
 #[derive(Clone)]
 struct Offered {
     device: Rc<dyn BlockDevice>,
-    /// The volume whose device it is, as its clients see it, and the host that they are at; `None`: it is a store.
+    /// The volume as its clients see it, and their host; `None`: the device is a store.
     volume: Option<(Rc<Volume>, HostId)>,
 }
 
-/// What a peer may use, and how.
+/// The devices that are offered to a peer, and the peer's calls.
 pub struct Service {
     handle: Handle,
     buffers: BufferPool,
     devices: RefCell<BTreeMap<Address, Offered>>,
-    /// What the peer has said of the clients that it leads to volumes here.
+    /// The peer's reports of the clients that it forwards to volumes here.
     ways: RefCell<BTreeMap<Address, Way>>,
-    /// Those of them that may be leased.
+    /// The devices that may be leased.
     leased: RefCell<BTreeMap<Address, Rc<LeasedImage>>>,
-    /// Those of them that may be handed over with blocks missing.
+    /// The devices that may be handed over incomplete.
     filling: RefCell<BTreeMap<Address, Rc<FillingStore>>>,
-    /// What takes note of copies that the peer knows, of volumes that come from there.
+    /// The receivers of missing sets of copies, for volumes that come from the peer.
     learners: RefCell<BTreeMap<Address, Rc<Learner>>>,
-    /// How large the peer knows volumes to be that it offers to clients.
+    /// The sizes that the peer knows of volumes which it offers to clients.
     followers: RefCell<BTreeMap<Address, Rc<Cell<u64>>>>,
-    /// Replicas that are not to be changed, and whom to tell that somebody wants it.
+    /// Replicas that must not change, with the callback for each change that waits.
     held: RefCell<BTreeMap<Address, Rc<dyn Fn()>>>,
-    /// Calls of the peer's present process that are under way.
+    /// The number of calls in flight of the peer's present process.
     under_way: RefCell<Rc<Cell<usize>>>,
-    /// Bytes that are held of changes to volumes, without credit.
+    /// Bytes of held volume changes without credit.
     set_aside: Rc<Cell<u64>>,
-    /// Those of its former ones.
+    /// The same of its former processes.
     left_behind: RefCell<Vec<Rc<Cell<usize>>>>,
     ended: Signal,
-    /// Nothing more is to be heard of the peer.
+    /// Whether the peer's messages are ignored from now on.
     is_over: Cell<bool>,
     over: Signal,
 }
 
 impl Service {
-    /// Makes a service that offers nothing yet.
+    /// Makes a service that offers no devices yet.
     pub fn new(handle: Handle, buffers: BufferPool) -> Rc<Self> {
         Rc::new(Self {
             handle,
@@ -96,34 +95,33 @@ impl Service {
         })
     }
 
-    /// Offers a device under an address.
+    /// Offers a device at an address.
     pub fn offer(&self, address: Address, device: Rc<dyn BlockDevice>) {
         self.devices.borrow_mut().insert(address, Offered { device, volume: None });
     }
 
-    /// Offers a volume that is here, or leads on from here, to the clients of this peer.
+    /// Offers a volume that this host owns or forwards to, to the clients of this peer.
     pub fn offer_volume(&self, volume: Rc<Volume>, peer: HostId) {
         let (address, device) = (Address::Owner(volume.id().0), volume.device());
         self.ways.borrow_mut().remove(&address);
         self.devices.borrow_mut().insert(address, Offered { device, volume: Some((volume, peer)) });
     }
 
-    /// Lends the image of an address to a peer that asks for it.
     pub(crate) fn offer_lease(&self, address: Address, image: Rc<LeasedImage>) {
         self.leased.borrow_mut().insert(address, image);
     }
 
-    /// Has the peer tell what will be missing of the replica of an address.
+    /// Accepts the peer's missing-set updates for the replica at an address.
     pub fn offer_filling(&self, address: Address, store: Rc<FillingStore>) {
         self.filling.borrow_mut().insert(address, store);
     }
 
-    /// Has the peer tell what it knows of copies elsewhere of a volume, under an address, also when that is the volume's own.
+    /// Accepts the peer's missing sets of copies of a volume at other hosts, at an address; also if that is the volume's own.
     pub fn offer_learner(&self, address: Address, learner: Rc<Learner>) {
         self.learners.borrow_mut().insert(address, learner);
     }
 
-    /// Offers it no longer: calls that come from now on fail. Those under way go on.
+    /// Withdraws the offer: later calls fail. Those in flight continue.
     pub fn withdraw(&self, address: Address) {
         self.devices.borrow_mut().remove(&address);
         self.leased.borrow_mut().remove(&address);
@@ -131,29 +129,29 @@ impl Service {
         self.let_change(address);
     }
 
-    /// Lets nobody change a replica, nor lease it: such calls wait, and `wanted` is called for each that comes.
+    /// Holds changes and leases of a replica: such calls wait, and `wanted` is called for each.
     ///
-    /// **N.B.** While it is promised, or may be: what a promise is kept by is what was there when it was given.
+    /// **N.B.** While the replica is promised, or may be: a promise refers to the replica's content when it was given.
     pub(crate) fn hold_changes(&self, address: Address, wanted: Rc<dyn Fn()>) {
         self.held.borrow_mut().insert(address, wanted);
     }
 
-    /// Lets calls that wait, and later ones, change a replica again, if it is still offered.
+    /// Releases held calls; the replica may be changed again, if it is still offered.
     pub(crate) fn let_change(&self, address: Address) {
         if self.held.borrow_mut().remove(&address).is_some() {
             self.ended.notify();
         }
     }
 
-    /// The peer is another process now. Its calls wait until those of the former one have ended: a write that was given
-    /// up with that process must not land on top of a newer one (hard cases 4 and 12).
+    /// Notes that the peer has restarted. Its calls wait until those of the former process have ended: an abandoned write of that
+    /// process must not land on top of a newer one (hard cases 4 and 12).
     pub(super) fn restarted(&self) {
         self.ways.borrow_mut().clear();
         self.followers.borrow_mut().clear();
         self.left_behind.borrow_mut().push(self.under_way.take());
     }
 
-    /// Hears nothing more of the peer; resolves when all that it has asked for has been answered.
+    /// Ignores the peer's messages from now on; resolves when all its calls have been answered.
     pub async fn end(&self) {
         self.is_over.set(true);
         self.over.notify();
@@ -161,7 +159,7 @@ impl Service {
         self.ended.wait_for(|| has_ended().then_some(())).await;
     }
 
-    /// What is heard next, unless nothing more is to be.
+    /// Returns the next item of `heard`, unless the service has ended.
     pub(super) async fn unless_ended<T>(&self, heard: impl Future<Output = Option<T>>) -> Option<T> {
         let is_over = self.over.wait_for(|| self.is_over.get().then_some(()));
         match select(pin!(heard), pin!(is_over)).await {
@@ -170,7 +168,6 @@ impl Service {
         }
     }
 
-    /// The peer says how many clients it leads here.
     fn clients_are(&self, address: Address, number: u64, said: &[u8]) -> Result<Answered, IoError> {
         let offered = self.devices.borrow().get(&address).cloned();
         let Some(Offered { volume: Some((volume, peer)), .. }) = offered else {
@@ -186,14 +183,14 @@ impl Service {
         Ok(Answered::Done)
     }
 
-    /// What a call that comes now has to wait for: the calls of former processes.
+    /// Returns the calls of former processes, which a new call has to wait for.
     fn left_behind(&self) -> Vec<Rc<Cell<usize>>> {
         let mut left_behind = self.left_behind.borrow_mut();
         left_behind.retain(|calls| calls.get() > 0);
         left_behind.clone()
     }
 
-    /// Begins to carry out a call as soon as there are few enough, and answers it when it has ended.
+    /// Carries out a call once few enough are in flight, and answers it.
     pub(super) async fn carry_out(
         self: &Rc<Self>,
         channel: Rc<RpcChannel>,
@@ -225,7 +222,7 @@ impl Service {
         let volume = offered.and_then(|offered| offered.volume).map(|(volume, _)| volume);
         if let (Operation::Attach, Some(volume)) = (operation, &volume) {
             let (service, volume) = (Rc::clone(self), Rc::clone(volume));
-            // N.B. among no calls, so that none waits for it: it waits for changes of clients of this host, and those may
+            // N.B. does not count as a call, so that no call waits for it. It waits for changes of local clients, and those may
             // have to come back here by way of the peer.
             self.handle.spawn(async move {
                 let result = attach(&volume).await;
@@ -238,7 +235,7 @@ impl Service {
         if let (Operation::Size { known }, Some(volume)) = (operation, &volume) {
             let (service, volume) = (Rc::clone(self), Rc::clone(volume));
             let follower = self.follower(&volume, address, known);
-            // N.B. among no calls: it is answered when the volume has grown, if it ever does.
+            // N.B. does not count as a call: it is answered when the volume has grown, perhaps never.
             self.handle.spawn(async move {
                 let grown = service.unless_ended(async { Some(volume.larger_than(&follower).await) }).await;
                 if let Some(size) = grown
@@ -260,14 +257,14 @@ impl Service {
         let left_behind = self.left_behind();
         let service = Rc::clone(self);
         self.handle.spawn(async move {
-            // Here, for messages of a handover do not wait.
+            // Inside the task, because messages of a handover do not wait.
             let have_ended = || left_behind.iter().all(|calls| calls.get() == 0).then_some(());
             service.ended.wait_for(have_ended).await;
             if is_held {
                 let may_change = || (!service.held.borrow().contains_key(&address)).then_some(());
                 service.ended.wait_for(may_change).await;
             }
-            // Looked for only now: it may be a volume's own by the time that it may be changed.
+            // Looked up only now: the address may belong to a volume by the time that the change may be made.
             let result = match (operation, service.offered(address)) {
                 (Operation::Copy { .. } | Operation::CopiesTold, _) => {
                     service.copy(address, operation, &payload).await
@@ -286,7 +283,7 @@ impl Service {
                 }
                 (_, Some(Offered { device, .. })) => service.apply(&device, operation, payload).await,
             };
-            // Only now may the peer send as much again to a replica: its speed is that of the store.
+            // N.B. after the write: the credit paces the peer by the replica's store.
             drop(credit);
             let (result, payload) = match result {
                 Ok((answered, payload)) => (Ok(answered), payload),
@@ -299,7 +296,7 @@ impl Service {
                     RequestPriority::Bulk
                 }
             };
-            // N.B. a former process is not answered: its successor may have given a call of its own that number.
+            // N.B. a former process is not answered: its successor may have used the same number for its own call.
             if Rc::ptr_eq(&under_way, &*service.under_way.borrow()) {
                 channel.answer(priority, call, result, payload);
             }
@@ -308,7 +305,7 @@ impl Service {
         });
     }
 
-    /// The peer offers a volume to clients with a size that it knows; what it knew before counts no more.
+    /// Notes the size with which the peer offers a volume to clients, in place of an earlier one.
     fn follower(&self, volume: &Volume, address: Address, known: u64) -> Rc<Cell<u64>> {
         let follower = Rc::new(Cell::new(known));
         self.followers.borrow_mut().insert(address, Rc::clone(&follower));
@@ -320,7 +317,7 @@ impl Service {
         self.devices.borrow().get(&address).cloned()
     }
 
-    /// Gives the credit of a change to a volume back while that waits, if there is room for it.
+    /// Returns the credit of a waiting volume change to the peer, if there is room for the change.
     fn set_aside(&self, bytes: usize, credit: Box<dyn Any + Send>) -> Held {
         let (held, bytes) = (&self.set_aside, bytes as u64);
         if held.get() + bytes > SET_ASIDE_BYTES {
@@ -344,7 +341,6 @@ impl Service {
         Ok((Answered::Done, Bytes::new()))
     }
 
-    /// The peer says what will be missing.
     async fn missing(
         &self,
         address: Address,
@@ -357,7 +353,6 @@ impl Service {
         Ok((Answered::Done, Bytes::new()))
     }
 
-    /// The peer tells of a copy at a third host.
     async fn copy(
         &self,
         address: Address,
@@ -436,18 +431,16 @@ impl Service {
     }
 }
 
-/// Tells whether what is promised is kept from being changed; all three planted bugs let it be, for either rule would cover
-/// for the other.
+/// Returns whether promised replicas are protected from changes. All three planted bugs switch this off, because either rule
+/// would cover for the other.
 fn keeps_promises() -> bool {
     let bugs = [Bug::PromiseNotWithdrawn, Bug::TryNotCounted, Bug::PromiseOfAnotherIncarnation];
     !bugs.into_iter().any(broken)
 }
 
-/// What a call that is carried out holds.
+/// The resource that a call in progress holds.
 enum Held {
-    /// Credit of the channel.
     Credit { _credit: Box<dyn Any + Send> },
-    /// Room that is set aside.
     Room { held: Rc<Cell<u64>>, bytes: u64 },
 }
 
@@ -459,14 +452,13 @@ impl Drop for Held {
     }
 }
 
-/// A client of the peer has come.
 async fn attach(volume: &Volume) -> Result<Answered, IoError> {
     let fence = volume.attach(Route::AnotherHost).await?;
     Ok(fence.map_or(Answered::Done, Answered::Fenced))
 }
 
-/// What stands behind a change that a peer asks for. One that knows fencing tokens and was not told of any bears one that nobody
-/// has: it is told.
+/// Returns the origin of a peer's change. A peer that knows tokens but has none yet gets one that matches nothing: the refusal
+/// brings the present token.
 fn origin(question: Question, capabilities: Capabilities) -> Origin<'static> {
     match (question.fence, capabilities) {
         (Some(fence), _) => Origin::Host(fence),
@@ -478,7 +470,7 @@ fn origin(question: Question, capabilities: Capabilities) -> Origin<'static> {
     }
 }
 
-/// A range that a peer names: it may be anything.
+/// Checks a range from a peer, which may be anything.
 fn range(offset: u64, length: u64) -> Result<ByteRange, IoError> {
     match offset.checked_add(length) {
         Some(_) => Ok(ByteRange::new(offset, length)),

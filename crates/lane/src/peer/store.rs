@@ -1,8 +1,8 @@
-//! A store of another host as a device: a volume is copied there.
+//! A store of another host as a device, for copying a volume there.
 //!
-//! It waits for as long as the channel is broken. Whoever cannot wait says so: the core lets no guest wait for a replica
-//! longer than `mirror_wait_max` (design §5.7). When the peer has restarted its calls fail, for the core must know what
-//! was lost. How much is under way is the core's to bound.
+//! Its requests wait as long as the channel is broken; the core limits a guest's wait for a replica to `mirror_wait_max` (design
+//! §5.7). When the peer has restarted, its calls fail, because the core must know what was lost. The core limits how much is in
+//! flight.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -21,7 +21,7 @@ use migration::filling::encode_runs;
 use super::head::{Address, Answered, Kind, Operation};
 use super::{Answer, PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel};
 
-/// A device of another host.
+/// A block device of another host.
 pub struct PeerStore {
     channel: Rc<RpcChannel>,
     address: Address,
@@ -30,7 +30,7 @@ pub struct PeerStore {
 }
 
 impl PeerStore {
-    /// Makes a device of what has this address at the other end of the channel, and is like this.
+    /// Makes a device for this address at the other end of the channel, with this geometry.
     pub fn new(
         channel: Rc<RpcChannel>,
         address: Address,
@@ -40,7 +40,7 @@ impl PeerStore {
         Self { channel, address, geometry, priority }
     }
 
-    /// What a change changes, and what a peer is asked for it.
+    /// Returns the range of a change, and the operations that make it at the peer.
     fn questions(&self, change: Change) -> (ByteRange, Vec<(Operation, Bytes)>) {
         match change {
             Change::Write(offset, data, durability) => {
@@ -65,7 +65,7 @@ impl PeerStore {
         }
     }
 
-    /// What has no payload goes ahead of whatever is queued.
+    /// Lets requests without a payload precede queued data.
     fn priority_of(&self, payload: &Bytes) -> RequestPriority {
         if payload.is_empty() { self.priority.min(RequestPriority::Mirrored) } else { self.priority }
     }
@@ -86,17 +86,17 @@ impl PeerStore {
         let call = |(operation, payload): (Operation, Bytes)| {
             self.call(self.priority_of(&payload), operation, payload)
         };
-        // All of them to their end: what is still under way must not be taken for over.
+        // All calls are awaited: a call in flight must not count as ended.
         let made = join_all(questions.into_iter().map(call)).await;
         made.into_iter().try_for_each(|made| made.map(drop))
     }
 
-    /// Says which units of the replica will be missing; when it resolves the peer knows that durably.
+    /// Sends a missing-set update; resolves when the peer has made it durable.
     pub(crate) async fn tell_missing(&self, missing: &LayeredBitmap, is_base: bool) -> Result<(), IoError> {
         let pieces = encode_runs(missing.runs(), PAYLOAD_BYTES_MAX);
         let last = pieces.len().saturating_sub(1);
         for (index, piece) in pieces.into_iter().enumerate() {
-            // N.B. one after the other: what is said last says that it is all.
+            // N.B. in sequence: the last one says that the set is complete.
             let operation = Operation::Missing { is_base: is_base && index == 0, is_last: index == last };
             self.call(RequestPriority::Mirrored, operation, piece.into()).await?;
         }
@@ -127,7 +127,7 @@ impl BlockDevice for PeerStore {
             let buffer = RefCell::new(buffer);
             let read = pieces(length).map(async |(start, length)| {
                 let answer = self.read_piece(offset + start as u64, length).await?;
-                // N.B. at once, whatever the other pieces do: the answer has credit that they may wait for.
+                // N.B. at once: the answer holds credit that the other pieces may wait for.
                 let mut buffer = buffer.borrow_mut();
                 let target = buffer.as_mut_slice().and_then(|bytes| bytes.get_mut(start..start + length));
                 target.ok_or_else(nonsense)?.copy_from_slice(&answer.payload);
@@ -170,7 +170,6 @@ impl BlockDevice for PeerStore {
     }
 }
 
-/// A buffer as the owner of a payload's bytes.
 pub(super) struct Payload(pub(super) Buffer);
 
 impl AsRef<[u8]> for Payload {
@@ -199,13 +198,13 @@ impl From<ExtentKind> for Kind {
     }
 }
 
-/// Start and length of each piece of a request, as large as a payload may be.
+/// Returns start and length of each piece of a request, each up to the largest payload.
 pub(super) fn pieces(length: usize) -> impl Iterator<Item = (usize, usize)> {
     let starts = (0..length).step_by(PAYLOAD_BYTES_MAX);
     starts.map(move |start| (start, PAYLOAD_BYTES_MAX.min(length - start)))
 }
 
-/// The answer does not fit the question.
+/// The error for an answer that does not fit the call.
 pub(super) fn nonsense() -> IoError {
     IoError::os("understand the other host's answer", rustix::io::Errno::PROTO)
 }

@@ -1,12 +1,12 @@
-//! A volume at the host that owns it, for the clients that are led there.
+//! A volume of another host, for the clients that are forwarded there.
 //!
 //! ```text
 //!   a client's request ──► pieces ──► window ──► RpcChannel ══► owner (claims blocks, checks the fence)
-//!                            └ an owner that takes whole blocks only: put together here, under claims of this host
+//!                            └ an owner that takes whole blocks only: assembled here, under claims of this host
 //! ```
-//! It waits for as long as the channel is broken, and asks again when the owner has restarted: clients wait for one answer,
-//! whoever gives it. A request whose client has gone is given up: what of it is under way is not made once that client
-//! has come back anywhere ([`crate::fencing`]).
+//! Requests wait while the channel is broken, and are repeated when the owner has restarted: a client gets one answer, whichever
+//! process gives it. A request whose client has gone is abandoned. Its calls in flight are not made once the client has connected
+//! again anywhere ([`crate::fencing`]).
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -32,11 +32,11 @@ use super::{Answer, Capabilities, PAYLOAD_BYTES_MAX, Question, RequestPriority, 
 use crate::clients::Clients;
 use crate::fencing::{Always, Changed, FencingToken, Presence};
 
-/// Pieces of one request that are under way at a time: others have room beside the largest.
+/// The limit of a request's pieces in flight: others have room beside the largest.
 const PIECES_MAX: usize = 4;
-/// How long the owner is left alone that has said nothing of the volume's size.
+/// Pause before an owner that did not report the volume's size is asked again.
 const SIZE_INTERVAL: Duration = Duration::from_secs(1);
-/// How often it is looked whether a client still waits for what the owner does not answer.
+/// How often a forwarded request checks whether its client is still connected.
 const PRESENCE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A volume of another host.
@@ -47,27 +47,27 @@ pub struct PeerVolume {
     geometry: Cell<Geometry>,
     handle: Handle,
     window: Window,
-    /// The fencing token that the owner told last; `None`: nothing.
+    /// The owner's latest fencing token; `None`: not known yet.
     fence: Cell<Option<FencingToken>>,
-    /// Claims of this host's clients, for an owner that takes whole blocks only.
+    /// Claims of local clients, for an owner that takes whole blocks only.
     aligner: Aligner,
-    /// Those who are led to the owner, once that is told of them.
+    /// The clients that are forwarded to the owner, once they are reported to it.
     clients: RefCell<Option<Rc<Clients>>>,
-    /// Number of what the owner was told last of them.
+    /// The number of the latest report of clients.
     told: Cell<u64>,
 }
 
-/// Whom a change is made for.
+/// The originator of a change.
 #[derive(Clone)]
 enum Asker {
     /// A client of this host.
     Client(Rc<dyn Presence>),
-    /// Another host, which was told of this fencing token.
+    /// Another host, with the fencing token that it was given.
     Host(FencingToken),
 }
 
 impl PeerVolume {
-    /// Makes a device of a volume that is at the other end of the channel; it takes any range of bytes.
+    /// Makes a device for a volume at the other end of the channel; it takes any range of bytes.
     pub fn new(
         channel: Rc<RpcChannel>,
         volume: VolumeId,
@@ -89,8 +89,7 @@ impl PeerVolume {
         })
     }
 
-    /// Tells the owner from now on who its clients are that are led there from here, each time that this changes or the
-    /// owner is heard of anew.
+    /// Reports the clients that are forwarded from here to the owner, whenever they change or the owner is reached anew.
     pub(crate) fn tell_of(&self, clients: &Rc<Clients>) {
         if self.clients.replace(Some(Rc::clone(clients))).is_some() {
             return;
@@ -113,7 +112,7 @@ impl PeerVolume {
         });
     }
 
-    /// Resolves when the owner says that the volume is larger than is known here; never, if it does not know how.
+    /// Resolves when the owner reports a larger size than is known here; never, if it cannot report sizes.
     pub async fn grows(&self) -> u64 {
         loop {
             if self.channel.known_capabilities().await >= Capabilities::Sizes {
@@ -123,7 +122,7 @@ impl PeerVolume {
                 let asked = self.channel.call(RequestPriority::Control, question, Bytes::new(), None);
                 match asked.await {
                     Ok(Answer { answered: Answered::Size(size), .. }) if size > known => return size,
-                    // It does not have the volume yet, or any more.
+                    // The owner does not have the volume yet, or has lost it.
                     _ => self.handle.sleep(SIZE_INTERVAL).await,
                 }
             } else {
@@ -132,7 +131,7 @@ impl PeerVolume {
         }
     }
 
-    /// What is offered from here on.
+    /// Sets the size that is offered from here on.
     pub(crate) fn show_size(&self, size: u64) {
         let geometry = self.geometry.get();
         self.geometry.set(Geometry { size: geometry.size.max(size), ..geometry });
@@ -142,7 +141,7 @@ impl PeerVolume {
         self.clients.borrow().is_some()
     }
 
-    /// Tells the owner no more: the volume has gone from there, and it knows that nobody is led there.
+    /// Stops reporting clients: the owner has passed the volume on, and knows that none is forwarded.
     pub(crate) fn tell_no_more(&self) {
         if let Some(clients) = self.clients.take() {
             clients.notify();
@@ -150,21 +149,21 @@ impl PeerVolume {
     }
 
     fn tell(&self, clients: Vec<u8>) {
-        // Who is not heard of yet is told then.
+        // A peer that has not connected yet gets the report once it does.
         if self.channel.capabilities() < Capabilities::Parts {
             return;
         }
-        // The lane after this one goes on from here: it has the same clock.
+        // The clock's time, so that the next lane's numbers are larger.
         let now = u64::try_from(self.handle.now().as_nanos()).unwrap_or(u64::MAX);
         let number = now.max(self.told.get() + 1);
         self.told.set(number);
         let question =
             Question { address: self.address, operation: Operation::Clients { number }, fence: None };
-        // What becomes of it is of no interest: it arrives, or another process is told anew.
+        // The result does not matter: the report arrives, or a restarted owner gets a new one.
         drop(self.channel.call(RequestPriority::Control, question, clients.into(), None));
     }
 
-    /// Has the owner change the volume for a client of this host, if that is there each time that the owner is asked.
+    /// Asks the owner to change the volume for a local client. Checks at each call that the client is connected.
     pub(crate) async fn ask_for_client(
         &self,
         presence: Rc<dyn Presence>,
@@ -174,20 +173,19 @@ impl PeerVolume {
         self.while_there(&*presence, self.make(client, change)).await.map(drop)
     }
 
-    /// Has the owner change the volume for another host, which was told of this fencing token.
     pub(crate) async fn relay(&self, fence: FencingToken, change: Change) -> Result<Changed, IoError> {
         self.make(Asker::Host(fence), change).await
     }
 
-    /// Tells whether what was asked for may be asked for elsewhere, although it was not answered: an owner that knows no fencing tokens
-    /// would make it whenever it comes. One that has not been heard of was asked for nothing.
+    /// Returns whether an unanswered change may be made elsewhere. An owner without fencing tokens would make it whenever it
+    /// arrives. An owner that has never connected was asked for nothing.
     pub(crate) fn may_be_left(&self) -> bool {
         self.channel.capabilities() != Capabilities::Calls
     }
 
-    /// Asks for something as long as a client is there to be answered.
+    /// Runs a request while its client is connected.
     ///
-    /// An owner that knows no fencing tokens is asked to the end: it would make what is given up whenever it comes.
+    /// For an owner without fencing tokens, runs it to its end: that owner would make an abandoned change whenever it arrives.
     pub(crate) async fn while_there<T>(
         &self,
         presence: &dyn Presence,
@@ -203,7 +201,7 @@ impl PeerVolume {
         }
     }
 
-    /// Tells the owner that a client has come; resolves as [`crate::Volume`]'s own does, and says which fencing token is the present one.
+    /// Announces a new client to the owner; resolves as [`crate::Volume`]'s own method does, with the present fencing token.
     pub(crate) async fn attach(&self) -> Result<Option<FencingToken>, IoError> {
         loop {
             if self.channel.known_capabilities().await < Capabilities::FencingTokens {
@@ -215,9 +213,9 @@ impl PeerVolume {
                     self.fence.set(Some(fence));
                     return Ok(Some(fence));
                 }
-                // The owner, further away, knows nothing of them.
+                // The owner behind this peer does not know tokens.
                 Ok(_) => return Ok(None),
-                // It may be another program now.
+                // It may be another version of the program after a restart.
                 Err(error) if is_lost(&error) => {}
                 Err(error) => return Err(error),
             }
@@ -233,13 +231,12 @@ impl PeerVolume {
         }
     }
 
-    /// Tells whether the owner claims parts of blocks for clients of other hosts, too.
+    /// Returns whether the owner claims parts of blocks for clients of other hosts as well.
     async fn takes_any_range(&self) -> bool {
-        // The planted bug has each host claim blocks for its own clients, as owners of before wanted it.
+        // The planted bug has each host claim blocks for its own clients, as earlier owners required.
         self.channel.known_capabilities().await >= Capabilities::Parts && !broken(Bug::ClaimsAtEachHost)
     }
 
-    /// Asks for a change as it is.
     async fn ask_in_pieces(&self, asker: &Asker, change: Change) -> Result<Changed, IoError> {
         match change {
             Change::Write(offset, data, durability) => {
@@ -268,7 +265,7 @@ impl PeerVolume {
         }
     }
 
-    /// Asks for a change in whole blocks, under claims of this host.
+    /// Makes a change in whole blocks, under claims of this host.
     async fn ask_in_blocks(&self, asker: Asker, change: Change) -> Result<Changed, IoError> {
         let Some(volume) = self.me.upgrade() else { return Err(IoError::Closed) };
         let blocks = Rc::new(Blocks { volume, asker, refused: Cell::default() });
@@ -284,8 +281,8 @@ impl PeerVolume {
         loop {
             let permit = self.window.enter(payload.len()).await;
             let fence = match asker {
-                // N.B. at the very moment that it is sent: what is asked for with a fencing token is asked for by a client that was
-                // there after that fencing token was raised.
+                // N.B. at the very moment of sending: a change with a token was then sent for a client that was connected after
+                // the raise of that token.
                 Asker::Client(presence) if !presence.is_there() => return Err(IoError::Closed),
                 Asker::Client(_) => self.fence.get(),
                 Asker::Host(fence) => Some(*fence),
@@ -305,7 +302,7 @@ impl PeerVolume {
         }
     }
 
-    /// Asks for what changes nothing; `bytes` is what the answer may bring.
+    /// Sends an operation that changes nothing; `bytes` is the largest size of the answer.
     async fn ask(&self, operation: Operation, bytes: usize) -> Result<Answer, IoError> {
         loop {
             let permit = self.window.enter(bytes).await;
@@ -318,7 +315,6 @@ impl PeerVolume {
         }
     }
 
-    /// Reads any range that the owner takes.
     async fn read_pieces(&self, offset: u64, buffer: Buffer) -> Result<Buffer, IoError> {
         let length = buffer.len();
         let buffer = RefCell::new(buffer);
@@ -331,7 +327,7 @@ impl PeerVolume {
             let mut buffer = buffer.borrow_mut();
             let target = buffer.as_mut_slice().and_then(|bytes| bytes.get_mut(start..start + length));
             let target = target.filter(|_| answer.payload.len() == length).ok_or_else(nonsense)?;
-            // N.B. at once, whatever the other pieces do: the answer has credit that they may wait for.
+            // N.B. at once: the answer holds credit that the other pieces may wait for.
             target.copy_from_slice(&answer.payload);
             Ok(())
         });
@@ -360,7 +356,6 @@ impl PeerVolume {
         Ok(extents)
     }
 
-    /// The owner, for a request that it may want in whole blocks.
     fn in_blocks(&self) -> Result<impl BlockDevice + use<>, IoError> {
         let volume = self.me.upgrade().ok_or(IoError::Closed)?;
         let asker = Asker::Client(Rc::new(Always));
@@ -417,7 +412,7 @@ impl Drop for PeerVolume {
 struct Blocks {
     volume: Rc<PeerVolume>,
     asker: Asker,
-    /// The owner's fencing token, if it refused a change that bears another one.
+    /// The owner's fencing token, if it refused a change with another one.
     refused: Cell<Option<FencingToken>>,
 }
 
@@ -451,8 +446,7 @@ impl BlockDevice for Blocks {
     }
 }
 
-/// Has each piece of a request carried out, a few at a time; all that have begun to their end, for what is still under
-/// way must not be taken for over.
+/// Carries out each piece of a request, a few at a time. Awaits all that have begun: a piece in flight must not count as ended.
 async fn in_turns(
     length: usize,
     piece: impl AsyncFn(usize, usize) -> Result<(), IoError>,

@@ -1,11 +1,10 @@
-//! How much may be asked of a volume's owner at a time, and what keeps a request from asking for more.
+//! The limit of a volume's bytes in flight to its owner, and the queue of requests that wait for room.
 //!
 //! ```text
-//!   requests ──► pieces, first come first served ──► [ window of the volume ] ──► asked for, and not answered yet
+//!   requests ──► pieces, first come first served ──► [ window of the volume ] ──► in flight at the owner
 //! ```
-//! Each volume has a window of its own, so one whose owner hangs keeps nothing that another one needs. A piece has its
-//! part of it until the owner has answered or is another process, also if nobody waits for it any more: what the owner
-//! holds of one volume is never more than this.
+//! Each volume has its own window, so a volume whose owner hangs blocks no other one. A piece keeps its share until the owner has
+//! answered or restarted, even if its client has gone. So the owner never holds more than this of one volume.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -13,13 +12,12 @@ use std::rc::Rc;
 
 use block::signal::Signal;
 
-/// Bytes that may be asked for or sent, and not answered. It fills 350 Mbit/s at 180 ms; the owner sets as much aside for
-/// each volume ([`super::Service`]).
+/// The limit of bytes in flight. It fills 350 Mbit/s at 180 ms; the owner sets as much aside for each volume
+/// ([`super::Service`]).
 pub(super) const WINDOW_BYTES: u64 = 8 << 20;
-/// What a piece costs at least: of the smallest ones no more are under way than the owner carries out at a time.
+/// The minimum share of a piece: limits small pieces in flight to the owner's number of concurrent calls.
 const PIECE_BYTES_MIN: u64 = 16 << 10;
 
-/// The window of one volume.
 #[derive(Default)]
 pub(super) struct Window {
     state: Rc<State>,
@@ -29,25 +27,25 @@ pub(super) struct Window {
 struct State {
     used: Cell<u64>,
     next: Cell<u64>,
-    /// Numbers of the pieces that wait, in the order in which they came.
+    /// Numbers of the waiting pieces, in their order of arrival.
     waiting: RefCell<BTreeSet<u64>>,
     changed: Signal,
 }
 
-/// A part of the window; dropping it gives it back.
+/// A share of the window; dropping it gives it back.
 pub(crate) struct Permit {
     state: Rc<State>,
     bytes: u64,
 }
 
-/// A place among those who wait.
+/// A place in the queue.
 struct Place<'a> {
     state: &'a State,
     number: u64,
 }
 
 impl Window {
-    /// Waits until a piece of so many bytes has room.
+    /// Waits until the window has room for a piece of `bytes`.
     pub(super) async fn enter(&self, bytes: usize) -> Permit {
         let (state, bytes) = (&self.state, (bytes as u64).clamp(PIECE_BYTES_MIN, WINDOW_BYTES));
         let has_room = || state.used.get() + bytes <= WINDOW_BYTES;

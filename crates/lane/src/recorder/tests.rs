@@ -1,4 +1,4 @@
-//! What a recorder tells, and when, on a clock that jumps.
+//! Tests of a recorder's reports, on a clock that jumps.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -161,7 +161,7 @@ fn ended() -> Report {
     Report::Ended { migration: MIGRATION, outcome: Outcome::Cancelled, summary: Summary::default() }
 }
 
-/// Plays a test; returns what was told.
+/// Runs a test; returns the recorded reports.
 fn play<F: Future<Output = ()> + 'static>(test: impl FnOnce(Scene) -> F) -> Vec<Recorded> {
     let mut executor = Executor::new(JumpingClock::default());
     let handle = executor.handle();

@@ -1,14 +1,14 @@
-//! The source's side: the target's image as the copying sees it, whichever way leads there.
+//! The source's side: the target's image as the copying sees it, over either path.
 //!
 //! ```text
 //!            it is leased, and opened here
 //!    Away ───────────────────────────────► Here
 //!     │ ▲     closed: to be promised there │ │
-//!     │ └──────────────────────────────────┘ │ it cannot be used any more
+//!     │ └──────────────────────────────────┘ │ it has become unusable
 //!     └── not proved to be the same ─► Link ◄┘       (from each: ─► Closed, when the copying has ended)
 //! ```
-//! It is leased when something is to be written, and again after a try at the handover that was given up. Once blocks have
-//! gone over the link they do so for the rest of the migration.
+//! The lease is taken before the first write, and again after an abandoned attempt at the handover. Once blocks have gone over
+//! the link, they do so for the rest of the migration.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -26,18 +26,18 @@ use crate::peer::head::{Address, Operation};
 use crate::peer::{PeerStore, Question, RequestPriority, RpcChannel, is_lost};
 use crate::signal::Signal;
 
-/// Pause before the target is asked again that has promised, and does not know yet that the try is over.
+/// Pause before a prepared target is asked again, which does not know yet that the attempt is over.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
-/// How often it is looked, 20 ms apart, whether somebody has let go of an image that the target has closed.
+/// How often, 20 ms apart, the lock of an image is tried that the target has closed.
 const OPEN_LOOKS_MAX: u32 = 25;
 
-/// The way that blocks take to the target.
+/// The path of blocks to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DataPath {
-    /// Over the link.
+    /// Over the link to the target host.
     Link,
-    /// Into the image itself, which both hosts can open; the link carries control only.
+    /// Directly into the image, which both hosts can open; the link carries control messages only.
     Shared,
 }
 
@@ -52,34 +52,33 @@ pub struct HeldLease {
     geometry: Geometry,
     state: RefCell<State>,
     changed: Signal,
-    /// The way that was told last.
+    /// The path that was last reported.
     told: Cell<Option<DataPath>>,
     tell: Box<dyn Fn(DataPath)>,
-    /// Tells that what was not durable there may be lost.
+    /// Called when data that was not durable there may be lost.
     lost: RefCell<Option<Box<dyn Fn()>>>,
 }
 
 enum State {
     Away,
-    /// A task asks for the lease.
     Asking,
     Here(Rc<dyn BlockDevice>),
     Link,
     Closed,
 }
 
-/// Why it was not leased.
+/// Why the lease was not taken.
 enum Unproved {
-    /// The peer's process, or the copying, has ended meanwhile: it is asked again if there is still a reason to.
+    /// The peer's process, or the copying, has ended meanwhile: the lease is asked for again if still needed.
     Interrupted,
-    /// It is not proved to be the same image, or cannot be used.
+    /// The image is not proved to be the same one, or is unusable.
     Because(String),
 }
 
 impl HeldLease {
-    /// Makes a way to `shared`, which the peer knows by `address`. Nothing is asked for yet.
+    /// Makes a lease of `shared`, which the peer knows by `address`; asks for nothing yet.
     ///
-    /// `tell` is called with the way that blocks take, at first and when that changes.
+    /// `tell` is called with the path of blocks, at first and whenever it changes.
     pub(crate) fn new(
         handle: Handle,
         engine: Rc<dyn Engine>,
@@ -105,16 +104,15 @@ impl HeldLease {
         })
     }
 
-    /// Calls `lost` when what was written and not flushed may have been lost, before anything that is asked for from then
-    /// on has ended.
+    /// Sets the callback for a possible loss of unflushed writes. It is called before any later request has ended.
     pub(crate) fn on_loss(&self, lost: Box<dyn Fn()>) {
         self.lost.replace(Some(lost));
     }
 
-    /// Makes what was written durable, and closes the image: the target's host may open it. There is nothing under way.
+    /// Makes all writes durable, and closes the image, so that the target's host may open it. No request may be in flight.
     ///
     /// # Errors
-    /// What the flush says; the image is closed all the same.
+    /// The error of the flush; the image is closed all the same.
     pub(crate) async fn give_back(&self) -> Result<(), IoError> {
         let here = self.here();
         let Some(device) = here else { return Ok(()) };
@@ -126,13 +124,13 @@ impl HeldLease {
         flushed
     }
 
-    /// Closes the image for good: whatever is asked for from now on fails.
+    /// Closes the image for good: later requests fail.
     pub(crate) fn close(&self) {
         self.enter(State::Closed);
         self.lost.replace(None);
     }
 
-    /// The image if blocks go there; `None`: they go over the link.
+    /// Returns the image if blocks go there; `None` if they go over the link.
     async fn device(&self) -> Result<Option<Rc<dyn BlockDevice>>, IoError> {
         loop {
             if self.is_away() {
@@ -142,7 +140,7 @@ impl HeldLease {
                 State::Here(device) => Some(Some(Ok(Some(Rc::clone(device))))),
                 State::Link => Some(Some(Ok(None))),
                 State::Closed => Some(Some(Err(IoError::Closed))),
-                // It was given back before this was looked at.
+                // It was given back before this check.
                 State::Away => Some(None),
                 State::Asking => None,
             };
@@ -152,7 +150,7 @@ impl HeldLease {
         }
     }
 
-    /// Begins to ask for the lease, in a task of its own: whoever wants it may go away meanwhile.
+    /// Asks for the lease, in a task of its own: the request that needs it may be dropped meanwhile.
     fn ask(&self) {
         let Some(lease) = self.me.upgrade() else { return };
         self.state.replace(State::Asking);
@@ -182,7 +180,7 @@ impl HeldLease {
         let answer = self.answer().await?;
         let leased = self.call(Operation::Lease { answer: answer.0 }).await;
         let shared = self.shared.clone();
-        // That one is left over is for the target's host to see to.
+        // The target's host removes an answer file that is left over.
         let _ = run_blocking(&self.engine, move || shared.forget_answer(answer)).await;
         leased?;
         let image = self.open().await?;
@@ -212,15 +210,15 @@ impl HeldLease {
         }
     }
 
-    /// Opens and locks the image, past the page cache, and sees that it is still the one.
+    /// Opens and locks the image, past the page cache, and checks that it is still the same one.
     async fn open(&self) -> Result<Image, Unproved> {
         let shared = self.shared.clone();
         let opened = run_blocking(&self.engine, move || {
-            // The target has let go of it; somebody else may just be looking.
+            // The target has closed it, but another process may briefly hold it.
             let mut looks = 0..OPEN_LOOKS_MAX;
             let patience = |_: &Holder| looks.next().map_or(Patience::GiveUp, |_| Patience::Wait);
             let image = Image::open_waiting(&shared.path, Access::ReadWrite, patience);
-            // N.B. after it was locked: the token goes before its image does.
+            // N.B. after locking: the token is removed before its image.
             image.map(|image| (image, shared.is_there()))
         });
         let because = |reason: &str| Err(Unproved::Because(reason.to_owned()));
@@ -236,7 +234,7 @@ impl HeldLease {
         }
     }
 
-    /// What came of a request to the image: one that cannot be used any more is not asked again.
+    /// Takes the result of a request to the image; after an error the image is not used again.
     fn judge<T>(&self, device: &Rc<dyn BlockDevice>, result: Result<T, IoError>) -> Result<T, IoError> {
         if let Err(error) = &result
             && !error.is_no_space()
@@ -276,7 +274,7 @@ impl HeldLease {
             State::Link => Some(DataPath::Link),
             State::Away | State::Asking | State::Closed => None,
         };
-        // The former one may be the last to hold the image.
+        // The former state may hold the last reference to the image.
         drop(self.state.replace(state));
         if way.is_some()
             && self.told.replace(way) != way
@@ -295,7 +293,6 @@ pub struct ReplicaStore {
 }
 
 impl ReplicaStore {
-    /// Makes a device that uses the link if the image cannot be leased.
     pub(crate) fn new(lease: Rc<HeldLease>, link: PeerStore) -> Self {
         Self { lease, link }
     }
@@ -324,7 +321,7 @@ impl BlockDevice for ReplicaStore {
         })
     }
 
-    /// What was given back was flushed.
+    /// Flushes an open image; a returned one was flushed before.
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(async move {
             if self.lease.is_away() {

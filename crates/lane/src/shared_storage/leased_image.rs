@@ -3,11 +3,10 @@
 //! ```text
 //!            Lease, answered and not promised
 //!    Here ──────────────────────────────────► Leased
-//!      ▲    taken: to promise, or because blocks come over the link │
+//!      ▲    taken: for a promise, or because blocks come by the link │
 //!      └─────────────────────────────────────────────────────────────┘
 //! ```
-//! While it is leased it can be read, for a VM that waits looks at its disks; what is read then is what the source has
-//! written by then.
+//! A leased image can be read, because a waiting VM reads its disks. It then shows the source's writes so far.
 
 use std::cell::{Cell, RefCell};
 use std::fs::{File, OpenOptions};
@@ -28,33 +27,33 @@ use rustix::io::Errno;
 
 use super::token::{self, Secret, SharedImage};
 
-/// How often it is tried to lock an image that the other host is about to close: a fraction of what closing it takes.
+/// How often the lock of an image is tried that the other host is about to close: a fraction of the time for closing.
 const RETRY: Duration = Duration::from_millis(2);
-/// How long the last writes of the other host are waited for. The source gives a try up long before.
+/// The longest wait for the other host's last writes. The source gives the attempt up long before.
 const TAKE_MAX: Duration = Duration::from_secs(10);
 
 /// An image that may be leased, before a lane has it.
 pub struct Leasable {
-    /// The image, open and locked; `None`: it may be leased out at this moment, after a restart.
+    /// The open and locked image; `None`: it may be leased at this moment, after a restart.
     pub image: Option<Image>,
-    /// Where it is, and what is beside it.
+    /// Its path, and its token.
     pub shared: SharedImage,
-    /// Its size in bytes.
+    /// The size of the image in bytes.
     pub size_bytes: u64,
-    /// Whether the target has promised: then it is not leased.
+    /// Whether the target has promised: then the image is not leased.
     pub promise: Promise,
 }
 
-/// Whether a target has promised to keep the image for the source's word.
+/// Whether a target has promised to keep the image until the source decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Promise {
-    /// It has not, and grants leases.
+    /// No promise: leases are granted.
     None,
-    /// It has, or is about to.
+    /// A promise was given, or is about to be.
     Given,
 }
 
-/// What a volume comes to.
+/// The store of an arriving volume.
 pub enum ArrivingStore {
     /// A store of this host alone.
     Own(Opened),
@@ -62,7 +61,7 @@ pub enum ArrivingStore {
     Leasable(Box<Leasable>),
 }
 
-/// An image that is open here, or leased out.
+/// An image that is open here, or leased to the source's host.
 pub struct LeasedImage {
     handle: Handle,
     engine: Rc<dyn Engine>,
@@ -74,15 +73,15 @@ pub struct LeasedImage {
 
 enum State {
     Here(Rc<dyn BlockDevice>),
-    /// What it is read through meanwhile, once somebody has: not locked.
+    /// The description for reads while it is leased, opened at the first one, without a lock.
     Leased(Option<Arc<OwnedFd>>),
 }
 
 impl ArrivingStore {
-    /// Makes it a device, and says whether that may be leased.
+    /// Makes a device of the store, with the lease if it can be leased.
     ///
     /// # Errors
-    /// As [`Opened::into_device`].
+    /// The errors of [`Opened::into_device`].
     pub(crate) async fn into_device(
         self,
         handle: &Handle,
@@ -99,7 +98,6 @@ impl ArrivingStore {
 }
 
 impl LeasedImage {
-    /// Makes a device of an image.
     pub(crate) fn new(leasable: Leasable, handle: &Handle, engine: &Rc<dyn Engine>) -> Rc<Self> {
         let Leasable { image, shared, size_bytes, promise } = leasable;
         let alignment = block::device::ALIGNMENT;
@@ -118,24 +116,22 @@ impl LeasedImage {
         })
     }
 
-    /// The image, open and locked here, which the source will not get again before [`LeasedImage::promise_nothing`].
-    ///
-    /// It waits until the other host has closed it.
+    /// Returns the image, open and locked here. The source cannot lease it again before [`LeasedImage::promise_nothing`]. Waits
+    /// until the other host has closed it.
     ///
     /// # Errors
     /// [`IoError`]: the other host does not close it, or it cannot be opened.
     pub(crate) async fn promise(&self) -> Result<Rc<dyn BlockDevice>, IoError> {
         self.promise.set(Promise::Given);
-        // A try that is over takes nothing: the source may be about to have the image again.
+        // After the end of the attempt nothing is taken: the source may be about to lease the image again.
         self.take_while(|| self.promise.get() == Promise::Given).await
     }
 
-    /// The try is over: the source may have the image again if it asks.
     pub(crate) fn promise_nothing(&self) {
         self.promise.set(Promise::None);
     }
 
-    /// Lends the image to the host that has put `answer` beside it: when this resolves, it is closed here.
+    /// Leases the image to the host that has put `answer` beside it; resolves when it is closed here.
     ///
     /// # Errors
     /// [`Errno::AGAIN`]: not at this moment. [`IoError::Unsupported`]: that host does not have the same folder.
@@ -148,16 +144,16 @@ impl LeasedImage {
         if !is_answered {
             return Err(IoError::Unsupported);
         }
-        // Requests under way hold it a little longer.
+        // Requests in flight hold it a little longer.
         self.state.replace(State::Leased(None));
-        // N.B. the other host's lock proves something only if nothing of this one is in its way.
+        // N.B. the other host's lock proves something only if no lock of this host is in its way.
         self.open_while(|| true).await.map(drop)
     }
 
-    /// Sees that the image is locked by the host that it is leased to.
+    /// Verifies that the host which leases the image has locked it.
     ///
     /// # Errors
-    /// [`IoError::Unsupported`]: locks of that host do not count here, or it has another file.
+    /// [`IoError::Unsupported`]: that host's locks do not count here, or it has another file.
     pub(crate) async fn is_locked(&self) -> Result<(), IoError> {
         let path = self.shared.path.clone();
         let opened =
@@ -168,7 +164,7 @@ impl LeasedImage {
         }
     }
 
-    /// Takes away what shows the image to other hosts: it is a volume's own from now on.
+    /// Removes the token of the image, which now belongs to a volume of this host.
     pub(crate) async fn forget_token(&self) {
         let path = self.shared.path.clone();
         let removed = run_blocking(&self.engine, move || token::remove(&path)).await;
@@ -182,12 +178,11 @@ impl LeasedImage {
         self.take_while(|| true).await
     }
 
-    /// Opens it here if it is not, as long as that is wanted.
     async fn take_while(&self, is_wanted: impl Fn() -> bool) -> Result<Rc<dyn BlockDevice>, IoError> {
         if let Some(device) = self.here() {
             return Ok(device);
         }
-        // N.B. whoever else has it may be another request that wanted it here.
+        // N.B. the image may have been opened by a concurrent request of this host.
         let opened = self.open_while(|| self.here().is_none() && is_wanted()).await;
         if let Some(device) = self.here() {
             return Ok(device);
@@ -199,7 +194,7 @@ impl LeasedImage {
         Ok(device)
     }
 
-    /// Opens and locks it, as soon as nobody else has it.
+    /// Opens and locks it, as soon as no other process has it.
     async fn open_while(&self, is_wanted: impl Fn() -> bool) -> Result<Image, IoError> {
         let deadline = self.handle.now() + TAKE_MAX;
         loop {
@@ -222,7 +217,6 @@ impl LeasedImage {
         }
     }
 
-    /// What it is read through while it is leased.
     async fn reading(&self) -> Result<Arc<OwnedFd>, IoError> {
         if let State::Leased(Some(file)) = &*self.state.borrow() {
             return Ok(Arc::clone(file));
@@ -237,7 +231,6 @@ impl LeasedImage {
         Ok(file)
     }
 
-    /// The image if it is open here.
     pub(crate) fn here(&self) -> Option<Rc<dyn BlockDevice>> {
         match &*self.state.borrow() {
             State::Here(device) => Some(Rc::clone(device)),
@@ -265,7 +258,7 @@ impl BlockDevice for LeasedImage {
         Box::pin(async move { self.take().await?.change(change).await })
     }
 
-    /// What is leased, its source flushes.
+    /// Flushes the image if it is open here; its source flushes a leased one.
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(async move {
             match self.here() {
@@ -286,7 +279,7 @@ impl BlockDevice for LeasedImage {
     }
 }
 
-/// Past the page cache, which would keep what another host has overwritten since.
+/// Opens the file past the page cache, which would keep data that another host has overwritten since.
 fn open_for_reading(path: &Path) -> std::io::Result<File> {
     OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path)
 }

@@ -1,11 +1,11 @@
-//! Whether two hosts have one folder, asked before there is an image to lease. Everything here may sleep.
+//! Finds out whether two hosts share a folder, before there is an image to lease. All of this may sleep.
 //!
 //! ```text
 //!   source: a file with a secret in each of its folders, open past the cache, locked ── the secrets ──► target
 //!   target: looks into its store's folder: is one there, and is its lock seen? ── Seen ──► source, which removes the files
 //! ```
-//! It is the proof of a migration ([`super`]) with the parts changed round, so that one question is enough and nobody has to
-//! remember anything. A file of a source that was killed is removed by the next one that asks in that folder.
+//! It is the proof of a migration ([`super`]) with the roles exchanged: one question is enough, and no host has to keep a state.
+//! A file of a killed source is removed by the next source that probes in that folder.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -19,27 +19,27 @@ use block::store::{Access, Image, ImageError};
 
 use super::token::Secret;
 
-/// What begins the name of such a file. No store takes it for an image.
+/// The prefix of such a file's name. No store takes it for an image.
 const PREFIX: &str = ".sterna-probe-";
-/// Bytes of such a file: what direct I/O reads at once.
+/// The size of such a file: one unit of direct I/O.
 const FILE_BYTES: usize = ALIGNMENT as usize;
-/// Who may read it: whoever may read the images.
+/// The mode of the file, as of images.
 const MODE: u32 = 0o600;
-/// A file that nobody has locked and that is as old was left over: locking it takes no time.
+/// An unlocked file of this age was left over: locking a new one takes no time.
 const LEFT_OVER_AGE: Duration = Duration::from_secs(60);
 
-/// A file in a folder that shows another host that it is the same. It goes when this is dropped.
+/// A file in a folder that proves to another host that it sees the same folder. Dropping it removes the file.
 pub struct Probe {
     secret: Secret,
     image: Image,
 }
 
-/// What a host sees of a probe in a folder of its own.
+/// What a host sees of a probe in its own folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// Nothing: it is another folder.
+    /// No file: it is another folder.
     Nothing,
-    /// The file, and nobody who has it locked: locks of one host do not count at the other.
+    /// The file, without a lock: locks of one host do not count at the other.
     Unlocked,
     /// The file, locked by the other host: its blocks could be written there.
     Locked,
@@ -49,7 +49,7 @@ impl Probe {
     /// Puts a file into a folder.
     ///
     /// # Errors
-    /// Why images in this folder could not be written by this host, in words for people.
+    /// The reason why this host could not write images in this folder, as text for the administrator.
     pub fn put(folder: &Path) -> Result<Self, String> {
         let told = |error: io::Error| format!("{} cannot be written to: {error}", folder.display());
         sweep(folder).map_err(told)?;
@@ -72,12 +72,12 @@ impl Probe {
         }
     }
 
-    /// What the other host is to look for.
+    /// Returns the secret that the other host looks for.
     pub fn secret(&self) -> Secret {
         self.secret
     }
 
-    /// Where it is.
+    /// Returns the folder that is probed.
     pub fn folder(&self) -> &Path {
         let path = self.image.path();
         path.parent().unwrap_or(path)
@@ -86,7 +86,7 @@ impl Probe {
 
 impl Drop for Probe {
     fn drop(&mut self) {
-        // N.B. before its lock goes, with the image.
+        // N.B. before the lock ends, with the image.
         remove(self.image.path());
     }
 }
@@ -102,7 +102,7 @@ impl Seen {
         }
         match Image::open(&path, Access::ReadWrite) {
             Err(ImageError::Locked { .. }) => Self::Locked,
-            // It may be gone by now, too: then nobody waits for the answer.
+            // It may also be gone by now: then the source has stopped waiting.
             Ok(_) | Err(_) => Self::Unlocked,
         }
     }
@@ -118,7 +118,7 @@ fn remove(path: &Path) {
     }
 }
 
-/// Removes what a host has left that was killed.
+/// Removes the files of killed hosts.
 fn sweep(folder: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;
@@ -152,7 +152,7 @@ mod tests {
         assert_eq!(probe.folder(), folder.path());
         assert_eq!(Seen::look(folder.path(), probe.secret()), Seen::Locked);
         assert_eq!(Seen::look(folder.path(), Secret([7; 32])), Seen::Nothing);
-        // What looks the same, and nobody has locked: a snapshot, or a mount with locks of its own.
+        // A lookalike without a lock: a snapshot, or a mount with locks of its own.
         let name = probe.image.path().file_name().unwrap();
         std::fs::copy(probe.image.path(), other.path().join(name)).unwrap();
         assert_eq!(Seen::look(other.path(), probe.secret()), Seen::Unlocked);

@@ -1,4 +1,4 @@
-//! An image leased over a channel, between two ends on one executor, with real files and their locks.
+//! Tests of leasing an image over a channel, between two ends on one executor, with real files and their locks.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -22,7 +22,7 @@ use std::rc::Rc;
 
 const SIZE: u64 = 1 << 20;
 const ADDRESS: Address = Address::Replica(0);
-/// How long it is watched that something does not happen.
+/// How long the absence of an event is watched.
 const WATCHED: std::time::Duration = std::time::Duration::from_millis(50);
 
 #[test]
@@ -57,7 +57,7 @@ fn a_promise_waits_for_the_borrower_and_keeps_the_image() {
         lease.give_back().await.unwrap();
         until(&scene.handle, || promised.get()).await;
 
-        // A source that goes on waits until the try is over.
+        // A source that continues waits until the attempt is over.
         let written = Rc::new(Cell::new(false));
         let (says, writes) = (Rc::clone(&written), Rc::clone(&store));
         scene.handle.spawn(async move {
@@ -75,7 +75,7 @@ fn a_promise_waits_for_the_borrower_and_keeps_the_image() {
 #[test]
 fn an_image_that_is_not_the_same_is_not_leased() {
     play(|scene| async move {
-        // All that a copy of the folder has: image and token.
+        // A copy of the folder has image and token as well.
         let copy = scene.folder.join("copy");
         std::fs::create_dir(&copy).unwrap();
         for entry in std::fs::read_dir(scene.shared.path.parent().unwrap()).unwrap() {
@@ -98,7 +98,7 @@ fn an_image_that_is_not_the_same_is_not_leased() {
 #[test]
 fn an_image_whose_lock_the_other_host_does_not_feel_is_not_leased() {
     play(|scene| async move {
-        // The folder is the same, and the file in it is not: as where each host has locks of its own.
+        // The folder is the same, but not the file in it, as if each host had locks of its own.
         let away = scene.shared.path.with_extension("away");
         std::fs::rename(&scene.shared.path, &away).unwrap();
         Image::create(&scene.shared.path, SIZE).unwrap();
@@ -117,7 +117,7 @@ fn blocks_go_over_the_link_when_a_share_breaks() {
     play(|scene| async move {
         let (lease, store) = scene.replica(scene.shared.clone());
         store.write(0, filled(1), Durability::Volatile).await.unwrap();
-        // Given back after a try, and then the share is gone at the source.
+        // It is given back after an attempt, and then the share disappears at the source.
         lease.give_back().await.unwrap();
         remove(&scene.shared.path).unwrap();
         store.write(4096, filled(2), Durability::Volatile).await.unwrap();
@@ -199,7 +199,7 @@ impl Scene {
         Self { folder, handle, engine, near, _far: far, shared, leased, way, losses }
     }
 
-    /// The image as the near end has it at `shared`.
+    /// Returns the lease and the device of the image that the near end has at `shared`.
     fn replica(&self, shared: SharedImage) -> (Rc<HeldLease>, ReplicaStore) {
         let geometry = Geometry { size: SIZE, alignment: ALIGNMENT, read_only: false, discards: true };
         let (told, losses) = (Rc::clone(&self.way), Rc::clone(&self.losses));
@@ -219,11 +219,11 @@ impl Scene {
     }
 }
 
-/// Plays with real files, and the engine that is everywhere.
+/// Runs a test with real files, and the engine that is available everywhere.
 fn play<F: Future<Output = ()> + 'static>(test: impl FnOnce(Scene) -> F + 'static) {
     let (driver, engine) = block::engine::open(EngineChoice::Threads).unwrap();
     let mut executor = Executor::<EngineDriver>::new(driver);
-    // Here, for a test takes of its scene what it needs.
+    // Inline, because a test takes the parts of its scene.
     let folder = tempfile::tempdir().unwrap();
     let trial = Image::create(&folder.path().join("trial.img"), SIZE).unwrap();
     if trial.caching() != Caching::Direct {

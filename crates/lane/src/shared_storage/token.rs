@@ -1,11 +1,11 @@
-//! How two hosts find out that they mean one image: small files beside it. Everything here may sleep.
+//! Proves to two hosts that they mean one image, by small files beside it. All of this may sleep.
 //!
 //! ```text
-//!   IMAGE.sterna-token-NAME     the target's host made it: whoever can read its content may have the same folder
-//!   IMAGE.sterna-answer-NAME    the source's host made it: whoever reads that back there has the same folder
+//!   IMAGE.sterna-token-NAME     made by the target's host: a host that can read it may have the same folder
+//!   IMAGE.sterna-answer-NAME    made by the source's host: once the target reads it back, both have the same folder
 //! ```
-//! Names and contents are random: no folder shows them by accident, and no host remembers from earlier that there is no
-//! such file, as clients of network file systems do for a while.
+//! Names and contents are random. So no folder has them by accident, and no client of a network file system has cached that such
+//! a file is absent.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -13,33 +13,33 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-/// Between the name of an image and the rest of a token's.
+/// The part between the name of an image and the rest of a token's name.
 const TOKEN: &str = ".sterna-token-";
-/// Between the name of an image and the rest of an answer's.
+/// The part between the name of an image and the rest of an answer's name.
 const ANSWER: &str = ".sterna-answer-";
-/// Bytes of a secret that are in the name of its file; the others are in its content only.
+/// Bytes of a secret in the name of its file; the others are in its content only.
 const NAME_BYTES: usize = 8;
-/// Who may read such a file: whoever may read the image.
+/// The mode of such a file, as of the image.
 const MODE: u32 = 0o600;
 
-/// Bytes that nobody guesses, and that come about once.
+/// Random bytes that cannot be guessed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Secret(pub [u8; 32]);
 
-/// An image that two hosts may be able to open, and what the target's host has put beside it.
+/// An image that two hosts may be able to open, and its token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SharedImage {
-    /// Where this host has the image.
+    /// The image's path on this host.
     pub path: PathBuf,
-    /// What is in the token beside it.
+    /// The content of the token beside it.
     pub token: Secret,
 }
 
 impl Secret {
-    /// A new one.
+    /// Makes a new random secret.
     ///
     /// # Errors
-    /// What the system answers.
+    /// The system's error.
     pub fn new() -> io::Result<Self> {
         let mut bytes = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -53,26 +53,26 @@ impl Secret {
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Enough to tell one from another.
+        // Enough to distinguish secrets.
         write!(f, "Secret({}…)", self.name())
     }
 }
 
 impl SharedImage {
-    /// Puts a new token beside an image, durably: at the target.
+    /// Durably puts a new token beside an image, at the target.
     ///
     /// # Errors
-    /// What the system answers; there may be a token then, which [`remove`] finds.
+    /// The system's error; [`remove`] removes a token that was made all the same.
     pub fn offer(path: &Path) -> io::Result<Self> {
         let shared = Self { path: path.to_owned(), token: Secret::new()? };
         put(&shared.beside(TOKEN, shared.token), shared.token)?;
         Ok(shared)
     }
 
-    /// The token that was put beside an image before a restart; `None`: there is none.
+    /// Returns the token that was put beside an image before a restart; `None` if there is none.
     ///
     /// # Errors
-    /// What the system answers.
+    /// The system's error.
     pub fn find(path: &Path) -> io::Result<Option<Self>> {
         for found in beside(path, &[TOKEN])? {
             if let Ok(token) = read(&found) {
@@ -85,20 +85,20 @@ impl SharedImage {
         Ok(None)
     }
 
-    /// Tells whether this host sees the token beside the image: at the source.
+    /// Returns whether this host sees the token beside the image, at the source.
     pub fn is_there(&self) -> bool {
         is(&self.beside(TOKEN, self.token), self.token)
     }
 
-    /// Puts an answer beside the image, for the target's host to read: at the source.
+    /// Puts an answer beside the image for the target's host, at the source.
     ///
     /// # Errors
-    /// What the system answers, for example that the folder can only be read here.
+    /// The system's error, for example that the folder is read-only here.
     pub fn answer(&self, answer: Secret) -> io::Result<()> {
         put(&self.beside(ANSWER, answer), answer)
     }
 
-    /// Takes the answer away.
+    /// Removes the answer beside the image.
     pub fn forget_answer(&self, answer: Secret) {
         let path = self.beside(ANSWER, answer);
         if let Err(error) = std::fs::remove_file(&path)
@@ -108,7 +108,7 @@ impl SharedImage {
         }
     }
 
-    /// Tells whether the answer beside the image is this one: at the target.
+    /// Returns whether the answer beside the image is this one, at the target.
     pub fn is_answered(&self, answer: Secret) -> bool {
         is(&self.beside(ANSWER, answer), answer)
     }
@@ -121,13 +121,13 @@ impl SharedImage {
     }
 }
 
-/// Removes whatever was put beside an image.
+/// Removes token and answers beside an image.
 ///
-/// **N.B.** Before the image itself goes, or is used as a volume's own: who finds its token has found the image of this very
-/// migration.
+/// **N.B.** Do this before the image is deleted, or belongs to a volume: its token identifies the image
+/// of exactly this migration.
 ///
 /// # Errors
-/// What the system answers; an image whose folder is gone is a success.
+/// The system's error; an image whose folder is gone is a success.
 pub fn remove(image: &Path) -> io::Result<()> {
     for path in beside(image, &[TOKEN, ANSWER])? {
         match std::fs::remove_file(&path) {
@@ -138,7 +138,7 @@ pub fn remove(image: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Name of the image that a file of this name was put beside; `None`: it is no such file.
+/// Returns the name of the image that a file of this name belongs to; `None` if it is no such file.
 pub fn image_of(name: &str) -> Option<&str> {
     [TOKEN, ANSWER].iter().find_map(|kind| {
         let (image, rest) = name.rsplit_once(kind)?;
@@ -147,7 +147,6 @@ pub fn image_of(name: &str) -> Option<&str> {
     })
 }
 
-/// The files of these kinds that are beside an image.
 fn beside(image: &Path, kinds: &[&str]) -> io::Result<Vec<PathBuf>> {
     let (Some(folder), Some(name)) = (image.parent(), image.file_name().and_then(|name| name.to_str()))
     else {
@@ -180,8 +179,7 @@ fn is(path: &Path, secret: Secret) -> bool {
     read(path).is_ok_and(|found| found == secret)
 }
 
-/// Reads a file that has a secret and nothing else. It is opened anew each time: that is when a network file system asks
-/// its server.
+/// Reads a file that holds exactly one secret. Opens it anew each time, because that makes a network file system ask its server.
 fn read(path: &Path) -> io::Result<Secret> {
     let file = File::open(path)?;
     let mut secret = Secret([0; 32]);
@@ -203,7 +201,7 @@ mod tests {
         assert!(offered.is_there());
         assert_eq!(SharedImage::find(&offered.path).unwrap(), Some(offered.clone()));
 
-        // A folder that looks the same, and is another one.
+        // Another folder that looks the same.
         let token = offered.beside(TOKEN, offered.token);
         let alike = source.path().join(token.file_name().unwrap());
         std::fs::write(&alike, [7; 32]).unwrap();

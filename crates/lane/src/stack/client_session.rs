@@ -1,5 +1,5 @@
-//! The way of a client's requests into a volume: known to the volume's owner before the first of them, and each with the
-//! client behind it, wherever it is sent on from here ([`crate::fencing`]).
+//! The path of a client's requests into a volume. The volume's owner knows the client before its first request. Each change
+//! carries its client, even if it is forwarded to another host ([`crate::fencing`]).
 //!
 //! ```text
 //!   a connection ──► session ──► requests ──► gate ──┬──► align ──► … store
@@ -22,23 +22,22 @@ use crate::fencing::{Always, Changed, FencingToken, Presence};
 use crate::peer::PeerVolume;
 use crate::stack::{Access, Again, GateMode, Volume};
 
-/// Bytes of a range that are zeroed or discarded at once: who connects meanwhile waits for no more. A store that has to write
-/// zeroes takes a second or two for it.
+/// Bytes that are zeroed or discarded at once: a client that connects meanwhile waits for at most one such step. A store that has
+/// to write zeroes takes a second or two for it.
 const CHANGE_STEP_BYTES: u64 = 256 << 20;
 
-/// Where a change comes from.
+/// The origin of a change.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin<'a> {
-    /// A client of this host.
     Client(&'a LocalClient),
-    /// Another host, which was told of this fencing token.
+    /// Another host, with the fencing token that it was given.
     Host(FencingToken),
-    /// Another host, which knows nothing of fencing tokens.
+    /// Another host, which does not know fencing tokens.
     OldHost,
 }
 
 impl Origin<'_> {
-    /// Has the volume's owner, on another host, make the change.
+    /// Forwards the change to the volume's owner on another host.
     async fn send_on(self, owner: &PeerVolume, change: Change) -> Result<Changed, IoError> {
         match self {
             Self::Client(client) => owner.ask_for_client(Rc::clone(&client.presence), change).await?,
@@ -49,16 +48,16 @@ impl Origin<'_> {
     }
 }
 
-/// The client of a connection of this host.
 pub(crate) struct LocalClient {
     presence: Rc<dyn Presence>,
-    /// What [`FencingTokens::arrivals`](crate::fencing::FencingTokens::arrivals) was when the client was seen to be there last.
+    /// The value of [`FencingTokens::arrivals`](crate::fencing::FencingTokens::arrivals) when the client was last
+    /// known to be connected.
     arrivals_seen: Cell<u64>,
 }
 
 impl LocalClient {
-    /// Tells whether the client may have come to another host, or here once more: since it was seen to be there last
-    /// somebody has, and it is not there. What it left behind is not made then.
+    /// Returns whether the client may have connected elsewhere, or again here. That is so if a client has arrived since the last
+    /// check, and this one is gone. Its remaining changes are then not made.
     fn may_be_elsewhere(&self, volume: &Volume) -> bool {
         let arrivals = volume.fencing().arrivals();
         if arrivals == self.arrivals_seen.get() {
@@ -72,33 +71,31 @@ impl LocalClient {
     }
 }
 
-/// The way by which a client comes to the volume.
+/// The way by which a client reaches the volume.
 #[derive(Clone, Copy)]
 pub(crate) enum Route<'a> {
-    /// Its connection is here.
     Here(&'a dyn Presence),
-    /// Its connection is at another host.
     AnotherHost,
 }
 
 impl Volume {
-    /// Changes the volume, when its gate lets that through.
+    /// Makes a change to the volume, once its gate admits it.
     pub(crate) async fn change(&self, origin: Origin<'_>, change: Change) -> Result<Changed, IoError> {
         let (_own, pass) = loop {
-            // N.B. from before it waits at the gate: who comes waits for it.
+            // N.B. counted before the wait at the gate, because new clients wait for it.
             let own = matches!(origin, Origin::Client(_)).then(|| self.fencing().enter_own());
             let pass = self.gate().enter(Access::Change).await;
             let Some(owner) = pass.owner() else { break (own, pass) };
             let _sent_on = own.is_some().then(|| self.fencing().enter_sent_on());
             drop(own);
             let made = self.gate().unless_home(owner, origin.send_on(owner, change.clone()));
-            // Boxed: what goes no further than to a store of this host needs a fraction of its memory.
+            // Boxed: a request to a store of this host needs only a fraction of its memory.
             if let Some(made) = Box::pin(made).await {
                 return made;
             }
         };
         let _entry = match origin {
-            // N.B. both here, and not where it arrives: it may have waited at the gate. From here on whoever comes waits for it.
+            // N.B. both checked here, after the wait at the gate. From here on new clients wait for the change.
             Origin::Client(client) if client.may_be_elsewhere(self) => return Err(IoError::Closed),
             Origin::Host(fence) if !self.fencing().admits(fence) => {
                 return Ok(Changed::Refused(self.fencing().tell()));
@@ -110,7 +107,7 @@ impl Volume {
         Ok(Changed::Done)
     }
 
-    /// Reads, when the gate lets that through; from the owner on another host as long as the client is there.
+    /// Reads, once the gate admits it; from the owner on another host as long as the client is connected.
     pub(crate) async fn read(
         &self,
         client: &LocalClient,
@@ -124,13 +121,13 @@ impl Volume {
         gate.look(async |device| device.read(offset, buffer.take()).await, there).await
     }
 
-    /// Flushes, likewise.
+    /// Flushes, under the same conditions.
     pub(crate) async fn flush(&self, client: &LocalClient) -> Result<(), IoError> {
         let there = async |owner: &PeerVolume| owner.while_there(&*client.presence, owner.flush()).await;
         self.gate().look(async |device| device.flush().await, there).await
     }
 
-    /// Describes a range, likewise.
+    /// Describes a range, under the same conditions.
     pub(crate) async fn allocation(
         &self,
         client: &LocalClient,
@@ -141,18 +138,18 @@ impl Volume {
         self.gate().look(async |device| device.allocation(range).await, there).await
     }
 
-    /// A client begins to use the volume: resolves when nothing that it may have left behind, at whichever host, can land
-    /// any more, with the owner's fencing token from then on. `None`: the owner knows nothing of fencing tokens.
+    /// Announces a client. Resolves when none of its earlier changes, at any host, can land, with the owner's new fencing token.
+    /// `None`: the owner does not know fencing tokens.
     ///
     /// # Errors
-    /// The owner, on another host, cannot be asked.
+    /// The owner, on another host, cannot be reached.
     pub(crate) async fn attach(&self, route: Route<'_>) -> Result<Option<FencingToken>, IoError> {
         loop {
-            // N.B. not below the gate, for those may have to wait there.
+            // N.B. above the gate, because those changes may be waiting there.
             self.fencing().comes().await;
             let pass = self.gate().enter(Access::Attach).await;
             let Some(owner) = pass.owner().cloned() else { break };
-            // It takes as long as the link does.
+            // This takes as long as the link does.
             drop(pass);
             self.fencing().goes_on().await;
             let asked = async {
@@ -170,14 +167,14 @@ impl Volume {
     }
 }
 
-/// The beginning of the way of one connection.
+/// The upper part of one connection's path.
 pub struct ClientSession {
     volume: Rc<Volume>,
     presence: Rc<dyn Presence>,
     below: Rc<dyn BlockDevice>,
     attachment: Cell<Attachment>,
     settled: Signal,
-    /// It is one of the volume's clients.
+    /// Its registration as a client of the volume.
     _client: Client,
 }
 
@@ -188,21 +185,21 @@ enum Attachment {
     Made,
 }
 
-/// Says that nothing came of an attachment, unless it was made.
+/// Undoes an attachment on drop, unless it was completed.
 struct Attaching<'a>(&'a ClientSession);
 
 impl ClientSession {
-    /// Makes the way of a connection from `presence`; `below` leads to the volume by a [`ClientRequests`].
+    /// Makes the upper part for a connection with `presence`; `below` leads to the volume by a [`ClientRequests`].
     pub fn new(volume: Rc<Volume>, presence: Rc<dyn Presence>, below: Rc<dyn BlockDevice>) -> Self {
         let (attachment, settled) = (Cell::new(Attachment::Missing), Signal::default());
         let client = volume.clients().comes();
         Self { volume, presence, below, attachment, settled, _client: client }
     }
 
-    /// Makes the client known to the volume's owner, once.
+    /// Announces the client to the volume's owner, once.
     ///
     /// # Errors
-    /// As the request would fail.
+    /// The error that the request would get.
     pub async fn attach(&self) -> Result<(), IoError> {
         loop {
             match self.attachment.get() {
@@ -214,7 +211,7 @@ impl ClientSession {
                 Attachment::Missing => {
                     self.attachment.set(Attachment::UnderWay);
                     let _attaching = Attaching(self);
-                    // Boxed: once in the life of a connection, and every request would have to have room for it.
+                    // Boxed: it happens once per connection, and every request would need room for it.
                     Box::pin(self.volume.attach(Route::Here(&*self.presence))).await?;
                     self.attachment.set(Attachment::Made);
                 }
@@ -222,7 +219,7 @@ impl ClientSession {
         }
     }
 
-    /// What reads need before they begin. A VM that waits for its volume reads it before anybody owns it here.
+    /// Prepares for a read. A VM that waits for its volume reads before this host owns it.
     async fn begin_read(&self) -> Result<(), IoError> {
         if self.attachment.get() == Attachment::Made {
             return Ok(());
@@ -234,7 +231,6 @@ impl ClientSession {
         }
     }
 
-    /// What changes need before they begin.
     async fn begin_change(&self) -> Result<(), IoError> {
         match self.attachment.get() {
             Attachment::Made => Ok(()),
@@ -243,7 +239,7 @@ impl ClientSession {
     }
 }
 
-// Requests as plain futures, for who puts them into one of his own.
+// Not boxed, for callers that embed them in a future of their own.
 impl ClientSession {
     pub(crate) async fn reading(&self, offset: u64, buffer: Buffer) -> Result<Buffer, IoError> {
         self.begin_read().await?;
@@ -252,14 +248,14 @@ impl ClientSession {
 
     pub(crate) async fn changing(&self, change: Change) -> Result<(), IoError> {
         if change.steps(CHANGE_STEP_BYTES) > 1 {
-            // Boxed: few are as long, and every request would have to have room for it.
+            // Boxed: few changes are as long, and every request would need room for it.
             return Box::pin(self.changing_in_steps(change)).await;
         }
         self.begin_change().await?;
         self.below.change(change).await
     }
 
-    /// Changes a long range part after part: whoever comes meanwhile, or closes the gate, waits for one of them.
+    /// Changes a long range step by step: a new client, or a gate that closes, waits for one step only.
     async fn changing_in_steps(&self, change: Change) -> Result<(), IoError> {
         for step in change.in_steps(CHANGE_STEP_BYTES) {
             self.begin_change().await?;
@@ -312,14 +308,14 @@ impl Drop for Attaching<'_> {
     }
 }
 
-/// The end of the way of one connection: into the volume, with the client behind each change.
+/// The lower part of one connection's path: adds the client to each change.
 pub struct ClientRequests {
     volume: Rc<Volume>,
     client: LocalClient,
 }
 
 impl ClientRequests {
-    /// Makes the way of a connection from `presence` into a volume.
+    /// Makes the lower part for a connection with `presence` into a volume.
     pub fn new(volume: Rc<Volume>, presence: Rc<dyn Presence>) -> Self {
         let client = LocalClient { presence, arrivals_seen: Cell::new(volume.fencing().arrivals()) };
         Self { volume, client }
@@ -337,7 +333,7 @@ impl BlockDevice for ClientRequests {
 
     fn change(&self, change: Change) -> IoFuture<'_, ()> {
         let made = self.volume.change(Origin::Client(&self.client), change);
-        // A client's change bears no fencing token, so it is made or fails.
+        // A client's change bears no fencing token, so it is either made or fails.
         Box::pin(made.map(|changed| changed.map(drop)))
     }
 

@@ -1,4 +1,4 @@
-//! What is made anew for each client: its layers down to the gate.
+//! Makes the layers of each client, down to the gate.
 
 use std::rc::Rc;
 
@@ -9,7 +9,6 @@ use crate::fault_log::FaultLog;
 use crate::fencing::Presence;
 use crate::pulse::Pulse;
 
-/// Makes for each client of a volume what its requests go through down to the gate.
 #[derive(Clone)]
 pub(crate) struct ClientStacks {
     volume: Rc<Volume>,
@@ -20,7 +19,7 @@ pub(crate) struct ClientStacks {
 }
 
 impl ClientStacks {
-    /// For the volume that people call `name`; its clients' requests are counted together.
+    /// Makes the factory for the volume of this name; its clients' requests are counted together.
     pub(crate) fn new(
         name: &str,
         volume: Rc<Volume>,
@@ -31,7 +30,6 @@ impl ClientStacks {
         Self { volume, counters, pulse, faults: Rc::new(FaultLog::new(name.to_owned())), handle }
     }
 
-    /// What one client's requests go through.
     pub(crate) fn of(&self, presence: Rc<dyn Presence>) -> Rc<dyn BlockDevice> {
         let requests = ClientRequests::new(Rc::clone(&self.volume), Rc::clone(&presence));
         let session = ClientSession::new(Rc::clone(&self.volume), presence, Rc::new(requests));
@@ -40,7 +38,7 @@ impl ClientStacks {
         Rc::new(Meter::new(session, counters, pulse, faults, self.handle.clone()))
     }
 
-    /// The volume as no client in particular sees it: to be asked what it is like.
+    /// Returns the volume's device without a client, for its properties.
     pub(crate) fn volume(&self) -> Rc<dyn BlockDevice> {
         self.volume.device()
     }

@@ -1,16 +1,15 @@
-//! The top of a volume's live stack: lets requests through, or holds them, and knows which are below it.
+//! The top of a volume's live stack: admits or holds requests, and counts those below it.
 //!
 //! ```text
 //!    requests ──► [ mode: open │ reads only │ hold ] ──► the stack below, as it is now
 //!                       held requests wait here            │
 //!                                                          ▼ counted until they end
 //! ```
-//! The stack below is changed here: requests that enter from then on take the new one, and [`Gate::replace`] tells
-//! when the last of those that took the old one has ended. So a filter can be put into a stack that is in use, and
-//! nothing passes it by unseen.
+//! The stack below can be replaced: later requests take the new one, and [`Gate::replace`] resolves when the last request in the
+//! old one has ended. So a filter can be put into a live stack, and no request passes it by unnoticed.
 //!
-//! **N.B.** Futures of this device are to be run to their end: a request whose future is dropped counts as ended,
-//! although the store may still carry it out. The export keeps to that, also when its client vanishes.
+//! **N.B.** Run the futures of this device to their end: a request whose future is dropped counts as ended, although the store
+//! may still carry it out. The export does so even if its client vanishes.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -23,15 +22,15 @@ use futures_util::future::{Either, select};
 use crate::peer::PeerVolume;
 use crate::signal::Signal;
 
-/// Which requests a gate lets through.
+/// The requests that a gate admits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GateMode {
-    /// All.
+    /// All requests are admitted.
     #[default]
     Open,
-    /// Reads and flushes; whatever changes the volume waits.
+    /// Reads and flushes are admitted; changes of the volume wait.
     ReadsOnly,
-    /// None: all wait.
+    /// No request is admitted: all wait.
     Hold,
 }
 
@@ -39,13 +38,12 @@ pub enum GateMode {
 pub struct Gate {
     mode: Rc<Cell<GateMode>>,
     below: RefCell<Below>,
-    /// The counts of former stacks that still have requests.
+    /// The request counts of former stacks that are still in use.
     former: RefCell<Vec<Rc<Cell<usize>>>>,
-    /// Requests below the gate, whichever stack they took.
+    /// Requests below the gate, in any stack.
     in_flight: Rc<Cell<usize>>,
-    /// Requests that wait at the gate.
     held: Rc<Cell<usize>>,
-    /// Requests that change the volume, let through so far.
+    /// Changes admitted so far.
     changes: Cell<u64>,
     changed: Rc<Signal>,
 }
@@ -53,13 +51,13 @@ pub struct Gate {
 #[derive(Clone)]
 struct Below {
     device: Rc<dyn BlockDevice>,
-    /// The same, if it is the volume's owner on another host.
+    /// The same device, if it is the volume's owner on another host.
     owner: Option<Rc<PeerVolume>>,
-    /// Requests that have taken this stack and have not ended.
+    /// Requests in this stack that have not ended.
     requests: Rc<Cell<usize>>,
 }
 
-/// A request below the gate; it has ended when this is dropped.
+/// A request below the gate; dropping it ends the request.
 pub(crate) struct Pass {
     below: Below,
     in_flight: Rc<Cell<usize>>,
@@ -69,13 +67,13 @@ pub(crate) struct Pass {
 /// A request that waits at the gate, until this is dropped.
 struct Waits(Rc<Cell<usize>>);
 
-/// What a request wants of a volume.
+/// The kinds of requests at the gate.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// To read, or to make durable.
+    /// A read or a flush.
     Read,
     Change,
-    /// To be known to its owner, before anything else: it is let through as a change, and is none.
+    /// The announcement of a client: admitted like a change, but not counted as one.
     Attach,
 }
 
@@ -93,23 +91,23 @@ impl Gate {
         }
     }
 
-    /// The mode at this moment.
+    /// Returns the gate's present mode.
     pub fn mode(&self) -> GateMode {
         self.mode.get()
     }
 
-    /// Changes the mode. What a stricter mode would hold and is below already goes on.
+    /// Changes the mode. Requests already below the gate continue, even if the new mode would hold them.
     pub fn set_mode(&self, mode: GateMode) {
         self.mode.set(mode);
         self.changed.notify();
     }
 
-    /// Requests below the gate.
+    /// Returns the number of requests below the gate.
     pub fn in_flight(&self) -> usize {
         self.in_flight.get()
     }
 
-    /// Requests that change the volume, let through since the gate was made.
+    /// Returns the number of changes admitted since the gate was made.
     pub fn changes_admitted(&self) -> u64 {
         self.changes.get()
     }
@@ -120,7 +118,7 @@ impl Gate {
         async move { changed.wait_for(|| (in_flight.get() == 0).then_some(())).await }
     }
 
-    /// Resolves to true when a request waits at the gate, and to false when the gate is no longer one that holds all.
+    /// Resolves to true when a request waits at the gate, or to false once the gate's mode is not `Hold`.
     pub fn holds_a_request(&self) -> impl Future<Output = bool> + use<> {
         let (mode, held, changed) = (Rc::clone(&self.mode), Rc::clone(&self.held), Rc::clone(&self.changed));
         async move {
@@ -132,9 +130,9 @@ impl Gate {
         }
     }
 
-    /// Puts another stack below the gate; resolves when no request is in any of the former ones any more.
+    /// Puts another stack below the gate; resolves when no request is in a former one.
     ///
-    /// The change is made at once, whether or not the future is polled.
+    /// The stack is replaced at once, whether or not the future is polled.
     pub fn replace(&self, below: Rc<dyn BlockDevice>) -> impl Future<Output = ()> + use<> {
         self.take_turns(Below::here(below))
     }
@@ -146,8 +144,7 @@ impl Gate {
     }
 
     fn take_turns(&self, new: Below) -> impl Future<Output = ()> + use<> {
-        // N.B. all of them: a slow request may be in a stack that was replaced long ago, and neither the last one nor
-        // the new one knows of it.
+        // N.B. all former stacks: a slow request may be in a stack that was replaced long ago.
         let mut former = self.former.borrow_mut();
         former.push(self.below.replace(new).requests);
         former.retain(|requests| requests.get() > 0);
@@ -158,8 +155,8 @@ impl Gate {
         }
     }
 
-    /// Has what is below carry out what changes nothing, when the gate lets that through: what is here, or the owner on another
-    /// host, as long as it is that.
+    /// Carries out a request that changes nothing, once the gate admits it: here, or at the owner on another host while
+    /// that owns the volume.
     pub(crate) async fn look<T>(
         &self,
         here: impl AsyncFn(&dyn BlockDevice) -> Result<T, IoError>,
@@ -169,27 +166,29 @@ impl Gate {
             let pass = self.enter(Access::Read).await;
             let Some(owner) = pass.owner() else {
                 match here(pass.device()).await {
-                    // It was given back while it was asked, and can answer no more: whoever has the volume then is asked.
+                    // The volume was given back during the request: the present owner is asked.
                     Err(IoError::Closed) if self.has_let_go_of(&pass) => continue,
                     answer => return answer,
                 }
             };
-            // Boxed: what goes no further than to a store of this host needs a fraction of its memory.
+            // Boxed: a request to a store of this host needs only a fraction of its memory.
             if let Some(answer) = Box::pin(self.unless_home(owner, there(owner))).await {
                 return answer;
             }
         }
     }
 
-    /// Tells whether what a request is at is closed, or not what is below the gate any more.
+    /// Returns whether the gate is closed, or has another stack below it than the request's.
     fn has_let_go_of(&self, pass: &Pass) -> bool {
         self.mode() == GateMode::Hold || !Rc::ptr_eq(&pass.below.requests, &self.below.borrow().requests)
     }
 
-    /// What the owner on another host answers; `None`: the volume has come here meanwhile, and is to be asked here.
+    /// Returns the answer of the owner on another host; `None` if the volume has arrived here meanwhile.
     ///
-    /// The answer may be on a link that is silent for ever. **N.B.** What was sent lands here no more: it comes with a fencing token that
-    /// is not the present one. An owner that knows no fencing tokens is asked to the end.
+    /// The answer may never come on a silent link.
+    ///
+    /// **N.B.** A forwarded change cannot land here later: its fencing token is outdated. An owner that does not know tokens is
+    /// awaited to the end.
     pub(crate) async fn unless_home<T>(
         &self,
         owner: &PeerVolume,
@@ -202,12 +201,12 @@ impl Gate {
         }
     }
 
-    /// Resolves when reads are let through.
+    /// Resolves when reads are admitted.
     pub(crate) async fn lets_read(&self) {
         self.changed.wait_for(|| self.admits(Access::Read).then_some(())).await;
     }
 
-    /// Waits until a request is let through; it is below the gate until what is returned is dropped.
+    /// Waits until a request is admitted; it stays below the gate until the returned pass is dropped.
     pub(crate) async fn enter(&self, access: Access) -> Pass {
         if !self.admits(access) {
             let _waits = Waits::at(self);
@@ -232,7 +231,7 @@ impl Gate {
 }
 
 impl BlockDevice for Gate {
-    /// As what is below at this moment.
+    /// Returns the geometry of the present stack.
     fn geometry(&self) -> Geometry {
         self.below.borrow().device.geometry()
     }
@@ -256,7 +255,7 @@ impl BlockDevice for Gate {
         Box::pin(self.look(async |device| device.flush().await, async |owner| owner.flush().await))
     }
 
-    /// As the store that is below at this moment.
+    /// Returns the answer of the present stack.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.below.borrow().device.zeroes_fast(mode)
     }
@@ -267,7 +266,7 @@ impl BlockDevice for Gate {
     }
 }
 
-/// A buffer for a request that may be made once more, when an owner on another host has kept it.
+/// A buffer for a request that may be repeated after an owner on another host has kept it.
 pub(crate) struct Again {
     buffer: Cell<Option<Buffer>>,
     length: usize,
@@ -290,12 +289,11 @@ impl Below {
 }
 
 impl Pass {
-    /// What the request has before it.
+    /// Returns the top of the stack below.
     pub(crate) fn device(&self) -> &dyn BlockDevice {
         &*self.below.device
     }
 
-    /// The volume's owner, if that is another host.
     pub(crate) fn owner(&self) -> Option<&Rc<PeerVolume>> {
         self.below.owner.as_ref()
     }

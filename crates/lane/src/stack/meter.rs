@@ -1,10 +1,8 @@
-//! Counts what guests ask for, and how long it takes, at the very top of a connection's way into a volume; what fails by a
-//! store's fault goes into the log as well.
+//! Counts guests' requests and their latencies, at the top of a connection's path into a volume, and logs store failures.
 //!
-//! What is right below it, the client session, is one future with it: a request takes memory for both at once.
+//! The client session below it is part of the same future, so a request takes one allocation for both.
 //!
-//! Times are those at which the executor's turns began: the clock is not read for a request, and what a turn itself
-//! takes is left out.
+//! Times are those of the executor's turns: the clock is not read for each request, and the duration of a turn is not counted.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,7 +13,7 @@ use crate::fault_log::FaultLog;
 use crate::pulse::Pulse;
 use crate::stack::ClientSession;
 
-/// What guests have asked for since the lane began.
+/// Counts of guests' requests since the lane began.
 #[derive(Debug, Default)]
 pub struct Counters {
     /// Reads that have ended.
@@ -28,11 +26,11 @@ pub struct Counters {
     pub bytes_read: Cell<u64>,
     /// Bytes of writes that succeeded.
     pub bytes_written: Cell<u64>,
-    /// Requests that failed.
+    /// Requests that failed with an error.
     pub errors: Cell<u64>,
-    /// What the latest of them failed by.
+    /// The error of the latest failure.
     pub last_error: RefCell<Option<IoError>>,
-    /// Requests under way.
+    /// Requests that have not ended.
     pub in_flight: Cell<usize>,
 }
 
@@ -46,7 +44,6 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// Makes a meter above `below`.
     pub(crate) fn new(
         below: ClientSession,
         counters: Rc<Counters>,
@@ -68,7 +65,7 @@ impl Meter {
         let arrived = self.handle.now();
         let result = request.await;
         counters.in_flight.set(counters.in_flight.get() - 1);
-        // Before it is counted: a window that is over does not hold it.
+        // Before it is counted, so that a window which is over does not include it.
         self.pulse.note(arrived, self.handle.now());
         kind.set(kind.get() + 1);
         match (&result, bytes) {

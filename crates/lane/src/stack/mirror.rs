@@ -1,11 +1,11 @@
-//! Sends guest writes where the strategy says: to the source, or to source and target at once.
+//! Sends guest writes to the source, or to source and target at once, as the strategy decides.
 //!
 //! ```text
 //!   write ──► ask the strategy ──► (held) ──► source ─────────────► answer the guest
 //!                                      └────► target (or parts), in a task ──► when both have answered, or patience ends
 //! ```
-//! It decides nothing: [`crate::copy::VolumeCopy`] asks the core. Reads and flushes go to the source, which owns the
-//! volume (design §5.6). Futures of writes are to be run to their end, as [`super::Gate`] says.
+//! [`crate::copy::VolumeCopy`] asks the core for the decision. Reads and flushes go to the source, which owns the volume (design
+//! §5.6). Run the futures of writes to their end, as [`super::Gate`] says.
 
 use std::rc::Rc;
 
@@ -43,7 +43,7 @@ impl MirrorFilter {
         if is_mirrored {
             let (copy, write) = (Rc::clone(&self.copy), ticket.id());
             self.copy.handle().spawn(async move {
-                // All of them to their end: what is still under way must not be taken for over.
+                // All parts are awaited: a write in flight must not count as ended.
                 let parts = mirrored.into_iter().map(|part| make_at_target(copy.mirror_target(), part));
                 let result = join_all(parts).await.into_iter().collect();
                 copy.target_written(write, &result);
@@ -58,7 +58,7 @@ impl MirrorFilter {
     }
 }
 
-/// Makes a change to the target, which is flushed before it owns the volume: nothing need be durable before.
+/// Makes a change at the target, without durability: the target is flushed before it owns the volume.
 async fn make_at_target(target: &Rc<dyn BlockDevice>, change: Change) -> Result<(), IoError> {
     if matches!(change, Change::Discard(_)) && broken(Bug::Discard) {
         return Ok(());
@@ -83,7 +83,7 @@ impl BlockDevice for MirrorFilter {
         self.copy.source().flush()
     }
 
-    /// As the slower of both stores: a guest waits for the target, too.
+    /// Returns whether both stores zero fast: a guest waits for the target, too.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.copy.source().zeroes_fast(mode) && self.copy.mirror_target().zeroes_fast(mode)
     }

@@ -9,24 +9,24 @@ use rustix::io::Errno;
 
 use crate::chronicler::Chronicler;
 
-/// The tracker of one volume. It is always in the stack.
+/// The tracker of one volume, which is always in its stack.
 pub struct Tracker {
     below: Rc<dyn BlockDevice>,
     chronicler: Rc<Chronicler>,
 }
 
-/// Flushes of a volume that have failed and whose askers are not told yet, and what the last of them said.
+/// Failed flushes of a volume whose askers have not got their error yet, with the latest error.
 ///
-/// It outlasts its tracker: a flush that begins in the stack that a migration has left behind would vouch for what one that
-/// began in the migration's may have lost.
+/// It outlives its tracker. A flush in the stack of an ended migration must not succeed while one in the migration's stack has
+/// failed and may have lost data.
 #[derive(Default)]
 pub(crate) struct Untold(Cell<Option<(u32, IoError)>>);
 
-/// A flush that has failed, until its asker is told or has gone.
+/// A flush that has failed, until its asker has its error or has gone.
 struct Telling<'a>(&'a Untold);
 
 impl Tracker {
-    /// Makes a tracker above `below` that feeds the chronicle of `chronicler`.
+    /// Makes a tracker above `below` that records in the chronicle of `chronicler`.
     pub fn new(below: Rc<dyn BlockDevice>, chronicler: Rc<Chronicler>) -> Self {
         Self { below, chronicler }
     }
@@ -41,17 +41,17 @@ impl BlockDevice for Tracker {
         self.below.read(offset, buffer)
     }
 
-    /// Makes the change between two looks at the chronicle.
+    /// Makes a change between two checks of the chronicle's epoch.
     ///
-    /// **N.B.** What is below hears of it at the very instant of the first, with nothing in between: a copy that is
-    /// referred to from then on knows it as a write under way.
+    /// **N.B.** The stack below gets the change at the very instant of the first check: a copy that is referred to from then on
+    /// knows it as a write in flight.
     fn change(&self, change: Change) -> IoFuture<'_, ()> {
         Box::pin(async move {
             let range = change.range();
-            // N.B. what cannot be recorded is not made: a copy that is told by the chronicle would lack it, and nobody would know.
+            // N.B. an unrecordable change is not made: a copy that relies on the chronicle would lack it unnoticed.
             let recorded = self.chronicler.record(range).await.map_err(unrecorded)?;
             let result = self.below.change(change).await;
-            // It may have reached the disk in either epoch, also if it failed: it is in both.
+            // The change may have reached the disk in either epoch, even if it failed: it is recorded in both.
             if self.chronicler.open_epoch() != recorded {
                 self.chronicler.record(range).await.map_err(unrecorded)?;
             }
@@ -59,8 +59,8 @@ impl BlockDevice for Tracker {
         })
     }
 
-    /// One that fails is told when copies are told no more by what it may have lost. One that begins before that is told
-    /// would vouch for what may be lost: it fails as well.
+    /// Flushes. A failure is answered only once copies do not rely on the possibly lost data. A flush that begins before
+    /// that fails as well.
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(async move {
             let untold = self.chronicler.untold().error().map_or(Ok(()), Err);

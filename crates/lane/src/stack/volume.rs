@@ -1,12 +1,12 @@
-//! One volume's live stack, and what a migration may do to it.
+//! One volume's live stack, and the operations of a migration on it.
 //!
 //! ```text
 //!    export ────► gate ─┬──► align ──► tracker ──► [mirror] ──► flush debt ──► store
 //!    other hosts ──┘    └──► the volume at the host that owns it
-//!                  └ what is below it is replaced as a whole
+//!                  └ the part below is replaced as a whole
 //! ```
-//! Blocks are claimed below the gate, at the volume's owner: all clients, whichever host they are at, have one order of what
-//! they do to parts of a block. Whoever has a claim goes no further than to the stores of this host.
+//! Blocks are claimed below the gate, at the volume's owner: changes to parts of a block have one order, for the clients of all
+//! hosts. A request with a claim goes no further than to the stores of this host.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -30,7 +30,7 @@ use crate::peer::PeerVolume;
 use crate::signal::Signal;
 use crate::stack::{Gate, GateMode, MirrorFilter, Tracker};
 
-/// The first epoch of a volume's life: "since the epoch before" can be asked for.
+/// The first epoch of a volume's life, so that "since the epoch before" is defined.
 const FIRST_EPOCH: Epoch = Epoch(1);
 
 /// A volume that is served by this lane.
@@ -39,33 +39,33 @@ pub struct Volume {
     block_size: BlockSize,
     generation: Cell<Generation>,
     chronicler: Rc<Chronicler>,
-    /// Claims on its blocks, in whichever of its stacks a request is.
+    /// Claims on its blocks, for requests in any of its stacks.
     aligner: Aligner,
     gate: Rc<Gate>,
     fencing: FencingTokens,
     clients: Rc<Clients>,
     home: RefCell<Home>,
-    /// The store that owns it, for flushes that no guest has asked for; `None`: it is at another host.
+    /// The store that owns it, for flushes without a guest; `None`: another host owns it.
     ours: RefCell<Option<Rc<dyn BlockDevice>>>,
-    /// The copying that the mirror in the stack belongs to; `None` while there is no mirror.
+    /// The copying that the mirror in the stack belongs to; `None`: there is no mirror.
     copy: RefCell<Option<Rc<VolumeCopy>>>,
-    /// How large other hosts know it to be, which offer it to clients.
+    /// The sizes that other hosts know which offer the volume to clients.
     followers: RefCell<Vec<Weak<Cell<u64>>>>,
-    /// Told when it is larger, or a host has heard of that.
+    /// Notified when the volume has grown, or a host has learned of that.
     grown: Signal,
 }
 
-/// Where a volume is.
+/// The location of a volume.
 #[derive(Clone)]
 pub enum Home {
-    /// On this host: what owns it.
+    /// On this host, in the store that owns it.
     Here(Rc<dyn BlockDevice>),
-    /// On another one: the way there.
+    /// On another host, reached through this.
     Elsewhere(Rc<PeerVolume>),
 }
 
 impl Home {
-    /// What requests go to.
+    /// Returns the device that requests go to.
     pub fn device(&self) -> Rc<dyn BlockDevice> {
         match self {
             Self::Here(store) => Rc::clone(store),
@@ -75,7 +75,7 @@ impl Home {
 }
 
 impl Volume {
-    /// Makes the stack of a volume that nobody has a replica of yet; its bytes are in `store`, its gate is open.
+    /// Makes the stack of a volume without replicas; its bytes are in `store`, and its gate is open.
     pub fn new(
         id: VolumeId,
         block_size: BlockSize,
@@ -88,7 +88,7 @@ impl Volume {
         Self::with_chronicler(id, chronicler, generation, Home::Here(store), aligner)
     }
 
-    /// Makes the stack of a volume whose history goes on; it is at `home`, its gate is open.
+    /// Makes the stack of a volume with an existing history; it is at `home`, and its gate is open.
     pub fn with_chronicler(
         id: VolumeId,
         chronicler: Rc<Chronicler>,
@@ -117,41 +117,40 @@ impl Volume {
         Rc::new(volume)
     }
 
-    /// What the export serves.
+    /// Returns the device that the export serves.
     pub fn device(&self) -> Rc<dyn BlockDevice> {
         Rc::clone(&self.gate) as Rc<dyn BlockDevice>
     }
 
-    /// Identity of the volume.
+    /// Returns the identity of the volume.
     pub fn id(&self) -> VolumeId {
         self.id
     }
 
-    /// Bytes per block of its chronicle and of migrations.
+    /// Returns the bytes per block of its chronicle and of migrations.
     pub fn block_size(&self) -> BlockSize {
         self.block_size
     }
 
-    /// Its chronicle, and the copies that refer to it.
+    /// Returns its chronicle, with the copies that refer to it.
     pub fn chronicler(&self) -> &Rc<Chronicler> {
         &self.chronicler
     }
 
-    /// How often it has changed hands.
+    /// Returns how often the volume has changed hands.
     pub fn generation(&self) -> Generation {
         self.generation.get()
     }
 
-    /// Begins what may become a stay of the volume on this host, or goes on with it after a restart; it has this
-    /// generation where it comes from. It lets the chronicle tell, from here on, what the replica lacks that the source
-    /// keeps. It comes to a store of `size_bytes`: the volume may have grown since it left, and what this host knew of it then is
-    /// of no account.
+    /// Begins a possible residency of the volume on this host, or continues it after a restart. `generation` is the volume's at
+    /// its source. The chronicle begins to record what the source's remaining replica lacks. The volume has `size_bytes`: it may
+    /// have grown since it left here.
     ///
-    /// **N.B.** before any guest of this host can write. What is copied passes the chronicle by.
+    /// **N.B.** Call this before any guest of this host can write. Copied blocks bypass the chronicle.
     ///
     /// # Errors
-    /// [`NotDurable`]: a daemon before this one may have begun the same stay, and a restart would still find what that
-    /// kept, and trust it wrongly. The volume must not come.
+    /// [`NotDurable`]: an earlier daemon may have begun the same residency, and a restart would wrongly trust its records. The
+    /// volume must not arrive.
     pub async fn begin_stay(
         &self,
         stay: StayId,
@@ -170,49 +169,48 @@ impl Volume {
         Ok(())
     }
 
-    /// The gate, to look at.
+    /// Returns the gate of the volume.
     pub fn gate(&self) -> &Gate {
         &self.gate
     }
 
-    /// What tells requests apart that came before and after a client.
+    /// Returns the fencing tokens, which separate the requests before and after a client's arrival.
     pub fn fencing(&self) -> &FencingTokens {
         &self.fencing
     }
 
-    /// Its clients, wherever they are.
+    /// Returns its clients at all hosts.
     pub fn clients(&self) -> &Rc<Clients> {
         &self.clients
     }
 
-    /// Where the volume is.
+    /// Returns the location of the volume.
     pub fn home(&self) -> Home {
         self.home.borrow().clone()
     }
 
-    /// The store that owns the volume now.
+    /// Returns the store that owns the volume.
     pub fn store(&self) -> Rc<dyn BlockDevice> {
         self.home.borrow().device()
     }
 
-    /// The same store, to be flushed when no guest has asked for that: a failure is owed to the guest's next flush.
+    /// Returns the same store for flushes without a guest: a failure is owed to the guest's next flush.
     pub fn store_for_us(&self) -> Rc<dyn BlockDevice> {
         self.ours.borrow().clone().unwrap_or_else(|| self.store())
     }
 
-    /// Size in bytes, as guests see it.
+    /// Returns the size in bytes, as guests see it.
     pub fn size(&self) -> u64 {
         self.store().geometry().size
     }
 
-    /// The copying under way, if there is a mirror in the stack.
     pub(crate) fn copy(&self) -> Option<Rc<VolumeCopy>> {
         self.copy.borrow().clone()
     }
 
-    /// Shows everybody the larger size that the store was prepared for.
+    /// Shows the larger size, for which the store is prepared.
     pub(crate) fn show_growth(&self, size: u64) {
-        // Before a guest can write to what is new.
+        // Before a guest can write to the new part.
         self.chronicler.grow(size);
         if let Some(growth) = self.store().growth() {
             growth.show(size);
@@ -220,18 +218,17 @@ impl Volume {
         self.grown.notify();
     }
 
-    /// The host that owns the volume says that it is larger: clients are offered that from here on.
+    /// Takes the larger size that the owning host reports: clients are offered it from here on.
     pub fn grew_elsewhere(&self, owner: &PeerVolume, size: u64) {
         owner.show_size(size);
         self.grown.notify();
     }
 
-    /// Resolves when the volume is at another host.
     pub(crate) async fn leaves(&self) {
         self.grown.wait_for(|| matches!(self.home(), Home::Elsewhere(_)).then_some(())).await;
     }
 
-    /// What the volume's owner says; `None`: it is at another host now, or here.
+    /// Runs a request at the owner; `None` if the volume leaves that owner meanwhile.
     pub(crate) async fn while_at<T>(
         &self,
         owner: &Rc<PeerVolume>,
@@ -245,7 +242,6 @@ impl Volume {
         }
     }
 
-    /// Another host offers the volume to clients, of this size.
     pub(crate) fn is_followed_by(&self, follower: &Rc<Cell<u64>>) {
         let mut followers = self.followers.borrow_mut();
         followers.retain(|known| known.strong_count() > 0);
@@ -254,7 +250,7 @@ impl Volume {
         self.grown.notify();
     }
 
-    /// Resolves when the volume is larger than such a host knows, to its size.
+    /// Resolves to the volume's size once that exceeds the follower's.
     pub(crate) async fn larger_than(&self, follower: &Cell<u64>) -> u64 {
         self.grown.wait_for(|| Some(self.size()).filter(|size| *size > follower.get())).await
     }
@@ -273,13 +269,13 @@ impl Volume {
     pub(crate) fn insert_mirror(&self, copy: Rc<VolumeCopy>) -> impl Future<Output = ()> + use<> {
         self.copy.replace(Some(Rc::clone(&copy)));
         let mirror: Rc<dyn BlockDevice> = Rc::new(MirrorFilter::new(copy));
-        // The planted bug trusts the copy's missing set to know what is written (hard case 10).
+        // The planted bug relies on the copy's missing set for all writes (hard case 10).
         let tracked =
             if broken(Bug::ChronicleIsMissingSet) { Rc::clone(&mirror) } else { self.tracked(mirror) };
         self.gate.replace(self.aligned(tracked))
     }
 
-    /// Takes the mirror out of the live stack; requests that are in it go on.
+    /// Takes the mirror out of the live stack; requests in it continue.
     pub(crate) fn remove_mirror(&self) {
         self.copy.replace(None);
         self.lead_home();
@@ -291,25 +287,25 @@ impl Volume {
         self.gate.drained()
     }
 
-    /// Resolves to true when a request waits at the closed gate, and to false when the gate is no longer closed.
+    /// Resolves to true when a request waits at the closed gate, or to false once the gate is not closed.
     pub(crate) fn holds_a_request(&self) -> impl Future<Output = bool> + use<> {
         self.gate.holds_a_request()
     }
 
-    /// Lets reads through, and holds whatever changes the volume.
+    /// Admits reads, and holds changes.
     pub(crate) fn open_for_reading(&self) {
         self.gate.set_mode(GateMode::ReadsOnly);
     }
 
-    /// Lets all requests through.
     pub(crate) fn open(&self) {
         self.gate.set_mode(GateMode::Open);
     }
 
-    /// Serves the volume from `home` from now on, which has the generation that is given. The gate stays as it is.
+    /// Serves the volume, of this generation, from `home`. The gate keeps its mode.
     ///
-    /// **N.B.** Only when the journal says that `home` owns the volume, and with the gate closed and drained, unless what
-    /// is below leads to another host: requests that are there come back by the host that has given the volume away.
+    /// **N.B.** Call this only when the journal says that `home` owns the volume, with the gate closed and drained. If the
+    /// present stack leads to another host, draining is not needed: the requests there come back through the host that has
+    /// given the volume away.
     pub fn change_hands(&self, home: Home, generation: Generation) {
         self.fencing.changes_hands();
         self.generation.set(generation);
@@ -326,17 +322,18 @@ impl Volume {
         self.grown.notify();
     }
 
-    /// Has who waits read `store` until the volume changes hands: it is not this host's yet, and the gate lets no change through.
+    /// Lets waiting clients read `store` until the volume changes hands: this host does not own it yet, and the
+    /// gate admits no change.
     pub fn wait_at(&self, store: Rc<dyn BlockDevice>) {
         self.home.replace(Home::Here(store));
         self.lead_home();
     }
 
     fn lead_home(&self) {
-        // What is below the gate ends where it is.
+        // Requests below the gate end where they are.
         match self.home() {
             Home::Here(store) => drop(self.gate.replace(self.aligned(self.tracked(store)))),
-            // Its owner keeps the chronicle, and knows who its clients are.
+            // Its owner keeps the chronicle, and knows its clients.
             Home::Elsewhere(owner) => {
                 owner.tell_of(&self.clients);
                 drop(self.gate.lead_to(owner));
@@ -353,7 +350,7 @@ impl Volume {
     }
 }
 
-/// A home whose store owes failed flushes to guests, whoever asked for them; and the store for whoever is not a guest.
+/// Returns a home whose store owes failed flushes to guests, and the store for flushes without a guest.
 fn settled(home: Home) -> (Home, Option<Rc<dyn BlockDevice>>) {
     match home {
         Home::Here(store) => {

@@ -1,4 +1,4 @@
-//! Volumes that come with blocks missing: the store that a lane serves them from, and what their former host lets be read.
+//! Volumes that arrive incomplete: the store that a lane serves them from, and the reservoir at their former host.
 
 use std::rc::Rc;
 
@@ -16,7 +16,7 @@ use crate::handle::{FillingStoreOrder, LaneSettings};
 use crate::peer::head::Address;
 use crate::peer::{CallsOnly, PeerChannel, RpcChannel, Service};
 
-/// Opens the store of a volume of this host that lacks blocks, and goes on to fill it.
+/// Opens the store of an incomplete volume of this host, and continues to fill it.
 pub(super) async fn reopen(
     order: FillingStoreOrder,
     settings: &LaneSettings,
@@ -40,7 +40,7 @@ pub(super) async fn reopen(
     Ok(filling)
 }
 
-/// The store of a volume that comes, or came, with blocks missing.
+/// Makes the store of a volume that arrives, or arrived, incomplete.
 fn filling_store(
     surroundings: Surroundings,
     settings: &LaneSettings,
@@ -59,7 +59,7 @@ fn filling_store(
 }
 
 impl Lane {
-    /// The store of a volume that may come with blocks missing; until it is this host's it is read at its source.
+    /// Makes the store of a volume that may arrive incomplete; until this host owns it, it is read at its source.
     pub(super) fn may_be_filled(
         &self,
         migration: MigrationId,
@@ -78,7 +78,6 @@ impl Lane {
         filling
     }
 
-    /// Lets the target of a migration read what it lacks.
     pub(super) fn serve_reservoir(&self, channel: PeerChannel, migration: MigrationId, index: VolumeIndex) {
         let rpc = RpcChannel::new(channel.channel);
         let service = Service::new(self.handle.clone(), self.engine.buffers().clone());

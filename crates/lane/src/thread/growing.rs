@@ -1,5 +1,5 @@
-//! A volume that becomes larger while its lane serves it: waits for a handover that cannot wait, and lets no migration
-//! begin meanwhile. The rest is in [`crate::growth`].
+//! Growth of a volume while its lane serves it: waits for a handover in progress, and lets no migration begin meanwhile. The
+//! rest is in [`crate::growth`].
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -14,15 +14,15 @@ use crate::growth;
 use crate::refused::Refused;
 use crate::stack::Home;
 
-/// How long a volume waits for its handover before it grows: longer than one takes whose stores work.
+/// The longest wait for a handover: longer than one takes whose stores work.
 const HANDOVER_WAIT_MAX: Duration = Duration::from_secs(10);
-/// How long hosts that lead clients on are waited for: one that is away learns it when it is back.
+/// The longest wait for hosts that forward clients: a disconnected one learns the size later.
 const FOLLOWED_WITHIN: Duration = Duration::from_secs(1);
-/// Pause before the journal is asked again to take what a volume's owner has said.
+/// Pause before the journal is asked again to record the owner's size.
 const RECORD_RETRY: Duration = Duration::from_millis(500);
 
 impl Lane {
-    /// Offers clients the size that the volume has at its owner, as long as it is at another host.
+    /// Offers clients the size that the volume has at its owner, while another host owns it.
     pub(super) async fn follow_growth(self: Rc<Self>) {
         loop {
             let Home::Elsewhere(owner) = self.volume.home() else {
@@ -30,7 +30,7 @@ impl Lane {
                 continue;
             };
             let Some(size) = self.volume.while_at(&owner, owner.grows()).await else { continue };
-            // N.B. first: what clients are offered is offered after a restart as well.
+            // N.B. first: the offered size must survive a restart.
             let (volume, size_bytes) = (self.volume.id(), size);
             while let Err(fault) =
                 self.control.commit(vec![Record::GrewElsewhere { volume, size_bytes }]).await
@@ -43,7 +43,6 @@ impl Lane {
         }
     }
 
-    /// Makes the volume `size` bytes large.
     pub(super) async fn grow(&self, size: u64) -> Result<(), Refused> {
         let coming = self.migration.coming.borrow().as_ref().map(|(migration, _)| *migration);
         let followed = self.migration.followed.get();
@@ -56,7 +55,7 @@ impl Lane {
         let result = self.grow_when_possible(size).await;
         self.is_growing.set(false);
         if result.is_ok() {
-            // Whoever connects from now on, to whichever host, is told the new size.
+            // Clients that connect from now on, to any host, get the new size.
             select(pin!(self.volume.is_known_everywhere()), self.handle.sleep(FOLLOWED_WITHIN)).await;
         }
         result

@@ -1,5 +1,5 @@
-//! A volume comes from another host: its store here, and the target's half of the migration. And what other hosts get of
-//! volumes that are here: those that have clients left there.
+//! The arrival of a volume from another host: its store here, and the target's half of the migration. Also serves volumes of this
+//! host to the remaining clients at other hosts.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -29,14 +29,14 @@ use crate::refused::Refused;
 use crate::shared_storage::{ArrivingStore, LeasedImage};
 use crate::stack::{GateMode, Home};
 
-/// How long the end of a migration is waited for whose driver has ended.
+/// The longest wait for the end of a migration whose driver has ended.
 const FOLLOWER_END_MAX: Duration = Duration::from_secs(1);
-/// How long what an earlier way back still writes is waited for: its disk may never answer.
+/// The longest wait for writes of an earlier return: their disk may never answer.
 const EARLIER_END_MAX: Duration = Duration::from_secs(5);
 
 impl Lane {
-    /// Takes part in a migration from another host, or goes on with one. Until the volume is this host's its gate is
-    /// closed, or leads to the host that has it.
+    /// Takes part in a migration from another host, or continues it. Until this host owns the volume, its gate is closed or
+    /// leads to the owner.
     pub(super) async fn come(
         self: &Rc<Self>,
         order: &IncomingOrder,
@@ -49,15 +49,15 @@ impl Lane {
         let reservoir = order.takes_back.and_then(|left_by| self.reservoir.store_of(left_by));
         let store = match (reservoir, store) {
             (Some(reservoir), _) => Ok((reservoir, None)),
-            // N.B. what leads to another host is no place for a volume to come to.
+            // N.B. a stack that leads to another host is no store for an arriving volume.
             (None, None) if matches!(self.volume.home(), Home::Elsewhere(_)) => Err(IoError::Closed),
             (None, None) => Ok((self.volume.store(), self.leased.take())),
             (None, Some(store)) => store.into_device(&self.handle, &self.engine).await,
         };
         let before = self.migration.came_by.borrow().clone();
         if let Some(before) = before.filter(|_| order.takes_back.is_some()) {
-            // N.B. an image that was come back to before: what is still being written there must not land on what is written next.
-            // It stays known until then: the way back after this one has to wait for it as well.
+            // N.B. an image into which the volume returned before: earlier writes in flight must not land on later ones. Their
+            // service is kept until they end, because the return after this one has to wait for them as well.
             let late = self.handle.sleep(EARLIER_END_MAX);
             if let Either::Right(_) = select(pin!(before.end()), pin!(late)).await {
                 self.migration.opening.set(None);
@@ -73,7 +73,7 @@ impl Lane {
                 let size_bytes = store.geometry().size;
                 self.volume.begin_stay(stay, order.generation, order.left_behind, size_bytes).await
             }
-            // The volume does not come.
+            // The volume does not arrive.
             Err(_) => Ok(()),
         };
         self.migration.opening.set(None);
@@ -117,7 +117,7 @@ impl Lane {
         if let Some(filling) = &filling {
             service.offer_filling(Address::Replica(index.0), Rc::clone(filling));
             if self.volume.gate().mode() == GateMode::Hold {
-                // N.B. a VM that waits reads what its source has: not all of it is here when it begins.
+                // N.B. a waiting VM reads from its source: not all blocks are here when it begins.
                 self.volume.wait_at(Rc::clone(filling) as Rc<dyn BlockDevice>);
             }
         }
@@ -133,8 +133,8 @@ impl Lane {
                 Rc::new(CallsOnly)
             }
         };
-        // A VM that waits reads its disks when it begins (design §5.10): it does so when nothing of them is missing.
-        // N.B. not where they have been before: clients that stayed there may wait as well, and would read what is no more.
+        // A waiting VM reads its disks when it begins (design §5.10), once all blocks are reachable. N.B. not for a returning
+        // volume: clients that stayed here may wait as well, and would read outdated data.
         let waits = self.volume.gate().mode() == GateMode::Hold && order.takes_back.is_none();
         if order.moves == Moves::Vm && waits {
             self.volume.open_for_reading();
@@ -143,7 +143,6 @@ impl Lane {
         Ok(())
     }
 
-    /// Drives the target's half.
     fn drive_incoming(
         self: &Rc<Self>,
         order: &IncomingOrder,
@@ -190,7 +189,7 @@ impl Lane {
         Ok(target)
     }
 
-    /// Has the volume take part with the driver on another lane.
+    /// Lets the volume take part with the driver on another lane.
     fn join_incoming(
         self: &Rc<Self>,
         order: &IncomingOrder,
@@ -209,27 +208,26 @@ impl Lane {
             lane.close_reservoir_of_owner();
             lane.migration.followed.set(None);
             lane.migration.ended.notify();
-            // The source used the store until then, and may still tell of copies.
+            // The source used the store until then, and may still send missing sets of copies.
             learner.has_learnt(&lane.handle, &rpc).await;
             drop(rpc);
         });
     }
 
-    /// Waits for the end of a migration that the volume takes part in: its driver, on another lane, may have ended before.
+    /// Waits for the end of a migration that another lane drives: the driver may have ended before.
     pub(super) async fn let_arrival_end(&self) {
         let has_ended =
             self.migration.ended.wait_for(|| self.migration.followed.get().is_none().then_some(()));
         select(pin!(has_ended), self.handle.sleep(FOLLOWER_END_MAX)).await;
     }
 
-    /// What this host owns again is no other's reservoir.
+    /// Closes the reservoir if this host owns the volume again.
     fn close_reservoir_of_owner(&self) {
         if matches!(self.volume.home(), Home::Here(_)) && self.volume.gate().mode() != GateMode::Hold {
             self.reservoir.close();
         }
     }
 
-    /// Takes the volume over without a COMMIT.
     pub(super) fn promote(&self, migration: MigrationId, promoted: Promoted) -> Result<(), Refused> {
         match &*self.migration.coming.borrow() {
             Some((coming, driver)) if *coming == migration => {
@@ -241,7 +239,7 @@ impl Lane {
         }
     }
 
-    /// Lets another host use the volume for the clients that it has left.
+    /// Lets another host use the volume for its remaining clients.
     pub(super) fn attach(&self, channel: PeerChannel, peer: HostId, own: HostId) {
         self.volume.clients().are_at(own);
         let rpc = RpcChannel::new(channel.channel);
@@ -252,7 +250,7 @@ impl Lane {
     }
 }
 
-/// The way to the source's half.
+/// Returns a sender to the source's half.
 fn to_source(remote: MigrationId, rpc: &Rc<RpcChannel>) -> SendMessage<ToSource> {
     let rpc = Rc::clone(rpc);
     Box::new(move |message| {
@@ -264,7 +262,6 @@ fn to_source(remote: MigrationId, rpc: &Rc<RpcChannel>) -> SendMessage<ToSource>
     })
 }
 
-/// Takes messages of the source's half.
 struct FromSource {
     remote: MigrationId,
     driver: TargetHandle,

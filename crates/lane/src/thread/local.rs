@@ -1,4 +1,4 @@
-//! A volume goes to another store of its host: both halves of the migration on its lane.
+//! A migration to another store of the same host: both halves run on the volume's lane.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -14,11 +14,11 @@ use crate::handle::{MigrationOrder, MigrationTarget, Rest};
 use crate::refused::Refused;
 use crate::resuming::{self, Rhythm};
 
-/// How long a lane lets its driver report how far it is before it ends.
+/// How long a lane lets its driver report progress before it ends.
 const REPORT_TAKES: Duration = Duration::from_millis(1);
 
 impl Lane {
-    /// Begins a migration between two stores of this host, or goes on with one.
+    /// Begins or continues a migration between two stores of this host.
     pub(super) async fn migrate(
         self: &Rc<Self>,
         order: &MigrationOrder,
@@ -88,7 +88,7 @@ impl Lane {
         };
         let Some((driver, source)) = made else { return Err(Refused::NotMigrating(order.migration)) };
         if order.resumed.as_ref().is_some_and(|resumed| resumed.rest == Rest::Pause) {
-            // Before anything else is heard of it: what was paused before a restart does not go on for a moment.
+            // First of all: a migration that was paused before a restart must not run for a moment.
             source.pause();
         }
         self.migration.within.set(Some(order.migration));
@@ -96,7 +96,7 @@ impl Lane {
         Ok(())
     }
 
-    /// Keeps what the copy lacks, as long as one is made.
+    /// Keeps the missing set of the copy, while one is made.
     fn remember_copy(self: &Rc<Self>, migration: MigrationId) {
         let lane = Rc::clone(self);
         let is_over = move || lane.with_migration(migration, |_| Ok(())).is_err();
@@ -104,7 +104,7 @@ impl Lane {
         self.handle.spawn(resuming::remember(handle, volume, migration, Rhythm::default(), None, is_over));
     }
 
-    /// Forgets copies of migrations that have ended: a daemon that was killed had no time for that.
+    /// Forgets copies of ended migrations: a killed daemon had no time for that.
     pub(super) fn forget_ended_copies(&self) {
         for of in self.settings.ended_copies.clone() {
             let volume = Rc::clone(&self.volume);
@@ -116,8 +116,7 @@ impl Lane {
         }
     }
 
-    /// Leaves the copy that is made in another store of this host to the next daemon. How far one at another host is, is kept every
-    /// so often.
+    /// Leaves the copy in another store of this host to the next daemon. For a copy at another host the regular record is enough.
     pub(super) async fn leave_copy(&self) {
         let driver = self.migration.driver.borrow().clone();
         let Some(driver) = driver.filter(|driver| self.migration.within.get() == Some(driver.migration()))

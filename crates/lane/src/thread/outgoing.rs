@@ -1,4 +1,4 @@
-//! A volume leaves for another host: its store there, and the source's half of the migration.
+//! The departure of a volume for another host: its store there, and the source's half of the migration.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -29,19 +29,18 @@ use crate::resuming::{self, Rhythm};
 use crate::shared_storage::{HeldLease, ReplicaStore, SharedImage};
 use crate::stack::Home;
 
-/// What a link is thought to carry, in bytes a second, when it is filled: 1.25 Gbit. A faster one that is long as well is
-/// not filled, a slower one has a longer queue.
+/// The assumed capacity of a link in bytes a second: 1.25 Gbit. A faster long link is not filled, a slower one
+/// has a longer queue.
 const LINK_BYTES_PER_SECOND: f64 = 156e6;
-/// Chunks that may be on the way at most: what the transport's window lets through of bulk.
+/// The limit of chunks in flight: what the transport's window admits of bulk.
 const DEPTH_MAX: f64 = 64.0;
-/// How long a write may be held whose guest may be about to be stopped: it does not come to a stand while one is held, and
-/// stands still for that long (hard case 16).
+/// The longest hold of a write whose guest may be about to be stopped: the VM cannot stop while a write is held (hard case 16).
 const VM_WAIT_MAX: Duration = Duration::from_millis(50);
-/// Bytes of guest writes that may be on their way to another host: three times what fills 1 Gbit/s at 180 ms.
+/// The limit of guest writes in flight to another host, in bytes: three times what fills 1 Gbit/s at 180 ms.
 const BUFFER_BYTES_MAX: u64 = 64 << 20;
 
 impl Lane {
-    /// Begins a migration to another host, or goes on with one.
+    /// Begins or continues a migration to another host.
     pub(super) fn leave(
         self: &Rc<Self>,
         order: &OutgoingOrder,
@@ -108,14 +107,14 @@ impl Lane {
         };
         let copies = order.recorded.as_ref().is_none_or(|recorded| recorded.stage == Stage::Copying);
         if order.rest == Rest::Pause && copies {
-            // Before anything else is heard of it: what was paused before a restart does not go on for a moment.
+            // First of all: a migration that was paused before a restart must not run for a moment.
             source.pause();
         }
         self.drive(source.clone(), driver.run());
         Ok(source)
     }
 
-    /// Has the volume take part with the driver on another lane.
+    /// Lets the volume take part with the driver on another lane.
     fn join_outgoing(
         &self,
         order: &OutgoingOrder,
@@ -125,7 +124,7 @@ impl Lane {
         let copies = order.recorded.as_ref().is_none_or(|recorded| recorded.stage == Stage::Copying);
         let copying = copies.then(|| self.copy_settings(order));
         if copies {
-            // It may have been closed for a try of a driver that failed; this one begins with none.
+            // The gate may have been closed for an attempt of a driver that failed; this one begins without an attempt.
             self.volume.open();
         }
         let (handle, buffers) = (&self.handle, self.engine.buffers());
@@ -140,7 +139,7 @@ impl Lane {
         follower
     }
 
-    /// Keeps what the copy at the other host lacks, as long as one is made.
+    /// Keeps the missing set of the copy at the other host, while one is made.
     fn remember_progress(self: &Rc<Self>, order: &OutgoingOrder) {
         let (lane, migration) = (Rc::clone(self), order.migration);
         let is_over = move || {
@@ -148,7 +147,7 @@ impl Lane {
             !follows && lane.with_migration(migration, |_| Ok(())).is_err()
         };
         let (handle, volume, rhythm) = (self.handle.clone(), Rc::clone(&self.volume), Rhythm::default());
-        // What was left where it goes back to stays, whatever becomes of this.
+        // The image at the host that the volume returns to stays, whatever the outcome.
         let goes_back = self.filling.borrow().as_ref().is_some_and(|filling| filling.lacks_blocks());
         let consumed =
             order.known.filter(|(of, _)| matches!(of, ReplicaOf::Host { .. })).filter(|_| !goes_back);
@@ -200,7 +199,7 @@ impl Lane {
         }
     }
 
-    /// A way into the target's image that does not lead over the link, if it is one.
+    /// Returns a lease of the target's image, if this host may be able to open it.
     fn lease(
         &self,
         order: &OutgoingOrder,
@@ -235,14 +234,14 @@ impl Lane {
         }
     }
 
-    /// What the volume is like on the other host: as here.
+    /// Returns the geometry of the volume at the other host, which is the same as here.
     fn geometry_elsewhere(&self) -> Geometry {
         let here = self.volume.device().geometry();
         Geometry { alignment: ALIGNMENT, read_only: false, discards: true, ..here }
     }
 }
 
-/// A volume as another host serves it, reached over `channel`.
+/// Makes the device of a volume that another host serves, reached over `channel`.
 pub(super) fn owner_elsewhere(
     handle: &Handle,
     buffers: &BufferPool,
@@ -256,10 +255,10 @@ pub(super) fn owner_elsewhere(
     PeerVolume::new(rpc, volume, geometry, handle.clone(), buffers.clone())
 }
 
-/// How much is copied at once: as on one host, and what is on the way of a long link besides.
+/// Returns the pace: as on one host, plus what a long link holds in flight.
 fn pacing(near: &PacingSettings, order: &OutgoingOrder) -> PacingSettings {
     let on_the_way = order.round_trip.as_secs_f64() * LINK_BYTES_PER_SECOND;
-    // Rounded up; a round trip of hours is none.
+    // Rounded up, and capped for absurd round trips.
     let further = (on_the_way / near.chunk_bytes as f64).ceil().min(DEPTH_MAX) as usize;
     PacingSettings {
         depth: near.depth.saturating_add(further),
@@ -268,17 +267,16 @@ fn pacing(near: &PacingSettings, order: &OutgoingOrder) -> PacingSettings {
     }
 }
 
-/// The way to the target's half.
+/// Returns a sender to the target's half.
 fn to_target(migration: MigrationId, rpc: &Rc<RpcChannel>) -> SendMessage<ToTarget> {
     let rpc = Rc::clone(rpc);
     Box::new(move |message| match wire::encode(&Message::ToTarget { migration, message }) {
         Ok(message) => rpc.send_message(message),
-        // It is repeated until it is answered, so a deadline says what has become of it.
+        // The message is repeated until it is answered, so a deadline shows its fate.
         Err(error) => warn!(%migration, %error, "a message cannot be sent"),
     })
 }
 
-/// Takes messages of the target's half.
 struct FromTarget {
     migration: MigrationId,
     driver: SourceHandle,

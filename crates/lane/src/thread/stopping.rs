@@ -1,9 +1,9 @@
-//! The end of a lane, in order: no new requests, those in flight end, the store is flushed if it is this host's.
+//! The orderly end of a lane: no new requests, those in flight end, and a store of this host is flushed.
 //!
 //! ```text
 //!   a handover under way is decided ──► clients drain ──► what other hosts asked for is answered ──┐
 //!                                        └ closed, or left open for another lane                   ▼
-//!                        chronicle ◄── flush ◄── of a copy in another store: flushed, and what it lacks is kept
+//!                        chronicle ◄── flush ◄── a copy in another store: flushed, its missing set kept
 //! ```
 
 use std::time::Duration;
@@ -17,14 +17,14 @@ use super::Lane;
 use crate::front_end::{ClientsAtEnd, PassedConnection};
 use crate::stack::{GateMode, Home};
 
-/// How long a client that is to be passed on is waited for while its volume's gate is closed: what it asked for waits for
-/// another host, perhaps for long, and guests of other volumes wait for this lane.
+/// The longest wait for a client with passed connections while its volume's gate is closed. Its requests may wait long for
+/// another host, and guests of other volumes wait for this lane.
 const HELD_WAIT: Duration = Duration::from_millis(50);
 
 impl Lane {
-    /// Ends in order. A migration before its commit point is left as it is: the next start goes on with it. Returns the stay, if
-    /// all that was written in it has reached its store, and the connections that are left open. A volume of another host
-    /// has no stay here.
+    /// Ends in order. A migration before its commit point is left as it is: the next start continues it. Returns the
+    /// residency, if all its writes have reached the store, and the connections that are left open. A volume of another host
+    /// has no residency here.
     pub(super) async fn stop(
         &self,
         deadline: Duration,
@@ -35,8 +35,8 @@ impl Lane {
         if cut > 0 {
             warn!(volume = %self.settings.name, connections = cut, "connections were cut");
         }
-        // N.B. nothing that other hosts have asked for is left without an answer: what is not taken any more goes back to
-        // where it came from, and finds whoever has the volume next.
+        // N.B. no request of another host stays unanswered: a request that is not taken goes back, and finds
+        // the volume's next lane.
         let attached = self.attached.take();
         let answered = join_all(attached.iter().map(|(_, service)| service.end()));
         if let Either::Right(_) = select(Box::pin(answered), self.handle.sleep(deadline)).await {
@@ -45,11 +45,11 @@ impl Lane {
         self.leave_copy().await;
         let is_flushed = match self.volume.home() {
             Home::Here(store) => self.flush(&*store, deadline).await,
-            // Its owner flushes it, and may be out of reach for however long.
+            // Its owner flushes it, and may be unreachable for any time.
             Home::Elsewhere(_) => false,
         };
         let is_closed = is_flushed && self.volume.gate().in_flight() == 0;
-        // N.B. after the last write: from here on the marks are not needed any more.
+        // N.B. after the last write: from here on the marks are not needed.
         if let Err(error) = self.volume.chronicler().close().await {
             warn!(volume = %self.settings.name, %error, "its chronicle is kept only as the marks tell it");
         }
@@ -57,7 +57,7 @@ impl Lane {
         (is_closed.then(|| self.volume.chronicler().stay()), passed)
     }
 
-    /// Flushes the volume's store for the last time; tells whether everything in it is durable.
+    /// Flushes the volume's store for the last time; returns whether all data is durable.
     async fn flush(&self, store: &dyn BlockDevice, deadline: Duration) -> bool {
         match select(store.flush(), self.handle.sleep(deadline)).await {
             Either::Left((Ok(()), _)) => true,
@@ -70,11 +70,11 @@ impl Lane {
         }
     }
 
-    /// Waits for a migration that is being handed over.
+    /// Waits for a handover in progress.
     async fn let_handover_end(&self, deadline: Duration) {
         let undecided =
             self.migration.driver.borrow().as_ref().is_some_and(|driver| !driver.phase().can_be_cancelled());
-        // Of a migration that another lane drives, this is what shows that it is being handed over.
+        // For a migration that another lane drives, the closed gate shows a handover.
         let undecided = undecided
             || (self.migration.followed.get().is_some() && self.volume.gate().mode() == GateMode::Hold);
         if undecided {
@@ -85,7 +85,7 @@ impl Lane {
         }
     }
 
-    /// Lets the requests of clients end; returns how many were cut, and what is left open.
+    /// Lets the requests of clients end; returns how many clients were cut, and the open connections.
     async fn end_clients(&self, deadline: Duration, clients: ClientsAtEnd) -> (usize, Vec<PassedConnection>) {
         if clients == ClientsAtEnd::Closed {
             let drained: Vec<_> = self.front_ends.iter().map(|front_end| front_end.drain(deadline)).collect();

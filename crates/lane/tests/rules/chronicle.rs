@@ -1,4 +1,4 @@
-//! The chronicle of a volume across restarts: what waits for a mark, and what a restart knows.
+//! Tests the chronicle of a volume across restarts: which writes wait for a mark, and what a restart knows.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -29,15 +29,15 @@ struct Folder {
     handle: Handle,
     kept: RefCell<Option<Kept>>,
     marks: RefCell<BTreeMap<Epoch, Vec<BlockRange>>>,
-    /// How many more marks it does not take.
+    /// How many more marks it refuses.
     refuses: RefCell<u32>,
-    /// How often a failed flush was to be remembered.
+    /// How often a failed flush was to be recorded.
     doubts: RefCell<u32>,
 }
 
-/// How long anything takes there.
+/// The duration of each operation there.
 const TAKES: Duration = Duration::from_millis(3);
-/// How long a write waits for its mark at most.
+/// The longest wait of a write for its mark.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl Folder {
@@ -51,14 +51,14 @@ impl Folder {
         })
     }
 
-    /// What a restart finds.
+    /// Returns what a restart finds.
     fn found(&self) -> Option<Kept> {
         let marks = self.marks.borrow().clone();
         self.kept.borrow().clone().map(|kept| kept.with_marks(marks))
     }
 }
 
-/// The folder as a volume takes it.
+/// The folder as a volume's keeper.
 struct FolderKeeper(Rc<Folder>);
 
 impl Keeper for FolderKeeper {
@@ -122,12 +122,12 @@ impl Keeper for FolderKeeper {
     }
 }
 
-/// No volume of these rules lacks anything.
+/// Refuses: no volume of these rules lacks blocks.
 fn keeps_no_presence() -> LaneFuture<Result<(), NotDurable>> {
     Box::pin(async { Err(NotDurable { detail: "keeps no presence".to_owned() }) })
 }
 
-/// The volume after a start of its daemon.
+/// Returns the volume after a start of its daemon.
 fn start(folder: &Rc<Folder>) -> Rc<Volume> {
     start_over(folder, Rc::new(MemoryStore::new(SIZE)))
 }
@@ -148,7 +148,7 @@ fn start_over(folder: &Rc<Folder>, store: Rc<dyn BlockDevice>) -> Rc<Volume> {
     Volume::with_chronicler(VOLUME, chronicler, GENERATION, home, aligner)
 }
 
-/// Writes a block, and tells how long that took.
+/// Writes a block, and returns how long that took.
 async fn write(scene: &Scene, volume: &Volume, offset: u64) -> Duration {
     let began = scene.handle.now();
     let block = Buffer::copy_of(&[7; 4096]);
@@ -201,7 +201,7 @@ fn the_first_write_to_a_region_waits_for_its_mark_and_no_other_does() {
         assert_eq!(write(&scene, &volume, 0).await, TAKES);
         assert_eq!(write(&scene, &volume, MIB / 2).await, Duration::ZERO);
         assert_eq!(write(&scene, &volume, MIB).await, TAKES);
-        // What is in use when an epoch ends is marked for the next one beforehand.
+        // Regions in use at the end of an epoch are marked for the next one beforehand.
         refer(&volume).await;
         assert_eq!(write(&scene, &volume, 0).await, Duration::ZERO);
         assert_eq!(volume.chronicler().waits(), 2);
@@ -218,7 +218,7 @@ fn after_a_kill_every_marked_region_counts_as_written() {
         write(&scene, &volume, 2 * MIB + 4096).await;
         let exact = lacking(&volume);
         assert_eq!(exact, Some(vec![BlockRange::new(513, 514)]));
-        // As after a kill: nothing more is told to anybody.
+        // This is like a kill: nothing more is recorded.
         let volume = start(&folder);
         assert_eq!(lacking(&volume), Some(vec![BlockRange::new(512, 768)]), "its region, and no other");
         // A restart after that knows both lives.
@@ -266,11 +266,11 @@ fn a_folder_that_takes_no_marks_costs_the_copies_and_holds_no_write_longer_than_
         *folder.refuses.borrow_mut() = u32::MAX;
         let took = write(&scene, &volume, 0).await;
         assert!((WAIT_MAX..=WAIT_MAX + TAKES).contains(&took), "{took:?}");
-        // Once and for all.
+        // This happens once for all writes.
         assert_eq!(write(&scene, &volume, 5 * MIB).await, Duration::ZERO);
         assert!(lacking(&volume).is_none() && folder.found().is_none());
         assert_eq!(volume.chronicler().given_up().map(|given_up| given_up.copies), Some(1));
-        // Nobody has to wait to learn that it is full still.
+        // A folder that is still full makes no write wait.
         let complete = || Some(LayeredBitmap::new(BlockSize::DEFAULT.blocks_of(SIZE)));
         let referred =
             volume.chronicler().refer_to(COPY, GENERATION, || Some(volume.store()), complete).await;
@@ -293,13 +293,13 @@ fn a_second_stay_knows_nothing_of_the_first() {
         assert_eq!((volume.chronicler().stay(), lacking(&volume)), (StayId::Arrived(5), None));
         refer(&volume).await;
         assert!(write(&scene, &volume, 0).await > Duration::ZERO, "its marks are its own");
-        // It goes on with a stay that it knows.
+        // It continues a residency that it knows.
         volume.begin_stay(StayId::Arrived(5), GENERATION, None, SIZE).await.unwrap();
         assert_eq!(lacking(&volume), Some(vec![BlockRange::new(0, 1)]));
     });
 }
 
-/// A volume on a store that forgets; a copy of it is known, and has not got what was written last.
+/// Returns a volume on a store that forgets, with a known copy which lacks the last writes.
 async fn written(scene: &Scene) -> (Rc<Folder>, Rc<Forgetful>, Rc<Volume>) {
     let folder = Folder::new(&scene.handle);
     let store = Forgetful::new(SIZE);
@@ -318,7 +318,7 @@ fn a_flush_that_fails_is_told_when_no_copy_is_told_any_more_by_what_it_has_lost(
         assert_eq!(*folder.doubts.borrow(), 1, "before the guest is told");
         assert!(lacking(&volume).is_none() && folder.found().is_none());
         assert_eq!(volume.chronicler().given_up().map(|given_up| given_up.copies), Some(1));
-        // Nothing more is to be remembered of this stay, and flushes go on as ever.
+        // Nothing more is to be recorded of this residency, and flushes work as before.
         write(&scene, &volume, MIB).await;
         store.fail_flushes(1);
         volume.device().flush().await.unwrap_err();
@@ -334,7 +334,7 @@ fn a_flush_that_begins_before_a_failed_one_is_told_fails_too() {
         store.fail_flushes(1);
         let device = volume.device();
         let second = async {
-            // The first has failed below, and waits until copies are not told any more by what it may have lost.
+            // The first flush has failed below, and waits until copies do not rely on what it may have lost.
             scene.handle.sleep(TAKES / 2).await;
             assert_eq!(*folder.doubts.borrow(), 0);
             device.flush().await

@@ -6,20 +6,19 @@ use std::time::Duration;
 
 use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Growth, Handle, IoError, IoFuture};
 
-/// What becomes of attempts to grow.
+/// The results of attempts to grow.
 #[derive(Default)]
 pub(crate) struct GrowthSwitch {
-    /// How large the store can become.
     pub(crate) capacity: Option<u64>,
-    /// What preparing fails with.
+    /// The error of preparing, if any.
     pub(crate) fails: Option<IoError>,
-    /// How long preparing takes, by whose clock; `None`: no time.
+    /// The clock and the duration of preparing; `None`: no time.
     pub(crate) takes: Option<(Handle, Duration)>,
-    /// How often something prepared was given up.
+    /// How often a preparation was undone.
     pub(crate) undone: usize,
 }
 
-/// A device as the one below, that grows as the switch says.
+/// A device like the one below, whose growth the switch controls.
 pub(crate) struct Elastic {
     below: Rc<dyn BlockDevice>,
     switch: Rc<RefCell<GrowthSwitch>>,

@@ -1,4 +1,4 @@
-//! A client that goes from one host to another finds nothing of what it left behind on top of what it writes afterwards.
+//! Tests that no old write of a client which changes hosts lands on top of its later writes.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -15,12 +15,12 @@ use migration::HostId;
 use super::peers::Ends;
 use super::support::{GENERATION, SIZE, Scene, play};
 
-/// The host that leads clients to the owner.
+/// The host that forwards clients to the owner.
 const ELSEWHERE: HostId = HostId([2; 32]);
-/// Longer than anything here takes that does not wait for something.
+/// Longer than anything here takes that does not wait.
 const MOMENT: Duration = Duration::from_millis(50);
 
-/// A client, and the way that it takes.
+/// A client, and its path into the volume.
 struct Client {
     presence: Rc<Connection>,
     device: Rc<dyn BlockDevice>,
@@ -38,20 +38,19 @@ impl Presence for Connection {
 }
 
 impl Client {
-    /// Connects to a volume as a lane has it.
     fn connect(scene: &Scene, volume: &Rc<Volume>) -> Self {
         let presence = Rc::<Connection>::default();
         let known = Rc::clone(&presence) as Rc<dyn Presence>;
         let requests = ClientRequests::new(Rc::clone(volume), Rc::clone(&known));
         let device = Rc::new(ClientSession::new(Rc::clone(volume), known, Rc::new(requests)));
         let client = Self { presence, device };
-        // It looks at its disk first, as everybody does.
+        // Like most clients, it reads its disk first.
         let reading = Rc::clone(&client.device);
         scene.handle.spawn(async move { drop(reading.read(0, BufferPool::new().take(4096)).await) });
         client
     }
 
-    /// Writes the first block; what is returned says whether that was answered, and how.
+    /// Writes the first block; the cell holds whether that was answered, and how.
     fn write(&self, scene: &Scene, stamp: u8) -> Rc<Cell<Option<bool>>> {
         self.write_at(scene, 0, vec![stamp; 4096])
     }
@@ -71,7 +70,7 @@ impl Client {
     }
 }
 
-/// The volume at its owner, and at a host that leads its clients there.
+/// The volume at its owner, and at a host that forwards clients to the owner.
 struct Hosts {
     ends: Ends,
     owner: Rc<Volume>,
@@ -123,7 +122,7 @@ fn a_write_that_a_silent_link_holds_is_not_made_after_its_client_has_gone_to_the
         hosts.ends.mend();
         scene.handle.sleep(MOMENT).await;
         assert_eq!((late.get(), scene.source.content().await[0]), (Some(false), 3));
-        // Whoever is still there is asked for again, with the present fence.
+        // A change of a client that is still connected is repeated with the present fence.
         let other = stays.write(&scene, 4);
         scene.handle.sleep(MOMENT).await;
         assert_eq!((other.get(), scene.source.content().await[0]), (Some(true), 4));
@@ -193,7 +192,7 @@ fn clients_at_two_hosts_write_parts_of_one_block_and_neither_undoes_the_other() 
         let both = Operations::of(&[DiskOperation::Read, DiskOperation::Write]);
         scene.source.delay.set_latency(both, Duration::from_millis(3));
         for turn in 1..=20 {
-            // Neither is answered before the other has begun, at one moment or the next.
+            // Neither is answered before the other has begun, at varying moments.
             let first = there.write_at(&scene, 512, vec![turn; 512]);
             scene.handle.sleep(Duration::from_millis(u64::from(turn) % 8)).await;
             let second = here.write_at(&scene, 1024, vec![turn + 100; 512]);
@@ -210,7 +209,7 @@ fn an_owner_that_takes_whole_blocks_only_is_asked_for_whole_blocks() {
     play(|scene| async move {
         let hosts = Hosts::new(&scene);
         hosts.ends.line.capabilities.set(Capabilities::Calls);
-        // As owners of before do, it passes on what comes, and its store refuses parts of blocks.
+        // As earlier owners did, it passes requests on, and its store refuses parts of blocks.
         let blocks = Rc::new(Check::new(Rc::clone(&scene.source.device), Requests::Valid));
         hosts.ends.service.offer(Address::Owner(hosts.owner.id().0), blocks);
         let client = hosts.at_forwarder(&scene);
@@ -256,14 +255,14 @@ fn the_owner_knows_who_its_clients_are_wherever_they_come_and_go() {
         drop(first);
         scene.handle.sleep(MOMENT).await;
         assert_eq!(known(), [(ELSEWHERE, 1)]);
-        // The owner's next process knows nothing, and is told again.
+        // The owner's next process knows no clients, and gets a new report.
         hosts.ends.restart_far();
         scene.handle.sleep(MOMENT).await;
         assert_eq!(known(), [(ELSEWHERE, 1)]);
         drop(second);
         scene.handle.sleep(MOMENT).await;
         assert_eq!((known(), hosts.owner.clients().ways()), (Vec::new(), vec![ELSEWHERE]));
-        // Nobody is led there any more.
+        // No client is forwarded there.
         drop(hosts.forwarder);
         scene.handle.sleep(MOMENT).await;
         assert_eq!(hosts.owner.clients().ways(), []);
@@ -294,7 +293,7 @@ fn who_connects_while_a_long_range_is_zeroed_waits_for_a_part_of_it() {
     });
 }
 
-/// A volume that comes home while the way to its former owner is silent, and what its client there has asked for.
+/// A volume that returns while the link to its former owner is silent, and its client's requests there.
 struct SilentWay {
     hosts: Hosts,
     stays: Client,

@@ -1,4 +1,4 @@
-//! The gate, the tracker and the mirror filter as devices: what they let through, when, and with which durability.
+//! Tests the gate, the tracker and the mirror filter as devices: what they admit, when, and with which durability.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -18,7 +18,7 @@ use migration::journal::{Outcome, Record};
 use migration::{VolumeId, VolumeIndex};
 use rustix::io::Errno;
 
-/// A memory store that remembers how durable each write was to be, and how often it was flushed.
+/// A memory store that remembers the durability of each write, and counts flushes.
 struct Durable {
     memory: Rc<MemoryStore>,
     writes: RefCell<Vec<Durability>>,
@@ -51,7 +51,6 @@ impl BlockDevice for Durable {
     }
 }
 
-/// A store that the volume has left.
 struct Left;
 
 impl BlockDevice for Left {
@@ -80,7 +79,7 @@ fn block_of(stamp: u8) -> Buffer {
     Buffer::copy_of(&[stamp; 4096])
 }
 
-/// Runs a request in a task of its own; says whether it has ended.
+/// Runs a request in a task of its own; the cell holds whether it has ended.
 fn started(scene: &Scene, request: impl Future<Output = Result<(), IoError>> + 'static) -> Rc<Cell<bool>> {
     let ended = Rc::new(Cell::new(false));
     let done = Rc::clone(&ended);
@@ -101,7 +100,7 @@ fn a_write_is_recorded_before_it_is_submitted_and_again_when_the_epoch_has_moved
         delay.hang(Operations::ALL);
         let ended = started(&scene, async move { tracker.write(0, block_of(1), Durability::Volatile).await });
         scene.handle.sleep(Duration::from_millis(1)).await;
-        // It is under way and has not ended: it is in the epoch that was open when it came.
+        // It is in flight: it is in the epoch that was open when it came.
         assert_eq!(chronicle.blocks_since(Epoch(0)), 1);
         chronicle.advance();
         assert_eq!(chronicle.blocks_since(Epoch(1)), 0);
@@ -243,7 +242,7 @@ fn flushes_and_durable_writes_reach_the_source_while_it_is_mirrored() {
         let (device, flushes) = (scene.device(), store.flushes.get());
         assert_eq!(device.flush().await, Ok(()));
         assert_eq!(store.flushes.get(), flushes + 1);
-        // One is mirrored, one is ahead of the cursor.
+        // One block is mirrored, the other is ahead of the cursor.
         for block in [0, 1000] {
             assert_eq!(device.write(block * 4096, block_of(9), Durability::Durable).await, Ok(()));
         }
@@ -256,8 +255,7 @@ fn flushes_and_durable_writes_reach_the_source_while_it_is_mirrored() {
 fn the_source_is_flushed_behind_the_closed_gate_before_it_is_released() {
     play(|scene| async move {
         scene.fill(64).await;
-        // The flush with the gate open may take as long as it likes; the one behind it must not, so a try that makes it
-        // is given up.
+        // The flush with the gate open may take any time. An attempt whose flush behind the gate takes as long is abandoned.
         scene.source.delay.set_latency(Operations::of(&[Operation::Flush]), Duration::from_millis(700));
         let (_, outcome) = scene.migrate();
         scene.handle.sleep(Duration::from_secs(2)).await;
@@ -276,7 +274,7 @@ fn what_a_restarted_target_had_not_made_durable_is_copied_again() {
         scene.fill(1024).await;
         let (driver, outcome) = scene.migrate_slowly(4 << 20);
         scene.handle.sleep(Duration::from_millis(500)).await;
-        // Its cache is gone: what had been copied, and not flushed, reads as zeroes.
+        // The target's cache is lost: copied blocks that were not flushed read as zeroes.
         assert_eq!(scene.target.memory.discard(ByteRange::new(0, SIZE)).await, Ok(()));
         driver.target_restarted(VolumeIndex(0));
         assert_eq!(scene.outcome(&outcome).await, Outcome::Moved { left_over: String::new() });

@@ -1,4 +1,4 @@
-//! Volumes that become larger while they are used, and while they move.
+//! Tests volumes that become larger while they are used, and while they move.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -23,7 +23,6 @@ impl Scene {
         grow(&self.volume, driver, &*self.control, size).await
     }
 
-    /// The records about sizes.
     fn sizes(&self) -> Vec<Record> {
         let is_about_size =
             |record: &&Record| matches!(record, Record::ResizeBegun { .. } | Record::Resized { .. });
@@ -58,7 +57,7 @@ fn a_volume_grows_is_recorded_first_and_does_not_shrink() {
 
 #[test]
 fn what_is_written_behind_the_former_end_moves_whenever_the_volume_grew() {
-    // While it is surveyed and copied, and when all is copied.
+    // During the allocation scan, the copying, and after it.
     for after_ms in [0, 1, 200, 1500, 3900] {
         play(move |scene| async move {
             scene.fill(2048).await;
@@ -121,7 +120,7 @@ fn a_guest_that_writes_all_the_time_finds_every_write_at_the_target() {
 fn while_a_volume_grows_it_is_not_handed_over() {
     play(|scene| async move {
         scene.fill(16).await;
-        // The growth takes as long as the journal takes.
+        // The growth takes as long as the journal does.
         scene.control.commits_take.set(Duration::from_secs(3));
         let (driver, outcome) = scene.migrate();
         let grown = scene.grow(Some(&driver), LARGER).await;
@@ -245,7 +244,7 @@ fn a_migration_that_is_cancelled_while_its_volume_grows_does_not_stop_that() {
         assert_eq!((scene.source.memory_size(), scene.target.memory_size()), (LARGER, SIZE));
         let data = Buffer::copy_of(&[3; 4096]);
         assert_eq!(scene.device().write(SIZE, data, Durability::Volatile).await, Ok(()));
-        // Nothing of it goes to the target any more.
+        // Its data does not go to the target.
         scene.target.fault.add(FaultRule::always(Operations::ALL, IoError::os("anything", Errno::IO)));
         scene.write(3, 3).await;
         assert_eq!(scene.target.fault.failed(), 0);

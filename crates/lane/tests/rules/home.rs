@@ -1,5 +1,5 @@
-//! A volume that comes home to a host where it has left clients: they are led to its owner until it is there. And one that
-//! is taken over by force, whatever its source still sends.
+//! Tests a volume that returns to a host where it has left clients: they are forwarded to its owner until it has arrived. Also
+//! tests a volume that is promoted by force, whatever its source still sends.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -33,16 +33,15 @@ const ATTEMPT: Attempt = Attempt(1);
 /// Longer than anything here takes, and shorter than a trial may.
 const MOMENT: Duration = Duration::from_millis(50);
 
-/// A volume on its way home, and what its source has been told.
+/// A returning volume, and the messages to its source.
 struct ComingHome {
     driver: TargetHandle,
     told: Rc<RefCell<Vec<ToSource>>>,
     volume: Rc<Volume>,
-    /// What its source may use here.
+    /// The service for its source.
     service: Rc<Service>,
 }
 
-/// A channel to nobody.
 struct ToNobody;
 
 impl Channel for ToNobody {
@@ -54,12 +53,12 @@ impl Channel for ToNobody {
 }
 
 impl ComingHome {
-    /// Begins: clients are led to the scene's source, and the volume comes to the scene's target.
+    /// Begins: clients are forwarded to the scene's source, and the volume arrives at the scene's target.
     fn begin(scene: &Scene) -> Self {
         Self::go_on(scene, None)
     }
 
-    /// The same, of a migration that was interrupted.
+    /// Continues an interrupted migration.
     fn go_on(scene: &Scene, recorded: Option<&MigrationState>) -> Self {
         let (volume, buffers) = (Rc::clone(&scene.volume), BufferPool::new());
         let store = FlushDebt::new(Rc::clone(&scene.target.device));
@@ -99,14 +98,13 @@ impl ComingHome {
         assert!(self.told.borrow().contains(&ToSource::Prepared(ATTEMPT)));
     }
 
-    /// Brings it past the commit point.
     async fn commit(&self, scene: &Scene) {
         self.prepare(scene).await;
         let generations = vec![(self.volume.id(), GENERATION.next())];
         self.driver.deliver(ToTarget::Commit { attempt: ATTEMPT, generations });
     }
 
-    /// A client writes a block; what is returned says when that has been answered.
+    /// Writes a block as a client; the cell holds whether that was answered.
     fn write(&self, scene: &Scene, stamp: u8) -> Rc<RefCell<bool>> {
         let (device, answered) = (self.volume.device(), Rc::<RefCell<bool>>::default());
         let done = Rc::clone(&answered);
@@ -156,12 +154,12 @@ fn clients_of_a_volume_that_is_handed_back_are_led_to_its_owner_again() {
     });
 }
 
-/// A change that the source's half asks for over its line.
+/// Sends a change of the source's half over its line.
 async fn source_changes(scene: &Scene, home: &ComingHome) {
     source_asks(scene, home, Operation::Write { offset: 0, durable: false }).await;
 }
 
-/// Something that the source's half asks for over its line.
+/// Sends a call of the source's half over its line.
 async fn source_asks(scene: &Scene, home: &ComingHome, operation: Operation) {
     let (to_service, arrivals) = mpsc::unbounded();
     let channel = RpcChannel::new(Box::new(ToNobody));
@@ -172,7 +170,7 @@ async fn source_asks(scene: &Scene, home: &ComingHome, operation: Operation) {
     scene.handle.sleep(MOMENT).await;
 }
 
-/// Forces a promotion; tells whether it was durable a moment later.
+/// Forces a promotion; returns whether it was durable a moment later.
 async fn forced(scene: &Scene, home: &ComingHome) -> bool {
     let promotion = Promotion::Force { branches: vec![(home.volume.id(), BranchId([1; 16]))] };
     let generations = vec![(home.volume.id(), GENERATION.next())];
@@ -192,7 +190,7 @@ fn a_copy_that_its_source_has_begun_to_change_is_not_promoted_by_force() {
                 source_changes(&scene, &home).await;
             }
             assert_eq!(forced(&scene, &home).await, !goes_on);
-            // Refused, it goes on as before; promoted, it takes nothing of its former source.
+            // If refused, it continues as before. If promoted, it takes no change of its former source.
             scene.target.memory.write(0, Buffer::copy_of(&[1; 4096]), Durability::Volatile).await.unwrap();
             source_changes(&scene, &home).await;
             assert_eq!(scene.target.content().await[0], if goes_on { 9 } else { 1 });
@@ -200,7 +198,7 @@ fn a_copy_that_its_source_has_begun_to_change_is_not_promoted_by_force() {
     }
 }
 
-/// What a journal says of the scene's volume on its way, once it is promised.
+/// Returns the journal's state of the scene's volume once it is promised.
 fn promised(volume: VolumeId) -> MigrationState {
     let migration = MigrationId(1);
     let record = VolumeRecord {
@@ -250,12 +248,12 @@ fn a_target_whose_flush_has_failed_promises_nothing_before_its_source_knows() {
             FaultRule::always(Operations::of(&[DiskOperation::Flush]), IoError::os("flush", Errno::IO));
         scene.target.fault.add(FaultRule { count: Some(1), ..failing });
         for attempt in 1..=3 {
-            // The store itself says it once.
+            // The store itself reports the failure once.
             home.driver.deliver(ToTarget::Prepare(Attempt(attempt)));
             scene.handle.sleep(MOMENT).await;
             assert_eq!(*home.told.borrow(), [ToSource::Query(Attempt::NONE)], "try {attempt}");
         }
-        // The source hears it, and has what was lost copied again.
+        // The source learns of it, and copies the lost blocks again.
         source_asks(&scene, &home, Operation::Flush).await;
         home.driver.deliver(ToTarget::Prepare(Attempt(4)));
         scene.handle.sleep(MOMENT).await;

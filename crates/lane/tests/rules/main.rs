@@ -1,5 +1,5 @@
-//! The rules of the design's section 5 that one host can break, on a clock that jumps: each test fails when its rule is
-//! broken (`docs/invariants.md`).
+//! The rules of the design's section 5 that one host can break, on a clock that jumps. Each test fails when its
+//! rule is broken (`docs/invariants.md`).
 
 mod chronicle;
 mod elastic;

@@ -1,4 +1,4 @@
-//! The rules that one host can break, each with what happens when something goes wrong (design §5).
+//! Tests of the rules that one host can break, each with its faults (design §5).
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use migration::VolumeIndex;
 use migration::journal::{FailureCode, Outcome, Record};
 use rustix::io::Errno;
 
-/// Time that the clock may jump beyond a limit before the loop looks: none, but tasks run in turns.
+/// How far the clock may exceed a limit: not at all, but tasks run in turns.
 const SLACK: Duration = Duration::from_millis(5);
 
 fn eio(operation: &'static str) -> IoError {
@@ -41,7 +41,7 @@ fn after_a_migration_the_target_has_everything_and_the_source_serves_nothing() {
         assert!(scene.target.content().await == expected);
         assert_eq!(scene.volume.generation(), GENERATION.next());
         assert_eq!(*scene.control.retired.borrow(), [location("source")]);
-        // A source that fails everything is not noticed any more.
+        // A source that fails every request goes unnoticed.
         scene.source.fault.add(FaultRule::always(Operations::ALL, eio("anything")));
         scene.write(5, 200).await;
         scene.device().flush().await.unwrap_or_else(|error| panic!("{error}"));
@@ -54,7 +54,7 @@ fn a_target_that_hangs_holds_a_write_no_longer_than_the_limit_and_the_migration_
     play(|scene| async move {
         scene.fill(1024).await;
         let (_, outcome) = scene.migrate_slowly(2 << 20);
-        // Long enough for the cursor to be past the first blocks.
+        // Long enough for the cursor to pass the first blocks.
         scene.handle.sleep(Duration::from_millis(300)).await;
         scene.target.delay.hang(Operations::CHANGES);
         let took = scene.write(0, 77).await;
@@ -106,7 +106,7 @@ fn a_target_that_fails_now_and_then_costs_time_only() {
 
 #[test]
 fn a_target_that_held_something_else_holds_the_volume_and_nothing_else_afterwards() {
-    // What the caller says of the target, and whether the copy is right then: the rule is what makes it right.
+    // The declared content of the target decides whether the copy is right.
     for (said, is_right) in [(TargetContent::Unknown, true), (TargetContent::Zero, false)] {
         play(move |mut scene| async move {
             scene.target_content = said;
@@ -115,7 +115,7 @@ fn a_target_that_held_something_else_holds_the_volume_and_nothing_else_afterward
             let dirty = scene.target.memory.write(0, dirt, Durability::Volatile).await;
             dirty.unwrap_or_else(|error| panic!("{error}"));
             let (_, outcome) = scene.migrate();
-            // Guests write, discard and zero meanwhile, into what is a hole and what is not.
+            // Guests write, discard and zero meanwhile, in holes and in data.
             scene.write(300, 201).await;
             let range = block::ByteRange::new(4 * 4096, 4 * 4096);
             scene.device().discard(range).await.unwrap_or_else(|error| panic!("{error}"));
@@ -246,11 +246,11 @@ fn discarded_and_zeroed_ranges_read_as_zeroes_at_the_target() {
 #[test]
 fn writes_into_holes_ahead_of_the_cursor_arrive() {
     play(|scene| async move {
-        // Sparse: one block in sixteen.
+        // The volume is sparse: one block in sixteen.
         for block in (0..SIZE / 4096).step_by(16) {
             scene.write(block, 5).await;
         }
-        // All the while, the copying does not come to its end.
+        // The copying does not end meanwhile.
         let (driver, outcome) = scene.migrate_slowly(128 << 10);
         for block in (1..SIZE / 4096).step_by(7) {
             scene.write(block, 6).await;
@@ -311,7 +311,7 @@ fn a_write_that_an_earlier_migration_let_through_is_not_missed_by_the_next() {
         scene.handle.sleep(Duration::from_millis(10)).await;
         driver.cancel();
         assert_eq!(scene.outcome(&outcome).await, Outcome::Cancelled);
-        // The write is in a stack that is two changes old when this one begins.
+        // The write is in a stack that is two changes old when this migration begins.
         let (_, outcome) = scene.migrate();
         scene.handle.sleep(Duration::from_millis(100)).await;
         scene.source.delay.release();
@@ -340,7 +340,7 @@ fn a_guest_does_not_notice_a_target_that_fails_its_trial() {
         scene.target.delay.hang(Operations::of(&[Operation::Read]));
         let (driver, outcome) = scene.migrate();
         scene.reach(&driver, migration::Phase::Committing).await;
-        // It comes while the target is on trial, and is answered by the source, which has the volume back.
+        // It arrives during the target's trial; the source, which has the volume back, answers it.
         let read = scene.device().read(0, Buffer::zeroed(4096)).await;
         assert_eq!(read.map(|buffer| buffer.as_slice()[0]), Ok(1));
         assert!(matches!(scene.outcome(&outcome).await, Outcome::HandedBack { .. }));

@@ -1,4 +1,4 @@
-//! What a device of another host promises, and what becomes of it when the line breaks.
+//! Tests the promises of another host's device, and a broken line.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -25,10 +25,9 @@ use migration::{HostId, VolumeId};
 use super::support::{SIZE, play};
 
 const VOLUME: VolumeId = VolumeId([7; 16]);
-/// Each message takes between none and so many milliseconds: what is sent later may arrive earlier.
+/// The longest journey of a message in milliseconds: each takes a random time, so messages overtake each other.
 const JOURNEY_MAX_MS: u64 = 7;
 
-/// One direction of a line between two ends on one executor.
 struct Wire {
     handle: Handle,
     arrivals: mpsc::UnboundedSender<ChannelEvent>,
@@ -38,14 +37,14 @@ struct Wire {
 pub(crate) struct WireState {
     sent: Cell<u64>,
     pub(crate) is_cut: Cell<bool>,
-    /// What whoever is at the other end understands.
+    /// The capabilities of the other end.
     pub(crate) capabilities: Cell<Capabilities>,
-    /// Bytes of payload that have arrived and are held, and how many that may be.
+    /// Bytes of arrived payload that are held.
     held: Cell<usize>,
     window: Cell<usize>,
-    /// What waits for others to let go of what has arrived.
+    /// Messages that wait for credit.
     queued: RefCell<VecDeque<(Bytes, Bytes)>>,
-    /// What was sent while the line was cut.
+    /// Messages that were sent while the line was cut.
     kept: RefCell<VecDeque<(Bytes, Bytes)>>,
 }
 
@@ -79,7 +78,7 @@ impl Channel for Wire {
 }
 
 impl Wire {
-    /// Carries what there is credit for; the rest waits until something that has arrived is let go of.
+    /// Carries messages as far as there is credit; the rest waits for released payloads.
     fn carry(&self) {
         let state = &self.state;
         loop {
@@ -110,7 +109,7 @@ impl Wire {
     }
 }
 
-/// What an end was told.
+/// The events that an end received.
 #[derive(Default)]
 struct Heard(RefCell<Vec<String>>);
 
@@ -141,9 +140,7 @@ pub(crate) struct Ends {
     heard: Rc<Heard>,
     to_near: mpsc::UnboundedSender<ChannelEvent>,
     to_far: mpsc::UnboundedSender<ChannelEvent>,
-    /// What the near end sends on.
     pub(crate) line: Rc<WireState>,
-    /// What the far end sends on.
     pub(crate) line_back: Rc<WireState>,
 }
 
@@ -168,7 +165,7 @@ impl Ends {
         Self { near, far, service, memory, heard, to_near, to_far, line, line_back }
     }
 
-    /// The line works again: what the near end has sent meanwhile arrives.
+    /// Mends the line: messages that the near end sent meanwhile arrive.
     pub(crate) fn mend(&self) {
         self.line.is_cut.set(false);
         for (head, payload) in self.line.kept.take() {
@@ -176,21 +173,21 @@ impl Ends {
         }
     }
 
-    /// A volume that the far end has.
+    /// Returns a volume of the far end.
     pub(crate) fn volume(&self, handle: &Handle, volume: VolumeId) -> Rc<PeerVolume> {
         let geometry = self.memory.geometry();
         PeerVolume::new(Rc::clone(&self.near), volume, geometry, handle.clone(), BufferPool::new())
     }
 
-    /// The far end's process is another one, and so, to it, is the near end's.
+    /// Restarts the far end's process; to that process, the near end is a new one as well.
     pub(crate) fn restart_far(&self) {
         for end in [&self.to_near, &self.to_far] {
-            // An end that is gone hears nothing.
+            // An end that is gone receives nothing.
             let _ = end.unbounded_send(ChannelEvent::PeerRestarted);
         }
     }
 
-    /// Bytes of payload that either end may have and not have let go of.
+    /// Limits the bytes of payload that either end may hold.
     fn limit_to(&self, bytes: usize) {
         self.line.window.set(bytes);
         self.line_back.window.set(bytes);
@@ -238,7 +235,7 @@ fn a_volume_of_another_host_keeps_the_contract() {
     });
 }
 
-/// As much as an export lets a client ask for.
+/// The largest request that an export accepts.
 const LARGEST: usize = 32 << 20;
 
 #[test]
@@ -293,7 +290,7 @@ fn a_peer_that_sends_without_end_is_given_no_credit_back_for_more_than_is_set_as
         let stuck = Rc::new(Gate::new(Rc::new(MemoryStore::new(LARGEST as u64))));
         stuck.set_mode(GateMode::Hold);
         ends.service.offer(Address::Owner(VOLUME.0), Rc::clone(&stuck) as Rc<dyn BlockDevice>);
-        // As no host of ours does, which waits for answers.
+        // A correct host would wait for answers instead.
         let credit = Arc::new(());
         for call in 1..=CALLS {
             let operation = Operation::Write { offset: 0, durable: false };

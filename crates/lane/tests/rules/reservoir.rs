@@ -1,4 +1,4 @@
-//! What a volume was when it left, read by its new owner: when, and for whom.
+//! Tests when a reservoir serves its new owner, and which reads.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,7 +16,7 @@ const BLOCK: usize = 4096;
 /// Longer than any read takes here.
 const MOMENT: Duration = Duration::from_secs(60);
 
-/// What a migration's target reads for its guests, and of itself.
+/// Returns the devices for guests' reads and for background reads.
 fn devices(
     scene: &Scene,
     reservoir: &Rc<Reservoir>,
@@ -31,7 +31,7 @@ async fn read(device: &Rc<dyn BlockDevice>) -> Result<(), IoError> {
     device.read(0, BufferPool::new().take(BLOCK)).await.map(drop)
 }
 
-/// Begins to read, and tells when that is done.
+/// Begins to read; the cell holds whether the read has ended.
 fn begin_to_read(scene: &Scene, device: &Rc<dyn BlockDevice>) -> Rc<Cell<bool>> {
     let (is_read, device) = (Rc::<Cell<bool>>::default(), Rc::clone(device));
     let done = Rc::clone(&is_read);
@@ -52,7 +52,7 @@ fn after_a_restart_only_what_guests_wait_for_is_read_before_the_migration_goes_o
         reservoir.rest(Rest::Resume);
         scene.handle.sleep(MOMENT).await;
         assert!(is_read.get());
-        // One that is open stays as it is.
+        // An open reservoir stays as it is.
         reservoir.reopen(DEPARTURE, Rc::clone(&scene.source.device));
         read(&background).await.unwrap();
     });

@@ -1,5 +1,5 @@
-//! A lane without a thread: a volume over a memory store that can be made to fail or hang, a target likewise, and a
-//! clock that jumps from deadline to deadline.
+//! A lane without a thread: a volume over a memory store that can fail or hang, such a target, and a clock that jumps
+//! from deadline to deadline.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -26,7 +26,6 @@ use migration::recovery::Retirement;
 use migration::strategy::Strategy;
 use migration::{CommitFault, MigrationId, PacingSettings, Phase, Progress, VolumeId};
 
-/// Size of the volume in bytes.
 pub(crate) const SIZE: u64 = 8 << 20;
 /// The generation that the volume begins with.
 pub(crate) const GENERATION: Generation = Generation(3);
@@ -46,27 +45,25 @@ pub(crate) struct Store {
     pub(crate) growth: Rc<RefCell<GrowthSwitch>>,
 }
 
-/// A volume, its source store and a target store.
 pub(crate) struct Scene {
     pub(crate) handle: Handle,
     pub(crate) control: Rc<Remembering>,
     pub(crate) source: Store,
     pub(crate) target: Store,
-    /// What migrations are told of the target.
+    /// The content of the target, as declared to migrations.
     pub(crate) target_content: TargetContent,
     pub(crate) volume: Rc<Volume>,
 }
 
-/// A control plane that remembers what it was asked for.
+/// A control plane that remembers its orders.
 #[derive(Default)]
 pub(crate) struct Remembering {
     pub(crate) records: RefCell<Vec<Record>>,
     pub(crate) progress: RefCell<Vec<Progress>>,
     pub(crate) retired: RefCell<Vec<ImageLocation>>,
     pub(crate) discarded: RefCell<Vec<ImageLocation>>,
-    /// How long each commit takes.
     pub(crate) commits_take: Cell<Duration>,
-    /// Whose time that is.
+    /// The clock of these commits.
     clock: RefCell<Option<Handle>>,
 }
 
@@ -94,18 +91,16 @@ impl Scene {
         self.volume.device()
     }
 
-    /// Serves the volume from another device.
     pub(crate) fn replace_source(&mut self, device: Rc<dyn BlockDevice>) {
         let aligner = Aligner::new(BufferPool::new(), self.handle.clone());
         self.volume = Volume::new(VolumeId([7; 16]), BlockSize::DEFAULT, GENERATION, device, aligner);
     }
 
-    /// Starts a migration at full speed; its outcome is there when it has ended.
+    /// Starts a migration at full speed; the cell holds its outcome once it has ended.
     pub(crate) fn migrate(&self) -> (SourceHandle, Rc<RefCell<Option<Outcome>>>) {
         self.migrate_paced(PacingSettings::default())
     }
 
-    /// Starts a migration that takes a while.
     pub(crate) fn migrate_slowly(
         &self,
         bytes_per_second: u64,
@@ -145,7 +140,6 @@ impl Scene {
         (source, outcome)
     }
 
-    /// Waits until a migration has ended.
     pub(crate) async fn outcome(&self, outcome: &Rc<RefCell<Option<Outcome>>>) -> Outcome {
         loop {
             if let Some(outcome) = outcome.borrow_mut().take() {
@@ -155,9 +149,9 @@ impl Scene {
         }
     }
 
-    /// Waits until a migration has come to a phase, or past it.
+    /// Waits until a migration has reached a phase, or passed it.
     pub(crate) async fn reach(&self, driver: &SourceHandle, phase: Phase) {
-        // Most phases begin and end at one instant of this clock: it moves only when all is done that can be.
+        // Most phases begin and end at one instant of this clock, which moves only when all tasks are idle.
         const LOOKS: u32 = 1000;
         loop {
             for _ in 0..LOOKS {
@@ -170,7 +164,6 @@ impl Scene {
         }
     }
 
-    /// Migrates, without any guest.
     pub(crate) async fn migrate_to_the_end(&self) -> Outcome {
         let (_, outcome) = self.migrate();
         self.outcome(&outcome).await
@@ -184,7 +177,6 @@ impl Scene {
         self.handle.now() - began
     }
 
-    /// Fills the first `blocks` blocks of 4 KiB.
     pub(crate) async fn fill(&self, blocks: u64) {
         for block in 0..blocks {
             self.write(block, (block % 250) as u8 + 1).await;
@@ -201,12 +193,11 @@ impl Store {
         Self { device: Rc::new(elastic), memory, fault, delay, growth }
     }
 
-    /// Size of the store in bytes.
     pub(crate) fn memory_size(&self) -> u64 {
         self.memory.geometry().size
     }
 
-    /// All bytes of the store, past its filters.
+    /// Returns all bytes of the store, past its filters.
     pub(crate) async fn content(&self) -> Vec<u8> {
         let buffer = Buffer::zeroed(usize::try_from(self.memory_size()).unwrap());
         self.memory.read(0, buffer).await.unwrap().as_slice().to_vec()
@@ -217,7 +208,6 @@ pub(crate) fn location(name: &str) -> ImageLocation {
     ImageLocation::raw_file(name, format!("/{name}.img"))
 }
 
-/// The bytes of block `block` of 4 KiB.
 pub(crate) fn block_range(block: u64) -> ByteRange {
     ByteRange::new(block * 4096, 4096)
 }
@@ -234,7 +224,7 @@ impl Control for Remembering {
         })
     }
 
-    /// The VM is paused at once, and its hypervisor never has done with it.
+    /// Pauses the VM at once, and never completes.
     fn stop_vm(&self, _: MigrationId, paused: oneshot::Sender<()>) -> LaneFuture<Result<(), VmFault>> {
         paused.send(()).unwrap();
         Box::pin(pending())
@@ -257,7 +247,7 @@ impl Control for Remembering {
     }
 }
 
-/// A driver for tests: nothing ever completes from outside, so the clock jumps to the next deadline.
+/// A driver for tests: no event comes from outside, so the clock jumps to the next deadline.
 #[derive(Default)]
 struct JumpingClock {
     now: Cell<Duration>,

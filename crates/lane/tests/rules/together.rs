@@ -1,5 +1,5 @@
-//! Volumes that leave together, of which one is on a thread that is slow to hear: a restart of the target's host counts from
-//! the moment at which the driver hears of it. And with a VM: what its hypervisor still wants of them is not held.
+//! Tests volumes that leave together, one of them on a slow thread: a restart of the target's host counts from when the driver
+//! learns of it. With a VM, the last requests of its hypervisor are not held.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -24,17 +24,16 @@ use rustix::io::Errno;
 
 use crate::support::{GENERATION, LIMITS, Scene, Store, location, play};
 
-/// Longer than a try at the handover and the pause before it take.
+/// Longer than an attempt at the handover and the pause before it.
 const LONG: Duration = Duration::from_millis(300);
 
-/// Two volumes on their way, what their target has been told, and how much of a hurry the first one's line was in, in turn.
+/// Two volumes in migration, the messages to their target, and the priorities of the first one's line in turn.
 struct Together {
     driver: SourceHandle,
     told: Rc<RefCell<Vec<ToTarget>>>,
     boosts: Rc<RefCell<Vec<PriorityBoost>>>,
 }
 
-/// A line that nothing is sent on.
 struct Quiet {
     boosts: Rc<RefCell<Vec<PriorityBoost>>>,
 }
@@ -52,7 +51,7 @@ impl Channel for Quiet {
 }
 
 impl Together {
-    /// Begins; what is returned is the other volume's thread, which hears nothing before it is run.
+    /// Begins; the returned future is the other volume's thread, which receives nothing before it runs.
     fn begin(scene: &Scene, moves: Moves) -> (Self, impl Future<Output = ()> + use<>) {
         let (source, target) = (Store::new(&scene.handle), Store::new(&scene.handle));
         let aligner = Aligner::new(BufferPool::new(), scene.handle.clone());
@@ -105,7 +104,7 @@ impl Together {
         (Self { driver: source, told, boosts }, follows)
     }
 
-    /// Waits until the target is asked to promise, and says for which try.
+    /// Waits until the target is asked to prepare; returns the attempt.
     async fn asked(&self, scene: &Scene) -> Attempt {
         loop {
             let found = self.told.borrow().iter().rev().find_map(|message| match message {
@@ -127,7 +126,7 @@ fn nothing_is_released_on_the_word_of_a_target_that_has_restarted_since() {
         let (group, follows) = Together::begin(&scene, Moves::Volumes);
         scene.handle.spawn(follows);
         let attempt = group.asked(&scene).await;
-        // Both are there before the driver is.
+        // Both arrive before the driver runs.
         group.driver.peer_restarted();
         group.driver.deliver(ToSource::Prepared(attempt));
         scene.handle.sleep(LONG).await;
@@ -142,7 +141,7 @@ fn what_a_volume_says_that_has_not_heard_of_a_restart_begins_no_handover() {
         scene.fill(64).await;
         let (group, follows) = Together::begin(&scene, Moves::Volumes);
         group.driver.peer_restarted();
-        // Meanwhile the other volume's copying comes to its end, and says so.
+        // Meanwhile the other volume's copying ends, and reports that.
         scene.handle.sleep(LONG).await;
         let attempts = scene.control.progress.borrow().last().unwrap().attempt;
         assert_eq!((attempts, group.told.borrow().len()), (0, 0));
@@ -176,7 +175,7 @@ fn disks_that_fall_behind_while_memory_is_sent_go_before_it_until_they_have_caug
         let (group, follows) = Together::begin(&scene, Moves::Vm);
         scene.handle.spawn(follows);
         group.asked(&scene).await;
-        // It ends the early try: the memory is still sent, and the gates are open.
+        // It ends the early attempt: the memory is still sent, and the gates are open.
         scene.write(0, 7).await;
         group.boosts.borrow_mut().clear();
         let fails_once = FaultRule {
