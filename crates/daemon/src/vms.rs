@@ -1,4 +1,4 @@
-//! VMs of this host: what they are, whether they run, and how they come and go.
+//! The VMs of this host: their definitions and states, and how they come and go.
 //!
 //! ```text
 //!            add                start                       SHUTDOWN
@@ -8,12 +8,12 @@
 //!
 //!   standing:   Home ── leaving() ──► Leaving ── left() ──► nothing      stayed(): Home
 //!               nothing ── prepare_arrival() ──► Arriving ── arrived() ──► Home     abandon_arrival(): nothing
-//!   adopted:    nothing ── take_in() ──► Home, until it leaves or stays                 let_go(): nothing, QEMU goes on
+//!   adopted:    nothing ── take_in() ──► Home, until it leaves or stays                 let_go(): nothing, QEMU runs on
 //! ```
 //!
-//! QEMU is a child that outlives the daemon: after a restart it is found again by its monitor's socket, and the kernel says
-//! which process that is. What a VM does is asked of QEMU, not remembered. Who moves a VM, and when, is not
-//! decided here: the migration says so by [`Vms::leaving`] and the others.
+//! QEMU is a child process that outlives the daemon. After a restart the daemon finds it by its monitor's socket, and the
+//! kernel says which process that is. The state of a VM is asked of QEMU, not remembered. Migrations decide when a VM moves,
+//! and call [`Vms::leaving`] and the others.
 
 mod adoptions;
 mod arrival;
@@ -69,35 +69,34 @@ use crate::config::MachinesConfig;
 use crate::files::sockets::{Grants, SocketFolder};
 use crate::journal::now_unix_ms;
 
-/// Folder in the data folder: one of each VM, with its files and its log.
+/// The folder in the data folder that has a folder for each VM, with its files and its log.
 const FOLDER: &str = "vms";
-/// Folder beside that of the volumes' sockets, with the monitors' sockets.
+/// The folder with the monitors' sockets, beside that of the volumes' sockets.
 const MONITORS_FOLDER: &str = "vms";
 /// How long QEMU may take from its start until its monitor answers.
 const START_DEADLINE: Duration = Duration::from_secs(30);
-/// How long QEMU may take to end once it was told to; then it is killed.
+/// How long QEMU may take to end before it is killed.
 const END_DEADLINE: Duration = Duration::from_secs(30);
 
-/// The VMs of this host.
 pub(crate) struct Vms {
     folder: PathBuf,
     monitors: PathBuf,
-    /// Where the sockets of volumes are.
+    /// The folder of the volumes' sockets.
     volume_sockets: PathBuf,
-    /// Why the list cannot be used is kept instead of it.
+    /// `Err` holds why the list could not be loaded.
     catalogue: Result<Catalogue, String>,
-    /// The VMs of others whose disks are served; why the list cannot be used is kept instead of it.
+    /// The adopted VMs; `Err` holds why the list could not be loaded.
     adoptions: Result<Adoptions, String>,
-    /// Whose QEMUs the sockets of volumes are for.
+    /// Which QEMU users may connect to the volumes' sockets.
     grants: Arc<Grants>,
-    /// What VMs of other hosts may name, and whom QEMU runs as.
+    /// The options and folders that other hosts' VMs may name, and the user that QEMU runs as.
     allowed: MachinesConfig,
-    /// Those that are paused for a reason of ours.
+    /// The VMs that Sterna has paused.
     pub(crate) holds: Arc<Holds>,
     entries: Mutex<BTreeMap<String, Entry>>,
-    /// VMs whose disks change hands.
+    /// The VMs whose disks change hands.
     turns: Arc<Mutex<BTreeSet<String>>>,
-    /// Told when what a VM does has changed.
+    /// Notified when a VM's state has changed.
     changed: Notify,
 }
 
@@ -105,26 +104,26 @@ struct Entry {
     record: Record,
     definition: Arc<Definition>,
     life: Life,
-    /// Held by whoever changes the VM.
+    /// Held by the operation that changes the VM.
     operation: Arc<tokio::sync::Mutex<()>>,
-    /// What follows its QEMU to its end.
+    /// The task that watches its QEMU until the end.
     watch: Option<AbortHandle>,
-    /// The other way to its QEMU, once it was asked for, if it has one.
+    /// The second connection to its QEMU, once it was used, if the VM has one.
     lifeline: Option<Arc<Lifeline>>,
 }
 
-/// Whether a VM's QEMU is there.
+/// Whether a VM's QEMU runs.
 #[derive(Clone)]
 pub(crate) enum Life {
     Stopped,
-    /// It has been started, or is looked for, and does not answer yet.
+    /// It was started, or is being searched, and has not answered yet.
     Starting,
     Alive(Alive),
-    /// It has ended by itself; the text says what it said last.
+    /// It has ended unexpectedly; the text is its last output.
     Crashed(String),
 }
 
-/// A QEMU that is there.
+/// A running QEMU.
 #[derive(Clone)]
 pub(crate) struct Alive {
     pub(crate) qemu: Arc<Qemu>,
@@ -136,36 +135,29 @@ pub(crate) struct Known {
     pub(crate) name: String,
     pub(crate) standing: Standing,
     pub(crate) life: Life,
-    /// Its volumes, by name.
     pub(crate) volumes: Vec<String>,
-    /// Its definition, as it was written.
     pub(crate) definition: String,
-    /// Its monitor's socket.
     pub(crate) monitor: PathBuf,
-    /// What QEMU has said; `None`: somebody else has started it.
+    /// QEMU's log; `None`: Sterna has not started the VM.
     pub(crate) log: Option<PathBuf>,
     pub(crate) added_unix_ms: u64,
 }
 
-/// How a VM is ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// Its power button is pressed; if it runs on until the time is over, its power is cut.
+    /// Press the power button; after this time, cut the power.
     PowerButton(Duration),
-    /// Its power is cut.
+    /// Cut the power.
     AtOnce,
 }
 
-/// How a VM has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ended {
-    /// Its guest has shut down.
     ShutDown,
-    /// Its power was cut.
     PowerCut,
 }
 
-/// The right to change what the disks of a VM are over, until it is dropped.
+/// The exclusive right to switch the disks of a VM, until it is dropped.
 pub(crate) struct Turn {
     turns: Arc<Mutex<BTreeSet<String>>>,
     name: String,
@@ -178,28 +170,26 @@ impl Drop for Turn {
 }
 
 impl Alive {
-    /// QEMU's process.
     pub(crate) fn process_id(&self) -> i32 {
         self.process.id()
     }
 }
 
 impl Vms {
-    /// Reads what is known. VMs that were running are looked for by [`Self::find_running`].
-    ///
-    /// The sockets of volumes that are disks of VMs that run are made for whom their QEMUs run as.
+    /// Reads the list of VMs. [`Self::find_running`] then looks for those that were running. The volumes' sockets of running
+    /// VMs are made for the users of their QEMUs.
     pub(crate) fn open(data_dir: &Path, sockets: &SocketFolder, allowed: &MachinesConfig) -> Arc<Self> {
         let catalogue = Catalogue::open(data_dir).map_err(|error| crate::error::with_causes(&error));
         let adoptions = Adoptions::open(data_dir).map_err(|error| crate::error::with_causes(&error));
         let mut entries = BTreeMap::new();
         for record in catalogue.iter().flat_map(Catalogue::list) {
             if record.monitor.is_some() && record.standing == Standing::Home {
-                // It was taken in, and its move never began: it is adopted, and no more.
+                // Its move never began after it was taken in, so it is only adopted.
                 continue;
             }
             match Definition::parse(&record.definition) {
                 Ok(definition) => drop(entries.insert(record.name.clone(), Entry::new(record, definition))),
-                // An older version had other rules: the VM stays in the file, and is not shown.
+                // An older version had other rules. The VM stays in the file and is not shown.
                 Err(error) => {
                     tracing::warn!(vm = %record.name, %error, "a VM's definition is no longer one");
                 }
@@ -225,10 +215,7 @@ impl Vms {
         Arc::new(vms)
     }
 
-    /// Adds a VM. It may sleep.
-    ///
-    /// # Errors
-    /// [`VmError`]; there is no such VM then.
+    /// Adds a VM. May block. After an error there is no such VM.
     pub(crate) fn add(&self, name: &str, text: &str) -> Result<(), VmError> {
         let definition = Definition::parse(text)?;
         let record = Record {
@@ -244,16 +231,13 @@ impl Vms {
         let files = manifest::read_files(definition.files(), &Reader::Administrator)?;
         let tpm_state = definition.tpm_state().map(tpm::read_state).transpose();
         let tpm_state = tpm_state.map_err(|(path, error)| VmError::io("read", &path, error))?;
-        // What could not be sent is not taken.
+        // Refuses what could not be sent to another host.
         let manifest = Manifest { name: name.to_owned(), definition: text.to_owned(), files, needs: None };
         manifest.encode()?;
         self.enter(&record, definition, &manifest.files, tpm_state.as_deref())
     }
 
-    /// Starts a VM and returns when its QEMU answers.
-    ///
-    /// # Errors
-    /// [`VmError`]; it does not run then.
+    /// Starts a VM and returns when its QEMU answers. After an error it does not run.
     pub(crate) async fn start(self: &Arc<Self>, name: &str, sockets: &SocketFolder) -> Result<(), VmError> {
         let _operation = self.operate(name)?;
         if !matches!(self.life(name)?, Life::Stopped | Life::Crashed(_)) {
@@ -263,9 +247,6 @@ impl Vms {
     }
 
     /// Ends a VM and returns when its QEMU has ended.
-    ///
-    /// # Errors
-    /// [`VmError`].
     pub(crate) async fn stop(self: &Arc<Self>, name: &str, ending: Ending) -> Result<Ended, VmError> {
         let _operation = self.operate(name)?;
         if let Life::Starting = self.life(name)? {
@@ -278,10 +259,7 @@ impl Vms {
         self.end(name, &alive, ending).await
     }
 
-    /// Forgets a VM that does not run; its volumes stay. It may sleep.
-    ///
-    /// # Errors
-    /// [`VmError`]; it is there as before then.
+    /// Forgets a VM that does not run; its volumes stay. May block. After an error the VM is unchanged.
     pub(crate) fn remove(&self, name: &str) -> Result<(), VmError> {
         let _operation = self.operate(name)?;
         match self.life(name)? {
@@ -290,30 +268,25 @@ impl Vms {
         }
     }
 
-    /// All VMs, by name.
     pub(crate) fn list(&self) -> Vec<Known> {
         self.entries().values().map(|entry| self.known(entry)).collect()
     }
 
-    /// What is known of a VM.
-    ///
-    /// # Errors
-    /// [`VmError::NotFound`].
     pub(crate) fn get(&self, name: &str) -> Result<Known, VmError> {
         let entries = self.entries();
         let entry = entries.get(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?;
         Ok(self.known(entry))
     }
 
-    /// The VMs whose move was under way when the daemon ended: whoever knows how it went says so by
-    /// [`Self::arrived`], [`Self::left`] and the others.
+    /// Returns the VMs that were moving when the daemon ended. The caller determines how each move ended, and calls
+    /// [`Self::arrived`], [`Self::left`] or the others.
     pub(crate) fn unsettled(&self) -> Vec<(String, Standing)> {
         let entries = self.entries();
         let unsettled = entries.values().filter(|entry| entry.record.standing != Standing::Home);
         unsettled.map(|entry| (entry.record.name.clone(), entry.record.standing)).collect()
     }
 
-    /// The VM that has a volume among its disks.
+    /// Returns the VM that uses a volume.
     pub(crate) fn user_of(&self, volume: &str) -> Option<String> {
         let entries = self.entries();
         let user =
@@ -321,7 +294,7 @@ impl Vms {
         user.map(|entry| entry.record.name.clone())
     }
 
-    /// Tells whether a VM that runs, or is looked for after a start of the daemon, has a volume among its disks.
+    /// Returns whether a volume is a disk of a VM that runs, or that the daemon still looks for after its start.
     pub(crate) fn runs_on(&self, volume: &str) -> bool {
         let runs = |entry: &Entry| matches!(entry.life, Life::Starting | Life::Alive(_));
         let uses = |entry: &Entry| entry.definition.volumes().iter().any(|name| name == volume);
@@ -342,7 +315,7 @@ impl Vms {
         }
     }
 
-    /// Has the disks of VMs that an earlier daemon has started reached by whom their QEMUs run as.
+    /// Lets the QEMU users of all running VMs connect to their disks.
     fn grant_all(&self) {
         for entry in self.entries().values() {
             let Some(user) = qemu_sockets::user(&self.monitor_of(&entry.record)) else { continue };
@@ -354,7 +327,7 @@ impl Vms {
         }
     }
 
-    /// Writes a new VM's files and what its TPM begins with, then the list with it.
+    /// Writes a new VM's files and the initial state of its TPM, then the list.
     fn enter(
         &self,
         record: &Record,
@@ -363,9 +336,9 @@ impl Vms {
         tpm_state: Option<&[u8]>,
     ) -> Result<(), VmError> {
         let catalogue = self.catalogue()?;
-        // Held throughout: a name is taken once.
+        // Held throughout, so that each name is taken once.
         let mut entries = self.entries();
-        // An adopted VM leaves by the name that it was adopted by.
+        // An adopted VM leaves under the name of its adoption.
         let is_adopted = record.monitor.is_none() && self.adoptions()?.get(&record.name).is_some();
         if entries.contains_key(&record.name) || is_adopted {
             return Err(VmError::Exists(record.name.clone()));
@@ -396,23 +369,23 @@ impl Vms {
         Ok(())
     }
 
-    /// Forgets a VM durably; its files stay, and its QEMU is nobody's if it is there.
+    /// Forgets a VM durably; its files stay. Its QEMU may run on without Sterna.
     fn forget(&self, name: &str) -> Result<(), VmError> {
         let mut entries = self.entries();
         self.catalogue()?.remove(name)?;
         if let Some(entry) = entries.remove(name) {
             entry.definition.volumes().iter().for_each(|volume| self.grants.take(volume));
-            // It is connected to the monitor.
+            // The watching task holds the connection to the monitor.
             entry.watch.iter().for_each(AbortHandle::abort);
         }
         drop(entries);
-        // One that goes on without Sterna keeps it, and nobody is to find it.
+        // A QEMU that runs on without Sterna keeps its lifeline, and no daemon is to find it.
         self.remove_lifeline(name);
         self.changed.notify_waiters();
         Ok(())
     }
 
-    /// Changes what is remembered of a VM, durably.
+    /// Changes the record of a VM durably.
     fn record(&self, name: &str, change: impl FnOnce(&mut Record)) -> Result<(), VmError> {
         let mut entries = self.entries();
         let entry = entries.get_mut(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?;
@@ -423,7 +396,7 @@ impl Vms {
         Ok(())
     }
 
-    /// The right to change a VM that is at home; there is one at a time.
+    /// Returns the exclusive right to change a VM that is at home.
     ///
     /// # Errors
     /// [`VmError::NotFound`], [`VmError::Busy`].
@@ -438,10 +411,7 @@ impl Vms {
             .map_err(|_| VmError::Busy { vm: name.to_owned(), why: "is being started, stopped or removed" })
     }
 
-    /// The right to change what the disks of a VM are over, ours or not; there is one at a time.
-    ///
-    /// # Errors
-    /// [`VmError::Busy`].
+    /// Returns the exclusive right to switch the disks of a VM, managed or adopted; fails with [`VmError::Busy`].
     pub(crate) fn turn(&self, name: &str) -> Result<Turn, VmError> {
         let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
         if !turns.insert(name.to_owned()) {
@@ -471,10 +441,7 @@ impl Vms {
         self.folder.join(name)
     }
 
-    /// The VMs of others whose disks are served.
-    ///
-    /// # Errors
-    /// [`VmError::Unusable`].
+    /// Returns the adopted VMs, or [`VmError::Unusable`].
     pub(crate) fn adoptions(&self) -> Result<&Adoptions, VmError> {
         self.adoptions.as_ref().map_err(|problem| VmError::Unusable(problem.clone()))
     }
@@ -491,16 +458,16 @@ impl Vms {
         record.monitor.clone().unwrap_or_else(|| self.own_monitor(&record.name))
     }
 
-    /// Where a VM that Sterna starts has its monitor.
+    /// Returns the monitor's path of a VM that Sterna starts.
     fn own_monitor(&self, name: &str) -> PathBuf {
         self.monitors.join(format!("{name}.qmp"))
     }
 
-    /// The folder of a VM that has a TPM here, and the TPM's socket.
+    /// Returns the folder of a VM that has a TPM here, and the TPM's socket.
     fn tpm(&self, name: &str) -> Option<(PathBuf, PathBuf)> {
         let entries = self.entries();
         let entry = entries.get(name)?;
-        // Of a VM that somebody else has started nothing is here.
+        // A VM that Sterna has not started has no TPM here.
         let is_ours = entry.record.monitor.is_none() && entry.definition.has_tpm();
         is_ours.then(|| (self.vm_folder(name), tpm::socket(&self.own_monitor(name))))
     }
@@ -509,7 +476,7 @@ impl Vms {
         self.vm_folder(name).join("log")
     }
 
-    /// A panic elsewhere does not make the map wrong.
+    /// The map stays consistent after a panic of another holder.
     fn entries(&self) -> MutexGuard<'_, BTreeMap<String, Entry>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -519,7 +486,7 @@ impl Entry {
     fn new(record: Record, definition: Definition) -> Self {
         let life = match &record.fate {
             Fate::Stopped => Life::Stopped,
-            // Until it is found, or not.
+            // Until it is found, or its end is.
             Fate::Started => Life::Starting,
             Fate::Crashed { message } => Life::Crashed(message.clone()),
         };
@@ -528,7 +495,7 @@ impl Entry {
     }
 }
 
-/// What is left of a VM that is gone is only looked at when another gets its name.
+/// Deletes a VM's folder. Leftovers are read only if another VM gets the name.
 fn remove_folder(folder: &Path) {
     match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {

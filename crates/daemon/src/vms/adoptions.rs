@@ -1,7 +1,7 @@
-//! VMs that were started without Sterna and have disks that it serves: which, and what it takes to give them back.
+//! VMs that were started without Sterna and whose disks it serves: which they are, and what is needed to release them.
 //!
-//! Their QEMU is somebody else's: Sterna connects to its monitor when it has something to say, and leaves it to others
-//! otherwise. Of a domain of libvirt the monitor is libvirt's, and libvirt is asked instead.
+//! Sterna did not start their QEMU: it connects to the monitor for a command, and leaves it free otherwise. For a domain of
+//! libvirt the monitor belongs to libvirt, and Sterna asks libvirt instead.
 
 use std::fs::Metadata;
 use std::io;
@@ -15,44 +15,42 @@ use serde::{Deserialize, Serialize};
 use super::proved::ProvedFile;
 use crate::files::listing::{Listed, Listing};
 
-/// The VMs whose disks were adopted.
 pub(crate) type Adoptions = Listing<Adopted>;
 
-/// A VM whose disks were adopted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Adopted {
     pub(crate) name: String,
-    /// Absolute path of its monitor's socket; of a domain of libvirt that of libvirt's.
+    /// The absolute path of its monitor's socket; for a domain of libvirt, the path of libvirt's socket.
     pub(crate) monitor: PathBuf,
-    /// The user that listened at its monitor when it was adopted; `None`: an earlier version adopted it, or libvirt asks it.
+    /// The user that listened at its monitor when it was adopted; `None`: an earlier version adopted it, or libvirt is asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) monitor_user: Option<u32>,
     pub(crate) disks: Vec<AdoptedDisk>,
     pub(crate) added_unix_ms: u64,
-    /// What it is to libvirt; `None`: somebody else has started its QEMU.
+    /// Its libvirt domain; `None`: libvirt did not start its QEMU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) libvirt: Option<LibvirtDomain>,
-    /// Whether its disks were volumes before: nothing was moved under it, and nothing is given back.
+    /// Whether its disks were volumes before, so that a release returns nothing.
     #[serde(default)]
     pub(crate) is_bound: bool,
 }
 
-/// A domain of libvirt whose disks were, or are being, copied to volumes.
+/// A domain of libvirt whose disks are copied to volumes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LibvirtDomain {
-    /// Its name when it was adopted, for people.
+    /// Its name when it was adopted, for messages.
     pub(crate) name: String,
     pub(crate) uuid: String,
-    /// Where volumes for its disks are made; `None`: in the only store.
+    /// The store for the volumes of its disks; `None`: the only store.
     pub(crate) store: Option<String>,
-    /// The user that its QEMU runs as, who may connect to its volumes; `None`: libvirt does not tell.
+    /// The user of its QEMU, which may connect to its volumes; `None`: libvirt does not say.
     pub(crate) user: Option<u32>,
     pub(crate) wanted: Wanted,
-    /// Nothing is under way.
+    /// No operation is under way.
     pub(crate) is_settled: bool,
 }
 
-/// Where the disks of a domain are to be.
+/// The requested side of a domain's disks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Wanted {
@@ -61,20 +59,18 @@ pub(crate) enum Wanted {
     Files,
 }
 
-/// A disk that was adopted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct AdoptedDisk {
-    /// The volume that it is.
     pub(crate) volume: String,
-    /// Tells its nodes in QEMU from those of the VM's other disks.
+    /// Distinguishes its nodes in QEMU from those of the VM's other disks.
     pub(crate) number: u32,
-    /// What the guest sees, by QEMU's name.
+    /// QEMU's name of the device that the guest sees.
     pub(crate) device: String,
-    /// The name that `-drive` gave it; empty with `-blockdev`.
+    /// The name in its `-drive`; empty with `-blockdev`.
     #[serde(default)]
     pub(crate) drive: String,
     pub(crate) node: String,
-    /// The node below that one, where it is known.
+    /// The node below that one, if known.
     #[serde(default)]
     pub(crate) child: Option<String>,
     #[serde(default = "raw")]
@@ -85,27 +81,27 @@ pub(crate) struct AdoptedDisk {
     pub(crate) cache_direct: bool,
     pub(crate) cache_no_flush: bool,
     pub(crate) detect_zeroes: String,
-    /// The files that it was in when it was adopted, the top first: what may be opened for it, and whose they were. Empty for a disk
+    /// The files of the disk when it was adopted, the top first: which may be opened for it, and their owners. Empty for a disk
     /// that an earlier version adopted.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) proved: Vec<ProvedFile>,
-    /// Which file is at `file`: what a domain had until it was adopted, or the copy that was made for it there.
+    /// The identity of the file at `file`: the former disk of a domain, or the copy that was made there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) found: Option<FileIdentity>,
-    /// Whether that file is a copy that was made here.
+    /// Whether that file is a copy that Sterna made.
     #[serde(default)]
     pub(crate) copy: CopyNote,
-    /// The volume's image, which is to be the disk of a domain that is shut off; the volume is removed, or about to be.
+    /// The volume's image that becomes the disk of a domain that is shut off. The volume is removed, or about to be.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) given_back: Option<GivenImage>,
 }
 
-/// Which file something is, whatever its name.
+/// The identity of a file, whatever its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileIdentity {
     pub(crate) device: u64,
     pub(crate) inode: u64,
-    /// When it was made, where the file system keeps that: the number of a file that is gone is given again.
+    /// When the file was made, if the file system keeps that: inode numbers are reused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) made_unix_ns: Option<u64>,
 }
@@ -117,28 +113,25 @@ impl FileIdentity {
         Self { device: metadata.dev(), inode: metadata.ino(), made_unix_ns }
     }
 
-    /// Tells which file has a name, without following a link.
-    ///
-    /// # Errors
-    /// There is none, or the folder cannot be read.
+    /// Returns the identity of the file with a name, and does not follow a link.
     pub(crate) fn at(path: &Path) -> io::Result<Self> {
         std::fs::symlink_metadata(path).map(|metadata| Self::of(&metadata))
     }
 }
 
-/// What is remembered of a copy that was made for a disk.
+/// The state of a copy that was made for a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum CopyNote {
     #[default]
     None,
-    /// No disk was ever over it.
+    /// The disk has never used it.
     Unused,
-    /// The disk was to be over it.
+    /// The disk was ordered to use it.
     Pivoted,
 }
 
-/// An image that is given back as it is.
+/// An image that is released as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct GivenImage {
     pub(crate) file: PathBuf,
@@ -146,13 +139,13 @@ pub(crate) struct GivenImage {
 }
 
 impl Adopted {
-    /// The files that the disk of a volume was in when it was adopted.
+    /// Returns the files of a volume's disk when it was adopted.
     pub(crate) fn proved(&self, volume: &str) -> Vec<ProvedFile> {
         let disk = self.disks.iter().find(|disk| disk.volume == volume);
         disk.map(|disk| disk.proved.clone()).unwrap_or_default()
     }
 
-    /// Whether a volume is one of its disks.
+    /// Returns whether it uses a volume.
     pub(crate) fn uses(&self, volume: &str) -> bool {
         self.disks.iter().any(|disk| disk.volume == volume)
     }
@@ -182,7 +175,7 @@ impl AdoptedDisk {
         }
     }
 
-    /// Remembers a disk of a domain, by what libvirt calls it, with the file that it is, or is to be, in.
+    /// Makes the record of a domain's disk, from libvirt's target name and the file that the disk is in, or will be in.
     pub(crate) fn of_domain(
         target: &str,
         volume: String,
@@ -211,7 +204,7 @@ impl AdoptedDisk {
         }
     }
 
-    /// The disk as QEMU has it, whose uppermost node is `node` at present.
+    /// Returns the disk as QEMU has it, with `node` as its present top node.
     pub(crate) fn disk(&self, node: &BlockNode) -> LocalDisk {
         LocalDisk {
             device: self.device.clone(),
@@ -232,23 +225,23 @@ impl AdoptedDisk {
         }
     }
 
-    /// What its QEMU does with its image.
+    /// Returns how its QEMU uses its image.
     pub(crate) fn used(&self) -> Use {
         if self.is_read_only { Use::Read } else { Use::ReadWrite }
     }
 
-    /// The image that it is to be over, at `path`.
+    /// Returns its image at `path`.
     pub(crate) fn image(&self, path: PathBuf, format: String) -> ImageFile {
         ImageFile { path, format, node: Some(self.node.clone()).filter(|node| is_named(node)) }
     }
 }
 
-/// Whether somebody gave a node its name: those that QEMU makes up begin so.
+/// Returns whether a user named a node: QEMU's own names begin with `#`.
 fn is_named(node: &str) -> bool {
     !node.starts_with('#')
 }
 
-/// Of VMs that were adopted before there was another one.
+/// The format of disks that were adopted before other formats were supported.
 fn raw() -> String {
     "raw".to_owned()
 }

@@ -1,14 +1,14 @@
-//! VMs that leave for another host, and that come from one: the steps, for whoever decides when they are taken.
+//! The steps of a VM that leaves for another host or comes from one. Migrations decide when each is taken.
 //!
 //! ```text
-//!   here                                              there
-//!   leaving() ── manifest ─────────────────────────►  prepare_arrival(): QEMU waits for memory
+//!   here                                              target
+//!   leaving() ── VM description ───────────────────►  prepare_arrival(): QEMU waits for memory
 //!      │  memory, disks, the commit                    │
 //!   left(): QEMU ended, forgotten                   arrived(): at home there
 //!   stayed(): at home                               abandon_arrival(): QEMU ended, forgotten
 //! ```
 //!
-//! A step that is taken twice changes nothing the second time: a restarted daemon may not know how far it was.
+//! Each step can be repeated without effect, because a restarted daemon may not know its progress.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,18 +31,18 @@ use crate::files::sockets::SocketFolder;
 use crate::journal::now_unix_ms;
 use crate::vms::moving::{MoveFault, Terms};
 
-/// What makes QEMU wait for a VM's memory, and not run it by itself.
+/// QEMU's options to wait for a VM's memory, and not to run the VM by itself.
 const WAITING: [&str; 3] = ["-S", "-incoming", "defer"];
 
-/// What a qcow2 image begins with.
+/// The first bytes of a qcow2 image.
 const QCOW2_MAGIC: &[u8] = b"QFI\xfb";
 
-/// What is to be looked at of a VM that may come.
+/// What is checked of a VM before it comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
-    /// Whether it could run.
+    /// Whether the VM could run.
     Everything,
-    /// Whether the files that it finds here are the same.
+    /// Whether the files that the command names are the same.
     Files,
 }
 
@@ -53,10 +53,8 @@ pub(crate) struct Arrival {
 }
 
 impl Vms {
-    /// What another host must be given to run a VM whose volumes hold so many bytes, at most
+    /// Returns the VM description for another host, given how many bytes the VM's volumes hold. It has at most
     /// [`manifest::MANIFEST_BYTES_MAX`] bytes.
-    ///
-    /// # Errors
     /// [`VmError`].
     pub(crate) async fn definition(
         self: &Arc<Self>,
@@ -68,7 +66,7 @@ impl Vms {
                 let definition = Definition::parse(&self.get(name)?.definition)?;
                 Some(needs(&definition, &alive.qemu, volumes).await)
             }
-            // It does not run: what it would need nobody knows.
+            // The needs of a VM that does not run are unknown.
             Err(_) => None,
         };
         let (vms, name) = (Arc::clone(self), name.to_owned());
@@ -84,11 +82,9 @@ impl Vms {
         .await
     }
 
-    /// What another host is told of a VM to look whether it could run it: as [`Self::definition`], of a definition that
-    /// is not kept here if `text` says one, and without its files, which are only looked at; and which way its memory would go.
-    ///
-    /// # Errors
-    /// [`VmError`]: a file of it cannot be read, or they are too large.
+    /// Returns a description without files, with which another host checks whether it could run the VM, and how its memory
+    /// would go. `text` replaces the definition of a VM that is not in the list. Fails if a file cannot be read, or if the
+    /// files are too large.
     pub(crate) async fn announcement(
         self: &Arc<Self>,
         name: &str,
@@ -120,10 +116,7 @@ impl Vms {
         .await
     }
 
-    /// What another host is told of a VM, of which it is given these bytes later, to look at its files only: whether they
-    /// are the same there.
-    ///
-    /// # Errors
+    /// Reduces a description so that the other host compares only the files that the command names.
     /// [`VmError`]: the bytes are none.
     pub(crate) fn files_alone(bytes: &[u8]) -> Result<Vec<u8>, VmError> {
         let manifest = Manifest::decode(bytes)?;
@@ -131,19 +124,14 @@ impl Vms {
         Ok(Manifest { files: Vec::new(), needs, ..manifest }.encode()?)
     }
 
-    /// Looks whether the VM is understood that came as these bytes. It looks at nothing of this host.
-    ///
-    /// # Errors
-    /// [`VmError`]: the bytes are none, or name what they may not.
+    /// Checks that a VM description can be parsed and names nothing forbidden. Reads nothing of this host.
     pub(crate) fn check_announced(&self, bytes: &[u8]) -> Result<(), VmError> {
         self.understand(&Manifest::decode(bytes)?).map(drop)
     }
 
-    /// What of a VM that came as these bytes will not be here as it was there, and what of the files that its command names is
-    /// another one here; and whether all else is to be looked at, too ([`Self::examine`]).
-    ///
-    /// # Errors
-    /// [`VmError`]: the bytes are none, or name what they may not. Nothing of this host was looked at then.
+    /// Returns the differences of an arriving VM: what changes at this host, and which files that its command names differ
+    /// here. Also returns whether [`Self::examine`] is to check everything else. Fails, before it reads anything of this host,
+    /// if the description is malformed or names something forbidden.
     pub(crate) async fn compare_files(&self, bytes: &[u8]) -> Result<(Differences, Scope), VmError> {
         let manifest = Manifest::decode(bytes)?;
         let (definition, changed) = self.understand(&manifest)?;
@@ -156,21 +144,15 @@ impl Vms {
         Ok((differences, scope))
     }
 
-    /// The volumes of a VM that came as these bytes, and its name.
-    ///
-    /// # Errors
-    /// [`VmError`]: the bytes are none.
+    /// Returns the name and the volumes in a VM description.
     pub(crate) fn announced(bytes: &[u8]) -> Result<(String, Vec<String>), VmError> {
         let manifest = Manifest::decode(bytes)?;
         let definition = Definition::parse(&manifest.definition)?;
         Ok((manifest.name, definition.volumes()))
     }
 
-    /// Looks whether this host has what a VM needs that is to come as these bytes; returns what its volumes hold, and on
-    /// which of the wished terms its memory can come.
-    ///
-    /// # Errors
-    /// What is missing, and what to do about it.
+    /// Checks whether this host has what a described VM needs. Returns what its volumes hold, and on which of the requested
+    /// terms its memory can come. The error says what is missing, and what to do about it.
     pub(crate) async fn examine(
         &self,
         bytes: &[u8],
@@ -188,7 +170,7 @@ impl Vms {
         if definition.has_tpm() {
             faults.extend(tpm::fault(needs.tpm).await);
         }
-        // What QEMU's user cannot find is not there for it: no more is told of this host.
+        // A file that QEMU's user cannot reach counts as missing, so that the answer reveals no more of this host.
         let user = self.allowed.runs_as.user();
         let is_there = |path: &Path| held::find(path).is_ok_and(|found| found.is_reached_by(&user));
         faults.extend(
@@ -207,10 +189,8 @@ impl Vms {
         }
     }
 
-    /// Says that a VM begins to leave: nobody else starts, stops or removes it. Returns its QEMU.
-    ///
-    /// # Errors
-    /// [`VmError`]; it is at home as before then.
+    /// Marks a VM as leaving, so that no other operation starts, stops or removes it. Returns its QEMU. After an error it is at
+    /// home.
     pub(crate) async fn leaving(self: &Arc<Self>, name: &str) -> Result<Arc<Qemu>, VmError> {
         let operation = self.operate(name)?;
         let alive = self.alive(name)?;
@@ -219,10 +199,7 @@ impl Vms {
         Ok(alive.qemu)
     }
 
-    /// Says that a VM stays here after all. It is not resumed by this.
-    ///
-    /// # Errors
-    /// [`VmError`].
+    /// Marks a VM that was leaving as staying. Does not resume it.
     pub(crate) async fn stayed(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
         if self.is_somebodys(name) {
             return self.let_go(name).await;
@@ -230,15 +207,12 @@ impl Vms {
         self.stand(name, Standing::Home).await
     }
 
-    /// Says that a VM runs elsewhere: its QEMU here is ended, and it is forgotten with its files.
+    /// Records that a VM runs at its target: ends its QEMU here and forgets the VM with its files.
     ///
-    /// **N.B.** Only after the other host has said that it runs there: nothing here can go on with it from then on.
-    ///
-    /// # Errors
-    /// [`VmError`].
+    /// **N.B.** Only after the target has said that the VM runs there: it cannot run here afterwards.
     pub(crate) async fn left(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
         self.holds.forget(name).await;
-        // First: whose it was is known by what is given up.
+        // First, because `forget` below removes the record of who started it.
         if self.is_somebodys(name) {
             let (vms, name) = (Arc::clone(self), name.to_owned());
             blocking(move || Ok(vms.adoptions()?.remove(&name).map(drop)?)).await?;
@@ -246,12 +220,8 @@ impl Vms {
         self.give_up(name, Standing::Leaving).await
     }
 
-    /// Makes a VM of what another host has sent, and starts its QEMU, which waits for memory that comes on these terms.
-    ///
-    /// Its volumes must have their sockets by then.
-    ///
-    /// # Errors
-    /// [`VmError`]; nothing is left of it here then.
+    /// Makes a VM from another host's description, and starts its QEMU, which waits for memory on these terms. The sockets of
+    /// its volumes must exist. After an error nothing of it is left here.
     pub(crate) async fn prepare_arrival(
         self: &Arc<Self>,
         bytes: &[u8],
@@ -259,7 +229,7 @@ impl Vms {
         sockets: &SocketFolder,
     ) -> Result<Arrival, VmError> {
         let manifest = Manifest::decode(bytes)?;
-        // N.B. also here: what was looked at before may have been another one. What is kept is what was understood.
+        // N.B. checked again: the description of the earlier check may have been another one. Only what was parsed is kept.
         let (definition, _) = self.understand(&manifest)?;
         let Manifest { name, files, .. } = manifest;
         let record = Record {
@@ -294,16 +264,13 @@ impl Vms {
         let more: Vec<&str> = WAITING.into_iter().chain(lifeline).collect();
         let Alive { qemu, .. } = self.launch(name, sockets, &more).await?;
         if terms.post_copy {
-            // N.B. when it is needed its main thread may not answer any more.
+            // N.B. made now: when it is needed, the main thread may not answer.
             self.agree_on_lifeline(name).await?;
         }
         Ok(qemu)
     }
 
-    /// Says that a VM that came is this host's from now on. It is not resumed by this.
-    ///
-    /// # Errors
-    /// [`VmError`].
+    /// Marks a VM that has arrived as this host's. Does not resume it.
     pub(crate) async fn arrived(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
         let (vms, name) = (Arc::clone(self), name.to_owned());
         blocking(move || {
@@ -312,27 +279,20 @@ impl Vms {
         .await
     }
 
-    /// Makes durable that a VM that comes was paused by somebody else, and is to stay so.
+    /// Makes durable that an arriving VM was paused by its user, and stays paused.
     ///
-    /// **N.B.** Before anybody hears that it is loaded: its source may forget it then.
-    ///
-    /// # Errors
-    /// [`VmError`].
+    /// **N.B.** Before the source learns that the VM is loaded: it may then forget the VM.
     pub(crate) async fn note_paused(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
         let (vms, name) = (Arc::clone(self), name.to_owned());
         blocking(move || vms.record(&name, |record| record.stays_paused = true)).await
     }
 
-    /// Whether a VM that comes is to stay paused.
     pub(crate) fn stays_paused(&self, name: &str) -> bool {
         self.entries().get(name).is_some_and(|entry| entry.record.stays_paused)
     }
 
-    /// Writes the files of a VM once more that comes: its guest has changed them since they were sent first. Its QEMU has them open,
-    /// and has not used them yet.
-    ///
-    /// # Errors
-    /// [`VmError`]: they are not the VM's, or cannot be written.
+    /// Writes the files of an arriving VM again: its guest has changed them since they were first sent. Its QEMU has them open,
+    /// and has not used them yet. Fails if they are not the VM's, or cannot be written.
     pub(crate) async fn renew_files(self: &Arc<Self>, name: &str, bytes: Vec<u8>) -> Result<(), VmError> {
         let (vms, name) = (Arc::clone(self), name.to_owned());
         blocking(move || {
@@ -349,20 +309,14 @@ impl Vms {
         .await
     }
 
-    /// Says that a VM does not come: its QEMU is ended, and nothing is left of it here.
-    ///
-    /// # Errors
-    /// [`VmError`].
+    /// Ends the QEMU of a VM that does not come, and deletes everything of the VM here.
     pub(crate) async fn abandon_arrival(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
         self.give_up(name, Standing::Arriving).await
     }
 
-    /// Makes the state of the TPM durable that has come with a VM, if it has one.
+    /// Makes the TPM state durable that has come with a VM, if there is one.
     ///
-    /// **N.B.** Before its source may release it: there it goes with the VM.
-    ///
-    /// # Errors
-    /// [`VmError`].
+    /// **N.B.** Before the source may release the VM: the state there is deleted with it.
     pub(crate) async fn keep_tpm(&self, name: &str) -> Result<(), VmError> {
         let Some((folder, _)) = self.tpm(name) else { return Ok(()) };
         blocking(move || {
@@ -371,7 +325,7 @@ impl Vms {
         .await
     }
 
-    /// Why the TPM of a VM could not go with it; `None`: it can, or there is none.
+    /// Returns why the TPM of a VM cannot move; `None`: it can, or there is none.
     pub(crate) fn tpm_obstacle(&self, name: &str) -> Option<&'static str> {
         let (folder, _) = self.tpm(name)?;
         (!tpm::runs(&folder)).then_some(
@@ -379,22 +333,17 @@ impl Vms {
         )
     }
 
-    /// The QEMU of a VM, whatever its standing.
-    ///
-    /// # Errors
-    /// [`VmError::NotFound`], [`VmError::NotRunning`].
+    /// Returns the QEMU of a VM in any standing.
     pub(crate) fn qemu(&self, name: &str) -> Result<Arc<Qemu>, VmError> {
         Ok(self.alive(name)?.qemu)
     }
 
-    /// What is understood of a VM that another host has described, and what of it will not be here as it was there.
-    ///
-    /// # Errors
-    /// [`VmError`]: it names what it may not.
+    /// Parses another host's VM description. Returns the definition, and what of the VM changes at this host. Fails if the
+    /// description names something forbidden.
     fn understand(&self, manifest: &Manifest) -> Result<(Definition, Vec<String>), VmError> {
         let allowed = Allowed { options: &self.allowed.allow, folders: &self.allowed.folders };
         let (definition, changed) = Definition::of_peer(&manifest.definition, allowed)?;
-        // Its drives are read as plain bytes; at the other host QEMU may have looked for a format.
+        // Its drives are read as raw bytes here; QEMU at the other host may have detected a format.
         let image = manifest.files.iter().find(|(_, content)| content.starts_with(QCOW2_MAGIC));
         if let Some((name, _)) = image {
             let text = format!(
@@ -410,7 +359,7 @@ impl Vms {
         blocking(move || vms.record(&name, |record| record.standing = standing)).await
     }
 
-    /// Ends and forgets a VM that has the standing. It is no error if the VM is gone already.
+    /// Ends and forgets a VM with this standing. Succeeds if the VM is gone already.
     async fn give_up(self: &Arc<Self>, name: &str, standing: Standing) -> Result<(), VmError> {
         let found = match self.get(name) {
             Err(VmError::NotFound(_)) => return Ok(()),
@@ -420,12 +369,12 @@ impl Vms {
             return Err(VmError::Busy { vm: name.to_owned(), why: "is not on its way" });
         }
         if let (Life::Starting, Standing::Arriving) = (self.life(name)?, standing) {
-            // It waits for its disks, and will not answer before they are there. A QEMU that has ended is as good.
+            // It waits for its disks, and will not answer before they exist. If QEMU has ended already, that is fine.
             let _ = self.kill_silent(name).await;
         }
         self.until_found(name).await;
         match (self.life(name)?, standing) {
-            // Nothing of it is of worth here, and the disks that it would end in order with are gone already.
+            // Nothing of it is needed here, and the disks for an orderly end are gone already.
             (Life::Alive(alive), Standing::Arriving) => self.put_down(name, &alive).await,
             (Life::Alive(alive), _) => self.cut_off(name, &alive).await,
             _ => {}
@@ -435,12 +384,12 @@ impl Vms {
     }
 }
 
-/// What a VM of this definition needs, that runs here.
+/// Returns the needs of a running VM with this definition.
 async fn needs(definition: &Definition, qemu: &Qemu, volumes: Vec<(String, u64)>) -> Needs {
     let command = definition.command_anywhere();
     let needs = Needs::of(qemu, &command, volumes).await;
     let tpm = if definition.has_tpm() { tpm::version().await.ok() } else { None };
-    // What cannot be said is not looked at.
+    // What QEMU does not report is not checked.
     let files = match launched("", qemu).await {
         Ok(process) => {
             let user = user_of(&process);
@@ -451,7 +400,7 @@ async fn needs(definition: &Definition, qemu: &Qemu, volumes: Vec<(String, u64)>
     Needs { tpm, files, ..needs }
 }
 
-/// Runs work that may sleep on a helper thread.
+/// Runs work that may block on a helper thread.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, VmError> + Send + 'static,
 ) -> Result<T, VmError> {

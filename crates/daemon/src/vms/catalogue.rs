@@ -1,4 +1,4 @@
-//! The list of VMs, and what is remembered of each.
+//! The list of VMs, with the record of each.
 
 use std::path::PathBuf;
 
@@ -6,42 +6,40 @@ use serde::{Deserialize, Serialize};
 
 use crate::files::listing::{Listed, Listing};
 
-/// The VMs that there are.
 pub(super) type Catalogue = Listing<Record>;
 
-/// What is remembered of a VM.
+/// The record of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) name: String,
-    /// As it was written.
     pub(super) definition: String,
     pub(super) standing: Standing,
     pub(super) fate: Fate,
     pub(super) added_unix_ms: u64,
-    /// The socket of its monitor, if somebody else has started its QEMU: it is here while it leaves.
+    /// The socket of its monitor, if Sterna did not start its QEMU: such a VM is listed while it leaves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) monitor: Option<PathBuf>,
-    /// The number of the user that its QEMU runs as, once it was started as one of its own.
+    /// The user ID of its QEMU, once the VM was started with a user of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) user: Option<u32>,
-    /// It came paused by somebody else, and is to stay so.
+    /// Whether its user had paused it before it came, so that it stays paused.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) stays_paused: bool,
 }
 
-/// Whether a VM is this host's.
+/// Whether a VM belongs to this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Standing {
     Home,
-    /// It comes from another host, and may yet stay there.
+    /// It comes from another host, and may still stay there.
     Arriving,
-    /// It goes to another host, and may yet stay here.
+    /// It leaves for another host, and may still stay here.
     Leaving,
 }
 
 impl Standing {
-    /// What is done with a VM, as part of a sentence.
+    /// Returns why the VM is busy, as part of a sentence.
     pub(super) fn why(self) -> &'static str {
         match self {
             Self::Home => "is at home",
@@ -51,19 +49,16 @@ impl Standing {
     }
 }
 
-/// What has become of a VM's QEMU, as far as it is known.
+/// The last known state of a VM's QEMU.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 pub(super) enum Fate {
     /// It has ended in order, or was never started.
     Stopped,
-    /// It was started, and nobody has seen it end.
+    /// It was started, and no daemon has seen its end.
     Started,
-    /// It has ended in another way.
-    Crashed {
-        /// What it said last.
-        message: String,
-    },
+    /// It has ended unexpectedly.
+    Crashed { message: String },
 }
 
 impl Listed for Record {

@@ -1,4 +1,4 @@
-//! What a VM is: the command that starts it, with places for what differs from host to host.
+//! The definition of a VM: the command that starts it, with placeholders for what differs between hosts.
 //!
 //! ```toml
 //! command = ["qemu-system-x86_64", "-m", "2048", "-qmp", "unix:{qmp},server=on,wait=off",
@@ -12,7 +12,7 @@
 //! vars = "/var/lib/machines/web1.vars"
 //! ```
 //!
-//! A definition is checked when it is added, so that what cannot move is known before anything moves.
+//! A definition is checked when it is added, so that obstacles to a move are known early.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,70 +26,56 @@ use serde::{Deserialize, Serialize};
 use super::VmError;
 use crate::names;
 
-/// Longest definition in bytes: a request that holds one must fit into the API's limit.
+/// The longest definition in bytes: a request with one must fit into the API's limit.
 pub(super) const DEFINITION_BYTES_MAX: usize = 48 << 10;
-/// Words of a command; QEMU's longest have a few hundred.
+/// The longest command in words; QEMU's longest have a few hundred.
 const WORDS_MAX: usize = 2000;
-/// Disks, and files, of one VM.
+/// The number of disks, and of files, of one VM.
 const THINGS_MAX: usize = 64;
 
-/// A VM's definition, checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Definition {
     text: String,
     command: Vec<Template>,
-    /// Volumes by the names of their places.
+    /// Volumes by placeholder name.
     disks: BTreeMap<String, String>,
-    /// Files by the names of their places, as they are where the VM was added.
+    /// Files by placeholder name, with their paths at the host where the VM was added.
     files: BTreeMap<String, PathBuf>,
-    /// The folder of the state that its TPM begins with, where the VM was added.
+    /// The folder of the TPM's initial state, at the host where the VM was added.
     tpm_state: Option<PathBuf>,
 }
 
-/// Why a definition is none, or is one of a VM that cannot move.
+/// Why a definition is invalid, or why its VM cannot move.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DefinitionError {
-    /// It is no TOML, or has other keys.
+    /// The text is not TOML, or has unknown keys.
     #[error("it cannot be read: {0}")]
     Toml(Box<toml::de::Error>),
-    /// Something is out of bounds.
     #[error("{0}")]
     Bounds(String),
-    /// There is no such place.
+    /// The command has an unknown placeholder.
     #[error(
         "there is no place {place}; there are {{qmp}}, {{name}}, {{tpm}}, {{path:NAME}}, and {{disk:NAME}}, {{export:NAME}} and \
          {{file:NAME}} with the names in [disks] and [files]"
     )]
-    UnknownPlace {
-        /// As it is written.
-        place: String,
-    },
-    /// Something is given and not used.
+    UnknownPlace { place: String },
     #[error("[{section}] has {name}, but no word of the command has {{{kind}:{name}}}")]
-    Unused {
-        section: &'static str,
-        /// The kind of place.
-        kind: &'static str,
-        name: String,
-    },
-    /// A TPM is described, and the VM has none.
+    Unused { section: &'static str, kind: &'static str, name: String },
     #[error(
         "there is [tpm], but no word of the command has {{tpm}}: add \"-chardev\", \"socket,id=tpm,path={{tpm}}\", \"-tpmdev\", \
          \"emulator,id=tpm0,chardev=tpm\", \"-device\", \"tpm-crb,tpmdev=tpm0\""
     )]
     UnusedTpm,
-    /// QEMU could not be steered.
+    /// QEMU could not be controlled.
     #[error("no word of the command has {{qmp}}: add \"-qmp\", \"unix:{{qmp}},server=on,wait=off\"")]
     NoMonitor,
-    /// The guest would see errors when the daemon is started again.
+    /// The guest would see errors when the daemon is restarted.
     #[error(
         "the disk {name} has no reconnect-delay: add reconnect-delay=60 to its word, so that a restart of the daemon is a pause"
     )]
     NoReconnect { name: String },
-    /// A file's path is relative.
     #[error("the file {name} must have an absolute path")]
     RelativePath { name: String },
-    /// It could not move.
     #[error(transparent)]
     Unmovable(#[from] Unmovable),
 }
@@ -113,7 +99,6 @@ struct WrittenTpm {
 }
 
 impl Definition {
-    /// Reads and checks a definition.
     pub(crate) fn parse(text: &str) -> Result<Self, DefinitionError> {
         let bounds = |what: &str| Err(DefinitionError::Bounds(what.to_owned()));
         if text.len() > DEFINITION_BYTES_MAX {
@@ -153,17 +138,15 @@ impl Definition {
         Ok(definition)
     }
 
-    /// Reads a definition that another host has sent; the command is written anew from what is understood of it. Returns what
-    /// of the VM will not be here as it was there, too.
+    /// Reads a definition from another host, and writes the command anew from what was parsed. Also returns what of the VM
+    /// changes at this host.
     ///
-    /// **N.B.** This is the only way in for a definition of another host: nothing of this host may be looked at before.
-    ///
-    /// # Errors
-    /// [`VmError`]: it is none, or names what it may not.
+    /// **N.B.** Every definition of another host comes in by this function, before anything of this host is read. Fails if the
+    /// definition is invalid or names something forbidden.
     pub(super) fn of_peer(text: &str, allowed: Allowed<'_>) -> Result<(Self, Vec<String>), VmError> {
         let received = Self::parse(text)?;
         let understood = Understood::read(&received.command_with_places(), allowed)?;
-        // Where a TPM's state began is of use to the host that added the VM only.
+        // The initial state of a TPM is of use only to the host that added the VM.
         let (disks, files) = (received.disks, received.files);
         let written = Written { command: understood.write(), disks, files, tpm: None };
         let text = toml::to_string(&written)
@@ -171,12 +154,11 @@ impl Definition {
         Ok((Self::parse(&text)?, understood.warnings().to_vec()))
     }
 
-    /// As it was written.
     pub(crate) fn text(&self) -> &str {
         &self.text
     }
 
-    /// The names of its volumes, each once.
+    /// Returns the names of its volumes, each once.
     pub(crate) fn volumes(&self) -> Vec<String> {
         let mut volumes: Vec<String> = self.disks.values().cloned().collect();
         volumes.sort();
@@ -184,22 +166,21 @@ impl Definition {
         volumes
     }
 
-    /// The files that go with it, by the names of their places.
+    /// Returns the files that move with it, by placeholder name.
     pub(super) fn files(&self) -> &BTreeMap<String, PathBuf> {
         &self.files
     }
 
-    /// Whether it has a software TPM.
     pub(super) fn has_tpm(&self) -> bool {
         self.command.iter().flat_map(Template::variables).any(|place| place.kind == "tpm")
     }
 
-    /// The folder of the state that its TPM begins with, as it is where the VM was added; `None`: it is a new one.
+    /// Returns the folder of its TPM's initial state, at the host where the VM was added; `None`: the TPM begins empty.
     pub(super) fn tpm_state(&self) -> Option<&Path> {
         self.tpm_state.as_deref()
     }
 
-    /// The command's words, with the sockets of its monitor and of its TPM.
+    /// Returns the words of the command, with the sockets of its monitor and of its TPM.
     pub(super) fn command(
         &self,
         vm: &str,
@@ -217,24 +198,25 @@ impl Definition {
             "disk" => text(&socket(&volume(&place.name))),
             "export" => volume(&place.name),
             "path" => text(&own_path(&place.name)),
-            // Every other place was refused.
+            // Every other placeholder was refused.
             _ => text(&file(&place.name)),
         };
         self.command.iter().map(|word| word.fill(value)).collect()
     }
 
-    /// The command as any host has it: what differs from host to host are relative paths in it.
+    /// Returns the command with relative paths in place of all that differs between hosts.
     pub(super) fn command_anywhere(&self) -> Vec<String> {
         let sockets = (Path::new("monitor"), Path::new("tpm"));
         self.command("", sockets, |volume| volume.into(), |file| file.into(), |path| path.into())
     }
 
-    /// The command with its places as they are written.
+    /// Returns the command with its placeholders.
     pub(super) fn command_with_places(&self) -> Vec<String> {
         self.command.iter().map(|word| word.fill(ToString::to_string)).collect()
     }
 
-    /// The disks whose requests wait too short a time for a daemon that is away for 45 s, with the seconds that they wait.
+    /// Returns the disks whose requests do not wait long enough for a daemon that is away for 45 s, with the seconds that they
+    /// wait.
     pub(crate) fn short_waits(&self) -> Vec<(String, u32)> {
         let mut found = Vec::new();
         for word in &self.command {

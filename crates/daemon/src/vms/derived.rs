@@ -1,7 +1,5 @@
-//! A definition for a VM that somebody else has started, made of the command of its running QEMU.
-//!
-//! What becomes of the command is decided in [`hypervisor::qemu::command_line::derived`]; here it is asked of the running VM,
-//! and written down as a definition.
+//! Derives a definition for an adopted VM from the command of its running QEMU. [`hypervisor::qemu::command_line::derived`]
+//! converts the command; this file asks the running VM and writes the result.
 
 #[cfg(test)]
 mod tests;
@@ -17,18 +15,15 @@ use serde::Serialize;
 use super::definition::DefinitionError;
 use super::{Adopted, AdoptedDisk, Definition, VmError};
 
-/// A VM's definition that was derived.
+/// A derived definition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Derived {
     pub(crate) text: String,
-    /// What does not go along, for people; the guest sees nothing of it.
+    /// What does not move along, for messages; the guest does not notice it.
     pub(crate) left_behind: Vec<String>,
 }
 
-/// Derives the definition of a VM whose disks were adopted.
-///
-/// # Errors
-/// [`DefinitionError`]: what keeps it from moving as a whole.
+/// Derives the definition of an adopted VM. A [`DefinitionError`] says what keeps the VM from moving.
 pub(crate) fn derive(
     adopted: &Adopted,
     process: &Launched,
@@ -45,18 +40,15 @@ pub(crate) fn derive(
     Ok(Derived { text, left_behind: derived.left_behind })
 }
 
-/// Asks the kernel about the process of a VM. It may sleep.
-///
-/// # Errors
-/// [`VmError`]: the kernel does not tell, or not to this user.
+/// Asks the kernel about the process of a VM. May block. Fails if the kernel refuses the answer.
 pub(crate) async fn launched(vm: &str, qemu: &Qemu) -> Result<Launched, VmError> {
     let id = qemu.process();
     let id = id.ok_or_else(|| VmError::Unusable("the kernel names no process".to_owned()))?;
     let looked = tokio::task::spawn_blocking(move || Launched::of(id)).await;
     let looked = looked.map_err(|error| VmError::Unusable(error.to_string()))?;
     let looked = looked.map_err(|source| VmError::Hidden { vm: vm.to_owned(), id, source })?;
-    // N.B. the kernel names whoever began to listen. If that process has ended, its number may be another user's, with all the files
-    // that one has open. A QEMU that gives its rights up itself (-runas) listens as root before.
+    // N.B. the kernel names the process that began to listen. If that process has ended, another user's process may have its
+    // number, and the files that it has open. A QEMU that gives up its privileges itself (-runas) listens as root before.
     match qemu.user() {
         Some(user) if user != looked.owner.0 && user != 0 => {
             let why = format!(
@@ -69,7 +61,7 @@ pub(crate) async fn launched(vm: &str, qemu: &Qemu) -> Result<Launched, VmError>
     }
 }
 
-/// As it is written.
+/// The definition in its TOML form.
 #[derive(Serialize)]
 struct Written {
     command: Vec<String>,
@@ -77,13 +69,12 @@ struct Written {
     files: BTreeMap<String, PathBuf>,
 }
 
-/// The user that a process runs as.
 pub(crate) fn user_of(process: &Launched) -> User {
     let (user, group) = process.owner;
     User { user, groups: std::iter::once(group).chain(process.groups.iter().copied()).collect() }
 }
 
-/// The bytes of a file that the user of a process may read. The command that names it is that user's word.
+/// Returns the size of a file, if the user of the process may read it: that user chose the command that names it.
 fn length(path: &Path, process: &Launched) -> Option<u64> {
     let found = held::find(path).ok().filter(|found| found.lets_read(&user_of(process)))?;
     // The kernel keeps file sizes below 2^63.

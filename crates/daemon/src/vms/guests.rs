@@ -1,11 +1,11 @@
-//! VMs that somebody else has started, while they are among ours: on their way to another host, or given back here.
+//! Adopted VMs while they are in the list of managed VMs, on their way to another host; and VMs that Sterna releases.
 //!
 //! ```text
 //!   adopted ── take_in() ──► Home ── leaving() ──► Leaving ──┬─ left(): its QEMU ended, no longer adopted
-//!                                                            └─ stayed(), let_go(): adopted as before, its QEMU goes on
-//!   Home, started by Sterna ── let_go() ──► its QEMU goes on without
+//!                                                            └─ stayed(), let_go(): adopted as before, its QEMU runs on
+//!   Home, started by Sterna ── let_go() ──► its QEMU runs on without Sterna
 //! ```
-//! The monitor of an adopted VM is ours only for that time: it serves one client at a time.
+//! Sterna holds the monitor of an adopted VM only for that time: a monitor serves one client at a time.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -22,18 +22,16 @@ use super::manifest::{self, Manifest, Reader};
 use super::{Adopted, Definition, Life, VmError, Vms, launched, remove_folder, tpm, user_of};
 use crate::journal::now_unix_ms;
 
-/// In the folder of a VM: what starts it once it has been given back.
+/// The script in a VM's folder that starts the VM after its release.
 const SCRIPT: &str = "start";
-/// The monitor of a VM that was started by the script, in its own folder.
+/// The monitor, in the VM's own folder, of a VM that the script has started.
 const MONITOR: &str = "sterna.qmp";
-/// Only the user that runs the daemon may start it so.
+/// Only the user that runs the daemon may start it that way.
 const SCRIPT_MODE: u32 = 0o700;
 
 impl Vms {
-    /// Takes an adopted VM in, with the definition that was derived of it, so that it can leave.
-    ///
-    /// # Errors
-    /// [`VmError`]; it is adopted as before then.
+    /// Adds an adopted VM with its derived definition to the list, so that it can leave. After an error it is adopted as
+    /// before.
     pub(crate) async fn take_in(
         self: &Arc<Self>,
         adopted: &Adopted,
@@ -67,11 +65,8 @@ impl Vms {
         Ok(())
     }
 
-    /// Writes down how a VM that Sterna has started is started again without it, over the plain images that it has been
-    /// given back, and returns where. It is beside its files; `None`: it has a disk in a way that is not known.
-    ///
-    /// # Errors
-    /// [`VmError`].
+    /// Writes a script that starts a released VM without Sterna, over its plain images, and returns the script's path beside
+    /// the VM's files. `None`: it uses a disk in an unknown way.
     pub(crate) async fn write_script(
         self: &Arc<Self>,
         name: &str,
@@ -79,14 +74,14 @@ impl Vms {
     ) -> Result<Option<PathBuf>, VmError> {
         let known = self.get(name)?;
         let definition = Definition::parse(&known.definition)?;
-        // N.B. as the daemon has started it: who wrote the command may be another host.
+        // N.B. the same user as the daemon uses, because another host may have written the command.
         let user = self.user_for(name, &definition).await?;
         let (vms, name) = (Arc::clone(self), name.to_owned());
         blocking(move || {
             let folder = vms.vm_folder(&name);
             let own = manifest::own_folder(Path::new(""));
             let (files, monitor) = match user {
-                // It finds its files from where it is started, and may make sockets in its own folder only.
+                // QEMU finds its files from its working directory, and may make sockets only in its own folder.
                 Some(_) => (PathBuf::new(), own.join(MONITOR)),
                 None => (folder.clone(), known.monitor.clone()),
             };
@@ -105,7 +100,7 @@ impl Vms {
                 return Ok(None);
             };
             let path = folder.join(SCRIPT);
-            // N.B. the folder is the daemon's: QEMU's user passes through, and changes nothing in it.
+            // N.B. the daemon owns the folder: QEMU's user may pass through it, and change nothing in it.
             let written = std::fs::write(&path, text)
                 .and_then(|()| std::fs::set_permissions(&path, Permissions::from_mode(SCRIPT_MODE)));
             written.map_err(|error| VmError::io("write", &path, error))?;
@@ -114,11 +109,8 @@ impl Vms {
         .await
     }
 
-    /// Forgets a VM that is to go on without Sterna, whatever it does. Its files stay if Sterna has started it: they
-    /// are in use. It is no error if the VM is not known.
-    ///
-    /// # Errors
-    /// [`VmError`].
+    /// Forgets a VM that is to run on without Sterna, in any state. Its files stay if Sterna has started it, because they are
+    /// in use. Succeeds for an unknown VM.
     pub(crate) async fn let_go(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
         let (vms, name) = (Arc::clone(self), name.to_owned());
         blocking(move || {
@@ -133,21 +125,18 @@ impl Vms {
         .await
     }
 
-    /// Lets a VM go that was taken in and does not leave after all.
-    ///
-    /// # Errors
-    /// [`VmError`].
+    /// Removes an adopted VM from the list if it is not leaving after all.
     pub(crate) async fn let_go_unless_leaving(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
         match self.get(name) {
             Ok(known) if known.standing == Standing::Home && self.is_somebodys(name) => {
                 self.let_go(name).await
             }
-            // The task that follows its migration lets it go.
+            // The task of its migration does it.
             _ => Ok(()),
         }
     }
 
-    /// Whether a VM was started by somebody else.
+    /// Returns whether Sterna did not start a VM.
     pub(super) fn is_somebodys(&self, name: &str) -> bool {
         self.entries().get(name).is_some_and(|entry| entry.record.monitor.is_some())
     }

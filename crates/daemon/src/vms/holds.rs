@@ -1,10 +1,10 @@
-//! Guests that this daemon has paused, or may pause: the one place where they are let run again.
+//! Guests that this daemon has paused, or may pause. They are resumed only here.
 //!
 //! ```text
-//!   paused.json   a note of each, durable before the guest may be paused, gone when it was seen to run
+//!   paused.json   a note of each, durable before the guest may be paused, deleted when it was seen to run
 //! ```
-//! What is done when is said by [`migration::vm::hold`]; here it is carried out. It is tried until the guest runs, or its
-//! hypervisor has ended; what keeps it from that is told by [`Holds::why`].
+//! [`migration::vm::hold`] decides the steps, which are carried out here. They are retried until the guest runs, or its
+//! hypervisor has ended. [`Holds::why`] says what keeps a guest from running.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -23,11 +23,10 @@ use super::arrival::blocking;
 use crate::files::listing::{Listed, Listing};
 use crate::journal::now_unix_ms;
 
-/// The guests that are, or may be, paused for a reason of ours.
 pub(crate) struct Holds {
-    /// Why the notes cannot be used is kept instead of them.
+    /// `Err` holds why the notes could not be loaded.
     notes: Result<Listing<Note>, String>,
-    /// Guests of which something is owed by this process.
+    /// Guests that this process still has to resume.
     held: Mutex<BTreeMap<String, Arc<Held>>>,
 }
 
@@ -38,57 +37,50 @@ struct Held {
     why: Mutex<Option<String>>,
 }
 
-/// What is remembered of a guest that may be paused.
+/// The note of a guest that may be paused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Note {
     pub(crate) name: String,
     pub(crate) reason: NotedReason,
-    /// Whether it ran before, and is to run again.
+    /// Whether it ran before, and must run again.
     pub(crate) was_running: bool,
     since_unix_ms: u64,
 }
 
-/// [`Reason`], as it is written.
+/// [`Reason`] in its stored form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum NotedReason {
-    /// [`Reason::Adopt`].
     Adopt,
-    /// [`Reason::Release`].
     Release,
-    /// [`Reason::Move`].
     Move,
-    /// [`Reason::MoveAhead`].
     MoveAhead,
-    /// Nothing of ours: its guest has shut down while it moved.
+    /// No reason of Sterna's: its guest has shut down while it moved.
     HasEnded,
-    /// [`Reason::Resume`].
     Resume,
-    /// [`Reason::Missing`].
     Missing,
 }
 
-/// The hypervisor of a guest, as far as it can be reached.
+/// Whether a guest's hypervisor can be reached.
 pub(crate) enum Reached {
     There(Arc<dyn Hypervisor>),
-    /// It does not, for this reason.
+    /// It does not answer, for this reason.
     Silent(String),
     Ended,
 }
 
-/// What has become of a guest that was to run.
+/// The result of resuming a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ran {
-    /// It runs, or was not to.
+    /// It runs, or was not to run.
     Runs,
-    /// Its hypervisor has ended.
     Ended,
-    /// It may run elsewhere, and must not here.
+    /// It may run at another host, and must not run here.
     Elsewhere,
 }
 
 impl Holds {
-    /// Reads the notes. It may sleep.
+    /// Reads the notes. May block.
     pub(crate) fn open(data_dir: &Path) -> Arc<Self> {
         let notes = Listing::open(data_dir).map_err(|error| crate::error::with_causes(&error));
         if let Err(problem) = &notes {
@@ -101,34 +93,30 @@ impl Holds {
         self.notes.as_ref().map(Listing::list).unwrap_or_default()
     }
 
-    /// The note of a guest.
     pub(crate) fn get(&self, name: &str) -> Option<Note> {
         self.notes.as_ref().ok()?.get(name)
     }
 
-    /// Why a guest that was paused does not run yet; `None`: it does, or nobody has tried.
+    /// Returns why a paused guest does not run yet; `None`: it runs, or resuming was never tried.
     pub(crate) fn why(&self, name: &str) -> Option<String> {
         let held = self.held().get(name).cloned();
         let why = held.and_then(|held| lock(&held.why).clone());
-        // That its reads may be refused is no reason yet.
+        // A note that its reads may be refused is not a reason by itself.
         let note = self.get(name).filter(|note| note.reason != NotedReason::Missing);
         why.or_else(|| note.map(|note| format!("paused {}", note.reason.text())))
     }
 
-    /// Whether it is said why a guest does not run.
+    /// Returns whether a reason is known why a guest does not run.
     pub(crate) fn is_told(&self, name: &str) -> bool {
         self.held().get(name).is_some_and(|held| lock(&held.why).is_some())
     }
 
-    /// Says why a guest does not run yet, or nothing.
+    /// Sets or clears the reason why a guest does not run yet.
     pub(crate) fn tell(&self, name: &str, why: Option<String>) {
         *lock(&self.of(name).why) = why;
     }
 
-    /// Makes durable that a guest may be paused from now on; when this returns it may be.
-    ///
-    /// # Errors
-    /// [`VmError`]: it must not be paused then.
+    /// Makes durable that a guest may be paused. It may be paused once this returns, and not after an error.
     pub(crate) async fn hold(
         self: &Arc<Self>,
         name: &str,
@@ -165,10 +153,9 @@ impl Holds {
         Ok(())
     }
 
-    /// Lets a guest run whose reason to be paused is over; resolves when it was seen to run, however long that takes, or when it
-    /// has ended or must not run here. One of which there is no note is left as it is.
-    ///
-    /// If the future is dropped the guest may be paused, and the note is there.
+    /// Resumes a guest when its reason for a pause has ended. Resolves when it was seen to run, without a time limit, or when
+    /// it has ended or must not run here. Ignores a guest without a note. If the future is dropped, the guest may be paused,
+    /// and the note remains.
     pub(crate) async fn let_run(
         self: &Arc<Self>,
         name: &str,
@@ -190,7 +177,7 @@ impl Holds {
             Duration::ZERO,
             match (note.was_running, is_move) {
                 (true, _) => Event::LetRun,
-                // What moves is given up all the same.
+                // Its move is abandoned all the same.
                 (false, true) => Event::LetStay,
                 (false, false) => Event::Gone,
             },
@@ -213,7 +200,7 @@ impl Holds {
                     match found {
                         Reached::There(vm) => {
                             let done = carry_out(&*vm, &action).await;
-                            // One whose connection has ended is looked for again.
+                            // A hypervisor whose connection has ended is searched again.
                             reached = done.is_ok().then_some(vm);
                             done.unwrap_or_else(|error| Event::Refused(error.to_string()))
                         }
@@ -235,7 +222,7 @@ impl Holds {
                     continue;
                 }
                 Action::Forget => {
-                    // One that has shut down is not let run later either, until it is started.
+                    // A guest that has shut down is not resumed later either, until it is started.
                     if note.reason != NotedReason::HasEnded {
                         self.remove_note(name).await;
                     }
@@ -249,11 +236,8 @@ impl Holds {
         ran
     }
 
-    /// Makes durable what is to become of a guest that is held for a move, because somebody else has paused it, let it run, or shut
-    /// it down meanwhile.
-    ///
-    /// # Errors
-    /// [`VmError`]: it is as it was noted before.
+    /// Makes durable what a guest that is held for a move is to do, because its user has paused, resumed or shut it down
+    /// meanwhile. After an error the earlier note holds.
     pub(crate) async fn note_then(self: &Arc<Self>, name: &str, then: Then) -> Result<(), VmError> {
         let Some(note) = self.get(name) else { return Ok(()) };
         let reason = if then == Then::HasEnded { NotedReason::HasEnded } else { note.reason };
@@ -262,19 +246,16 @@ impl Holds {
         blocking(move || Ok(holds.notes()?.put(&note)?)).await
     }
 
-    /// Looks whether a guest that does this may be let go on.
-    ///
-    /// # Errors
-    /// [`VmError::CannotGoOn`].
+    /// Checks whether a guest in this state may be resumed; fails with [`VmError::CannotGoOn`].
     pub(crate) fn check_can_go_on(&self, name: &str, state: &RunState) -> Result<(), VmError> {
         let has_ended = self.get(name).is_some_and(|note| note.reason == NotedReason::HasEnded);
-        // A hypervisor that has given up a move does not say what its guest did before.
+        // A hypervisor that has abandoned a move does not say what its guest did before.
         let state = if has_ended && *state == RunState::PostMigrate { &RunState::Shutdown } else { state };
         let cannot = |why: &str| VmError::CannotGoOn { vm: name.to_owned(), why: why.to_owned() };
         check_can_go_on(state.as_str()).map_err(cannot)
     }
 
-    /// A guest is not this host's to run any more, or has never been paused.
+    /// Deletes the note of a guest that this host must not resume, or has never paused.
     pub(crate) async fn forget(self: &Arc<Self>, name: &str) {
         let held = self.of(name);
         let mut guard = held.hold.lock().await;
@@ -289,7 +270,7 @@ impl Holds {
         let (holds, removed) = (Arc::clone(self), name.to_owned());
         let done = blocking(move || Ok(holds.notes()?.remove(&removed).map(drop)?)).await;
         if let Err(error) = done {
-            // A later daemon looks at a guest that runs, and does nothing.
+            // A later daemon finds the guest running, and does nothing.
             tracing::warn!(vm = %name, %error, "the note of a VM that was paused is left over");
         }
     }
@@ -324,7 +305,7 @@ async fn look(vm: &dyn Hypervisor) -> Result<Seen, HypervisorError> {
     };
     let running = match vm.run_state().await? {
         RunState::Running => Running::Yes,
-        // N.B. one that waits for its memory would run as soon as it is told to, with whatever it has.
+        // N.B. a guest that waits for its memory would run at once with an incomplete memory.
         RunState::FinishMigrate | RunState::PostMigrate => Running::No,
         state if check_can_go_on(state.as_str()).is_ok() => Running::Paused,
         _ => Running::Ended,
@@ -383,7 +364,7 @@ impl Listed for Note {
     }
 }
 
-/// A panic elsewhere does not make what is locked wrong.
+/// The locked data stays consistent after a panic of another holder.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

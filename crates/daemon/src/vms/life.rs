@@ -1,4 +1,4 @@
-//! From a VM's start to its end: QEMU is started, found again, watched, and ended.
+//! The life of a VM's QEMU: started, found again, watched, and ended.
 
 use std::fs::{DirBuilder, Permissions};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
@@ -23,21 +23,20 @@ use crate::fail_point::{self, Step};
 use crate::files::sockets::SocketFolder;
 use crate::vms::{monitors, qemu_sockets};
 
-/// Only the user that runs the daemon may steer VMs.
+/// Only the user that runs the daemon may control VMs.
 const MONITORS_FOLDER_MODE: u32 = 0o700;
-/// If QEMU runs as another user, it passes through; each socket says who may connect.
+/// A QEMU with another user passes through the folder; the mode of each socket says who may connect.
 const PASSED_FOLDER_MODE: u32 = 0o711;
-/// How long a process may take to end after its monitor has gone, before the monitor is looked for again.
+/// How long a process may take to end after its monitor has gone, before the monitor is searched again.
 const AFTER_MONITOR_DEADLINE: Duration = Duration::from_secs(5);
-/// How often a monitor that does not answer is tried again.
 const MONITOR_INTERVAL: Duration = Duration::from_secs(1);
-/// QEMU's event of an end in order: by its guest, by us, or by a signal from somebody who may.
+/// QEMU's event of an orderly end: by its guest, by Sterna, or by a permitted signal.
 const ORDERLY_END: &str = "SHUTDOWN";
-/// What QEMU tells when a guest that was there still begins anew, or goes on.
+/// QEMU's events when a guest that has shut down starts again or is resumed.
 const BEGINS_ANEW: [&str; 2] = ["RESET", "RESUME"];
 
 impl Vms {
-    /// Looks for the VMs that were running when the daemon ended. Returns at once.
+    /// Begins to look for the VMs that were running when the daemon ended.
     pub(crate) fn find_running(self: &Arc<Self>) {
         let starting = |life: &Life| matches!(life, Life::Starting);
         let names: Vec<String> = {
@@ -59,7 +58,7 @@ impl Vms {
         }
     }
 
-    /// Starts QEMU with more words at the end of its command, and returns when it answers.
+    /// Starts QEMU with further words at the end of its command, and returns when it answers.
     pub(super) async fn launch(
         self: &Arc<Self>,
         name: &str,
@@ -77,7 +76,8 @@ impl Vms {
         let user = self.user_for(name, &definition).await?;
         let user = user.as_ref();
         self.make_room(&definition, (&folder, &monitor), user, sockets)?;
-        // A user of its own finds them from where it is started, and may not pass through what is above.
+        // A QEMU with a user of its own finds them from its working directory, because it may not pass through the folders
+        // above.
         let files = if user.is_some() { PathBuf::new() } else { folder.clone() };
         let mut command = definition.command(
             name,
@@ -91,9 +91,9 @@ impl Vms {
         if let Some(user) = user {
             command = user.command(command);
         }
-        // What an earlier QEMU was paused for is over.
+        // Reasons of an earlier QEMU to be paused have ended.
         self.holds.forget(name).await;
-        // N.B. Before the process: a daemon that is killed in between looks for it at its next start.
+        // N.B. before the process starts, so that a daemon that is killed in between looks for it at its next start.
         self.remember(name, Fate::Started).await?;
         self.set(name, None, Life::Starting);
         let launched = async {
@@ -118,7 +118,7 @@ impl Vms {
                 _ = child.wait() => return Err(self.last_words(name, user)),
             };
             let taken = connected.and_then(|qemu| {
-                // N.B. another VM's QEMU, of the same user, may have listened there before it.
+                // N.B. the QEMU of another VM with the same user may have listened there before.
                 if qemu.process() != process {
                     return Err(VmError::Unusable("another process has the monitor's socket".to_owned()));
                 }
@@ -131,7 +131,7 @@ impl Vms {
                     Ok(alive)
                 }
                 Err(error) => {
-                    // Nothing of it may be left to run by itself.
+                    // No part of it may be left running.
                     if let Err(error) = child.kill().await {
                         tracing::warn!(vm = %name, %error, "a QEMU that does not answer is not killed");
                     }
@@ -155,14 +155,13 @@ impl Vms {
         }
     }
 
-    /// Connects to a QEMU that is being started.
     async fn connect(&self, name: &str, monitor: &Path) -> Result<Qemu, VmError> {
         let made = qemu_sockets::take_out_within(monitor, START_DEADLINE).await;
         made.map_err(|error| VmError::io("use QEMU's socket", monitor, error))?;
         Qemu::connect_within(monitor, START_DEADLINE).await.map_err(VmError::of(name))
     }
 
-    /// Gives QEMU what it needs to run as `user`: its files, a folder for its sockets, and those of its disks.
+    /// Gives QEMU what it needs to run as `user`: its files, a folder for its sockets, and the sockets of its disks.
     fn make_room(
         &self,
         definition: &Definition,
@@ -178,19 +177,18 @@ impl Vms {
         granted.map_err(|error| VmError::Unusable(with_causes(&error)))
     }
 
-    /// Makes the folder of the monitors' sockets, unless it is there.
+    /// Makes the folder of the monitors' sockets, unless it exists.
     pub(super) fn make_monitors_folder(&self) -> Result<(), VmError> {
         let mode = match self.allowed.runs_as {
             RunsAs::Other(_) => PASSED_FOLDER_MODE,
             RunsAs::Daemon | RunsAs::Root => MONITORS_FOLDER_MODE,
         };
         let made = DirBuilder::new().recursive(true).mode(mode).create(&self.monitors);
-        // It may be there from a time when QEMU ran as somebody else.
+        // It may have been made while QEMU ran as another user.
         let made = made.and_then(|()| std::fs::set_permissions(&self.monitors, Permissions::from_mode(mode)));
         made.map_err(|error| VmError::io("make", &self.monitors, error))
     }
 
-    /// Ends a VM that is there.
     pub(super) async fn end(&self, name: &str, alive: &Alive, ending: Ending) -> Result<Ended, VmError> {
         if let Ending::PowerButton(deadline) = ending {
             alive.qemu.power_down().await.map_err(VmError::of(name))?;
@@ -204,7 +202,7 @@ impl Vms {
         Ok(Ended::PowerCut)
     }
 
-    /// Ends QEMU, one way or the other.
+    /// Ends QEMU: by its monitor, or else by a signal.
     pub(super) async fn cut_off(&self, name: &str, alive: &Alive) {
         let quit = async {
             alive.qemu.quit().await?;
@@ -221,7 +219,7 @@ impl Vms {
 
     /// Kills a QEMU that has nothing to lose.
     pub(super) async fn put_down(&self, name: &str, alive: &Alive) {
-        // Its end is no news.
+        // Its end need not be reported.
         if let Some(watch) = self.entries().get_mut(name).and_then(|entry| entry.watch.take()) {
             watch.abort();
         }
@@ -232,10 +230,8 @@ impl Vms {
         self.set(name, Some(alive), Life::Stopped);
     }
 
-    /// Kills a QEMU that an earlier daemon started and whose monitor does not answer.
-    ///
-    /// # Errors
-    /// [`VmError::NotRunning`]: it has no process.
+    /// Kills a QEMU that an earlier daemon started and whose monitor does not answer. Fails with [`VmError::NotRunning`] if
+    /// there is no process.
     pub(super) async fn kill_silent(&self, name: &str) -> Result<(), VmError> {
         let process = Process::of_log(&self.log(name));
         let process = process.ok_or_else(|| VmError::NotRunning(name.to_owned()))?;
@@ -245,14 +241,14 @@ impl Vms {
         Ok(())
     }
 
-    /// Remembers what has become of a VM's QEMU.
+    /// Records the state of a VM's QEMU.
     pub(super) async fn remember(self: &Arc<Self>, name: &str, fate: Fate) -> Result<(), VmError> {
         let (vms, name) = (Arc::clone(self), name.to_owned());
         let remembered = tokio::task::spawn_blocking(move || vms.record(&name, |record| record.fate = fate));
         remembered.await.unwrap_or_else(|error| Err(VmError::Unusable(error.to_string())))
     }
 
-    /// Takes hold of the process behind a monitor.
+    /// Opens the process behind a monitor.
     pub(super) fn take(&self, name: &str, qemu: Qemu) -> Result<Alive, VmError> {
         let monitor = self.monitor(name);
         let id = qemu.process().ok_or_else(|| VmError::Unusable("the kernel names no process".to_owned()))?;
@@ -261,25 +257,25 @@ impl Vms {
         Ok(Alive { qemu: Arc::new(qemu), process: Arc::new(process) })
     }
 
-    /// Finds a VM by its monitor; `None`: nobody listens there, and its process has ended.
+    /// Finds a VM by its monitor; `None`: no process listens there, and the VM's process has ended.
     ///
-    /// A QEMU whose disk waits for the daemon may be silent for a while: it is waited for. So is one that does not listen
-    /// yet: the daemon may have been killed just after it had started it. **N.B.** A VM that is taken for ended is
-    /// started anew, and then there are two.
+    /// Waits for a QEMU that does not answer, because its disk may wait for the daemon, and for one that does not listen yet,
+    /// because the daemon may have been killed just after it had started QEMU. **N.B.** A VM wrongly taken for ended would be
+    /// started a second time.
     async fn find(&self, name: &str) -> Option<(Alive, Events)> {
-        // So that what it tells there is read.
+        // Opened so that its output is read.
         let _ = self.lifeline(name);
         let mut is_told = false;
         let monitor = self.monitor(name);
         loop {
-            // The daemon that started it may have been killed before it did that.
+            // The daemon that started it may have been killed before it did this.
             if let Err(error) = qemu_sockets::take_out(&monitor) {
                 tracing::warn!(vm = %name, %error, "the VM's monitor cannot be used");
             }
             match monitors::connect(&monitor).await {
                 Ok(qemu) => {
                     let events = qemu.events();
-                    // That it answers after its process was taken hold of proves that it is the one.
+                    // An answer after its process was opened proves that it is the right process.
                     if let Ok(alive) = self.take(name, qemu)
                         && alive.qemu.status().await.is_ok()
                     {
@@ -302,7 +298,7 @@ impl Vms {
         }
     }
 
-    /// Follows a VM to its end, in a task of its own.
+    /// Watches a VM until its end, in a task of its own.
     pub(super) fn watch(self: &Arc<Self>, name: String, mut alive: Alive, mut events: Events) {
         let (vms, watched) = (Arc::clone(self), name.clone());
         let watch = tokio::spawn(async move {
@@ -310,7 +306,7 @@ impl Vms {
             loop {
                 match events.next().await {
                     Heard::Event(event) if event.name == ORDERLY_END => is_orderly = true,
-                    // It was left after its shutdown (`-no-shutdown`), and has been started anew since.
+                    // It was kept after its shutdown (`-no-shutdown`), and has been started again since.
                     Heard::Event(event) if BEGINS_ANEW.contains(&event.name.as_str()) => is_orderly = false,
                     Heard::Event(_) => {}
                     Heard::Missed(_) => {}
@@ -318,7 +314,7 @@ impl Vms {
                         if timeout(AFTER_MONITOR_DEADLINE, alive.process.ended()).await.is_ok() {
                             break;
                         }
-                        // The process is there without its monitor: it was cut off.
+                        // The process exists without its monitor, whose connection was lost.
                         let Some((found, heard)) = vms.find(&name).await else {
                             alive.process.ended().await;
                             break;
@@ -334,7 +330,7 @@ impl Vms {
         }
     }
 
-    /// Takes note of a VM's end.
+    /// Records a VM's end.
     async fn ended(self: &Arc<Self>, name: &str, alive: Option<&Alive>, is_orderly: bool) {
         self.tpm_ended(name).await;
         let (life, fate) = if is_orderly {
@@ -357,16 +353,16 @@ impl Vms {
         self.set(name, alive, life);
     }
 
-    /// Ends a VM whose memory is lost, if it still is `of`, and remembers why. `None`: it has not answered since this
+    /// Ends a VM whose memory is lost, if its QEMU still is `of`, and records why. `None`: it has not answered since this
     /// daemon began, or has ended.
     pub(crate) async fn lose(self: &Arc<Self>, name: &str, of: Option<&dyn Hypervisor>, message: String) {
         match self.life(name) {
             Ok(Life::Starting) if of.is_none() => {
-                // That it has ended meanwhile is as good.
+                // If it has ended meanwhile, that is fine.
                 let _ = self.kill_silent(name).await;
             }
             Ok(Life::Alive(alive)) if of.is_some_and(|of| std::ptr::addr_eq(&*alive.qemu, of)) => {
-                // It may hang in a page that never comes, and would not hear that it is to end.
+                // It may hang in a page that never comes, and would not react to a command.
                 alive.process.kill();
                 alive.process.ended().await;
                 self.until_noticed(name, &alive).await;
@@ -376,7 +372,7 @@ impl Vms {
         self.lost(name, message).await;
     }
 
-    /// Remembers why a VM has ended whose memory is lost. A VM that was stopped or started again meanwhile is left alone.
+    /// Records why a VM has ended whose memory is lost, unless the VM was stopped or started again meanwhile.
     pub(crate) async fn lost(self: &Arc<Self>, name: &str, message: String) {
         if matches!(self.life(name), Ok(Life::Crashed(_))) {
             if let Err(error) = self.remember(name, Fate::Crashed { message: message.clone() }).await {
@@ -386,7 +382,7 @@ impl Vms {
         }
     }
 
-    /// Says what a VM does; of the QEMU `of`, if one is given, unless there is another one by now.
+    /// Sets the state of a VM, unless it has another QEMU than `of` by now.
     pub(super) fn set(&self, name: &str, of: Option<&Alive>, life: Life) {
         if let Some(entry) = self.entries().get_mut(name) {
             let is_current = match (&entry.life, of) {
@@ -400,7 +396,7 @@ impl Vms {
         self.changed.notify_waiters();
     }
 
-    /// Resolves when the end of a QEMU has been taken note of.
+    /// Resolves when the end of a QEMU has been recorded.
     async fn until_noticed(&self, name: &str, alive: &Alive) {
         loop {
             let changed = self.changed.notified();
@@ -411,7 +407,7 @@ impl Vms {
         }
     }
 
-    /// Resolves when it is known whether a VM's QEMU is there.
+    /// Resolves when it is known whether a VM's QEMU runs.
     pub(crate) async fn until_found(&self, name: &str) {
         loop {
             let changed = self.changed.notified();
@@ -422,20 +418,20 @@ impl Vms {
         }
     }
 
-    /// The VM of that name that was started by an earlier daemon, once it is known whether it is there.
+    /// Returns the hypervisor of a VM that an earlier daemon started, once it is known whether it runs.
     pub(crate) async fn found(&self, name: &str) -> Option<Arc<dyn Hypervisor>> {
         self.until_found(name).await;
         Some(self.qemu(name).ok()?)
     }
 
-    /// Returns when the TPM of a VM whose QEMU has ended is not there any more.
+    /// Resolves when the TPM of a VM whose QEMU has ended has ended too.
     async fn tpm_ended(&self, name: &str) {
         if let Some((folder, socket)) = self.tpm(name) {
             tpm::ended(&folder, &socket).await;
         }
     }
 
-    /// What QEMU said before it ended at its start, and what may keep it from that, as whom it runs.
+    /// Returns QEMU's output before it ended at its start, and what may have kept this user's QEMU from starting.
     fn last_words(&self, name: &str, user: Option<&QemuUser>) -> VmError {
         let mut said = process::last_words(&self.log(name));
         if let Some((folder, _)) = self.tpm(name) {

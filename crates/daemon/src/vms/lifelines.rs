@@ -1,5 +1,5 @@
-//! Ways to QEMUs whose main thread may hang in memory that is yet to come: made with a VM that comes so, opened once by
-//! each daemon, gone with the QEMU.
+//! Lifelines: second connections to QEMUs whose main thread may hang in missing memory. A lifeline is made with a VM that comes
+//! this way, opened once by each daemon, and removed with the QEMU.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::config::RunsAs;
 use crate::vms::qemu_sockets;
 
 impl Vms {
-    /// Makes the way to the QEMU of a VM that is to be started, and returns the words that its command needs for it.
+    /// Makes the lifeline of a VM that is to be started, and returns the words that its command needs for it.
     pub(super) fn make_lifeline(&self, name: &str) -> Result<[String; 4], VmError> {
         self.make_monitors_folder()?;
         let path = self.lifeline_path(name);
@@ -23,32 +23,30 @@ impl Vms {
         Ok(words)
     }
 
-    /// Opens the way to the QEMU of a VM that has just been started, and agrees with it on how it is used.
-    ///
-    /// # Errors
-    /// [`VmError`]: the VM must not run before its memory is here.
+    /// Opens the lifeline of a QEMU that has just been started, and negotiates its use. After an error the VM must not run
+    /// before its memory is here.
     pub(super) async fn agree_on_lifeline(&self, name: &str) -> Result<(), VmError> {
         let lifeline = self.lifeline(name);
         let lifeline = lifeline.ok_or_else(|| VmError::Unusable("QEMU does not use its pipes".to_owned()))?;
         lifeline.agree().await.map_err(VmError::of(name))
     }
 
-    /// The way to the QEMU of a VM; `None`: it was made without, or there is no QEMU.
+    /// Returns the lifeline of a VM; `None`: it was made without one, or there is no QEMU.
     ///
-    /// It is opened when it is first asked for, and held for as long as the VM is there: two that read from it would
-    /// take each other's answers, and without one QEMU's events pile up.
+    /// It is opened at its first use, and held while the VM exists. Two readers would take each other's answers, and without a
+    /// reader QEMU's events pile up.
     pub(crate) fn lifeline(&self, name: &str) -> Option<Arc<Lifeline>> {
         let path = self.lifeline_path(name);
         let mut entries = self.entries();
         let entry = entries.get_mut(name)?;
         if entry.lifeline.is_none() {
-            // That there is none is the rule.
+            // Usually there is none.
             entry.lifeline = Lifeline::open(&path).ok().map(Arc::new);
         }
         entry.lifeline.clone()
     }
 
-    /// A VM's QEMU has ended: what led to it is removed.
+    /// Removes the sockets of a QEMU that has ended.
     pub(super) fn remove_monitors(&self, name: &str) {
         let monitor = self.own_monitor(name);
         let _ = std::fs::remove_file(&monitor);
@@ -61,7 +59,7 @@ impl Vms {
         self.remove_lifeline(name);
     }
 
-    /// Nobody is to use the way to the QEMU of a VM any more.
+    /// Removes the lifeline of a VM.
     pub(super) fn remove_lifeline(&self, name: &str) {
         let path = self.lifeline_path(name);
         if let Err(error) = Lifeline::remove(&path) {
@@ -69,7 +67,7 @@ impl Vms {
         }
     }
 
-    /// Where the pipes of a VM that Sterna starts are, but for their endings.
+    /// Returns the path of a VM's pipes, without their extensions.
     fn lifeline_path(&self, name: &str) -> PathBuf {
         self.monitors.join(format!("{name}.lifeline"))
     }

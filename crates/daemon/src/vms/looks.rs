@@ -1,11 +1,11 @@
-//! What a VM has, beside what is known of it: looked at when it is to leave, before its memory goes, and when it stands still.
+//! Compares what a VM has with what is known of it: before it leaves, before its memory goes, and when it stands still.
 //!
 //! ```text
 //!   the words that its QEMU was started with ──► known ──┐
 //!   disks that were adopted since ───────────────►       ├─► differences, by name
 //!   what its QEMU has now ───────────────────────► seen ─┘
 //! ```
-//! What counts as a difference is said by [`migration::vm::shape`].
+//! [`migration::vm::shape`] decides what counts as a difference.
 
 use std::collections::hash_map::DefaultHasher;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,23 +25,20 @@ use super::manifest::{self, Manifest, Reader};
 use super::moving::{MoveFault, Witness};
 use super::{Adopted, Definition, VmError, Vms, launched, user_of};
 
-/// What may always be between a device and a volume.
+/// Drivers that may always be between a device and a volume.
 const PLAIN: [&str; 2] = ["raw", "nbd"];
 
-/// What is found at one look.
+/// The result of one comparison.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
-    /// What the VM does.
+    /// The VM's state.
     pub(crate) does: Does,
-    /// What it has otherwise than is known.
+    /// The VM's differences from what is known.
     pub(crate) differences: BTreeSet<Difference>,
 }
 
 impl Vms {
-    /// Looks at a VM that runs here.
-    ///
-    /// # Errors
-    /// [`VmError`]: its QEMU does not tell.
+    /// Compares a VM that runs here. Fails if its QEMU does not answer.
     pub(crate) async fn look(
         &self,
         name: &str,
@@ -56,12 +53,9 @@ impl Vms {
         Ok(Found { does, differences: differences(&known, &seen, made::is_kind, made::is_setting) })
     }
 
-    /// The small files of a VM as they are now, as they go to another host.
-    ///
-    /// # Errors
-    /// [`VmError`].
+    /// Returns the small files of a VM as they are now, in the form for another host.
     async fn files_now(self: &Arc<Self>, name: &str) -> Result<(u64, Vec<u8>), VmError> {
-        // Somebody else's QEMU works on its own files, those that its user may read.
+        // A QEMU that Sterna did not start uses its own files, as far as its user may read them.
         let is_somebodys = self.is_somebodys(name);
         let reader = match is_somebodys {
             true => Reader::User(user_of(&launched(name, &*self.qemu(name)?).await?)),
@@ -83,7 +77,7 @@ impl Vms {
         .await
     }
 
-    /// Looks, for whoever moves a VM.
+    /// Returns an object that makes these comparisons for a moving VM.
     pub(crate) fn witness(self: &Arc<Self>, name: &str) -> Arc<dyn Witness> {
         Arc::new(VmWitness { vms: Arc::clone(self), name: name.to_owned() })
     }
@@ -120,7 +114,7 @@ impl Witness for VmWitness {
     }
 }
 
-/// What is known of a VM, and what is seen of it.
+/// Returns the known and the observed shape of a VM.
 fn shapes(made: &Made, look: Look, adopted: Option<&Adopted>, sockets: &Path) -> (Shape, Shape) {
     let medium = |leaf: &Leaf| match leaf {
         Leaf::Export { socket, name } if *socket == sockets.join(format!("{name}.sock")) => {
@@ -168,7 +162,7 @@ fn shapes(made: &Made, look: Look, adopted: Option<&Adopted>, sockets: &Path) ->
                 media: BTreeSet::from([Medium::Volume(disk.volume.clone())]),
                 through: through(&BTreeSet::new()),
             });
-            // What was not adopted is what the command names, or was ejected.
+            // A drive that was not adopted is one that the command names, or was ejected.
             let is_named = |drive: &&Drive| {
                 drive
                     .media
@@ -216,7 +210,7 @@ fn shapes(made: &Made, look: Look, adopted: Option<&Adopted>, sockets: &Path) ->
     (known, seen)
 }
 
-/// What is between a drive and what no volume is below is the hypervisor's affair.
+/// What is between a drive and its image, without a volume below, concerns the hypervisor alone.
 trait VolumesOnly {
     fn with_volumes_only(self) -> Self;
 }

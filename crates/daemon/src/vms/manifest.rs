@@ -1,10 +1,10 @@
-//! What another host must have to run a VM: its definition and its small files, as bytes.
+//! The VM description for another host: a VM's definition and its small files, as bytes.
 //!
 //! ```text
 //!   version, length of the head: 4 bytes each, little endian │ head: JSON │ the files, one after the other
 //! ```
 //!
-//! The bytes come from another host, which is not trusted to keep the rules: every length is checked before it is used.
+//! The bytes come from an untrusted host, so every length is checked before it is used.
 
 use std::collections::BTreeMap;
 use std::fs::DirBuilder;
@@ -20,54 +20,44 @@ use super::needs::Needs;
 use crate::files::whole_file;
 use crate::names;
 
-/// Version of the form.
 const VERSION: u32 = 1;
-/// Bytes before the head.
+/// The length of version and length, in bytes.
 const PREFIX_BYTES: usize = 8;
-/// Longest head: a definition, with its quotes and ends of lines escaped.
+/// The longest head: a definition with its quotes and line ends escaped.
 const HEAD_BYTES_MAX: usize = 100 << 10;
-/// All files of a VM together: UEFI variables have 528 KiB, a cloud-init image has 366, firmware of one's own has 4 MiB.
-/// What is larger is a disk. Each host has them in memory while the VM moves.
+/// The size limit of all files of a VM together. UEFI variables have 528 KiB, a cloud-init image has 366, a firmware image has
+/// 4 MiB; anything larger is a disk. Each host has them in memory while the VM moves.
 pub(super) const FILES_BYTES_MAX: usize = 8 << 20;
-/// Longest manifest. It goes to another host in pieces.
+/// The longest description. It is sent in pieces.
 pub(crate) const MANIFEST_BYTES_MAX: usize = PREFIX_BYTES + HEAD_BYTES_MAX + FILES_BYTES_MAX;
-/// Folder of a VM's files in its own.
 const FILES_FOLDER: &str = "files";
-/// Folder in a VM's own of the sockets that it serves and the logs that it writes.
+/// The folder, in a VM's own, of the sockets that it serves and the logs that it writes.
 const OWN_FOLDER: &str = "own";
-/// Only the user that runs the daemon, and QEMU, may look at them.
+/// Only the user that runs the daemon, and QEMU, may read them.
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// What goes with a VM.
+/// A VM description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Manifest {
     pub(super) name: String,
-    /// The definition, as it was written.
     pub(super) definition: String,
-    /// By the names of their places.
+    /// By placeholder name.
     pub(super) files: Vec<(String, Vec<u8>)>,
-    /// What it needs of a host; `None`: an older version does not say.
+    /// What it needs of a host; `None`: an older version sent it.
     pub(super) needs: Option<Needs>,
 }
 
-/// Why a VM's small files cannot go with it, or what came is none.
+/// Why a VM's small files cannot move along, or why bytes are no VM description.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ManifestError {
-    /// A file cannot be read.
     #[error("the file {path} cannot be read: {source}")]
-    File {
-        path: PathBuf,
-        /// What the system answered.
-        source: io::Error,
-    },
-    /// They are too large.
+    File { path: PathBuf, source: io::Error },
     #[error(
         "the files of a VM may have {} MiB together; make a volume of what is larger: sterna volume add",
         FILES_BYTES_MAX >> 20
     )]
     TooLarge,
-    /// The bytes are no manifest.
     #[error("what the other host has sent of the VM cannot be read: {0}")]
     Malformed(&'static str),
 }
@@ -88,7 +78,7 @@ struct FileHead {
 }
 
 impl Manifest {
-    /// The bytes that go to another host.
+    /// Encodes the description for another host.
     pub(super) fn encode(&self) -> Result<Vec<u8>, ManifestError> {
         let files =
             self.files.iter().map(|(name, content)| FileHead { name: name.clone(), bytes: content.len() });
@@ -107,7 +97,7 @@ impl Manifest {
         Ok(bytes)
     }
 
-    /// What came from another host.
+    /// Decodes a description from another host.
     pub(super) fn decode(bytes: &[u8]) -> Result<Self, ManifestError> {
         const SHORT: ManifestError = ManifestError::Malformed("it is too short");
         let (version, rest) = bytes.split_first_chunk().ok_or(SHORT)?;
@@ -137,37 +127,35 @@ impl Manifest {
     }
 }
 
-/// Where a VM's file is.
 pub(super) fn file(folder: &Path, name: &str) -> PathBuf {
     files_folder(folder).join(name)
 }
 
-/// Where a socket that a VM serves, or a log that it writes, is.
+/// Returns the path of a socket that a VM serves, or of a log that it writes.
 pub(super) fn own_path(folder: &Path, name: &str) -> PathBuf {
     own_folder(folder).join(name)
 }
 
-/// The folder of a VM's files.
 pub(super) fn files_folder(folder: &Path) -> PathBuf {
     folder.join(FILES_FOLDER)
 }
 
-/// The folder of what [`own_path`] names.
+/// Returns the folder of the paths of [`own_path`].
 pub(super) fn own_folder(folder: &Path) -> PathBuf {
     folder.join(OWN_FOLDER)
 }
 
-/// Makes the folder of what [`own_path`] names. It may sleep.
+/// Makes that folder. May block.
 pub(super) fn make_own_folder(folder: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(own_folder(folder))
 }
 
-/// For whom files are read.
+/// On whose behalf files are read.
 #[derive(Clone, Debug)]
 pub(super) enum Reader {
-    /// For an administrator who has named them, or for a VM whose files they are.
+    /// An administrator who has named them, or the VM to which they belong.
     Administrator,
-    /// For the user of a QEMU whose command names them: no others than that user may read.
+    /// The user of a QEMU whose command names them: only files that this user may read.
     User(User),
 }
 
@@ -182,7 +170,7 @@ impl Reader {
     }
 }
 
-/// Reads files. It may sleep.
+/// Reads files. May block.
 pub(super) fn read_files(
     files: &BTreeMap<String, PathBuf>,
     reader: &Reader,
@@ -201,7 +189,7 @@ pub(super) fn read_files(
     Ok(read)
 }
 
-/// Makes a VM's folder with its files, durably. What is left there of an earlier VM goes. It may sleep.
+/// Makes a VM's folder with its files, durably, and deletes leftovers of an earlier VM. May block.
 pub(super) fn write_files(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Result<()> {
     match std::fs::remove_dir_all(folder) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -220,11 +208,11 @@ pub(super) fn write_files(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Res
     std::fs::File::open(folder)?.sync_all()
 }
 
-/// Writes the content of files of a VM that are there, durably and in place: its QEMU has them open. It may sleep.
+/// Writes a VM's existing files durably and in place, because its QEMU has them open. May block.
 pub(super) fn renew_files(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Result<()> {
     for (name, content) in files {
         let mut options = std::fs::OpenOptions::new();
-        // N.B. The folder is no secret to QEMU: what it may have put there instead is not followed.
+        // N.B. QEMU can write to this folder, so links that it may have put there are not followed.
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
         options.write(true).custom_flags(flags.bits().cast_signed());
         let mut there = options.open(file(folder, name))?;

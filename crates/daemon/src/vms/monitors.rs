@@ -1,8 +1,8 @@
-//! Connecting to monitors that lie in folders of others.
+//! Connects to monitors in folders that others own.
 //!
-//! **N.B.** The daemon is root. A user who can put another socket, or a link to one, in the place of his QEMU's monitor would have it
-//! give orders to any QEMU of the host. So what a path leads to is held, is a socket, and belongs to whom it belonged to when the VM
-//! was adopted.
+//! **N.B.** The daemon is root. A user could put another socket, or a link to one, in the place of his QEMU's monitor, and the
+//! daemon would give orders to any QEMU of the host. So the target of a path is held, must be a socket, and must have the owner
+//! that it had when the VM was adopted.
 
 use std::io;
 use std::path::Path;
@@ -14,10 +14,7 @@ use tokio::net::UnixStream;
 
 use super::Adopted;
 
-/// Connects to the monitor of an adopted VM.
-///
-/// # Errors
-/// As [`Qemu::connect`]; that another user listens there.
+/// Connects to the monitor of an adopted VM. Fails like [`Qemu::connect`], and if another user listens there.
 pub(crate) async fn connect_to(adopted: &Adopted) -> Result<Qemu, HypervisorError> {
     let qemu = connect(&adopted.monitor).await?;
     match adopted.monitor_user {
@@ -32,10 +29,8 @@ pub(crate) async fn connect_to(adopted: &Adopted) -> Result<Qemu, HypervisorErro
     }
 }
 
-/// Connects to a monitor, whosever it is. No link of others is followed on the way.
-///
-/// # Errors
-/// As [`Qemu::connect`]; that what is there is not to be used.
+/// Connects to a monitor of any owner, without following others' links. Fails like [`Qemu::connect`], and if the target cannot
+/// be used.
 pub(crate) async fn connect(path: &Path) -> Result<Qemu, HypervisorError> {
     let failed = |error| unreachable(path, error);
     let found = held::find(path).map_err(failed)?;

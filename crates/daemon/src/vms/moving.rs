@@ -3,7 +3,7 @@
 //! ```text
 //!   source's lane ── stop_vm, entered ──► VmMoves ──► OutgoingVm ══ Line ══► IncomingVm ◄── VmMoves ◄── run_machine ── target's
 //! ```
-//! A VM is where its volumes are: what is decided about them, in the journals of both hosts, decides here.
+//! A VM is where its volumes are. The decisions about these, in the journals of both hosts, apply to the VM.
 
 pub(crate) mod channel;
 mod choice;
@@ -38,27 +38,26 @@ pub(crate) use message::{Terms, VmMessage};
 pub(crate) use outgoing::post_copy::PostCopyState;
 pub(crate) use outgoing::{Account, OutgoingVm, Wishes, Witness};
 
-/// Accounts of VMs that have left: what `migration list` is likely to be asked for.
+/// The number of departed VMs whose figures are kept for `migration list`.
 const ACCOUNTS_MAX: usize = 100;
 
-/// The VMs that move at present.
 pub(crate) struct VmMoves {
     runtime: tokio::runtime::Handle,
     leaving: Mutex<BTreeMap<MigrationId, Departure>>,
     coming: Mutex<BTreeMap<MigrationId, Arrival>>,
-    /// Of those that have left since this daemon began, for people.
+    /// The figures of VMs that have left since this daemon began.
     gone: Mutex<BTreeMap<MigrationId, Account>>,
 }
 
 struct Arrival {
     coming: Arc<IncomingVm>,
-    /// What takes part in the copying of its memory.
+    /// The task that receives its memory.
     takes_part: Option<JoinHandle<()>>,
 }
 
 struct Departure {
     leaving: Arc<OutgoingVm>,
-    /// What copies the memory, while something does.
+    /// The task that copies the memory, while there is one.
     stops: Option<AbortHandle>,
 }
 
@@ -72,12 +71,12 @@ impl VmMoves {
         })
     }
 
-    /// A VM goes along with the volumes of this migration.
+    /// Registers a VM that leaves with the volumes of this migration.
     pub(crate) fn leaves(&self, migration: MigrationId, leaving: Arc<OutgoingVm>) {
         lock(&self.leaving).insert(migration, Departure { leaving, stops: None });
     }
 
-    /// A VM comes along with the volumes of this migration.
+    /// Registers a VM that comes with the volumes of this migration, and begins to receive it.
     pub(crate) fn comes(&self, migration: MigrationId, coming: &Arc<IncomingVm>, keeper: Arc<dyn Keeper>) {
         let takes_part = {
             let coming = Arc::clone(coming);
@@ -87,12 +86,13 @@ impl VmMoves {
         lock(&self.coming).insert(migration, arrival);
     }
 
-    /// The VM of this migration is here already, from before a restart.
+    /// Registers a VM that is here already, from before a restart.
     pub(crate) fn came(&self, migration: MigrationId, coming: Arc<IncomingVm>) {
         lock(&self.coming).insert(migration, Arrival { coming, takes_part: None });
     }
 
-    /// The migration has ended, and the VM is there; returns when nothing is done for it any more, with what may be left to be run for it.
+    /// Ends the part of a VM whose migration has ended, with the VM at `place`. Returns its hooks, some of which may still have
+    /// to run.
     pub(crate) async fn forget(&self, migration: MigrationId, place: VmPlace) -> Option<Arc<HookRunner>> {
         let mut hooks = None;
         if let Some(departure) = lock(&self.leaving).remove(&migration) {
@@ -109,18 +109,18 @@ impl VmMoves {
             if !(place == VmPlace::Here && coming.runs_ahead()) {
                 coming.give_up();
             }
-            // What carries the rest of its memory goes on by itself, as long as there is a hypervisor.
+            // The task that carries the rest of its memory continues while there is a hypervisor.
             if !coming.runs_ahead()
                 && let Some(takes_part) = takes_part
             {
-                // That it panicked is in the log.
+                // A panic of it is in the log.
                 let _ = takes_part.await;
             }
         }
         hooks
     }
 
-    /// What is known of the VM that leaves.
+    /// Returns the figures of a VM that leaves or has left.
     pub(crate) fn account(&self, migration: MigrationId) -> Option<Account> {
         let leaves = lock(&self.leaving).get(&migration).map(|departure| departure.leaving.account());
         leaves.or_else(|| lock(&self.gone).get(&migration).cloned())
@@ -144,8 +144,8 @@ impl VmMoves {
         }
     }
 
-    /// Resolves when all of the memory of the VM of a migration is at the target, where it runs, or never will be; at once
-    /// if there is none. It is done whether the future is polled or not.
+    /// Resolves when all of a VM's memory is at the target, where the VM runs, or never will be; at once if there is no VM. The
+    /// work is done whether the future is polled or not.
     pub(crate) fn memory_has_gone(&self, migration: MigrationId) -> impl Future<Output = ()> + Send + use<> {
         let leaving = lock(&self.leaving).get(&migration).map(|departure| Arc::clone(&departure.leaving));
         let task = leaving.map(|leaving| leaving.memory_has_gone(&self.runtime));
@@ -156,14 +156,14 @@ impl VmMoves {
         }
     }
 
-    /// Lets the VM of a migration run that has come; called on a lane's thread. See [`lane::Control::run_vm`].
+    /// Resumes the VM that has come by a migration; called on a lane's thread. See [`lane::Control::run_vm`].
     pub(crate) fn run(&self, migration: MigrationId) -> impl Future<Output = Result<(), MoveFault>> + use<> {
         let coming = lock(&self.coming).get(&migration).map(|arrival| Arc::clone(&arrival.coming));
         let runtime = self.runtime.clone();
         let task = coming.map(|coming| {
             self.runtime.spawn(async move {
                 coming.run().await?;
-                // Not when the migration has ended here: that may take as long as the other host is not heard.
+                // Not when the migration has ended here: that waits for the other host.
                 runtime.spawn(async move { coming.hooks().after(&moved()).await });
                 Ok(())
             })
@@ -174,10 +174,10 @@ impl VmMoves {
         }
     }
 
-    /// A migration has entered a phase; called on a lane's thread.
+    /// Handles a new phase of a migration; called on a lane's thread.
     pub(crate) fn entered(&self, migration: MigrationId, phase: Phase) {
         match phase {
-            // Not before: until then its volumes may be the target's (design §5.12).
+            // Not earlier: until then the volumes may be the target's (design §5.12).
             Phase::Discarding => {}
             Phase::Committing => {
                 if let Some(departure) = lock(&self.leaving).get(&migration) {
@@ -194,7 +194,7 @@ impl VmMoves {
             _ => return,
         }
         let departure = lock(&self.leaving).get_mut(&migration).map(|departure| {
-            // N.B. that breaks the stream, which a hypervisor that hangs understands.
+            // N.B. this breaks the stream, which even a hanging hypervisor notices.
             departure.stops.take().inspect(AbortHandle::abort);
             Arc::clone(&departure.leaving)
         });
@@ -210,15 +210,15 @@ impl VmMoves {
     }
 }
 
-/// What the source of a VM that runs here says of the rest of its memory, where nobody waits for it.
+/// What the source of a VM that runs here says about the rest of its memory.
 pub(crate) enum PostCopyRequest {
-    /// It wants to send it over this stream.
+    /// The source offers to send it over this stream.
     Recover(u8),
-    /// It is lost, for this reason.
+    /// The memory is lost, for this reason.
     Lost(String),
 }
 
-/// Reads what is said of the rest of a VM's memory, if it is that.
+/// Decodes a message about the rest of a VM's memory; `None`: it is another one.
 pub(crate) fn post_copy_request(head: &[u8]) -> Option<PostCopyRequest> {
     match VmMessage::decode(head) {
         Ok(VmMessage::Recover { stream }) => Some(PostCopyRequest::Recover(stream)),
@@ -227,26 +227,26 @@ pub(crate) fn post_copy_request(head: &[u8]) -> Option<PostCopyRequest> {
     }
 }
 
-/// The file of a socket, which goes when nobody is to connect to it any more.
+/// The file of a socket, which is deleted when this is dropped.
 struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        // The hypervisor may have taken it away.
+        // The hypervisor may have deleted it.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// Resolves with the reason when streams of memory break; that they have ended means nothing.
+/// Resolves with the reason when memory streams break, and never if they end normally.
 async fn carried<T>(streams: impl Future<Output = io::Result<T>>) -> MoveFault {
     match streams.await {
-        // Both hypervisors have said all that they had to say.
+        // Both hypervisors have sent everything.
         Ok(_) => pending().await,
         Err(error) => MoveFault::StreamBroke(error),
     }
 }
 
-/// Has the VM tell the network where it is. A network that is not told learns it from the guest's next packet.
+/// Has the VM announce its place to the network. If that fails, the network learns it from the guest's next packet.
 async fn announce(vm: &dyn Hypervisor) {
     if let Err(error) = vm.announce().await {
         tracing::warn!(%error, "the VM does not announce itself to the network");

@@ -1,9 +1,9 @@
-//! What a VM needs of the host that it is to run on, and what of that a host does not have.
+//! What a VM needs of a host, and which of these needs a host does not meet.
 //!
 //! ```text
-//!   source: its running QEMU ──► Needs ──► manifest ──► target: Found, of a QEMU without a VM ──► faults, each with what to do
+//!   source: its running QEMU ──► Needs ──► description ──► target: Found, of a QEMU without a VM ──► faults, each with what to do
 //! ```
-//! It is looked at before a byte is copied. What an older version does not say is not looked at.
+//! The check precedes the first copied byte. What an older version does not say is not checked.
 
 use api::MEMORY_STREAMS_MAX;
 use hypervisor::qemu::command_line::files;
@@ -14,43 +14,40 @@ use super::probe;
 use super::same_files::Fingerprint;
 use crate::vms::moving::Terms;
 
-/// Models of processors that are whatever the host has.
+/// Processor models that mean the features of the host.
 const OF_HOST: [&str; 2] = ["host", "max"];
-/// Missing features that are told by name.
+/// How many missing features a message names.
 const FEATURES_TOLD_MAX: usize = 8;
-/// Types of VMs that are told by name.
+/// How many machine types a message names.
 const TYPES_TOLD_MAX: usize = 6;
 
-/// What a VM needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Needs {
     /// The version of QEMU that runs it: major, minor.
     pub(super) version: Option<(u64, u64)>,
-    /// The full name of its type.
+    /// The full name of its machine type.
     pub(super) machine_type: Option<String>,
-    /// Bytes of its memory.
     pub(super) memory_bytes: Option<u64>,
-    /// Its model of processor, and what of it the source lacks too.
+    /// Its processor model, and which features of it the source lacks too.
     pub(super) processor: Option<Processor>,
-    /// What the source's processors have, by the kernel's names; only if the guest has seen all of it.
+    /// The processor features of the source, by the kernel's names; only if the guest has seen all of them.
     pub(super) host_features: Vec<String>,
-    /// Whether the kernel runs its guest.
+    /// Whether it runs under KVM.
     pub(super) kvm: bool,
     /// The version of swtpm that keeps its TPM: major, minor.
     pub(super) tpm: Option<(u64, u64)>,
-    /// What its volumes hold, in bytes, by their names.
+    /// The allocated bytes of its volumes, by name.
     pub(crate) volumes: Vec<(String, u64)>,
-    /// The files of the source that its command names, and that do not go along.
+    /// The files of the source that its command names and that do not move along.
     pub(super) files: Vec<Fingerprint>,
-    /// Whether only these files are to be looked at: all else is when the VM is offered.
+    /// Whether only these files are to be checked, because everything else is checked with the offer.
     pub(super) only_files: bool,
-    /// Whether it is to run there before all of its memory has come. Said where nothing else says it: when it is only asked
-    /// what would be in the way.
+    /// Whether it is to run at the target before all of its memory has come. Set only for a preflight check, where the terms
+    /// are not sent.
     pub(super) post_copy: bool,
 }
 
-/// A model of processor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Processor {
     pub(super) model: String,
@@ -62,23 +59,21 @@ pub(super) struct Processor {
 pub(super) struct Found {
     pub(super) version: Version,
     pub(super) machine_types: Vec<MachineType>,
-    /// Empty: this QEMU does not tell.
+    /// Empty: this QEMU does not report them.
     pub(super) processors: Vec<ProcessorModel>,
     pub(super) host_features: Vec<String>,
-    /// Bytes that can be had.
+    /// The available memory in bytes.
     pub(super) memory_bytes: Option<u64>,
     pub(super) has_kvm: bool,
-    /// Whether its QEMU takes memory over several streams.
+    /// Whether its QEMU receives memory over several streams.
     pub(super) has_side_streams: bool,
     /// Why its QEMU cannot run a VM before all of its memory is there; `None`: it can.
     pub(super) post_copy_obstacle: Option<String>,
 }
 
 impl Found {
-    /// On which of the wished terms memory can come.
-    ///
-    /// # Errors
-    /// What is missing for those without which it is not to come, and what to do.
+    /// Returns on which of the requested terms memory can come. The error says what is missing for indispensable terms, and
+    /// what to do.
     pub(super) fn agree(&self, wished: Terms) -> Result<Terms, String> {
         if let (true, Some(obstacle)) = (wished.post_copy, &self.post_copy_obstacle) {
             return Err(format!(
@@ -93,8 +88,8 @@ impl Found {
 }
 
 impl Needs {
-    /// What the VM of a running QEMU needs, that was started by this command, and what its volumes hold. What QEMU does
-    /// not tell is left out, and so is its TPM, of which QEMU knows nothing.
+    /// Returns the needs of a running VM that was started by this command, and what its volumes hold. Leaves out what QEMU does
+    /// not report, and the TPM, of which QEMU knows nothing.
     pub(super) async fn of(qemu: &Qemu, command: &[String], volumes: Vec<(String, u64)>) -> Self {
         let kvm = qemu.uses_kvm().await.unwrap_or(false);
         let model = files::processor_model(command);
@@ -125,7 +120,7 @@ impl Needs {
         }
     }
 
-    /// What is missing, in sentences that say what to do.
+    /// Returns what is missing, in sentences that say what to do.
     pub(super) fn faults(&self, found: &Found) -> Vec<String> {
         let faults = [
             self.version(found),
@@ -155,7 +150,7 @@ impl Needs {
         if found.machine_types.iter().any(known) {
             return None;
         }
-        // Those of the same family are what could be used instead.
+        // Models of the same family could be used instead.
         let family = wanted.rsplit_once('-').map_or(wanted.as_str(), |(family, _)| family);
         let near: Vec<&str> = found
             .machine_types
@@ -265,7 +260,7 @@ mod tests {
             ..Needs::default()
         };
         assert_eq!(needs.faults(&found()), [""; 0]);
-        // An older version says nothing.
+        // An older version sends no needs.
         assert_eq!(Needs::default().faults(&found()), [""; 0]);
     }
 

@@ -1,4 +1,4 @@
-//! What this host could run: asked of a QEMU without a VM, and of the kernel.
+//! What this host can run: asked of a QEMU without a VM, and of the kernel.
 //!
 //! ```text
 //!   qemu-system-… -machine none ──► version, types of VMs, models of processors ──► ended
@@ -18,28 +18,25 @@ use super::needs::Found;
 use crate::config::{QemuUser, RunsAs};
 use crate::vms::qemu_sockets;
 
-/// How long a QEMU without a VM may take to start and to answer: whoever asks waits for two of them.
+/// How long a QEMU without a VM may take to start and to answer. A client may wait for two of them.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(12);
-/// Where the kernel offers to run guests.
 const KVM: &str = "/dev/kvm";
-/// How the program ends that changes the user, if it does not find the one that it is to become.
+/// The exit code of the program that changes the user, if it does not find the program to execute.
 const NOT_FOUND: i32 = 127;
-/// Where the kernel tells of memory and processors.
+/// The kernel's files about memory and processors.
 const MEMORY: &str = "/proc/meminfo";
 const PROCESSORS: &str = "/proc/cpuinfo";
 
-/// Why a program has not said what it could make, in words for people.
+/// Why a program has not answered, as part of a message.
 enum Unsaid {
-    /// It runs, and does not answer: another one may.
+    /// It runs, and does not answer. Another process may.
     Silent(String),
     /// It does not run.
     NotRun(String),
 }
 
-/// Asks a program what it could make, as whom QEMU runs as here; `folder` is for its monitor's socket. One that falls silent
-/// on a busy host is asked once more, as a new process.
-///
-/// # Errors
+/// Asks a QEMU what it can run, as the user that QEMU runs as here; `folder` is for its monitor's socket. If it does not answer
+/// on a busy host, asks a second process. The error says why there is no answer.
 /// Why it does not answer, in words for people.
 pub(super) async fn probe(
     program: &str,
@@ -96,7 +93,7 @@ async fn probe_once(
         "-display",
         "none",
         "-S",
-        // Only one that waits for memory looks whether the kernel lets it run before all of that has come.
+        // Only a QEMU that waits for memory checks whether the kernel allows post-copy.
         "-incoming",
         "defer",
         "-qmp",
@@ -124,7 +121,7 @@ async fn probe_once(
         }
     };
     let asked = asked.await;
-    // Whatever it has said, it is not needed any more.
+    // Whatever it has answered, it is not needed after this.
     let _ = child.kill().await;
     let _ = std::fs::remove_file(&socket);
     let _ = qemu_sockets::remove_folder(&socket);
@@ -145,7 +142,7 @@ async fn probe_once(
     }
 }
 
-/// What this host's processors have, by the kernel's names.
+/// Returns the features of this host's processors, by the kernel's names.
 pub(super) fn host_features() -> Vec<String> {
     let told = std::fs::read_to_string(PROCESSORS).unwrap_or_default();
     let line = told.lines().find(|line| line.starts_with("flags") || line.starts_with("Features"));
@@ -153,7 +150,7 @@ pub(super) fn host_features() -> Vec<String> {
     features.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
 
-/// Whether QEMU may use KVM, as whom it runs as.
+/// Returns whether QEMU may use KVM as this user.
 async fn has_kvm(user: Option<&QemuUser>) -> bool {
     let Some(user) = user else {
         return std::fs::File::options().read(true).write(true).open(KVM).is_ok();
@@ -189,7 +186,7 @@ async fn ask(socket: &Path, has_kvm: bool, limit: Duration) -> Result<Found, Hyp
     })
 }
 
-/// Bytes of memory that can be had; `None`: the kernel does not tell.
+/// Returns the available memory in bytes; `None`: the kernel does not say.
 fn free_memory() -> Option<u64> {
     let told = std::fs::read_to_string(MEMORY).ok()?;
     let line = told.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
@@ -212,7 +209,7 @@ mod tests {
         assert!(found.machine_types.iter().any(|known| known.alias.as_deref() == Some("pc")), "{found:?}");
         assert!(found.processors.iter().any(|model| model.name == "qemu64"));
         assert!(found.has_side_streams, "QEMU has it since 4.0");
-        // Whether this kernel allows it or not, QEMU has said so.
+        // QEMU has answered, whether this kernel allows it or not.
         assert!(
             found.post_copy_obstacle.is_none_or(|obstacle| obstacle.contains("migrate-set-capabilities"))
         );

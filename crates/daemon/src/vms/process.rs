@@ -1,4 +1,4 @@
-//! QEMU's process: started so that it outlives the daemon, known again by the kernel, never by a number alone.
+//! QEMU's process: started so that it outlives the daemon, and identified by the kernel, never by its number alone.
 
 use std::fs::{File, Metadata};
 use std::io::{self, Read as _, Seek as _, SeekFrom};
@@ -12,23 +12,17 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::process::{Child, Command};
 
-/// How much of the end of a log is looked at for QEMU's last words.
+/// How many bytes at the end of a log are read for QEMU's last words.
 const LAST_WORDS_BYTES_MAX: u64 = 4 << 10;
-/// And how many lines of it are told.
+/// How many lines of it are shown.
 const LAST_WORDS_LINES_MAX: usize = 6;
 
-/// Starts QEMU in a process group of its own, with its words going to a file.
-///
-/// # Errors
-/// If the program or the file cannot be used.
+/// Starts QEMU in a process group of its own, with its output in a file.
 pub(super) fn start(command: &[String], folder: &Path, log: &Path) -> io::Result<Child> {
     start_with(command, folder, log, Stdio::null())
 }
 
-/// Starts a program as [`start`] does, with something for it to read.
-///
-/// # Errors
-/// If the program or the file cannot be used.
+/// Does the same as [`start`], with an input for the program.
 pub(super) fn start_with(command: &[String], folder: &Path, log: &Path, input: Stdio) -> io::Result<Child> {
     let (program, arguments) = command.split_first().ok_or(io::ErrorKind::InvalidInput)?;
     let output = File::create(log)?;
@@ -44,7 +38,7 @@ pub(super) fn start_with(command: &[String], folder: &Path, log: &Path, input: S
         .spawn()
 }
 
-/// The last lines of a log, as one line.
+/// Returns the last lines of a log, as one line.
 pub(super) fn last_words(log: &Path) -> String {
     let read = || -> io::Result<Vec<u8>> {
         let mut file = File::open(log)?;
@@ -62,7 +56,7 @@ pub(super) fn last_words(log: &Path) -> String {
     }
 }
 
-/// A process that runs, or has ended; no other can be taken for it.
+/// A process that runs or has ended. No other process can be mistaken for it.
 #[derive(Debug)]
 pub(crate) struct Process {
     id: i32,
@@ -70,10 +64,7 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Takes hold of a process by its number, which must be known to be its own while this is called.
-    ///
-    /// # Errors
-    /// If there is no such process.
+    /// Opens a process by its number, which must be known to be its own during this call.
     pub(crate) fn open(id: i32) -> io::Result<Self> {
         let process = Pid::from_raw(id).ok_or(io::ErrorKind::InvalidInput)?;
         let descriptor = pidfd_open(process, PidfdFlags::NONBLOCK)?;
@@ -85,18 +76,17 @@ impl Process {
         Ok(Self { id, descriptor })
     }
 
-    /// Finds the process whose words go to this log, if one does that: it was started by [`start`], perhaps by an earlier
-    /// daemon, and has not ended.
+    /// Finds the running process that writes to this log: [`start`] started it, possibly in an earlier daemon.
     pub(super) fn of_log(log: &Path) -> Option<Self> {
         let same = |one: &Metadata, other: &Metadata| (one.dev(), one.ino()) == (other.dev(), other.ino());
         let log = std::fs::metadata(log).ok()?;
         let processes = std::fs::read_dir("/proc").ok()?.filter_map(|entry| {
             let id: i32 = entry.ok()?.file_name().to_str()?.parse().ok()?;
-            // Those of other users cannot be looked at, and are none that the daemon has started.
+            // Other users' processes cannot be examined, and are not the daemon's.
             let says = std::fs::metadata(format!("/proc/{id}/fd/1")).ok()?;
             same(&says, &log).then_some(id)
         });
-        // N.B. that its words still go there after it was taken hold of proves that it is the one.
+        // N.B. its output still goes to the log after it was opened, which proves that it is the right process.
         processes.filter_map(|id| Some((id, Self::open(id).ok()?))).find_map(|(id, process)| {
             let says = std::fs::metadata(format!("/proc/{id}/fd/1")).ok()?;
             same(&says, &log).then_some(process)
@@ -107,7 +97,6 @@ impl Process {
         self.id
     }
 
-    /// Resolves when it has ended.
     pub(crate) async fn ended(&self) {
         // It becomes readable at the end, and stays so.
         if let Err(error) = self.descriptor.readable().await {
@@ -115,7 +104,6 @@ impl Process {
         }
     }
 
-    /// Kills it, if it has not ended.
     pub(super) fn kill(&self) {
         if let Err(error) = pidfd_send_signal(self.descriptor.get_ref(), Signal::KILL) {
             tracing::debug!(process = self.id, %error, "a process is not killed");
@@ -142,7 +130,7 @@ mod tests {
         process.ended().await;
         assert!(!child.wait().await.unwrap().success());
         assert!(Process::of_log(&log).is_none(), "it has ended");
-        // The number is free, and may be another's.
+        // The number is free, and may be another process's.
         process.kill();
         let mut child = start(&shell("echo one; echo two >&2"), folder.path(), &log).unwrap();
         child.wait().await.unwrap();

@@ -1,7 +1,6 @@
-//! An export that has nothing, for one client: whether a hypervisor can connect to a volume's socket is tried before the volume
-//! is there, and before anything of the VM is touched.
-//!
-//! It speaks as much of NBD as a client needs to open a disk. What it is told is taken from whoever may connect to the socket.
+//! An empty export for one client, which proves that a hypervisor can connect to a volume's socket before the volume exists and
+//! before the VM is changed. It speaks as much of NBD as a client needs to open a disk. It trusts every client that may connect
+//! to the socket.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -14,13 +13,10 @@ use nbd_protocol::{
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
 
-/// Longest value of an option: a name, and a list of what is asked for.
+/// The longest value of an option: a name, and a list of requested information.
 const OPTION_LENGTH_MAX: usize = STRING_LENGTH_MAX + 256;
 
-/// Serves clients one after the other until it is dropped; they find a disk of so many bytes.
-///
-/// # Errors
-/// If the socket cannot be listened at.
+/// Serves clients one after the other until it is dropped; they find a disk of `size_bytes`.
 pub(crate) async fn serve(listener: OwnedFd, size_bytes: u64) -> io::Error {
     let listener = StdListener::from(listener);
     let made = listener.set_nonblocking(true).and_then(|()| UnixListener::from_std(listener));
@@ -30,7 +26,7 @@ pub(crate) async fn serve(listener: OwnedFd, size_bytes: u64) -> io::Error {
     };
     loop {
         match listener.accept().await {
-            // Whatever it says, or that it leaves, it has connected.
+            // Whatever it sends, and if it leaves, it has connected.
             Ok((client, _)) => drop(answer(client, size_bytes).await),
             Err(error) => return error,
         }
@@ -80,7 +76,7 @@ async fn answer(mut client: UnixStream, size_bytes: u64) -> io::Result<()> {
             _ => reply(&mut client, asked, option_reply::ERR_UNSUP, &[]).await?,
         }
     }
-    // It says goodbye; what else it asks for it does not get.
+    // It disconnects; its other requests are not served.
     client.read_u8().await.map(drop)
 }
 

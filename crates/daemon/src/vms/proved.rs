@@ -1,11 +1,11 @@
-//! The files of adopted disks: proved to be what their QEMU has open, held until they are served, and remembered.
+//! The files of adopted disks: proved to be those that QEMU has open, held until they are served, and remembered.
 //!
 //! ```text
-//!   adopt     hold what the path leads to ─► QEMU has that very file open ─► remember it ─► the lane opens what is held
-//!   restart   find what the path leads to ─► its owner, and its number ─────────────────► the lane opens what was found
+//!   adopt     hold the file at the path ─► QEMU has that very file open ─► remember it ─► the lane opens the held file
+//!   restart   find the file at the path ─► its owner, and its number ───────────────────► the lane opens the found file
 //! ```
-//! Whoever owns the VM owns the folder of its images as well. He can put any file in their place at any moment, also while the daemon
-//! is down. What is opened is the file that was proved, or another file that he could have opened himself.
+//! The owner of the VM also owns the folder of its images, and can replace them at any moment, also while the daemon is down.
+//! The daemon opens the file that was proved, or another file that this user could have opened.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct ProvedFile {
     /// Its path without any link.
     pub(crate) path: PathBuf,
-    /// Its number in its file system. The number of the file system is another one after a restart of the host.
+    /// Its inode number. The number of the file system changes with a restart of the host.
     inode: u64,
     pub(crate) user: u32,
     pub(crate) group: u32,
@@ -28,7 +28,7 @@ pub(crate) struct ProvedFile {
 }
 
 impl ProvedFile {
-    /// Remembers what is held.
+    /// Makes the record of a held file.
     pub(crate) fn of(held: &Held) -> Self {
         let status = held.status();
         Self {
@@ -47,7 +47,7 @@ impl ProvedFile {
 
 type Files = BTreeMap<String, Vec<Arc<Held>>>;
 
-/// The files of disks that are being adopted, by their volumes.
+/// The files of disks that are being adopted, by volume.
 #[derive(Debug, Default)]
 pub(crate) struct Proofs {
     held: Arc<Mutex<Files>>,
@@ -79,7 +79,7 @@ impl Proofs {
         Holding { held: Arc::clone(&self.held), volumes }
     }
 
-    /// Says what may be opened for a volume whose files were proved to be `files`.
+    /// Returns which files may be opened for a volume whose proved files are `files`.
     pub(crate) fn finder(&self, volume: &str, files: Vec<ProvedFile>) -> ProvedImages {
         ProvedImages { files, held: lock(&self.held).get(volume).cloned().unwrap_or_default() }
     }
@@ -89,10 +89,10 @@ fn lock(held: &Mutex<Files>) -> MutexGuard<'_, Files> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// What may be opened for one volume.
+/// The files that may be opened for one volume.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ProvedImages {
-    /// The top first; none: nothing was proved, as for a volume that was never a disk of an adopted VM.
+    /// The top first. Empty: nothing was proved, as for a volume that was never a disk of an adopted VM.
     files: Vec<ProvedFile>,
     held: Vec<Arc<Held>>,
 }
@@ -105,7 +105,7 @@ impl Finder for ProvedImages {
             if held.identity() != found.identity() {
                 return Err(exchanged());
             }
-            // Its owner may have made a second name of it meanwhile: it is the same file.
+            // Its owner may have given it a second name, but it is the same file.
             return held.try_clone();
         }
         match self.files.iter().find(|file| file.path == found.path()) {
@@ -113,7 +113,7 @@ impl Finder for ProvedImages {
                 found.require_image()?;
                 Ok(found)
             }
-            // Another file of the same user; one of root may be there by another user's doing.
+            // Another file of the same user is accepted. A file of root may be there by another user's doing.
             Some(file) if above.is_none() && found.reach() == Reach::Others => {
                 if file.user != found.owner() || held::is_own_user(file.user) {
                     return Err(exchanged());
@@ -133,7 +133,7 @@ mod tests {
 
     const USER: u32 = 24_005;
 
-    /// A file of a user in a folder of the same user, and one of root; `None`: nothing can be given away here.
+    /// Makes a user's file in a folder of that user, and a file of root; `None`: this process cannot change owners.
     fn folder() -> Option<tempfile::TempDir> {
         if !rustix::process::geteuid().is_root() {
             omission::machine_lacks("root, to give files away");
@@ -160,7 +160,7 @@ mod tests {
         assert_eq!(finder.find(&disk, None).unwrap().identity(), held.identity());
         std::fs::rename(&disk, folder.path().join("away")).unwrap();
         assert!(finder.find(&disk, None).is_err());
-        // Also a file of the same user is another one.
+        // Another file of the same user is also refused.
         std::fs::rename(folder.path().join("other"), &disk).unwrap();
         assert!(finder.find(&disk, None).is_err());
         drop(holding);
@@ -176,7 +176,7 @@ mod tests {
         let finder = ProvedImages { files: vec![file, base], held: Vec::new() };
         let top = finder.find(&path("disk"), None).unwrap();
         assert!(finder.find(&path("base"), Some(&top)).is_ok());
-        // What an image names below itself is read by root, for the owner of that image.
+        // Root reads a backing file on behalf of the image's owner.
         std::fs::set_permissions(path("roots"), std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
         assert!(finder.find(&path("roots"), Some(&top)).is_err());
         for exchange in ["link", "hard link", "root's"] {

@@ -1,13 +1,13 @@
-//! Sockets that a QEMU makes which runs as a user of its own, and those that are made for it.
+//! Sockets that a QEMU with a user of its own makes, and sockets that are made for it.
 //!
 //! ```text
 //!   NAME.d/        0700, QEMU's: it listens at NAME.d/qmp, NAME.d/memory
-//!      │ taken out: given another name in one step, then looked at
+//!      │ moved out: renamed in one step, then checked
 //!      ▼
-//!   NAME.qmp, NAME.memory      in the daemon's folder, where nobody else changes anything
+//!   NAME.qmp, NAME.memory      in the daemon's folder, where no other user changes anything
 //! ```
-//! **N.B.** The daemon, which is root, connects to nothing and changes nothing in a folder that QEMU may write to: what is there
-//! may lead anywhere. A QEMU that runs as the daemon's user has no such folder, and makes its sockets where they stay.
+//! **N.B.** The daemon, which is root, connects to nothing and changes nothing in a folder that QEMU may write to: links there
+//! may lead anywhere. A QEMU with the daemon's user has no such folder, and makes its sockets in their final place.
 
 use std::ffi::OsString;
 use std::fs::DirBuilder;
@@ -21,17 +21,13 @@ use block::held::{self, Folder, Held, Unfit};
 use rustix::process::geteuid;
 use tokio::time::{Instant, sleep};
 
-/// Nobody but QEMU looks into its folder.
+/// Only QEMU may use its folder.
 const FOLDER_MODE: u32 = 0o700;
-/// What the folder of the VM whose monitor is `NAME.qmp` ends in.
+/// The extension of the folder of the VM whose monitor is `NAME.qmp`.
 const FOLDER: &str = "d";
-/// How often a socket that is not there yet is looked for.
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Makes the folder in which the QEMU of this monitor may make sockets, as that user; there is nothing in it.
-///
-/// # Errors
-/// The system's.
+/// Makes the empty folder in which this monitor's QEMU may make sockets as that user.
 pub(crate) fn make_folder(monitor: &Path, user: u32, group: u32) -> io::Result<()> {
     remove_folder(monitor)?;
     let folder = folder(monitor);
@@ -39,10 +35,7 @@ pub(crate) fn make_folder(monitor: &Path, user: u32, group: u32) -> io::Result<(
     chown(&folder, Some(user), Some(group))
 }
 
-/// Takes the folder of this monitor's QEMU away; that there is none is no error.
-///
-/// # Errors
-/// The system's.
+/// Removes the folder of this monitor's QEMU, if there is one.
 pub(crate) fn remove_folder(monitor: &Path) -> io::Result<()> {
     match std::fs::remove_dir_all(folder(monitor)) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
@@ -50,13 +43,13 @@ pub(crate) fn remove_folder(monitor: &Path) -> io::Result<()> {
     }
 }
 
-/// Whom the QEMU of this monitor runs as; `None`: as the daemon, or it was started by somebody else.
+/// Returns the user of this monitor's QEMU; `None`: the daemon's user, or Sterna did not start the QEMU.
 pub(crate) fn user(monitor: &Path) -> Option<u32> {
     let found = std::fs::symlink_metadata(folder(monitor)).ok()?;
     found.is_dir().then(|| found.uid())
 }
 
-/// Where QEMU is to make the socket that is to be at `path`, beside its monitor.
+/// Returns where QEMU is to make the socket whose final place is `path`, beside its monitor.
 pub(crate) fn place(path: &Path) -> PathBuf {
     match (user(path), path.extension()) {
         (Some(_), Some(name)) => folder(path).join(name),
@@ -64,17 +57,15 @@ pub(crate) fn place(path: &Path) -> PathBuf {
     }
 }
 
-/// Moves a socket from where QEMU has made it to `path`; one that is there already, or is made there, is left so.
-///
-/// # Errors
-/// What QEMU has made is no socket, or not its own.
+/// Moves a socket from where QEMU has made it to `path`, unless one is there. Fails if QEMU has made something else than a
+/// socket of its own.
 pub(crate) fn take_out(path: &Path) -> io::Result<()> {
     let Some(user) = user(path) else { return Ok(()) };
     match std::fs::rename(place(path), path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         renamed => renamed?,
     }
-    // N.B. here, where it cannot be exchanged.
+    // N.B. checked here, where it cannot be exchanged.
     let found = std::fs::symlink_metadata(path)?;
     if found.file_type().is_socket() && found.uid() == user {
         return Ok(());
@@ -83,10 +74,7 @@ pub(crate) fn take_out(path: &Path) -> io::Result<()> {
     Err(io::Error::other("QEMU has made something else than a socket"))
 }
 
-/// As [`take_out`], as soon as QEMU has made it.
-///
-/// # Errors
-/// As there; that it did not until `deadline` was over.
+/// Does the same as [`take_out`], as soon as QEMU has made the socket; fails after `deadline`.
 pub(crate) async fn take_out_within(path: &Path, deadline: Duration) -> io::Result<()> {
     let begun = Instant::now();
     loop {
@@ -101,7 +89,7 @@ pub(crate) async fn take_out_within(path: &Path, deadline: Duration) -> io::Resu
     }
 }
 
-/// A socket that the daemon listens at beside a QEMU's monitor. It goes when this is dropped.
+/// A socket that the daemon listens at beside a QEMU's monitor. Dropping this deletes it.
 #[derive(Debug)]
 pub(crate) struct MadeSocket {
     folder: Folder,
@@ -111,19 +99,16 @@ pub(crate) struct MadeSocket {
 
 impl Drop for MadeSocket {
     fn drop(&mut self) {
-        // QEMU may have taken it away, and whoever owns the folder may have put something else there.
+        // QEMU may have deleted it, and the folder's owner may have put something else there.
         let _ = self.folder.remove_held(&self.name, &self.socket);
     }
 }
 
-/// Listens at `path`, which is beside a QEMU's monitor, for that QEMU alone: `user`, if that is known. A socket that an earlier attempt
-/// left there goes.
+/// Listens at `path`, beside a QEMU's monitor, for that QEMU's `user` alone, if it is known. Deletes a socket that an earlier
+/// attempt left there. Fails if something else than a socket is there.
 ///
-/// **N.B.** The monitor of a VM that somebody else has started is in a folder of others. All is done in the folder that the path led to
-/// once, and to the socket that was made there.
-///
-/// # Errors
-/// The system's; that something else than a socket is there.
+/// **N.B.** The monitor of an adopted VM is in a folder that others own. So everything is done in the folder to which the path
+/// led once, and to the socket that was made there.
 pub(crate) fn listen_beside(path: &Path, user: Option<u32>) -> io::Result<(UnixListener, MadeSocket)> {
     let (folder, name) = Folder::of(path)?;
     match folder.find(&name) {
@@ -149,24 +134,21 @@ pub(crate) fn listen_beside(path: &Path, user: Option<u32>) -> io::Result<(UnixL
     Ok((listener, MadeSocket { folder, name, socket }))
 }
 
-/// Gives a socket that the daemon has made beside a QEMU's monitor to the user that the QEMU runs as.
+/// Gives a socket that the daemon has made beside a QEMU's monitor to QEMU's user. Fails if it is not a socket.
 ///
-/// **N.B.** A monitor that somebody else has made may be in a folder where QEMU puts something else in its place: what is given
-/// away is looked at first, and then no other.
-///
-/// # Errors
-/// The system's; that it is no socket.
+/// **N.B.** An adopted VM's monitor may be in a folder where QEMU can exchange the file. So the socket is opened and checked
+/// first, and only that one is given away.
 pub(crate) fn give(path: &Path, user: u32) -> io::Result<()> {
     let found = held::find_entry(path)?;
     found.require_socket()?;
     if found.owner() == user { Ok(()) } else { found.give_user(user) }
 }
 
-/// The user that a process runs as; `None`: it has ended.
+/// Returns the effective user of a process; `None`: it has ended.
 pub(crate) fn user_of_process(process: i32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).ok()?;
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:"))?;
-    // Real, then effective, which is whom the kernel asks for.
+    // The second is the effective user, by which the kernel checks rights.
     users.split_whitespace().nth(1)?.parse().ok()
 }
 
@@ -187,7 +169,7 @@ mod tests {
         }
         let folder = tempfile::tempdir().unwrap();
         let monitor = folder.path().join("web.1.qmp");
-        // One that runs as the daemon.
+        // A QEMU with the daemon's user.
         assert_eq!((user(&monitor), place(&monitor)), (None, monitor.clone()));
         take_out(&monitor).unwrap();
         make_folder(&monitor, 5, 6).unwrap();
@@ -195,7 +177,7 @@ mod tests {
         let inside = place(&monitor);
         assert_eq!(inside, folder.path().join("web.1.d/qmp"));
         assert_eq!(place(&monitor.with_extension("memory")), folder.path().join("web.1.d/memory"));
-        // It is not there yet.
+        // It does not exist yet.
         take_out(&monitor).unwrap();
         let _listener = UnixListener::bind(&inside).unwrap();
         give(&inside, 5).unwrap();
@@ -203,7 +185,7 @@ mod tests {
         UnixStream::connect(&monitor).unwrap();
         take_out(&monitor).unwrap();
 
-        // Somebody else's socket, by its name or by another one.
+        // Another user's socket, under its name or another one.
         let other = folder.path().join("other");
         let _other = UnixListener::bind(&other).unwrap();
         std::os::unix::fs::symlink(&other, &inside).unwrap();
@@ -211,7 +193,7 @@ mod tests {
         std::fs::hard_link(&other, &inside).unwrap();
         assert!(take_out(&monitor).is_err() && !monitor.exists() && other.exists());
         assert!(give(folder.path(), 5).is_err());
-        // For one that is to connect beside its monitor.
+        // For a QEMU that is to connect beside its monitor.
         let (_listener, made) = listen_beside(&other.with_extension("memory"), Some(5)).unwrap();
         let found = std::fs::metadata(other.with_extension("memory")).unwrap();
         assert!(found.file_type().is_socket() && found.uid() == 5);

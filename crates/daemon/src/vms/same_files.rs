@@ -1,10 +1,10 @@
-//! Files that a VM's command names by their paths and that do not go along: whether both hosts have the same.
+//! Compares files that a VM's command names by path and that do not move along: both hosts must have the same.
 //!
 //! ```text
-//!   source: command ──► Fingerprint of each ──► manifest ──► target: its own file at that path ──► fault │ warning │ the same
+//!   source: command ──► Fingerprint of each ──► description ──► target: its own file at that path ──► fault │ warning │ the same
 //! ```
-//! Files that are not there at all are found by [`files::missing`]. Files that go along are not compared: the
-//! target gets those from the source.
+//! [`files::missing`] finds files that do not exist at all. Files that move along are not compared: the target gets those from
+//! the source.
 
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -16,50 +16,45 @@ use ring::digest::{Context, SHA256};
 use rustix::fs::{FileType, OFlags};
 use serde::{Deserialize, Serialize};
 
-/// Files that are compared: a command does not name nearly as many, and each is read on both sides.
+/// How many files are compared. A command names far fewer, and both sides read each of them.
 const FILES_MAX: usize = 32;
-/// A file up to this size is read whole; of a larger one as many bytes, in pieces from its beginning to its end. Nobody is
-/// to wait for a DVD that is read before a VM moves, and images that differ do so in more than one place.
+/// How many bytes of a file are read: all of a smaller file, and evenly spread pieces of a larger one. Reading a whole DVD
+/// image would delay the move, and images that differ do so in several places.
 const READ_BYTES_MAX: u64 = 64 << 20;
-/// Bytes of a piece.
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// What a source says of one of its files.
+/// The source's description of one of its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Fingerprint {
-    /// The option that names it.
     option: String,
-    /// Its path, on both hosts.
     path: String,
-    /// What the VM does with it.
     used: Used,
     bytes: u64,
-    /// SHA-256 of what is read of it, in hexadecimal.
+    /// The SHA-256 of the bytes that are read of it, in hexadecimal.
     hash: String,
 }
 
-/// What a VM does with a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 enum Used {
-    /// It reads it while it works: a guest would find another disk.
+    /// The VM reads it while it runs, so a guest would find another disk.
     WhileItRuns,
-    /// It has it in its memory, whose parts must be of the same sizes at the target: firmware.
+    /// The VM has it in its memory, whose parts must have the same sizes at the target: firmware.
     InMemory,
-    /// It reads it when it is started: a kernel, tables.
+    /// The VM reads it at its start: a kernel, tables.
     AtStart,
 }
 
-/// What is not the same, in sentences that say what to do.
+/// The differences, in sentences that say what to do.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Differences {
-    /// The VM cannot go there so.
+    /// The VM cannot run there with these.
     pub(crate) faults: Vec<String>,
-    /// It can, and somebody should know.
+    /// The VM can run there, and the user should know.
     pub(crate) warnings: Vec<String>,
 }
 
-/// The files of this host that a command names and its QEMU's user may read. What cannot be read is left out: QEMU has said so when
-/// it was started. It may sleep.
+/// Returns the fingerprints of this host's files that a command names and its QEMU's user may read. Leaves out unreadable
+/// files: QEMU has reported them at its start. May block.
 pub(super) fn fingerprints(command: &[String], user: &User) -> Vec<Fingerprint> {
     let named = files::named(command).into_iter().take(FILES_MAX);
     let taken = named.filter_map(|NamedFile { option, path, used }| {
@@ -69,11 +64,11 @@ pub(super) fn fingerprints(command: &[String], user: &User) -> Vec<Fingerprint> 
     taken.collect()
 }
 
-/// What this host has at the paths that a command names, as far as it is there, and is not what the other host says of them.
-/// It may sleep.
+/// Compares this host's files at the paths that a command names with the other host's fingerprints, as far as they exist here.
+/// May block.
 ///
-/// **N.B.** The command is one that was understood: what the other host has told of other files is not looked at. Nor is
-/// a file that `user` may not read, whom QEMU would run as: it is not there for that user, and nothing is said of it.
+/// **N.B.** The command must have been parsed here: the other host's fingerprints of other files are ignored. A file that
+/// `user`, as whom QEMU would run, may not read counts as missing, and nothing is said of it.
 pub(super) fn differences(command: &[String], theirs: &[Fingerprint], user: &User) -> Differences {
     let mut differences = Differences::default();
     for NamedFile { option, path, used } in files::named(command).into_iter().take(FILES_MAX) {
@@ -119,9 +114,10 @@ impl From<Use> for Used {
     }
 }
 
-/// Size and hash of a file; `None`: it is no ordinary one, or the user may not read it.
+/// Returns the size and the hash of a file; `None`: it is not a regular file, or the user may not read it.
 fn read(path: &Path, user: &User) -> io::Result<Option<(u64, String)>> {
-    // Looked at before it is opened: to open a pipe may take for ever. What is not found may be there for root alone.
+    // Checked before it is opened, because opening a pipe may block for ever. A file that is not found may exist for root
+    // alone.
     let Ok(found) = held::find(path) else { return Ok(None) };
     if found.kind() != FileType::RegularFile || !found.lets_read(user) {
         return Ok(None);
@@ -139,7 +135,8 @@ fn read(path: &Path, user: &User) -> io::Result<Option<(u64, String)>> {
     Ok(Some((bytes, digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())))
 }
 
-/// Where pieces begin: all of a small file, and of a large one as much as is read, evenly, with its first and its last bytes.
+/// Returns where pieces begin: all pieces of a small file, and evenly spread ones of a large file, with its first and last
+/// bytes.
 fn pieces(bytes: u64) -> impl Iterator<Item = u64> {
     let count = bytes.div_ceil(PIECE_BYTES).min(READ_BYTES_MAX / PIECE_BYTES);
     let is_whole = bytes <= READ_BYTES_MAX;
@@ -201,7 +198,7 @@ mod tests {
         assert!(faults.contains("-cdrom") && faults.contains("while it runs"), "{faults}");
         assert!(faults.contains("-bios") && faults.contains("6 bytes there, 3 at the source"), "{faults}");
         assert!(!warnings.contains("-bios"), "{warnings}");
-        // What is not there, or no file, is not compared.
+        // A missing file, or something else than a file, is not compared.
         std::fs::remove_file(path("cd")).unwrap();
         std::fs::remove_file(path("code")).unwrap();
         std::fs::create_dir(path("code")).unwrap();

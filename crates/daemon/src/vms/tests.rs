@@ -1,4 +1,4 @@
-//! VMs without disks, in real QEMU processes: started, found again, ended, and moved between two hosts' lists.
+//! Tests of VMs without disks in real QEMU processes: started, found again, ended, and moved between two hosts' lists.
 
 use std::fs::Permissions;
 use std::io::{Read as _, Write as _};
@@ -13,9 +13,9 @@ use crate::config::{QemuUser, RunsAs, SocketAccess, VmUsers};
 use crate::take_over::{Estate, Listening, ServiceManager};
 use crate::vms::moving::Terms;
 
-/// Longer than any step takes while every processor is busy with something else.
+/// Longer than any step takes on fully loaded processors.
 const DEADLINE: Duration = Duration::from_secs(120);
-/// Firmware that finds nothing to boot is a VM that runs.
+/// A VM whose firmware finds nothing to boot.
 const DEFINITION: &str = r#"
     command = ["qemu-system-x86_64", "-accel", "tcg", "-m", "32", "-nodefaults", "-no-user-config", "-display", "none",
         "-name", "{name}", "-qmp", "unix:{qmp},server=on,wait=off", "-drive", "if=pflash,format=raw,file={file:vars}"]
@@ -23,7 +23,7 @@ const DEFINITION: &str = r#"
     vars = "VARS"
 "#;
 
-/// What a daemon has, without a daemon.
+/// The parts of a daemon that these tests need.
 struct Host {
     folder: TempDir,
     sockets: SocketFolder,
@@ -31,7 +31,7 @@ struct Host {
 }
 
 impl Host {
-    /// `None` if there is no QEMU, which is told.
+    /// Returns `None`, and reports it, if there is no QEMU.
     fn new() -> Option<Self> {
         const QEMU: &str = "qemu-system-x86_64";
         if std::process::Command::new(QEMU).arg("--version").output().is_err() {
@@ -63,7 +63,7 @@ impl Host {
         self.vms.alive(name).unwrap()
     }
 
-    /// Forgets everything that a daemon forgets which is killed. Whatever it did must have ended with its runtime.
+    /// Loses everything that a killed daemon loses. Its tasks must have ended with its runtime.
     fn restart(&mut self) {
         self.vms = Vms::open(self.folder.path(), &self.sockets, &MachinesConfig::default());
     }
@@ -72,7 +72,7 @@ impl Host {
         self.vms.qemu(name).unwrap().status().await.unwrap()
     }
 
-    /// Waits until a VM is not there any more, and returns its last words if it has crashed.
+    /// Waits until a VM has ended, and returns its last words if it has crashed.
     async fn until_ended(&self, name: &str) -> Option<String> {
         loop {
             let changed = self.vms.changed.notified();
@@ -144,7 +144,7 @@ async fn a_machine_is_added_started_stopped_and_removed() {
     assert_eq!(host.state("m").await, RunState::Running);
     assert!(matches!(host.vms.start("m", &host.sockets).await, Err(VmError::RunsAlready(_))));
     assert!(matches!(host.vms.remove("m"), Err(VmError::Running(_))));
-    // Firmware alone takes no note of a power button.
+    // Firmware alone ignores a power button.
     host.vms.stop("m", Ending::PowerButton(Duration::from_millis(10))).await.unwrap();
     assert!(matches!(host.vms.life("m").unwrap(), Life::Stopped));
     host.start("m").await;
@@ -180,7 +180,7 @@ async fn a_qemu_that_does_not_start_says_why() {
     assert!(matches!(host.vms.life("m").unwrap(), Life::Stopped));
 }
 
-/// The life of one daemon: its connections and tasks end with it.
+/// Runs the life of one daemon: its connections and tasks end with it.
 fn life<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
@@ -234,7 +234,7 @@ fn a_machine_that_ended_while_nobody_looked_has_crashed() {
     });
 }
 
-/// Brings a VM from `source` to where its memory is at `target` and neither runs.
+/// Moves a VM from `source` until its memory is at `target` and neither runs.
 async fn move_memory(source: &Host, target: &Host, name: &str) {
     let leaving = source.vms.leaving(name).await.unwrap();
     let manifest = source.vms.definition(name, Vec::new()).await.unwrap();
@@ -268,7 +268,7 @@ async fn a_machine_goes_to_another_host_and_comes_home() {
         let vars = target.folder.path().join("vms/m/files/vars");
         assert_eq!(std::fs::metadata(vars).unwrap().len(), 256 << 10);
     }
-    // What is done already is done.
+    // Repeating a step has no effect.
     there.vms.left("m").await.unwrap();
 }
 
@@ -325,7 +325,7 @@ async fn what_came_and_cannot_be_started_is_not_kept() {
     assert!(there.vms.prepare_arrival(&manifest[1..], Terms::default(), &there.sockets).await.is_err());
 }
 
-/// Whether a process with the user and the groups of a VM may do something with a file, by the letter of test(1).
+/// Returns whether a process with the user and the groups of a VM may use a file, by an operator of test(1).
 fn may(user: &QemuUser, what: &str, path: &Path) -> bool {
     let words = ["test", what, path.to_str().unwrap()].map(str::to_owned).to_vec();
     let words = user.command(words);
@@ -382,7 +382,7 @@ async fn a_machine_can_open_nothing_that_is_another_ones() {
             }
         }
     }
-    // Nor is it sent a signal, or looked into.
+    // Signalling and inspecting it is denied as well.
     for (user, other) in [(&a, &alive_b), (&b, &alive_a)] {
         let other = other.process_id();
         assert!(!may(user, "-r", Path::new(&format!("/proc/{other}/mem"))));
@@ -399,7 +399,7 @@ async fn a_machine_can_open_nothing_that_is_another_ones() {
     }
 }
 
-/// Serves whoever connects as an NBD server that has one megabyte of zeroes, as far as QEMU asks when it opens a disk.
+/// Serves clients as an NBD server with one megabyte of zeroes, as far as QEMU asks when it opens a disk.
 fn export_of_zeroes(listener: &UnixListener) {
     for client in listener.incoming() {
         let Ok(mut client) = client else { return };
@@ -430,7 +430,7 @@ fn serve_zeroes(client: &mut UnixStream) -> std::io::Result<()> {
                 client.write_all(&reply(1, &[]))?;
                 break;
             }
-            // Nothing else is known here.
+            // No other option is known here.
             _ => client.write_all(&reply(0x8000_0001, &[]))?,
         }
     }

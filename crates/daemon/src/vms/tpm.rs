@@ -5,8 +5,8 @@
 //!                                      │ the VM moves
 //!                                      └─ the state goes within QEMU's stream, to another swtpm that has none yet
 //! ```
-//! The state is a VM's as its memory is: it is the other host's from when the VM is, and the folder here goes with
-//! all the rest of the VM. Two swtpms never have it in use at a time, because no two QEMUs run.
+//! The state belongs to the VM like its memory: the other host gets it with the VM, and the folder here is deleted with the
+//! rest of the VM. Two swtpms never use it at the same time, because no two QEMUs run.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write as _};
@@ -27,42 +27,38 @@ use crate::files::whole_file;
 use crate::vms::qemu_sockets;
 
 pub(super) const PROGRAM: &str = "swtpm";
-/// Folder in a VM's own of its TPM's state.
+/// The folder of the TPM's state in the VM's folder.
 const FOLDER: &str = "tpm";
-/// Only the user that runs the daemon, and swtpm, may look at it: the keys of the guest's disks are in it.
+/// Only the user that runs the daemon, and swtpm, may read it: it has the keys of the guest's disks.
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
-/// What swtpm calls the state that outlasts it.
+/// swtpm's file name of the permanent state.
 const PERMANENT: &str = "tpm2-00.permall";
-/// Such a state has some kilobytes, and at most what a TPM has of lasting memory, which is 256 KiB, twice.
+/// The size limit of such a state. It has some kilobytes, and at most twice a TPM's 256 KiB of lasting memory.
 const PERMANENT_BYTES_MAX: u64 = 1 << 20;
-/// How long swtpm may take to end after its QEMU has. Killing it loses nothing: what is to last is written when it changes.
+/// How long swtpm may take to end after its QEMU. Killing it loses nothing: it writes the permanent state at every change.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long swtpm may take to say its version.
 const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where QEMU finds the TPM of a VM whose monitor is there.
+/// Returns the socket of a TPM, given the VM's monitor.
 pub(super) fn socket(monitor: &Path) -> PathBuf {
     monitor.with_extension("tpm")
 }
 
-/// What swtpm has said of a VM's TPM.
+/// Returns swtpm's log.
 pub(super) fn log(folder: &Path) -> PathBuf {
     folder.join("tpm.log")
 }
 
-/// The state's folder, in that of a VM.
+/// Returns the folder of the state in a VM's folder.
 pub(super) fn state(folder: &Path) -> PathBuf {
     folder.join(FOLDER)
 }
 
-/// Starts the TPM of the VM that has this folder: with the state that it had, or as a new one. It can be connected to
-/// when this returns, and ends when whoever has connected to it does. `user`: whom it runs as, and QEMU; `None`: the daemon.
-///
-/// # Errors
-/// If the program or the folder cannot be used.
+/// Starts the TPM of the VM in this folder, with its former state or as a new one. QEMU can connect when this returns, and the
+/// TPM ends when QEMU does. `user` is that of swtpm and QEMU; `None`: the daemon's.
 pub(super) async fn start(folder: &Path, socket: &Path, user: Option<&QemuUser>) -> io::Result<Child> {
-    // One whose QEMU never connected to it has the state locked.
+    // A swtpm to which no QEMU ever connected has the state locked.
     if let Some(left_over) = Process::of_log(&log(folder)) {
         left_over.kill();
         left_over.ended().await;
@@ -76,13 +72,13 @@ pub(super) async fn start(folder: &Path, socket: &Path, user: Option<&QemuUser>)
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // N.B. made here, and not by swtpm: QEMU does not wait for it.
+    // N.B. made here, not by swtpm, because QEMU does not wait for the socket.
     let listener = OwnedFd::from(UnixListener::bind(socket)?);
     let control = "type=unixio,fd=0";
     let command = match user {
         Some(user) => {
             qemu_sockets::give(socket, user.user)?;
-            // It is started in the VM's folder, and may not pass through what is above.
+            // It starts in the VM's folder, because it may not pass through the folders above.
             user.command(command(Path::new(""), control))
         }
         None => command(folder, control),
@@ -90,18 +86,17 @@ pub(super) async fn start(folder: &Path, socket: &Path, user: Option<&QemuUser>)
     process::start_with(&command, folder, &log(folder), Stdio::from(listener))
 }
 
-/// The command that starts the TPM of the VM that has this folder, without Sterna.
+/// Returns the command that starts the TPM of the VM in this folder without Sterna.
 pub(super) fn command_alone(folder: &Path, socket: &Path) -> Vec<String> {
     let control = format!("type=unixio,path={}", socket.display());
     command(folder, &control).into_iter().chain(["--daemon".to_owned()]).collect()
 }
 
-/// Whether the TPM of the VM that has this folder is there.
 pub(super) fn runs(folder: &Path) -> bool {
     Process::of_log(&log(folder)).is_some()
 }
 
-/// Returns when the TPM of a VM whose QEMU has ended has ended as well.
+/// Resolves when the TPM of a VM whose QEMU has ended has ended too.
 pub(super) async fn ended(folder: &Path, socket: &Path) {
     if let Some(process) = Process::of_log(&log(folder))
         && timeout(END_TIMEOUT, process.ended()).await.is_err()
@@ -113,14 +108,11 @@ pub(super) async fn ended(folder: &Path, socket: &Path) {
     let _ = std::fs::remove_file(socket);
 }
 
-/// Makes the state of a TPM durable that nobody uses at this moment. It may sleep.
-///
-/// # Errors
-/// If it cannot be written.
+/// Makes the state of an unused TPM durable. May block.
 pub(super) fn sync(folder: &Path) -> io::Result<()> {
     let state = state(folder);
     for entry in std::fs::read_dir(&state)? {
-        // N.B. whoever runs as QEMU's user may have put anything there.
+        // N.B. QEMU's user may have put anything there.
         let mut options = File::options();
         let file =
             options.read(true).custom_flags(OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits().cast_signed());
@@ -130,10 +122,7 @@ pub(super) fn sync(folder: &Path) -> io::Result<()> {
     above.map(File::open).try_for_each(|opened| opened?.sync_all())
 }
 
-/// Reads the state that a swtpm has left in a folder. It may sleep.
-///
-/// # Errors
-/// If there is none, or it cannot be read.
+/// Reads the state that a swtpm has left in a folder. May block.
 pub(super) fn read_state(from: &Path) -> Result<Vec<u8>, (PathBuf, io::Error)> {
     let path = from.join(PERMANENT);
     let read = whole_file::read(&path, PERMANENT_BYTES_MAX);
@@ -141,10 +130,7 @@ pub(super) fn read_state(from: &Path) -> Result<Vec<u8>, (PathBuf, io::Error)> {
         .map_err(|error| (path, error))
 }
 
-/// Writes the state that a VM's TPM is to begin with, durably. It may sleep.
-///
-/// # Errors
-/// If it cannot be written.
+/// Writes the initial state of a VM's TPM durably. May block.
 pub(super) fn write_state(folder: &Path, content: &[u8]) -> io::Result<()> {
     let state = state(folder);
     DirBuilder::new().mode(FOLDER_MODE).create(&state)?;
@@ -154,10 +140,7 @@ pub(super) fn write_state(folder: &Path, content: &[u8]) -> io::Result<()> {
     sync(folder)
 }
 
-/// The version of the swtpm of this host: major, minor.
-///
-/// # Errors
-/// Why it cannot be used, and what to do, in words for people.
+/// Returns the version of this host's swtpm: major, minor. The error says why it cannot be used, and what to do.
 pub(super) async fn version() -> Result<(u64, u64), String> {
     let asked = Command::new(PROGRAM).arg("--version").stdin(Stdio::null()).kill_on_drop(true).output();
     let said = match timeout(VERSION_TIMEOUT, asked).await {
@@ -175,7 +158,7 @@ pub(super) async fn version() -> Result<(u64, u64), String> {
     read_version(&said).ok_or_else(|| format!("{PROGRAM} there does not say its version: {:?}", said.trim()))
 }
 
-/// What is missing where a VM's TPM is to come to, whose source has this version; `None`: nothing.
+/// Returns what this host lacks for a TPM whose source has this version of swtpm; `None`: nothing.
 pub(super) async fn fault(of_source: Option<(u64, u64)>) -> Option<String> {
     let here = match version().await {
         Ok(here) => here,
@@ -234,7 +217,7 @@ mod tests {
         let socket = folder.path().join("socket");
         let mut first = start(folder.path(), &socket, None).await.unwrap();
         assert!(runs(folder.path()));
-        // Another one in its place: nobody was there.
+        // A second TPM in its place, because no QEMU was connected.
         let mut second = start(folder.path(), &socket, None).await.unwrap();
         assert!(!first.wait().await.unwrap().success());
         drop(std::os::unix::net::UnixStream::connect(&socket).unwrap());

@@ -1,8 +1,8 @@
-//! What the QEMU of a VM finds that runs as a user of its own: its files, and nothing else of the daemon.
+//! Gives a QEMU with a user of its own access to its files, and to nothing else of the daemon.
 //!
 //! ```text
 //!   data folder 0700, the daemon's
-//!     vms/NAME 0711, the daemon's: where QEMU is started, so that it needs no way through what is above
+//!     vms/NAME 0711, the daemon's: QEMU's working directory, so that it needs no access to the folders above
 //!       files/ 0711, the daemon's ─ each file QEMU's       own/, tpm/ 0700, QEMU's and all in them
 //! ```
 
@@ -17,15 +17,12 @@ use rustix::fs::FileType;
 use super::{manifest, tpm};
 use crate::config::QemuUser;
 
-/// Who may pass through a folder finds what is in it by name.
+/// A user who may pass through a folder finds its files by name.
 const PASSED_MODE: u32 = 0o711;
-/// A folder is passed through by others.
+/// The bit that lets other users pass through a folder.
 const OTHERS_PASS: u32 = 0o001;
 
-/// Gives the files of a VM, which does not run, to the user that its QEMU is to run as. It may sleep.
-///
-/// # Errors
-/// The system's.
+/// Gives the files of a VM that does not run to its QEMU's user. May block.
 pub(super) fn give_files(folder: &Path, user: &QemuUser) -> io::Result<()> {
     let files = manifest::files_folder(folder);
     for passed in [folder, &files] {
@@ -42,7 +39,7 @@ pub(super) fn give_files(folder: &Path, user: &QemuUser) -> io::Result<()> {
     Ok(())
 }
 
-/// The folder that keeps QEMU from the sockets of its disks, if there is one, in words for people.
+/// Returns the folder that keeps QEMU from the sockets of its disks, if there is one, for a message.
 pub(super) fn obstacle(sockets: &Path, user: &QemuUser) -> Option<String> {
     let keeps = |folder: &&Path| {
         let Ok(found) = std::fs::metadata(folder) else { return false };
@@ -52,10 +49,10 @@ pub(super) fn obstacle(sockets: &Path, user: &QemuUser) -> Option<String> {
     Some(format!("\"{user}\" cannot pass through {folder}: chmod o+x {folder}"))
 }
 
-/// Gives a folder with all that is in it; links are not followed.
+/// Gives a folder with its content away, without following links.
 ///
-/// **N.B.** A process that a former QEMU has left may exchange what is in its folder meanwhile. Each folder is held, and what is given is
-/// what was looked at.
+/// **N.B.** A leftover process of a former QEMU may exchange files in the folder meanwhile. So each folder is held, and only
+/// what was checked is given away.
 fn give_all(folder: &Path, user: &QemuUser) -> io::Result<()> {
     let held = match held::find_entry(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -78,7 +75,7 @@ fn give_entries(folder: &Folder, user: &QemuUser) -> io::Result<()> {
     Ok(())
 }
 
-/// What is in a folder; nothing if there is none.
+/// Returns the content of a folder; nothing if there is none.
 fn entries(folder: &Path) -> io::Result<Vec<std::path::PathBuf>> {
     match std::fs::read_dir(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),

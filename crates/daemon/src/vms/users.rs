@@ -1,9 +1,9 @@
-//! Which user the QEMU of each VM runs as: a number that no other VM has, so that none can open what is another's.
+//! Chooses the user of each VM's QEMU: a number that no other VM has, so that no VM can open another's files.
 //!
 //! ```text
-//!   [machines] users ── a number ── noted of the VM, durably ─► its QEMU and its TPM, its files, the sockets of its disks
+//!   [machines] users ── a number ── recorded of the VM, durably ─► its QEMU and its TPM, its files, the sockets of its disks
 //! ```
-//! **N.B.** A VM that was given back goes on as its number, and is in no list: a number that a process has is given to nobody.
+//! **N.B.** A released VM keeps its number, and is in no list: a number that a process has is never given away.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
@@ -18,10 +18,7 @@ use crate::config::{QemuUser, RunsAs, VmUsers};
 use hypervisor::qemu::command_line::sandbox;
 
 impl Vms {
-    /// Whom the QEMU of a VM is to run as; `None`: the daemon's user.
-    ///
-    /// # Errors
-    /// [`VmError`]: there is no number left, or it cannot be noted.
+    /// Returns the user of a VM's QEMU; `None`: the daemon's user. Fails if no number is left, or it cannot be recorded.
     pub(super) async fn user_for(
         self: &Arc<Self>,
         name: &str,
@@ -38,12 +35,12 @@ impl Vms {
         Ok(Some(user.of_vm(number)))
     }
 
-    /// The number of a VM's user: the one that it had, or one that nobody has. It may sleep.
+    /// Returns the number of a VM's user: its former one, or a free one. May block.
     fn number_for(&self, name: &str, numbers: &RangeInclusive<u32>) -> Result<u32, VmError> {
-        // A volume's socket may still be of a VM that has left.
+        // A volume's socket may still belong to a VM that has left.
         let mut in_use = numbers_of_processes();
         in_use.extend(self.monitors.parent().into_iter().flat_map(numbers_of_sockets));
-        // Held throughout: a number is given once.
+        // Held throughout, so that each number is given once.
         let mut entries = self.entries();
         let others = entries.iter().filter(|(other, _)| *other != name);
         let of_others: BTreeSet<u32> = others.filter_map(|(_, entry)| entry.record.user).collect();
@@ -68,7 +65,7 @@ impl Vms {
     }
 }
 
-/// A number that is free, from a random one on: so one that was given up is not the next that is given.
+/// Returns a free number, searching from a random one on, so that a released number is not reused next.
 fn choose(numbers: &RangeInclusive<u32>, random: u64, is_free: impl Fn(&u32) -> bool) -> Option<u32> {
     let (first, last) = (u64::from(*numbers.start()), u64::from(*numbers.end()));
     let count = last.checked_sub(first)? + 1;
@@ -76,14 +73,14 @@ fn choose(numbers: &RangeInclusive<u32>, random: u64, is_free: impl Fn(&u32) -> 
     (0..count).filter_map(nth).find(|number| is_free(number))
 }
 
-/// The users that processes run as.
+/// Returns the users of all processes.
 fn numbers_of_processes() -> BTreeSet<u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     processes.filter_map(qemu_sockets::user_of_process).collect()
 }
 
-/// The users that sockets in folders below this one belong to.
+/// Returns the owners of sockets in the folders below this one.
 fn numbers_of_sockets(above: &Path) -> Vec<u32> {
     let folders = std::fs::read_dir(above).into_iter().flatten().flatten();
     let sockets = folders.flat_map(|folder| std::fs::read_dir(folder.path()).into_iter().flatten().flatten());

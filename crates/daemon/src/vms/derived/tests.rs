@@ -1,11 +1,10 @@
-//! Commands as people and tools write them, and the definitions that are made of them.
+//! Tests of definitions that are derived from commands as users and tools write them.
 
 use std::path::Path;
 
 use super::*;
 use crate::vms::AdoptedDisk;
 
-/// A disk that was adopted.
 fn disk(number: u32, drive: &str, node: &str, file: &Path) -> AdoptedDisk {
     AdoptedDisk {
         volume: format!("web1-{number}"),
@@ -28,7 +27,7 @@ fn disk(number: u32, drive: &str, node: &str, file: &Path) -> AdoptedDisk {
     }
 }
 
-/// A host with a few files, and what is known of a VM there.
+/// A host with a few files, and a VM.
 struct Scene {
     folder: tempfile::TempDir,
     disks: Vec<AdoptedDisk>,
@@ -53,7 +52,7 @@ impl Scene {
         self
     }
 
-    /// Says of files of the command, whose paths begin with `DIR/`, that they are in use, and of devices that they are there.
+    /// Marks files of the command, whose paths begin with `DIR/`, as in use, and devices as present.
     fn running(mut self, images: &[&str], devices: &[&str]) -> Self {
         self.running.images = images.iter().map(|image| self.at(image)).collect();
         self.running.named_devices = devices.iter().map(|device| (*device).to_owned()).collect();
@@ -81,7 +80,7 @@ impl Scene {
         derive(&adopted, &process, &self.running).map_err(|error| error.to_string())
     }
 
-    /// The command of the definition as one line, without what all of them begin and end with.
+    /// Returns the command of the definition as one line, without the common beginning and end.
     fn command(&self, words: &str) -> String {
         let derived = self.derive(words).unwrap();
         let written: toml::Table = toml::from_str(&derived.text).unwrap();

@@ -1,4 +1,4 @@
-//! A QEMU as it was started, and each thing that may be done to it: what is said of that.
+//! Tests of the differences after each change that a user may make to a running QEMU.
 
 use hypervisor::RunState;
 use hypervisor::qemu::{SeenDevice, SeenDrive};

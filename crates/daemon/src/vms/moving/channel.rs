@@ -1,14 +1,14 @@
-//! The channel between the two hosts of a VM that moves: messages, and the streams of its memory.
+//! The channel between the two hosts of a moving VM: messages, and the streams of its memory.
 //!
 //! ```text
 //!   hypervisor ══socket══► read ─ window ─► Data ══ session ══► Data ─► write ══socket══► hypervisor
 //!                                  ▲                                      │
 //!                                  └──────────────── Taken ◄──────────────┘       the same in the other direction
 //! ```
-//! Each stream has a channel of the session, and a window; messages go with the main one's.
+//! Each stream has a channel of the session, and a window. Messages use the main stream's channel.
 //!
-//! How much of the memory is on its way is bounded by the [`Window`], so that the messages of the handover and guests' blocks do
-//! not stand behind it, and a hypervisor that takes nothing stops the one that sends.
+//! The [`Window`] limits how much memory is on its way. So the messages of the handover and guests' blocks do not queue behind
+//! memory, and a hypervisor that stops reading stops the sending one.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,31 +27,31 @@ use super::stream::{PIECE_BYTES, Piece, Stream};
 use super::window::Window;
 use crate::vms::MANIFEST_BYTES_MAX;
 
-/// The first of the streams over which memory goes after a stream has broken, each attempt over another one: what is left of
-/// an earlier one must not be taken for its own.
+/// The first of the streams for memory after a stream has broken. Each attempt uses another one, so that leftovers of an
+/// earlier attempt are not read as its own.
 pub(super) const FIRST_RECOVERY_STREAM: u8 = MEMORY_STREAMS_MAX + 1;
 
-/// The channels of a session that are about one VM.
+/// The channels of a session for one VM.
 pub(crate) trait VmStreams: std::marker::Send + Sync {
-    /// Opens the channel of one of its streams, 0 for the main one. What comes over it from now on is received until the
-    /// sending end is dropped; an earlier opening of the same hears nothing any more.
+    /// Opens the channel of a stream, 0 for the main one, and receives from it until the sending end is dropped. An earlier
+    /// opening of the same stream receives nothing from then on.
     fn open(&self, stream: u8) -> (Arc<dyn Send>, arriving::UnboundedReceiver<ChannelEvent>);
 }
 
 /// The sending end of a channel to another host.
 pub(crate) trait Send: std::marker::Send + Sync {
-    /// Queues a message; never blocks.
+    /// Queues a message without blocking.
     fn send(&self, priority: Priority, head: Bytes, payload: Bytes);
 }
 
-/// What the other host has said last.
+/// The last status from the other host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PeerStatus {
-    /// It has said nothing yet.
+    /// It has sent nothing yet.
     Nothing,
-    /// All of the manifest is here: could the VM be run?
+    /// The whole VM description is here; the other host asks whether the VM could run.
     Check,
-    /// It could be run there, as far as can be seen.
+    /// As far as can be checked, the VM could run there.
     Fits,
     /// The VM is started there, and waits for its memory.
     Waiting,
@@ -59,31 +59,29 @@ pub(crate) enum PeerStatus {
     Loaded,
     /// It is to be started here.
     Start,
-    /// The volumes are the target's.
     Owned,
-    /// All of the memory is at the target.
     Complete,
     /// The rest of the memory is to come, or is expected, over this stream.
     Recover(u8),
-    /// It will not come to that, for this reason.
+    /// The move fails, for this reason.
     Failed(String),
-    /// The memory is lost, for this reason.
     Lost(String),
 }
 
 impl PeerStatus {
-    /// Whether nothing comes after it.
+    /// Returns whether no further status follows.
     fn is_end(&self) -> bool {
         matches!(self, Self::Failed(_) | Self::Lost(_))
     }
 
-    /// Whether who says this says that, too: of two messages that come at once only the later one may be seen.
+    /// Returns whether this status includes the earlier one: of two statuses in quick succession a receiver may see only the
+    /// later one.
     pub(crate) fn implies(&self, earlier: &Self) -> bool {
         self == earlier || matches!((self, earlier), (Self::Complete, Self::Loaded))
     }
 }
 
-/// One end of the channel between the hosts of a VM that moves.
+/// One end of the channel between the hosts of a moving VM.
 pub(crate) struct VmChannel {
     streams: Arc<dyn VmStreams>,
     sender: Arc<dyn Send>,
@@ -97,29 +95,29 @@ pub(crate) struct VmChannel {
 /// What the other host has offered, or agreed on.
 #[derive(Debug, Default)]
 struct Offered {
-    /// What is needed to run the VM.
+    /// The VM description.
     manifest: Vec<u8>,
-    /// Which way its memory is wished, or agreed, to go.
+    /// The requested or agreed way of the VM's memory.
     terms: Terms,
     last: Last,
 }
 
-/// What a VM has that stands still, beside its memory and its volumes.
+/// The state of a stopped VM besides its memory and its volumes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Last {
-    /// Its files, if they are others than those of its manifest.
+    /// Its files, if they have changed since they were first sent.
     pub(crate) files: Vec<u8>,
-    /// Somebody has paused it.
+    /// Its user has paused it.
     pub(crate) stays_paused: bool,
 }
 
 impl VmChannel {
-    /// Opens the main channel of `streams`, and begins to listen.
+    /// Opens the main channel of `streams`, and begins to receive.
     pub(crate) fn new(streams: Arc<dyn VmStreams>) -> Self {
         Self::open(streams, Carries::MainStream)
     }
 
-    /// As [`VmChannel::new`], for messages and side streams only: what comes of an earlier main stream is left out.
+    /// Does the same as [`VmChannel::new`], for messages and side streams only: data of an earlier main stream is dropped.
     pub(crate) fn without_main(streams: Arc<dyn VmStreams>) -> Self {
         let channel = Self::open(streams, Carries::Messages);
         channel.main.refuse();
@@ -148,7 +146,7 @@ impl VmChannel {
         &self.main
     }
 
-    /// Opens so many streams beside the main one. Open them before the other host is told to use them.
+    /// Opens this many streams besides the main one. Call this before the other host is told to use them.
     pub(crate) fn side_streams(&self, count: u8) -> Vec<SideStream> {
         self.window.share(usize::from(count).max(1));
         let sides: Vec<_> = (1..=count).map(|number| self.side_stream(number)).collect();
@@ -156,16 +154,16 @@ impl VmChannel {
         sides
     }
 
-    /// Opens the stream of an attempt to go on after a stream has broken, by its number: [`FIRST_RECOVERY_STREAM`] or more.
+    /// Opens the stream of an attempt to recover from a broken stream; its number is at least [`FIRST_RECOVERY_STREAM`].
     pub(crate) fn recovery_stream(&self, number: u8) -> SideStream {
         self.side_stream(number)
     }
 
-    /// Opens another stream, by its number from 1 on.
+    /// Opens another stream, with a number from 1 on.
     fn side_stream(&self, number: u8) -> SideStream {
         let (sender, arrivals) = self.streams.open(number);
         let (pieces_sender, pieces) = mpsc::unbounded_channel();
-        // Messages go with the main stream's channel: nobody receives them here.
+        // Messages use the main stream's channel, so nothing receives them here.
         let (peer, _) = watch::channel(PeerStatus::Nothing);
         let (window, offered) = (Arc::new(Window::new()), Arc::default());
         let carries = Carries::Messages;
@@ -175,26 +173,25 @@ impl VmChannel {
         SideStream { stream, window, listens: tokio::spawn(listener.listen(arrivals)) }
     }
 
-    /// Tells the other host.
     pub(crate) fn send(&self, message: &VmMessage) {
         self.sender.send(Priority::Control, message.encode().into(), Bytes::new());
     }
 
-    /// Sends what the other host must have to run the VM, and asks whether it could.
+    /// Sends the VM description, and asks whether the other host could run the VM.
     pub(crate) fn offer(&self, manifest: Vec<u8>, terms: Terms) {
         let mut manifest = Bytes::from(manifest);
         while !manifest.is_empty() {
             let piece = manifest.split_to(manifest.len().min(PIECE_BYTES));
             self.sender.send(Priority::Memory, VmMessage::Manifest.encode().into(), piece);
         }
-        // An older daemon knows no terms, and takes what has always been.
+        // An older daemon knows no terms, and uses the default ones.
         if terms != Terms::default() {
             self.sender.send(Priority::Memory, VmMessage::Terms(terms).encode().into(), Bytes::new());
         }
         self.sender.send(Priority::Memory, VmMessage::Check.encode().into(), Bytes::new());
     }
 
-    /// Sends what the VM has that stands still. What is sent of its memory after that comes after it.
+    /// Sends the last state of a stopped VM. Memory that is sent later arrives later.
     pub(crate) fn send_last(&self, last: Last) {
         let mut files = Bytes::from(last.files);
         while !files.is_empty() {
@@ -206,12 +203,12 @@ impl VmChannel {
         }
     }
 
-    /// What the other host has sent of a VM that stands still; of one that is loaded it is all.
+    /// Returns the last state of a stopped VM; it is complete once the VM is loaded.
     pub(crate) fn last(&self) -> Last {
         std::mem::take(&mut lock(&self.offered).last)
     }
 
-    /// Says that the VM could be run here, and on which terms its memory comes.
+    /// Answers that the VM could run here, and on which terms its memory comes.
     pub(crate) fn accept(&self, terms: Terms) {
         if terms != Terms::default() {
             self.send(&VmMessage::Terms(terms));
@@ -219,20 +216,17 @@ impl VmChannel {
         self.send(&VmMessage::Fits);
     }
 
-    /// The terms that the other host has named last.
+    /// Returns the terms that the other host has named last.
     pub(crate) fn terms(&self) -> Terms {
         lock(&self.offered).terms
     }
 
-    /// What the other host has sent to run the VM.
+    /// Returns the VM description that the other host has sent.
     pub(crate) fn manifest(&self) -> Vec<u8> {
         std::mem::take(&mut lock(&self.offered).manifest)
     }
 
-    /// Waits until the other host has said `wanted`, or something that implies it.
-    ///
-    /// # Errors
-    /// The reason why that will not come.
+    /// Waits for the status `wanted`, or one that includes it. The error says why that will not come.
     pub(crate) async fn wait_for(&self, wanted: &PeerStatus) -> Result<(), PeerFault> {
         let mut peer = self.peer.clone();
         let found = peer.wait_for(|peer| peer.implies(wanted) || peer.is_end()).await;
@@ -243,7 +237,7 @@ impl VmChannel {
         }
     }
 
-    /// Waits until the other host says something else than `known`, and returns it.
+    /// Waits for another status than `known`, and returns it.
     pub(crate) async fn peer_changed(&self, known: &PeerStatus) -> PeerStatus {
         let mut peer = self.peer.clone();
         match peer.wait_for(|peer| peer != known).await.as_deref() {
@@ -252,7 +246,6 @@ impl VmChannel {
         }
     }
 
-    /// What the other host has said last.
     pub(crate) fn peer_status(&self) -> PeerStatus {
         self.peer.borrow().clone()
     }
@@ -265,11 +258,11 @@ impl VmChannel {
         {
             return PeerFault(detail.clone());
         }
-        // The memory is not lost: this never resolves.
+        // The memory is not lost, so this never resolves.
         std::future::pending().await
     }
 
-    /// Resolves with the reason when the other host says that it will not come to that.
+    /// Resolves with the reason when the other host says that the move fails.
     pub(crate) async fn failed(&self) -> PeerFault {
         let mut peer = self.peer.clone();
         match peer.wait_for(PeerStatus::is_end).await.as_deref() {
@@ -285,7 +278,7 @@ impl Drop for VmChannel {
     }
 }
 
-/// A stream beside the main one.
+/// A stream besides the main one.
 pub(crate) struct SideStream {
     pub(crate) stream: Stream,
     window: Arc<Window>,
@@ -298,7 +291,7 @@ impl Drop for SideStream {
     }
 }
 
-/// Takes what comes, and gives it to whoever waits for it.
+/// Receives messages, and passes them to their receivers.
 struct Listener {
     peer: watch::Sender<PeerStatus>,
     pieces: mpsc::UnboundedSender<Piece>,
@@ -307,12 +300,12 @@ struct Listener {
     carries: Carries,
 }
 
-/// What a line is for.
+/// The purpose of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Carries {
-    /// A VM that moves, from the beginning.
+    /// A moving VM, from the beginning.
     MainStream,
-    /// What becomes of one whose main stream has broken.
+    /// The recovery of a VM whose main stream has broken.
     Messages,
 }
 
@@ -330,7 +323,7 @@ impl Listener {
                         "what the other host says is not understood: {error}"
                     ))),
                 },
-                // The session sends again what was lost. How long that may take, whoever waits decides.
+                // The session sends lost messages again. The waiting receiver decides how long that may take.
                 ChannelEvent::Lost(reason) => tracing::warn!(reason, "the way of a VM that moves is broken"),
                 ChannelEvent::Restored => {}
                 ChannelEvent::PeerRestarted => {
@@ -379,7 +372,7 @@ impl Listener {
     }
 
     fn tell(&self, news: PeerStatus) {
-        // What has failed stays so, but what is lost is that as well.
+        // A failure is final, except that it may become a loss.
         self.peer.send_if_modified(|known| {
             let changes = !known.is_end() || matches!(news, PeerStatus::Lost(_));
             if changes {
@@ -390,7 +383,7 @@ impl Listener {
     }
 }
 
-/// A panic elsewhere leaves what has come as it was.
+/// The received data stays consistent after a panic of another holder.
 fn lock(offered: &Mutex<Offered>) -> std::sync::MutexGuard<'_, Offered> {
     offered.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,24 +1,24 @@
-//! Over how many streams a VM's memory goes, if nobody says.
+//! Chooses the number of streams for a VM's memory, unless the order names it.
 //!
 //! ```text
 //!   one link, little memory       ──► one: it is full, and several would only take turns
 //!   one link, a lot of memory     ──► several: one thread of the hypervisor does not fill a fast link
-//!   several links                 ──► more than links, so that a slow one does not hold the others up
+//!   several links                 ──► more than links, so that a slow link does not delay the others
 //! ```
 
-/// From here on several streams are worth their threads, in bytes: below it a move is over in seconds in any case.
+/// The memory size in bytes from which several streams are worth their threads: below it a move takes only seconds.
 const LARGE_BYTES: u64 = 4 << 30;
-/// Streams of a large VM over one link: with four threads QEMU fills 40 Gbit/s.
+/// The number of streams of a large VM over one link: with four threads QEMU fills 40 Gbit/s.
 const STREAMS_OF_LARGE: u8 = 4;
-/// Streams for each link, if there are several.
+/// The number of streams for each of several links.
 const STREAMS_OF_LINK: usize = 2;
-/// The most that are used if nobody says.
+/// The largest number that is chosen automatically.
 const STREAMS_MAX: usize = 8;
 
-/// Streams beside the main one, for a VM with so much memory over so many links; 0: only the main one.
+/// Returns the number of streams besides the main one; 0: only the main one.
 pub(crate) fn side_streams(ordered: Option<u8>, memory_bytes: u64, links: usize) -> u8 {
     match (ordered, links) {
-        // QEMU's main stream would only be waited for by a single other one.
+        // QEMU's main stream would only wait for a single side stream.
         (Some(0 | 1), _) => 0,
         (Some(ordered), _) => ordered,
         // It is at most eight.

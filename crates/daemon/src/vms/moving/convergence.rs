@@ -1,74 +1,72 @@
-//! Whether a VM's memory becomes less from round to round, and what is done if it does not (\[VM51\], stun during page
-//! send).
+//! The convergence check of a VM's memory: whether rounds become smaller, and what is done if they do not (\[VM51\], stun
+//! during page send).
 //!
 //! ```text
-//!   a round that left hardly less than the one before ──► a longer downtime is aimed at, up to what is allowed
+//!   a round that left hardly less than the one before ──► the downtime target grows, up to the limit
 //!   and then                                          ──► the guest's processors get less time, step by step
-//!   at the last step, and still so after some rounds ───► it is given up, with the figures it was judged by
+//!   at the last step, and still so after some rounds ───► the move is abandoned, with the figures of the decision
 //!   if post-copy is allowed: a round that left more than half of the one before ──► the rest follows after the switch-over
-//!   nothing taken for minutes: hung there, or cut off ──► it is given up; the VM has never stood still
+//!   nothing taken for minutes: hung there, or cut off ──► it is abandoned; the VM has never stood still
 //! ```
 
 use std::time::Duration;
 
 use hypervisor::{MemoryMode, MemoryProgress};
 
-/// What a round must leave of the one before at most, to count as progress.
+/// The largest share of the previous round's remainder that counts as progress.
 const SHRINKS_TO: f64 = 0.8;
-/// The same if the rest may follow later: rounds that shrink slowly cost more than they are worth then.
+/// The same if the rest may follow later: then rounds that shrink slowly cost more than they gain.
 const SHRINKS_TO_WITH_POST_COPY: f64 = 0.5;
-/// The downtime that is allowed is divided by these, one after the other: the downtime targets.
+/// Divisors of the downtime limit, one after the other: the downtime targets.
 pub(super) const DOWNTIME_DIVISORS: [u32; 3] = [8, 2, 1];
-/// Shares of their time that are taken from the guest's processors, in percent, one after the other.
+/// The steps by which the guest's processors are slowed down, in percent of their time.
 const THROTTLE_PERCENTS: [u8; 6] = [10, 25, 45, 65, 85, 99];
-/// Rounds without progress that are waited for at the last step.
+/// How many rounds without progress are waited for at the last step.
 const PATIENCE_ROUNDS: u32 = 20;
-/// How long nothing of the memory may be taken: as long as a target's store may leave a request unanswered.
+/// How long the target may take nothing of the memory: as long as its store may leave a request unanswered.
 const STALL_TIMEOUT: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Default)]
 pub(super) struct Convergence {
     mode: MemoryMode,
     rounds: u64,
-    /// What was left when the last round began, in bytes.
+    /// The remaining bytes at the beginning of the last round.
     left: Option<u64>,
     downtime_steps: usize,
     throttle_steps: usize,
     in_vain: u32,
-    /// Bytes that had been taken at the last look, and since when it is so many.
+    /// The bytes that had been taken at the last check, and since when this number is unchanged.
     taken: u64,
     taken_since: Duration,
 }
 
-/// What is to be done.
+/// The result of a convergence check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     GoOn,
-    /// A longer downtime is to be the target: what is allowed, divided by this.
+    /// Raise the downtime target to the limit divided by `divisor`.
     DowntimeTarget {
-        /// What it is divided by.
         divisor: u32,
     },
-    /// The guest is to be slowed down.
+    /// Slow the guest down.
     Throttle {
         percent: u8,
     },
-    /// The VM is to run at the target, and the rest to follow.
+    /// Run the VM at the target; the rest follows.
     PostCopy,
-    /// It is not going to end.
+    /// The copy will not end.
     Hopeless {
-        /// Why, with the figures.
+        /// The reason, with the figures.
         reason: String,
     },
 }
 
 impl Convergence {
-    /// Has judged nothing yet.
     pub(super) fn new(mode: MemoryMode) -> Self {
         Self { mode, ..Self::default() }
     }
 
-    /// Judges what the hypervisor says at `now`, counted from any beginning; a verdict on a round falls once.
+    /// Decides what follows from the hypervisor's progress at `now`, counted from any origin. Each round is decided once.
     pub(super) fn judge(&mut self, now: Duration, progress: &MemoryProgress) -> Verdict {
         if progress.transferred_bytes != self.taken {
             (self.taken, self.taken_since) = (progress.transferred_bytes, now);

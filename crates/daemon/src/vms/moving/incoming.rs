@@ -1,7 +1,7 @@
-//! A VM comes: it is started when its disks are here, loaded, and runs when they are this host's.
+//! The target's side of a moving VM: starts it when its disks are here, loads it, and runs it when this host owns the disks.
 //!
 //! ```text
-//!   manifest ─► could it run? ─► Start received ─► hook ─► started, paused ─► its memory ─► loaded, still ─► volumes owned ─► runs
+//!   VM description ─► could it run? ─► Start received ─► hook ─► started, paused ─► memory ─► loaded, still ─► volumes owned ─► runs
 //! ```
 
 pub(crate) mod post_copy;
@@ -25,35 +25,34 @@ use super::{SocketFile, announce, carried};
 use crate::hooks::HookRunner;
 use crate::vms::qemu_sockets;
 
-/// How long memory may be on its way: its source gives up long before if it makes no progress.
+/// How long receiving memory may take. The source abandons a copy without progress long before.
 const LOADED_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// How long the streams of a VM that is loaded may take to close: what both hypervisors say last is to arrive.
+/// How long the streams of a loaded VM may take to close, so that the last data of both hypervisors arrives.
 const CLOSED_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the host does for a VM that comes: it judges whether the VM could run, starts it, and keeps its state.
+/// The host's part for an arriving VM: checks whether the VM could run, starts it, and keeps its state.
 pub(crate) trait Keeper: Send + Sync {
-    /// Looks whether the VM of this manifest could be run here, and on which of the wished terms its memory can come.
+    /// Checks whether the described VM could run here, and on which of the requested terms its memory can come.
     fn check(
         &self,
         manifest: &[u8],
         wished: Terms,
     ) -> Pin<Box<dyn Future<Output = Result<Terms, MoveFault>> + Send>>;
 
-    /// The VM runs here, and its memory never will be whole: ends it, and remembers why.
+    /// Ends a VM that runs here and whose memory never will be complete, and records why.
     fn lose(&self, reason: String) -> Pin<Box<dyn Future<Output = ()> + Send>>;
 
-    /// The VM has all that its source's hypervisor had: makes durable what it keeps beside its volumes and is not in its
-    /// memory.
+    /// Makes durable what a complete VM keeps besides its volumes and its memory.
     fn keep(&self) -> Pin<Box<dyn Future<Output = Result<(), MoveFault>> + Send>>;
 
-    /// Writes the VM's files, which its QEMU has open, as they were when it stood still.
+    /// Writes the VM's files, which its QEMU has open, as they were when it stopped.
     fn renew(&self, files: Vec<u8>) -> Pin<Box<dyn Future<Output = Result<(), MoveFault>> + Send>>;
 
-    /// Makes durable that the VM was paused by somebody else, and stays so.
+    /// Makes durable that the VM's user has paused it, so that it stays paused.
     fn stays_paused(&self) -> Pin<Box<dyn Future<Output = Result<(), MoveFault>> + Send>>;
 
-    /// Starts the VM of this manifest so that it waits for its memory, which comes on these terms.
+    /// Starts the described VM so that it waits for its memory, on these terms.
     fn start(
         &self,
         manifest: Vec<u8>,
@@ -61,25 +60,23 @@ pub(crate) trait Keeper: Send + Sync {
     ) -> Pin<Box<dyn Future<Output = Result<Arc<dyn Hypervisor>, MoveFault>> + Send>>;
 }
 
-/// A VM that comes.
 pub(crate) struct IncomingVm {
     channel: VmChannel,
-    /// Its hypervisor, once that waits for its memory.
+    /// Its hypervisor, once it waits for the memory.
     started: OnceCell<Arc<dyn Hypervisor>>,
-    /// Whether it has all that it needs to run; then why not.
+    /// Whether it has all that it needs to run, or why not.
     loaded: watch::Sender<Option<Result<(), Arc<MoveFault>>>>,
-    /// Whether it runs, or is to, before all of its memory is here.
+    /// Whether it runs, or is to run, before all of its memory is here.
     runs_ahead: AtomicBool,
-    /// Somebody has paused it where it was, and it stays so.
+    /// Whether its user had paused it, so that it stays paused.
     stays_paused: AtomicBool,
-    /// True once nobody waits for it any more.
+    /// True once nothing waits for it.
     is_over: watch::Sender<bool>,
-    /// Runs the hooks of this host.
     hooks: Arc<HookRunner>,
 }
 
 impl IncomingVm {
-    /// A VM that is to come over `channel`.
+    /// Returns a VM that is to come over `channel`.
     pub(crate) fn new(channel: VmChannel, hooks: Arc<HookRunner>) -> Self {
         Self {
             channel,
@@ -92,30 +89,29 @@ impl IncomingVm {
         }
     }
 
-    /// A VM that was started here before this daemon was; whether it is loaded is seen when it is to run.
+    /// Returns a VM that an earlier daemon has started here. Whether it is loaded is checked when it is to run.
     pub(crate) fn found(channel: VmChannel, vm: Arc<dyn Hypervisor>, hooks: Arc<HookRunner>) -> Self {
         let started = OnceCell::new_with(Some(vm));
         Self { started, loaded: watch::Sender::new(Some(Ok(()))), ..Self::new(channel, hooks) }
     }
 
-    /// It may run here without all of its memory, from before this daemon began.
+    /// Lets it run without all of its memory, as an earlier daemon did.
     pub(crate) fn may_run_ahead(self) -> Self {
         self.runs_ahead.store(true, Ordering::Release);
         self
     }
 
-    /// It stays paused when it is here, from before this daemon began.
+    /// Keeps it paused, as an earlier daemon did.
     pub(crate) fn staying_paused(self) -> Self {
         self.stays_paused.store(true, Ordering::Release);
         self
     }
 
-    /// Runs the hooks of this host.
     pub(crate) fn hooks(&self) -> Arc<HookRunner> {
         Arc::clone(&self.hooks)
     }
 
-    /// Takes part in the copying of the memory, to its end; the source hears what becomes of it.
+    /// Receives the memory to its end, and reports the result to the source.
     pub(crate) async fn take_part(&self, keeper: &dyn Keeper) {
         if let Err(reason) = self.load(keeper).await {
             tracing::warn!(%reason, "a VM that was to come is not loaded");
@@ -124,25 +120,22 @@ impl IncomingVm {
         }
     }
 
-    /// Whether it runs before all of its memory is here: what carries that is to go on.
+    /// Returns whether it runs before all of its memory is here, so that its streams must continue.
     pub(crate) fn runs_ahead(&self) -> bool {
         self.runs_ahead.load(Ordering::Acquire)
     }
 
-    /// Ends [`IncomingVm::take_part`] soon: the migration does not wait for it any more.
+    /// Ends [`IncomingVm::take_part`] soon.
     pub(crate) fn give_up(&self) {
         self.is_over.send_replace(true);
     }
 
-    /// Lets the VM run.
-    ///
-    /// # Errors
-    /// Why it does not.
+    /// Resumes the VM. The error says why it does not run.
     pub(crate) async fn run(&self) -> Result<(), MoveFault> {
         let vm = self.started.get().ok_or(MoveFault::NotLoaded)?;
         let mut loaded = self.loaded.subscribe();
         if loaded.borrow().is_none() && self.channel.terms().post_copy {
-            // N.B. from here on it may not be able to go on at the source any more.
+            // N.B. from here on it may not be able to run at the source.
             self.runs_ahead.store(true, Ordering::Release);
             self.channel.send(&VmMessage::Owned);
             // The sender lives as long as this.
@@ -156,12 +149,12 @@ impl IncomingVm {
             };
             match resumed {
                 Ok(()) => break,
-                // It waits for a page itself, and there is no way back: another stream will bring that page.
+                // It waits for a page itself, and cannot return to the source: another stream will bring that page.
                 Err(MoveFault::Hypervisor(HypervisorError::Silent(_))) if self.runs_ahead() => {}
                 Err(reason) => return Err(reason),
             }
         }
-        // QEMU has said it when the VM was loaded, which may be long ago. Nobody waits for it.
+        // QEMU announced it when the VM was loaded, which may be long ago. Nothing waits for this.
         let vm = Arc::clone(vm);
         tokio::spawn(async move { announce(&*vm).await });
         Ok(())
@@ -178,18 +171,18 @@ impl IncomingVm {
         };
         let (manifest, terms) = self.unless_over(asked).await?;
         self.unless_over(async { Ok(self.hooks.before().await?) }).await?;
-        // N.B. to its end in any case: what is started half nobody would end.
+        // N.B. to its end in any case: nothing would end a VM that is half started.
         let vm = keeper.start(manifest, terms).await?;
         // It is started once.
         let _ = self.started.set(Arc::clone(&vm));
         self.receive(&*vm, terms, keeper).await
     }
 
-    /// Takes the memory of a VM that waits for it.
+    /// Receives the memory of a VM that waits for it.
     async fn receive(&self, vm: &dyn Hypervisor, terms: Terms, keeper: &dyn Keeper) -> Result<(), MoveFault> {
         let socket = &vm.memory_socket();
         let file = SocketFile(socket.clone());
-        // What an earlier attempt may have left.
+        // An earlier attempt may have left it.
         let _ = std::fs::remove_file(socket);
         vm.expect_memory(&qemu_sockets::place(socket), terms.transfer()).await?;
         qemu_sockets::take_out(socket)
@@ -211,7 +204,7 @@ impl IncomingVm {
             }
         };
         self.unless_over(loads).await?;
-        // N.B. before anybody hears that it is loaded: its source may forget it then.
+        // N.B. before the source learns that it is loaded, because the source may then forget it.
         let last = self.channel.last();
         if !last.files.is_empty() {
             keeper.renew(last.files).await?;
@@ -226,9 +219,10 @@ impl IncomingVm {
         // N.B. the next move of this VM uses the same name.
         drop(file);
         if !terms.post_copy {
-            // N.B. the last bytes of the hypervisor here may not have been read yet, and the source's waits for them.
+            // N.B. the last bytes of the hypervisor here may not have been read yet, and the source's hypervisor waits for
+            // them.
             let closed = async { Ok(timeout(CLOSED_TIMEOUT, carries).await) };
-            // That the migration has ended meanwhile is as good: nobody waits for them any more.
+            // If the migration has ended meanwhile, nothing waits for them.
             let _ = self.unless_over(closed).await;
         } else {
             post_copy::until_whole(vm, &self.channel, carries, keeper).await;
@@ -236,9 +230,9 @@ impl IncomingVm {
         Ok(())
     }
 
-    /// Lets the VM run that is loaded, unless it stays paused: then it has its disks.
+    /// Resumes the loaded VM, unless it stays paused.
     async fn resume(&self, vm: &dyn Hypervisor) -> Result<(), MoveFault> {
-        // N.B. one that still waits for memory would begin as soon as it is told to, with whatever it has.
+        // N.B. a guest that still waits for memory would run at once with an incomplete memory.
         match vm.run_state().await? {
             RunState::Paused | RunState::PreLaunch if self.stays_paused.load(Ordering::Acquire) => {
                 let socket = vm.memory_socket();

@@ -1,105 +1,105 @@
-//! The messages of two hosts about a VM that moves, as bytes.
+//! The messages of two hosts about a moving VM, as bytes.
 //!
 //! ```text
 //!   source                                             target
-//!     │ ── Manifest …, Terms, Check ──────────────────────► │ looks whether it could run it
+//!     │ ── Manifest …, Terms, Check ──────────────────────► │ checks whether it could run it
 //!     │ ◄────────────────────────────────── Terms, Fits ─ │
-//!     │ ── Start ───────────────────────────────────────► │ starts it, loaded with nothing, its disks there
+//!     │ ── Start ───────────────────────────────────────► │ starts it, with its disks and without memory
 //!     │ ◄──────────────────────────────────── Waiting ─── │
-//!     │ ── Data … ──────────────────────────────────────► │ what the hypervisor here writes
-//!     │ ◄──────────────────────────────────────── Data ── │ what the hypervisor there answers
-//!     │ ── Files …, StaysPaused ────────────────────────► │ if they have changed; if somebody has paused it
-//!     │ ◄───────────────────────────────────────Loaded ── │ it stands still, with all that it had here
-//!     │ ◄──────────────────────────────────────Failed ─── │ at any time: it will not come to that
+//!     │ ── Data … ──────────────────────────────────────► │ output of the source's hypervisor
+//!     │ ◄──────────────────────────────────────── Data ── │ answers of the target's hypervisor
+//!     │ ── Files …, StaysPaused ────────────────────────► │ if they have changed; if its user has paused it
+//!     │ ◄───────────────────────────────────────Loaded ── │ it stands still, complete
+//!     │ ◄──────────────────────────────────────Failed ─── │ at any time: the move fails
 //! ```
-//! If the VM runs before all of its memory is there (post-copy), it goes on after *Waiting* like this:
+//! If the VM runs before all of its memory is there (post-copy), this follows after *Waiting*:
 //!
 //! ```text
 //!     │ ◄──────────────────────────────────────── Owned ─ │ the volumes are the target's; the VM stands still
-//!     │ ── Data … ──────────────────────────────────────► │ its devices; it runs there; then the rest, as it asks for it
+//!     │ ── Data … ──────────────────────────────────────► │ its devices; it runs there; then the rest, as requested
 //!     │ ◄───────────────────────────────────── Complete ─ │ all of it is there
-//!     │ ── Recover (stream) ────────────────────────────► │ after the stream has broken: a daemon was started again
+//!     │ ── Recover (stream) ────────────────────────────► │ the stream has broken, because a daemon was restarted
 //!     │ ◄─────────────────────────── Recovering (stream)─ │
-//!     │ ── Data … ────────────── Lost, from either side ─ │ no more of it will ever come
+//!     │ ── Data … ────────────── Lost, from either side ─ │ the rest will never come
 //! ```
-//! Whether the VM runs there is not decided here: that goes with its volumes ([`migration::message`]).
+//! The messages do not decide whether the VM runs at the target: that depends on its volumes ([`migration::message`]).
 //!
-//! One message is a head (version, then postcard) and, with Data, a payload. All of them are delivered in order.
+//! A message is a head (version, then postcard) and, with Data, a payload. All messages are delivered in order.
 
 use std::num::NonZeroU8;
 
 use hypervisor::{MemoryMode, MemoryTransfer};
 use serde::{Deserialize, Serialize};
 
-/// Version of the encoding.
 const VERSION: u8 = 1;
-/// Longest head: a reason in it is cut before.
+/// The longest head; a reason in it is cut to fit.
 const HEAD_BYTES_MAX: usize = 8 << 10;
-/// Bytes of a reason for people.
+/// The longest reason, in bytes.
 const DETAIL_BYTES_MAX: usize = 4 << 10;
 
-/// One message about a VM that moves.
+/// A message about a moving VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum VmMessage {
-    /// The payload is a piece of what the target must have to run it.
+    /// The payload is a piece of the VM description.
     Manifest,
-    /// That was all of the manifest: could it be run?
+    /// The VM description is complete: could the VM run?
     Check,
-    /// It could, as far as can be seen.
+    /// As far as can be checked, it could.
     Fits,
-    /// Its disks are there: start it, and wait for its memory.
+    /// Its disks are at the target: start it, and wait for its memory.
     Start,
     /// It is started, and waits for its memory.
     Waiting,
-    /// It has all that it had at the source, and stands still.
+    /// It is complete at the target, and stands still.
     Loaded,
     /// It is not, or will not be, loaded at the target.
     Failed {
-        /// Why, for people.
         detail: String,
     },
-    /// The payload is what the hypervisor has written.
+    /// The payload is output of the hypervisor.
     Data,
-    /// So many bytes of what was sent have been taken: as many may be sent again.
-    Taken { bytes: u32 },
-    /// The hypervisor writes no more.
+    /// This many bytes were taken, so as many more may be sent.
+    Taken {
+        bytes: u32,
+    },
+    /// The hypervisor has ended its output.
     End,
-    /// Which way the memory is to go: before *Check* as the source wishes it, before *Fits* as the target agrees. Not said
-    /// if it goes as it always could.
+    /// The way of the memory: requested by the source before *Check*, agreed by the target before *Fits*. Not sent for the
+    /// default terms.
     Terms(Terms),
-    /// The volumes are the target's: let the VM, which stands still at the source, be run there before its memory is.
+    /// The volumes are the target's: run the VM, which stands still at the source, at the target before its memory is there.
     Owned,
-    /// All of the memory is at the target.
     Complete,
-    /// The VM's memory can never be whole again: the text says why.
+    /// The VM's memory can never be complete again.
     Lost {
-        /// Why, for people.
         detail: String,
     },
-    /// The stream of a VM that runs has broken: the rest of its memory is to come over another one.
+    /// The stream of a running VM has broken: the rest of its memory is to come over another stream.
     Recover {
-        /// By its number: no other attempt has the same soon.
+        /// The stream's number, which no other attempt uses soon.
         stream: u8,
     },
-    /// It is expected there.
-    Recovering { stream: u8 },
-    /// The payload is a piece of the VM's files as they are when it stands still, in the manifest's form.
+    /// The target expects that stream.
+    Recovering {
+        stream: u8,
+    },
+    /// The payload is a piece of the files of a stopped VM, in the form of the VM description.
     Files,
-    /// Somebody has paused the VM, and it is to stay so. It is said, as *Files* are, before its devices are sent.
+    /// The VM's user has paused it, so that it stays paused. Sent, like *Files*, before its devices.
     StaysPaused,
 }
 
-/// Which way a VM's memory goes.
+/// The way of a VM's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Terms {
-    /// Streams beside the main one; 0: there are none.
+    /// The number of streams besides the main one.
     pub(crate) side_streams: u8,
-    /// Whether the VM may run at the target before all of it is there.
+    /// Whether the VM may run at the target before all of its memory is there.
     pub(crate) post_copy: bool,
 }
 
 impl Terms {
-    /// As the hypervisor is told.
+    /// Converts the terms for the hypervisor.
     pub(super) fn transfer(self) -> MemoryTransfer {
         let mode = if self.post_copy { MemoryMode::PostCopy } else { MemoryMode::PreCopy };
         MemoryTransfer { side_streams: NonZeroU8::new(self.side_streams), mode }
@@ -109,32 +109,26 @@ impl Terms {
 /// Why bytes are no message about a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum VmMessageError {
-    /// It is too long.
     #[error("a head of {bytes} bytes is longer than {HEAD_BYTES_MAX}")]
-    TooLong {
-        /// How long it is.
-        bytes: usize,
-    },
-    /// Another version wrote it.
+    TooLong { bytes: usize },
     #[error("not of version {VERSION}")]
     Version,
-    /// The bytes mean nothing.
     #[error("it means nothing")]
     Malformed,
 }
 
 impl VmMessage {
-    /// What says that the VM cannot be had, and why.
+    /// Returns the message that the move fails.
     pub(crate) fn failed(detail: &str) -> Self {
         Self::Failed { detail: cut(detail) }
     }
 
-    /// What says that the VM's memory is lost, and why.
+    /// Returns the message that the VM's memory is lost.
     pub(crate) fn lost(detail: &str) -> Self {
         Self::Lost { detail: cut(detail) }
     }
 
-    /// The message, with what it says to people cleaned.
+    /// Returns the message with its text for users cleaned.
     fn cleaned(self) -> Self {
         match self {
             Self::Failed { detail } => Self::Failed { detail: words::clean(&detail) },
@@ -148,10 +142,7 @@ impl VmMessage {
         postcard::to_extend(self, vec![VERSION]).unwrap_or_default()
     }
 
-    /// Reads a head.
-    ///
-    /// # Errors
-    /// [`VmMessageError`]: the peer has broken the protocol.
+    /// Decodes a head. Fails if the peer has broken the protocol.
     pub(crate) fn decode(head: &[u8]) -> Result<Self, VmMessageError> {
         if head.len() > HEAD_BYTES_MAX {
             return Err(VmMessageError::TooLong { bytes: head.len() });
@@ -166,7 +157,7 @@ impl VmMessage {
     }
 }
 
-/// As much of a reason as is told.
+/// Cuts a reason to its longest length.
 fn cut(detail: &str) -> String {
     let end = (0..=DETAIL_BYTES_MAX).rev().find(|end| detail.is_char_boundary(*end)).unwrap_or(0);
     detail.get(..end).unwrap_or(detail).to_owned()

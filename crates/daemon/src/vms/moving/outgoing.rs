@@ -1,16 +1,16 @@
-//! A VM leaves: its memory is copied, it is brought to a stand, and then it is where its volumes are.
+//! The source's side of a moving VM: copies its memory and stops it. Then the VM is where its volumes are.
 //!
 //! ```text
 //!   stop:  started there ─► hook ─► memory, round after round ─► paused here ─► last memory, devices ─► loaded there, still
 //!                                                          ▲ downtime begins                      │
-//!   then its volumes are handed over:  released ─► it ends here │ not released ─► it goes on here ◄┘
+//!   then its volumes are handed over:  released ─► it ends here │ not released ─► it is resumed ◄┘
 //! ```
-//! If the rest of its memory may follow later (post-copy), the stop ends earlier, and [`post_copy`] sees to the rest:
+//! If the rest of its memory may follow later (post-copy), the stop ends earlier, and [`post_copy`] handles the rest:
 //!
 //! ```text
 //!   stop:  … ─► memory, round after round ─► paused here ─► its volumes are handed over ─► devices ─► runs there ─► the rest
 //! ```
-//! Nothing is decided here: until its volumes are released it can always go on, whatever was sent (design §5.15).
+//! Nothing is decided here: until its volumes are released it can always be resumed here, whatever was sent (design §5.15).
 
 pub(crate) mod post_copy;
 
@@ -45,98 +45,92 @@ use crate::vms::looks::Found;
 use crate::vms::qemu_sockets;
 use crate::vms::{Holds, Ran, Reached};
 
-/// How long the other host may take to say whether it could run a VM.
+/// How long the other host may take to check whether it could run a VM.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the other host may take to start a VM that waits for its memory, after what it runs before that.
+/// How long the other host may take to start a VM that waits for its memory, including its hook.
 const START_TIMEOUT: Duration = Duration::from_secs(60 + *HOOK_TIMEOUT_S.end());
-/// How long the hypervisor may take to connect to where it was told to send the memory.
+/// How long the hypervisor may take to connect to the socket for its memory.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long the memory may take: what does not become less is noticed long before.
+/// How long copying the memory may take. A copy that does not converge is noticed long before.
 const MEMORY_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// How long the last of the memory and the devices may take, the VM standing still; a longer `--max-downtime` is
-/// added. After that the VM is better off where it was.
+/// How long the last of the memory and the devices may take while the VM stands still, in addition to `--max-downtime`. After
+/// that the VM is better off at the source.
 const DEVICE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a VM whose rest follows later may take from its pause until it could be switched over: what is on its way at
-/// that moment arrives first.
+/// How long a VM whose rest follows later may take from its pause to the switch-over: the data on its way arrives first.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long after the stream of its memory the monitor of a QEMU that ends may be heard to end; as long may a QEMU take that is
-/// asked why it is late.
+/// How long the end of QEMU's monitor may come after the end of its memory stream. QEMU has the same time to say why it is
+/// late.
 const FAREWELL_TIMEOUT: Duration = Duration::from_millis(100);
-/// How long it may take until it is known who has stopped a VM, once it stands.
+/// How long it may take to determine what has stopped a VM.
 const JUDGED_TIMEOUT: Duration = Duration::from_secs(4);
-/// How often it is looked how far the memory is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 
-/// Looks at a VM that leaves.
+/// Compares a leaving VM with what is known of it.
 pub(crate) trait Witness: Send + Sync {
-    /// What it has and does.
+    /// Returns the VM's state and its differences.
     fn look(&self) -> BoxFuture<'_, Result<Found, MoveFault>>;
 
-    /// A sum of its small files as they are now, and the files as they go to another host.
+    /// Returns a checksum of its small files as they are now, and the files in the form for another host.
     fn files(&self) -> BoxFuture<'_, Result<(u64, Vec<u8>), MoveFault>>;
 
-    /// The same sum of the files that go with these bytes.
+    /// Returns the same checksum of the files in a VM description.
     fn sum(&self, manifest: &[u8]) -> Result<u64, MoveFault>;
 }
 
-/// What is known of a VM that leaves.
+/// The figures of a VM that leaves.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Account {
-    /// How far its memory is; `None` before the first byte.
+    /// The progress of its memory; `None` before the first byte.
     pub(crate) memory: Option<MemoryProgress>,
-    /// Streams that carry it.
+    /// The number of streams that carry its memory.
     pub(crate) streams: u8,
-    /// What has become of what was to follow after the switch-over; `None`: nothing was.
+    /// The state of the memory that was to follow after the switch-over; `None`: none was.
     pub(crate) post_copy: Option<PostCopyState>,
-    /// When it came to a stand.
+    /// When it stopped.
     pub(crate) stopped: Option<Instant>,
-    /// When it was loaded at the target.
     pub(crate) loaded: Option<Instant>,
     /// When the target said that it runs there.
     pub(crate) runs: Option<Instant>,
 }
 
 impl Account {
-    /// How long the VM stood still: until it was loaded at the target, and from then until the target said that it runs.
+    /// Returns the two parts of the downtime: until the VM was loaded at the target, and from then until the target said that
+    /// it runs.
     pub(crate) fn downtime(&self) -> Option<(Duration, Duration)> {
         let (stopped, loaded, runs) = (self.stopped?, self.loaded?, self.runs?);
         Some((loaded.saturating_duration_since(stopped), runs.saturating_duration_since(loaded)))
     }
 }
 
-/// How a VM is to leave.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wishes {
-    /// How long it may stand still.
     pub(crate) downtime_max: Duration,
-    /// Which way its memory goes, if the target can.
+    /// The way of its memory, if the target agrees.
     pub(crate) terms: Terms,
 }
 
-/// A VM that leaves.
 pub(crate) struct OutgoingVm {
     name: String,
     vm: Arc<dyn Hypervisor>,
-    /// What lets it run again here.
+    /// Resumes it here.
     holds: Arc<Holds>,
     streams: Arc<dyn VmStreams>,
     channel: Arc<VmChannel>,
     post_copy: PostCopy,
     wishes: Wishes,
     witness: Arc<dyn Witness>,
-    /// What is decided of that; `None`: it has not been looked at.
+    /// The decisions about its move; `None`: the VM has not been compared yet.
     departure: Mutex<Option<Departure>>,
-    /// Whether what it did last was to come to a stand, and that has been judged.
+    /// Whether its last change was a stop, and this stop has been evaluated.
     stands: watch::Sender<bool>,
-    /// It is we who pause it.
+    /// Whether Sterna pauses it.
     is_paused_here: AtomicBool,
     account: watch::Sender<Account>,
-    /// Runs the hooks of this host.
     hooks: Arc<HookRunner>,
 }
 
 impl OutgoingVm {
-    /// A VM that is to leave by `streams`; nothing is done yet.
+    /// Returns a VM that is to leave by `streams`; nothing is done yet.
     pub(crate) fn new(
         (name, vm, holds): (String, Arc<dyn Hypervisor>, Arc<Holds>),
         streams: Arc<dyn VmStreams>,
@@ -163,7 +157,6 @@ impl OutgoingVm {
         }
     }
 
-    /// Runs the hooks of this host.
     pub(crate) fn hooks(&self) -> Arc<HookRunner> {
         Arc::clone(&self.hooks)
     }
@@ -172,10 +165,7 @@ impl OutgoingVm {
         &*self.vm
     }
 
-    /// Asks the other host whether it could run the VM, before anything is copied.
-    ///
-    /// # Errors
-    /// Why not.
+    /// Asks the other host whether it could run the VM, before anything is copied. The error says why not.
     pub(crate) async fn check(&self, manifest: Vec<u8>) -> Result<(), MoveFault> {
         let sum = self.witness.sum(&manifest)?;
         let found = self.witness.look().await?;
@@ -186,24 +176,20 @@ impl OutgoingVm {
         Ok(fits.map_err(|_| overdue("the other host to say whether it can run the VM", CHECK_TIMEOUT))??)
     }
 
-    /// The target says that the VM runs there; what it says once more later changes nothing.
+    /// Records that the VM runs at the target; repetitions change nothing.
     pub(crate) fn runs_there(&self) {
         self.account.send_modify(|account| {
             account.runs.get_or_insert_with(Instant::now);
         });
     }
 
-    /// What is known at this moment.
     pub(crate) fn account(&self) -> Account {
         self.account.borrow().clone()
     }
 
-    /// Copies the memory and brings the VM to a stand, loaded at the target. That the future is dropped breaks the
-    /// stream; [`OutgoingVm::go_on`] lets the VM run again. `paused` is told when the VM does nothing any more, while
-    /// its last memory and its devices are still sent.
-    ///
-    /// # Errors
-    /// Why it was not moved: the VM may stand still.
+    /// Copies the memory and stops the VM, loaded at the target. Sends to `paused` when the VM has stopped, while its last
+    /// memory and its devices are still sent. Dropping the future breaks the stream; [`OutgoingVm::go_on`] resumes the VM.
+    /// After an error the VM may stand still.
     pub(crate) async fn stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), MoveFault> {
         match self.copy_and_stop(paused).await {
             Ok(()) => Ok(()),
@@ -211,7 +197,7 @@ impl OutgoingVm {
         }
     }
 
-    /// As [`OutgoingVm::stop`], with what broke in the end for the reason.
+    /// Does the same as [`OutgoingVm::stop`], with the last failure as the reason.
     async fn copy_and_stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), MoveFault> {
         let terms = self.agreed();
         let sides = self.channel.side_streams(terms.side_streams);
@@ -219,13 +205,13 @@ impl OutgoingVm {
         self.channel.send(&VmMessage::Start);
         let waits = timeout(START_TIMEOUT, self.channel.wait_for(&PeerStatus::Waiting)).await;
         waits.map_err(|_| overdue("the VM to be started at the target", START_TIMEOUT))??;
-        // The target has run its own by now: what the VM needs there is there.
+        // The target's hooks have run by now, so what the VM needs there exists.
         tokio::select! {
             done = self.hooks.before() => done?,
             reason = self.channel.failed() => return Err(reason.into()),
         }
-        // N.B. before its hypervisor may pause it: a daemon that is killed from here on knows that it must go on.
-        // N.B. before it is looked at: what others do to it from here on is heard.
+        // N.B. subscribed before the comparison, so that later changes by others arrive as events. The hold is durable before its
+        // hypervisor may pause it: a daemon that is killed from then on knows that the VM must run.
         let changes = self.vm.run_changes();
         let found = self.witness.look().await?;
         let then = self.decide(|departure| {
@@ -235,7 +221,7 @@ impl OutgoingVm {
         let socket = Listening::of(&*self.vm)?;
         let main = self.offer_memory(&socket, terms).await?;
         let channel = Arc::clone(&self.channel);
-        // A task of its own, because it may outlast this.
+        // A task of its own, because it may outlast this future.
         let mut carrying = Carrying(tokio::spawn(async move {
             let others = async move {
                 // QEMU connects them when it has begun with the main one.
@@ -265,7 +251,7 @@ impl OutgoingVm {
         Ok(())
     }
 
-    /// Why the VM did not leave: whatever broke first, if its QEMU has ended, that is why.
+    /// Returns why the VM did not leave: the end of its QEMU, if it has ended, or else `reason`.
     async fn first_cause(&self, reason: MoveFault) -> MoveFault {
         match timeout(FAREWELL_TIMEOUT, self.vm.closed()).await {
             Ok(_) => self.ended(),
@@ -273,10 +259,8 @@ impl OutgoingVm {
         }
     }
 
-    /// Lets the VM go on here, after its volumes were not released; resolves when it does, however long that takes.
-    ///
-    /// # Errors
-    /// Why it never will.
+    /// Resumes the VM here after its volumes were not released; resolves when it runs, without a time limit. The error says why
+    /// it never will.
     pub(crate) async fn go_on(&self) -> Result<(), MoveFault> {
         self.stop_post_copy();
         if let Some(reason) = self.post_copy.lost() {
@@ -286,7 +270,7 @@ impl OutgoingVm {
         let vm = Arc::clone(&self.vm);
         let find = move || {
             let vm = Arc::clone(&vm);
-            // It may have fallen silent, but this is the one.
+            // It may not answer, but it is the right hypervisor.
             async move {
                 match timeout(Duration::ZERO, vm.closed()).await {
                     Ok(_) => Reached::Ended,
@@ -297,7 +281,7 @@ impl OutgoingVm {
         };
         match self.holds.let_run(&self.name, find).await {
             Ran::Runs => {
-                // The other QEMU may have told the network already that the VM is there.
+                // The other QEMU may have announced to the network that the VM is there.
                 announce(&*self.vm).await;
                 Ok(())
             }
@@ -310,12 +294,11 @@ impl OutgoingVm {
         }
     }
 
-    /// Its QEMU has ended while it moved.
     fn ended(&self) -> MoveFault {
         MoveFault::QemuEnded { vm: self.name.clone() }
     }
 
-    /// Which way the memory goes: as it was wished, as far as the target can.
+    /// Returns the way of the memory: as requested, as far as the target agrees.
     fn agreed(&self) -> Terms {
         let (wished, agreed) = (self.wishes.terms, self.channel.terms());
         Terms {
@@ -324,7 +307,7 @@ impl OutgoingVm {
         }
     }
 
-    /// Has the hypervisor begin to send, and returns its main stream.
+    /// Makes the hypervisor begin to send, and returns its main stream.
     async fn offer_memory(&self, socket: &Listening, terms: Terms) -> Result<UnixStream, MoveFault> {
         let mut options = MemoryOptions::for_downtime(self.downtime_target(DOWNTIME_DIVISORS[0]));
         options.transfer = terms.transfer();
@@ -332,13 +315,11 @@ impl OutgoingVm {
         socket.accept().await
     }
 
-    /// Takes note of when the VM's processors stop and run again, by what its hypervisor tells: what it does between that and
-    /// being ready to be switched over takes as long as its disks take.
+    /// Records when the VM's processors stop and run, from its hypervisor's events. Between the stop and the moment when it is
+    /// ready for the switch-over, the VM waits for its disks.
     ///
-    /// What stops it may be somebody else: that is noted, durably, and is what it does at the target, too.
-    ///
-    /// # Errors
-    /// It has ended, or what it does cannot be noted: it does not move.
+    /// The VM's user may also stop it. That is recorded durably, and applies at the target too. Fails if the VM has ended or
+    /// this cannot be recorded: then it does not move.
     async fn note_stop(&self, mut changes: Box<dyn RunChanges>) -> Result<Infallible, MoveFault> {
         loop {
             let change = changes.next().await;
@@ -366,11 +347,11 @@ impl OutgoingVm {
         }
     }
 
-    /// The VM stands still: looks at it once more, and sends what it has beside its memory.
+    /// Compares the stopped VM once more, and sends its state besides its memory.
     async fn send_last(&self) -> Result<(), MoveFault> {
         let is_to_run = || self.decide(|departure| Ok(departure.then() == Then::Runs));
         if is_to_run()? {
-            // Who has stopped it is known a moment later.
+            // What has stopped it is known a moment later.
             let judged = timeout(JUDGED_TIMEOUT, async {
                 self.stands.subscribe().wait_for(|stands| *stands).await.is_ok()
             });
@@ -385,7 +366,7 @@ impl OutgoingVm {
         Ok(())
     }
 
-    /// Asks what is to become of the VM.
+    /// Asks for a decision about the VM.
     fn decide<T>(&self, ask: impl FnOnce(&mut Departure) -> Result<T, MoveFault>) -> Result<T, MoveFault> {
         let mut departure = self.departure.lock().unwrap_or_else(PoisonError::into_inner);
         ask(departure.as_mut().ok_or(MoveFault::NoVm)?)
@@ -405,7 +386,7 @@ impl OutgoingVm {
             Converged::Never(reason) => return Err(MoveFault::DoesNotConverge(reason)),
             Converged::NotSoon => {
                 let stopped = Instant::now();
-                // N.B. it is paused by us from here on, whoever is killed.
+                // N.B. from here on Sterna has paused it, whichever daemon is killed.
                 let runs = self.decide(|departure| Ok(departure.then() == Then::Runs))?;
                 self.holds.hold(&self.name, Reason::MoveAhead, runs).await?;
                 self.is_paused_here.store(true, Ordering::Release);
@@ -449,7 +430,7 @@ impl OutgoingVm {
         Ok(Sent::Whole)
     }
 
-    /// Why the VM is not loaded at the target `limit` after its pause: which of the two hosts is late.
+    /// Returns why the VM is not loaded at the target `limit` after its pause: which of the two hosts is late.
     async fn not_loaded(&self, limit: Duration) -> MoveFault {
         let here = match timeout(FAREWELL_TIMEOUT, self.vm.memory_progress()).await {
             Ok(Ok(progress)) => format!("is in status {}", progress.status),
@@ -461,14 +442,14 @@ impl OutgoingVm {
         MoveFault::LoadOverdue { limit, here, target }
     }
 
-    /// The VM stands still since then, unless its hypervisor has told of an earlier moment.
+    /// Sets when the VM stopped, unless its hypervisor has reported an earlier moment.
     fn stands_since(&self, stopped: Instant) {
         self.account.send_modify(|account| {
             account.stopped.get_or_insert(stopped);
         });
     }
 
-    /// Sees to it that what is left becomes less from round to round; ends if it does not.
+    /// Runs the convergence check until the rest is small enough, or will not become so.
     async fn converge(&self, terms: Terms) -> Converged {
         let mut convergence = Convergence::new(terms.transfer().mode);
         let began = Instant::now();
@@ -495,30 +476,30 @@ impl OutgoingVm {
         }
     }
 
-    /// A part of the downtime that is allowed: a short one is tried first.
+    /// Returns a part of the downtime limit: a short downtime is tried first.
     fn downtime_target(&self, divisor: u32) -> Duration {
         (self.wishes.downtime_max / divisor).max(Duration::from_millis(1))
     }
 }
 
-/// How far the memory went before the volumes are handed over.
+/// How much of the memory went before the handover of the volumes.
 enum Sent {
     /// All of it, and the VM is loaded at the target.
     Whole,
-    /// The VM stands still here, and what is left goes when the volumes are the target's.
+    /// The VM stands still here, and the rest goes once the volumes are the target's.
     WithoutTheRest,
 }
 
-/// Whether what is left is little enough.
+/// Whether the remaining memory is small enough.
 enum Converged {
     Yes,
-    /// It becomes less too slowly, and may follow later.
+    /// It shrinks too slowly, and may follow later.
     NotSoon,
-    /// Why it never will be.
+    /// It never will be, for this reason.
     Never(String),
 }
 
-/// What carries memory. Dropping it breaks the streams, which is what a hypervisor understands that hangs.
+/// The task that carries memory. Dropping this breaks the streams, which even a hanging hypervisor notices.
 struct Carrying(JoinHandle<MoveFault>);
 
 impl Drop for Carrying {
@@ -527,7 +508,7 @@ impl Drop for Carrying {
     }
 }
 
-/// Where a hypervisor is told to send memory.
+/// The socket to which a hypervisor sends memory.
 struct Listening {
     path: PathBuf,
     _file: qemu_sockets::MadeSocket,
@@ -535,7 +516,7 @@ struct Listening {
 }
 
 impl Listening {
-    /// Listens beside a VM's monitor, for its QEMU.
+    /// Opens the socket beside a VM's monitor, for its QEMU.
     fn of(vm: &dyn Hypervisor) -> Result<Self, MoveFault> {
         let path = vm.memory_socket();
         let user = vm.process().and_then(qemu_sockets::user_of_process);
@@ -546,7 +527,6 @@ impl Listening {
         Ok(Self { path, _file: file, listener })
     }
 
-    /// Waits until the hypervisor connects.
     async fn accept(&self) -> Result<UnixStream, MoveFault> {
         match timeout(CONNECT_TIMEOUT, self.listener.accept()).await {
             Ok(Ok((stream, _))) => Ok(stream),

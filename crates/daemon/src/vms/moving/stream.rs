@@ -4,8 +4,8 @@
 //!   main one   ══► Data … End ══►  connected first
 //!   others     ══► Data … End ══►  connected in any order, each when its first bytes are there
 //! ```
-//! A hypervisor that takes several streams reads the beginning of each when it is connected, and does nothing else until that
-//! is there; and it takes the first that is connected for the main one. So both are seen to here.
+//! A hypervisor with several streams reads the beginning of each when it connects, and does nothing else until that has come.
+//! It takes the first that connects for the main one. [`Turn`] ensures the right order.
 
 use std::any::Any;
 use std::io;
@@ -23,37 +23,36 @@ use super::channel::Send;
 use super::message::VmMessage;
 use super::window::Window;
 
-/// Bytes that are sent at once at most.
+/// The largest number of bytes that is sent at once.
 pub(super) const PIECE_BYTES: usize = 256 << 10;
 
-/// A piece of the memory that has come, and the right to send as much again.
+/// A piece of received memory, and the right to send as much again.
 pub(super) enum Piece {
-    /// What the hypervisor there has written.
+    /// Output of the remote hypervisor.
     Data(Bytes, Box<dyn Any + std::marker::Send>),
-    /// It writes no more.
+    /// The remote hypervisor has ended its output.
     End,
 }
 
-/// One end of a stream.
 pub(crate) struct Stream {
     sender: Arc<dyn Send>,
-    /// What of it may be on its way.
+    /// The limit of what may be on its way.
     window: Arc<Window>,
-    /// What has come; taken once, by whoever carries it.
+    /// The received pieces, taken once by the task that carries them.
     pieces: Mutex<mpsc::UnboundedReceiver<Piece>>,
 }
 
-/// When a stream is connected to the hypervisor that takes it.
+/// When a stream is connected to the receiving hypervisor.
 #[derive(Clone)]
 pub(crate) enum Turn {
-    /// When its first bytes are there; then the others may.
+    /// When its first bytes are there; then the others may connect.
     Main(watch::Sender<bool>),
-    /// The same, but after the main one.
+    /// When its first bytes are there, but after the main one.
     AfterMain(watch::Receiver<bool>),
 }
 
 impl Stream {
-    /// What is sent by `sender`, and comes as `pieces`.
+    /// Makes a stream that sends by `sender` and receives from `pieces`.
     pub(super) fn new(
         sender: Arc<dyn Send>,
         window: Arc<Window>,
@@ -62,28 +61,23 @@ impl Stream {
         Self { sender, window, pieces: Mutex::new(pieces) }
     }
 
-    /// Takes nothing that comes.
+    /// Drops everything that comes.
     pub(super) fn refuse(&self) {
         if let Ok(mut pieces) = self.pieces.try_lock() {
             pieces.close();
         }
     }
 
-    /// Carries what the hypervisor writes into `socket` to the other host, and what comes from there back, until both
-    /// have ended. That the future is dropped breaks the socket, which is what a hypervisor understands that hangs.
-    ///
-    /// # Errors
-    /// The socket's.
+    /// Carries the hypervisor's output from `socket` to the other host, and the answers back, until both have ended. Dropping
+    /// the future breaks the socket, which even a hanging hypervisor notices. Fails with the socket's errors.
     pub(crate) async fn carry(&self, socket: UnixStream) -> io::Result<()> {
         let (reader, writer) = socket.into_split();
         let mut pieces = self.pieces.lock().await;
         tokio::try_join!(self.outward(reader), self.inward(writer, &mut pieces, None)).map(drop)
     }
 
-    /// As [`Stream::carry`], with a hypervisor that listens at `socket`, when it is this stream's turn to be connected.
-    ///
-    /// # Errors
-    /// The socket's.
+    /// Does the same as [`Stream::carry`], with a hypervisor that listens at `socket`, once it is this stream's turn to
+    /// connect.
     pub(crate) async fn connect_and_carry(&self, socket: &Path, turn: Turn) -> io::Result<()> {
         let mut pieces = self.pieces.lock().await;
         let first = match pieces.recv().await {
@@ -122,7 +116,7 @@ impl Stream {
         }
     }
 
-    /// Writes what has come, beginning with `first` if that has been taken already.
+    /// Writes received data, beginning with `first` if that has been taken already.
     async fn inward(
         &self,
         mut writer: OwnedWriteHalf,

@@ -1,14 +1,14 @@
-//! How much of a VM's memory may be on its way to the other host: as much as the way carries, and little that waits.
+//! Limits how much of a VM's memory is on its way to the other host, so that the link is full and the queue is short.
 //!
 //! ```text
 //!   piece: let in ─► waits ─► link ─► taken by the hypervisor there       its delay
-//!                                                                        the least of all delays is the way's own
+//!                                                                        the least of all delays is the link's own
 //!   waited little ─► more is let in            waited long ─► less is
 //! ```
 //!
-//! What waits when the VM is brought to a stand must arrive before it can go on, so it is downtime. It also misleads
-//! the hypervisor, which reckons how long the rest will take by how fast its stream is read: a wide window reads faster
-//! than the link carries. So the window follows the way, by the time that pieces take.
+//! Data that is queued when the VM stops must arrive before the VM can run, so the queue is downtime. It also misleads the
+//! hypervisor, which estimates the remaining time by how fast its stream is read: a wide window is read faster than the link
+//! carries. So the window adapts to the delay of the pieces.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -18,15 +18,15 @@ use tokio::sync::Notify;
 
 use super::stream::PIECE_BYTES;
 
-/// The least that is let in: eight milliseconds of 1 Gbit/s, four pieces.
+/// The smallest window: eight milliseconds of 1 Gbit/s, four pieces.
 pub(super) const BYTES_MIN: usize = 1 << 20;
-/// The most: what fills 10 Gbit/s over 25 ms, or 1 Gbit/s over 250 ms.
+/// The largest window: it fills 10 Gbit/s over 25 ms, or 1 Gbit/s over 250 ms.
 const BYTES_MAX: usize = 32 << 20;
-/// Pieces that wait no longer than this leave the link idle now and then: more is let in.
+/// A queueing delay up to this leaves the link idle now and then, so the window grows.
 const WAITS_LITTLE: Duration = Duration::from_millis(8);
-/// Pieces that wait longer than this are a noticeable part of the downtime: less is let in.
+/// A queueing delay above this is a noticeable part of the downtime, so the window shrinks.
 const WAITS_LONG: Duration = Duration::from_millis(24);
-/// By which part of what was taken the window becomes smaller: it halves in about three times its own length.
+/// The divisor of the taken bytes by which the window shrinks: it halves in about three times its own length.
 const SHRINKING: usize = 4;
 
 /// What is on its way of one stream.
@@ -37,49 +37,47 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Nothing is on its way yet.
     pub(super) fn new() -> Self {
         Self { flow: Mutex::new(Flow::new()), room: Notify::new() }
     }
 
-    /// Shares what may be on its way with other streams, so many in all.
-    ///
-    /// **N.B.** each has a window of its own: a hypervisor does not take one stream before another has come so far, so that
+    /// Shares the limit among this many streams. **N.B.** Each has a window of its own: a hypervisor reads one stream only
+    /// after another has come as far, so no stream may use up what another needs.
     /// none may fill what another needs.
     pub(super) fn share(&self, streams: usize) {
         self.flow().share(streams.max(1));
     }
 
-    /// Waits until a piece of so many bytes may be sent, and counts it. One at a time may wait.
+    /// Waits until a piece of this size may be sent, and counts it. One task at a time may wait.
     pub(super) async fn enter(&self, bytes: usize) {
         while !self.flow().enter(bytes, Instant::now()) {
             self.room.notified().await;
         }
     }
 
-    /// The other host says that its hypervisor has taken so many bytes: no more than were sent are believed.
+    /// Records bytes that the other host's hypervisor has taken, at most as many as were sent.
     pub(super) fn taken(&self, bytes: usize) {
         self.flow().taken(bytes, Instant::now());
         self.room.notify_one();
     }
 
-    /// A panic elsewhere leaves the way as it was.
+    /// The flow stays consistent after a panic of another holder.
     fn flow(&self) -> MutexGuard<'_, Flow> {
         self.flow.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The same without anybody who waits.
+/// The state of a window, without waiting.
 #[derive(Debug)]
 struct Flow {
-    /// How much may be on its way.
+    /// The limit of what may be on its way.
     size: usize,
-    /// The least and the most that it may be.
+    /// The smallest and the largest window.
     bounds: (usize, usize),
     on_the_way: usize,
     /// Whether more would have been sent since the window was changed.
     was_full: bool,
-    /// When each piece was sent that is not taken whole, and what is left of it, the oldest first.
+    /// When each piece was sent that is not completely taken, and how much of it is left, the oldest first.
     pieces: VecDeque<(Instant, usize)>,
     /// The least time from sending a piece until it was taken; `None` before the first.
     least_delay: Option<Duration>,
@@ -103,7 +101,7 @@ impl Flow {
         self.size = (self.size / streams).clamp(self.bounds.0, self.bounds.1);
     }
 
-    /// Lets a piece in if there is room, or nothing else is on its way.
+    /// Admits a piece if there is room, or if nothing else is on its way.
     fn enter(&mut self, bytes: usize, now: Instant) -> bool {
         if self.on_the_way > 0 && self.on_the_way + bytes > self.size {
             self.was_full = true;
@@ -134,7 +132,7 @@ impl Flow {
         }
     }
 
-    /// Changes the window after a piece that took so long.
+    /// Adapts the window after a piece with this delay.
     fn adapt(&mut self, taken: usize, delay: Duration) {
         let least = self.least_delay.map_or(delay, |least| least.min(delay));
         self.least_delay = Some(least);
@@ -154,11 +152,11 @@ mod tests {
 
     const PIECE: usize = 256 << 10;
 
-    /// A link, and the way over it.
+    /// A simulated link, with its queue.
     struct Link {
         flow: Flow,
         now: Instant,
-        /// When all that was let in has gone over it.
+        /// When the link has sent everything that was admitted.
         free_at: Instant,
         arrivals: VecDeque<Instant>,
     }
@@ -169,7 +167,7 @@ mod tests {
             Self { flow: Flow::new(), now, free_at: now, arrivals: VecDeque::new() }
         }
 
-        /// Carries so many bytes a second over a way of so long, until `bytes` were taken; returns how long that took.
+        /// Carries this many bytes a second with this round trip, until `bytes` were taken; returns how long that took.
         fn carry(&mut self, bytes_per_second: usize, round_trip: Duration, bytes: usize) -> Duration {
             let (began, mut taken) = (self.now, 0);
             let piece = Duration::from_secs_f64(PIECE as f64 / bytes_per_second as f64);
@@ -186,7 +184,7 @@ mod tests {
         }
     }
 
-    /// How long what is on its way would take to arrive, and which part of the link was used.
+    /// Checks how long the data on its way would take to arrive, and which share of the link was used.
     #[track_caller]
     fn check(megabits: usize, round_trip_ms: u64, drains_in_ms: f64, used: f64) {
         let (rate, round_trip) = (megabits * 125_000, Duration::from_millis(round_trip_ms));

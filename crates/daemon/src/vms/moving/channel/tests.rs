@@ -1,4 +1,4 @@
-//! Two channels of which each is the other host's end.
+//! Tests with two channels that are each other's remote ends.
 
 use std::collections::HashMap;
 
@@ -9,7 +9,6 @@ use super::super::stream::Turn;
 use super::super::window::BYTES_MIN;
 use super::*;
 
-/// One direction between two hosts.
 struct Wire(arriving::UnboundedSender<ChannelEvent>);
 
 impl Send for Wire {
@@ -19,7 +18,7 @@ impl Send for Wire {
     }
 }
 
-/// One end of two hosts' channels, by the numbers of the streams.
+/// One end of the channels of two hosts, by stream number.
 #[derive(Default)]
 pub(in crate::vms::moving) struct Ends {
     sending: HashMap<u8, arriving::UnboundedSender<ChannelEvent>>,
@@ -73,7 +72,7 @@ async fn the_main_stream_is_connected_first_and_each_other_one_when_it_has_begun
     let pairs: Vec<_> = (0..=SIDE_STREAMS).map(|_| UnixStream::pair().unwrap()).collect();
     let (mut ours, theirs): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
     let sends = async {
-        // Those beside the main one begin first, and the last one never says anything.
+        // The side streams begin first, and the last one never sends anything.
         for (number, ours) in ours.iter_mut().enumerate().rev().skip(1) {
             ours.write_all(&[number as u8; 10]).await.unwrap();
         }
@@ -147,7 +146,7 @@ async fn no_more_than_the_window_is_sent_to_a_host_that_takes_nothing_or_lies() 
     let to_source = target.sending[&0].clone();
     let (_, mut at_target) = target.open(0);
     let source = VmChannel::new(Arc::new(source));
-    // It says that it has taken what it was never sent.
+    // It confirms data that it was never sent.
     Wire(to_source.clone()).send(
         Priority::Control,
         VmMessage::Taken { bytes: u32::MAX }.encode().into(),

@@ -1,14 +1,14 @@
-//! A VM that runs here while the rest of its memory comes, until it has all of it.
+//! Receives the rest of a VM's memory while the VM runs here.
 //!
 //! ```text
-//!   loaded, runs ─► the rest comes ─► whole: Complete is said
+//!   loaded, runs ─► the rest comes ─► complete: Complete is sent
 //!                      │       ▲
-//!                broken│       │ Recover, over another stream: a daemon was started again. It is asked for over the lifeline,
+//!                broken│       │ Recover, over another stream, after a daemon was restarted. The lifeline asks QEMU for it,
 //!                      ▼       │ because QEMU's main thread may wait for a page and answer only when that has come
 //!                  runs on what it has
 //!                      │ either hypervisor has ended
 //!                      ▼
-//!                    lost: it is ended, and its disks are whole here
+//!                    lost: it is ended, and its disks are complete here
 //! ```
 
 use std::io;
@@ -29,19 +29,18 @@ use crate::vms::moving::message::VmMessage;
 use crate::vms::moving::stream::Turn;
 use crate::vms::qemu_sockets;
 
-/// How often it is looked how far the rest is, beside the hypervisor's events.
+/// How often the progress of the rest is checked, besides the hypervisor's events.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
 
-/// How long a hypervisor may take to say how far it is, one that does not take another stream: the source asks again after
-/// little more.
+/// How long a hypervisor that refuses another stream may take to report its progress. The source asks again a little later.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// What the source is told of a hypervisor that is not there any more.
+/// The message to the source when the hypervisor has ended.
 const ENDED: &str = "its QEMU at the target has ended";
-/// What the source is told when it is to offer another stream.
+/// The message that asks the source for another stream.
 const BROKEN: &str = "the stream of the VM's memory has broken at the target";
 
-/// Sees to it that the rest of a VM's memory comes, over streams that `carries` carries.
+/// Receives the rest of a VM's memory, over streams that `carries` carries.
 pub(super) async fn until_whole(
     vm: &dyn Hypervisor,
     channel: &VmChannel,
@@ -56,16 +55,16 @@ pub(super) async fn until_whole(
                 keeper.lose(reason).await;
                 return;
             }
-            // The other daemon was started again. It says over which stream the rest comes.
+            // The other daemon was restarted. It says over which stream the rest comes.
             PeerStatus::Failed(_) => return,
-            // It has given this stream up, and asks again.
+            // It has abandoned this stream, and asks again.
             PeerStatus::Recover(_) => return channel.send(&VmMessage::failed(BROKEN)),
             _ => {}
         }
         let known = channel.peer_status();
         let progress = tokio::select! {
             progress = vm.memory_progress() => progress,
-            // While its main thread waits for a page it does not answer.
+            // Its main thread does not answer while it waits for a page.
             _ = channel.peer_changed(&known) => continue,
             ended = &mut carries, if !carries.is_terminated() => {
                 is_broken |= is_break(ended);
@@ -77,7 +76,7 @@ pub(super) async fn until_whole(
                 MigrationStatus::Completed | MigrationStatus::None => {
                     channel.send(&VmMessage::Complete);
                     if !carries.is_terminated() {
-                        // Whatever they end with.
+                        // Their result does not matter.
                         let _ = timeout(CLOSED_TIMEOUT, carries).await;
                     }
                     return;
@@ -111,25 +110,25 @@ pub(super) async fn until_whole(
     }
 }
 
-/// A VM that runs here and whose stream has broken, as far as it can be reached.
+/// A VM that runs here and whose stream has broken, with the ways to reach it.
 pub(crate) struct PostCopyRecovery {
-    /// Where its hypervisor listens for its memory.
+    /// The socket at which its hypervisor listens for its memory.
     pub(crate) memory_socket: PathBuf,
-    /// What hears also while the VM's main thread waits for memory; `None`: it was started without.
+    /// The connection that works while the VM's main thread waits for memory; `None`: it was started without one.
     pub(crate) lifeline: Option<Arc<dyn RecoverMemory>>,
-    /// Its hypervisor, as soon as that answers; `None`: it has ended.
+    /// Its hypervisor, as soon as it answers; `None`: it has ended.
     pub(crate) found: Shared<BoxFuture<'static, Option<Arc<dyn Hypervisor>>>>,
 }
 
 impl PostCopyRecovery {
-    /// Takes the rest of its memory over another stream, as its source asks for it.
+    /// Receives the rest of its memory over another stream, at the source's request.
     pub(crate) async fn recover(self, channel: VmChannel, stream: u8, keeper: Arc<dyn Keeper>) {
         if stream < FIRST_RECOVERY_STREAM {
             return channel.send(&VmMessage::failed("no such stream"));
         }
         let path = self.memory_socket.clone();
         let _file = SocketFile(path.clone());
-        // What an earlier attempt may have left.
+        // An earlier attempt may have left it.
         let _ = std::fs::remove_file(&path);
         if let Err(refused) = self.expect_rest(&path).await {
             return match refused {
@@ -147,9 +146,9 @@ impl PostCopyRecovery {
         }
     }
 
-    /// The source says that the rest of its memory never will come.
+    /// Handles the source's message that the rest of its memory is lost.
     pub(crate) async fn lose(self, reason: String, keeper: &dyn Keeper) {
-        // A hypervisor that takes another stream still waits for the rest, even if it does not answer.
+        // A hypervisor that accepts another stream still waits for the rest, even if it does not answer.
         let waits = match &self.lifeline {
             Some(lifeline) => {
                 lifeline.recover_memory(&qemu_sockets::place(&self.memory_socket)).await.is_ok()
@@ -159,7 +158,7 @@ impl PostCopyRecovery {
         if waits {
             return keeper.lose(reason).await;
         }
-        // It may have been started again since, or have all that it needs.
+        // It may have been started again since, or may be complete.
         let Some(vm) = self.found.await else { return keeper.lose(reason).await };
         if vm.memory_progress().await.is_ok_and(|progress| progress.status.is_post_copy()) {
             keeper.lose(reason).await;
@@ -187,15 +186,15 @@ impl PostCopyRecovery {
         Err(Refused::Says(match status.await {
             Ok(Err(refused)) => return Err(refused),
             Ok(Ok(Some(MigrationStatus::Completed))) => VmMessage::Complete,
-            // It was started again, without what it had.
+            // It was started again, without its former memory.
             Ok(Ok(Some(MigrationStatus::None))) => VmMessage::lost("the VM was started again at the target"),
-            // It has not noticed yet that its stream has broken, or still takes another attempt's.
+            // It has not noticed the broken stream yet, or still receives another attempt's.
             _ => VmMessage::failed(&error.to_string()),
         }))
     }
 
-    /// Carries the stream until the hypervisor answers: it may need what comes to do so. `None`: there is nothing to be carried
-    /// any more.
+    /// Carries the stream until the hypervisor answers, because it may need the data to answer. `None`: nothing is left to be
+    /// carried.
     async fn answers(
         &self,
         channel: &VmChannel,
@@ -234,21 +233,21 @@ impl PostCopyRecovery {
     }
 }
 
-/// Why a hypervisor takes no other stream.
+/// Why a hypervisor accepts no other stream.
 enum Refused {
-    /// What the source is told.
+    /// The message to the source.
     Says(VmMessage),
-    /// It is not there any more.
+    /// The hypervisor has ended.
     HasEnded,
 }
 
-/// Its hypervisor is not there any more, and what came of its memory has gone with it.
+/// Handles the end of its hypervisor, and with it of the memory that had come.
 async fn has_ended(channel: &VmChannel, keeper: &dyn Keeper) {
     channel.send(&VmMessage::lost(ENDED));
     keeper.lose(ENDED.to_owned()).await;
 }
 
-/// Whether that is how a stream breaks; that it ends means nothing.
+/// Returns whether a stream has broken, rather than ended.
 fn is_break(ended: io::Result<()>) -> bool {
     ended.inspect_err(|error| tracing::warn!(%error, "the stream of a VM's memory has broken")).is_err()
 }

@@ -1,20 +1,20 @@
-//! The source of a VM that runs at the target before all of its memory is there.
+//! The source's side of a VM that runs at the target before all of its memory is there.
 //!
 //! ```text
-//!   stands still here ─► volumes released ─► Owned heard ─► its devices ─► runs there
+//!   stands still here ─► volumes released ─► Owned received ─► its devices ─► runs there
 //!                                                                            │ pages, as it asks for them, and all others
 //!             Recover ◄── the stream has broken: a daemon was killed ◄───────┤
 //!                └──────────── another stream ──────────────────────────────►│
 //!                      Lost: either hypervisor has ended ◄───────────────────┤
-//!     is it whole there? ◄── all is sent, the stream has broken, and this ◄──┤
+//!     is it complete there? ◄── all is sent, the stream has broken, this ◄──┤
 //!        │        │         hypervisor does not notice                       │
 //!        ▼        ▼                                                          ▼
 //!      Lost     Complete                                                     │
 //!                                                                            ▼
-//!                                                       Complete: this hypervisor is not needed any more
+//!                                                       Complete: this hypervisor can end
 //! ```
-//! **N.B.** from *its devices* on this VM never runs here again: its memory goes on at the target, and is whole nowhere
-//! until the last of it has come there.
+//! **N.B.** After *its devices* are sent this VM never runs here again: its memory changes at the target, and no host has all
+//! of it until the last of it has arrived there.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,89 +33,85 @@ use crate::vms::moving::channel::{FIRST_RECOVERY_STREAM, PeerStatus, VmChannel};
 use crate::vms::moving::fault::MoveFault;
 use crate::vms::moving::message::VmMessage;
 
-/// How often it is looked how far the rest is.
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// How long the other host may take to say that it expects the rest over another stream, before it is asked again.
 const EXPECTED_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the other host may answer that it does not know whether all has come. Its hypervisor may be silent for some
-/// seconds each time.
+/// How often the other host may answer that it does not know whether everything has come. Its hypervisor may fail to answer for
+/// some seconds each time.
 const REFUSED_MAX: u32 = 20;
 /// How long the hypervisor may take to begin with another stream.
 const RECOVERED_TIMEOUT: Duration = Duration::from_secs(10);
-/// Pause before another stream is tried again.
+/// The pause before the next attempt with another stream.
 const RECOVER_INTERVAL: Duration = Duration::from_millis(500);
 /// How long a hypervisor that has sent everything may take to notice that its stream has broken, before the other host is asked
-/// whether all of it has come. It is a matter of milliseconds; QEMU 7.2 never notices it then, and 10.0 fails at once.
+/// whether everything has come. It usually takes milliseconds. QEMU 7.2 never notices it then, and 10.0 fails at once.
 const NOTICED_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What has become of the memory that was to follow after the switch-over.
+/// The state of the memory that follows after the switch-over.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PostCopyState {
-    /// It is not all there.
+    /// It is not complete.
     OnItsWay,
     /// All of it is at the target.
     Complete,
-    /// It never will be.
+    /// It never will be complete.
     Lost { reason: String },
 }
 
-/// What is done for the rest of a VM's memory.
+/// The transfer of the rest of a VM's memory.
 #[derive(Default)]
 pub(super) struct PostCopy {
     state: Mutex<State>,
-    /// The volumes are the target's, durably.
+    /// Whether the volumes are durably the target's.
     is_released: AtomicBool,
 }
 
 #[derive(Default)]
 struct State {
-    /// What carries the stream, while there is one.
+    /// The task that carries the stream, while there is one.
     carrying: Option<Carrying>,
-    /// What waits for the volumes to be the target's.
+    /// The task that waits until the volumes are the target's.
     switches: Option<AbortHandle>,
-    /// What sees to the rest, once something does, and what waits for that: each of the volumes may.
+    /// The task that handles the rest, once there is one, and the future that waits for it. Each of the volumes may wait.
     goes: Option<(AbortHandle, Shared<BoxFuture<'static, ()>>)>,
-    /// Why the memory is lost.
     lost: Option<String>,
 }
 
 impl PostCopy {
-    /// Why the memory is lost, if it is.
     pub(super) fn lost(&self) -> Option<String> {
         self.lock().lost.clone()
     }
 
-    /// The memory is lost.
+    /// Records that the memory is lost.
     pub(super) fn lose(&self, reason: String) {
         self.lock().lost.get_or_insert(reason);
     }
 
-    /// A panic elsewhere leaves what is carried as it was.
+    /// The state stays consistent after a panic of another holder.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl OutgoingVm {
-    /// Why the VM's memory is lost, if it is.
     pub(crate) fn memory_lost(&self) -> Option<String> {
         self.post_copy.lost()
     }
 
-    /// The volumes are the target's, durably.
+    /// Records that the volumes are durably the target's.
     pub(crate) fn released(&self) {
         self.post_copy.is_released.store(true, Ordering::Release);
     }
 
-    /// The VM stands still, and what is left goes when the volumes are the target's.
+    /// Begins the switch-over of a stopped VM: the rest goes once the volumes are the target's.
     pub(super) fn switch_to_post_copy(self: &Arc<Self>, carrying: Carrying) {
         let leaving = Arc::clone(self);
         let switches = tokio::spawn(async move {
             match leaving.switch_over_when_owned().await {
-                // N.B. not only when it runs there: what it misses may be what keeps it, or its daemon, from saying so.
+                // N.B. not only once it runs there: missing memory may keep it, or its daemon, from confirming that.
                 Ok(()) => drop(leaving.memory_has_gone(&Handle::current())),
                 Err(reason) => {
-                    // The target gives the volumes back if the VM does not run there.
+                    // The target returns the volumes if the VM does not run there.
                     tracing::warn!(%reason, "a VM that stands still is not run at the target");
                     leaving.channel.send(&VmMessage::failed(&reason.to_string()));
                 }
@@ -125,7 +121,7 @@ impl OutgoingVm {
         (state.carrying, state.switches) = (Some(carrying), Some(switches.abort_handle()));
     }
 
-    /// Nothing more is to go: breaks the stream.
+    /// Breaks the stream, because nothing more is to go.
     pub(super) fn stop_post_copy(&self) {
         let mut state = self.post_copy.lock();
         if let Some(switches) = state.switches.take() {
@@ -137,8 +133,7 @@ impl OutgoingVm {
         state.carrying = None;
     }
 
-    /// After a restart of this daemon: sees to the rest if the VM was switched over before. Whether it runs there already is
-    /// not known.
+    /// Handles the rest after a restart of this daemon, if the VM was switched over before. It may run at the target already.
     pub(crate) fn resume_post_copy(self: &Arc<Self>) {
         let leaving = Arc::clone(self);
         tokio::spawn(async move {
@@ -151,7 +146,7 @@ impl OutgoingVm {
 
     async fn switch_over_when_owned(&self) -> Result<(), MoveFault> {
         self.channel.wait_for(&PeerStatus::Owned).await?;
-        // N.B. whoever says so too early would have the VM run without its disks.
+        // N.B. a target that says so too early would run the VM without its disks.
         if !self.post_copy.is_released.load(Ordering::Acquire) {
             return Err(MoveFault::NotReleased);
         }
@@ -161,8 +156,8 @@ impl OutgoingVm {
         Ok(())
     }
 
-    /// Resolves when all of the memory is at the target, or never will be. It is seen to from the first call on, whether the
-    /// future is polled or not.
+    /// Resolves when all of the memory is at the target, or never will be. The first call starts the work, whether the future
+    /// is polled or not.
     pub(crate) fn memory_has_gone(self: &Arc<Self>, runtime: &Handle) -> Shared<BoxFuture<'static, ()>> {
         let mut state = self.post_copy.lock();
         let (_, gone) = state.goes.get_or_insert_with(|| {
@@ -175,15 +170,15 @@ impl OutgoingVm {
 
     async fn see_memory_off(&self) {
         let (mut channel, mut attempt) = (Arc::clone(&self.channel), 0_u8);
-        // Since when all is sent, and nothing carries it.
+        // Since when everything is sent, and no task carries the stream.
         let mut unnoticed: Option<Instant> = None;
-        // How often the other host was asked whether all is there, and did not know.
+        // How often the other host did not know whether everything has come.
         let mut refused = 0_u32;
         let rest = loop {
             match channel.peer_status() {
                 PeerStatus::Complete => break PostCopyState::Complete,
                 PeerStatus::Lost(reason) => break PostCopyState::Lost { reason },
-                // The other daemon was started again: what was on its way is gone with it.
+                // The other daemon was restarted, so the data on its way is lost.
                 PeerStatus::Failed(_) => self.post_copy.lock().carrying = None,
                 _ => {}
             }
@@ -246,7 +241,7 @@ impl OutgoingVm {
                         }
                     }
                 }
-                // With all of it, as nearly always; or without having been to follow at all.
+                // Complete, as nearly always; or nothing was to follow at all.
                 MigrationStatus::Completed | MigrationStatus::None | MigrationStatus::Cancelled => {
                     break PostCopyState::Complete;
                 }
@@ -257,7 +252,7 @@ impl OutgoingVm {
                     channel.send(&VmMessage::lost(&reason));
                     break PostCopyState::Lost { reason };
                 }
-                // On its way to one of these.
+                // A transient status.
                 _ => self.await_change(&channel).await,
             }
         };
@@ -277,23 +272,23 @@ impl OutgoingVm {
         });
     }
 
-    /// Waits until there may be something else to be done, but not for long.
+    /// Waits for a relevant change, for a limited time.
     async fn await_change(&self, channel: &VmChannel) {
         let changes = [MigrationStatus::Completed, MigrationStatus::PostcopyPaused];
         let known = channel.peer_status();
         tokio::select! {
-            // Whatever becomes of it is looked at anew.
+            // The caller checks the state anew in any case.
             _ = self.vm.await_status(&changes, LOOK_INTERVAL) => {}
             _ = channel.peer_changed(&known) => {}
         }
     }
 
-    /// Whether something carries the stream.
     fn is_carried(&self) -> bool {
         self.post_copy.lock().carrying.as_ref().is_some_and(|carrying| !carrying.0.is_finished())
     }
 
-    /// The stream has broken, and the hypervisor here takes no other one: what has come decides.
+    /// Asks the other host whether everything has come, because the stream has broken and the hypervisor here accepts no other
+    /// one.
     async fn ask_for_the_end(
         &self,
         channel: &Arc<VmChannel>,
@@ -319,7 +314,7 @@ impl OutgoingVm {
             Ok(PeerStatus::Complete) => Asked::Told(PostCopyState::Complete),
             Ok(PeerStatus::Lost(reason)) => Asked::Told(PostCopyState::Lost { reason }),
             Ok(PeerStatus::Failed(reason)) => Asked::Refused { reason },
-            // It waits for what it misses.
+            // It waits for what is missing.
             Ok(_) => {
                 if self.vm.memory_progress().await.is_ok_and(|progress| progress.status != *status) {
                     return Asked::TakesAnother;
@@ -335,7 +330,7 @@ impl OutgoingVm {
         }
     }
 
-    /// Has the rest go over another stream.
+    /// Sends the rest over another stream.
     async fn recover(&self, channel: &Arc<VmChannel>, attempt: u8) -> Result<Carrying, MoveFault> {
         let stream = recovery_stream(attempt);
         let side = channel.recovery_stream(stream);
@@ -353,8 +348,8 @@ impl OutgoingVm {
             let _line = channel;
             carried(side.stream.carry(accepted)).await
         }));
-        // N.B. QEMU takes its time to say that it is not paused any more; whoever believed that it still is would break this
-        // stream, and QEMU 7.2 may never get over that. If it is not soon, that is looked at anew.
+        // N.B. QEMU is slow to report that it has left the paused state. Acting on the old status would break this stream, from which
+        // QEMU 7.2 may never recover. If the status does not change soon, it is checked anew.
         let begun =
             [MigrationStatus::PostcopyRecover, MigrationStatus::PostcopyActive, MigrationStatus::Completed];
         let _ = self.vm.await_status(&begun, RECOVERED_TIMEOUT).await;
@@ -362,19 +357,19 @@ impl OutgoingVm {
     }
 }
 
-/// What is known when the other host was asked whether all of the memory has come.
+/// The result of asking the other host whether all of the memory has come.
 enum Asked {
-    /// How it has ended.
+    /// The final state.
     Told(PostCopyState),
-    /// The hypervisor here takes another stream after all.
+    /// The hypervisor here accepts another stream after all.
     TakesAnother,
     /// The other host has not answered.
     Nothing { reason: MoveFault },
-    /// It does not know.
+    /// The other host does not know.
     Refused { reason: String },
 }
 
-/// The number of the stream of an attempt: no other has it soon.
+/// Returns the number of the stream of an attempt, which no other attempt uses soon.
 fn recovery_stream(attempt: u8) -> u8 {
     FIRST_RECOVERY_STREAM.saturating_add(attempt % (u8::MAX - FIRST_RECOVERY_STREAM))
 }

@@ -1,4 +1,4 @@
-//! VMs that move between two hosts with hypervisors that exist in this process alone.
+//! Tests of VMs that move between two hosts, with hypervisors inside this process.
 
 use std::pin::Pin;
 
@@ -19,7 +19,7 @@ use crate::hooks::{HookContext, HookSide};
 use crate::vms::moving::channel::tests::ends;
 use crate::vms::moving::incoming::{IncomingVm, Keeper};
 
-/// A target's host that runs whatever comes, and keeps its files.
+/// A target host that runs every VM, and keeps its files.
 struct Host(Arc<FakeVm>, Arc<Mutex<Vec<u8>>>);
 
 impl Keeper for Host {
@@ -59,10 +59,10 @@ impl Keeper for Host {
     }
 }
 
-/// What is seen of the VM, as a test has it.
+/// What a test lets the source see of the VM.
 struct Eyes {
     vm: Arc<FakeVm>,
-    /// How many looks find nothing; the next one finds a job.
+    /// How many comparisons find nothing before one finds a running job.
     clean: Mutex<u32>,
     files: Mutex<Vec<u8>>,
 }
@@ -118,7 +118,7 @@ impl Scene {
         Self { folder, leaving, coming: Arc::new(coming), source, target, eyes, renewed: Arc::default() }
     }
 
-    /// The target's host takes part, as long as the scene is there.
+    /// Runs the target's part, as long as the scene exists.
     fn take_part(&self) {
         let (coming, host) =
             (Arc::clone(&self.coming), Host(Arc::clone(&self.target), Arc::clone(&self.renewed)));
