@@ -1,15 +1,15 @@
-//! What the daemon knows of migrations. What it does about them is in `host/migrations/`.
+//! The daemon's knowledge of migrations. `host/migrations/` carries them out.
 //!
 //! ```text
-//!   registry       those that lanes of this daemon run, and who watches them
-//!   view           one migration as the API shows it
-//!   queue          who may begin, and who waits
-//!   metadata       what was ordered, beside the journal
-//!   ends           what has become of them, counted
-//!   history        what was measured, for reports
-//!   shares         what other hosts may have here at a time
+//!   registry       the migrations that lanes of this daemon run, and their watchers
+//!   view           one migration in the form of the API
+//!   queue          which migrations may begin, and which wait
+//!   metadata       the orders, beside the journal
+//!   ends           counts of outcomes
+//!   history        measurements, for reports
+//!   shares         what other hosts may use here at a time
 //!   volume_hooks   hooks of volumes that move without a VM
-//!   recovery       ends what a crash interrupted
+//!   recovery       ends migrations that a crash interrupted
 //! ```
 
 pub(crate) mod ends;

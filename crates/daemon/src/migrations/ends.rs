@@ -1,4 +1,4 @@
-//! What has become of migrations since the daemon began, counted.
+//! Counts the outcomes of migrations since the daemon began.
 //!
 //! ```text
 //!   registry ──ended──► task of the host ──► Ends: how many, how long, how long guests stood still
@@ -12,30 +12,26 @@ use api::{Migration, MigrationState};
 use lane::Latencies;
 use migration::journal::Side;
 
-/// Which way a migration goes, as its host sees it, and how it ends.
+/// The directions of migrations as this host sees them, and their outcomes.
 const DIRECTIONS: [&str; 3] = ["local", "outgoing", "incoming"];
 const ENDS: [MigrationState; 4] =
     [MigrationState::Moved, MigrationState::Failed, MigrationState::Cancelled, MigrationState::HandedBack];
 
-/// Counts of migrations that have ended.
 #[derive(Debug, Default)]
 pub(crate) struct Ends {
     sums: Mutex<EndSums>,
 }
 
-/// Sums over migrations that have ended.
 #[derive(Clone, Debug)]
 pub(crate) struct EndSums {
-    /// By direction and outcome.
     pub(crate) outcomes: BTreeMap<(&'static str, &'static str), Outcomes>,
-    /// How long gates were closed at switch-overs.
     pub(crate) switch_overs: Latencies,
-    /// How long VMs stood still that went along.
+    /// The downtimes of VMs that moved along.
     pub(crate) vm_downtimes: Latencies,
 }
 
 impl Default for EndSums {
-    /// What has never happened is told as 0: only so is the first time seen as an increase.
+    /// Combinations that have not occurred are exported as 0, so that the first occurrence is visible as an increase.
     fn default() -> Self {
         let kinds = DIRECTIONS.into_iter().flat_map(|direction| ENDS.map(|end| (direction, end.name())));
         Self {
@@ -46,16 +42,15 @@ impl Default for EndSums {
     }
 }
 
-/// Migrations that ended alike.
+/// Migrations with the same direction and outcome.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Outcomes {
     pub(crate) count: u64,
-    /// How long they took together.
+    /// The sum of their durations.
     pub(crate) seconds: f64,
 }
 
 impl Ends {
-    /// Adds one that has ended.
     pub(crate) fn add(&self, direction: &'static str, ended: &Migration) {
         let mut sums = self.sums.lock().unwrap_or_else(PoisonError::into_inner);
         let outcome = sums.outcomes.entry((direction, ended.state.name())).or_default();
@@ -74,7 +69,7 @@ impl Ends {
     }
 }
 
-/// Which way a migration goes, as this host sees it.
+/// Returns the direction of a migration as this host sees it.
 pub(crate) fn direction(side: &Side) -> &'static str {
     match side {
         Side::OneHost => "local",

@@ -1,11 +1,11 @@
-//! Histories of migrations, for reports: recorded while a migration runs, kept in the data folder afterwards.
+//! Histories of migrations for reports: recorded while a migration runs, kept in the data folder afterwards.
 //!
 //! ```text
 //!   lane thread ──Report::Recorded──► Recording, in memory ──► a file, now and then and at the end
 //!                                          └──► API ◄────────────┘
 //! ```
-//! Nothing is decided by a history: one that is lost, or cannot be written or read, is missing in a report and nowhere
-//! else. So it is not in the journal, and nobody waits for it.
+//! No decision depends on a history. A history that is lost, or cannot be written or read, is missing in a report and nowhere
+//! else. So it is not in the journal, and no operation waits for it.
 
 mod file;
 mod recording;
@@ -25,12 +25,10 @@ use crate::migrations::history::recording::Recording;
 pub(crate) use recording::Facts;
 pub(crate) use tallies::Tallies;
 
-/// Time between two writings of a history whose migration is under way: what a crash may take of it.
+/// The time between two writes of a running migration's history: a crash loses at most this much.
 const SAVE_INTERVAL: Duration = Duration::from_secs(10);
-/// Name of the folder in the data folder.
 const FOLDER: &str = "history";
 
-/// The histories of a host.
 #[derive(Debug)]
 pub(crate) struct Histories {
     folder: Arc<Mutex<Folder>>,
@@ -46,19 +44,18 @@ struct Live {
 }
 
 impl Histories {
-    /// The histories in a data folder.
     pub(crate) fn new(data_dir: &Path) -> Self {
         let folder = Arc::new(Mutex::new(Folder::new(data_dir.join(FOLDER))));
         Self { folder, live: Mutex::default(), tallies: Mutex::default() }
     }
 
-    /// Begins the history of a migration. Recordings of migrations that have none are dropped.
+    /// Begins the history of a migration. Data of migrations without a history is dropped.
     pub(crate) fn begin(&self, migration: MigrationId, facts: Facts) {
         let live = Live { recording: Recording::new(facts), saved: Instant::now() };
         self.lock().insert(migration, live);
     }
 
-    /// Takes what was recorded; called on lane threads. Files are written on `helpers`.
+    /// Adds recorded data; called on lane threads. Writes files on `helpers`.
     pub(crate) fn record(
         &self,
         migration: MigrationId,
@@ -75,12 +72,12 @@ impl Histories {
         }
     }
 
-    /// What all migrations of this daemon have moved and waited for.
+    /// Returns what all migrations of this daemon have moved and how long they waited.
     pub(crate) fn tallies(&self) -> Tallies {
         self.tallies.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Notes that a migration has ended; what comes is recorded as the time after it.
+    /// Notes that a migration has ended: later data belongs to the time after it.
     pub(crate) fn migration_ended(&self, migration: MigrationId, helpers: &tokio::runtime::Handle) {
         let mut histories = self.lock();
         let Some(live) = histories.get_mut(&migration) else { return };
@@ -88,7 +85,7 @@ impl Histories {
         self.save(migration, live.recording.clone(), helpers);
     }
 
-    /// Notes that nothing more will be recorded: the file is all that is left.
+    /// Notes that the recording has ended: from then on only the file exists.
     pub(crate) fn recording_ended(
         self: &Arc<Self>,
         migration: MigrationId,
@@ -98,17 +95,17 @@ impl Histories {
         let histories = Arc::clone(self);
         helpers.spawn_blocking(move || {
             histories.write(migration, &recording);
-            // Only now, so that it can be asked for at any time.
+            // Only now, so that the recording is available at any time.
             histories.lock().remove(&migration);
         });
     }
 
-    /// Forgets a migration that the lane never got.
+    /// Forgets a migration that no lane ever had.
     pub(crate) fn forget(&self, migration: MigrationId) {
         self.lock().remove(&migration);
     }
 
-    /// What was recorded of a migration that began at `started_unix_ms`; reads a file, so it may sleep.
+    /// Returns the recording of a migration that began at `started_unix_ms`. May block, because it reads a file.
     pub(crate) fn get(&self, migration: MigrationId, started_unix_ms: u64) -> Option<api::Recording> {
         let live = self.lock().get(&migration).map(|live| live.recording.clone());
         match live {
@@ -117,12 +114,12 @@ impl Histories {
         }
     }
 
-    /// The latest samples of a migration that runs, `most` at most; empty if nothing is recorded at present.
+    /// Returns at most the latest `most` samples of a running migration; empty if nothing is recorded at present.
     pub(crate) fn latest(&self, migration: MigrationId, most: usize) -> Vec<api::HistorySample> {
         self.lock().get(&migration).map(|live| live.recording.latest(most)).unwrap_or_default()
     }
 
-    /// The migrations of which there are recordings; reads a folder, so it may sleep.
+    /// Returns the migrations that have recordings. May block, because it reads a folder.
     pub(crate) fn recorded(&self) -> BTreeSet<MigrationId> {
         let mut recorded = self.folder().list();
         recorded.extend(self.lock().keys().copied());

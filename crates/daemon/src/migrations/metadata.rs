@@ -1,11 +1,11 @@
-//! Metadata of migrations, beside the journal: what was ordered, whether it waits for its turn, what was noted of it.
+//! Metadata of migrations, beside the journal: the order, whether it waits for its turn, and notes.
 //!
 //! ```text
 //!   ordered, no room ──► metadata without a beginning ──its turn──► journal: started ──► metadata with it
 //!   ordered, room ────────────────────────────────────────────────► journal: started ──► metadata with it
 //! ```
-//! Nothing of it decides who owns a volume, so it is not in the journal: files of the data folder, one a migration, each
-//! replaced as a whole. Metadata that is lost costs a `migration retry`, or a place in the queue.
+//! No decision about the owner of a volume depends on it, so it is not in the journal. It is in the data folder, one file for
+//! each migration, which is replaced as a whole. Lost metadata costs a `migration retry`, or a place in the queue.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,69 +25,63 @@ use serde::{Deserialize, Serialize};
 use crate::files::whole_file;
 use crate::migrations::registry::parse_id;
 
-/// Name of the folder in the data folder.
 const FOLDER: &str = "dockets";
-/// Version of the files; another one means nothing here.
+/// The version of the files; other versions are ignored.
 const VERSION: u32 = 1;
-/// Longest file that is read: many times what one has.
+/// The longest file that is read: many times the usual length.
 const FILE_BYTES_MAX: u64 = 64 << 10;
-/// Metadata of migrations that have begun: as many as the journal remembers ended ones. Older ones go.
+/// How many begun migrations have metadata: as many as the journal keeps ended ones. The oldest are deleted.
 const BEGUN_MAX: usize = 1000;
 
-/// Warnings that are kept of one migration: each hook fails once at most.
+/// How many warnings are kept of one migration: each hook fails at most once.
 const WARNINGS_MAX: usize = 8;
 
-/// The metadata of one migration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Metadata {
-    /// The volume, or the VM, that it was ordered for.
+    /// The volume or the VM of the order.
     pub(crate) name: String,
-    /// Identities of its volumes, each 32 hexadecimal digits.
+    /// The identities of its volumes, each 32 hexadecimal digits.
     pub(crate) volumes: Vec<String>,
-    /// What was ordered; `None`: it was not ordered here, or not by a daemon that kept that.
+    /// The order; `None`: it was given at another host, or an earlier version did not keep it.
     pub(crate) order: Option<MigrateVolume>,
-    /// When it was ordered, in milliseconds since 1970.
     pub(crate) ordered_unix_ms: u64,
-    /// When it began, as the journal says it; `None`: it waits for its turn.
+    /// When it began, as in the journal; `None`: it waits for its turn.
     pub(crate) begun_unix_ms: Option<u64>,
-    /// The migration that it does once more.
+    /// The migration that it repeats.
     pub(crate) retry_of: Option<u64>,
-    /// The latest migration that does it once more.
+    /// The latest migration that repeats it.
     pub(crate) retried_as: Option<u64>,
-    /// What the volumes held, in bytes, if the other host had an old image of theirs to begin with.
+    /// The allocated bytes of the volumes, if the target began with an old image of them.
     pub(crate) held_bytes: Option<u64>,
-    /// What went wrong without stopping it, for people.
+    /// Failures that did not stop it.
     pub(crate) warnings: Vec<String>,
-    /// Images at the other host that this one may be able to open itself.
+    /// Images at the other host that this host may be able to open itself.
     pub(crate) shared: Vec<SharedNote>,
-    /// Whether somebody has paused it, and nobody has let it go on.
+    /// Whether it is paused by an order.
     pub(crate) is_paused: bool,
-    /// Whether a daemon that ended in order has interrupted it, and the next one is to do it once more.
+    /// Whether an orderly stop of the daemon interrupted it, so that the next daemon repeats it.
     pub(crate) goes_on: bool,
-    /// Whether the journal is just being told that it begins: if it never was, this is of no migration.
+    /// Whether its start is just being written to the journal. If it is not in the journal after a restart, this metadata is
+    /// void.
     pub(crate) is_beginning: bool,
-    /// Of one between stores of this host: what is known of its copy, with which a restart goes on.
+    /// The state of its copy, for a restart, if it is between stores of this host.
     pub(crate) copy: CopyNote,
 }
 
-/// What is noted of the copy that a migration makes in another store of this host.
+/// The state of a copy in another store of this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct CopyNote {
-    /// How its image looked when it was begun, or was left.
+    /// The attributes of its image when the copy was begun or interrupted.
     pub(crate) image: Option<ImageRecord>,
-    /// Bytes of blocks that became synchronised, each time counted.
+    /// Bytes of blocks that became synchronised; a block counts each time.
     pub(crate) bytes_synchronised: u64,
-    /// Parts of a million that are done.
+    /// The completed part, in millionths.
     pub(crate) done_ppm: u64,
-    /// Bytes that were copied.
     pub(crate) bytes_copied: u64,
-    /// Bytes of mirrored writes.
     pub(crate) bytes_mirrored: u64,
-    /// Bytes that were zero.
     pub(crate) bytes_zero: u64,
-    /// The rounds that had ended.
     pub(crate) rounds: Vec<RoundNote>,
 }
 
@@ -95,26 +89,24 @@ pub(crate) struct CopyNote {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct RoundNote {
-    /// Blocks that were copied in it.
     pub(crate) blocks: u64,
-    /// Bytes that were written for them.
+    /// Bytes that were written for these blocks.
     pub(crate) bytes: u64,
-    /// How long it took.
+    /// Its duration in microseconds.
     pub(crate) took_us: u64,
-    /// Bytes of what guests wrote meanwhile.
+    /// Bytes that guests wrote meanwhile.
     pub(crate) dirtied: u64,
-    /// Bytes that were put off.
     pub(crate) put_off: u64,
 }
 
-/// An image at another host that this one may be able to open.
+/// An image at another host that this host may be able to open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SharedNote {
-    /// Identity of its volume, 32 hexadecimal digits.
+    /// The identity of its volume, 32 hexadecimal digits.
     pub(crate) volume: String,
-    /// Where this host has it.
+    /// Its path at this host.
     pub(crate) path: String,
-    /// Whether blocks go there; `None`: that is still to be seen.
+    /// Whether blocks go straight to it; `None`: not known yet.
     pub(crate) is_used: Option<bool>,
 }
 
@@ -125,24 +117,23 @@ struct Stored<D> {
     metadata: D,
 }
 
-/// The metadata_folder of a host.
+/// The metadata of a host's migrations.
 #[derive(Debug)]
 pub(crate) struct MetadataFolder {
     folder: PathBuf,
     known: Mutex<BTreeMap<MigrationId, Metadata>>,
-    /// Held while a metadata is changed: what is on disk is as new as what is known.
+    /// Held during a change, so that the file is as new as the memory.
     changing: tokio::sync::Mutex<()>,
 }
 
 impl Metadata {
-    /// Limits how much may be copied in a second; returns how much that was.
+    /// Sets the bandwidth limit, and returns the former one.
     pub(crate) fn limit(&mut self, bytes_per_second: Option<u64>) -> Option<u64> {
-        // Of one whose order is lost the limit is kept all the same.
+        // The limit is kept even if the order is lost.
         let order = self.order.get_or_insert_with(|| MigrateVolume::to(String::new()));
         std::mem::replace(&mut order.bandwidth_bytes_per_second, bytes_per_second)
     }
 
-    /// Notes what went wrong.
     pub(crate) fn warn(&mut self, warning: String) {
         if self.warnings.len() < WARNINGS_MAX {
             self.warnings.push(warning);
@@ -150,11 +141,11 @@ impl Metadata {
     }
 }
 
-/// Parts of a million in the whole.
+/// The unit of [`CopyNote::done_ppm`].
 const MILLION: f64 = 1e6;
 
 impl CopyNote {
-    /// Takes down how far the copy is.
+    /// Records the progress of the copy.
     pub(crate) fn count(&mut self, progress: &Progress) {
         self.bytes_synchronised = progress.bytes_synchronised;
         // Between 0 and a million.
@@ -172,7 +163,7 @@ impl CopyNote {
         self.rounds = rounds.collect();
     }
 
-    /// What whoever goes on with it has to add to.
+    /// Returns the figures to which a resumed copy adds.
     pub(crate) fn carried(&self) -> Carried {
         let rounds = self.rounds.iter().map(|round| Round {
             blocks: round.blocks,
@@ -196,9 +187,8 @@ impl CopyNote {
 }
 
 impl MetadataFolder {
-    /// Reads the metadata_folder of a data folder, as far as they are of migrations that the journal knows or that wait.
-    ///
-    /// One that cannot be read is as good as lost, and keeps no daemon from starting.
+    /// Reads the metadata of migrations that are in the journal or wait. Metadata that cannot be read counts as lost, and does
+    /// not keep the daemon from starting.
     pub(crate) fn open(data_dir: &Path, state: &State) -> Self {
         let folder = data_dir.join(FOLDER);
         let found = read_all(&folder).unwrap_or_else(|error| {
@@ -211,14 +201,14 @@ impl MetadataFolder {
             match (metadata.begun_unix_ms, begun) {
                 // Its turn came, and then the daemon was killed.
                 (None, Some(begun)) => (metadata.begun_unix_ms, metadata.is_beginning) = (Some(begun), false),
-                // It was ordered by somebody who waited for its beginning, and has been told of none.
+                // It never began, and its client was not told that it had.
                 (None, None) if metadata.is_beginning => {
                     remove(&folder, id);
                     continue;
                 }
                 (None, None) => {}
                 (Some(noted), Some(begun)) if noted == begun => {}
-                // Of a migration that is forgotten, or of another journal.
+                // It belongs to a forgotten migration, or to another journal.
                 _ => {
                     remove(&folder, id);
                     continue;
@@ -229,13 +219,13 @@ impl MetadataFolder {
         Self { folder, known: Mutex::new(known), changing: tokio::sync::Mutex::default() }
     }
 
-    /// What goes with a migration that began at `begun_unix_ms`.
+    /// Returns the metadata of a migration that began at `begun_unix_ms`.
     pub(crate) fn of(&self, id: MigrationId, begun_unix_ms: u64) -> Option<Metadata> {
         let metadata = self.lock().get(&id).cloned();
         metadata.filter(|metadata| metadata.begun_unix_ms == Some(begun_unix_ms))
     }
 
-    /// Those that wait for their turn, in the order in which they were given.
+    /// Returns the waiting migrations in the order of their places.
     pub(crate) fn waiting(&self) -> Vec<(MigrationId, Metadata)> {
         let known = self.lock();
         let waits = |metadata: &Metadata| metadata.begun_unix_ms.is_none() && !metadata.is_beginning;
@@ -243,10 +233,7 @@ impl MetadataFolder {
         waiting.map(|(id, metadata)| (*id, metadata.clone())).collect()
     }
 
-    /// Makes durable that a migration waits for its turn.
-    ///
-    /// # Errors
-    /// What the system answers: nothing waits then.
+    /// Makes durable that a migration waits for its turn. After an error it does not wait.
     pub(crate) async fn put(&self, id: MigrationId, metadata: Metadata) -> io::Result<()> {
         let _changing = self.changing.lock().await;
         self.write(id, metadata.clone()).await?;
@@ -254,10 +241,8 @@ impl MetadataFolder {
         Ok(())
     }
 
-    /// Makes durable how a migration was ordered that the journal is about to begin. What waited for its turn has said so.
-    ///
-    /// # Errors
-    /// What the system answers: nothing is kept then.
+    /// Makes the order of a migration durable that the journal is about to begin. A waiting migration has its order already.
+    /// After an error nothing is kept.
     pub(crate) async fn announce(&self, id: MigrationId, order: &MigrateVolume) -> io::Result<()> {
         let waited =
             self.lock().get(&id).is_some_and(|known| known.begun_unix_ms.is_none() && !known.is_beginning);
@@ -268,10 +253,7 @@ impl MetadataFolder {
         self.put(id, Metadata { order, is_beginning: true, ..Metadata::default() }).await
     }
 
-    /// Changes what was ordered of a migration that began at `begun_unix_ms`, durably.
-    ///
-    /// # Errors
-    /// What the system answers: nothing has changed then.
+    /// Changes the order of a migration that began at `begun_unix_ms`, durably. After an error nothing has changed.
     pub(crate) async fn order<T>(
         &self,
         id: MigrationId,
@@ -286,7 +268,7 @@ impl MetadataFolder {
         Ok(changed)
     }
 
-    /// What goes with a migration that began at `begun_unix_ms`, whatever was known before.
+    /// Returns the metadata of a migration that began at `begun_unix_ms`, new if there is none.
     fn begun(&self, id: MigrationId, begun_unix_ms: u64) -> Metadata {
         let known = self.lock().get(&id).cloned();
         let is_its = |metadata: &Metadata| metadata.begun_unix_ms.is_none_or(|begun| begun == begun_unix_ms);
@@ -294,8 +276,8 @@ impl MetadataFolder {
         Metadata { begun_unix_ms: Some(begun_unix_ms), is_beginning: false, ..metadata }
     }
 
-    /// Changes what goes with a migration that began at `begun_unix_ms`. If that cannot be written, it is known until
-    /// the daemon ends.
+    /// Changes the metadata of a migration that began at `begun_unix_ms`. If the file cannot be written, the change is kept
+    /// until the daemon ends.
     pub(crate) async fn note(
         &self,
         id: MigrationId,
@@ -339,7 +321,7 @@ impl MetadataFolder {
         let removed = tokio::task::spawn_blocking(move || {
             forgotten.into_iter().for_each(|id| remove(&folder, id));
         });
-        // What is left is deleted when the next daemon finds that the journal does not know it.
+        // The next daemon deletes leftovers of migrations that the journal does not know.
         let _ = removed.await;
     }
 
@@ -396,7 +378,7 @@ mod tests {
 
     const ID: MigrationId = MigrationId(3);
 
-    /// A journal that says that migration m3 began at a time.
+    /// Returns a state in which migration m3 began at a given time.
     fn begun_at(at_unix_ms: u64) -> State {
         let mut state = State::default();
         let volumes = Vec::<MigratingVolume>::new();
@@ -419,7 +401,7 @@ mod tests {
         let again = MetadataFolder::open(folder.path(), &State::default());
         assert_eq!(again.waiting(), [(ID, ordered())]);
         assert_eq!(again.of(ID, 9), None);
-        // Killed when the journal knew already.
+        // Killed when the journal knew it already.
         let begun = MetadataFolder::open(folder.path(), &begun_at(9));
         assert!(begun.waiting().is_empty());
         assert_eq!(begun.of(ID, 9).unwrap().order, ordered().order);
@@ -432,13 +414,13 @@ mod tests {
         let order = ordered().order.unwrap();
         metadata_folder.announce(ID, &order).await.unwrap();
         assert!(metadata_folder.waiting().is_empty());
-        // Killed behind the beginning.
+        // Killed after the beginning.
         let begun = MetadataFolder::open(folder.path(), &begun_at(9));
         assert_eq!(begun.of(ID, 9).unwrap().order, Some(order.clone()));
-        // Killed before it: nobody was told that it would come to pass.
+        // Killed before it: its client got no answer.
         let never = MetadataFolder::open(folder.path(), &State::default());
         assert!(never.waiting().is_empty() && !folder.path().join("dockets/m3.json").exists());
-        // What waits keeps its metadata.
+        // A waiting migration keeps its metadata.
         metadata_folder.put(ID, ordered()).await.unwrap();
         metadata_folder.announce(ID, &order).await.unwrap();
         assert_eq!(metadata_folder.waiting(), [(ID, ordered())]);
@@ -453,7 +435,7 @@ mod tests {
         let again = MetadataFolder::open(folder.path(), &begun_at(9));
         let noted = again.of(ID, 9).unwrap();
         assert_eq!((noted.name.as_str(), noted.warnings.as_slice()), ("v", ["late".to_owned()].as_slice()));
-        // A new journal gives its number to another one.
+        // A new journal gives its number to another migration.
         assert_eq!(again.of(ID, 10), None);
         again.note(ID, 10, |metadata| metadata.retry_of = Some(1)).await;
         assert_eq!(again.of(ID, 10).unwrap().order, None);
@@ -473,7 +455,7 @@ mod tests {
         let again = MetadataFolder::open(folder.path(), &begun_at(9)).of(ID, 9).unwrap();
         let limit = |metadata: &Metadata| metadata.order.clone().unwrap().bandwidth_bytes_per_second;
         assert_eq!((again.is_paused, limit(&again)), (true, Some(5)));
-        // The folder is gone, and a file is in its place.
+        // A file has the folder's name.
         std::fs::remove_dir_all(folder.path().join("dockets")).unwrap();
         std::fs::write(folder.path().join("dockets"), b"").unwrap();
         metadata_folder.order(ID, 9, |metadata| metadata.is_paused = false).await.unwrap_err();

@@ -1,6 +1,5 @@
-//! The queue of this host, as its tasks share it: who waits is told of turns, and seen by people.
-//!
-//! Who may begin, and in which order, is decided by [`migration::queue`].
+//! The queue of this host, shared by its tasks: notifies waiting migrations of turns, and describes them. [`migration::queue`]
+//! decides which may begin, and in which order.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,33 +10,32 @@ use tokio::sync::watch;
 
 use crate::journal::now_unix_ms;
 
-/// Migrations that wait at most: what somebody orders by hand or for all VMs of a large host; a program that orders
-/// without end is told so.
+/// How many migrations may wait: enough for manual orders, or for all VMs of a large host. A program that orders without end
+/// gets an error.
 pub(crate) const WAITING_MAX: usize = 1000;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Wish {
-    /// The volume, or the VM, that it is ordered for.
+    /// The volume or the VM of the order.
     pub(crate) name: String,
     pub(crate) order: MigrateVolume,
     /// The volumes that move.
     pub(crate) volumes: Vec<VolumeId>,
     pub(crate) need: Need,
-    /// The host that all of it is copied to before it is handed over; `None`: there is none.
+    /// The host to which the whole volume is copied before the handover; `None`: there is none.
     pub(crate) copied_to: Option<HostId>,
-    /// As people see it while it waits; its place is added.
+    /// Its description while it waits, without its place.
     pub(crate) shown: Box<Migration>,
 }
 
-/// The queue of a host.
 #[derive(Debug)]
 pub(crate) struct Queue {
     queue: Mutex<queue::Queue<Wish>>,
-    /// Counts changes of places and what may be a turn: a migration that ended, one that was ordered.
+    /// Counts changes of places and possible turns: a migration has ended, or one was ordered.
     turns: watch::Sender<u64>,
 }
 
-/// The right to begin; it counts as a migration under way until it is dropped.
+/// The right to begin; it counts as a running migration until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Admission {
     queue: Arc<Queue>,
@@ -63,7 +61,7 @@ impl Queue {
         Self { queue: Mutex::new(queue::Queue::new(limits, WAITING_MAX)), turns: watch::Sender::new(1) }
     }
 
-    /// Asks whether something may begin. `under_way` is asked while nothing else is admitted.
+    /// Asks whether a migration may begin. `under_way` is called while nothing else is admitted.
     pub(crate) fn ask(
         self: &Arc<Self>,
         wish: &Wish,
@@ -77,31 +75,30 @@ impl Queue {
         }
     }
 
-    /// Says what [`Queue::ask`] would say; nothing is admitted.
+    /// Returns what [`Queue::ask`] would return, and admits nothing.
     pub(crate) fn outlook(&self, wish: &Wish, under_way: impl FnOnce() -> Vec<UnderWay>) -> Turn<()> {
         let queue = self.lock();
         queue.outlook(wish, under_way())
     }
 
-    /// Whether one that waits has no place on this host.
+    /// Returns whether a waiting migration lacks a place on this host.
     pub(crate) fn has_used_up_the_host(&self, under_way: impl FnOnce() -> Vec<UnderWay>) -> bool {
         let queue = self.lock();
         queue.has_used_up_the_host(under_way())
     }
 
-    /// Lets a migration wait; false: too many do.
+    /// Makes a migration wait; returns false if too many do.
     pub(crate) fn join(&self, id: MigrationId, wish: Wish) -> bool {
         let has_room = self.lock().join(id, wish);
         self.turn();
         has_room
     }
 
-    /// Whether as many wait as may.
     pub(crate) fn is_full(&self) -> bool {
         self.lock().is_full()
     }
 
-    /// Those whose turn it is, in order: they are to be begun now.
+    /// Returns the migrations whose turn it is, in order: they must begin now.
     pub(crate) fn next(
         self: &Arc<Self>,
         under_way: impl FnOnce() -> Vec<UnderWay>,
@@ -111,18 +108,18 @@ impl Queue {
         begun.map(|(id, wish, admission)| (id, wish, self.admission(admission))).collect()
     }
 
-    /// A migration whose turn had come waits again, where it was.
+    /// Puts a migration whose turn had come back to its old place.
     pub(crate) fn wait_again(&self, id: MigrationId) {
         self.lock().wait_again(id);
     }
 
-    /// A migration whose turn had come has begun, or has ended.
+    /// Removes a migration whose turn had come, and which has begun or ended.
     pub(crate) fn leave(&self, id: MigrationId) {
         self.lock().leave(id);
         self.turn();
     }
 
-    /// Takes a migration out that waits.
+    /// Removes a waiting migration.
     pub(crate) fn withdraw(&self, id: MigrationId) -> Withdrawal<Wish> {
         let withdrawal = self.lock().withdraw(id);
         if matches!(withdrawal, Withdrawal::Withdrawn(_)) {
@@ -131,27 +128,27 @@ impl Queue {
         withdrawal
     }
 
-    /// The migration that waits with this volume, or is about to begin.
+    /// Returns the migration that waits with this volume, or is about to begin.
     pub(crate) fn of(&self, volume: VolumeId) -> Option<MigrationId> {
         self.lock().of(volume)
     }
 
-    /// Whether a migration waits, or is about to begin.
+    /// Returns whether a migration waits, or is about to begin.
     pub(crate) fn has(&self, id: MigrationId) -> bool {
         self.lock().get(id).is_some()
     }
 
-    /// Those that wait, or are about to begin, in order.
+    /// Returns those that wait, or are about to begin, in order.
     pub(crate) fn ids(&self) -> Vec<MigrationId> {
         self.lock().ids().collect()
     }
 
-    /// The number that the next migration may have at the earliest: those that wait have theirs already.
+    /// Returns the lowest number for the next migration: waiting ones have theirs already.
     pub(crate) fn next_free(&self) -> u64 {
         self.lock().next_free()
     }
 
-    /// A migration that waits, as people see it.
+    /// Describes a waiting migration.
     pub(crate) fn show(
         &self,
         id: MigrationId,
@@ -174,18 +171,18 @@ impl Queue {
         Some(shown)
     }
 
-    /// Counts what may be a turn, or has changed somebody's place.
+    /// Counts a possible turn, or a change of places.
     pub(crate) fn turn(&self) {
         self.turns.send_modify(|turns| *turns += 1);
     }
 
-    /// Other limits hold from now on: somebody's turn may have come.
+    /// Sets other limits, by which a turn may have come.
     pub(crate) fn set_limits(&self, limits: QueueLimits) {
         self.lock().set_limits(limits);
         self.turn();
     }
 
-    /// What [`Queue::turn`] counts.
+    /// Returns a receiver of the count of [`Queue::turn`].
     pub(crate) fn turns(&self) -> watch::Receiver<u64> {
         self.turns.subscribe()
     }
@@ -199,10 +196,10 @@ impl Queue {
     }
 }
 
-/// What is waited for when a turn has come.
+/// The reason for waiting once a turn has come.
 const ITS_BEGINNING: &str = "its beginning";
 
-/// A place, as people see it.
+/// Converts a place for the API.
 pub(crate) fn place_shown(place: queue::QueuePlace) -> api::QueuePlace {
     let reason = place.obstacle.map_or_else(|| ITS_BEGINNING.to_owned(), |obstacle| obstacle.to_string());
     api::QueuePlace { place: place.place, waiting: place.waiting, reason }

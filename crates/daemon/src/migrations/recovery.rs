@@ -1,6 +1,5 @@
-//! Ends the migrations that a crash interrupted, and that do not go on: of the daemon, before any volume is served, or of a
-//! volume's lane. What is to be done is decided by `migration::recovery`; here it is done, step by step, each step so that it can be
-//! done again after another crash.
+//! Ends migrations that a crash interrupted and that are not resumed: for the daemon before any volume is served, and for a
+//! volume whose lane has ended. `migration::recovery` decides the steps; each can be repeated after another crash.
 
 use lane::ControlFault;
 use migration::custody::Owner;
@@ -14,8 +13,8 @@ use crate::journal::Journal;
 
 /// Ends every interrupted migration.
 ///
-/// An image that cannot be dealt with keeps nobody from being served: the migration ends all the same, and its outcome
-/// names what is left over.
+/// If an image cannot be handled, the migration ends all the same, so that its volume can be served. The outcome names what is
+/// left over.
 ///
 /// # Errors
 /// [`CommitFault`]: the journal cannot be written; nothing may be served.
@@ -23,16 +22,13 @@ pub(crate) async fn run(journal: &Journal, custody: &Custody) -> Result<(), Comm
     end(journal, custody, |_| true).await.map(drop)
 }
 
-/// Ends the interrupted migrations of one volume, whose lane has ended without a word; returns which.
-///
-/// # Errors
-/// As [`run`].
+/// Ends the interrupted migrations of one volume whose lane has ended unexpectedly; returns which. Fails like [`run`].
 pub(crate) async fn run_of(
     journal: &Journal,
     custody: &Custody,
     volume: VolumeId,
 ) -> Result<Vec<MigrationId>, CommitFault> {
-    // What the lane asked for last may still be on its way. This is queued behind it.
+    // The lane's last commit may still be in the queue. This one is queued behind it.
     journal.commit(Vec::new()).await?;
     end(journal, custody, |migration| migration.volumes.iter().any(|moving| moving.volume == volume)).await
 }
@@ -46,7 +42,7 @@ async fn end(
     let mut ended = Vec::new();
     for (id, migration) in state.unfinished().filter(|(_, migration)| concerned(migration)) {
         tracing::warn!(migration = %id, stage = ?migration.stage, "ending a migration that was interrupted");
-        // One at a time, so that what cannot be done for one does not concern the others.
+        // One at a time, so that a failure of one does not affect the others.
         let mut alone = State { volumes: state.volumes.clone(), ..State::default() };
         alone.migrations.insert(id, migration.clone());
         let mut left_over = Vec::new();
@@ -83,13 +79,12 @@ async fn carry_out(custody: &Custody, step: Step, migration: MigrationId) -> Res
     })?)
 }
 
-/// Why a step was not carried out.
 #[derive(Debug, thiserror::Error)]
 enum StepFault {
-    /// The image could not be dealt with.
+    /// The image could not be handled.
     #[error(transparent)]
     Image(#[from] ControlFault),
-    /// What dealt with it has panicked.
+    /// The task that handled it has panicked.
     #[error(transparent)]
     Task(#[from] JoinError),
 }
@@ -117,7 +112,7 @@ mod tests {
         ImageLocation::raw_file(name, folder.join(name).display().to_string())
     }
 
-    /// The records of a migration until its ownership is durable.
+    /// Returns the records of a migration until its ownership is durable.
     fn records(folder: &Path, target: &str) -> Vec<Record> {
         let (source, target) = (image(folder, "source"), image(folder, target));
         let generations = vec![(VOLUME, Generation(1))];
@@ -166,7 +161,7 @@ mod tests {
         (there("source"), there(target), served, stage)
     }
 
-    /// The same of a migration that has ended by that.
+    /// Does the same for a migration that ends by it.
     async fn check(target: &str, count: usize, more: Option<Record>) -> (bool, bool, String, Outcome) {
         let (source, target, served, stage) = recovered(target, count, more).await;
         let Stage::Ended(outcome) = stage else { panic!("{stage:?}") };

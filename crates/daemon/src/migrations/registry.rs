@@ -1,7 +1,7 @@
-//! Migrations as people see them: the journal's history, and what lanes report of those under way.
+//! Descriptions of migrations: the journal's history, and the lanes' reports of running ones.
 //!
 //! ```text
-//!   lane thread ──Report──► Live (one a migration since this daemon began) ──change──► who watches
+//!   lane thread ──Report──► Live (one for each migration since this daemon began) ──change──► watchers
 //!                                │
 //!   journal: how far, durably ───┴──► api::Migration
 //! ```
@@ -25,17 +25,16 @@ use crate::migrations::queue::Queue;
 use crate::migrations::view;
 use crate::vms::moving::VmMoves;
 
-/// Migrations since this daemon began.
 #[derive(Default)]
 pub(crate) struct Migrations {
     live: Mutex<BTreeMap<MigrationId, Tracked>>,
-    /// Who this host is to others: part of its tickets.
+    /// Returns the identity of this host, which is part of its tickets.
     own: OnceLock<Box<dyn Fn() -> Option<HostId> + Send + Sync>>,
-    /// What is known of VMs that go along.
+    /// The state of VMs that move along.
     moving: OnceLock<Arc<VmMoves>>,
-    /// Those that wait for their turn, and what goes with all of them.
+    /// The waiting migrations, and the metadata of all.
     waiting: OnceLock<(Arc<Queue>, Arc<MetadataFolder>)>,
-    /// Who accounts for those that have ended.
+    /// The receiver of ended migrations for audit records.
     accountant: OnceLock<mpsc::UnboundedSender<MigrationId>>,
 }
 
@@ -46,27 +45,28 @@ struct Tracked {
     news: watch::Sender<Live>,
 }
 
-/// What is known of a migration besides the journal.
+/// The state of a migration besides the journal.
 #[derive(Clone, Debug)]
 pub(super) struct Live {
     /// Grows with every report.
     pub(super) change: u64,
     /// The latest report; `None` before the first.
     pub(super) progress: Option<Progress>,
-    /// How it ended; `None` while it is under way. The same as in the journal, unless that could not be written.
+    /// How it ended; `None` while it runs. The same as in the journal, unless that could not be written.
     pub(super) ended: Option<(Outcome, Summary)>,
-    /// How many still settle something that goes with it: until then it is not shown as ended.
+    /// How many tasks still finish something of it: until then it is not shown as ended.
     pub(super) settling: usize,
 }
 
 impl Live {
-    /// Whether people are told that it has ended.
+    /// Returns whether it is shown as ended.
     fn is_over(&self) -> bool {
         self.ended.is_some() && self.settling == 0
     }
 }
 
-/// Keeps a migration from being shown as ended until this is dropped: who waits for its end finds everything in its place.
+/// Keeps a migration from being shown as ended until this is dropped, so that a client which waits for the end finds everything
+/// completed.
 pub(crate) struct Settling {
     migrations: Arc<Migrations>,
     migration: MigrationId,
@@ -81,20 +81,20 @@ impl Drop for Settling {
 impl Migrations {
     /// Begins to track a migration. Reports about migrations that are not tracked are dropped.
     pub(crate) fn track(&self, migration: MigrationId, volumes: Vec<VolumeId>) {
-        // Who watched it while it waited has seen changes of the queue.
+        // A client that watched it while it waited has seen the queue's change numbers.
         let change = self.waiting.get().map_or(0, |(queue, _)| *queue.turns().borrow()) + 1;
         let live = Live { change, progress: None, ended: None, settling: 0 };
         self.lock().insert(migration, Tracked { volumes, news: watch::Sender::new(live) });
     }
 
-    /// Tracks a migration that goes on, unless it is tracked already.
+    /// Tracks a resumed migration, unless it is tracked already.
     pub(crate) fn track_again(&self, migration: MigrationId, volumes: impl Iterator<Item = VolumeId>) {
         if self.subscribe(migration).is_none() {
             self.track(migration, volumes.collect());
         }
     }
 
-    /// Shows a migration as ended that no lane has reported to have ended.
+    /// Shows a migration as ended whose end no lane has reported.
     pub(crate) fn conclude(&self, migration: MigrationId, outcome: &Outcome) {
         let is_reported = self.live(migration).is_none_or(|live| live.ended.is_some());
         if !is_reported {
@@ -103,8 +103,8 @@ impl Migrations {
         }
     }
 
-    /// Says that something that goes with a migration is settled only when it has ended. What is not tracked is not shown by
-    /// this either.
+    /// Delays the end of a migration in descriptions until the result is dropped. Has no effect on a migration that is not
+    /// tracked.
     pub(crate) fn settle(self: &Arc<Self>, migration: MigrationId) -> Settling {
         self.change(migration, |live| live.settling += 1);
         Settling { migrations: Arc::clone(self), migration }
@@ -119,7 +119,7 @@ impl Migrations {
         }
     }
 
-    /// Takes a report; called on lane threads.
+    /// Processes a report; called on lane threads.
     pub(crate) fn report(&self, report: Report) {
         let (Report::Progress { migration, .. } | Report::Ended { migration, .. }) = report else {
             // Recordings are for the histories.
@@ -129,7 +129,7 @@ impl Migrations {
         let is_news = has_ended && self.live(migration).is_some_and(|live| live.ended.is_none());
         self.take(migration, report);
         if let (true, Some(accountant)) = (is_news, self.accountant.get()) {
-            // Nobody accounts for anything in a daemon that is stopping.
+            // In a stopping daemon nothing receives this.
             let _ = accountant.send(migration);
         }
         if let (true, Some((queue, _))) = (has_ended, self.waiting.get()) {
@@ -153,7 +153,7 @@ impl Migrations {
         });
     }
 
-    /// Takes note of the way that a volume's blocks take to another host; called on lane threads.
+    /// Records the way of a volume's blocks to another host; called on lane threads.
     pub(crate) fn note_way(
         self: &Arc<Self>,
         journal: &Journal,
@@ -181,19 +181,18 @@ impl Migrations {
         });
     }
 
-    /// The migration of the volume that is under way.
+    /// Returns the running migration of a volume.
     pub(crate) fn running_of(&self, volume: VolumeId) -> Option<MigrationId> {
         let live = self.lock();
         let mut running = live.iter().filter(|(_, tracked)| tracked.news.borrow().ended.is_none());
         running.find(|(_, tracked)| tracked.volumes.contains(&volume)).map(|(id, _)| *id)
     }
 
-    /// How many are under way.
     pub(crate) fn running(&self) -> usize {
         self.lock().values().filter(|tracked| tracked.news.borrow().ended.is_none()).count()
     }
 
-    /// What the migrations under way use, and the volumes that lack blocks.
+    /// Returns what the running migrations use, and the volumes that lack blocks.
     pub(crate) fn under_way(&self, journal: &Journal) -> Vec<UnderWay> {
         let running: Vec<(MigrationId, Vec<VolumeId>)> = {
             let live = self.lock();
@@ -210,7 +209,7 @@ impl Migrations {
                 };
                 UnderWay::Migration { of, volumes, need }
             });
-            // One that never comes is not waited for.
+            // Blocks that were given up are not waited for.
             let filled = state.fillings.iter().filter(|(_, filling)| !filling.is_given_up);
             let filled = filled.map(|(volume, filling)| UnderWay::Filling {
                 volume: *volume,
@@ -222,14 +221,14 @@ impl Migrations {
         })
     }
 
-    /// What may be a turn of one that waits has happened.
+    /// Notifies the queue of a possible turn.
     pub(crate) fn turn(&self) {
         if let Some((queue, _)) = self.waiting.get() {
             queue.turn();
         }
     }
 
-    /// Those that wait or are under way, oldest first.
+    /// Returns the waiting and the running migrations, oldest first.
     pub(crate) fn list_unfinished(&self, journal: &Journal) -> Vec<Migration> {
         let live = self.lock();
         let running = live.iter().filter(|(_, tracked)| !tracked.news.borrow().is_over());
@@ -239,7 +238,6 @@ impl Migrations {
         ids.into_iter().filter_map(|id| self.get(journal, id).ok()).collect()
     }
 
-    /// All migrations, oldest first.
     pub(crate) fn list(&self, journal: &Journal) -> Vec<Migration> {
         // One at a time: commits wait while the journal is read.
         let mut ids: BTreeSet<_> = journal.read(|state| state.migrations.keys().copied().collect());
@@ -247,10 +245,6 @@ impl Migrations {
         ids.into_iter().filter_map(|id| self.get(journal, id).ok()).collect()
     }
 
-    /// One migration.
-    ///
-    /// # Errors
-    /// [`RequestError::MigrationNotFound`].
     pub(crate) fn get(&self, journal: &Journal, migration: MigrationId) -> Result<Migration, RequestError> {
         let recorded = journal.read(|state| state.migrations.get(&migration).cloned());
         match recorded {
@@ -275,7 +269,7 @@ impl Migrations {
         }
     }
 
-    /// One migration as soon as it has changed since `after`, has ended, or `wait` is over.
+    /// Returns a migration as soon as it has changed since `after`, has ended, or `wait` is over.
     ///
     /// # Errors
     /// [`RequestError::MigrationNotFound`].
@@ -288,7 +282,7 @@ impl Migrations {
     ) -> Result<Migration, RequestError> {
         if let Some(mut news) = self.subscribe(migration) {
             let changed = news.wait_for(|live| live.change > after || live.is_over());
-            // Neither the end of the wait nor that of all reports is an error: the answer says how it stands.
+            // Neither a timeout nor the end of all reports is an error: the answer describes the present state.
             let _ = tokio::time::timeout(wait, changed).await;
         } else if let Some((queue, _)) = self.waiting.get().filter(|(queue, _)| queue.has(migration)) {
             let mut turns = queue.turns();
@@ -297,53 +291,52 @@ impl Migrations {
         self.get(journal, migration)
     }
 
-    /// The ticket of a migration that is released to another host which has not answered.
+    /// Returns the ticket of a released migration whose target has not answered.
     fn ticket(&self, journal: &Journal, migration: MigrationId) -> Option<String> {
         let own = (*self.own.get()?)()?;
         let ticket = journal.read(|state| Ticket::print(state, own, migration));
         ticket.ok().map(|ticket| ticket.to_string())
     }
 
-    /// Says how this host is known to others, once it is.
+    /// Sets the source of this host's identity.
     pub(crate) fn name(&self, own: impl Fn() -> Option<HostId> + Send + Sync + 'static) {
-        // It is said once.
+        // It is set once.
         let _ = self.own.set(Box::new(own));
     }
 
-    /// Says who knows of VMs that go along.
+    /// Sets the source of VMs' states.
     pub(crate) fn ask_of_vms(&self, moving: &Arc<VmMoves>) {
-        // It is said once.
+        // It is set once.
         let _ = self.moving.set(Arc::clone(moving));
     }
 
-    /// Says what waits for its turn, and what goes with migrations.
+    /// Sets the queue and the metadata.
     pub(crate) fn add_waiting(&self, queue: &Arc<Queue>, metadata_folder: &Arc<MetadataFolder>) {
-        // It is said once.
+        // It is set once.
         let _ = self.waiting.set((Arc::clone(queue), Arc::clone(metadata_folder)));
     }
 
-    /// Each migration that ends from now on, as soon as it has; whoever asks first is told.
+    /// Returns a receiver of each migration that ends; only the first caller's receiver works.
     pub(crate) fn ends(&self) -> mpsc::UnboundedReceiver<MigrationId> {
         let (accountant, ends) = mpsc::unbounded_channel();
-        // It is asked for once.
+        // It is requested once.
         let _ = self.accountant.set(accountant);
         ends
     }
 
-    /// Resolves when everything that goes with a migration is settled.
+    /// Resolves when a migration is shown as ended.
     pub(crate) async fn over(&self, migration: MigrationId) {
         if let Some(mut news) = self.subscribe(migration) {
-            // One that is not tracked any more is over as well.
+            // A migration that is not tracked is over as well.
             let _ = news.wait_for(Live::is_over).await;
         }
     }
 
-    /// The latest report of how far a migration is.
     pub(crate) fn progress(&self, migration: MigrationId) -> Option<Progress> {
         self.live(migration)?.progress
     }
 
-    /// How a migration ended, once it has; `None` if it is not tracked.
+    /// Waits for the outcome of a migration; `None` if it is not tracked.
     pub(crate) async fn outcome(&self, migration: MigrationId) -> Option<Outcome> {
         let mut news = self.subscribe(migration)?;
         let live = news.wait_for(|live| live.ended.is_some()).await.ok()?;
@@ -363,13 +356,10 @@ impl Migrations {
     }
 }
 
-/// Reads a migration's identity as people write it, `m7`.
-///
-/// # Errors
-/// [`RequestError::MigrationNotFound`]: no migration is called so.
+/// Parses a migration's identity in the form `m7`.
 pub(crate) fn parse_id(text: &str) -> Result<MigrationId, RequestError> {
     let number = text.strip_prefix('m').and_then(|number| number.parse().ok());
-    // Neither "m007" nor "m+7" is how a migration is called.
+    // Neither "m007" nor "m+7" is an identity.
     let id = number.map(MigrationId).filter(|id| id.to_string() == text);
     id.ok_or_else(|| RequestError::MigrationNotFound(text.to_owned()))
 }

@@ -1,6 +1,5 @@
-//! The shares of other hosts, as this host's tasks use them: a part of one is given back when whoever has it is dropped.
-//!
-//! What a host may have is decided by [`migration::shares`].
+//! The shares of other hosts, for this host's tasks: a part of a share is released when it is dropped. [`migration::shares`]
+//! decides what a host may use.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -8,7 +7,6 @@ use std::time::Instant;
 use migration::HostId;
 use migration::shares::{self, Amount, ShareLimits, UsedUp};
 
-/// The shares of all hosts.
 #[derive(Debug)]
 pub(crate) struct Shares {
     began: Instant,
@@ -27,27 +25,24 @@ impl Shares {
         Self { began: Instant::now(), shares: Mutex::new(shares::Shares::new(limits)) }
     }
 
-    /// Other limits hold from now on.
     pub(crate) fn set_limits(&self, limits: ShareLimits) {
         self.lock().set_limits(limits);
     }
 
-    /// Takes a part for an offer; `here`: volumes that the host has brought and that are still here.
-    ///
-    /// # Errors
-    /// [`UsedUp`].
+    /// Takes a part for an offer, or fails with [`UsedUp`]. `here` is the number of volumes that the host has brought and that
+    /// are still here.
     pub(crate) fn take(self: &Arc<Self>, peer: HostId, amount: Amount, here: u32) -> Result<Part, UsedUp> {
         let part = self.lock().take(self.began.elapsed(), peer, amount, here)?;
         Ok(Part { shares: Arc::clone(self), part })
     }
 
-    /// Takes a part for a migration that a restart goes on with.
+    /// Takes a part for a migration that a restart resumes.
     pub(crate) fn resume(self: &Arc<Self>, peer: HostId, amount: Amount) -> Part {
         let part = self.lock().resume(peer, amount);
         Part { shares: Arc::clone(self), part }
     }
 
-    /// How many migrations of a host are under way here, and what they take.
+    /// Returns how many migrations of a host run here, and what they use.
     pub(crate) fn used_by(&self, peer: HostId) -> (u32, Amount) {
         self.lock().used_by(peer)
     }

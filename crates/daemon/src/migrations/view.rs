@@ -1,4 +1,4 @@
-//! One migration for the API: what the journal says, and what the lane reported last.
+//! Describes one migration for the API, from the journal and the lane's latest report.
 
 use std::time::Duration;
 
@@ -15,7 +15,6 @@ use crate::migrations::metadata::Metadata;
 use crate::migrations::registry::Live;
 use crate::vms::moving::{Account, PostCopyState};
 
-/// The migration as the API shows it.
 pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: Option<&Live>) -> Migration {
     let ended = match (&state.stage, live.and_then(|live| live.ended.as_ref())) {
         (Stage::Ended(outcome), _) => Some((outcome, &state.summary)),
@@ -54,10 +53,10 @@ pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: 
     shown
 }
 
-/// What is said of a migration whose volumes did not stay until all of them was there.
+/// The note on a migration whose volumes returned while they were incomplete.
 const TAKEN_BACK: &str = "its volumes came back before all of them had followed";
 
-/// A migration that waits for its turn; its identity is added when it has one.
+/// Describes a waiting migration; its identity is added when it has one.
 pub(crate) fn queued(
     volume: &str,
     source: &journal::ImageLocation,
@@ -69,7 +68,7 @@ pub(crate) fn queued(
     let format = order.format.unwrap_or(source.format);
     Migration {
         volume: volume.to_owned(),
-        // Where exactly its image will be is found out when its turn comes.
+        // The exact place of its image is chosen in its turn.
         target: ImageLocation { store: Some(target_store.to_owned()), format, ..nowhere() },
         source,
         keep_source: order.keep_source,
@@ -81,11 +80,11 @@ pub(crate) fn queued(
     }
 }
 
-/// Adds what goes with a migration besides the journal.
+/// Adds the metadata of a migration.
 pub(super) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
     let id = |number: u64| MigrationId(number).to_string();
     if shown.volume.is_empty() {
-        // It never began, and its volumes are not here any more.
+        // It never began, and its volumes have left.
         shown.volume.clone_from(&metadata.name);
     }
     shown.strategy = metadata.order.as_ref().map(|order| order.strategy);
@@ -132,7 +131,7 @@ fn add_progress(shown: &mut Migration, progress: &Progress) {
     add_bytes(shown, progress.bytes_copied, progress.bytes_mirrored, progress.bytes_zero);
 }
 
-/// How the API shows a round.
+/// Converts a round for the API.
 pub(crate) fn round(volume: VolumeIndex, round: &Round) -> api::Round {
     let Round { blocks, bytes, took, dirtied, put_off } = *round;
     api::Round { volume: volume.0, blocks, bytes, seconds: took.as_secs_f64(), dirtied, put_off }
@@ -142,7 +141,7 @@ fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Out
     shown.phase = api::Phase::Ended;
     shown.bytes_per_second = 0.0;
     (shown.remaining_seconds, shown.waiting_for, shown.suspended) = (None, None, None);
-    // A migration that recovery ended has no summary; what was reported last is more than nothing.
+    // A migration that recovery ended has no summary, so the last report is kept.
     if *summary != Summary::default() {
         add_bytes(shown, summary.bytes_copied, summary.bytes_mirrored, summary.bytes_zero);
         shown.attempt = summary.attempts;
@@ -150,7 +149,7 @@ fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Out
     (shown.state, shown.guest) = match outcome {
         Outcome::Moved { .. } | Outcome::TakenBack => (MigrationState::Moved, GuestLocation::Target),
         Outcome::Cancelled | Outcome::CancelledThere => (MigrationState::Cancelled, GuestLocation::Source),
-        // Behind the commit point a migration is completed or handed back, but does not fail.
+        // After the commit point a migration is completed or handed back, but does not fail.
         Outcome::Failed { .. } => (MigrationState::Failed, GuestLocation::Source),
         Outcome::HandedBack { .. } => (MigrationState::HandedBack, GuestLocation::Source),
     };
@@ -171,7 +170,7 @@ fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Out
     }
 }
 
-/// Who cancelled it, and where.
+/// Returns which side cancelled it.
 fn cancelled_there(state: &journal::MigrationState) -> String {
     match &state.side {
         Side::Outgoing { peer_name, .. } => {
@@ -181,7 +180,7 @@ fn cancelled_there(state: &journal::MigrationState) -> String {
     }
 }
 
-/// What is still in a source that cannot be taken away.
+/// Returns what remains in a source that cannot be deleted.
 fn stays(shown: &Migration) -> Option<String> {
     if shown.source.kind == api::ImageKind::File {
         return None;
@@ -203,7 +202,7 @@ fn seconds(state: &journal::MigrationState, summary: Option<&Summary>) -> f64 {
         Some(summary) if summary.total_us > 0 => Duration::from_micros(summary.total_us).as_secs_f64(),
         _ => {
             let until = state.ended_unix_ms.unwrap_or_else(now_unix_ms);
-            // A wall clock that was set back is no reason for a negative time.
+            // A wall clock that was set back must not cause a negative time.
             Duration::from_millis(until.saturating_sub(state.started_unix_ms)).as_secs_f64()
         }
     }
@@ -233,7 +232,7 @@ fn guest_at(stage: &Stage) -> GuestLocation {
     }
 }
 
-/// How the API shows where an image is.
+/// Converts the place of an image for the API.
 pub(crate) fn image_location(image: &journal::ImageLocation) -> ImageLocation {
     let store = (!image.is_adopted()).then(|| image.store.clone());
     let kind = match image.place {
@@ -245,7 +244,6 @@ pub(crate) fn image_location(image: &journal::ImageLocation) -> ImageLocation {
     ImageLocation { store, image: image.place.name().to_owned(), kind, format }
 }
 
-/// What the API calls a format.
 pub(crate) fn api_format(format: journal::ImageFormat) -> api::ImageFormat {
     match format {
         journal::ImageFormat::Raw => api::ImageFormat::Raw,
@@ -253,7 +251,6 @@ pub(crate) fn api_format(format: journal::ImageFormat) -> api::ImageFormat {
     }
 }
 
-/// The format that the API calls so.
 pub(crate) fn image_format(format: api::ImageFormat) -> journal::ImageFormat {
     match format {
         api::ImageFormat::Raw => journal::ImageFormat::Raw,
@@ -261,7 +258,7 @@ pub(crate) fn image_format(format: api::ImageFormat) -> journal::ImageFormat {
     }
 }
 
-/// How the API shows a VM that goes along.
+/// Converts the state of a VM that moves along for the API.
 pub(super) fn machine(account: &Account) -> api::MachineMove {
     let memory = account.memory.as_ref().map(|memory| api::MemoryMove {
         total_bytes: memory.total_bytes,
@@ -283,7 +280,7 @@ pub(super) fn machine(account: &Account) -> api::MachineMove {
     api::MachineMove { memory, downtime }
 }
 
-/// Adds that the VM runs at the target, and that the rest of its memory is waited for.
+/// Adds that the VM runs at the target, and that the rest of its memory is still coming.
 pub(super) fn add_rest(shown: &mut Migration, account: &Account) {
     if account.post_copy == Some(PostCopyState::OnItsWay) && shown.phase == api::Phase::Retiring {
         let reason = "the rest of the VM's memory, without which it can come to a stand at the target";
@@ -291,7 +288,7 @@ pub(super) fn add_rest(shown: &mut Migration, account: &Account) {
     }
 }
 
-/// A migration of which nothing is known but that there is one.
+/// Returns a migration that has just begun.
 fn begun() -> Migration {
     Migration {
         id: String::new(),
@@ -342,7 +339,6 @@ fn nowhere() -> ImageLocation {
     }
 }
 
-/// How the API names a phase.
 pub(crate) fn phase(phase: Phase) -> api::Phase {
     match phase {
         Phase::Copying => api::Phase::Copying,
@@ -359,7 +355,7 @@ pub(crate) fn phase(phase: Phase) -> api::Phase {
     }
 }
 
-/// How programs are told why a migration failed.
+/// Returns the API's name of a failure.
 pub(crate) fn failure_name(code: FailureCode) -> &'static str {
     match code {
         FailureCode::TargetFull => "target-full",

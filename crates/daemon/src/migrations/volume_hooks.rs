@@ -1,13 +1,13 @@
-//! Volumes that move without a VM, and what is run before and after they change hands.
+//! Runs hooks before and after volumes without a VM change hands.
 //!
 //! ```text
 //!   source                                              target
-//!   copied ── Start, again until it is answered ──────► runs its own, once
+//!   copied ── Start, again until it is answered ──────► runs its hook, once
 //!            ◄───────────────── Waiting, or Failed ────
-//!   runs its own ──► the gates close
+//!   runs its hook ──► the gates close
 //! ```
-//! Guests work meanwhile. Unlike the memory of a VM nothing here is lost with a process: a daemon that was started again
-//! is asked again, and runs its own again.
+//! Guests work meanwhile. Unlike the memory of a VM, nothing here is lost with a process: a restarted daemon is asked again,
+//! and runs its hook again.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -27,23 +27,22 @@ use crate::vms::moving::PeerFault;
 use crate::vms::moving::channel::Send;
 use crate::vms::moving::message::VmMessage;
 
-/// How long the other host may take: as long as the longest hook, and a little for the way.
+/// How long the other host may take: as long as the longest hook, and a reserve.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60 + *HOOK_TIMEOUT_S.end());
-/// Pause before it is asked again: it may have been started again, and does not know that it was asked.
+/// The pause before it is asked again: it may have been restarted, and have lost the question.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The hooks of this host that are run for migrations of volumes without a VM.
 pub(crate) struct VolumeHooks {
     runtime: tokio::runtime::Handle,
     known: Mutex<BTreeMap<MigrationId, Known>>,
 }
 
-/// The channel to the other host: its sending end, and what comes.
+/// The channel to the other host: its sending end, and its receiving end.
 pub(crate) type HooksChannel = (Arc<dyn Send>, UnboundedReceiver<ChannelEvent>);
 
 struct Known {
     hooks: Arc<HookRunner>,
-    /// To the target; `None`: it is this host.
+    /// The channel to the target; `None`: the target is this host.
     channel: Option<HooksChannel>,
     runs: Option<AbortHandle>,
 }
@@ -53,7 +52,7 @@ impl VolumeHooks {
         Arc::new(Self { runtime, known: Mutex::default() })
     }
 
-    /// Volumes leave by this migration, over this channel, or go to another store of this host.
+    /// Registers volumes that leave by this migration, over this channel, or that go to another store of this host.
     pub(crate) fn leaves(
         &self,
         migration: MigrationId,
@@ -63,12 +62,12 @@ impl VolumeHooks {
         self.known().insert(migration, Known { hooks, channel, runs: None });
     }
 
-    /// The migration has ended; returns what may be left to be run for it.
+    /// Forgets an ended migration; returns its hooks, some of which may still have to run.
     pub(crate) fn forget(&self, migration: MigrationId) -> Option<Arc<HookRunner>> {
         self.known().remove(&migration).map(|known| known.hooks)
     }
 
-    /// Has both hosts do what is to be done before; called on a lane's thread. See [`lane::Control::run_hooks`].
+    /// Runs the hooks of both hosts before the handover; called on a lane's thread. See [`lane::Control::run_hooks`].
     pub(crate) fn run(
         &self,
         migration: MigrationId,
@@ -90,7 +89,7 @@ impl VolumeHooks {
         }
     }
 
-    /// A migration has entered a phase; called on a lane's thread.
+    /// Handles a new phase of a migration; called on a lane's thread.
     pub(crate) fn entered(&self, migration: MigrationId, phase: Phase) {
         if phase == Phase::Discarding
             && let Some(runs) = self.known().get_mut(&migration).and_then(|known| known.runs.take())
@@ -104,27 +103,25 @@ impl VolumeHooks {
     }
 }
 
-/// Why not all was done that is to be done before volumes change hands.
+/// Why the hooks before a handover did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VolumeHooksFault {
-    /// Nobody has said what that is.
+    /// The migration is not registered.
     #[error("nothing is known of what is to be run before")]
     NotKnown,
-    /// Its migration was given up meanwhile.
+    /// Its migration was abandoned meanwhile.
     #[error("it was given up")]
     GivenUp,
-    /// The other host has not done its part.
+    /// The other host failed.
     #[error(transparent)]
     Peer(#[from] PeerFault),
-    /// The other host has not answered in time.
     #[error("{} s were not enough for the other host's hooks", ANSWER_TIMEOUT.as_secs())]
     Overdue,
-    /// The hook of this host failed.
     #[error(transparent)]
     Hook(#[from] HookFault),
 }
 
-/// Has the other host do its part.
+/// Asks the other host to run its hook.
 async fn ask(
     sender: &dyn Send,
     mut arrivals: UnboundedReceiver<ChannelEvent>,
@@ -150,10 +147,9 @@ async fn ask(
     Ok(tokio::time::timeout(ANSWER_TIMEOUT, answered).await.map_err(|_| VolumeHooksFault::Overdue)??)
 }
 
-/// Does this host's part as often as it is asked, and as the target: `before` is run once, and its answer repeated. Ends when
-/// it is aborted.
+/// Answers each question of the source. Runs the `before` hook once, and repeats its answer. Ends when it is aborted.
 pub(crate) async fn answer((sender, mut arrivals): HooksChannel, hooks: Arc<HookRunner>) {
-    // Dropped with this, it ends what runs.
+    // Dropping this ends a running hook.
     let mut before = JoinSet::new();
     let mut said: Option<VmMessage> = None;
     loop {
@@ -166,7 +162,7 @@ pub(crate) async fn answer((sender, mut arrivals): HooksChannel, hooks: Arc<Hook
                 match &said {
                     Some(said) => send(&*sender, said),
                     None if before.is_empty() => drop(before.spawn(run(Arc::clone(&hooks)))),
-                    // The source is told when they have ended.
+                    // The source is answered when it has ended.
                     None => {}
                 }
             }

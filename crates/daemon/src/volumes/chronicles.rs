@@ -1,18 +1,17 @@
-//! What has to outlast the daemon of volumes' stays: three kinds of files in a folder of their own, two threads.
+//! The durable state of volumes' residencies: three kinds of files in a folder of their own, written by two threads.
 //!
 //! ```text
-//!   lane ── mark(regions, epoch) ──► marks thread: what waits becomes one durable write a file
+//!   lane ── mark(regions, epoch) ──► marks thread: queued marks become one durable write for each file
 //!        ── keep(chronicle) ───────► keeping thread: written anew, synced, renamed; older marks go
 //!
-//!   chronicles/VOLUME.STAY.kept          a chronicle and its replicas, whole (`chronicle::kept`)
+//!   chronicles/VOLUME.STAY.kept          a chronicle and its replicas, complete (`chronicle::kept`)
 //!   chronicles/VOLUME.STAY.EPOCH.marks   one bit a block: may be written in that epoch (`marks`)
-//!   chronicles/VOLUME.STAY.image         how the image looked (`migration::stay::image`)
-//!   chronicles/VOLUME.STAY.presence      which units are missing (`presence`), of a volume that is being filled
+//!   chronicles/VOLUME.STAY.image         the attributes of the image (`migration::stay::image`)
+//!   chronicles/VOLUME.STAY.presence      the missing units (`presence`) of a volume that is being filled
 //! ```
-//! They are no part of the journal: marks would fill it, a set of blocks may have megabytes, and a handover must wait for
-//! neither. A file that is missing or damaged costs a whole copy and nothing else; one that says too little would cost
-//! data. What is believed of them is decided by `migration::stay`; what bears no stay that the journal knows is deleted
-//! when it is seen.
+//! They are not in the journal: marks would fill it, a set of blocks may have megabytes, and a handover must wait for neither.
+//! A missing or damaged file costs a whole copy and nothing else. A file with too few marks would cost data. `migration::stay`
+//! decides which files can be trusted. A file of an unknown residency is deleted.
 
 mod files;
 mod look;
@@ -42,9 +41,8 @@ use crate::files::folder_entries::sync_folder_of;
 pub(crate) use self::look::look;
 pub(crate) use self::presence::PresenceError;
 
-/// Name of the folder in the data folder.
 const FOLDER: &str = "chronicles";
-/// Marks that become one write at most.
+/// The largest number of marks in one write.
 const GROUP_MAX: usize = 1024;
 
 type Reply = oneshot::Sender<Result<(), NotDurable>>;
@@ -74,10 +72,7 @@ enum Work {
 }
 
 impl Chronicles {
-    /// Opens the folder, made if it is not there, and starts the threads; they end with the last handle.
-    ///
-    /// # Errors
-    /// The system's.
+    /// Opens the folder, made if it does not exist, and starts the threads, which end with the last handle.
     pub(crate) fn open(data_dir: &Path) -> io::Result<Self> {
         let folder = data_dir.join(FOLDER);
         match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
@@ -98,11 +93,8 @@ impl Chronicles {
         Ok(Self { files, marks, work, presence })
     }
 
-    /// What a lane goes on with that begins to use the image of a volume, which nobody else holds; sleeps. The files of
-    /// the volume's other stays are deleted.
-    ///
-    /// # Errors
-    /// The system's: something may be there that must not be trusted later.
+    /// Returns the recorded chronicle with which a lane begins to use a volume's image, which must be locked. Deletes the files
+    /// of the volume's other residencies. Blocks. After an error there may be files that must not be trusted later.
     pub(crate) fn open_stay(&self, key: StayKey, image: &ImageLocation) -> io::Result<Option<Kept>> {
         self.files.delete_other_stays(key)?;
         let kept = match self.files.kept(key) {
@@ -114,7 +106,7 @@ impl Chronicles {
             }
         };
         if kept.is_none() {
-            // Also marks that nobody needs, and what could not be read.
+            // Unneeded marks are deleted too, and unreadable files.
             self.files.forget(key, Epoch(u64::MAX))?;
         }
         let look = look(image);
@@ -132,11 +124,11 @@ impl Chronicles {
         Ok(opening.believed)
     }
 
-    /// What a volume of this size in bytes lacks in a stay; sleeps.
+    /// Returns the missing set of a volume of this size in bytes in a residency. Blocks.
     ///
     /// # Errors
-    /// [`PresenceError`]: it is not known. **N.B.** A volume that is this host's must not be served then: what is fetched again
-    /// would come over what was written since.
+    /// [`PresenceError`]: it is unknown. **N.B.** the volume must not be served then if it is this host's: fetched blocks would
+    /// overwrite newer guest writes.
     pub(crate) fn missing(
         &self,
         key: StayKey,
@@ -146,14 +138,13 @@ impl Chronicles {
         presence::read(&self.files, key, size_bytes, place)
     }
 
-    /// Remembers that a volume may be in this image, too, from now on; sleeps.
+    /// Records that a volume may also be in this image from now on. Blocks.
     pub(crate) fn note_image(&self, key: StayKey, image: &ImageLocation) {
         let record = opening::also_in_use(self.files.image_record(key), look(image));
         self.record_image(key, &record);
     }
 
-    /// Remembers how the image of a volume looks that has been closed in order; sleeps. If that cannot be remembered, then
-    /// nothing of it is.
+    /// Records the attributes of an image that was closed in order. If that fails, deletes the record. Blocks.
     pub(crate) fn close_image(&self, key: StayKey, image: &ImageLocation) {
         let Some(record) = opening::closed(self.files.image_record(key), look(image)) else { return };
         let Err(error) = self.files.record_image(key, &record) else { return };
@@ -163,40 +154,34 @@ impl Chronicles {
         }
     }
 
-    /// Tells whether the image that a volume has left, and that another host reads, is as it was left; sleeps.
-    ///
-    /// # Errors
-    /// [`Distrust`]: somebody has changed it.
+    /// Checks that the image that a volume has left, and that another host reads, is unchanged. Blocks. [`Distrust`]: it was
+    /// changed.
     pub(crate) fn check_left(&self, key: StayKey, image: &ImageLocation) -> Result<(), Distrust> {
         opening::check_left(self.files.image_record(key).as_ref(), look(image).as_ref())
     }
 
-    /// Tells whether the image that a volume leaves is what the volume was; sleeps.
+    /// Returns whether the image that a volume leaves is a true copy of the volume. Blocks.
     pub(crate) fn vouches(&self, key: StayKey) -> bool {
         vouches(self.files.image_record(key).as_ref())
     }
 
-    /// Deletes what belongs to no stay that the journal knows; sleeps.
+    /// Deletes the files of residencies that the journal does not know. Blocks.
     pub(crate) fn sweep(&self, state: &State) {
         if let Err(error) = self.files.delete_all_but(|key| is_known(state, key)) {
             tracing::warn!(%error, "what former stays of volumes have left in the data folder is not all deleted");
         }
     }
 
-    /// Forgets durably what was kept of a volume; sleeps.
-    ///
-    /// # Errors
-    /// The system's.
+    /// Deletes the files of a volume durably. Blocks.
     pub(crate) fn forget_volume(&self, volume: VolumeId) -> io::Result<()> {
         self.files.delete_volume(volume)
     }
 
-    /// As a lane takes it.
     pub(crate) fn keeper(&self) -> Rc<dyn Keeper> {
         Rc::new(self.clone())
     }
 
-    /// N.B. What was remembered before stays if this fails. It vouches for no more than this would.
+    /// N.B. if this fails, the earlier record remains. It claims no more than this one would.
     fn record_image(&self, key: StayKey, record: &ImageRecord) {
         if let Err(error) = self.files.record_image(key, record) {
             tracing::warn!(volume = %key.volume, %error, "how the image looks cannot be recorded");
@@ -271,7 +256,7 @@ impl Keeper for Chronicles {
     }
 }
 
-/// Whether a stay goes on, may begin, or may be gone on with.
+/// Returns whether a residency exists, may begin, or may be resumed.
 fn is_known(state: &State, key: StayKey) -> bool {
     let here = state.volumes.get(&key.volume).is_some_and(|volume| volume.stay == key.stay);
     // It may be handed back.
@@ -286,7 +271,7 @@ fn is_known(state: &State, key: StayKey) -> bool {
     here || released || comes
 }
 
-/// The thread that marks.
+/// The thread that writes marks.
 struct Marker {
     files: Files,
     open: OpenMarks<MarksFile>,
@@ -304,7 +289,7 @@ impl Marker {
             for ((key, epoch), (blocks, replies)) in groups {
                 let result = self.mark(key, epoch, &blocks).map_err(|error| not_durable(&error));
                 if result.is_err() {
-                    // What the file holds is not known any more; it is read again.
+                    // The content of the file is unknown now, so it is read again.
                     self.open.close(key, epoch);
                 }
                 replies.into_iter().for_each(|reply| answer(reply, result.clone()));
@@ -318,7 +303,7 @@ impl Marker {
     }
 }
 
-/// The thread that keeps and forgets.
+/// Runs the thread that writes and deletes chronicles.
 fn keep_all(files: &Files, queue: &mpsc::Receiver<Work>) {
     while let Ok(work) = queue.recv() {
         let (result, reply) = match work {

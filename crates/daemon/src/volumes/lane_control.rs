@@ -1,4 +1,4 @@
-//! What a lane asks of the control plane: the journal's thread commits, helper threads handle images.
+//! The control plane's answers to a lane: the journal's thread commits, helper threads handle images.
 
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -24,33 +24,32 @@ use crate::peers::Peers;
 use crate::vms::moving::VmMoves;
 use crate::volumes::chronicles::Chronicles;
 
-/// The control plane as one lane sees it; made on another thread, used on the lane's.
+/// The control plane as one lane uses it. It is made on another thread, and used on the lane's.
 pub(crate) struct LaneControl {
-    /// Whose lane it is.
+    /// The lane's volume.
     pub(crate) volume: VolumeId,
     pub(crate) journal: Journal,
     pub(crate) migrations: Arc<Migrations>,
     pub(crate) histories: Arc<Histories>,
     pub(crate) chronicles: Chronicles,
-    /// Where records of what is kept of volumes that have left are.
+    /// The folder of records about kept images.
     pub(crate) data_dir: PathBuf,
-    /// Which deletes and renames images.
+    /// Deletes and renames images.
     pub(crate) custody: Custody,
     pub(crate) moving: Arc<VmMoves>,
     pub(crate) volume_hooks: Arc<VolumeHooks>,
-    /// Which tell the hosts that volumes came from.
+    /// Sends messages to the hosts that volumes came from.
     pub(crate) peers: Weak<Peers>,
-    /// Whose helper threads handle images.
+    /// The runtime whose helper threads handle images.
     pub(crate) runtime: tokio::runtime::Handle,
 }
 
 impl LaneControl {
-    /// As the lane takes it.
     pub(crate) fn into_control(self) -> Rc<dyn Control> {
         Rc::new(self)
     }
 
-    /// The migration under way that leaves `image`.
+    /// Returns the running migration that leaves `image`.
     fn migration_from(&self, image: &ImageLocation) -> Option<MigrationId> {
         let leaves = |state: &MigrationState| state.volumes.iter().any(|moving| moving.source == *image);
         self.journal.read(|state| {
@@ -59,7 +58,7 @@ impl LaneControl {
         })
     }
 
-    /// The images that another host reads once these records are durable, and the stays that have ended then.
+    /// Returns the images that another host reads once these records are durable, and the residencies that end then.
     fn reservoirs_left_by(&self, records: &[Record]) -> Vec<(StayKey, ImageLocation)> {
         self.journal.read(|state| {
             let released = records.iter().filter_map(|record| match record {
@@ -77,7 +76,7 @@ impl LaneControl {
         })
     }
 
-    /// What is to be known of an image that a volume of `migration` leaves for another host, and the stay that has ended.
+    /// Returns the record of an image that a volume of `migration` leaves for another host, and the residency that has ended.
     fn facts(&self, image: &ImageLocation, migration: MigrationId) -> Option<(Facts, StayKey)> {
         if !replicas::is_replica(image) {
             return None;
@@ -96,7 +95,7 @@ impl LaneControl {
         })
     }
 
-    /// Runs work that may sleep; begins at once, and ends also when nobody waits.
+    /// Runs work that may block; it begins at once, and runs to its end even if no task waits.
     fn run(
         &self,
         image: &ImageLocation,
@@ -106,7 +105,7 @@ impl LaneControl {
         self.run_after(std::future::ready(()), image, operation, work)
     }
 
-    /// As [`LaneControl::run`], when `condition` is met.
+    /// Does the same as [`LaneControl::run`], once `condition` is met.
     fn run_after(
         &self,
         condition: impl Future<Output = ()> + Send + 'static,
@@ -142,7 +141,7 @@ impl Control for LaneControl {
         let unasked = self.journal.read(|state| recovery::asked_by_itself(state, &records));
         let left = self.reservoirs_left_by(&records);
         let migrations = Arc::clone(&self.migrations);
-        // What asks for a commit is queued in the order in which it asks.
+        // Commits are queued in the order of their calls.
         let (chronicles, queued) =
             (self.chronicles.clone(), left.is_empty().then(|| self.journal.commit(records.clone())));
         let peers = Weak::clone(&self.peers);
@@ -150,7 +149,8 @@ impl Control for LaneControl {
             match queued {
                 Some(committed) => committed.await?,
                 None => {
-                    // N.B. first: a restart reads for the other host only what looks as it does now.
+                    // N.B. first: after a restart the image is read for the other host only if its attributes are still those
+                    // of now.
                     let noted = runtime.spawn_blocking(move || {
                         left.iter().for_each(|(stay, image)| chronicles.close_image(*stay, image));
                     });
@@ -159,14 +159,14 @@ impl Control for LaneControl {
                 }
             }
             if !ending.is_empty() {
-                // N.B. before anybody hears of it: what a mark calls half-made may be deleted, and guests write to this image from
-                // here on.
+                // N.B. before the lane is answered: an image that is marked as half-made may be deleted, and from here on
+                // guests write to this one.
                 let unmarked = runtime.spawn_blocking(move || half_made::unmark_completed(&journal, &ending));
-                // One that stays is tried again by `retention`.
+                // If a mark remains, `retention` tries again.
                 drop(unmarked.await);
             }
             if has_filled {
-                // A migration of the volume may wait for that.
+                // A migration of the volume may wait for this.
                 migrations.turn();
             }
             if let Some(peers) = peers.upgrade() {
@@ -180,7 +180,7 @@ impl Control for LaneControl {
 
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>> {
         let Some(migration) = self.migration_from(&image) else {
-            // The name under which it is kept would not say why.
+            // Without a migration the kept image's name would not say why it is kept.
             let detail = "no migration under way leaves it".to_owned();
             let fault = ControlFault { operation: "retire", path: image.place.name().to_owned(), detail };
             return Box::pin(std::future::ready(Err(fault)));
@@ -188,7 +188,7 @@ impl Control for LaneControl {
         let (location, facts) = (image.clone(), self.facts(&image, migration));
         let (data_dir, chronicles) = (self.data_dir.clone(), self.chronicles.clone());
         let custody = self.custody.clone();
-        // N.B. not before all of the VM's memory has gone: its hypervisor here has what is missing there.
+        // N.B. only once all of the VM's memory has gone: its hypervisor here has the missing pages.
         let gone = self.moving.memory_has_gone(migration);
         self.run_after(gone, &location, "retire", move || {
             custody.retire(&image, retirement, migration)?;
@@ -213,7 +213,7 @@ impl Control for LaneControl {
             (found.map(|(id, _)| *id), state.is_reservoir(image.place.name()))
         });
         let (Some(migration), false) = (filled_by, is_read) else {
-            // Another host reads it, or it is no migration's.
+            // Another host reads it, or it belongs to no migration.
             return Box::pin(std::future::ready(Ok(())));
         };
         let (location, custody) = (image.clone(), self.custody.clone());
@@ -230,7 +230,7 @@ impl Control for LaneControl {
             let here = state.volumes.get(&self.volume).map(|known| &known.record);
             here.map(|record| record.image.place.clone())
         });
-        // What is not known is not believed.
+        // What is unknown is not trusted.
         place.is_none_or(|place| far::starts_alone(&place))
     }
 

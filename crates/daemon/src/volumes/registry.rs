@@ -1,13 +1,14 @@
-//! The volumes of the host as they are served: one lane each, or the reason why there is none.
+//! The volumes of the host as they are served: the lane of each, or the reason why it has none.
 //!
 //! ```text
 //!   Creating ──► Starting ──► Serving ──► Removing ──► gone
 //!                 │  ▲  ▲                   ▲
 //!                 ▼  │  └──► Failed ────────┤      (tried again every few seconds)
-//!               Waiting ────────────────────┘      (somebody holds the image's lock)
+//!               Waiting ────────────────────┘      (another program has the image locked)
 //! ```
 //!
-//! One of a journal that was put back is Unconfirmed before it is Starting. What a volume *is* is in the journal. Here is only what this process does about it.
+//! A volume of a restored journal is Unconfirmed before it is Starting. The journal holds what a volume *is*; this file holds
+//! what this process does with it.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -21,70 +22,62 @@ use tokio::sync::futures::Notified;
 
 use crate::error::RequestError;
 
-/// How long a request waits for a volume whose image is held. The last writes of a killed daemon have been seen to
-/// take 4.5 s; who holds an image for longer is likely to be another program.
+/// How long a request waits for a volume whose image is locked. The last writes of a killed daemon have been seen to take 4.5
+/// s; a longer lock is probably another program's.
 const GHOST_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// What is served, by name.
 #[derive(Default)]
 pub(crate) struct Volumes {
     entries: Mutex<BTreeMap<String, Entry>>,
-    /// Told when a volume's service has changed.
+    /// Notified when a volume's service has changed.
     changed: Notify,
 }
 
 struct Entry {
-    /// `None` while it is being created: the journal does not know it yet.
+    /// `None` while it is being created and not in the journal yet.
     volume: Option<VolumeId>,
     service: Service,
-    /// Whether an operation on the volume is under way.
+    /// Whether an operation holds the volume.
     is_claimed: bool,
-    /// The migration by which it comes here, while that has the claim.
+    /// The migration by which it arrives, while that holds the claim.
     arrival: Option<MigrationId>,
     /// Set to end the attempts to serve it.
     given_up: Arc<AtomicBool>,
 }
 
-/// How a volume is served.
 #[derive(Clone)]
 pub(crate) enum Service {
-    /// Its image is being made.
     Creating(Arc<Creation>),
-    /// Its image is being opened.
     Starting,
-    /// Somebody holds its image; the text says who.
+    /// Its image is locked; the text says by which program.
     Waiting(String),
-    /// It comes from another host; its lane waits for it.
+    /// It arrives from another host; its lane waits for it.
     Arriving(LaneHandle, MigrationId),
     Serving(LaneHandle),
     /// It cannot be served; the text says why.
     Failed(String),
-    /// The journal was put back from a backup, and it is not known whose it is; the text says who has to say so.
+    /// The journal was restored, and the volume's owner is unknown; the text says which hosts must confirm it.
     Unconfirmed(String),
-    /// It is being removed.
     Removing,
 }
 
-/// How far the making of an image has come.
+/// The progress of making an image.
 #[derive(Debug, Default)]
 pub(crate) struct Creation {
-    /// Bytes that have been looked at.
+    /// Bytes that have been processed.
     pub bytes_done: Arc<AtomicU64>,
-    /// Bytes to look at.
+    /// Bytes to process.
     pub bytes_total: AtomicU64,
 }
 
-/// The right to change one volume; there is one at a time.
+/// The exclusive right to change one volume.
 pub(crate) struct Claim {
     volumes: Arc<Volumes>,
     name: String,
 }
 
 impl Volumes {
-    /// Takes a name for a volume that is to be created.
-    ///
-    /// # Errors
-    /// [`RequestError::VolumeExists`].
+    /// Claims a name for a new volume, or fails with [`RequestError::VolumeExists`].
     pub(crate) fn claim_new(self: &Arc<Self>, name: &str) -> Result<(Claim, Arc<Creation>), RequestError> {
         let mut entries = self.lock();
         if entries.contains_key(name) {
@@ -110,7 +103,7 @@ impl Volumes {
                 entry.is_claimed = true;
                 Ok((Claim { volumes: Arc::clone(self), name: name.to_owned() }, volume))
             }
-            // Its arrival has the claim, for as long as that takes.
+            // Its arrival holds the claim until it ends.
             (_, Service::Arriving(_, migration)) => {
                 Err(RequestError::VolumeArriving { volume: name.to_owned(), migration: *migration })
             }
@@ -118,7 +111,7 @@ impl Volumes {
         }
     }
 
-    /// Adds a volume that the journal knows, to be served.
+    /// Adds a volume of the journal, to be served.
     pub(crate) fn add(&self, name: &str, volume: VolumeId) {
         let entry = Entry {
             volume: Some(volume),
@@ -130,8 +123,7 @@ impl Volumes {
         self.lock().insert(name.to_owned(), entry);
     }
 
-    /// Says how a volume is served from now on, unless `attempt` has been given up: then the volume is gone, or
-    /// served by a later one.
+    /// Sets how a volume is served, unless `attempt` has ended: then the volume is gone, or a later attempt serves it.
     pub(crate) fn set(&self, name: &str, attempt: &Arc<AtomicBool>, service: Service) {
         if let Some(entry) = self.lock().get_mut(name)
             && Arc::ptr_eq(&entry.given_up, attempt)
@@ -142,12 +134,12 @@ impl Volumes {
         self.changed.notify_waiters();
     }
 
-    /// The migration by which a volume comes here, as long as that has the right to change it.
+    /// Returns the migration by which a volume arrives, while that holds the claim.
     pub(crate) fn arrival_of(&self, name: &str) -> Option<MigrationId> {
         self.lock().get(name).and_then(|entry| entry.arrival)
     }
 
-    /// Resolves when a volume is not on its way here any more.
+    /// Resolves when a volume has stopped arriving.
     pub(crate) async fn arrived(&self, name: &str) {
         loop {
             let changed = self.changed();
@@ -158,10 +150,7 @@ impl Volumes {
         }
     }
 
-    /// The lane of a volume that is served, or that waits for it on its way here.
-    ///
-    /// # Errors
-    /// As [`Volumes::lane`].
+    /// Returns the lane of a volume that is served, or that waits for its arrival. Fails like [`Volumes::lane`].
     pub(crate) async fn lane_of_migration(&self, name: &str) -> Result<LaneHandle, RequestError> {
         match self.service(name) {
             Some(Service::Arriving(lane, _)) => Ok(lane),
@@ -169,24 +158,23 @@ impl Volumes {
         }
     }
 
-    /// Forgets a volume that is not this host's any more, unless a later attempt serves it.
+    /// Forgets a volume that has left this host, unless a later attempt serves it.
     pub(crate) fn forget(&self, name: &str, attempt: &Arc<AtomicBool>) {
         self.lock().retain(|known, entry| known != name || !Arc::ptr_eq(&entry.given_up, attempt));
         self.changed.notify_waiters();
     }
 
-    /// How a volume is served.
     pub(crate) fn service(&self, name: &str) -> Option<Service> {
         self.lock().get(name).map(|entry| entry.service.clone())
     }
 
-    /// All volumes, by name; without identity while they are created.
+    /// Returns all volumes, by name; those being created have no identity.
     pub(crate) fn list(&self) -> Vec<(String, Option<VolumeId>, Service)> {
         let entries = self.lock();
         entries.iter().map(|(name, entry)| (name.clone(), entry.volume, entry.service.clone())).collect()
     }
 
-    /// The lane of a volume that is served, or will be in a moment.
+    /// Returns the lane of a volume that is served, or will be in a moment.
     ///
     /// # Errors
     /// [`RequestError::VolumeNotFound`], [`RequestError::VolumeUnavailable`].
@@ -200,7 +188,7 @@ impl Volumes {
                 changed.await;
             }
         };
-        // What it waits for is part of the error.
+        // The error says what the volume waits for.
         let _ = tokio::time::timeout(GHOST_WAIT_MAX, served).await;
         self.lane_now(name)
     }
@@ -218,7 +206,7 @@ impl Volumes {
         Err(RequestError::VolumeUnavailable { volume: name.to_owned(), reason })
     }
 
-    /// The attempt to serve a volume, if there is such a volume: true once it is to end.
+    /// Returns the attempt to serve a volume, if the volume exists: it becomes true when the attempt is to end.
     pub(crate) fn attempt(&self, name: &str) -> Option<Arc<AtomicBool>> {
         self.lock().get(name).map(|entry| Arc::clone(&entry.given_up))
     }
@@ -229,7 +217,7 @@ impl Volumes {
         self.changed.notify_waiters();
     }
 
-    /// Resolves when it is known of every volume whether it can be served at once.
+    /// Resolves when it is known for every volume whether it can be served at once.
     pub(crate) async fn started(&self) {
         loop {
             let changed = self.changed();
@@ -251,7 +239,7 @@ impl Volumes {
 }
 
 impl Claim {
-    /// Says that the volume is in the journal and is to be served.
+    /// Records that the volume is in the journal, and is to be served.
     pub(crate) fn created(&self, volume: VolumeId) {
         if let Some(entry) = self.volumes.lock().get_mut(&self.name) {
             entry.volume = Some(volume);
@@ -259,7 +247,7 @@ impl Claim {
         }
     }
 
-    /// Says that the volume comes from another host; returns what ends the attempts to serve it, once it is here.
+    /// Records that the volume arrives from another host; returns the flag that ends later attempts to serve it.
     pub(crate) fn arriving(
         &self,
         volume: VolumeId,
@@ -271,14 +259,14 @@ impl Claim {
         let Some(entry) = entries.get_mut(&self.name) else { return Arc::default() };
         entry.volume = Some(volume);
         entry.arrival = Some(migration);
-        // A lane that forwards clients goes on with that.
+        // A lane that forwards clients continues to do so.
         if !matches!(entry.service, Service::Serving(_)) {
             entry.service = Service::Arriving(lane, migration);
         }
         Arc::clone(&entry.given_up)
     }
 
-    /// Says that the volume is being removed; attempts to serve it end. Returns how it was served.
+    /// Records that the volume is being removed, and ends attempts to serve it. Returns how it was served.
     pub(crate) fn removing(&self) -> Option<Service> {
         let mut entries = self.volumes.lock();
         let entry = entries.get_mut(&self.name)?;
@@ -289,7 +277,7 @@ impl Claim {
         Some(service)
     }
 
-    /// Says that the volume was not removed after all, and is to be served again.
+    /// Records that the removal has failed, and that the volume is to be served again.
     pub(crate) fn not_removed(&self) {
         if let Some(entry) = self.volumes.lock().get_mut(&self.name) {
             entry.given_up = Arc::default();
@@ -297,7 +285,6 @@ impl Claim {
         }
     }
 
-    /// Says that the volume is gone.
     pub(crate) fn removed(self) {
         self.volumes.lock().remove(&self.name);
         self.volumes.changed.notify_waiters();
@@ -310,7 +297,7 @@ impl Drop for Claim {
         let Some(entry) = entries.get_mut(&self.name) else { return };
         entry.is_claimed = false;
         entry.arrival = None;
-        // What was to be created and did not get as far as the journal is no volume.
+        // A volume whose creation did not reach the journal does not exist.
         if entry.volume.is_none() {
             entries.remove(&self.name);
         }
@@ -319,12 +306,12 @@ impl Drop for Claim {
     }
 }
 
-/// Who uses a volume.
+/// The users of a volume.
 #[derive(Debug)]
 pub(crate) struct Users {
-    /// NBD connections of this host.
+    /// The number of NBD connections of this host.
     pub(crate) connections: usize,
-    /// Clients that other hosts lead here, by the hosts' names.
+    /// The numbers of clients that other hosts forward here, by host name.
     pub(crate) elsewhere: Vec<(String, u32)>,
 }
 
@@ -401,7 +388,7 @@ mod tests {
         assert_eq!(error.to_string(), "volume \"a\" is not being served: the image is gone");
         let (claim, _) = volumes.claim("a").unwrap();
         claim.removing();
-        // An attempt to serve it that ends late changes nothing.
+        // A late end of an attempt to serve it changes nothing.
         volumes.set("a", &attempt, Service::Waiting("somebody".into()));
         assert!(matches!(volumes.service("a"), Some(Service::Removing)));
     }

@@ -1,6 +1,6 @@
-//! Histories as files: one a migration, `m7.json`, the latest few of them.
+//! Histories as files: one for each migration, `m7.json`; only the latest are kept.
 //!
-//! A file is replaced as a whole, so that a reader never sees half of one; it is not flushed, for its loss harms nobody.
+//! A file is replaced as a whole, so that a reader never sees half of one. It is not flushed, because its loss does no harm.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -10,24 +10,23 @@ use std::path::{Path, PathBuf};
 use migration::MigrationId;
 use serde::{Deserialize, Serialize};
 
-/// Files kept: with those of the largest size some 20 MB.
+/// How many files are kept; at the largest size they take some 20 MB.
 const FILES_MAX: usize = 100;
-/// Largest file that is read, in bytes: many times the largest that is written.
+/// The largest file that is read, in bytes: many times the largest that is written.
 const FILE_BYTES_MAX: u64 = 4 << 20;
-/// What is stored has this form; a file of any other is ignored.
+/// The version of the format; files of other versions are ignored.
 const FORMAT: u32 = 1;
 
-/// The folder that holds the files.
 #[derive(Debug)]
 pub(super) struct Folder {
     path: PathBuf,
 }
 
-/// What a file holds. The recording is that of the API, whose fields are only added.
+/// The content of a file. The recording has the form of the API, which only gains fields.
 #[derive(Serialize, Deserialize)]
 struct Stored<R> {
     format: u32,
-    /// When the migration began: a new journal gives the same identities to other migrations.
+    /// When the migration began: a new journal reuses identities.
     started_unix_ms: u64,
     recording: R,
 }
@@ -37,7 +36,7 @@ impl Folder {
         Self { path }
     }
 
-    /// Writes a migration's file and deletes those that are too many; failures are logged.
+    /// Writes a migration's file and deletes the oldest surplus files. Failures are logged.
     pub(super) fn write(&self, migration: MigrationId, started_unix_ms: u64, recording: &api::Recording) {
         let stored = Stored { format: FORMAT, started_unix_ms, recording };
         let written = serde_json::to_vec(&stored).map_err(io::Error::from).and_then(|bytes| {
@@ -52,7 +51,7 @@ impl Folder {
         }
     }
 
-    /// Reads a migration's file; `None` if there is none, or none that can be read.
+    /// Reads a migration's file; `None` if there is none that can be read.
     pub(super) fn read(&self, migration: MigrationId, started_unix_ms: u64) -> Option<api::Recording> {
         let path = self.file(migration);
         match read_file(&path) {
@@ -69,7 +68,7 @@ impl Folder {
         }
     }
 
-    /// The migrations that have files; none if the folder cannot be read.
+    /// Returns the migrations that have files; none if the folder cannot be read.
     pub(super) fn list(&self) -> BTreeSet<MigrationId> {
         self.numbers().unwrap_or_default()
     }

@@ -1,4 +1,4 @@
-//! One migration's history as it grows, and as the API shows it.
+//! The growing history of one migration, in the form of the API.
 //!
 //! ```text
 //!   samples: ── before, as they come ──┤├── while it runs: neighbours are merged when there are too many ──┤├── after ──
@@ -15,39 +15,33 @@ use migration::{Phase, VolumeIndex};
 use crate::migrations::history::tallies::stood_still_for;
 use crate::migrations::view::{phase as api_phase, round};
 
-/// Samples of the time that a migration runs, at most: as many as a plot has points for. Those before and after it are
-/// bounded by the lane.
+/// The largest number of samples while a migration runs: a plot has as many points. The lane limits those before and after it.
 const SAMPLES_MAX: usize = 600;
-/// Phases that are remembered: of ten tries at the handover each enters a handful.
+/// The largest number of recorded phases: each of ten attempts at the handover has a handful.
 const PHASES_MAX: usize = 200;
-/// Suspensions that are remembered.
 const SUSPENSIONS_MAX: usize = 100;
-/// Samples shorter than this are joined to the one before: a rate over less says little.
+/// Shorter samples are joined to the previous one, because their rates say little.
 const SAMPLE_MIN: Duration = Duration::from_millis(lane::SAMPLE_INTERVAL.as_millis() as u64 / 2);
 
-/// What is known of a migration when it begins.
+/// The known facts of a migration when it begins.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
-    /// When it began, in milliseconds since 1970.
     pub(crate) started_unix_ms: u64,
-    /// Size of the volume in bytes.
     pub(crate) size_bytes: u64,
-    /// Bytes a second that may be copied; `None`: as fast as it goes.
+    /// The bandwidth limit in bytes a second; `None`: unlimited.
     pub(crate) bandwidth_bytes_per_second: Option<u64>,
-    /// Longest that a guest's write may be held.
+    /// The longest time that a guest's write may be held.
     pub(crate) mirror_wait_max: Duration,
-    /// How it is copied.
     pub(crate) strategy: api::Strategy,
 }
 
-/// The history of one migration.
 #[derive(Clone, Debug)]
 pub(super) struct Recording {
     facts: Facts,
     before: Vec<Sample>,
     during: Vec<Sample>,
     after: Vec<Sample>,
-    /// New samples are joined to the last one up to this length.
+    /// Up to this length new samples are joined to the last one.
     resolution: Duration,
     phases: Vec<(i64, Phase)>,
     suspensions: Vec<Suspended>,
@@ -108,7 +102,7 @@ impl Recording {
         }
     }
 
-    /// The migration has ended with the last sample.
+    /// Marks the last sample as the end of the migration.
     pub(super) fn end(&mut self) {
         let ended_us = self.during.last().map_or(0, end_us);
         self.ended_us.get_or_insert(ended_us);
@@ -145,7 +139,7 @@ impl Recording {
         }
     }
 
-    /// Halves the number of samples, and from then on makes them twice as long.
+    /// Halves the number of samples, and makes later ones twice as long.
     fn thin(&mut self) {
         self.resolution = (self.resolution * 2).max(lane::SAMPLE_INTERVAL * 2);
         let mut thinned: Vec<Sample> = Vec::with_capacity(SAMPLES_MAX);
@@ -158,13 +152,13 @@ impl Recording {
         self.during = thinned;
     }
 
-    /// The latest samples while it runs, `most` at most.
+    /// Returns at most the latest `most` samples of the running migration.
     pub(super) fn latest(&self, most: usize) -> Vec<HistorySample> {
         let first = self.during.len().saturating_sub(most);
         self.during[first..].iter().map(describe_sample).collect()
     }
 
-    /// As the API shows it.
+    /// Returns the recording in the form of the API.
     pub(super) fn describe(&self) -> api::Recording {
         let samples = self.before.iter().chain(&self.during).chain(&self.after);
         api::Recording {

@@ -1,20 +1,18 @@
-//! What all recorded migrations have moved and waited for since the daemon began.
+//! Sums of what all recorded migrations have moved since the daemon began, and how long they waited.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
 use lane::{Recorded, Sample};
 
-/// Sums over all samples.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Tallies {
-    /// Bytes that movers wrote to targets.
     pub(crate) bytes_copied: u64,
-    /// Bytes of guest writes that targets took.
+    /// Bytes of guest writes that were mirrored to targets.
     pub(crate) bytes_mirrored: u64,
     /// Bytes that were found to be zero.
     pub(crate) bytes_zero: u64,
-    /// How long migrations have stood still, by what they waited for.
+    /// How long migrations made no progress, by reason.
     pub(crate) waits: BTreeMap<&'static str, Duration>,
 }
 
@@ -31,7 +29,7 @@ impl Tallies {
     }
 }
 
-/// What the migration waited for while nothing of it went on.
+/// Returns what a migration waited for during a sample without progress.
 pub(super) fn stood_still_for(sample: &Sample) -> Option<&'static str> {
     let stood_still = sample.bytes_copied + sample.bytes_mirrored + sample.bytes_zero == 0;
     sample.waits_for.filter(|_| stood_still)

@@ -1,4 +1,4 @@
-//! Histories: bounded in number and size, and harmless when they are lost.
+//! Tests of histories: limited in number and size, and harmless when they are lost.
 
 use std::time::Duration;
 
@@ -38,7 +38,7 @@ fn piece(samples: Vec<Sample>, phases: Vec<(i64, Phase)>) -> Recorded {
     Recorded { samples, phases, tally: Tally { writes_held: 7, ..Tally::default() }, rounds: Vec::new() }
 }
 
-/// A recording of `count` samples of 100 ms while the migration ran, with a second before and one after.
+/// Returns a recording of `count` samples of 100 ms while the migration ran, with a second before and one after.
 fn recording(count: i64) -> Recording {
     let mut recording = Recording::new(facts());
     recording.add(piece((-10..0).map(|index| sample(index * 100, 100, None)).collect(), Vec::new()));
@@ -109,7 +109,7 @@ fn a_file_that_is_damaged_huge_or_unwritable_is_no_history_and_no_error() {
     std::fs::write(folder.path().join("m2.json"), vec![b' '; 5 << 20]).unwrap();
     assert_eq!(histories.read(MigrationId(1), STARTED), None);
     assert_eq!(histories.read(MigrationId(2), STARTED), None);
-    // A file stands where the folder would be.
+    // A file has the folder's name.
     let blocked = Folder::new(folder.path().join("m1.json"));
     blocked.write(MigrationId(3), STARTED, &recording(1).describe());
     assert_eq!(blocked.read(MigrationId(3), STARTED), None);

@@ -1,4 +1,4 @@
-//! The queue as its tasks share it.
+//! Tests of the queue that tasks share.
 
 use std::sync::Arc;
 
@@ -32,7 +32,7 @@ fn an_admission_counts_once_until_it_is_dropped() {
     let queue = Arc::new(Queue::new(QueueLimits { per_host: 1, per_store: 1 }));
     let Turn::Now(admission) = queue.ask(&wish(1, "ab"), Vec::new) else { panic!("there is room") };
     assert!(matches!(queue.ask(&wish(2, "cd"), Vec::new), Turn::Later(_)));
-    // It is known to be under way as well.
+    // It is also known as running.
     let limits = QueueLimits { per_host: 2, per_store: 2 };
     let wider = Arc::new(Queue::new(limits));
     let Turn::Now(_both) = wider.ask(&wish(1, "ab"), Vec::new) else { panic!("there is room") };

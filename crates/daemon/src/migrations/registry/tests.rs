@@ -1,4 +1,4 @@
-//! What is shown of a migration, and when who watches hears of it.
+//! Tests of migrations' descriptions, and of when watchers are notified.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -115,7 +115,7 @@ async fn watching_waits_for_a_change_and_not_longer_than_asked() {
     };
     let (changed, ()) = tokio::join!(watch(first.change, 60_000), report);
     assert!(changed.unwrap().change > first.change);
-    // Of a migration that has ended nothing more is to be expected.
+    // No report may follow the end of a migration.
     scene.migrations.report(Report::Ended {
         migration: MIGRATION,
         outcome: Outcome::Cancelled,
@@ -130,7 +130,7 @@ async fn who_waits_for_the_end_finds_what_goes_with_it_settled() {
     let settling = scene.migrations.settle(MIGRATION);
     let outcome = Outcome::Moved { left_over: String::new() };
     scene.migrations.report(Report::Ended { migration: MIGRATION, outcome, summary: Summary::default() });
-    // Who settles it hears of the end; who watches does not yet, and is not answered again and again meanwhile.
+    // The settling task learns of the end. A watcher does not yet, and gets no repeated answers meanwhile.
     assert!(scene.migrations.outcome(MIGRATION).await.is_some());
     let shown = scene.migrations.get(&scene.journal, MIGRATION).unwrap();
     assert_eq!((shown.state, shown.phase), (MigrationState::Running, api::Phase::Retiring));

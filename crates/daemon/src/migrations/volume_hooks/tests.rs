@@ -1,4 +1,4 @@
-//! Two hosts that ask each other to run their hooks, over a way that may lose the first question.
+//! Tests of two hosts that ask each other to run their hooks, over a link that may lose the first question.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use crate::config::HooksConfig;
 use crate::hooks::tests::alone;
 use crate::hooks::{HookContext, HookSide};
 
-/// One direction of the way.
+/// One direction of the link.
 struct Wire {
     to: UnboundedSender<ChannelEvent>,
     loses_next: AtomicBool,
@@ -48,7 +48,7 @@ fn hooks(side: HookSide, before: &str) -> Arc<HookRunner> {
     alone(hooks, context)
 }
 
-/// What comes of a migration whose hosts have these hooks.
+/// Returns the result of a migration whose hosts have these hooks.
 async fn run(source: &str, target: &str, loses_first: bool) -> Result<(), String> {
     let (here, there) = lines(loses_first);
     let answers = tokio::spawn(answer(there, hooks(HookSide::Target, target)));
@@ -76,7 +76,7 @@ async fn a_host_that_has_forgotten_the_question_is_asked_again() {
 #[tokio::test]
 async fn what_runs_is_given_up_with_its_migration() {
     let volume_hooks = VolumeHooks::new(tokio::runtime::Handle::current());
-    // Nobody answers.
+    // The other host does not answer.
     let (here, _there) = lines(false);
     volume_hooks.leaves(MigrationId(7), hooks(HookSide::Source, "/bin/true"), Some(here));
     let runs = volume_hooks.run(MigrationId(7));

@@ -1,4 +1,4 @@
-//! The files of stays: their names, what is written to them in which order, and which of them go. Everything here sleeps.
+//! The files of residencies: their names, the order of writes, and their deletion. Everything here blocks.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -13,10 +13,9 @@ use super::marks;
 use crate::files::folder_entries::sync_folder_of;
 use crate::files::whole_file;
 
-/// Longest file that is read: more than the largest sets take.
+/// The longest file that is read: longer than the largest sets.
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
-/// The folder of these files.
 #[derive(Clone, Debug)]
 pub(super) struct Files {
     folder: PathBuf,
@@ -27,10 +26,8 @@ impl Files {
         Self { folder }
     }
 
-    /// What was kept of a stay, with later marks; `None`: nothing.
-    ///
-    /// # Errors
-    /// The system's; that it cannot be read, and must not be trusted.
+    /// Returns the recorded chronicle of a residency, with later marks; `None`: there is none. A file that cannot be read must
+    /// not be trusted.
     pub(super) fn kept(&self, key: StayKey) -> io::Result<Option<Kept>> {
         let Some(bytes) = whole_file::read(&self.kept_path(key), FILE_BYTES_MAX)? else { return Ok(None) };
         let kept = Kept::decode(&bytes, key.volume.0, key.stay).map_err(io::Error::other)?;
@@ -39,58 +36,58 @@ impl Files {
         Ok(Some(kept.with_marks(read.collect::<io::Result<Vec<_>>>()?)))
     }
 
-    /// Puts `kept` durably in the place of what was kept of a stay.
+    /// Replaces the recorded chronicle of a residency durably.
     pub(super) fn keep(&self, key: StayKey, kept: &Kept) -> io::Result<()> {
         whole_file::replace(&self.kept_path(key), &kept.encode(key.volume.0, key.stay))?;
-        // N.B. only now: before, a restart would have found an older chronicle, which needs them.
+        // N.B. only now: an earlier restart would have found an older chronicle, which needs them.
         self.delete_marks(key, kept.through)
     }
 
-    /// Forgets durably what was kept of a stay, with its marks of epochs up to `through`. It takes no space.
+    /// Deletes the recorded chronicle of a residency durably, with its marks of epochs up to `through`. Needs no space.
     pub(super) fn forget(&self, key: StayKey, through: Epoch) -> io::Result<()> {
         remove(&self.kept_path(key))?;
-        // N.B. durably: marks end from here on.
+        // N.B. durably, before the marks are deleted.
         sync_folder_of(&self.kept_path(key))?;
         self.delete_marks(key, through)
     }
 
-    /// What was remembered of the image in a stay; what cannot be read is nothing.
+    /// Returns the recorded attributes of the image in a residency; `None` also for an unreadable file.
     pub(super) fn image_record(&self, key: StayKey) -> Option<ImageRecord> {
         let bytes = whole_file::read(&self.image_path(key), RECORD_BYTES_MAX).ok().flatten()?;
         ImageRecord::decode(&bytes, key)
     }
 
-    /// Remembers this of the image durably.
+    /// Records attributes of the image durably.
     pub(super) fn record_image(&self, key: StayKey, record: &ImageRecord) -> io::Result<()> {
         whole_file::replace(&self.image_path(key), &record.encode(key))
     }
 
-    /// Remembers durably that a flush of the image has failed; in a full folder, where nothing has been remembered of it yet, that
-    /// nothing is.
+    /// Records durably that a flush of the image has failed. In a full folder without an earlier record, makes sure that there
+    /// is no record.
     pub(super) fn doubt_image(&self, key: StayKey) -> io::Result<()> {
         let recorded = self.record_image(key, &ImageRecord::Failed);
-        // An empty file says the same, and takes no room.
+        // An empty file says the same, and takes no space.
         recorded.or_else(|_| empty(&self.image_path(key))).or_else(|_| self.forget_image(key))
     }
 
-    /// Remembers durably nothing of the image.
+    /// Deletes the record of the image durably.
     pub(super) fn forget_image(&self, key: StayKey) -> io::Result<()> {
         remove(&self.image_path(key))?;
         sync_folder_of(&self.image_path(key))
     }
 
-    /// Deletes what other stays of the volume have left.
+    /// Deletes files of other residencies of the volume.
     pub(super) fn delete_other_stays(&self, key: StayKey) -> io::Result<()> {
         self.delete_all_but(|of| of.volume != key.volume || of.stay == key.stay)
     }
 
-    /// Deletes everything of a volume.
+    /// Deletes all files of a volume.
     pub(super) fn delete_volume(&self, volume: VolumeId) -> io::Result<()> {
         self.delete_all_but(|of| of.volume != volume)?;
         sync_folder_of(&self.folder.join("any"))
     }
 
-    /// Deletes what belongs to no stay that is wanted, also what names none.
+    /// Deletes files of unwanted residencies, and files that name no residency.
     pub(super) fn delete_all_but(&self, is_wanted: impl Fn(StayKey) -> bool) -> io::Result<()> {
         for entry in std::fs::read_dir(&self.folder)? {
             let entry = entry?;
@@ -111,7 +108,7 @@ impl Files {
         over.map(|(_, path)| path).try_for_each(|path| remove(&path))
     }
 
-    /// The files of marks of a stay, with their epochs.
+    /// Returns the mark files of a residency, with their epochs.
     fn marks_of(&self, key: StayKey) -> io::Result<Vec<(Epoch, PathBuf)>> {
         let prefix = format!("{key}.");
         let mut found = Vec::new();
@@ -140,7 +137,7 @@ impl Files {
     }
 }
 
-/// The stay that a file's name begins with.
+/// Returns the residency in a file's name.
 fn key_of(name: &str) -> Option<StayKey> {
     let mut parts = name.split('.');
     let (volume, stay, _kind) = (parts.next()?, parts.next()?, parts.next()?);
@@ -150,12 +147,12 @@ fn key_of(name: &str) -> Option<StayKey> {
     Some(StayKey { volume: VolumeId(volume), stay: StayId::from_str(stay).ok()? })
 }
 
-/// Takes a file's content from it, durably.
+/// Truncates a file durably.
 fn empty(path: &Path) -> io::Result<()> {
     std::fs::OpenOptions::new().write(true).truncate(true).open(path)?.sync_all()
 }
 
-/// Removes a file; one that is gone is a success.
+/// Removes a file, if it exists.
 fn remove(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

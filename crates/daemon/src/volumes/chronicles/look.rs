@@ -1,10 +1,10 @@
-//! How the image of a volume looks from outside. Everything here sleeps.
+//! Reads the attributes of a volume's image. Everything here blocks.
 //!
 //! ```text
-//!            which                         state
+//!            identity                      state
 //!   file     inode, when it was made       size, mtime, ctime
 //!   device   numbers, boot, disk sequence  writes and discards since the boot, as the kernel counts them
-//!   export   -                             -      another server's: it does not say, nor does a device at the other end of a network
+//!   export   -                             -      neither a server nor a device at the other end of a network reports any
 //! ```
 
 use std::fs;
@@ -20,16 +20,16 @@ use rustix::fs::OFlags;
 
 use crate::images::far;
 
-/// Where the kernel says which boot this is.
+/// The kernel's identity of the present boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// What of a device's statistics grows with each change: writes, sectors written, discards, sectors discarded.
+/// The indices of a device's statistics that grow with each change: writes, sectors written, discards, sectors discarded.
 const CHANGES: [usize; 4] = [4, 6, 11, 13];
 
-/// How an image looks, as it is on the disk; `None`: its place does not say, or it cannot be looked at.
+/// Returns the attributes of an image as they are on the disk; `None`: its place has none, or they cannot be read.
 pub(crate) fn look(image: &ImageLocation) -> Option<Look> {
     let looked = match &image.place {
         Place::File(path) => file(Path::new(path)).map(Some),
-        // This host's kernel counts what this host has written.
+        // This host's kernel counts only what this host has written.
         Place::Device(_) if far::starts_alone(&image.place) => Ok(None),
         Place::Device(path) => device(Path::new(path)),
         Place::Nbd(_) => Ok(None),
@@ -41,9 +41,9 @@ pub(crate) fn look(image: &ImageLocation) -> Option<Look> {
 }
 
 fn file(path: &Path) -> io::Result<Look> {
-    // N.B. a pipe that somebody has put there would be waited for.
+    // N.B. opening a pipe would block.
     let file = held::open_regular(path)?;
-    // Its times are kept in memory otherwise, and older ones come back after a power cut.
+    // Otherwise its times are in memory only, and older ones return after a power cut.
     file.sync_all()?;
     let found = file.metadata()?;
     let made = found.created().ok().and_then(|made| made.duration_since(UNIX_EPOCH).ok());
@@ -66,7 +66,7 @@ fn device(path: &Path) -> io::Result<Option<Look>> {
     let statistics = fs::read_to_string(folder.join("stat"))?;
     let counts: Vec<&str> = statistics.split_whitespace().collect();
     let changes: Option<Vec<&str>> = CHANGES.iter().map(|index| counts.get(*index).copied()).collect();
-    // A partition has its disk's.
+    // A partition has the disk's number.
     let sequence =
         ["diskseq", "../diskseq"].iter().find_map(|name| fs::read_to_string(folder.join(name)).ok());
     let boot = fs::read_to_string(BOOT_ID)?;

@@ -1,12 +1,12 @@
-//! The marks of one volume in one epoch: a file with a bit for every few blocks, which are only ever set.
+//! The marks of one volume in one epoch: a file with a bit for every few blocks. Bits are only ever set.
 //!
 //! ```text
 //!   4096 bytes   "STERNAM" and the version, then zeroes
-//!   …            bit n: of the blocks from 16 n on, 16 of them, some may be written in this epoch
+//!   …            bit n: of the 16 blocks from 16 n on, some may be written in this epoch
 //!                       (version 1: block n may be)
 //! ```
-//! A page that a power cut tears has each of its bits as it was before or after: never a mark less than was answered for,
-//! perhaps one more. So there is no checksum, and a mark is one small write in place.
+//! If a power cut tears a page, each of its bits is as before or after: no acknowledged mark is lost, and one more may appear.
+//! So there is no checksum, and a mark is one small write in place.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -18,19 +18,19 @@ use rustix::fs::OFlags;
 
 use crate::files::folder_entries::sync_folder_of;
 
-/// What the file begins with; the last is the version.
+/// The first bytes of the file; the last of them is the version.
 const HEADER: [u8; 8] = *b"STERNAM\x02";
 /// The version whose bits are single blocks.
 const HEADER_SINGLE: [u8; 8] = *b"STERNAM\x01";
-/// Blocks of one bit. What is marked are regions of 1 MiB at least, so that is no coarser for blocks of up to 64 KiB; and the bits
-/// of 16 TiB in blocks of 4 KiB fit into 32 MiB.
+/// The number of blocks of one bit. Marks are regions of at least 1 MiB, so this is no coarser for blocks of up to 64 KiB. The
+/// bits of 16 TiB in blocks of 4 KiB fit into 32 MiB.
 const BLOCKS_PER_BIT: u64 = 16;
-/// What is written at once, and where the bits begin.
+/// The unit of writes, and the offset of the bits.
 const PAGE_BYTES: usize = 4096;
-/// Longest file that is read: marks of 64 TiB in blocks of 4 KiB, of version 1.
+/// The longest file that is read: marks of 64 TiB in blocks of 4 KiB, of version 1.
 const FILE_BYTES_MAX: u64 = 2 << 30;
 
-/// The marks of one epoch, open.
+/// The open mark file of one epoch.
 #[derive(Debug)]
 pub(super) struct MarksFile {
     file: File,
@@ -39,14 +39,14 @@ pub(super) struct MarksFile {
 }
 
 impl MarksFile {
-    /// Opens the file, made durably if it is not there.
+    /// Opens the file; makes it durably if it does not exist.
     pub(super) fn open(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let file = options.custom_flags(OFlags::DSYNC.bits() as i32).open(path)?;
         let (bits, blocks_per_bit) = match read_bits(&file)? {
             Some((bits, blocks_per_bit)) => {
-                // N.B. once more: what a write that failed has left may be in memory only, and is read as if it were on the disk.
+                // N.B. written once more: data of a failed write may be in memory only, and reads as if it were on the disk.
                 file.write_all_at(&bits, PAGE_BYTES as u64)?;
                 sync_folder_of(path)?;
                 (bits, blocks_per_bit)
@@ -62,7 +62,7 @@ impl MarksFile {
         Ok(Self { file, bits, blocks_per_bit })
     }
 
-    /// Sets the bits of these blocks, durably when it returns.
+    /// Sets the bits of these blocks; they are durable when it returns.
     pub(super) fn mark(&mut self, blocks: &[BlockRange]) -> io::Result<()> {
         let bits_of =
             |run: &BlockRange| run.start.0 / self.blocks_per_bit..run.end.0.div_ceil(self.blocks_per_bit);
@@ -95,7 +95,7 @@ impl MarksFile {
     }
 }
 
-/// The marked runs of a file, in order.
+/// Returns the marked runs of a file, in order.
 pub(super) fn read(path: &Path) -> io::Result<Vec<BlockRange>> {
     let Some((bits, blocks_per_bit)) = read_bits(&File::open(path)?)? else { return Ok(Vec::new()) };
     let mut runs: Vec<BlockRange> = Vec::new();
@@ -112,13 +112,14 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<BlockRange>> {
     Ok(runs)
 }
 
-/// The bits of a file, and of how many blocks each is; `None`: it was not made to its end, and nobody was answered for it.
+/// Returns the bits of a file, and the number of blocks of each; `None`: the file was not completed, so none of its marks was
+/// acknowledged.
 fn read_bits(file: &File) -> io::Result<Option<(Vec<u8>, u64)>> {
     let length = file.metadata()?.len();
     if length > FILE_BYTES_MAX {
         return Err(io::ErrorKind::FileTooLarge.into());
     }
-    // It fits: see above.
+    // It fits, as checked above.
     let mut bytes = vec![0; length as usize];
     file.read_exact_at(&mut bytes, 0)?;
     let Some((header, bits)) = bytes.split_at_checked(PAGE_BYTES) else { return Ok(None) };

@@ -1,7 +1,6 @@
-//! Which units of a volume are missing here: a file for each stay that began with some, and the thread that writes it.
-//!
-//! What is in the file, and what may be believed of it, is decided by [`migration::filling`]. Entries that a guest's flush waits for are
-//! synced; what only has to outlast the daemon is not.
+//! The missing units of volumes here: a file for each residency that began with some, and the thread that writes it.
+//! [`migration::filling`] decides the format, and what of it can be trusted. Entries that a guest's flush waits for are synced;
+//! others only have to outlast the daemon.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,12 +21,12 @@ use crate::files::folder_entries::sync_folder_of;
 use crate::files::whole_file;
 use crate::images::far;
 
-/// Longest file that is read: every unit of the largest volume by itself would take less.
+/// The longest file that is read: longer than a list of single units of the largest volume.
 const FILE_BYTES_MAX: u64 = 4 << 30;
-/// Where the kernel says which start of the host this is.
+/// The kernel's identity of the present boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Something to be written.
+/// A task of the writing thread.
 #[derive(Debug)]
 pub(super) enum PresenceWork {
     /// An entry in a new file.
@@ -43,7 +42,7 @@ pub(super) enum PresenceWork {
         entry: LogEntry,
         reply: Reply,
     },
-    /// What guests have written.
+    /// Guest writes.
     Note {
         key: StayKey,
         size_bytes: u64,
@@ -56,21 +55,19 @@ pub(super) enum PresenceWork {
     },
 }
 
-/// Why a volume's missing units are not known.
+/// Why a volume's missing units are unknown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum PresenceError {
-    /// There is no file.
+    /// The file does not exist.
     #[error("there is no {0}")]
     Gone(PathBuf),
-    /// The file cannot be read.
     #[error("{path} cannot be read: {error}")]
     Unreadable {
         path: PathBuf,
-        /// The system's.
         #[source]
         error: io::Error,
     },
-    /// What is in it cannot be relied on.
+    /// Its content cannot be trusted.
     #[error("{path} cannot be relied on: {fault}")]
     Untrue {
         path: PathBuf,
@@ -79,22 +76,21 @@ pub(crate) enum PresenceError {
     },
 }
 
-/// The thread that writes.
 pub(super) struct PresenceWriter {
     files: Files,
-    /// Once it has been asked for.
+    /// The present boot, once it was read.
     boot: Option<[u8; 16]>,
     open: BTreeMap<StayKey, OpenFile>,
 }
 
 struct OpenFile {
     file: File,
-    /// Where the next frame goes, and its number.
+    /// The offset and the number of the next frame.
     position: u64,
     sequence: u64,
 }
 
-/// Reads what a stay's volume lacks, whose image is at `place`.
+/// Reads the missing set of a residency whose image is at `place`.
 pub(super) fn read(
     files: &Files,
     key: StayKey,
@@ -108,7 +104,7 @@ pub(super) fn read(
         Err(error) => return Err(PresenceError::Unreadable { path, error }),
     };
     let boot = match far::starts_alone(place) {
-        // N.B. it may have lost what was noted, and this host would not know.
+        // N.B. the store may have lost acknowledged entries, and this host would not know.
         true => NO_START,
         false => boot().map_err(|error| PresenceError::Unreadable { path: BOOT_ID.into(), error })?,
     };
@@ -118,7 +114,8 @@ pub(super) fn read(
     }
 }
 
-/// The present start of the host. N.B. never a guess: what was noted since it would be fetched over what guests have written.
+/// Returns the present boot of the host. N.B. never guessed: units noted since the boot would be fetched again, over guest
+/// writes.
 fn boot() -> io::Result<[u8; 16]> {
     let text = std::fs::read_to_string(BOOT_ID)?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -148,7 +145,7 @@ impl PresenceWriter {
                 PresenceWork::Forget { key, reply } => (key, self.forget(key), reply),
             };
             if result.is_err() {
-                // What the file holds is not known any more; it is read again.
+                // The content of the file is unknown now, so it is read again.
                 self.open.remove(&key);
             }
             answer(reply, result.map_err(|error: io::Error| -> NotDurable { not_durable(&error) }));
@@ -198,8 +195,8 @@ impl PresenceWriter {
         let bytes = whole_file::read(&path, FILE_BYTES_MAX)?.ok_or(io::ErrorKind::NotFound)?;
         let replayed = replay(&bytes, size_bytes, key.bytes(), boot).map_err(io::Error::other)?;
         let (_, position, sequence) = replayed;
-        // N.B. written anew, as another file: what a failed sync has left of this one may be in memory only, and is read as if it were
-        // on the disk. What was cut off goes as well: nothing that comes later may be taken for it.
+        // N.B. written again, as another file: data after a failed sync may be in memory only, and reads as if it were on the
+        // disk. A torn tail is cut off too, so that later entries cannot be mistaken for it.
         whole_file::replace(&path, bytes.get(..position).unwrap_or(&bytes))?;
         Ok(OpenFile { file: open(&path)?, position: position as u64, sequence })
     }

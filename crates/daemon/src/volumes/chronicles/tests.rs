@@ -1,4 +1,4 @@
-//! The folder of stays: what a restart finds there, and what goes.
+//! Tests of the folder of residencies: what a restart finds there, and what is deleted.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
@@ -21,7 +21,7 @@ fn wait(done: lane::LaneFuture<Result<(), NotDurable>>) -> Result<(), NotDurable
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(done)
 }
 
-/// A chronicle in epoch 5 that a copy refers to, as it is kept.
+/// Returns the recorded form of a chronicle in epoch 5 to which a copy refers.
 fn kept() -> Kept {
     let mut chronicle = Chronicle::new(BlockSize::DEFAULT, SIZE, Epoch(4));
     let _ = chronicle.record(7 << 16, 1);
@@ -31,7 +31,7 @@ fn kept() -> Kept {
     chronicle.keep(Epoch(3), [(ReplicaOf::Migration(1), replica)].into())
 }
 
-/// A data folder, and the image of a volume.
+/// Makes a data folder, and the image of a volume.
 fn scene() -> (tempfile::TempDir, Chronicles, ImageLocation) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("v.img");
@@ -49,7 +49,7 @@ fn files(folder: &Path) -> Vec<String> {
     names
 }
 
-/// Writes to the image as nobody who serves it would.
+/// Writes to the image behind the daemon's back.
 fn touch(image: &ImageLocation) {
     let path = Path::new(image.place.name());
     let before = super::look(image);
@@ -129,7 +129,7 @@ fn nothing_of_another_stay_is_read_and_all_of_it_goes() {
     chronicles.open_stay(KEY, &image).unwrap();
     wait(chronicles.keep(KEY, kept())).unwrap();
     wait(chronicles.mark(KEY, Epoch(5), vec![BlockRange::new(0, 16)])).unwrap();
-    // Also what was kept under the name of this one, and what version 0.1 kept, whose names had no stay.
+    // Also other files with the name of this residency, and files of version 0.1, whose names had no residency.
     let names = [format!("{LATER}.kept"), format!("{}.kept", KEY.volume), format!("{}.5.marks", KEY.volume)];
     for name in names {
         std::fs::copy(
@@ -140,7 +140,7 @@ fn nothing_of_another_stay_is_read_and_all_of_it_goes() {
     }
     assert_eq!(chronicles.open_stay(LATER, &image).unwrap(), None);
     assert_eq!(files(folder.path()), [format!("{LATER}.image")]);
-    // The same epoch of the later stay is another file, although that of the former has been written to.
+    // The same epoch of the later residency is another file, although the former residency's was written to.
     wait(chronicles.keep(LATER, kept())).unwrap();
     wait(chronicles.mark(LATER, Epoch(5), vec![BlockRange::new(0, 16)])).unwrap();
     let found = chronicles.open_stay(LATER, &image).unwrap().unwrap();
@@ -179,7 +179,7 @@ fn how_an_image_looks_that_could_not_be_recorded_is_not_trusted() {
     let (folder, chronicles, image) = scene();
     chronicles.open_stay(KEY, &image).unwrap();
     wait(chronicles.keep(KEY, kept())).unwrap();
-    // As with a folder that is full: a file cannot be made there.
+    // As in a full folder: a file cannot be made there.
     let blocked = folder.path().join(FOLDER).join(format!("{KEY}.new"));
     std::fs::create_dir(&blocked).unwrap();
     chronicles.close_image(KEY, &image);
@@ -192,7 +192,7 @@ fn that_a_flush_has_failed_is_remembered_in_a_full_folder_too() {
     let (folder, chronicles, image) = scene();
     chronicles.open_stay(KEY, &image).unwrap();
     assert!(chronicles.vouches(KEY));
-    // As with a folder that is full: a file cannot be made there.
+    // As in a full folder: a file cannot be made there.
     let blocked = folder.path().join(FOLDER).join(format!("{KEY}.new"));
     std::fs::create_dir(&blocked).unwrap();
     wait(chronicles.doubt(KEY)).unwrap();
@@ -240,7 +240,7 @@ fn a_file_of_presence_that_is_found_is_written_anew_before_it_is_added_to() {
     let which =
         || std::fs::metadata(folder.path().join(FOLDER).join(format!("{KEY}.presence"))).unwrap().ino();
     let before = which();
-    // N.B. what a sync that failed has left is read like this as well: it may be in memory only.
+    // N.B. data of a failed sync also reads like this: it may be in memory only.
     drop(chronicles);
     let again = Chronicles::open(folder.path()).unwrap();
     wait(again.add_presence(KEY, SIZE, present(2))).unwrap();
