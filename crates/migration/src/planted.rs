@@ -1,237 +1,236 @@
-//! Rules broken on purpose, so that the simulator can prove that it would see it.
+//! Rules broken on purpose, to prove that the simulator notices such bugs.
 //!
-//! Only the feature `planted-bugs` compiles the switch; without it [`broken`] is a constant `false` and every planted
-//! bug is dead code. A bug is chosen for a thread: a simulation runs on one.
+//! Only the feature `planted-bugs` compiles the switch. Without it [`broken`] is a constant `false`, and every planted bug is
+//! dead code. A bug is chosen per thread, because a simulation runs on one thread.
 
-/// A rule that can be broken; the number is the hard case that it stands for (`docs/failure-model.md`).
+/// A rule that can be broken. The number is its hard case in `docs/failure-model.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
-    /// 1: a prepared target gives up by itself when it has waited for long.
+    /// 1: a prepared target leaves by itself after a long wait.
     PreparedTargetLeaves,
-    /// 1: a prepared target whose daemon is started again knows nothing of its promise.
+    /// 1: a prepared target forgets its promise when its daemon restarts.
     PromiseForgotten,
-    /// 2: PREPARED of an earlier try is taken for the present one's.
+    /// 2: PREPARED of an earlier attempt counts for the current one.
     StaleAttempt,
-    /// 2: a restart of the source does not count the tries of its former run, and gives their numbers again.
+    /// 2: a restart of the source does not count the attempts of its former run, and assigns their numbers again.
     TryNotCounted,
-    /// 2: a promise outlives the run of the source that it was given to, and is answered again to the next.
+    /// 2: a promise outlives the source's run that it was given to, and is repeated to the next run.
     PromiseOfAnotherIncarnation,
-    /// 1: what a source changes after a promise is changed although the promise stands.
+    /// 1: a source changes data after a promise without withdrawing the promise.
     PromiseNotWithdrawn,
-    /// 2: a target is told that a try was not released before that is durable.
+    /// 2: a target learns that an attempt was not released before that is durable.
     AbortNotRecorded,
-    /// 3: guests are let through to a target's store before it is known whether that answers.
+    /// 3: guests are admitted to a target's store before it has answered.
     OpenOnTrial,
     /// 4: a write to a block that is being copied goes to both stores by value.
     TwoCopiesInFlight,
     /// 4: a write to a block with a value in flight goes by value, too.
     TwoValuesInFlight,
-    /// 4: writes that overlap go to both stores at the same time, which may turn their order round.
+    /// 4: overlapping writes go to both stores at the same time, which may reverse their order.
     OverlapsUnordered,
-    /// 4: a chunk is sent although a value to it is still in flight.
+    /// 4: a chunk is sent while a value to it is still in flight.
     ChunkOvertakesValue,
-    /// 4: a volume changes hands although values are still in flight.
+    /// 4: a volume changes hands while values are still in flight.
     ValuesInFlight,
     /// 5: a write into a hole ahead of the cursor does not join the missing set.
     HoleAhead,
-    /// 6: a chunk is read although writes to it are still under way.
+    /// 6: a chunk is read while writes to it are still under way.
     WritesInFlight,
-    /// 6: a round copies what writes of the round before are still changing.
+    /// 6: a round copies blocks that writes of the round before are still changing.
     RoundOvertakesWrites,
-    /// 10: a write to what a round is copying is not recorded for the next one.
+    /// 10: a write to a block that a round is copying is not recorded for the next one.
     EpochNotRecorded,
-    /// 3: a strategy that copies in rounds hands over although blocks of the last one are missing.
+    /// 3: a strategy with rounds hands over while blocks of the last round are missing.
     LastRoundSkipped,
-    /// 3: a volume is handed over although blocks that were put off, because they are written again and again, have not been
-    /// copied.
+    /// 3: a volume is handed over without hot blocks whose copying was put off.
     HotBlocksLeftOut,
-    /// 3: a policy says that the replica is equal although blocks are missing.
+    /// 3: a policy reports the replica as equal while blocks are missing.
     MissingHandedOver,
-    /// 8: the source is not flushed before it is released.
+    /// 8: the source is not flushed before the release.
     SourceCache,
-    /// 9: an image that another branch of the history has left is taken for the copy that is known.
+    /// 9: an image that another branch of the history has left counts as the known copy.
     BranchMistaken,
-    /// 10: what is written while a copy is made is in the copy's missing set, and not in the chronicle.
+    /// 10: a write during a copy joins the copy's missing set, but not the chronicle.
     ChronicleIsMissingSet,
-    /// 11: a write is submitted before it is durable that its region may be written.
+    /// 11: a write is submitted before the mark of its region is durable.
     MarkNotAwaited,
-    /// 10: a write beyond what a chronicle knows of its volume is made, and recorded nowhere.
+    /// 10: a write beyond the size that a chronicle knows is made, but not recorded.
     BeyondTheEndUnrecorded,
-    /// 10: the chronicle of a volume that comes is as large as the volume was when it left.
+    /// 10: the chronicle of an arriving volume has the size that the volume had when it left.
     StayOfFormerSize,
-    /// A host that leads clients on offers them the size that the volume had when it left.
+    /// A host that forwards clients offers them the size that the volume had when it left.
     FormerSizeOffered,
-    /// 11: a restart goes on with epoch numbers that were given out before it.
+    /// 11: a restart reuses epoch numbers that were assigned before it.
     EpochReused,
-    /// 11: a restart passes over epochs that are later than it expects.
+    /// 11: a restart ignores epochs that are later than it expects.
     EpochsReservedLate,
-    /// 30: a mark is thought to be durable because a file of an earlier stay had it.
+    /// 30: a mark counts as durable because a file of an earlier residency had it.
     MarksOfAnEarlierStay,
-    /// 31: what was kept is trusted although the image has changed while nobody held it.
+    /// 31: a kept state is trusted although the image was changed while no daemon held it.
     TouchedImageTrusted,
-    /// 31: a copy in another store of the host is gone on with although somebody has changed its image meanwhile.
+    /// 31: a copy in another store of the host is continued although its image was changed meanwhile.
     TouchedCopyTrusted,
-    /// 10: a copy in another store of the host is gone on with as if nothing had been written since what it lacks was kept.
+    /// 10: a copy in another store of the host is continued without the writes since its missing set was kept.
     CopyForgetsWrites,
-    /// 32: a copy that is forgotten takes marks with it that another one needs, which is or is being referred to.
+    /// 32: forgetting a copy removes marks that another copy needs.
     ForgetAfterRefer,
     /// 12: a restarted daemon does not wait for the writes of the killed one.
     GhostWrites,
-    /// 12: a change that was under way when its client went to another host is made all the same.
+    /// 12: a change under way is made although its client has gone to another host.
     FenceNotChecked,
-    /// 13: what a failed flush of the target may have lost is believed to be there.
+    /// 13: writes that a failed flush of the target may have lost count as present.
     FailedFlushConfirmed,
-    /// 13: what a failed flush of the source's own store may have lost is believed to be in the image that it leaves.
+    /// 13: writes that a failed flush of the source's store may have lost count as present in the image that it leaves.
     FailedFlushForgotten,
-    /// 4: parts of a block are put together at the host of each client, under claims that other hosts know nothing of.
+    /// 4: parts of a block are combined at each client's host, under claims that other hosts do not know.
     ClaimsAtEachHost,
-    /// 13: what a restarted target had not made durable is believed to be there.
+    /// 13: writes that a restarted target had not made durable count as present.
     TargetRestart,
-    /// 15: a discard reaches the target as a hint only.
+    /// 15: a discard reaches the target only as a hint.
     Discard,
-    /// Design §5.22: a host that was given access once keeps it when that has ended.
+    /// Design §5.22: a host keeps an access that has ended.
     AccessAfterTheRelationEnded,
-    /// 9: a copy of which parts are missing is promoted.
+    /// 9: an incomplete copy is promoted.
     IncompletePromoted,
-    /// Decision 0048: a copy that is worthless is deleted before it is durable that it is.
+    /// Decision 0048: a worthless copy is deleted before its end is durable.
     DiscardedBeforeNoted,
-    /// Decision 0046: a guest is paused before it is durable that it may be.
+    /// Decision 0046: a guest is paused before the permission for it is durable.
     PausedBeforeNoted,
-    /// Decision 0046: that a guest was paused is forgotten before it was seen to run.
+    /// Decision 0046: a pause is forgotten before the guest was seen running.
     ForgottenBeforeRunning,
-    /// Design §5.35: a VM that leaves is compared with what is known of it when the order comes, and never again.
+    /// Design §5.35: a leaving VM is compared with its description only when the order arrives.
     LookedAtOrderOnly,
-    /// Design §5.35: a VM that stands still is handed over without a look at what it has by then.
+    /// Design §5.35: a paused VM is handed over without another preflight check.
     NotLookedAtAfterStop,
-    /// Design §5.35: a VM moves although something works on its disks beside its guest.
+    /// Design §5.35: a VM moves while a job other than its guest works on its disks.
     JobsPassedOver,
-    /// Design §5.35: that somebody else pauses a VM while it moves is not noticed, and it runs at the target.
+    /// Design §5.35: a pause by another party during the move is not noticed, and the VM runs at the target.
     PauseOfOthersPassedOver,
-    /// Design §5.35: that somebody else has paused a VM is not made durable, and the next daemon lets it run.
+    /// Design §5.35: a pause by another party is not durable, and the next daemon resumes the VM.
     PauseOfOthersNotNoted,
-    /// Design §5.35: a VM that stays is let run although somebody else has paused it.
+    /// Design §5.35: a VM that stays is resumed although another party has paused it.
     PausedByOthersRuns,
-    /// Design §5.35: a VM's small files go as they were when the order came.
+    /// Design §5.35: a VM's small files move in the state of the order.
     FilesOfTheOrder,
-    /// Design §5.35: a source that has lost the rest of a VM's memory does not say so, and its target waits for ever.
+    /// Design §5.35: a source that has lost the rest of a VM's memory does not report it, and its target waits for ever.
     LostMemoryUntold,
     /// Decision 0069: disks of a domain change sides before all of them have caught up.
     SidesChangedOneByOne,
-    /// Decision 0069: the image is thrown away that the disk of a domain that is shut off is in.
+    /// Decision 0069: the image that holds the disk of a shut-off domain is deleted.
     ReleasedImageDiscarded,
-    /// Decision 0083: a domain whose state is not recognised counts as shut off.
+    /// Decision 0083: a domain in an unknown state counts as shut off.
     UnknownDomainIsOff,
-    /// Decision 0083: a volume is removed that the saved memory of a domain names.
+    /// Decision 0083: a volume that the saved memory of a domain names is removed.
     SavedMemoryForgotten,
     /// Decision 0083: an overlay over a volume counts as another disk, so its volume is removed.
     OverlayIsElsewhere,
-    /// Decision 0083: a volume is removed that the disk is over at the next start of its domain.
+    /// Decision 0083: a volume that the disk uses from the next start of its domain on is removed.
     NextStartForgotten,
     /// Decision 0083: a volume that has gone to another host counts as given back.
     RemoteVolumeIsGivenBack,
-    /// Decision 0083: the file of a disk is deleted although nobody made a copy there.
+    /// Decision 0083: the file of a disk is deleted although no copy was made there.
     AnyFileIsACopy,
-    /// Decision 0083: half a copy stays under the name of the disk.
+    /// Decision 0083: a partial copy stays under the name of the disk.
     HalfCopyLeft,
-    /// Decision 0083: a copy is deleted that a disk was led over.
+    /// Decision 0083: a copy to which a disk was pivoted is deleted.
     PivotedCopyDiscarded,
-    /// That a migration came to nothing could not be made durable, and nobody tries it again.
+    /// The failure of a migration could not be made durable, and the record is not tried again.
     EndNotRepeated,
-    /// Law 39: that a migration is cancelled is answered before it is durable.
+    /// Law 39: a cancellation is answered before it is durable.
     CancelNotRecorded,
-    /// Law 39: a restart goes on with a migration that was cancelled.
+    /// Law 39: a restart continues a cancelled migration.
     CancelForgotten,
-    /// Law 39: the journal takes the handover of a migration that was cancelled before.
+    /// Law 39: the journal accepts the handover of a cancelled migration.
     CancelOvertaken,
-    /// 10: a VM's manifest goes to the other host before it is durable that the VM is leaving.
+    /// 10: a VM's description goes to the other host before the VM's departure is durable.
     VmLeavesUnnoted,
-    /// Volumes change hands although what is to be run before that has not been run.
+    /// Volumes change hands before the hooks have run.
     HooksNotAwaited,
-    /// Decision 0084: a hook is begun before it is durable that it is.
+    /// Decision 0084: a hook is begun before its record is durable.
     HookBegunUnrecorded,
-    /// Decision 0084: what is run after a migration is begun although what is run before it has not ended.
+    /// Decision 0084: the hook after a migration begins before the hook before it has ended.
     UndoWhileBeforeRuns,
     /// Decision 0084: two hooks of one VM run at a time.
     HooksOfOneVmTogether,
-    /// Design §5.34: what other hosts bring takes places of what is ordered here.
+    /// Design §5.34: arrivals from other hosts take places of this host's own orders.
     PlacesCountedTogether,
-    /// Design §5.34: what a host has of its share is looked at when an offer comes, and taken later.
+    /// Design §5.34: a host's share is checked when an offer arrives, but taken later.
     ShareTakenLate,
-    /// Design §5.34: an arrival that came to nothing keeps its part of its host's share.
+    /// Design §5.34: a failed arrival keeps its part of its host's share.
     ShareNotGivenBack,
-    /// Design §5.34: an arrival whose source says nothing waits for ever.
+    /// Design §5.34: an arrival with a silent source waits for ever.
     SilentArrivalStays,
-    /// 7: that a block is present is recorded before its bytes are durable.
+    /// 7: the presence of a block is recorded before its bytes are durable.
     PresentBeforeDurable,
-    /// 7: what was fetched is stored although the guest has written there meanwhile.
+    /// 7: fetched bytes are stored over a newer write of the guest.
     FillOverNewerWrite,
-    /// 7: a restart takes blocks for missing that were present, and fetches them again.
+    /// 7: a restart takes present blocks for missing, and fetches them again.
     PresenceForgotten,
     /// 7: a write over a missing block is answered before a restart would know of it.
     WriteNotNoted,
-    /// 7: what guests had written when a daemon was killed is not recorded by the next one's flush.
+    /// 7: guests' writes before a kill are not recorded by the next daemon's flush.
     NotedForgotten,
-    /// 17: a read is let through to a missing block that a write has not reached yet.
+    /// 17: a read of a missing block is admitted before an earlier write to it is complete.
     ReadPassesOverwriting,
-    /// 7: the source's image is dealt with before the target has everything.
+    /// 7: the source's image is retired before the target is complete.
     RetiredBeforeWhole,
-    /// 6: what is told to be missing is what was missing before the gate closed.
+    /// 6: the manifest holds the blocks that were missing before the gate closed.
     ManifestOlderThanGate,
-    /// 7: what another host reads is deleted, as its volume has not come back into it.
+    /// 7: a reservoir is deleted because its volume has not returned to it.
     ReservoirDiscarded,
-    /// 9: an image that lacks blocks is kept when its volume goes back, as one that lacks only what is written from then on.
+    /// 9: an incomplete image is kept when its volume returns, as if it lacked only later writes.
     HollowImageKept,
-    /// 9: a copy at a third host, of which the volume's former host has told, is taken to lack only what it lacked then.
+    /// 9: a copy at a third host, reported by the volume's former host, counts as lacking only what it lacked then.
     ToldCopyForgetsWrites,
-    /// Decision 0067: a volume of a journal that was put back is served before every other host has said what it knows.
+    /// Decision 0067: a volume of a restored journal is served before every other host has answered.
     RestoredUnasked,
-    /// Decision 0078: a list of hosts that was lost, or is of another time, counts as one that names every host.
+    /// Decision 0078: a list of hosts that was lost, or is of another time, counts as complete.
     RestoredListLost,
-    /// Decision 0078: a host that has to be asked, and is not paired any more, counts as one that has nothing.
+    /// Decision 0078: a host that must be asked, but is not paired, counts as having nothing.
     RestoredHostRemoved,
-    /// Decision 0078: how an image looks does not count for an order as long as a host is silent.
+    /// Decision 0078: the state of an image is ignored for an order while a host is silent.
     RestoredLookHidden,
-    /// Decision 0078: a volume that had left when the backup was made is believed to be away still.
+    /// Decision 0078: a volume that had left before the backup counts as still away.
     RestoredDeparture,
-    /// Decision 0078: a volume of a journal that was put back has the size that it had then.
+    /// Decision 0078: a volume of a restored journal has the size that it had at the backup.
     RestoredSize,
-    /// Decision 0067: a volume of a journal that was put back is served although another host has it.
+    /// Decision 0067: a volume of a restored journal is served although another host has it.
     RestoredUnheard,
-    /// Decision 0067: the word of a host counts of what it does not know, although its own journal was put back.
+    /// Decision 0067: a host confirms volumes that it does not know, although its own journal was restored.
     RestoredVouches,
-    /// Decision 0067: a volume of a journal that was put back is served although its image may be an old one that stayed.
+    /// Decision 0067: a volume of a restored journal is served although its image may be an old one that stayed.
     RestoredDoubt,
-    /// Decision 0067: a volume of a journal that was put back is served from an image that a migration has not completed.
+    /// Decision 0067: a volume of a restored journal is served from an incomplete migration target.
     RestoredHalfMade,
-    /// Decision 0067: a volume of a journal that was put back is served although another store has the image that it moved to.
+    /// Decision 0067: a volume of a restored journal is served although another store has the image that it moved to.
     RestoredRival,
-    /// Decision 0067: a journal that was put back has the copies of migrations deleted of which it has lost the end.
+    /// Decision 0067: a restored journal has copies deleted whose migrations' ends it has lost.
     RestoredDiscards,
-    /// Decision 0067: a journal that was put back gives numbers of migrations again that it has lost.
+    /// Decision 0067: a restored journal reuses numbers of migrations that it has lost.
     RestoredNumbersReused,
-    /// Decision 0077: a destructive step does not ask who claims the image.
+    /// Decision 0077: a destructive step does not ask for claims on the image.
     CustodyUnasked,
-    /// Decision 0077: an image of which nobody knows who uses it counts as free.
+    /// Decision 0077: an image with unknown users counts as free.
     UnknownTakenForFree,
-    /// Decision 0077: what served chains stand on is not claimed.
+    /// Decision 0077: the backing images of served chains are not claimed.
     ChainUnclaimed,
-    /// Decision 0077: an image that another host reads is not claimed: it is served again.
+    /// Decision 0077: an image that another host reads is not claimed, and is served again.
     ReservoirUnclaimed,
-    /// Decision 0077: claims are compared by name, and not by what the name leads to.
+    /// Decision 0077: claims are compared by name, not by identity.
     ClaimsByNameAlone,
     /// Decision 0077: an image is changed without its lock.
     CustodyLockNotHeld,
-    /// Decision 0077: what a name leads to is not compared once more before the step.
+    /// Decision 0077: the identity under a name is not compared again before the step.
     IdentityNotCompared,
-    /// Decision 0077: what another host lacks is read from an image that somebody has changed meanwhile.
+    /// Decision 0077: missing blocks are read from a reservoir that was changed meanwhile.
     TouchedReservoirRead,
     /// Decision 0077: guests write to an image that a mark still calls half-made.
     MarkOutlivesOutcome,
 }
 
 impl Bug {
-    /// All of them that the simulator meets with its fleet. No seed has noticed [`Self::CancelForgotten`], [`Self::CancelOvertaken`] and
-    /// [`Self::NotedForgotten`] yet: they are not among these.
+    /// The bugs that the simulator finds with its fleet. [`Self::CancelForgotten`], [`Self::CancelOvertaken`] and
+    /// [`Self::NotedForgotten`] are left out, because no seed has found them yet.
     pub const ALL: &[Self] = &[
         Self::PreparedTargetLeaves,
         Self::PromiseForgotten,
@@ -313,7 +312,7 @@ impl Bug {
         Self::ToldCopyForgetsWrites,
     ];
 
-    /// Those of journals that are put back, which the simulator meets in a fleet of its own.
+    /// The bugs of restored journals, for which the simulator has a fleet of its own.
     pub const OF_RESTORATION: &[Self] = &[
         Self::RestoredUnasked,
         Self::RestoredListLost,
@@ -330,7 +329,7 @@ impl Bug {
         Self::RestoredNumbersReused,
     ];
 
-    /// Those of hooks and of shares, which the simulator meets in worlds of their own.
+    /// The bugs of hooks and shares, for which the simulator has worlds of their own.
     pub const OF_SHARES: &[Self] = &[
         Self::HookBegunUnrecorded,
         Self::UndoWhileBeforeRuns,
@@ -341,7 +340,7 @@ impl Bug {
         Self::SilentArrivalStays,
     ];
 
-    /// Those of what is done to images, which the simulator meets in a fleet of its own.
+    /// The bugs of custody, for which the simulator has a fleet of its own.
     pub const OF_CUSTODY: &[Self] = &[
         Self::CustodyUnasked,
         Self::UnknownTakenForFree,
@@ -354,13 +353,13 @@ impl Bug {
         Self::MarkOutlivesOutcome,
     ];
 
-    /// All there are.
+    /// Returns every bug of these lists.
     pub fn all() -> impl Iterator<Item = Self> {
         let small = Self::OF_SHARES.iter().chain(Self::OF_CUSTODY);
         Self::ALL.iter().chain(Self::OF_RESTORATION).chain(small).copied()
     }
 
-    /// The name by which the simulator's command line knows it.
+    /// Returns the name for the simulator's command line.
     pub fn name(self) -> &'static str {
         match self {
             Self::PreparedTargetLeaves => "prepared-target-leaves",
@@ -486,12 +485,12 @@ mod switch {
         static BROKEN: Cell<Option<Bug>> = const { Cell::new(None) };
     }
 
-    /// Breaks one rule, or none, on this thread from now on.
+    /// Breaks this rule, or none, on this thread from now on.
     pub fn plant(bug: Option<Bug>) {
         BROKEN.set(bug);
     }
 
-    /// Tells whether this rule is broken on this thread.
+    /// Returns whether this rule is broken on this thread.
     pub fn broken(bug: Bug) -> bool {
         BROKEN.get() == Some(bug)
     }
@@ -501,7 +500,7 @@ mod switch {
 mod switch {
     use super::Bug;
 
-    /// Tells whether this rule is broken: never, in this build.
+    /// Returns whether this rule is broken: never, in this build.
     pub const fn broken(_: Bug) -> bool {
         false
     }

@@ -1,4 +1,4 @@
-//! How far a migration is, for people: never backwards, never finished too early.
+//! The progress of a migration, for people: it never falls, and ends only with the migration.
 
 use std::time::Duration;
 
@@ -7,82 +7,81 @@ use crate::handover::source::Costs;
 use crate::identity::VolumeIndex;
 use crate::strategy::{Round, Tally};
 
-/// How far a migration is, at one instant.
+/// The progress of a migration at one instant.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Progress {
-    /// Where it stands.
+    /// The current phase of the migration.
     pub phase: Phase,
-    /// Bytes of blocks that have become synchronised since it began, each time counted.
+    /// The bytes of blocks that have become synchronised; a block counts each time.
     pub bytes_synchronised: u64,
-    /// Bytes of blocks still missing or in flight; `None`: that is not known, as of volumes that have left with blocks missing after
-    /// a restart, until the target has said it.
+    /// The bytes of blocks still missing or in flight. `None` if not known: after a restart, for volumes that left incomplete,
+    /// until the target's next report.
     pub bytes_missing: Option<u64>,
-    /// Part of the copying that is done, 0 to 1. Never falls, and is 1 only when nothing is missing.
+    /// The part of the copying that is done, 0 to 1. It never falls, and is 1 only when nothing is missing.
     pub fraction: f64,
-    /// Bytes that the mover has written to the target.
+    /// The bytes that the mover has written to the target.
     pub bytes_copied: u64,
-    /// Bytes of guest writes that went to the target by value.
+    /// The bytes of guest writes that went to the target by value.
     pub bytes_mirrored: u64,
-    /// Bytes that were zero, and became holes at the target.
+    /// The bytes that were zero, and became holes at the target.
     pub bytes_zero: u64,
-    /// Bytes a second that the mover synchronised of late.
+    /// The bytes a second that the mover synchronised recently.
     pub copy_bytes_per_second: f64,
-    /// When the copying is expected to end, counted from now, at the earliest and at the latest; `None` while nothing
-    /// is known.
+    /// The expected rest of the copying: earliest and latest end, from now; `None` while unknown.
     pub remaining: Option<(Duration, Duration)>,
-    /// What it waits for, and how much longer it will.
+    /// The reason of a wait, and its limit.
     pub waiting: Option<Waiting>,
-    /// Why mirroring is suspended; `None` while it is not.
+    /// The reason why mirroring is suspended; `None` while it is not.
     pub suspended: Option<&'static str>,
-    /// Number of the current try at the handover, 0 before the first.
+    /// The number of the current attempt at the handover; 0 before the first.
     pub attempt: u32,
-    /// What the strategies have decided so far.
+    /// The decisions of the strategies so far.
     pub tally: Tally,
-    /// The rounds that have ended, of each volume; empty unless the strategy copies in rounds.
+    /// The ended rounds of each volume; empty unless the strategy copies in rounds.
     pub rounds: Vec<(VolumeIndex, Round)>,
 }
 
-/// How far the copying of one volume is, at one instant.
+/// The progress of one volume's copying at one instant.
 #[derive(Clone, Debug, Default)]
 pub struct VolumeProgress {
-    /// Bytes of blocks that have become synchronised since it began, each time counted.
+    /// The bytes of blocks that have become synchronised; a block counts each time.
     pub bytes_synchronised: u64,
-    /// Bytes of blocks still missing or in flight.
+    /// The bytes of blocks still missing or in flight.
     pub bytes_missing: u64,
-    /// Part of it that is done. Never falls, never reaches 1.
+    /// The part of the copying that is done. It never falls, and never reaches 1.
     pub fraction: f64,
-    /// What it waits for, and how much longer it will.
+    /// The reason of a wait, and its limit.
     pub waiting: Option<Waiting>,
-    /// When it will have ended, counted from now, at the earliest and at the latest; `None` while nothing is known.
+    /// The expected rest: earliest and latest end, from now; `None` while unknown.
     pub remaining: Option<(Duration, Duration)>,
-    /// Bytes a second that became synchronised of late.
+    /// The bytes a second that became synchronised recently.
     pub copy_bytes_per_second: f64,
-    /// Why mirroring is suspended; `None` while it is not.
+    /// The reason why mirroring is suspended; `None` while it is not.
     pub suspended: Option<&'static str>,
-    /// What it has cost.
+    /// The cost of the copying so far.
     pub costs: Costs,
-    /// The rounds that have ended; empty unless the strategy copies in rounds.
+    /// The ended rounds; empty unless the strategy copies in rounds.
     pub rounds: Vec<Round>,
 }
 
-/// What the copying of a volume had come to when a daemon that went on with it began.
+/// The progress of a volume's copying that a restarted daemon continues.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Carried {
-    /// Bytes of blocks that had become synchronised, each time counted.
+    /// The bytes of blocks that had become synchronised; a block counts each time.
     pub bytes_synchronised: u64,
-    /// Part of it that was done.
+    /// The part of the copying that was done.
     pub fraction: f64,
-    /// What it had cost.
+    /// The cost of the copying until then.
     pub costs: Costs,
     /// The rounds that had ended.
     pub rounds: Vec<Round>,
 }
 
-/// Something that is waited for.
+/// A wait, with its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// What.
+    /// What is waited for.
     pub reason: &'static str,
-    /// How much longer before something else is done; `None`: as long as it takes.
+    /// The time until the wait is given up; `None`: it has no limit.
     pub remaining: Option<Duration>,
 }

@@ -1,15 +1,15 @@
-//! Which migrations may begin: beyond a limit they wait for their turn, in the order in which they were ordered.
+//! Decides which migrations may begin. Beyond a limit they wait in the order of their commands.
 //!
 //! ```text
 //!   ordered ──► room? ──yes──► admitted ──► begun ──► under way ──► ended ─┐
 //!                 │ no                                                     │ a turn
 //!                 └──► waits ──► its place, and what it waits for ◄────────┘
 //! ```
-//! One that waits for a store keeps its place there: what was ordered later does not overtake it into any store that it
-//! needs, but what needs none of them goes on. So nothing waits for ever, and no store stands idle for another's sake.
+//! A migration that waits for a store keeps its place there. No later one overtakes it into any store that it needs, but
+//! migrations that need none of these stores proceed. So nothing waits for ever, and no store is idle because of another.
 //!
-//! Only what was ordered here takes places. What other hosts bring has [shares of its own](crate::shares): none of them can keep
-//! this host's orders waiting.
+//! Only this host's own orders count. Arrivals from other hosts have [shares of their own](crate::shares), and cannot keep this
+//! host's orders waiting.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,133 +18,133 @@ use crate::identity::{HostId, MigrationId, VolumeId};
 use crate::journal::MigratingVolume;
 use crate::planted::{Bug, broken};
 
-/// How many migrations are under way at a time.
+/// The limits on migrations under way at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueueLimits {
-    /// On this host.
+    /// The limit on this host.
     pub per_host: u32,
-    /// That read from or write to one store.
+    /// The limit of migrations that read from or write to one store.
     pub per_store: u32,
 }
 
-/// What a migration uses while it is under way, besides this host.
+/// The resources that a migration uses while it is under way, besides this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Need {
-    /// Stores that it reads from or writes to; those of another host as `HOST:STORE`, or `HOST`.
+    /// The stores that it reads from or writes to; stores of another host as `HOST:STORE`, or `HOST`.
     stores: BTreeSet<String>,
 }
 
-/// What a migration waits for.
+/// The obstacle that a migration waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Obstacle {
-    /// The host has as many migrations as it may have.
+    /// The host has reached its limit of migrations.
     Host {
-        /// How many that are.
+        /// The limit of the host.
         limit: u32,
     },
-    /// A store has as many.
+    /// A store has reached its limit of migrations.
     Store {
-        /// Which.
+        /// The name of the store.
         store: String,
-        /// How many that are.
+        /// The limit of the store.
         limit: u32,
     },
-    /// It lacks blocks, which still come.
+    /// The volume lacks blocks, which are being fetched.
     Filling {
         /// The host that they come from.
         from: String,
     },
 }
 
-/// One that wants to begin.
+/// A migration that wants to begin.
 #[derive(Clone, Debug)]
 pub struct Claimant {
-    /// What it uses.
+    /// The stores that it uses.
     pub need: Need,
-    /// What it waits for whatever room there is; it takes no room from others meanwhile.
+    /// An obstacle of its own; meanwhile it takes no room from others.
     pub own_obstacle: Option<Obstacle>,
 }
 
-/// What is ordered, as far as its turn depends on it.
+/// An order, as far as its turn depends on it.
 pub trait Wish: Clone {
-    /// The volumes that move.
+    /// Returns the volumes that move.
     fn volumes(&self) -> &[VolumeId];
 
-    /// What it uses.
+    /// Returns the stores that it uses.
     fn need(&self) -> &Need;
 
-    /// The host that they go to, if all of them is copied there before it is handed over; `None`: to none, or with blocks missing.
+    /// Returns the destination host if the volumes are complete there before the handover; otherwise `None`.
     fn is_copied_to(&self) -> Option<HostId>;
 }
 
-/// Who has ordered a migration.
+/// The party that has ordered a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Party {
-    /// Somebody at this host.
+    /// An administrator of this host.
     Own,
     /// Another host, which brings volumes.
     Peer(HostId),
 }
 
-/// What is under way.
+/// An operation that is under way.
 #[derive(Clone, Debug)]
 pub enum UnderWay {
-    /// A migration.
+    /// A migration from or to this host.
     Migration {
-        /// Whose order it is.
+        /// The party that ordered it.
         of: Party,
         /// Its volumes.
         volumes: Vec<VolumeId>,
-        /// What it uses.
+        /// The stores that it uses.
         need: Need,
     },
-    /// A volume lacks blocks that another host has. It counts for no limit, and moves meanwhile to no host but that one.
+    /// A volume is being filled from another host. It counts for no limit, and may move only to that host meanwhile.
     Filling {
-        /// Which.
+        /// The volume that is filled.
         volume: VolumeId,
-        /// The other host …
+        /// The host with the missing blocks …
         peer: HostId,
-        /// … by name.
+        /// … and its name.
         from: String,
-        /// Those that came with it, itself included: they go back together, or not yet.
+        /// The volumes that came with it, itself included; they may return only together.
         together: Vec<VolumeId>,
     },
 }
 
-/// The right to begin, by its number; it counts as a migration under way until it is given back.
+/// The right to begin, by its number. It counts as a migration under way until it is given back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Admission(u64);
 
-/// What becomes of an order, or would.
+/// The decision on an order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Turn<A> {
-    /// It may begin.
+    /// The order may begin.
     Now(A),
-    /// It must wait, at this place.
+    /// The order must wait, at this place.
     Later(QueuePlace),
-    /// A volume of it waits already, in this migration.
+    /// A volume of the order already waits in this migration.
     Waits(MigrationId),
 }
 
-/// Where in the queue something is.
+/// A migration's place in the queue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QueuePlace {
-    /// Its place, from 1.
+    /// The place, counted from 1.
     pub place: u64,
-    /// How many wait, it included.
+    /// The number of migrations that wait, this one included.
     pub waiting: u64,
-    /// What it waits for; `None`: its turn has come, and it is about to begin.
+    /// The obstacle; `None` if its turn has come and it is about to begin.
     pub obstacle: Option<Obstacle>,
 }
 
-/// What becomes of the wish to withdraw a migration.
+/// The result of withdrawing a migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Withdrawal<W> {
-    /// It does not wait.
+    /// The migration does not wait.
     Unknown,
-    /// Its turn has just come.
+    /// The turn of the migration has just come.
     Begins(W),
-    /// It waits no more.
+    /// The migration has left the queue.
     Withdrawn(W),
 }
 
@@ -152,11 +152,11 @@ pub enum Withdrawal<W> {
 #[derive(Debug)]
 pub struct Queue<W> {
     limits: QueueLimits,
-    /// As many wait at most.
+    /// The most migrations that may wait.
     waiting_max: usize,
-    /// Those that wait, and those whose turn it is until the journal knows them; in order.
+    /// Migrations that wait, and those whose turn it is until the journal knows them; in order.
     waiting: BTreeMap<MigrationId, Waiting<W>>,
-    /// Those that may begin, until they are known to be under way or to have come to nothing.
+    /// Migrations that may begin, until they are known to be under way or have failed.
     admitted: BTreeMap<Admission, Admitted>,
     next_admission: u64,
 }
@@ -170,12 +170,11 @@ struct Admitted {
 #[derive(Debug)]
 struct Waiting<W> {
     wish: W,
-    /// Whether its turn has come.
     begins: bool,
 }
 
 impl Need {
-    /// What a migration of these volumes uses. An image that is served in place is in no store.
+    /// Returns the stores that a migration of these volumes uses. An image served in place is in no store.
     pub fn of(volumes: &[MigratingVolume]) -> Self {
         let stores = volumes.iter().flat_map(|moving| [&moving.source.store, &moving.target.store]);
         Self { stores: stores.filter(|store| !store.is_empty()).cloned().collect() }
@@ -207,7 +206,7 @@ impl fmt::Display for Obstacle {
     }
 }
 
-/// What each of those that wait waits for, in their order; `None`: it may begin.
+/// Returns the obstacle of each waiting migration, in order; `None` if it may begin.
 pub fn judge(limits: QueueLimits, under_way: &[Need], waiting: &[Claimant]) -> Vec<Option<Obstacle>> {
     let mut on_host = under_way.len();
     let mut in_stores = BTreeMap::<&str, usize>::new();
@@ -229,7 +228,7 @@ pub fn judge(limits: QueueLimits, under_way: &[Need], waiting: &[Claimant]) -> V
             on_host += 1;
             None
         };
-        // Also of one that waits: nobody behind it takes its place.
+        // Also for a waiting migration, so that a later one does not take its place.
         for store in &need.stores {
             *in_stores.entry(store).or_default() += 1;
         }
@@ -239,18 +238,18 @@ pub fn judge(limits: QueueLimits, under_way: &[Need], waiting: &[Claimant]) -> V
 }
 
 impl<W: Wish> Queue<W> {
-    /// Nothing waits, and so many may.
+    /// Returns an empty queue, in which at most `waiting_max` migrations wait.
     pub fn new(limits: QueueLimits, waiting_max: usize) -> Self {
         let (waiting, admitted) = (BTreeMap::new(), BTreeMap::new());
         Self { limits, waiting_max, waiting, admitted, next_admission: 0 }
     }
 
-    /// Other limits hold from now on. Who is beyond them goes on.
+    /// Changes the limits. Migrations beyond them continue.
     pub fn set_limits(&mut self, limits: QueueLimits) {
         self.limits = limits;
     }
 
-    /// Asks whether something may begin beside what is `under_way`.
+    /// Decides whether an order may begin beside the operations `under_way`.
     pub fn ask(&mut self, wish: &W, under_way: Vec<UnderWay>) -> Turn<Admission> {
         match self.outlook(wish, under_way) {
             Turn::Now(()) => Turn::Now(self.admit(wish)),
@@ -259,7 +258,7 @@ impl<W: Wish> Queue<W> {
         }
     }
 
-    /// Says what [`Queue::ask`] would say; nothing is admitted.
+    /// Returns the answer of [`Queue::ask`] without admitting anything.
     pub fn outlook(&self, wish: &W, under_way: Vec<UnderWay>) -> Turn<()> {
         let is_here =
             |waiting: &Waiting<W>| waiting.wish.volumes().iter().any(|id| wish.volumes().contains(id));
@@ -276,7 +275,7 @@ impl<W: Wish> Queue<W> {
         }
     }
 
-    /// Whether one that waits has no place on this host, because as many of its own orders are under way as may be.
+    /// Returns whether a waiting migration lacks a place on this host because its own orders have reached the limit.
     pub fn has_used_up_the_host(&self, under_way: Vec<UnderWay>) -> bool {
         let line: Vec<Claimant> =
             self.in_line().map(|(_, waiting)| claimant(&waiting.wish, &under_way)).collect();
@@ -284,7 +283,7 @@ impl<W: Wish> Queue<W> {
         judged.into_iter().any(|obstacle| matches!(obstacle, Some(Obstacle::Host { .. })))
     }
 
-    /// Lets a migration wait; false: too many do.
+    /// Adds a migration to the queue; returns `false` if it is full.
     pub fn join(&mut self, id: MigrationId, wish: W) -> bool {
         let has_room = !self.is_full();
         if has_room {
@@ -293,12 +292,12 @@ impl<W: Wish> Queue<W> {
         has_room
     }
 
-    /// Whether as many wait as may.
+    /// Returns whether the queue has reached its limit.
     pub fn is_full(&self) -> bool {
         self.waiting.len() >= self.waiting_max
     }
 
-    /// Those whose turn it is, in order: they are to be begun now.
+    /// Returns the migrations whose turn it is, in order. They must be begun now.
     pub fn next(&mut self, under_way: Vec<UnderWay>) -> Vec<(MigrationId, W, Admission)> {
         let (ids, line): (Vec<_>, Vec<_>) =
             self.in_line().map(|(id, waiting)| (id, claimant(&waiting.wish, &under_way))).unzip();
@@ -315,19 +314,19 @@ impl<W: Wish> Queue<W> {
         begun
     }
 
-    /// A migration whose turn had come waits again, where it was.
+    /// Returns a migration whose turn had come to its place in the queue.
     pub fn wait_again(&mut self, id: MigrationId) {
         if let Some(waiting) = self.waiting.get_mut(&id) {
             waiting.begins = false;
         }
     }
 
-    /// A migration whose turn had come has begun, or has ended.
+    /// Removes a migration whose turn had come, because it has begun or ended.
     pub fn leave(&mut self, id: MigrationId) {
         self.waiting.remove(&id);
     }
 
-    /// Takes a migration out that waits.
+    /// Removes a waiting migration from the queue.
     pub fn withdraw(&mut self, id: MigrationId) -> Withdrawal<W> {
         match self.waiting.get(&id) {
             None => Withdrawal::Unknown,
@@ -339,33 +338,33 @@ impl<W: Wish> Queue<W> {
         }
     }
 
-    /// Gives back the right to begin: its migration is known to be under way, or has come to nothing.
+    /// Gives back the right to begin, once the migration is known to be under way or has failed.
     pub fn give_back(&mut self, admission: Admission) {
         self.admitted.remove(&admission);
     }
 
-    /// The migration that waits with this volume, or is about to begin.
+    /// Returns the migration of this volume that waits or is about to begin.
     pub fn of(&self, volume: VolumeId) -> Option<MigrationId> {
         let mut waiting = self.waiting.iter();
         waiting.find(|(_, waiting)| waiting.wish.volumes().contains(&volume)).map(|(id, _)| *id)
     }
 
-    /// What waits, or is about to begin, under this number.
+    /// Returns the order that waits, or is about to begin, under this number.
     pub fn get(&self, id: MigrationId) -> Option<&W> {
         self.waiting.get(&id).map(|waiting| &waiting.wish)
     }
 
-    /// Those that wait, or are about to begin, in order.
+    /// Returns the migrations that wait or are about to begin, in order.
     pub fn ids(&self) -> impl Iterator<Item = MigrationId> {
         self.waiting.keys().copied()
     }
 
-    /// The number that the next migration may have at the earliest: those that wait have theirs already.
+    /// Returns the lowest number for the next migration, behind those that wait.
     pub fn next_free(&self) -> u64 {
         self.waiting.last_key_value().map_or(0, |(id, _)| id.0 + 1)
     }
 
-    /// Where a migration is that waits; `None`: it does not, or its turn has come.
+    /// Returns the place of a waiting migration; `None` if it does not wait, or its turn has come.
     pub fn place(&self, id: MigrationId, under_way: Vec<UnderWay>) -> Option<QueuePlace> {
         let (ids, line): (Vec<_>, Vec<_>) =
             self.in_line().map(|(id, waiting)| (id, claimant(&waiting.wish, &under_way))).unzip();
@@ -382,7 +381,7 @@ impl<W: Wish> Queue<W> {
         admission
     }
 
-    /// What is used: by those under way, and by those that may begin. One that is both is counted once.
+    /// Returns the resources used by operations under way and by admitted ones. An operation in both states counts once.
     fn used(&self, under_way: Vec<UnderWay>) -> Vec<Need> {
         let is_admitted =
             |volume: &VolumeId| self.admitted.values().any(|admitted| admitted.volumes.contains(volume));
@@ -394,7 +393,6 @@ impl<W: Wish> Queue<W> {
         self.admitted.values().map(|admitted| admitted.need.clone()).chain(others).collect()
     }
 
-    /// Those whose turn has not come.
     fn in_line(&self) -> impl Iterator<Item = (MigrationId, &Waiting<W>)> {
         self.waiting.iter().filter(|(_, waiting)| !waiting.begins).map(|(id, waiting)| (*id, waiting))
     }

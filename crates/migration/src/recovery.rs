@@ -1,10 +1,10 @@
-//! What is left to do for migrations that a crash interrupted, and what a host answers for those that have ended.
+//! The steps for migrations that a crash interrupted, and a host's answers about those that have ended.
 //!
-//! The journal decides. On one host: before *released* is durable the source owns the volumes, and the copying goes on if what the
-//! half-made target lacks is known ([`crate::stay::copy`]); otherwise that goes. From then on the target owns them and only the
-//! source's images are left to deal with (design §5.10–14).
+//! The journal decides. On one host: before *released* is durable the source owns the volumes. The copying continues if the
+//! missing set of the partial target is known ([`crate::stay::copy`]); otherwise the target is deleted. After *released* the
+//! target owns the volumes, and only the source's images are left to delete or keep (design §5.10–14).
 //!
-//! Between hosts a restart ends nothing by itself, for the other side may have gone on:
+//! Between hosts a restart ends nothing by itself, because the other side may have continued:
 //!
 //! ```text
 //!   this host was   stage        what it does
@@ -17,8 +17,8 @@
 //!                   handed back  keeps its images until it is told to delete them
 //!                    discarding   deletes its images
 //! ```
-//! Of a migration that has ended no machine is left. [`answer_as_source`] and [`answer_as_target`] say from the journal
-//! alone what the other host is told, however long it has been away.
+//! An ended migration has no machine. [`answer_as_source`] and [`answer_as_target`] derive the answer to the other host from
+//! the journal alone, however long that host was away.
 
 use std::time::Duration;
 
@@ -31,37 +31,37 @@ use crate::journal::{
 };
 use crate::planted::{Bug, broken};
 
-/// A step of recovery. Steps are done in order, and each again after another crash: all of them can be repeated.
+/// A step of recovery. Steps run in order, and all of them again after another crash: each can be repeated.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Step {
-    /// Make these records durable before going on.
+    /// Make these records durable before the next step.
     Commit(Vec<Record>),
-    /// Delete the image if it is there: it is a half-made target that nobody owns.
+    /// Delete the image if it exists: it is a partial target without an owner.
     Discard(ImageLocation),
-    /// Deal with a source image that has been left.
+    /// Delete or keep a source image that its volume has left.
     Retire(ImageLocation, Retirement),
-    /// Go on with the migration: make its machine by [`crate::Source::resume`] or [`crate::Target::resume`], from what the
-    /// journal says by then.
+    /// Resume the migration: make its machine by [`crate::Source::resume`] or [`crate::Target::resume`] from the journal's
+    /// current state.
     Resume(MigrationId),
 }
 
-/// What becomes of a source image after its volume has moved away.
+/// What happens to a source image after its volume has moved away.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retirement {
-    /// It is deleted.
+    /// The image is deleted.
     Delete,
-    /// It is kept under another name, so that nothing boots from it by mistake (design §5.17).
+    /// The image is kept under another name, so that nothing boots from it by mistake (design §5.17).
     Keep,
 }
 
 impl Retirement {
-    /// What is to become of `image`: one that was somebody's before Sterna served it is never deleted.
+    /// Decides what happens to `image`. An image that existed before Sterna served it is never deleted.
     pub fn of(image: &ImageLocation, keep_source: bool) -> Self {
         if keep_source || image.is_adopted() { Self::Keep } else { Self::Delete }
     }
 }
 
-/// The steps that end every interrupted migration of `state`, or go on with it, in order.
+/// Returns the steps, in order, that end or resume every interrupted migration of `state`.
 pub fn recover(state: &State) -> Vec<Step> {
     let steps = state.unfinished().flat_map(|(id, migration)| match migration.side {
         Side::OneHost => recover_one(state, id, migration),
@@ -72,8 +72,8 @@ pub fn recover(state: &State) -> Vec<Step> {
         .collect()
 }
 
-/// What this host, from which the migration went out, answers to `message` of the host that it went to; `None`: nothing,
-/// or its machine will.
+/// Returns this host's answer, as the source of a migration, to `message` of the target's host. `None` if there is no answer,
+/// or a machine gives it.
 pub fn answer_as_source(
     state: &State,
     peer: HostId,
@@ -86,11 +86,11 @@ pub fn answer_as_source(
         && !state.migrations.get(&migration).is_some_and(has_moved)
         && !broken(Bug::RestoredDiscards)
     {
-        // N.B. it may have been released since, and what the target has be the only copy: people decide.
+        // **N.B.** It may have been released since, and the target may have the only copy: the administrator decides.
         return None;
     }
     let Some(recorded) = state.migrations.get(&migration) else {
-        // Forgotten, so it has ended; had it ended by a move, its target would own the volumes and not ask.
+        // A forgotten migration has ended. After a move its target would own the volumes and not ask.
         return Some(ToTarget::Discard);
     };
     if !matches!(recorded.side, Side::Outgoing { peer: to, .. } if to == peer) {
@@ -110,8 +110,8 @@ pub fn answer_as_source(
     }
 }
 
-/// What this host, to which the migration came, answers to `message` of the host that it came from; `None`: nothing, or
-/// its machine will.
+/// Returns this host's answer, as the target of a migration, to `message` of the source's host. `None` if there is no answer,
+/// or a machine gives it.
 pub fn answer_as_target(
     state: &State,
     peer: HostId,
@@ -122,18 +122,18 @@ pub fn answer_as_target(
     let recorded = known.map(|(_, recorded)| recorded);
     let stage = recorded.map(|recorded| &recorded.stage);
     match (stage, message) {
-        // Whoever has the volumes is told ([`nothing_kept_of`]).
+        // Handled where the volumes are ([`nothing_kept_of`]).
         (_, ToTarget::NothingKept(_)) => None,
         (Some(Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. })), ToTarget::Commit { attempt, .. }) => {
             Some(ToSource::Active { attempt: *attempt, own: Duration::ZERO })
         }
-        // N.B. what is missing of volumes that came before this journal was put back is not known.
+        // **N.B.** The missing blocks of volumes that came before this journal was restored are not known.
         (Some(Stage::Ended(Outcome::Moved { .. })) | None, ToTarget::IsWhole(_))
             if known.map_or(state.restored.is_some(), |(id, _)| state.is_of_lost_time(id)) =>
         {
             None
         }
-        // N.B. never before *owned*: until then nothing says what is missing.
+        // **N.B.** Never before *owned*: until then no record says what is missing.
         (Some(Stage::Ended(Outcome::Moved { .. })) | None, ToTarget::IsWhole(attempt)) => {
             state.fillings_from(peer, remote).next().is_none().then_some(ToSource::Whole(*attempt))
         }
@@ -145,7 +145,7 @@ pub fn answer_as_target(
         (Some(Stage::Ended(_)) | None, ToTarget::Prepare(_) | ToTarget::PrepareHollow { .. }) => {
             Some(ToSource::Unknown)
         }
-        // The journal was put back while the copy waited, and the volumes are this host's since then.
+        // The journal was restored while the copy waited, and the volumes have become this host's since.
         (Some(Stage::Ended(_)), ToTarget::Commit { attempt, generations })
             if known.is_some_and(|(id, _)| state.is_of_lost_time(id))
                 && generations.iter().all(|came| has_come(state, came)) =>
@@ -153,7 +153,7 @@ pub fn answer_as_target(
             Some(ToSource::Active { attempt: *attempt, own: Duration::ZERO })
         }
         (Some(_), _) => None,
-        // Forgotten long ago, or never begun: nothing of it is here, unless the very volumes are.
+        // Forgotten long ago, or never begun: nothing of it is here, except perhaps the volumes themselves.
         (None, ToTarget::Discard) => Some(ToSource::Discarded { left_over: String::new() }),
         (None, ToTarget::Commit { attempt, generations }) => {
             let active = ToSource::Active { attempt: *attempt, own: Duration::ZERO };
@@ -167,15 +167,15 @@ pub fn answer_as_target(
     }
 }
 
-/// Tells whether a volume has come here, with that generation or a later one.
+/// Returns whether a volume has come here with this generation or a later one.
 fn has_come(state: &State, (volume, generation): &(VolumeId, Generation)) -> bool {
     let here = state.volumes.get(volume).map(|here| here.record.generation);
     let gone = state.moved.get(volume).map(|gone| gone.generation);
     here.or(gone).is_some_and(|known| known >= *generation)
 }
 
-/// All that this host says to `message`, in that order: [`answer_as_target`], and before it why a migration has ended that
-/// the source still goes on with.
+/// Returns all answers to `message`, in order: [`answer_as_target`], preceded by the reason of an end that the source does not
+/// know yet.
 pub fn answers_as_target(
     state: &State,
     peer: HostId,
@@ -190,15 +190,15 @@ pub fn answers_as_target(
     }
 }
 
-/// What the sources of volumes would ask that lack nothing here any more once `records` are durable: they are answered as if they had
-/// ([`answer_as_target`]), and need not wait until they do. `before`: what is durable without them.
+/// Returns the questions of sources whose volumes are complete here once `records` are durable. They are answered unasked
+/// ([`answer_as_target`]), so that the sources need not wait. `before` is the state without `records`.
 pub fn asked_by_itself(before: &State, records: &[Record]) -> Vec<(HostId, MigrationId, ToTarget)> {
     let concerned = records.iter().filter_map(|record| match record {
         Record::Filled { volume } => match before.volumes.get(volume)?.stay {
             StayId::Arrived(migration) => Some(MigrationId(migration)),
             StayId::Made => None,
         },
-        // What was missing may have come before the end was durable.
+        // The last block may have come before the end was durable.
         Record::MigrationEnded { migration, .. } => Some(*migration),
         _ => None,
     });
@@ -210,8 +210,8 @@ pub fn asked_by_itself(before: &State, records: &[Record]) -> Vec<(HostId, Migra
     questions.collect()
 }
 
-/// The volumes that are here since a migration came from `peer`, where it has the number `remote`, and how the copies of them are called
-/// that were left there: of no use once nothing is kept there. Empty if something is missing here, which is there.
+/// Returns the volumes that are here since a migration from `peer` with the number `remote`, and the names of their copies that
+/// were left there. These copies are useless once nothing is kept there. Empty if blocks that are there are missing here.
 pub fn nothing_kept_of(state: &State, peer: HostId, remote: MigrationId) -> Vec<(VolumeId, ReplicaOf)> {
     let Some((migration, _)) = state.incoming(peer, remote) else { return Vec::new() };
     if state.fillings_from(peer, remote).next().is_some() {
@@ -223,7 +223,7 @@ pub fn nothing_kept_of(state: &State, peer: HostId, remote: MigrationId) -> Vec<
     here.map(|(volume, _)| (*volume, copy)).collect()
 }
 
-/// The generations that the volumes of an incoming migration have once they are owned here.
+/// Returns the generations of an incoming migration's volumes once they are owned here.
 pub fn next_of_incoming(recorded: &MigrationState) -> Vec<(VolumeId, Generation)> {
     match &recorded.side {
         Side::Incoming { volumes, .. } => {
@@ -253,8 +253,8 @@ fn recover_between(id: MigrationId, migration: &MigrationState) -> Vec<Step> {
 }
 
 fn go_on_copying(id: MigrationId, migration: &MigrationState) -> Vec<Step> {
-    // N.B. all tries of the run that has ended, and between hosts it recorded none of them: an answer to one of that run must
-    // not be taken for one to a try of the next (hard case 2).
+    // **N.B.** Covers all attempts of the ended run; between hosts it recorded none of them. An answer to one of that run must
+    // not be taken for an answer to one of the next (hard case 2).
     let attempt = match broken(Bug::TryNotCounted) {
         true => migration.aborted.max(migration.attempt()),
         false => migration.aborted.next().last_of_run(),

@@ -1,4 +1,4 @@
-//! A journal that was put back from a backup: what of it is believed, and when volumes may be served again.
+//! Restores a journal from a backup: what of it is trusted, and when volumes may be served again.
 //!
 //! ```text
 //!   journal of then ──restore()──► nothing is this host's; migrations of then have ended; numbers far beyond those of then
@@ -7,10 +7,10 @@
 //!                                        ├─ somebody orders it (`order`) ───────► Reinstated: served, a branch if in doubt
 //!                                        └─ another host has it, or had it later ─► held until somebody forgets it here
 //! ```
-//! Between the backup and its return volumes may have left, come, been copied between stores and been removed, and no record of it
-//! is left here. So an old journal gives no right: neither to serve, nor to go on with a migration, nor to delete anything. What
-//! this host has lost its paired hosts know, except what never left this host; that is told by the images
-//! ([`Look`]), or by people. Nothing here asks anybody: the daemon carries the questions ([`Restoration`]).
+//! Between the backup and its restoration volumes may have left, arrived, been copied between stores or been removed, without a
+//! record. So an old journal gives no right to serve, to continue a migration, or to delete anything. The paired hosts know the
+//! lost moves, except those that never left this host. The images ([`Look`]) or the administrator show those. Nothing here
+//! sends questions: the daemon carries them ([`Restoration`]).
 
 mod hosts;
 mod knowledge;
@@ -36,13 +36,13 @@ pub use order::{Order, Refused, confirm, forget, order};
 pub use ruling::{Claims, InDoubt, Ruling, Standing, Words, ruling};
 pub use size::{Measured, SizeUnknown, size_now};
 
-/// Numbers of migrations go on with the seconds since 1970, of which no host uses one each: what was given in the time that is lost
-/// is not given again, nor if the same backup is put back a second time.
+/// Milliseconds for one number. Numbers of migrations continue with the seconds since 1970, because no host uses one each
+/// second. So no number of the lost time is reused, even if the same backup is restored twice.
 const MS_A_NUMBER: u64 = 1000;
-/// How many are skipped if the clock stands before its time. One migration a minute makes as many in two years.
+/// The numbers skipped if the clock is behind. One migration a minute uses as many in two years.
 const NUMBERS_SKIPPED: u64 = 1 << 20;
 
-/// The journal that is put in place of one that was lost: the state that a backup has, of which nothing is believed yet.
+/// Returns the journal that replaces a lost one: the state of the backup, with nothing trusted yet.
 pub fn restore(backup: &State, found: &Surroundings) -> State {
     let mut state = backup.clone();
     let mut waiting: Vec<RestoredVolume> =
@@ -60,12 +60,12 @@ pub fn restore(backup: &State, found: &Surroundings) -> State {
         }
         end(migration, found.at_unix_ms);
     }
-    // A copy that came home waits here, and is not led to elsewhere.
+    // A copy that returned waits here, and is not forwarded.
     waiting.iter().for_each(|copy| drop(state.moved.remove(&copy.volume.record.volume)));
     let sized = take_sizes(found, &mut waiting, &mut state);
     if !broken(Bug::RestoredNumbersReused) {
         let (next, by_the_clock) = (state.next_migration, found.at_unix_ms / MS_A_NUMBER);
-        // The clock may stand before its time.
+        // The clock may be behind.
         state.next_migration =
             if by_the_clock > next { by_the_clock } else { next.saturating_add(NUMBERS_SKIPPED) };
     }
@@ -79,9 +79,8 @@ pub fn restore(backup: &State, found: &Surroundings) -> State {
     state
 }
 
-/// Volumes that had gone to another host, which may have come home since.
-///
-/// The name of one may be another volume's by now: nobody asks for that by its name, so it stays where it is.
+/// Returns the volumes that had gone to another host, and may have returned since. A volume whose name another volume has taken
+/// is left out, because no client asks for it by that name.
 fn departed(state: &State, waiting: &[RestoredVolume]) -> BTreeSet<VolumeId> {
     if broken(Bug::RestoredDeparture) {
         return BTreeSet::new();
@@ -91,7 +90,7 @@ fn departed(state: &State, waiting: &[RestoredVolume]) -> BTreeSet<VolumeId> {
     departed.map(|(volume, _)| *volume).collect()
 }
 
-/// Takes the sizes of a later journal: a volume only grows.
+/// Adopts larger sizes from a later journal: a volume only grows.
 fn take_sizes(found: &Surroundings, waiting: &mut [RestoredVolume], state: &mut State) -> BTreeSet<VolumeId> {
     let departed = state.moved.values_mut().map(|moved| &mut moved.volume.record);
     let records = waiting.iter_mut().map(|copy| &mut copy.volume.record).chain(departed);
@@ -103,7 +102,7 @@ fn take_sizes(found: &Surroundings, waiting: &mut [RestoredVolume], state: &mut 
     sized.collect()
 }
 
-/// What is not certain of a volume that was between two stores past the commit point: which of the two has it.
+/// Returns the doubt about a volume between two stores past the commit point: either store may have it.
 fn between_stores(state: &State, known: &VolumeState) -> Option<Doubt> {
     let released = state.unfinished().filter(|(_, migration)| matches!(migration.stage, Stage::Released(_)));
     let mut moving = released.flat_map(|(_, migration)| &migration.volumes);
@@ -111,14 +110,15 @@ fn between_stores(state: &State, known: &VolumeState) -> Option<Doubt> {
     Some(Doubt::BetweenStores { other: moving.target.clone() })
 }
 
-/// A volume without what was under way.
+/// Returns a volume without its unfinished operations.
 fn settled(mut known: VolumeState) -> VolumeState {
-    // N.B. an image that has grown since must not be cut to what it was to have.
+    // **N.B.** An image that has grown since must not be cut to the intended size.
     known.resizing_to = None;
     known
 }
 
-/// Complete copies that waited for the word of their source. It may have come since, so they are heard of no more by themselves.
+/// Returns the complete copies that waited for their source. The release may have come since, so they do not continue by
+/// themselves.
 fn waiting_copies(migration: &MigrationState) -> Vec<RestoredVolume> {
     let (Side::Incoming { peer, peer_name, volumes, .. }, Stage::Prepared(_)) =
         (&migration.side, &migration.stage)
@@ -139,8 +139,8 @@ fn waiting_copies(migration: &MigrationState) -> Vec<RestoredVolume> {
     copies.collect()
 }
 
-/// Ends a migration as far as this journal is concerned. **N.B.** Nothing is deleted: an image that was half-made then may be the
-/// volume now.
+/// Ends a migration in this journal. **N.B.** Nothing is deleted: an image that was partial at the backup may be the volume
+/// now.
 fn end(migration: &mut MigrationState, at_unix_ms: u64) {
     let why = "the journal was put back from a backup".to_owned();
     let outcome = match &migration.stage {
@@ -157,7 +157,7 @@ fn end(migration: &mut MigrationState, at_unix_ms: u64) {
     migration.hollow = None;
 }
 
-/// A number for the stay of a volume that is reinstated, which no migration of this journal has.
+/// Returns a number for the residency of a reinstated volume, which no migration of this journal has.
 fn next_stay(state: &State) -> MigrationId {
     MigrationId(state.next_migration)
 }

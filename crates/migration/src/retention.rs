@@ -1,46 +1,45 @@
-//! Which of the images that migrations kept are given up, because there are too many of them or they take too much.
+//! Selects kept images to delete when there are too many or they occupy too much space.
 //!
-//! The oldest go first. One that is needed never goes, and counts all the same: limits bound what piles up, not what
-//! somebody relies on.
+//! The oldest are deleted first. A needed image is never deleted, but counts towards the limits.
 
 use std::collections::BTreeMap;
 
 use crate::identity::MigrationId;
 
-/// An image that a migration kept.
+/// An image that a migration left and kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeptImage {
-    /// Name of its volume.
+    /// The name of its volume.
     pub volume: String,
-    /// The migration that left it: a later one has a larger number.
+    /// The migration that left it; later ones have larger numbers.
     pub migration: MigrationId,
-    /// Name of the store that it is in.
+    /// The name of its store.
     pub store: String,
-    /// Bytes that it takes there.
+    /// The bytes that it occupies in the store.
     pub allocated_bytes: u64,
-    /// Whether anything relies on it.
+    /// Whether anything relies on the image.
     pub necessity: Necessity,
 }
 
-/// Whether anything relies on an image that was kept.
+/// Whether anything relies on a kept image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Necessity {
-    /// A later state of its volume is known, and no way home begins with it.
+    /// A later state of its volume is known, and no incremental return uses the image.
     Spare,
-    /// It may be the only copy of something, or was somebody's, or a way home begins with it.
+    /// The image may be an only copy, existed before Sterna, or serves an incremental return.
     Needed,
 }
 
-/// How much is kept.
+/// The limits on kept images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RetentionLimits {
-    /// Images of one volume.
+    /// The most images of one volume.
     pub images_per_volume_max: usize,
-    /// Bytes of all kept images by store; what is not named has no limit.
+    /// The most bytes of kept images for each store; other stores have no limit.
     pub bytes_per_store_max: BTreeMap<String, u64>,
 }
 
-/// Tells which of the images go, by their positions, oldest first.
+/// Returns the positions of the images to delete, oldest first.
 pub fn surplus(kept: &[KeptImage], limits: &RetentionLimits) -> Vec<usize> {
     let mut oldest_first: Vec<usize> = (0..kept.len()).collect();
     oldest_first.sort_by_key(|position| kept[*position].migration);
@@ -77,7 +76,7 @@ mod tests {
     use super::{KeptImage, Necessity, RetentionLimits, surplus};
     use crate::identity::MigrationId;
 
-    /// Image number `migration` of a volume, of 10 bytes.
+    /// Returns image number `migration` of a volume, of 10 bytes.
     fn image(volume: &str, migration: u64, necessity: Necessity) -> KeptImage {
         KeptImage {
             volume: volume.to_owned(),

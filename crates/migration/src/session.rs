@@ -1,4 +1,4 @@
-//! The life of a migration at one host, from its order, or offer, until nothing is left to be done for it there.
+//! The session of a migration at one host: from the order or offer until nothing is left to do there.
 //!
 //! ```text
 //!   source        Record ─► Offer ─► LetVmLeave ─► ExamineVm ─► Begin ─┐
@@ -10,12 +10,12 @@
 //!                    ▼                              a little later ──┘ ▼
 //!                  End, again until it is durable ──────────────────► Note where the VM is, until it is ─► over
 //! ```
-//! Within a host a restart goes on with what is being copied if the copy may be believed ([`crate::stay::copy`]), and otherwise
-//! undoes it: *Begin* fails with [`FailureCode::DaemonStopped`](crate::journal::FailureCode::DaemonStopped) then.
+//! Within a host a restart continues the copying if the copy can be trusted ([`crate::stay::copy`]). Otherwise it undoes the
+//! migration: *Begin* fails with [`FailureCode::DaemonStopped`](crate::journal::FailureCode::DaemonStopped).
 //!
-//! A step is asked for when the one before it is done: what is to be durable first stands first ([`steps`](Role::steps)). What
-//! happens while it is under way, the copying and the handover, is decided by [`Source`](crate::Source) and
-//! [`Target`](crate::Target), which a driver runs; all that this machine knows of them is that they have ended.
+//! A step is requested when the previous one is done. Their order ([`steps`](Role::steps)) puts whatever must be durable first.
+//! [`Source`](crate::Source) and [`Target`](crate::Target) decide the copying and the handover, and a driver runs them. The
+//! session only learns of their end.
 
 mod event;
 mod state;
@@ -27,7 +27,7 @@ pub use state::MigrationSession;
 
 use std::time::Duration;
 
-/// Which part of a migration a host has.
+/// A host's part in a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The volumes leave for another host.
@@ -39,26 +39,26 @@ pub enum Role {
 }
 
 impl Role {
-    /// What is to be done until a driver has the migration, in this order.
+    /// Returns the steps, in order, until a driver has the migration.
     pub fn steps(self, has_vm: bool) -> &'static [Step] {
         match (self, has_vm) {
             (Self::Source, false) => &[Step::Record, Step::Offer, Step::Begin],
             (Self::Source, true) => {
                 &[Step::Record, Step::Offer, Step::LetVmLeave, Step::ExamineVm, Step::Begin]
             }
-            // Of a VM that comes along nothing is known before its manifest has come, and the driver is there then.
+            // A VM that moves is unknown before its description has arrived, and by then the driver exists.
             (Self::Target | Self::Local, _) => &[Step::MakeRoom, Step::Record, Step::MakeImages, Step::Begin],
         }
     }
 }
 
-/// How patient a session is.
+/// The waiting times of a session.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// How long the other host may take to answer an offer.
     pub offer_max: Duration,
-    /// Pause before it is looked again whether a driver can go on with what was interrupted.
+    /// The pause before the next check whether a driver can continue an interrupted migration.
     pub resume_interval: Duration,
-    /// Pause before something is written again that could not be made durable.
+    /// The pause before a failed write to the journal is tried again.
     pub repeat_interval: Duration,
 }

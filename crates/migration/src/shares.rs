@@ -1,13 +1,12 @@
-//! What other hosts may have of this one at a time, each for itself: migrations on their way here, their volumes and bytes, and how
-//! often they may offer anything.
+//! The share of each other host in this one: arriving migrations, their volumes and bytes, and the rate of offers.
 //!
 //! ```text
 //!   offered ──► a part of the host's share is taken, at the moment when it is looked at ──► arrives ──► over ─┐
 //!                 └─ there is not so much left: refused, with what is used up                                 │
 //!               ◄───────────────────────────────── given back, whatever has become of it ◄───────────────────┘
 //! ```
-//! A share belongs to a key, not to a name: a host that is removed and paired again has the same one. Volumes that have come stay
-//! their host's for this until they are removed or move on.
+//! A share belongs to a key, not to a name: a host that is removed and paired again has the same share. Volumes that have
+//! arrived count towards their host's share until they are removed or leave.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -19,40 +18,40 @@ use crate::identity::HostId;
 use crate::journal::{Side, State};
 use crate::planted::{Bug, broken};
 
-/// What one host may have at a time.
+/// The limits of one host's share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ShareLimits {
-    /// Migrations on their way here.
+    /// The most arriving migrations at a time.
     pub migrations: u32,
-    /// Volumes: of those migrations, and those that it has brought and that are still here.
+    /// The most volumes: of arriving migrations, and arrived ones that are still here.
     pub volumes: u32,
-    /// Bytes of the volumes of those migrations; `None`: what the stores have.
+    /// The most bytes of arriving volumes; `None`: the room in the stores.
     pub bytes: Option<u64>,
-    /// Offers in a burst.
+    /// The most offers in a burst.
     pub offers: u32,
-    /// Time in which it may make one more offer.
+    /// The time after which one more offer is permitted.
     pub offer_interval: Duration,
 }
 
-/// What an offer would take.
+/// The amount that an offer takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Amount {
-    /// Its volumes.
+    /// The number of volumes.
     pub volumes: u32,
-    /// What they have room for, all together.
+    /// The bytes of all volumes together.
     pub bytes: u64,
 }
 
-/// What is used up.
+/// The limit that is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsedUp {
-    /// So many migrations.
+    /// The limit of migrations.
     Migrations(u32),
-    /// So many volumes.
+    /// The limit of volumes.
     Volumes(u32),
-    /// So many bytes.
+    /// The limit of bytes.
     Bytes(u64),
-    /// It offers too often; it may again after this time.
+    /// The limit of offers; another one is permitted after this time.
     Offers(Duration),
 }
 
@@ -66,7 +65,7 @@ pub struct Shares {
     limits: ShareLimits,
     parts: BTreeMap<Part, Taken>,
     next: u64,
-    /// Of hosts that have offered something lately: when the last of their burst will have been paid for.
+    /// For hosts with recent offers: when their burst will be replenished.
     offers: BTreeMap<HostId, Duration>,
 }
 
@@ -103,41 +102,41 @@ impl fmt::Display for UsedUp {
 }
 
 impl Shares {
-    /// Nobody has anything.
+    /// Returns shares of which nothing is taken.
     pub fn new(limits: ShareLimits) -> Self {
         Self { limits, parts: BTreeMap::new(), next: 0, offers: BTreeMap::new() }
     }
 
-    /// Other limits hold from now on. What is beyond them goes on.
+    /// Changes the limits. Parts beyond them stay.
     pub fn set_limits(&mut self, limits: ShareLimits) {
         self.limits = limits;
     }
 
-    /// Takes a part of a host's share for an offer of it; `here`: volumes that it has brought and that are still here.
+    /// Takes a part of a host's share for its offer; `here` counts its arrived volumes that are still here.
     ///
-    /// **N.B.** there is no question without taking: what is seen to be free is taken in the same step.
+    /// **N.B.** There is no query without taking: free room is taken in the same step.
     ///
     /// # Errors
-    /// [`UsedUp`]; nothing is taken then.
+    /// [`UsedUp`]: nothing is taken.
     pub fn take(&mut self, now: Duration, peer: HostId, amount: Amount, here: u32) -> Result<Part, UsedUp> {
         self.may_offer(now, peer)?;
         self.fits(now, peer, amount, here)?;
         Ok(self.put(now, peer, amount))
     }
 
-    /// Takes a part for a migration that is under way already: a restart goes on with it, whatever the limits are.
+    /// Takes a part for a migration under way that a restart resumes, regardless of the limits.
     pub fn resume(&mut self, peer: HostId, amount: Amount) -> Part {
         self.put(Duration::ZERO, peer, amount)
     }
 
-    /// Gives a part back.
+    /// Gives a part of a share back.
     pub fn give_back(&mut self, part: Part) {
         if !broken(Bug::ShareNotGivenBack) {
             self.parts.remove(&part);
         }
     }
 
-    /// How many migrations of a host are under way here, and what they take.
+    /// Returns the number of a host's arriving migrations, and the amount that they take.
     pub fn used_by(&self, peer: HostId) -> (u32, Amount) {
         sum(self.parts.values().filter(|taken| taken.peer == peer))
     }
@@ -150,7 +149,7 @@ impl Shares {
     }
 
     fn fits(&self, now: Duration, peer: HostId, amount: Amount, here: u32) -> Result<(), UsedUp> {
-        // The planted bug counts only what others had taken a moment ago.
+        // The planted bug ignores parts taken at the same instant.
         let counts = |taken: &&Taken| taken.peer == peer && (!broken(Bug::ShareTakenLate) || taken.at < now);
         let (migrations, used) = sum(self.parts.values().filter(counts));
         let limits = &self.limits;
@@ -180,7 +179,6 @@ impl Shares {
     }
 }
 
-/// How many parts these are, and what they are together.
 fn sum<'a>(parts: impl Iterator<Item = &'a Taken>) -> (u32, Amount) {
     parts.fold((0, Amount::default()), |(count, sum), Taken { amount, .. }| {
         let volumes = sum.volumes.saturating_add(amount.volumes);
@@ -188,7 +186,7 @@ fn sum<'a>(parts: impl Iterator<Item = &'a Taken>) -> (u32, Amount) {
     })
 }
 
-/// How many volumes are here that a host has brought.
+/// Returns the number of volumes here that a host has brought.
 pub fn brought(state: &State, peer: HostId) -> u32 {
     let is_of = |stay: StayId| match stay {
         StayId::Arrived(migration) => {

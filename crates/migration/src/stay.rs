@@ -1,4 +1,4 @@
-//! One stay of a volume at a host: its epochs, the copies that refer to them, and what a restart believes of both.
+//! One residency of a volume at a host: its epochs, the copies that refer to them, and what a restart trusts of both.
 //!
 //! ```text
 //!   Stay::begin ───► record, refer, forget ──► Stay::close      files: VOLUME.STAY.kept   what was written, known copies
@@ -8,11 +8,11 @@
 //! ```
 //! Three rules make it safe by construction (design §5.8):
 //!
-//! 1. Everything durable bears its stay in name and content, and nothing of another stay is read.
-//! 2. What refers to an epoch is durable first, and a restart goes on above every number that it finds.
-//! 3. A restart trusts what was kept only if the image is known not to have changed while nobody held it.
+//! 1. Everything durable bears its residency in name and content, and nothing of another residency is read.
+//! 2. An epoch that anything refers to is durable first, and a restart continues above every number that it finds.
+//! 3. A restart trusts the kept state only if the image is known to be unchanged since a daemon last held it.
 //!
-//! Whoever owns the files and carries out what is decided here is the daemon, or the simulator.
+//! The daemon, or the simulator, owns the files and carries out the decisions.
 
 pub mod copy;
 mod elsewhere;
@@ -33,17 +33,17 @@ pub use marks::OpenMarks;
 use crate::identity::VolumeId;
 use crate::planted::{Bug, broken};
 
-/// Names one stay of one volume; files that belong to it begin with it.
+/// Identifies one residency of one volume; its files begin with this key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct StayKey {
-    /// Whose stay.
+    /// The volume of the residency.
     pub volume: VolumeId,
-    /// Which of its stays at this host.
+    /// The residency of the volume at this host.
     pub stay: StayId,
 }
 
 impl StayKey {
-    /// What files begin with that belong to this stay of the volume, and to no other.
+    /// Returns the first bytes of every file of this residency, and of no other.
     pub fn bytes(&self) -> [u8; 32] {
         let mut bytes = [0; 32];
         bytes[..16].copy_from_slice(&self.volume.0);
@@ -55,8 +55,8 @@ impl StayKey {
     }
 }
 
-/// How large a volume is that comes to a store of `store_bytes`, at a host that may have led clients to it meanwhile, and knows it by
-/// the size of `known_bytes`: as large as its store. It may have grown since it left.
+/// Returns the size of a volume that arrives in a store of `store_bytes`: the size of its store. It may have grown since it
+/// left here. `known_bytes` is the size known at a host that forwarded clients meanwhile.
 pub fn size_of_arrival(store_bytes: u64, known_bytes: u64) -> u64 {
     let is_former = broken(Bug::StayOfFormerSize) || broken(Bug::BeyondTheEndUnrecorded);
     if is_former { known_bytes } else { store_bytes }

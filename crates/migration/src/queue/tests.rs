@@ -1,4 +1,4 @@
-//! Turns: what may begin, in which order, and that nothing waits for ever.
+//! Tests turns: which orders may begin, in which order, and that none waits for ever.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,6 @@ use crate::journal::ImageLocation;
 const LIMITS: QueueLimits = QueueLimits { per_host: 3, per_store: 2 };
 const WAITING_MAX: usize = 100;
 
-/// A wish for one volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Ordered {
     volumes: [VolumeId; 1],
@@ -43,7 +42,7 @@ fn wish(volume: u8, stores: &str) -> Ordered {
 }
 
 fn judged(limits: QueueLimits, under_way: &[&str], waiting: &[&str]) -> String {
-    // What has a star lacks blocks.
+    // A star marks a volume that lacks blocks.
     let claimant = |stores: &&str| Claimant {
         need: need(stores.trim_end_matches('*')),
         own_obstacle: stores.ends_with('*').then(|| Obstacle::Filling { from: "filling".to_owned() }),
@@ -69,10 +68,10 @@ fn what_has_room_begins_in_order_and_what_waits_names_what_is_full() {
 
 #[test]
 fn nobody_overtakes_into_a_store_that_somebody_waits_for() {
-    // The first waits for a and b: the second would take the last place in b.
+    // The first waits for a and b. The second would take the last place in b.
     let limits = QueueLimits { per_host: 9, ..LIMITS };
     assert_eq!(judged(limits, &["a", "a"], &["ab", "b", "b"]), "a go b");
-    // What needs neither goes on.
+    // A migration that needs neither store proceeds.
     assert_eq!(judged(limits, &["a", "a"], &["ab", "ab", "cd"]), "a a go");
 }
 
@@ -122,7 +121,7 @@ fn what_other_hosts_bring_takes_no_place_of_what_is_ordered_here() {
     assert_eq!(place.obstacle, Some(Obstacle::Store { store: "a".to_owned(), limit: 2 }));
 }
 
-/// A volume that came from host number 1.
+/// Returns the filling of a volume that came from host number 1.
 fn filling(volume: u8, from: &str, together: &[u8]) -> UnderWay {
     UnderWay::Filling {
         volume: VolumeId([volume; 16]),
@@ -163,17 +162,16 @@ fn as_many_wait_as_may_and_what_waits_is_found_by_its_volume() {
     assert_eq!(queue.place(MigrationId(4), Vec::new()), None, "its turn has come");
 }
 
-/// What is done to a queue.
 #[derive(Clone, Debug)]
 enum Operation {
     Order(u8, String),
-    /// Those whose turn it is begin.
+    /// The orders whose turn it is begin.
     Turn,
-    /// One that has just been admitted becomes known as under way, and gives its right back.
+    /// An admitted order becomes known as under way, and gives its right back.
     Known(prop::sample::Index),
-    /// One that has just been admitted waits again.
+    /// An admitted order waits again.
     Again(prop::sample::Index),
-    /// One that is under way ends.
+    /// An order under way ends.
     End(prop::sample::Index),
     Withdraw(prop::sample::Index),
 }
@@ -194,7 +192,7 @@ fn operation() -> impl Strategy<Value = Operation> {
 struct Host {
     queue: Queue<Ordered>,
     next: u64,
-    /// Those that have begun and have not given their right back yet; those of the queue have a number.
+    /// Orders that have begun and have not given their right back yet; those of the queue have a number.
     beginning: Vec<(Option<MigrationId>, Ordered, Admission)>,
     running: Vec<(Vec<VolumeId>, Need)>,
 }
@@ -219,7 +217,7 @@ impl Host {
         match operation {
             Operation::Order(volume, stores) => {
                 let wish = wish(*volume, stores);
-                // One volume has one migration: whoever orders sees to that.
+                // The caller ensures that a volume has only one migration.
                 if self.is_busy(wish.volumes[0]) {
                     return;
                 }
@@ -239,7 +237,7 @@ impl Host {
             Operation::Known(index) if !self.beginning.is_empty() => {
                 let (id, wish, admission) = self.beginning.remove(index.index(self.beginning.len()));
                 self.running.push((wish.volumes.to_vec(), wish.need));
-                // It is both for a moment.
+                // The order is in both states for a moment.
                 self.check();
                 id.into_iter().for_each(|id| self.queue.leave(id));
                 self.queue.give_back(admission);
@@ -262,7 +260,7 @@ impl Host {
         }
     }
 
-    /// No limit is passed by what has begun.
+    /// Asserts that the started orders exceed no limit.
     fn check(&self) {
         let beginning = self.beginning.iter().map(|(_, wish, _)| &wish.need);
         let needs: Vec<&Need> = self.running.iter().map(|(_, need)| need).chain(beginning).collect();
@@ -273,7 +271,7 @@ impl Host {
         }
     }
 
-    /// When all that is under way has ended, the next has its turn: until none waits.
+    /// Ends every order under way, until none waits.
     fn drain(&mut self) {
         for _ in 0..=WAITING_MAX {
             self.beginning.drain(..).for_each(|(id, _, admission)| {
@@ -293,7 +291,7 @@ impl Host {
 }
 
 proptest! {
-    /// Whatever is ordered, begins, waits again, ends and is withdrawn: no limit is passed, and nothing waits for ever.
+    /// Random orders, starts, returns, ends and withdrawals: no limit is exceeded, and nothing waits for ever.
     #[test]
     fn limits_hold_whatever_is_done_and_everybody_gets_a_turn(
         operations in prop::collection::vec(operation(), 1..80),
@@ -306,8 +304,7 @@ proptest! {
         host.drain();
     }
 
-    /// However many are ordered for whatever stores: no limit is passed, and each begins in the end, and before all that
-    /// were ordered later for the same stores.
+    /// Random orders for random stores: no limit is exceeded, and each begins before later ones for the same stores.
     #[test]
     fn limits_hold_and_everybody_gets_a_turn(
         orders in prop::collection::vec("[a-d]{1,2}", 1..20),

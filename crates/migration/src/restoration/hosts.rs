@@ -1,4 +1,4 @@
-//! Which hosts have to be asked after a journal was put back, and whether it is known which these are.
+//! Which hosts must be asked after a journal was restored, and whether all of them are known.
 //!
 //! ```text
 //!   found at the return                                  the list of hosts is        hosts that have to be asked
@@ -6,8 +6,8 @@
 //!                                                                                    backup, peers of migrations under way
 //!   no list, one that cannot be read, one of another time   unknown                  all that the journal and the export name
 //! ```
-//! **N.B.** Unknown is not "no": a host that is not in the list may have every volume. Nothing is served then by itself, and an order
-//! opens a branch. Asking is not letting in: a host that is named here gets no access by it.
+//! **N.B.** Unknown is not "no": a host that is not in the list may have every volume. Then nothing is served automatically,
+//! and an order begins a branch. A host that is named here gains no access by it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,35 +15,35 @@ use crate::identity::{HostId, VolumeId};
 use crate::journal::{Doubt, HostList, NamedHost, RestoredVolume, State, Unlisted};
 use crate::planted::{Bug, broken};
 
-/// What is found where a journal is put back.
+/// The facts found where a journal is restored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Surroundings {
-    /// When the last commit was made that the backup has, in milliseconds since 1970.
+    /// The time of the backup's last commit, in milliseconds since 1970.
     pub backup_unix_ms: u64,
-    /// What time it is.
+    /// The current time, in milliseconds since 1970.
     pub at_unix_ms: u64,
     /// Whether this host's list names every host that was paired since [`since`].
     pub list: HostList,
-    /// By whom that is known.
+    /// Who vouches for the list.
     pub known_by: KnownBy,
-    /// Hosts of the list, hosts that were removed from it since the backup, and hosts that the export names.
+    /// The listed hosts, those removed since the backup, and those that the export names.
     pub hosts: BTreeSet<NamedHost>,
     /// The sizes of volumes in a later journal of this host, which is replaced.
     pub sizes: BTreeMap<VolumeId, u64>,
 }
 
-/// By whom it is known whether a list names every host.
+/// Who vouches for the completeness of a list.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum KnownBy {
     /// The data folder shows it.
     #[default]
     Look,
-    /// Somebody says so.
+    /// The administrator says so.
     People,
 }
 
-/// Since when hosts can have taken volumes of a backup that was made at `backup_unix_ms`: what waited then has waited since an earlier
-/// return, and is as old as that backup.
+/// Returns the time since which hosts may have taken volumes of a backup made at `backup_unix_ms`. Volumes that waited at that
+/// time have waited since an earlier restoration, and are as old as that backup.
 pub fn since(backup: &State, backup_unix_ms: u64) -> u64 {
     match &backup.restored {
         Some(earlier) if backup.in_question().next().is_some() => backup_unix_ms.min(earlier.backup_unix_ms),
@@ -51,7 +51,7 @@ pub fn since(backup: &State, backup_unix_ms: u64) -> u64 {
     }
 }
 
-/// What is known of the list of hosts of a backup.
+/// Returns the state of a backup's list of hosts.
 pub(super) fn list(found: &Surroundings, backup: &State) -> HostList {
     let earlier = backup.restored.as_ref().filter(|_| backup.in_question().next().is_some());
     match (found.list, earlier.map(|earlier| earlier.more.list)) {
@@ -65,32 +65,32 @@ pub(super) fn list(found: &Surroundings, backup: &State) -> HostList {
 /// The hosts that can be asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Hosts {
-    /// They are paired with this host.
+    /// The hosts that are paired with this host.
     pub paired: BTreeSet<HostId>,
-    /// What is not known, or not to be had.
+    /// The hosts that are unknown or unavailable.
     pub lacks: Lacks,
 }
 
-/// Which hosts cannot be asked.
+/// The hosts that cannot be asked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Lacks {
-    /// All can be asked.
+    /// All hosts can be asked.
     #[default]
     Nothing,
-    /// These have to be asked, and are not paired with this host.
+    /// These hosts must be asked, but are not paired with this host.
     These(Vec<HostId>),
-    /// It is not known which hosts have to be asked.
+    /// The hosts that must be asked are not known.
     Unknown(Unlisted),
 }
 
 impl Hosts {
-    /// Every host that there is can be asked.
+    /// Returns a set of hosts in which none is lacking.
     pub fn all(paired: BTreeSet<HostId>) -> Self {
         Self { paired, lacks: Lacks::Nothing }
     }
 }
 
-/// The hosts that a journal's volumes are asked of. `paired`: those of the list; `Err`: it cannot be read.
+/// Returns the hosts to ask about a journal's volumes. `paired` holds the hosts of the list; `Err` if it cannot be read.
 pub fn hosts_to_ask(state: &State, paired: Result<BTreeSet<HostId>, Unlisted>) -> Hosts {
     let Some(restored) = &state.restored else { return Hosts::default() };
     let paired = match paired {
@@ -112,7 +112,7 @@ pub fn hosts_to_ask(state: &State, paired: Result<BTreeSet<HostId>, Unlisted>) -
     Hosts { paired, lacks }
 }
 
-/// The hosts that have to be asked about a backup's volumes.
+/// Returns the hosts that must be asked about a backup's volumes.
 pub(super) fn named(found: &Surroundings, backup: &State, waiting: &[RestoredVolume]) -> BTreeSet<NamedHost> {
     let mut hosts = found.hosts.clone();
     let earlier = backup.restored.iter().filter(|_| found.known_by == KnownBy::Look);
@@ -137,7 +137,7 @@ pub(super) fn named(found: &Surroundings, backup: &State, waiting: &[RestoredVol
         }
     }
     if let HostList::Unknown(_) = list(found, backup) {
-        // For people: these are worth pairing with.
+        // For the administrator: pairing with these hosts helps.
         peers(|has_ended| has_ended).for_each(|(id, peer_name)| name(id, peer_name));
         backup.moved.values().for_each(|moved| name(moved.host, &moved.host_name));
     }

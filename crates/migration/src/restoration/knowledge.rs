@@ -1,4 +1,4 @@
-//! What a host knows of a volume that another one asks about, and what that means to who asks.
+//! A host's knowledge of a volume that another host asks about, and its meaning to that host.
 //!
 //! ```text
 //!   its journal says                          it answers                        to a host whose backup has generation g
@@ -10,8 +10,8 @@
 //!   a copy that is being made                 Elsewhere, its source's           from a third host: not yours
 //!   nothing                                   -                                 confirmed
 //! ```
-//! The generation of a volume grows with each handover, so a host that has seen a higher one than the backup has knows that the
-//! volume went on after it. The answer is a function of its journal; migrations that have ended count as long as they are in it.
+//! The generation of a volume grows with each handover. So a host that has seen a higher one than the backup's knows of a later
+//! handover. The answer is a function of its journal; ended migrations count while they are in it.
 
 use chronicle::Generation;
 
@@ -19,51 +19,51 @@ use crate::identity::{HostId, VolumeId};
 use crate::journal::{MigrationState, Outcome, Side, Stage, State};
 use crate::planted::{Bug, broken};
 
-/// What a host knows of a volume.
+/// A host's knowledge of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Knowledge {
-    /// The highest generation of it that the host knows of.
+    /// The highest generation of the volume that the host knows.
     pub generation: Generation,
-    /// Where it is, as far as the host knows.
+    /// The volume's place, as far as the host knows.
     pub whereabouts: Whereabouts,
 }
 
-/// Where a volume is, to a host.
+/// The place of a volume, as one host sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Whereabouts {
-    /// It is that host's.
+    /// The volume is the answering host's.
     Here,
-    /// It was that host's when its own journal was saved, which was put back as well.
+    /// The volume was the answering host's in its own journal, which was restored as well.
     HereUnconfirmed,
-    /// That host has a complete copy, which waits for the word of its source.
+    /// The answering host has a complete copy, which waits for its source.
     Waits,
-    /// It has gone to the host that asks.
+    /// The volume has gone to the asking host.
     WithYou,
-    /// It has left that host, or is known there by its copy alone.
+    /// The volume has left the answering host, or is known there only by its copy.
     Elsewhere,
-    /// It is at a host that neither asks nor answers.
+    /// The volume is at a third host, which neither asks nor answers.
     AtAThird,
 }
 
-/// What an answer means to the host that asks.
+/// The meaning of an answer to the asking host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// Nothing speaks against it.
+    /// The answer does not contradict the backup.
     Confirms,
-    /// It has given it to the host that asks, with the generation that this one has or is to get.
+    /// The volume went to the asking host, with the generation that it has or will have.
     Gave(Generation),
     /// The volume is another host's.
     HasIt(Generation),
-    /// It came to the host that asks after the backup was made.
+    /// The volume came to the asking host after the backup.
     CameBack(Generation),
     /// The volume has changed hands since the backup.
     KnowsLater(Generation),
-    /// It may be either host's.
+    /// The volume may be either host's.
     Unsure(Generation),
 }
 
 impl Knowledge {
-    /// What it means to a host whose backup has the volume with this generation.
+    /// Returns the meaning to a host whose backup has the volume with this generation.
     pub fn word(&self, backup: Generation) -> Word {
         match self.whereabouts {
             _ if broken(Bug::RestoredUnheard) => Word::Confirms,
@@ -77,7 +77,7 @@ impl Knowledge {
     }
 }
 
-/// What this host knows of a volume that `asker` asks about; `None`: nothing.
+/// Returns this host's knowledge of a volume that `asker` asks about, if any.
 pub fn knowledge(state: &State, asker: HostId, volume: VolumeId) -> Option<Knowledge> {
     let known = |generation, whereabouts| Some(Knowledge { generation, whereabouts });
     if let Some(here) = state.volumes.get(&volume) {
@@ -93,18 +93,18 @@ pub fn knowledge(state: &State, asker: HostId, volume: VolumeId) -> Option<Knowl
     let seen = state.migrations.values().filter_map(|migration| of_migration(migration, asker, volume));
     let is_claim =
         |known: &Knowledge| matches!(known.whereabouts, Whereabouts::Waits | Whereabouts::AtAThird);
-    // Of two of one generation the one that says where it is.
+    // Of two with the same generation, the one that names the volume's place wins.
     let rank =
         |known: &Knowledge| (is_claim(known), known.generation, known.whereabouts == Whereabouts::WithYou);
     left.into_iter().chain(seen).max_by_key(rank)
 }
 
-/// Tells whether this host's word is worth anything about what it does not know: its own journal was never put back.
+/// Returns whether this host's silence about a volume confirms anything: its own journal was never restored.
 pub fn knows_all(state: &State) -> bool {
     state.restored.is_none() || broken(Bug::RestoredVouches)
 }
 
-/// What a migration says of one of its volumes.
+/// Returns a migration's knowledge of one of its volumes.
 fn of_migration(migration: &MigrationState, asker: HostId, volume: VolumeId) -> Option<Knowledge> {
     let Side::Incoming { peer, volumes, .. } = &migration.side else { return None };
     let source = volumes.iter().find(|record| record.volume == volume)?.generation;
@@ -115,11 +115,11 @@ fn of_migration(migration: &MigrationState, asker: HostId, volume: VolumeId) -> 
     let (generation, whereabouts) = match &migration.stage {
         Stage::Copying => (source, at_its_source),
         Stage::Prepared(_) => (source.next(), Whereabouts::Waits),
-        // It was here, and is not: it has left, or was removed.
+        // The volume was here and is not: it has left, or was removed.
         Stage::Owned(_) | Stage::Released(_) | Stage::Ended(Outcome::Moved { .. }) => {
             (source.next(), Whereabouts::Elsewhere)
         }
-        // Its source has it with one generation more than it came with, or will.
+        // Its source has it, or will, with one generation more than on arrival.
         Stage::HandedBack => (source.next().next(), at_its_source),
         Stage::Discarding(Outcome::HandedBack { .. }) | Stage::Ended(Outcome::HandedBack { .. }) => {
             (source.next().next(), Whereabouts::Elsewhere)

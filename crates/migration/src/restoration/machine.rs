@@ -1,10 +1,11 @@
-//! Who is asked about the volumes of a journal that was put back, and what comes of the answers.
+//! The machine that asks hosts about the volumes of a restored journal, and evaluates the answers.
 //!
 //! ```text
 //!   Hosts ─► Ask(host) ─► Answered │ silence: asked again ─┐
 //!   Look(volume) ─► Looked │ not fit: looked again ────────┴─► Standing ─► ruling: serve, or stays away ─► Confirm(volume)
 //! ```
-//! An answer holds until the next one, which is asked for every few seconds: what people do at another host meanwhile is seen.
+//! An answer holds until the next one, which is requested every few seconds. So changes by administrators of other hosts are
+//! noticed.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -17,92 +18,91 @@ use super::ruling::{InDoubt, Ruling, Standing, Words, ruling};
 use crate::identity::{HostId, VolumeId};
 use crate::journal::{Doubt, RestoredVolume, State, Unlisted};
 
-/// How long a host is waited for before it is asked again; its process may be another one by then.
+/// How long to wait for a host's answer before it is asked again; its process may have restarted.
 pub const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// How long an answer is gone by before the host is asked again.
+/// How long after an answer the host is asked again.
 pub const ASK_AGAIN: Duration = Duration::from_secs(5);
 
-/// What has happened.
+/// An event of the restoration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// These hosts are paired with this one, and these cannot be asked.
+    /// The paired hosts, and those that cannot be asked.
     Hosts(Hosts),
-    /// A host has answered what it was asked last.
+    /// A host has answered the last question.
     Answered(HostId, Answer),
-    /// An image was looked at.
+    /// An image was inspected.
     Looked(VolumeId, Look),
-    /// That a volume is this host's could not be made durable: it is tried again.
+    /// The reinstatement of a volume could not be made durable, and is tried again.
     NotRecorded(VolumeId),
-    /// What waits in the journal is this: volumes were reinstated, or forgotten.
+    /// The volumes that wait in the journal, after a reinstatement or a removal.
     Waiting(BTreeMap<VolumeId, Claim>),
 }
 
-/// What a host answers.
+/// The answer of a host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// What it knows of the volumes that it was asked about. Of those that are not here it knows nothing.
+    /// Its knowledge of the volumes in question; it knows nothing of the others.
     pub known: BTreeMap<VolumeId, Knowledge>,
-    /// Whether what it does not know counts: its own journal was never put back.
+    /// Whether its silence about a volume counts: its own journal was never restored.
     pub knows_all: bool,
 }
 
 /// A volume that waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Claim {
-    /// Its generation in the backup; of a volume that had left, that with which it left.
+    /// The generation in the backup; for a volume that had left, its generation on departure.
     pub generation: Generation,
-    /// Whether the words of other hosts are not enough.
+    /// Whether the answers of other hosts do not suffice.
     pub doubt: InDoubt,
-    /// The host whose word settles the doubt: the volume's copy waited for it.
+    /// The source of a waiting copy, whose answer settles the doubt.
     pub copy_of: Option<HostId>,
-    /// The host to which it had gone.
+    /// The host to which the volume had gone.
     pub left_for: Option<HostId>,
 }
 
-/// How an image looks.
+/// The result of inspecting an image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// It is there, and nothing speaks against it.
+    /// The image exists, with no evidence against it.
     Fit,
-    /// It is not there, or cannot be looked at.
+    /// The image does not exist, or cannot be inspected.
     Missing,
-    /// It is marked as the target of a migration that has not completed it.
+    /// The image is marked as the target of an unfinished migration.
     HalfMade,
-    /// Another store has an image of the volume's name, which may be the one that it moved to.
+    /// Another store has an image with the volume's name: the volume may have moved there.
     Rival(String),
-    /// Nothing speaks against it, and this device or export may hold the volume as well: nobody can look there.
+    /// No evidence is against the image, but this device or export may hold the volume as well, and cannot be inspected.
     NotAlone(String),
 }
 
-/// What is to be done.
+/// An action for the restoration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Ask a host what it knows of everything that waits.
+    /// Ask a host for its knowledge of every waiting volume.
     Ask(HostId),
-    /// Look at a volume's image.
+    /// Inspect a volume's image.
     Look(VolumeId),
-    /// Make durable what every other host has confirmed ([`super::confirm`]): that a volume is this host's, or that it is still away.
+    /// Make durable the fact that every host has confirmed ([`super::confirm`]): the volume is this host's, or is still away.
     Confirm(VolumeId),
 }
 
-/// Asks and looks, until it is known whose the volumes of a journal that was put back are.
+/// Asks hosts and inspects images until the owner of each volume is settled.
 #[derive(Debug)]
 pub struct Restoration {
     claims: BTreeMap<VolumeId, Claim>,
     hosts: BTreeMap<HostId, Asked>,
-    /// Hosts that cannot be asked.
     lacks: Lacks,
     looks: BTreeMap<VolumeId, Look>,
-    /// Asked for and not come.
+    /// Images whose inspection is under way.
     looking: BTreeSet<VolumeId>,
     confirmed: BTreeSet<VolumeId>,
-    /// When images are looked at again, of a host that has nobody to ask.
+    /// When images are inspected again, on a host without other hosts.
     again: Duration,
     actions: VecDeque<Action>,
 }
 
 impl Default for Restoration {
-    /// Nobody has said yet which hosts there are: that is unknown, and not none.
+    /// Until the hosts are reported, they are unknown, not absent.
     fn default() -> Self {
         Self {
             claims: BTreeMap::new(),
@@ -117,16 +117,14 @@ impl Default for Restoration {
     }
 }
 
-/// What is known of a host.
 #[derive(Debug, Default)]
 struct Asked {
-    /// When it is asked again.
     again: Duration,
     answer: Option<Answer>,
 }
 
 impl Word {
-    /// The generation that the other host has seen; `None`: it says nothing against it.
+    /// Returns the generation that the other host has seen; `None` if it does not contradict.
     pub fn generation(&self) -> Option<Generation> {
         match self {
             Self::Confirms | Self::Gave(_) => None,
@@ -139,7 +137,7 @@ impl Word {
 }
 
 impl Event {
-    /// What waits in a journal.
+    /// Returns the event for the volumes that wait in a journal.
     pub fn waiting(state: &State) -> Self {
         let volumes = state.restored_volumes().map(|(volume, waiting)| (volume, Claim::of(waiting)));
         let departed = state.departures_in_question().map(|moved| {
@@ -171,7 +169,7 @@ impl Claim {
 }
 
 impl Restoration {
-    /// Takes what has happened.
+    /// Handles an event of the restoration.
     pub fn handle_event(&mut self, now: Duration, event: Event) {
         match event {
             Event::Hosts(hosts) => {
@@ -184,7 +182,7 @@ impl Restoration {
             Event::Answered(host, answer) => {
                 if let Some(asked) = self.hosts.get_mut(&host) {
                     *asked = Asked { again: now + ASK_AGAIN, answer: Some(answer) };
-                    // What was not to be had may be by now.
+                    // Unavailable images may be available by now.
                     self.looks.retain(|_, look| look.is_fit());
                 }
             }
@@ -207,9 +205,9 @@ impl Restoration {
         self.decide(now);
     }
 
-    /// It is as late as [`Self::poll_timeout`] has said.
+    /// Handles everything that is due at the time from [`Self::poll_timeout`].
     pub fn handle_timeout(&mut self, now: Duration) {
-        // A host alone has nobody whose answer would have an image looked at again.
+        // Without other hosts no answer triggers another inspection.
         if self.hosts.is_empty() && self.again <= now {
             self.again = now + ASK_AGAIN;
             self.looks.retain(|_, look| look.is_fit());
@@ -217,12 +215,12 @@ impl Restoration {
         self.decide(now);
     }
 
-    /// What is to be done next.
+    /// Returns the next action for the caller.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// When something is to be asked, and why; `None`: nothing waits.
+    /// Returns when something is to be asked, and why; `None` if nothing waits.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         if self.claims.is_empty() {
             return None;
@@ -231,7 +229,7 @@ impl Restoration {
         Some((again.unwrap_or(self.again), "asking other hosts whose volumes are"))
     }
 
-    /// What is known of a volume; `None`: it does not wait.
+    /// Returns the evidence about a waiting volume; `None` if it does not wait.
     pub fn standing(&self, volume: VolumeId) -> Option<Standing> {
         let claim = self.claims.get(&volume)?;
         let words: Vec<(HostId, Option<(Word, bool)>)> =
@@ -248,14 +246,14 @@ impl Restoration {
         };
         let doubt = match claim.doubt {
             InDoubt::Yes if claim.copy_of.is_some_and(gave) => InDoubt::No,
-            // It may have come back to another place.
+            // The volume may have returned to another place.
             InDoubt::No if came_back.is_some() && matches!(look, Some(Look::NotAlone(_))) => InDoubt::Yes,
             doubt => doubt,
         };
         Some(Standing { words: self.all_words(claim, &words, came_back), look, doubt, came_back })
     }
 
-    /// What the hosts say, all together.
+    /// Combines the answers of all hosts.
     fn all_words(
         &self,
         claim: &Claim,
@@ -263,7 +261,7 @@ impl Restoration {
         came_back: Option<Generation>,
     ) -> Words {
         let (mut unheard, mut contradicting, mut unreliable) = (Vec::new(), Vec::new(), Vec::new());
-        // The backup itself says that it had left.
+        // The backup itself says that the volume had left.
         contradicting.extend(claim.left_for.map(|host| (host, Word::KnowsLater(claim.generation))));
         for (host, word) in words {
             match word {
@@ -273,7 +271,7 @@ impl Restoration {
                 Some((word, _)) => contradicting.push((*host, *word)),
             }
         }
-        // What another host knew before it came back here.
+        // Drops knowledge that is older than the return to this host.
         contradicting.retain(|(_, word)| match word {
             Word::KnowsLater(generation) => Some(*generation) > came_back,
             _ => true,
@@ -304,7 +302,7 @@ impl Restoration {
         }
         let volumes: Vec<VolumeId> = self.claims.keys().copied().collect();
         for volume in volumes {
-            // N.B. an image is looked at for an order as well, whatever the hosts say.
+            // **N.B.** An order needs the inspection as well, whatever the hosts answer.
             if !self.looks.contains_key(&volume) && self.looking.insert(volume) {
                 self.actions.push_back(Action::Look(volume));
             }
@@ -318,14 +316,14 @@ impl Restoration {
 }
 
 impl Look {
-    /// Whether the image may be served if nothing else speaks against it.
+    /// Returns whether the image may be served if no other evidence is against it.
     pub fn is_fit(&self) -> bool {
         matches!(self, Self::Fit | Self::NotAlone(_))
     }
 }
 
 impl Asked {
-    /// What the host says of a volume, and whether its silence would count; `None`: it has not answered.
+    /// Returns the host's answer about a volume, and whether its silence would count; `None` before its first answer.
     fn word(&self, volume: VolumeId, claim: &Claim) -> Option<(Word, bool)> {
         let answer = self.answer.as_ref()?;
         Some(match answer.known.get(&volume) {

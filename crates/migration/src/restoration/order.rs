@@ -1,4 +1,4 @@
-//! What people may order about a volume of a journal that was put back, and the records of it.
+//! The administrator's orders for a volume of a restored journal, and their records.
 
 use chronicle::{BranchId, Generation};
 
@@ -7,48 +7,48 @@ use super::ruling::{Claims, Ruling, Standing, Words, ruling};
 use crate::identity::VolumeId;
 use crate::journal::{Record, State};
 
-/// How somebody takes a volume although other hosts have not all confirmed it.
+/// An order to take a volume without the confirmation of every host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// They know that no other host has it.
+    /// The administrator knows that no other host has the volume.
     Known,
-    /// They accept that another host says otherwise, or that it may have been written to elsewhere.
+    /// The administrator accepts that another host contradicts, or that the volume may have been written there.
     Force,
 }
 
-/// Why a volume waits, or an order is not carried out.
+/// The reason why a volume waits, or an order is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    /// There is no such volume.
+    /// The volume is not one of a restored journal.
     #[error("it does not wait for that: it is no volume of a journal that was put back")]
     NotWaiting,
-    /// Parts of it are missing, and which ones is not known.
+    /// The volume lacks blocks, and it is not known which.
     #[error(
         "it lacked blocks when the journal was saved, and which ones it still lacks is not known any more"
     )]
     Hollow,
-    /// Nobody has looked at its image yet.
+    /// The image has not been inspected yet.
     #[error("its image has not been looked at yet")]
     NotLooked,
-    /// Its image is not there.
+    /// The image does not exist, or cannot be inspected.
     #[error("its image is not to be had")]
     NoImage,
-    /// Not all hosts have said what they know.
+    /// Some host has not answered yet.
     #[error("not every other host has said whose it is")]
     Unheard,
-    /// No host can know.
+    /// No host can know whether the image is the volume.
     #[error("no host can know whether this image is the volume")]
     InDoubt,
-    /// Something speaks against it.
+    /// A host or an image contradicts.
     #[error("other hosts or images speak against it")]
     Contradicted,
 }
 
-/// The records by which a volume is this host's again by somebody's order. `branch` names the branch of its history that begins
-/// if another host may have it as well: that is so unless every host has confirmed it.
+/// Returns the records of an order that makes a volume this host's again. Unless every host has confirmed it, another host may
+/// have the volume as well, and `branch` names the branch that begins.
 ///
 /// # Errors
-/// [`Refused`].
+/// [`Refused`] holds the reason.
 pub fn order(
     state: &State,
     volume: VolumeId,
@@ -59,12 +59,12 @@ pub fn order(
     carried_out(state, volume, standing, ruling(standing, Some(order)), branch)
 }
 
-/// The records by which a volume is this host's, or stays another's, that every other host has confirmed.
+/// Returns the records for a volume that every other host has confirmed: as this host's, or as still away.
 ///
 /// # Errors
-/// [`Refused`]: it waits.
+/// [`Refused`]: the volume waits.
 pub fn confirm(state: &State, volume: VolumeId, standing: &Standing) -> Result<Vec<Record>, Refused> {
-    // Nobody has ordered it, so there is no branch.
+    // Without an order there is no branch.
     carried_out(state, volume, standing, ruling(standing, None), BranchId([0; 16]))
 }
 
@@ -87,7 +87,7 @@ fn carried_out(
         .into_iter()
         .flatten()
         .fold(own, Generation::max);
-    // N.B. above all that anybody has seen, so that a copy of the other branch is never taken for a later one of this.
+    // **N.B.** Above every known generation, so that a copy of the other branch never counts as a later one of this.
     let (generation, branch) = match claims {
         Claims::Sole => (highest, None),
         Claims::Branch => (highest.next(), Some(branch)),
@@ -95,10 +95,10 @@ fn carried_out(
     Ok(vec![Record::Reinstated { volume, generation, stay: next_stay(state), branch }])
 }
 
-/// The records by which nobody needs to know any more whose a volume is; its image stays.
+/// Returns the records that forget a volume of a restored journal; its image stays.
 ///
 /// # Errors
-/// [`Refused::NotWaiting`].
+/// [`Refused::NotWaiting`] if there is no such volume.
 pub fn forget(state: &State, volume: VolumeId) -> Result<Vec<Record>, Refused> {
     state.questioned(volume).ok_or(Refused::NotWaiting)?;
     Ok(match state.is_departure_in_question(volume) {
@@ -108,7 +108,7 @@ pub fn forget(state: &State, volume: VolumeId) -> Result<Vec<Record>, Refused> {
 }
 
 impl Words {
-    /// The highest generation that a host speaks of which contradicts.
+    /// Returns the highest generation in contradicting answers.
     fn generation(&self) -> Option<Generation> {
         match self {
             Self::Contradicted(words) => words.iter().filter_map(|(_, word)| word.generation()).max(),

@@ -1,4 +1,4 @@
-//! What becomes of a volume that waits: one table of what the hosts say, how the image looks, and what somebody orders.
+//! Decides about a waiting volume: one table of the hosts' answers, the image and the order.
 //!
 //! ```text
 //!                          image is    not looked at, missing   half-made, rival   fit, not alone
@@ -9,8 +9,8 @@
 //!   contradicted                       -                        -    -     branch  -      -      branch
 //!   away (of a departure)              a host has it: where it is stays as it was, whatever the image is; by force a branch
 //! ```
-//! A volume that lacked blocks is never served. *branch*: another host may have it as well. The hosts' words and the look are separate
-//! facts: neither hides the other.
+//! A volume that lacked blocks is never served. *branch*: another host may have it as well. The hosts' answers and the image
+//! are separate facts: neither overrides the other.
 
 use chronicle::Generation;
 
@@ -21,68 +21,68 @@ use super::order::{Order, Refused};
 use crate::identity::HostId;
 use crate::planted::{Bug, broken};
 
-/// All that is known of a volume that waits.
+/// All evidence about a waiting volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Standing {
-    /// What the other hosts say.
+    /// The combined answers of other hosts.
     pub words: Words,
-    /// How its image looks; `None`: nobody has looked yet.
+    /// The result of inspecting its image; `None` before the first inspection.
     pub look: Option<Look>,
-    /// Whether something remains that no host can know.
+    /// Whether a doubt remains that no host can settle.
     pub doubt: InDoubt,
-    /// With which generation it came back here after the backup was made; `None`: no host says so.
+    /// The generation with which it returned here after the backup; `None` if no host reports that.
     pub came_back: Option<Generation>,
 }
 
-/// What other hosts say of a volume, all together. Of two the first counts.
+/// The combined answers of other hosts about a volume. Of two that apply the first counts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Words {
-    /// It had left, and this host knows who has it, with this generation.
+    /// The volume had left, and this host has it with this generation.
     Away(HostId, Generation),
-    /// These contradict.
+    /// These answers contradict.
     Contradicted(Vec<(HostId, Word)>),
-    /// Not all hosts can be asked.
+    /// Some hosts cannot be asked.
     Unlisted(Lacks),
-    /// These have not said what they know.
+    /// These hosts have not answered.
     Unheard(Vec<HostId>),
-    /// These have confirmed, but were put back themselves, so what they do not know says nothing.
+    /// These hosts have confirmed, but their own journals were restored, so their silence says nothing.
     Unreliable(Vec<HostId>),
-    /// All have answered, and nothing speaks against it.
+    /// All hosts have answered, and none contradicts.
     Agreed,
 }
 
-/// Whether something remains that no host can know.
+/// Whether a doubt remains that no host can settle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InDoubt {
-    /// Nothing does.
+    /// No doubt remains.
     No,
-    /// Somebody has to decide.
+    /// The administrator must decide.
     Yes,
-    /// It lacked blocks, and nobody can tell which.
+    /// The volume lacked blocks, and it is not known which.
     Hollow,
 }
 
-/// What becomes of a volume.
+/// The decision about a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ruling {
-    /// It is this host's.
+    /// The volume is this host's.
     Serve(Claims),
-    /// It is where the backup says it has gone.
+    /// The volume is where the backup says it went.
     StaysAway,
-    /// It waits, or the order is refused.
+    /// The volume waits, or the order is refused.
     Waits(Refused),
 }
 
-/// Whether another host may have a volume as well that is served here.
+/// Whether another host may also have a volume that is served here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claims {
-    /// None can.
+    /// No other host can have it.
     Sole,
-    /// One may: a branch of the history begins.
+    /// Another host may have it: a branch of the history begins.
     Branch,
 }
 
-/// Decides what becomes of a volume. `order`: what somebody orders; `None`: nobody does.
+/// Decides about a volume; `order` is the administrator's order, if any.
 pub fn ruling(standing: &Standing, order: Option<Order>) -> Ruling {
     use Claims::{Branch, Sole};
     use Ruling::{Serve, StaysAway, Waits};
@@ -93,7 +93,7 @@ pub fn ruling(standing: &Standing, order: Option<Order>) -> Ruling {
         return StaysAway;
     }
     let by_force = order == Some(Order::Force);
-    // N.B. the look counts whatever the hosts say, and also if they say nothing.
+    // **N.B.** The image counts whatever the hosts answer, and even if they do not answer.
     let is_hidden = broken(Bug::RestoredLookHidden) && standing.words != Words::Agreed;
     match &standing.look {
         _ if is_hidden && order.is_some() => {}

@@ -1,4 +1,4 @@
-//! How large a volume of a journal that was put back is by now: it may have grown since the backup.
+//! The current size of a volume of a restored journal: it may have grown since the backup.
 //!
 //! ```text
 //!   image                      what it says            the volume has
@@ -6,55 +6,56 @@
 //!   device, export             how much there is room  the size of the journal that was replaced, if there was one; all of it, if
 //!                                                      that is no more than then; otherwise people say
 //! ```
-//! **N.B.** A volume that is served with fewer bytes than it had loses the rest: guests see a disk that was cut off, and the next growth
-//! zeroes what lies there.
+//! **N.B.** A volume served with fewer bytes than it had loses the rest: guests see a truncated disk, and the next growth
+//! zeroes the lost part.
 
 use crate::planted::{Bug, broken};
 
 /// A volume grows by multiples of this many bytes.
 const STEP_BYTES: u64 = 512;
 
-/// What an image says of the size of its volume.
+/// The evidence of an image for the size of its volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measured {
-    /// The volume has so many bytes.
+    /// The volume has this many bytes.
     Volume(u64),
-    /// The place has room for so many bytes, and its volume may have fewer.
+    /// The place has this many bytes; its volume may have fewer.
     Room(u64),
 }
 
-/// Why the size of a volume is not known.
+/// The reason why the size of a volume is not known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SizeUnknown {
-    /// The image is no image of it.
+    /// The image is too small for the volume.
     #[error(
         "its image has {found} bytes, and the volume had {recorded} when the journal was saved: it is another image, or was cut off"
     )]
     Smaller {
-        /// What there is.
+        /// The size of the image in bytes.
         found: u64,
-        /// What the volume had.
+        /// The recorded size of the volume in bytes.
         recorded: u64,
     },
-    /// Its size is no size of a volume.
+    /// The size is not a size of a volume.
     #[error("its image has {0} bytes, which is no multiple of 512")]
     Odd(u64),
-    /// It may have grown.
+    /// The volume may have grown since the backup.
     #[error(
         "its device or export has room for {room} bytes, and the volume had {recorded} when the journal was saved: it may have grown since"
     )]
     MayHaveGrown {
-        /// What there is.
+        /// The size of the place in bytes.
         room: u64,
-        /// What the volume had.
+        /// The recorded size of the volume in bytes.
         recorded: u64,
     },
 }
 
-/// The size of a volume that had `recorded` bytes when the backup was made. `is_known`: that size is of the time of the loss, for a
-/// later journal said so. `said`: what somebody says.
+/// Returns the size of a volume that had `recorded` bytes at the backup. `is_known`: a later journal confirms that size for the
+/// time of the loss. `said`: the size that the administrator gives.
 ///
 /// # Errors
+/// [`SizeUnknown`]: the volume must not be served.
 /// [`SizeUnknown`]: it is not served.
 pub fn size_now(
     recorded: u64,

@@ -1,111 +1,111 @@
-//! What a session is told, and what it asks for.
+//! The events and actions of a session.
 
 use crate::failure::{CommitFault, Failure};
 use crate::journal::{Outcome, Stage};
 
-/// Something that is done before a driver can have the migration.
+/// A step before a driver has the migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// What is asked for may be, and there is room for it: names and places are taken, which hold nothing yet.
+    /// Check that the order is permitted, and reserve room for it: names and places, still empty.
     MakeRoom,
-    /// *Started* is made durable.
+    /// Make *started* durable in the journal.
     Record,
-    /// The other host is asked to take the volumes, and does.
+    /// Ask the other host to take the volumes, and await its consent.
     Offer,
-    /// It is made durable that the VM is leaving.
+    /// Make the departure of the VM durable.
     LetVmLeave,
-    /// The other host is asked whether it could run the VM, and can.
+    /// Ask the other host whether it can run the VM, and await its consent.
     ExamineVm,
-    /// The target's images are made.
+    /// Make the target's images.
     MakeImages,
-    /// Lanes get their orders: from now on a driver decides.
+    /// Start the lanes: from now on a driver decides.
     Begin,
 }
 
-/// What has happened.
+/// An event of a session.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Event {
-    /// A step is done, or cannot be.
+    /// A step is done, or has failed.
     Done(Step, Result<(), Failure>),
-    /// *Started* may be in the journal, or not, and nothing can be said of it before a restart: for [`Step::Record`].
+    /// *Started* may be in the journal, or not; only a restart will tell. For [`Step::Record`].
     Undecided,
-    /// What the journal says of it, in answer to [`Action::Recall`]; `None`: it knows nothing of it any more.
+    /// The stage in the journal, in answer to [`Action::Recall`]; `None` if the migration is not there.
     Recalled(Option<Stage>),
-    /// The driver has ended it, durably.
+    /// The driver has ended the migration, durably.
     DriverEnded(Outcome),
-    /// There is no driver any more, and it has not ended.
+    /// The driver is gone, and the migration has not ended.
     DriverLost,
-    /// *Discarding* is durable, or not.
+    /// *Discarding* is durable, or could not be recorded.
     Abandoned(Result<(), CommitFault>),
-    /// What was to be undone is, as far as it could be; what could not be deleted is named, for people.
+    /// The undo is complete, as far as possible.
     Undone {
-        /// Empty if nothing is left.
+        /// The images that could not be deleted, for people; empty if there are none.
         left_over: String,
     },
-    /// *Ended* is durable, or not.
+    /// *Ended* is durable, or could not be recorded.
     Ended(Result<(), CommitFault>),
-    /// Where the VM is is noted, durably, or could not be.
+    /// The place of the VM is durable, or could not be recorded.
     Noted(Result<(), String>),
-    /// What kept it from going on may be over.
+    /// The obstacle to resuming may be gone.
     LookAgain,
-    /// Somebody wishes that it ends.
+    /// The administrator has cancelled the migration.
     Cancel,
 }
 
-/// What is to be done.
+/// An action for a session.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
-    /// Do this, then say [`Event::Done`]. A step that is [not wanted any more](super::MigrationSession::doing) may be dropped.
+    /// Do this step, then report [`Event::Done`]. A step that is [not current](super::MigrationSession::doing) may be dropped.
     Do(Step),
-    /// Look what the journal says of it, then say [`Event::Recalled`].
+    /// Look the stage up in the journal, then report [`Event::Recalled`].
     Recall,
-    /// Make *discarding* durable, then say [`Event::Abandoned`].
+    /// Make *discarding* durable, then report [`Event::Abandoned`].
     Abandon(Outcome),
-    /// Undo what was done, then say [`Event::Undone`].
+    /// Undo the earlier steps, then report [`Event::Undone`].
     Undo(Undo),
-    /// Have the driver end it: the VM stays, whose memory went with the process that carried it.
+    /// Let the driver end the migration: the VM stays, because the process that sent its memory is gone.
     KeepVm,
-    /// Have the driver cancel it, if that is still possible.
+    /// Let the driver cancel the migration, if that is still possible.
     Cancel,
-    /// Make *ended* durable, then say [`Event::Ended`].
+    /// Make *ended* durable, then report [`Event::Ended`].
     End(Outcome),
-    /// No driver has it for the time being: let go of what is held for one.
+    /// Release everything held for a driver: there is none for the time being.
     LetGo,
-    /// It has ended, durably: serve the volumes that are here, and let go of the others.
+    /// The migration has ended, durably: serve the volumes that are here, and release the others.
     PlaceVolumes(Outcome),
-    /// Note durably where the VM is, then say [`Event::Noted`].
+    /// Make the place of the VM durable, then report [`Event::Noted`].
     Note(VmPlace),
-    /// Tell whoever asked for it. It is told once.
+    /// Answer the client that ordered the migration, once.
     Answer(Answer),
-    /// It is over, and everything is in its place: tell whoever watches, and run what is to be run after it.
+    /// The migration is over: inform watchers, and run the hook after it.
     Conclude(Outcome),
 }
 
-/// What becomes of what was done before a driver had the migration.
+/// The way to undo the steps before a driver has the migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undo {
-    /// No journal knows of it: what was taken is given back.
+    /// The journal does not have the migration: give the reserved room back.
     Room,
-    /// The other host may have taken the volumes: it is told to let go of them.
+    /// The other host may have taken the volumes: tell it to release them.
     Offer,
-    /// Images that nothing was promised of are deleted.
+    /// Delete images for which nothing was promised.
     Images,
 }
 
-/// Where a VM is, as its host notes it.
+/// The place of a VM, as its host records it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VmPlace {
-    /// Here, with its volumes.
+    /// At this host, with its volumes.
     Here,
     /// At the other host, with its volumes.
     Elsewhere,
 }
 
-/// What whoever asked for a migration is told.
+/// The answer to the client that ordered a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It is under way: volumes are accepted, and copied.
+    /// The migration is under way: its volumes are accepted and copied.
     Begun,
-    /// It came to nothing.
+    /// The migration was refused, or failed.
     Refused,
 }

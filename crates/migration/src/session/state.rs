@@ -1,4 +1,4 @@
-//! The machine of a session.
+//! The state machine of a session.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use crate::journal::{FailureCode, MigrationState, Outcome, Stage};
 use crate::orders;
 use crate::planted::{Bug, broken};
 
-/// One migration, as one host sees to it.
+/// One migration, as one host handles it.
 #[derive(Debug)]
 pub struct MigrationSession {
     role: Role,
     has_vm: bool,
     patience: Patience,
     state: State,
-    /// *Started* is durable.
+    /// Whether *started* is durable.
     is_recorded: bool,
-    /// What is to be undone if it comes to nothing.
+    /// How to undo the steps if the migration fails.
     undo: Option<Undo>,
-    /// How far the journal says that it is, if a driver is to go on with what was interrupted.
+    /// The stage in the journal, if a driver is to resume the migration.
     resumed: Option<Stage>,
-    /// A driver of this daemon has had it, and may have it still.
+    /// Whether a driver of this daemon has had the migration, and may have it still.
     has_begun: bool,
     is_cancelled: bool,
     is_answered: bool,
@@ -36,27 +36,26 @@ enum State {
         step: Step,
         until: Option<Duration>,
     },
-    /// No driver goes on with it; it is looked how far it is, or will be.
+    /// No driver has the migration; its stage is looked up, or will be.
     Interrupted {
         retry_at: Option<Duration>,
     },
-    /// A driver has it.
     UnderWay,
-    /// It comes to nothing: that is made durable before any image is deleted, or will be tried again.
+    /// The failure is being made durable before any image is deleted, or will be tried again.
     Abandoning {
         outcome: Outcome,
         retry_at: Option<Duration>,
     },
-    /// It comes to nothing, and what was done is undone.
+    /// The earlier steps are being undone.
     Undoing {
         outcome: Outcome,
     },
-    /// It comes to nothing, and that is made durable, or will be tried again.
+    /// The end is being made durable, or will be tried again.
     Ending {
         outcome: Outcome,
         retry_at: Option<Duration>,
     },
-    /// Where the VM is is noted, or will be tried again.
+    /// The place of the VM is being recorded, or will be tried again.
     Noting {
         outcome: Outcome,
         retry_at: Option<Duration>,
@@ -73,17 +72,17 @@ impl MigrationSession {
         session
     }
 
-    /// Makes the session of a migration that is in the journal, and that no driver has.
+    /// Makes the session of a migration that is in the journal, but has no driver.
     pub fn resume(role: Role, has_vm: bool, patience: Patience) -> Self {
         let mut session = Self::at(role, has_vm, patience, State::Interrupted { retry_at: None });
         session.is_recorded = true;
-        // Nobody waits for it.
+        // No client waits for an answer.
         session.is_answered = true;
         session.actions.push_back(Action::Recall);
         session
     }
 
-    /// With what was ordered of it, as the journal says.
+    /// Adds the order that the journal has for the migration.
     #[must_use]
     pub fn with_orders(mut self, recorded: &MigrationState) -> Self {
         self.is_cancelled = !orders::goes_on(recorded);
@@ -106,7 +105,7 @@ impl MigrationSession {
         }
     }
 
-    /// The step that is being done; what else was asked for is not wanted any more.
+    /// Returns the current step; other requested steps are not needed.
     pub fn doing(&self) -> Option<Step> {
         match self.state {
             State::Doing { step, .. } => Some(step),
@@ -114,17 +113,17 @@ impl MigrationSession {
         }
     }
 
-    /// Whether a driver has the migration.
+    /// Returns whether a driver has the migration.
     pub fn is_under_way(&self) -> bool {
         self.state == State::UnderWay
     }
 
-    /// Whether nothing is left to do.
+    /// Returns whether nothing is left to do.
     pub fn is_over(&self) -> bool {
         self.state == State::Over && self.actions.is_empty()
     }
 
-    /// Takes what has happened. What does not fit is late, and changes nothing.
+    /// Handles an event. An event that does not fit is late, and changes nothing.
     pub fn handle_event(&mut self, now: Duration, event: Event) {
         match (self.state.clone(), event) {
             (State::Doing { step, .. }, Event::Done(done, result)) if step == done => match result {
@@ -132,13 +131,13 @@ impl MigrationSession {
                 Err(failure) => self.step_failed(now, step, failure),
             },
             (State::Doing { step: Step::Record, .. }, Event::Undecided) => {
-                // What was taken may be in the journal's books: the next start sees to it.
+                // The journal may have recorded the reservation: the next start handles it.
                 self.answer(Answer::Refused);
                 self.state = State::Over;
             }
             (State::Doing { step, .. }, Event::Cancel) => {
                 self.is_cancelled = true;
-                // It may take as long as a host takes that is not there; the others are done soon.
+                // Only an offer may take as long as an absent host does; the other steps are short.
                 if step == Step::Offer {
                     self.come_to_nothing(Outcome::Cancelled);
                 }
@@ -187,7 +186,7 @@ impl MigrationSession {
         }
     }
 
-    /// Does what is due.
+    /// Handles everything that is due.
     pub fn handle_timeout(&mut self, now: Duration) {
         match self.state.clone() {
             State::Doing { step: Step::Offer, until: Some(until) } if until <= now => {
@@ -206,12 +205,12 @@ impl MigrationSession {
         }
     }
 
-    /// What is to be done next.
+    /// Returns the next action for the caller.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// When it wants to be called again, and what it waits for.
+    /// Returns the time of the next call, and the reason for it.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         match self.state {
             State::Doing { until: Some(until), .. } => Some((until, "the other host to take the volumes")),
@@ -224,7 +223,7 @@ impl MigrationSession {
         }
     }
 
-    /// Begins with the step after `done`.
+    /// Begins the step after `done`.
     fn go_on(&mut self, now: Duration, done: Option<Step>) {
         let steps = self.role.steps(self.has_vm);
         let next = match done {
@@ -239,7 +238,7 @@ impl MigrationSession {
 
     fn begin(&mut self, now: Duration, step: Step) {
         match step {
-            // N.B. what was asked of the other host may be done although its answer does not come.
+            // **N.B.** The other host may have acted although its answer never comes.
             Step::Offer => self.undo = Some(Undo::Offer),
             Step::MakeImages => self.undo = Some(Undo::Images),
             _ => {}
@@ -257,7 +256,7 @@ impl MigrationSession {
             Step::MakeRoom => self.undo = Some(Undo::Room),
             Step::Record => {
                 self.is_recorded = true;
-                // A place that is in the journal is given back as its image is.
+                // A recorded place is given back together with its image.
                 self.undo = self.undo.map(|_| Undo::Images);
             }
             _ => {}
@@ -271,9 +270,9 @@ impl MigrationSession {
         }
     }
 
-    /// What a restart cannot go on with, and nothing was released of, ends if somebody wishes that: the other host, or the image,
-    /// may be gone for good. **N.B.** Only if no driver has had it since, and no VM goes along: it may stand still, and it is a
-    /// driver that lets it go on.
+    /// Ends a cancelled migration that a restart cannot resume, and of which nothing was released: the other host, or the
+    /// image, may be gone for good. **N.B.** Only if no driver has had it since, and no VM moves: a VM may be paused, and only
+    /// a driver resumes it.
     fn perhaps_give_up(&mut self) {
         let undo = match self.role {
             Role::Source => Undo::Offer,
@@ -301,12 +300,12 @@ impl MigrationSession {
 
     fn step_failed(&mut self, now: Duration, step: Step, failure: Failure) {
         match (&self.resumed, step) {
-            // Nothing was promised: its source is told that there is no such migration, and begins another one.
+            // Nothing was promised: the source learns that there is no such migration, and begins another one.
             (Some(Stage::Copying), Step::Begin) if self.role == Role::Target => {
                 self.undo = Some(Undo::Images);
                 self.come_to_nothing(failure.into());
             }
-            // What the copy lacks is not known, or somebody has touched it. What is only out of reach is looked at again.
+            // The copy's missing set is not known, or the copy was changed. An unreachable copy is checked again later.
             (Some(Stage::Copying), Step::Begin)
                 if self.role == Role::Local && failure.code == FailureCode::DaemonStopped =>
             {
@@ -339,10 +338,10 @@ impl MigrationSession {
         self.perhaps_give_up();
     }
 
-    /// No driver has it, and none will.
+    /// Ends a migration that no driver has or will have.
     fn come_to_nothing(&mut self, outcome: Outcome) {
         match self.undo.take() {
-            // N.B. a killed daemon must not find that it goes on with images of which some are gone.
+            // **N.B.** A killed daemon must not resume with images of which some are deleted.
             Some(Undo::Images) if self.is_recorded && !broken(Bug::DiscardedBeforeNoted) => {
                 self.abandon(outcome);
             }
@@ -370,10 +369,10 @@ impl MigrationSession {
         }
     }
 
-    /// It has ended, durably.
+    /// Continues once the end is durable.
     fn ended(&mut self, outcome: Outcome) {
         if outcome == Outcome::TakenBack {
-            // Where everything is, the VM included, the migration says that has brought it back.
+            // The migration that returned the volumes knows where everything is, including the VM.
             return self.conclude(outcome);
         }
         self.actions.push_back(Action::PlaceVolumes(outcome.clone()));

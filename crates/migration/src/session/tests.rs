@@ -1,4 +1,4 @@
-//! One session after the other is told what may happen, in every order that matters; and any events at random.
+//! Tests sessions with all events, in every order that matters, and at random.
 
 use std::time::Duration;
 
@@ -19,12 +19,11 @@ fn new(role: Role, has_vm: bool) -> MigrationSession {
     MigrationSession::new(role, has_vm, PATIENCE)
 }
 
-/// What the session asks for now.
 fn asked(session: &mut MigrationSession) -> Vec<Action> {
     std::iter::from_fn(|| session.poll_action()).collect()
 }
 
-/// Tells the session something at second `at`; returns what it asks for then.
+/// Reports an event at second `at`; returns the actions that follow.
 fn tell(session: &mut MigrationSession, at: u64, event: Event) -> Vec<Action> {
     session.handle_event(Duration::from_secs(at), event);
     asked(session)
@@ -46,7 +45,7 @@ fn moved() -> Outcome {
     Outcome::Moved { left_over: String::new() }
 }
 
-/// Does all steps but those from `until` on.
+/// Does all steps before `until`.
 fn done_until(session: &mut MigrationSession, until: Step) {
     while let Some(step) = session.doing().filter(|step| *step != until) {
         tell(session, 0, done(step));
@@ -230,7 +229,7 @@ fn what_cannot_go_on_is_looked_at_again_and_found_as_it_is_by_then() {
     assert_eq!(session.poll_timeout().map(|(due, _)| due), Some(Duration::from_secs(15)));
     session.handle_timeout(Duration::from_secs(15));
     assert_eq!(asked(&mut session), [Action::Recall]);
-    // It was promoted meanwhile.
+    // The copy was promoted meanwhile.
     let found = tell(&mut session, 15, Event::Recalled(Some(Stage::Ended(moved()))));
     assert_eq!(found, [Action::PlaceVolumes(moved()), Action::Conclude(moved())]);
 }
@@ -247,7 +246,7 @@ fn what_no_driver_can_go_on_with_and_was_not_released_ends_if_somebody_wishes_th
         let undone = tell(&mut session, 2, Event::Undone { left_over: String::new() });
         assert_eq!(undone, [Action::End(Outcome::Cancelled)]);
     }
-    // The other host may have what was released, and a driver that was lost may have released it.
+    // The other host may have released volumes, and a lost driver may have released them.
     let mut session = resumed(Role::Source, false, Stage::Released(Attempt(1)));
     tell(&mut session, 1, Event::Done(Step::Begin, Err(failure())));
     assert_eq!(tell(&mut session, 2, Event::Cancel), []);
@@ -255,7 +254,7 @@ fn what_no_driver_can_go_on_with_and_was_not_released_ends_if_somebody_wishes_th
     tell(&mut session, 1, done(Step::Begin));
     tell(&mut session, 2, Event::DriverLost);
     assert_eq!(tell(&mut session, 3, Event::Cancel), []);
-    // A VM may stand still, and only a driver lets it go on.
+    // A VM may be paused, and only a driver resumes it.
     let mut session = resumed(Role::Source, true, Stage::Copying);
     tell(&mut session, 1, Event::Done(Step::Begin, Err(failure())));
     assert_eq!(tell(&mut session, 2, Event::Cancel), []);
@@ -278,7 +277,7 @@ fn a_start_ends_what_somebody_has_cancelled_and_copies_no_more() {
         (Role::Source, false, Action::Undo(Undo::Offer)),
         (Role::Target, false, Action::Abandon(Outcome::Cancelled)),
         (Role::Local, false, Action::Abandon(Outcome::Cancelled)),
-        // A VM may stand still, and only a driver lets it go on.
+        // A VM may be paused, and only a driver resumes it.
         (Role::Source, true, Action::Do(Step::Begin)),
     ] {
         let mut session = MigrationSession::resume(role, has_vm, PATIENCE).with_orders(recorded);
@@ -383,8 +382,8 @@ fn a_departure_that_was_taken_back_says_nothing_of_where_its_vm_is() {
 }
 
 proptest! {
-    /// Whatever happens: who asked is told once, it is concluded once and never before its end is durable, and then nothing more
-    /// is asked for.
+    /// Random events: the client is answered once, the session concludes once and never before its end is durable, and then
+    /// there are no more actions.
     #[test]
     fn it_is_concluded_once_and_not_before_its_end_is_durable(
         role in prop_oneof![Just(Role::Source), Just(Role::Target), Just(Role::Local)],

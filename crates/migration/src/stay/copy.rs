@@ -1,4 +1,4 @@
-//! Whether a restart goes on with the copy that a migration makes in another store of its host.
+//! Decides whether a restart continues a copy between two stores of its host.
 //!
 //! ```text
 //!   while it is copied  every so often: the target is flushed ──► what it lacks is kept in the chronicle of its volume
@@ -6,9 +6,9 @@
 //!   a restart           known what it lacks? the image that was copied to? as it was left? ──► only what it lacks is copied
 //!                                    └── no: it is deleted, and the volume stays where it is
 //! ```
-//! What the copy lacks is of the chronicle, with everything that was written since it was kept, as of a copy at another host
-//! ([`Stay::lacking`](super::Stay::lacking)): it may say too much, and never too little. What the target has got since only makes
-//! it lack less. So what is left to be doubted is whether somebody else has changed the image.
+//! The chronicle covers the copy's missing set and everything written since that set was kept, as for a copy at another host
+//! ([`Stay::lacking`](super::Stay::lacking)). The result may be too large, but never too small: later copying only shrinks the
+//! true set. The only remaining doubt is whether another program has changed the image.
 
 use chronicle::Epoch;
 
@@ -16,26 +16,26 @@ use super::image::{ImageRecord, Look};
 use super::opening::Distrust;
 use crate::planted::{Bug, broken};
 
-/// What a restart finds of such a copy.
+/// The state of such a copy at a restart.
 #[derive(Clone, Copy, Debug)]
 pub struct Found<'a> {
-    /// Whether the chronicle of its volume says what it lacks.
+    /// Whether the chronicle of its volume has its missing set.
     pub is_known: bool,
-    /// What was remembered of its image: [`in_use`], or [`left`].
+    /// The record of its image: [`in_use`], or [`left`].
     pub record: Option<&'a ImageRecord>,
-    /// How its image looks, with nobody else holding it; `None`: it is gone, or in a place that does not say.
+    /// The image's current state, held by no one else; `None` if it is gone, or its place does not say.
     pub look: Option<&'a Look>,
 }
 
-/// What is remembered of the image of a copy that is about to be written to.
+/// Returns the record of a copy's image before the first write.
 pub fn in_use(look: Look) -> ImageRecord {
     ImageRecord::InUse { looks: vec![look], since: Epoch::default() }
 }
 
-/// What is remembered of the image of a copy at the end of a daemon that ends in order, in the place of `record`: nothing is written to
-/// it any more, and it looks so; `None`: its place does not say.
+/// Returns the record of a copy's image at an orderly end of the daemon, instead of `record`: nothing is written to it after
+/// this. `None` if its place does not say.
 ///
-/// **N.B.** A daemon that had not gone on with it has not looked whether it was as it had been left, and vouches for nothing.
+/// **N.B.** A daemon that had not resumed the copy has not compared the image with its former state, and vouches for nothing.
 pub fn left(record: Option<ImageRecord>, look: Option<Look>) -> Option<ImageRecord> {
     let Some(ImageRecord::InUse { looks, .. }) = &record else { return record };
     match look.filter(|look| is_used(looks, look).is_ok()) {
@@ -44,10 +44,10 @@ pub fn left(record: Option<ImageRecord>, look: Option<Look>) -> Option<ImageReco
     }
 }
 
-/// Decides whether the copying goes on.
+/// Decides whether the copying continues.
 ///
 /// # Errors
-/// [`Distrust`]: why the copy is of no use.
+/// [`Distrust`]: the reason why the copy is useless.
 pub fn believe(found: Found<'_>) -> Result<(), Distrust> {
     if !found.is_known {
         return Err(Distrust::Unmarked);
@@ -60,18 +60,18 @@ pub fn believe(found: Found<'_>) -> Result<(), Distrust> {
         ImageRecord::Closed(known) if known.which != look.which => Err(Distrust::Another),
         ImageRecord::Closed(known) if known == look => Ok(()),
         ImageRecord::Closed(_) => Err(Distrust::Touched),
-        // Its daemon was killed: the last writes are its own, and no look tells them from those of others.
+        // The daemon was killed: the last writes are its own, and cannot be told from those of others.
         ImageRecord::InUse { looks, .. } => is_used(looks, look),
         ImageRecord::Failed => Err(Distrust::FlushFailed),
         ImageRecord::Unseen => Err(Distrust::NotRecorded),
     }
 }
 
-/// Whether an image that looks so may be the one that was in use.
+/// Checks whether this may be the image that was in use.
 fn is_used(looks: &[Look], look: &Look) -> Result<(), Distrust> {
     match looks.iter().find(|known| known.which == look.which) {
         None => Err(Distrust::Another),
-        // Whoever puts a former content back in place makes it look older.
+        // Restoring earlier content makes the image look older.
         Some(known) if look.changed_at < known.changed_at => Err(Distrust::Touched),
         Some(_) => Ok(()),
     }

@@ -1,11 +1,11 @@
-//! Copies at hosts that the volume has visited, as they are told to the host that it leaves for: so it comes home, or goes on to
-//! any of them, with what that one lacks (\[TPM\] §VII names this as future work).
+//! Reports of copies at earlier hosts to the host that the volume leaves for. So the volume can return, or move to any of them,
+//! incrementally (\[TPM\] §VII names this as future work).
 //!
 //! ```text
 //!   leaves here:   what each copy lacks at the handover ──told──► comes there: that, and what has been written there since its stay began
 //! ```
-//! A copy is named by the departure that left it, and what is told of one is true for as long as that image is not touched, whoever
-//! has the volume. What is lost on the way costs a whole copy later, and nothing else: nobody waits for it.
+//! A copy is named by the departure that left it. A report stays true while that image is unchanged, wherever the volume is. A
+//! lost report costs a full copy later, but nothing waits for it.
 
 use std::collections::BTreeMap;
 
@@ -15,9 +15,9 @@ use super::Stay;
 use super::machine::{FIRST_EPOCH, lacked_by};
 use crate::planted::{Bug, broken};
 
-/// Copies that are told of at most: those that lack least.
+/// The most copies that are reported: those that lack least.
 pub const COPIES_MAX: usize = 16;
-/// Runs of one copy's blocks that are told; more are told coarser. Their bytes fit into one call.
+/// The most runs reported for one copy; a larger set is reported coarser. Their bytes fit into one call.
 const RUNS_MAX: usize = 100_000;
 
 /// A copy at another host.
@@ -25,15 +25,15 @@ const RUNS_MAX: usize = 100_000;
 pub struct CopyElsewhere {
     /// The identity of its host.
     pub host: [u8; 32],
-    /// The migration by which the volume left there, as that host numbers it.
+    /// The migration by which the volume left there, in that host's numbering.
     pub departure: u64,
-    /// The generation of the volume that it is a copy of.
+    /// The generation of the volume at the time of the copy.
     pub generation: Generation,
     /// The blocks that it lacks, and perhaps others.
     pub lacking: LayeredBitmap,
 }
 
-/// What was known of copies elsewhere when a volume left. To make it is quick; what each lacks is told apart only afterwards.
+/// The known copies at the departure of a volume. It is made quickly; the missing sets are computed later.
 #[derive(Debug)]
 pub struct Departed {
     chronicle: Chronicle,
@@ -41,7 +41,7 @@ pub struct Departed {
 }
 
 impl Departed {
-    /// The copies, those that lack least first. One that lacks everything is none.
+    /// Returns the copies, those that lack least first. A copy that lacks everything is left out.
     pub fn copies(self) -> Vec<CopyElsewhere> {
         let Self { chronicle, replicas } = self;
         let known = replicas.into_iter().filter_map(|(of, replica)| match of {
@@ -62,8 +62,8 @@ impl Departed {
 }
 
 impl Stay {
-    /// What is known of copies elsewhere, when nothing is written here any more, for the host `to`; `None`: there are none. What that
-    /// host has itself is no use to it.
+    /// Returns the known copies at other hosts than `to`, once nothing is written here; `None` if there are none. The host `to`
+    /// does not need a report of its own copy.
     pub fn departs(&self, to: [u8; 32]) -> Option<Departed> {
         let is_elsewhere = |of: &ReplicaOf| matches!(of, ReplicaOf::Host { host, .. } if *host != to);
         let replicas = self.known().iter().filter(|(of, _)| is_elsewhere(of));
@@ -71,8 +71,8 @@ impl Stay {
         (!replicas.is_empty()).then(|| Departed { chronicle: self.chronicle().clone(), replicas })
     }
 
-    /// What a copy lacks at this instant that lacked so much when the volume left for here; `None`: as good as everything, because
-    /// it is not known any more what has been written since.
+    /// Returns the current missing set of a copy that lacked `at_departure` when the volume left for here. `None` if later
+    /// writes are not known, so that it counts as lacking everything.
     pub fn lacking_since_arrival(&self, at_departure: &LayeredBitmap) -> Option<LayeredBitmap> {
         let mut lacking = LayeredBitmap::new(self.chronicle().blocks());
         lacking.union_with(at_departure);
@@ -110,7 +110,7 @@ mod tests {
     }
 
     fn write(stay: &mut Stay, block: u64, blocks: u64) {
-        // It waits for nothing: nobody would know after a crash.
+        // It waits for nothing, because nothing would be known after a crash.
         let _ = stay.record(ByteRange::new(block * BLOCK, blocks * BLOCK));
     }
 

@@ -1,4 +1,4 @@
-//! How the image of a volume looks from outside, and what is remembered of that while nobody holds it.
+//! The outward state of a volume's image, and its record while no daemon holds the image.
 //!
 //! ```text
 //!   opened:  InUse, with what it is            killed: it may have changed, by us; it must be the same one, no older
@@ -6,7 +6,7 @@
 //!   failed:  Failed, whatever it looks like             it may change without anybody writing to it
 //!   unseen:  Unseen, its place does not say             it may be anything
 //! ```
-//! Nobody may write to an image that is served: it is locked. While its daemon is stopped anybody may.
+//! A served image is locked against other writers. While its daemon is stopped, any program may write to it.
 
 use chronicle::{Epoch, StayId};
 use serde::{Deserialize, Serialize};
@@ -14,39 +14,39 @@ use serde::{Deserialize, Serialize};
 use super::StayKey;
 use crate::identity::VolumeId;
 
-/// What the bytes begin with; the last is the version.
+/// The first bytes of a record; the last one is the version.
 const HEADER: [u8; 8] = *b"STERNAI\x01";
 const PREFIX_BYTES: usize = HEADER.len() + 4;
-/// Longest record that is read: many times what one has.
+/// The longest record that is read: many times the length of a real one.
 pub const RECORD_BYTES_MAX: u64 = 64 << 10;
 
-/// How an image looks from outside. What is in its parts is known to whoever looks.
+/// The outward state of an image. The code that inspects the image defines the parts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Look {
-    /// What it is: another file in its place is another one, whatever it holds.
+    /// The identity of the image: another file in its place differs, whatever its content.
     pub which: Vec<u8>,
-    /// Changes with each change of what it holds.
+    /// Changes whenever the content of the image changes.
     pub state: Vec<u8>,
-    /// When it was changed last, as far as it says so itself; somebody who puts a former content back may put it back too.
+    /// The time of the last change, as the image reports it; restoring earlier content may restore it too.
     pub changed_at: i128,
 }
 
-/// What is remembered of an image, durably.
+/// The durable record of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum ImageRecord {
-    /// It has been closed in order: nobody has a reason to change it.
+    /// The image was closed in order: no program has a reason to change it.
     Closed(Look),
-    /// It is in use, or was when the daemon was killed.
+    /// The image is in use, or was when the daemon was killed.
     InUse {
-        /// How it looked when it was opened; while a volume moves between stores of a host, also how its target did.
+        /// Its state when it was opened; during a move between stores, also the target's.
         looks: Vec<Look>,
-        /// The first epoch in which this life of the daemon can have written to it.
+        /// The first epoch in which this run of the daemon may have written to it.
         since: Epoch,
     },
-    /// A flush of it has failed in this stay. What it holds of what was written before may go at any time, with nobody writing
-    /// to it: no copy is told by it from then on, and it is none itself when its volume has left it.
+    /// A flush of the image failed in this residency. Earlier writes may vanish at any time, without another writer. From then
+    /// on no copy is based on it, and after its volume's departure it is no copy itself.
     Failed,
-    /// Its place does not say how it looks; no flush of it has failed.
+    /// The place does not report the image's state; no flush has failed.
     Unseen,
 }
 
@@ -57,17 +57,16 @@ struct Stored {
     record: ImageRecord,
 }
 
-/// Tells whether an image of which this is remembered is what its volume was when it left. One of which nothing is
-/// remembered may be anything.
+/// Returns whether an image with this record is unchanged since its volume left. Without a record it may be anything.
 pub fn vouches(record: Option<&ImageRecord>) -> bool {
     matches!(record, Some(ImageRecord::Closed(_) | ImageRecord::InUse { .. } | ImageRecord::Unseen))
 }
 
 impl ImageRecord {
-    /// The bytes to store, of this stay.
+    /// Returns the bytes to store for this residency.
     pub fn encode(&self, key: StayKey) -> Vec<u8> {
         let stored = Stored { volume: key.volume, stay: key.stay, record: self.clone() };
-        // A buffer that grows takes everything.
+        // A growing buffer accepts everything.
         let body = postcard::to_stdvec(&stored).unwrap_or_default();
         let mut bytes = HEADER.to_vec();
         bytes.extend(crc32c::crc32c(&body).to_le_bytes());
@@ -75,8 +74,8 @@ impl ImageRecord {
         bytes
     }
 
-    /// Reads what [`ImageRecord::encode`] made of this stay; `None`: nothing is known. No bytes at all are [`ImageRecord::Failed`]:
-    /// that can be said where there is no room for more.
+    /// Parses the output of [`ImageRecord::encode`] for this residency; `None` if nothing is known. An empty file means
+    /// [`ImageRecord::Failed`], which can be stored even without free space.
     pub fn decode(bytes: &[u8], key: StayKey) -> Option<Self> {
         if bytes.is_empty() {
             return Some(Self::Failed);

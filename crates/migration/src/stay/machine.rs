@@ -1,4 +1,4 @@
-//! The epochs of one stay and the copies that refer to them: what is recorded, what has to be durable, in which order.
+//! The machine of one residency: what is recorded, and what must be durable in which order, for its epochs and copies.
 //!
 //! ```text
 //!            nobody has a copy                    refer: advance, keep            somebody has a copy
@@ -6,8 +6,8 @@
 //!              ▲                                                                  for its mark in the open epoch
 //!              └── forgetting is durable, nobody refers meanwhile ◄── forget, give_up ──┘
 //! ```
-//! Every method is one event; what is returned is to be carried out, and its result told. What is asked to be kept and
-//! to be forgotten is carried out in the order in which it was asked for.
+//! Every method is one event. The caller carries the returned action out and reports its result. `Keep` and `Forget` are
+//! carried out in the order in which they were requested.
 
 use std::collections::BTreeMap;
 
@@ -19,60 +19,60 @@ use chronicle::{
 use crate::identity::MigrationId;
 use crate::planted::{Bug, broken};
 
-/// The first epoch of a stay: "since the epoch before" can be asked for.
+/// The first epoch of a residency: `since` of the epoch before it can be asked for.
 pub(super) const FIRST_EPOCH: Epoch = Epoch(1);
 
-/// What a stay begins with.
+/// The parameters of a residency.
 #[derive(Clone, Copy, Debug)]
 pub struct Beginning {
-    /// Its identity.
+    /// The identity of the residency.
     pub id: StayId,
-    /// Bytes of a block.
+    /// The size of a block.
     pub block_size: BlockSize,
-    /// Size of the volume in bytes.
+    /// The volume's size in bytes.
     pub size_bytes: u64,
     /// How writes are marked while there are copies: [`MarkPolicy::regions_for`] such a volume.
     pub regions: MarkPolicy,
 }
 
-/// Why the copies of a volume are known no more.
+/// The reason why a volume's copies were forgotten.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GivenUp {
-    /// How many were known.
+    /// The number of copies forgotten.
     pub copies: usize,
     /// The cause, for people.
     pub reason: String,
 }
 
-/// What has to be durable next, in the place of what is.
+/// A state to make durable, instead of the stored one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ToDo {
-    /// To be kept.
+    /// Keep this state of the chronicle.
     Keep(Kept),
-    /// What was kept is to be forgotten.
+    /// Forget the kept state.
     Forget(Forgetting),
 }
 
-/// What was kept is to be forgotten, with its marks up to an epoch; [`Stay::forgotten`] takes the result.
+/// An order to forget the kept state, with its marks up to an epoch; [`Stay::forgotten`] takes the result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forgetting {
-    /// Marks of later epochs stay: somebody may be about to refer to them.
+    /// Marks of later epochs stay, because a copy may be about to refer to them.
     pub through: Epoch,
-    /// How often something had been asked to be kept before.
+    /// How often a state had been requested to be kept before.
     kept_before: u64,
     stay: StayId,
 }
 
-/// What has to be done, in this order, before a failed flush of the volume's own store is told to whoever writes to it.
+/// The actions, in order, before guests learn of a failed flush of the volume's own store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Doubt {
-    /// It is to be remembered durably of the image ([`super::ImageRecord::Failed`]), of this stay.
+    /// First record the failure for the image of this residency ([`super::ImageRecord::Failed`]).
     pub stay: StayId,
-    /// Then what was kept is to be forgotten.
+    /// Then forget the kept state.
     pub forgetting: Option<Forgetting>,
 }
 
-/// What may be marked before an epoch begins, so that writes wait for nothing; [`Stay::take_down`] takes the result.
+/// Regions to mark before an epoch begins, so that writes need not wait; [`Stay::take_down`] takes the result.
 #[derive(Clone, Debug)]
 pub struct Premarks {
     /// The epoch that comes next.
@@ -82,8 +82,8 @@ pub struct Premarks {
     stay: StayId,
 }
 
-/// A copy that is about to be referred to: its epoch has ended, and its store is to be flushed before
-/// [`Stay::refer`]. Nothing is forgotten of what it needs meanwhile.
+/// A copy that is about to be referred to. Its epoch has ended, and its store must be flushed before [`Stay::refer`]. Meanwhile
+/// nothing that it needs is forgotten.
 #[derive(Debug)]
 #[must_use = "a referral ends by `refer` or `abandon`"]
 pub struct Referral {
@@ -92,7 +92,7 @@ pub struct Referral {
     round: (StayId, u64),
 }
 
-/// One stay of a volume.
+/// One residency of a volume at this host.
 #[derive(Debug)]
 pub struct Stay {
     id: StayId,
@@ -100,31 +100,30 @@ pub struct Stay {
     regions: MarkPolicy,
     /// The copies that refer to the chronicle. Empty while marks are volatile.
     replicas: BTreeMap<ReplicaOf, KeptReplica>,
-    /// Copies that are being referred to, of this round …
+    /// The number of referrals in this round …
     referring: u32,
     /// … which ends when all copies are given up, or the volume leaves.
     round: u64,
-    /// Whether a restart may find something: from the moment that it is asked for.
+    /// Whether a restart may find a kept state, from the moment it is requested.
     restart_finds: bool,
-    /// How often something was asked to be kept.
+    /// The number of requests to keep a state.
     kept_asked: u64,
-    /// The volume has left: nothing of this stay is needed any more.
+    /// Whether the volume has left, so that nothing of this residency is needed.
     is_over: bool,
-    /// A flush of the volume's own store has failed.
+    /// Whether a flush of the volume's own store has failed.
     is_doubted: bool,
     given_up: Option<GivenUp>,
 }
 
 impl Stay {
-    /// A stay that begins: nobody has a copy.
+    /// Begins a residency without copies.
     pub fn begin(beginning: Beginning) -> Self {
         let Beginning { id, block_size, size_bytes, regions } = beginning;
         let chronicle = Chronicle::new(block_size, size_bytes, FIRST_EPOCH);
         Self::with(id, regions, chronicle, BTreeMap::new())
     }
 
-    /// A stay that goes on after a restart with what [`super::opening::open`] believes of it. If that is nothing, nobody
-    /// is known to have a copy.
+    /// Resumes a residency after a restart with the state that [`super::opening::open`] trusts; without one, no copy is known.
     pub fn resume(beginning: Beginning, believed: Option<Kept>) -> Self {
         let Beginning { id, block_size, size_bytes, regions } = beginning;
         let of_use = believed.filter(|kept| kept.block_size == block_size && !kept.replicas.is_empty());
@@ -132,12 +131,12 @@ impl Stay {
             None => Self::begin(beginning),
             Some(mut kept) => {
                 if broken(Bug::EpochsReservedLate) {
-                    // What is above an expectation that nobody kept up to date is passed over (hard case 11).
+                    // Epochs above an outdated expectation are ignored (hard case 11).
                     kept.epochs.retain(|(epoch, _)| *epoch <= kept.through);
                 }
                 let Kept { known_after, through, epochs, replicas, .. } = kept;
                 let chronicle = match broken(Bug::EpochReused) {
-                    // Numbers that have been given out are given out again (hard case 11).
+                    // Assigned numbers are assigned again (hard case 11).
                     true => Chronicle::restore(block_size, size_bytes, known_after, [], known_after),
                     false => Chronicle::restore(block_size, size_bytes, known_after, epochs, through),
                 };
@@ -148,7 +147,7 @@ impl Stay {
         }
     }
 
-    /// A stay that ends with the daemon: nobody keeps anything of it.
+    /// Returns a residency that ends with the daemon: nothing of it is kept.
     pub fn volatile(chronicle: Chronicle) -> Self {
         Self::with(StayId::Made, MarkPolicy::Volatile, chronicle, BTreeMap::new())
     }
@@ -174,35 +173,35 @@ impl Stay {
         }
     }
 
-    /// Its identity.
+    /// Returns the identity of the residency.
     pub fn id(&self) -> StayId {
         self.id
     }
 
-    /// What was written, to look at.
+    /// Returns the chronicle of writes, to read.
     pub fn chronicle(&self) -> &Chronicle {
         &self.chronicle
     }
 
-    /// Why no copy is known any more that was; `None`: copies are known, or there were none.
+    /// Returns why known copies were forgotten; `None` if copies are known, or there were none.
     pub fn given_up(&self) -> Option<&GivenUp> {
         self.given_up.as_ref()
     }
 
-    /// Freezes the open epoch, and opens the next.
+    /// Freezes the open epoch, opens the next one and returns its number.
     pub fn advance(&mut self) -> Epoch {
         self.chronicle.advance()
     }
 
-    /// Goes on with a volume that has grown.
+    /// Grows the chronicle with the volume.
     pub fn grow(&mut self, size_bytes: u64) {
         self.chronicle.grow(size_bytes);
     }
 
-    /// Records a change, unless a mark has to be durable first.
+    /// Records a change, unless a mark must be durable first.
     ///
     /// # Errors
-    /// [`BeyondTheEnd`]: it cannot be recorded, and must not be made.
+    /// [`BeyondTheEnd`]: the change cannot be recorded, and must not be made.
     pub fn record(&mut self, range: ByteRange) -> Result<Recorded, BeyondTheEnd> {
         let size_bytes = self.chronicle.size_bytes();
         if range.end() > size_bytes && broken(Bug::BeyondTheEndUnrecorded) {
@@ -211,19 +210,19 @@ impl Stay {
         self.chronicle.record(range.offset, range.length)
     }
 
-    /// The regions whose marks a change waits for.
+    /// Returns the regions whose marks a change waits for.
     pub fn regions_to_mark(&self, range: ByteRange) -> BlockRange {
         self.chronicle.regions_to_mark(range.offset, range.length)
     }
 
-    /// The marks of regions are durable in an epoch of the stay `id`.
+    /// Notes that marks in an epoch of the residency `id` are durable.
     pub fn marked(&mut self, id: StayId, epoch: Epoch, regions: BlockRange) {
         if id == self.id {
             self.chronicle.regions_marked_durable(epoch, regions);
         }
     }
 
-    /// What a copy lacks: the one that is told by `of`, if it is of this generation; `None`: no such copy is known.
+    /// Returns the missing set of the copy `of`, if it is known with this generation.
     pub fn lacking(&self, of: ReplicaOf, generation: Generation) -> Option<LayeredBitmap> {
         let is_it = |known: &ReplicaOf| *known == of || broken(Bug::BranchMistaken) && same_host(*known, of);
         let known = self.replicas.iter().filter(|(known, _)| is_it(known));
@@ -231,12 +230,12 @@ impl Stay {
         Some(lacked_by(replica, &self.chronicle))
     }
 
-    /// What a copy lacked when that was kept, whatever was written since.
+    /// Returns the missing set of a copy at the time of keeping, without later writes.
     pub fn lacked_when_kept(&self, of: ReplicaOf) -> Option<LayeredBitmap> {
         self.replicas.get(&of).map(|replica| replica.missing.clone())
     }
 
-    /// The migrations whose copies of this generation are known.
+    /// Returns the migrations whose copies of this generation are known.
     pub fn copies(&self, generation: Generation) -> Vec<MigrationId> {
         let known = self.replicas.iter().filter(|(_, replica)| replica.generation == generation);
         let copies = known.filter_map(|(of, _)| match of {
@@ -246,33 +245,32 @@ impl Stay {
         copies.collect()
     }
 
-    /// The copies that are known.
     pub(super) fn known(&self) -> &BTreeMap<ReplicaOf, KeptReplica> {
         &self.replicas
     }
 
-    /// The copies that are known, of which generation, and how many blocks each lacks.
+    /// Returns the known copies, with the generation and the number of missing blocks of each.
     pub fn replicas(&self) -> Vec<(ReplicaOf, Generation, u64)> {
         let lacks = |of, generation| self.lacking(of, generation).map_or(0, |lacking| lacking.count());
         let known = self.replicas.iter();
         known.map(|(of, replica)| (*of, replica.generation, lacks(*of, replica.generation))).collect()
     }
 
-    /// Whether a copy of this name is known, of whatever generation.
+    /// Returns whether this copy is known, of any generation.
     pub fn knows(&self, of: ReplicaOf) -> bool {
         self.replicas.contains_key(&of)
     }
 
-    /// A copy is about to be referred to: what is in use is marked for the epoch that comes next.
+    /// Prepares a referral: returns the used regions, to be marked for the next epoch.
     pub fn premarks(&self) -> Premarks {
         let (epoch, blocks) = (self.chronicle.open_epoch().next(), self.chronicle.regions_written());
         Premarks { epoch, blocks, stay: self.id }
     }
 
-    /// `missing` says what the copy lacks at this instant; the open epoch ends with it. The copy is known when the
-    /// volume's store has been flushed ([`Stay::refer`]).
+    /// Ends the open epoch for a copy that lacks `missing` at this instant. The copy is known once the volume's store has been
+    /// flushed ([`Stay::refer`]).
     ///
-    /// The marks of `premarks` are durable. `None`: the stay is over.
+    /// The marks of `premarks` must be durable. `None` if the residency is over.
     pub fn take_down(
         &mut self,
         premarks: &Premarks,
@@ -296,8 +294,8 @@ impl Stay {
         })
     }
 
-    /// Everything up to the copy's epoch is durable in the volume's store: the copy is known from now on, and is to be
-    /// kept.
+    /// Makes a copy known, and returns the state to keep. Everything up to the copy's epoch must be durable in the volume's
+    /// store.
     pub fn refer(&mut self, referral: Referral) -> Option<Kept> {
         if !self.ends(&referral) {
             return None;
@@ -307,21 +305,21 @@ impl Stay {
         self.keep()
     }
 
-    /// The copy is not to be known after all.
+    /// Abandons a referral: the copy stays unknown.
     pub fn abandon(&mut self, referral: &Referral) {
         if self.ends(referral) {
             self.unmark_if_alone();
         }
     }
 
-    /// A referral of this stay is under way no more.
+    /// Ends a referral; returns whether it belongs to the current round.
     fn ends(&mut self, referral: &Referral) -> bool {
         let is_of_now = referral.round == (self.id, self.round);
         self.referring = self.referring.saturating_sub(u32::from(is_of_now));
         is_of_now
     }
 
-    /// Forgets a copy; says what has to be durable for a restart to know that.
+    /// Forgets a copy; returns what must be durable for a restart to know that.
     pub fn forget(&mut self, of: ReplicaOf) -> Option<ToDo> {
         self.replicas.remove(&of)?;
         if self.replicas.is_empty() {
@@ -330,14 +328,14 @@ impl Stay {
         self.chronicle.advance();
         let kept = self.keep()?;
         if broken(Bug::ForgetAfterRefer) {
-            // Nobody is thought to need marks any more.
+            // No copy is assumed to need marks.
             self.chronicle.advance_under(MarkPolicy::Volatile);
         }
         Some(ToDo::Keep(kept))
     }
 
-    /// Knows no copy any more, because what they need cannot be made durable in time: every one will be made whole
-    /// again. `None`: that is so already, and what was kept is forgotten.
+    /// Forgets all copies because their state cannot be made durable in time; each will be copied in full. `None` if that is so
+    /// already, and the kept state is forgotten.
     pub fn give_up(&mut self, reason: &str) -> Option<Forgetting> {
         if !self.replicas.is_empty() {
             let copies = self.replicas.len();
@@ -353,8 +351,8 @@ impl Stay {
         }
     }
 
-    /// A flush of the volume's own store has failed: what copies were told by may not be what it holds, now or later. Each is
-    /// forgotten, and lacks everything. `None`: that is so already.
+    /// Handles a failed flush of the volume's own store: it may not hold, now or later, the blocks that copies are based on.
+    /// Each copy is forgotten, and lacks everything. `None` if that is so already.
     pub fn store_failed(&mut self) -> Option<Doubt> {
         if self.is_doubted || self.is_over || broken(Bug::FailedFlushForgotten) {
             return None;
@@ -365,13 +363,13 @@ impl Stay {
         Some(Doubt { stay: self.id, forgetting })
     }
 
-    /// What was kept is forgotten durably. Nothing is marked from now on, unless somebody has a copy by now.
+    /// Notes that a kept state is durably forgotten. From now on nothing is marked, unless a copy is known by now.
     pub fn forgotten(&mut self, forgetting: Forgetting) {
         if forgetting.stay != self.id {
             return;
         }
         if forgetting.kept_before == self.kept_asked {
-            // Nothing has been asked to be kept since, however often it was asked to forget.
+            // No state was requested to be kept since, however often forgetting was.
             self.restart_finds = false;
         }
         if broken(Bug::ForgetAfterRefer) {
@@ -382,7 +380,7 @@ impl Stay {
         self.unmark_if_alone();
     }
 
-    /// Nothing is written to the volume any more: all of it is to be kept, exactly.
+    /// Returns the exact state to keep, once nothing is written to the volume.
     pub fn close(&mut self) -> Option<Kept> {
         if self.replicas.is_empty() || self.is_over {
             return None;
@@ -391,7 +389,7 @@ impl Stay {
         self.keep()
     }
 
-    /// The volume has left: nothing that was known is of any use any more.
+    /// Ends the residency: the volume has left, and the known copies are useless.
     pub fn leave(&mut self) -> Forgetting {
         self.is_over = true;
         self.know_nobody();
@@ -400,7 +398,7 @@ impl Stay {
         Forgetting { through: Epoch(u64::MAX), ..self.forgetting() }
     }
 
-    /// Knows no copy, and lets none become known that was being referred to.
+    /// Forgets all copies, and ends referrals.
     fn know_nobody(&mut self) {
         self.replicas.clear();
         self.round += 1;
@@ -409,12 +407,12 @@ impl Stay {
 
     fn forgetting(&mut self) -> Forgetting {
         let open = self.chronicle.open_epoch();
-        // N.B. what is marked in the open epoch may be needed by a copy that is being referred to.
+        // **N.B.** A copy that is being referred to may need the marks of the open epoch.
         let through = if broken(Bug::ForgetAfterRefer) { open } else { Epoch(open.0.saturating_sub(1)) };
         Forgetting { through, kept_before: self.kept_asked, stay: self.id }
     }
 
-    /// What there is up to the last frozen epoch.
+    /// Returns the state up to the last frozen epoch.
     fn keep(&mut self) -> Option<Kept> {
         let referenced: Vec<Epoch> = self.replicas.values().map(|replica| replica.as_of).collect();
         let oldest = referenced.iter().min().copied()?;
@@ -424,7 +422,7 @@ impl Stay {
         Some(self.chronicle.keep(oldest, self.replicas.clone()))
     }
 
-    /// Marks nothing any more if nobody has a copy, or is about to, and a restart finds none.
+    /// Stops marking if there is no copy and no referral, and a restart finds none.
     fn unmark_if_alone(&mut self) {
         let is_alone = self.replicas.is_empty() && self.referring == 0 && !self.restart_finds;
         if is_alone && self.chronicle.mark_policy() != MarkPolicy::Volatile {
@@ -433,7 +431,7 @@ impl Stay {
     }
 }
 
-/// What a copy lacks of a volume of this history.
+/// Returns the missing set of a copy by this history.
 pub(super) fn lacked_by(replica: &KeptReplica, chronicle: &Chronicle) -> LayeredBitmap {
     let mut lacking = LayeredBitmap::new(chronicle.blocks());
     lacking.union_with(&replica.missing);
@@ -441,7 +439,7 @@ pub(super) fn lacked_by(replica: &KeptReplica, chronicle: &Chronicle) -> Layered
     lacking
 }
 
-/// Tells whether both are images that one host has kept, whichever: only the planted bug 9 takes them for the same.
+/// Returns whether both are images kept by one host. Only planted bug 9 takes such images for the same.
 fn same_host(one: ReplicaOf, other: ReplicaOf) -> bool {
     matches!((one, other), (ReplicaOf::Host { host, .. }, ReplicaOf::Host { host: same, .. }) if host == same)
 }

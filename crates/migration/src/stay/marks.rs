@@ -1,4 +1,4 @@
-//! Which files of marks are open, and so which marks need not be written again.
+//! The open files of marks: marks that they hold need not be written again.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -8,13 +8,13 @@ use chronicle::Epoch;
 use super::StayKey;
 use crate::planted::{Bug, broken};
 
-/// Files of marks that are kept open at most.
+/// The most files of marks that are kept open.
 const OPEN_MAX: usize = 64;
 
-/// The open files of marks, each with what it is known to hold.
+/// The open files of marks, each with its known content.
 ///
-/// What one holds stays true as long as it is open, for a file of marks is deleted only when its epoch has ended, and
-/// no epoch of a stay begins twice. A file of another stay is another file, whatever its epoch.
+/// Known content stays true while a file is open: a file of marks is deleted only after its epoch has ended, and no epoch of a
+/// residency begins twice. Each residency has files of its own.
 #[derive(Debug)]
 pub struct OpenMarks<F> {
     open: BTreeMap<(StayKey, Epoch), F>,
@@ -27,10 +27,10 @@ impl<F> Default for OpenMarks<F> {
 }
 
 impl<F> OpenMarks<F> {
-    /// The file of an epoch, opened if it is not open.
+    /// Returns the file of an epoch, and opens it if necessary.
     ///
     /// # Errors
-    /// Those of `open`.
+    /// Returns the errors of `open`.
     pub fn of<E>(
         &mut self,
         key: StayKey,
@@ -42,7 +42,7 @@ impl<F> OpenMarks<F> {
             if self.open.len() >= OPEN_MAX {
                 self.open.pop_first();
             }
-            // Epochs are marked in order, one ahead at most: the ones before are over.
+            // Epochs are marked in order, at most one ahead, so earlier ones are over.
             self.open.retain(|(of, known), _| of.volume != key.0.volume || known.next() >= epoch);
         }
         match self.open.entry(key) {
@@ -51,12 +51,12 @@ impl<F> OpenMarks<F> {
         }
     }
 
-    /// Closes a file: what it holds is not known any more.
+    /// Closes a file, and forgets its known content.
     pub fn close(&mut self, key: StayKey, epoch: Epoch) {
         self.open.remove(&self.known_as((key, epoch)));
     }
 
-    /// The planted bug takes an open file of an earlier stay for that of this one.
+    /// The planted bug takes an open file of an earlier residency for this one's.
     fn known_as(&self, key: (StayKey, Epoch)) -> (StayKey, Epoch) {
         let of_another = |(of, _): &&(StayKey, Epoch)| of.volume == key.0.volume && of.stay != key.0.stay;
         let mistaken = self.open.keys().find(of_another).filter(|_| broken(Bug::MarksOfAnEarlierStay));

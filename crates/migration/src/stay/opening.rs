@@ -1,4 +1,4 @@
-//! What a start believes of a stay, and what it makes durable before the volume is served.
+//! What a start trusts of a residency, and what it makes durable before the volume is served.
 //!
 //! ```text
 //!   kept, marks ──┐
@@ -11,78 +11,77 @@ use chronicle::{Epoch, Kept};
 use super::image::{ImageRecord, Look};
 use crate::planted::{Bug, broken};
 
-/// What a start finds of a stay.
+/// The stored state of a residency at a start.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// What was kept, with all marks; `None`: nothing, or nothing that can be read.
+    /// The kept state with all marks; `None` if there is none, or it is unreadable.
     pub kept: Option<Kept>,
-    /// What was remembered of the image.
+    /// The record of the image.
     pub record: Option<ImageRecord>,
-    /// How the image looks, with nobody else holding it; `None`: it is in a place that does not say.
+    /// The image's current state, held by no one else; `None` if its place does not say.
     pub look: Option<Look>,
 }
 
-/// What a start does with it.
+/// The decision about the stored state.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Opening {
-    /// What the stay goes on with.
+    /// The state with which the residency continues.
     pub believed: Option<Kept>,
-    /// Why it goes on with nothing although there was something.
+    /// The reason why an existing state is rejected.
     pub distrust: Option<Distrust>,
-    /// To be carried out in this order before the volume is served.
+    /// The steps, in order, before the volume is served.
     pub steps: Vec<OpeningStep>,
 }
 
 /// A step of a start.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpeningStep {
-    /// Forgets durably what was kept, and all marks. If this fails the volume must not be served.
+    /// Forgets the kept state and all marks durably. If this fails, the volume must not be served.
     Forget,
-    /// Puts this durably in the place of what was remembered of the image. If this fails the next start may believe less,
-    /// and nothing that is not so.
+    /// Durably replaces the record of the image. If this fails, the next start may trust less, but never anything false.
     Record(ImageRecord),
 }
 
-/// Why what was kept is not believed.
+/// The reason why a kept state is not trusted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Distrust {
-    /// Its parts do not fit each other.
+    /// The parts of the kept state do not fit together.
     #[error("what was kept contradicts itself")]
     Inconsistent,
-    /// How the image looked is not known.
+    /// The former state of the image is not known.
     #[error("how its image looked when it was closed was not recorded")]
     NotRecorded,
-    /// The image is in a place that cannot say whether it has changed.
+    /// The place of the image cannot say whether the image has changed.
     #[error("the place of its image does not say whether somebody has changed it")]
     Unknowable,
     /// Another image is in its place.
     #[error("another image is in the place of the one that was served")]
     Another,
-    /// Somebody has changed the image.
+    /// The image was changed by another program.
     #[error("its image was changed while it was not served")]
     Touched,
-    /// It is not known what a copy lacks.
+    /// The missing set of a copy is not known.
     #[error("what was written since its blocks were copied is not known")]
     Unmarked,
-    /// What was written may have gone since, without a trace.
+    /// Earlier writes may have vanished without a trace.
     #[error("a flush of its image has failed")]
     FlushFailed,
 }
 
-/// Decides what a start believes and does.
+/// Decides what a start trusts, and which steps it takes.
 pub fn open(found: Found) -> Opening {
     let belief =
         found.kept.as_ref().map_or(Ok(()), |kept| believe(kept, found.record.as_ref(), found.look.as_ref()));
-    // What is believed of nothing is nothing.
+    // Without a kept state there is nothing to distrust.
     let distrust = belief.err();
     let mut steps = Vec::new();
     if distrust.is_some() {
-        // N.B. before the record says how the image looks from now on: that would vouch for what was kept.
+        // **N.B.** Before the new record of the image, which would vouch for the kept state.
         steps.push(OpeningStep::Forget);
     }
     let believed = found.kept.filter(|_| distrust.is_none());
     let since = first_epoch(believed.as_ref());
-    // A flush that failed is remembered until the stay is over.
+    // A failed flush is remembered until the end of the residency.
     if found.record != Some(ImageRecord::Failed) {
         let in_use = |look| ImageRecord::InUse { looks: vec![look], since };
         steps.push(OpeningStep::Record(found.look.map_or(ImageRecord::Unseen, in_use)));
@@ -90,8 +89,8 @@ pub fn open(found: Found) -> Opening {
     Opening { believed, distrust, steps }
 }
 
-/// What is remembered when the image has been closed in order and looks so, in the place of `record`, which must be forgotten if
-/// that cannot be; `None`: `record` stays.
+/// Returns the record of an image that was closed in order, instead of `record`; `None` if `record` stays. If the new record
+/// cannot be stored, `record` must be deleted.
 pub fn closed(record: Option<ImageRecord>, look: Option<Look>) -> Option<ImageRecord> {
     match (record, look) {
         (Some(ImageRecord::Failed) | None, None) | (Some(ImageRecord::Failed), Some(_)) => None,
@@ -100,8 +99,8 @@ pub fn closed(record: Option<ImageRecord>, look: Option<Look>) -> Option<ImageRe
     }
 }
 
-/// What is remembered of an image that is in use, when the volume may soon be in another one that looks so; `None`: its place does
-/// not say.
+/// Returns the record of an image in use whose volume may soon be in another image. `look` is that image's state; `None` if its
+/// place does not say.
 pub fn also_in_use(record: Option<ImageRecord>, look: Option<Look>) -> ImageRecord {
     match (record, look) {
         (Some(ImageRecord::Failed), _) => ImageRecord::Failed,
@@ -119,13 +118,13 @@ pub fn also_in_use(record: Option<ImageRecord>, look: Option<Look>) -> ImageReco
     }
 }
 
-/// Checks that the image that a volume has left, and that another host reads, is what it was when it was left.
+/// Checks that a reservoir is unchanged since its volume left it.
 ///
-/// It is *in use* while its volume comes back into it: then this host writes there, and a kill leaves it as it is. Of a device nothing
-/// can be said after another boot.
+/// It is *in use* while its volume returns to it: then this host writes there, and a kill leaves it that way. A device cannot
+/// be checked after another boot.
 ///
 /// # Errors
-/// [`Distrust`]: nothing may be read from it.
+/// [`Distrust`]: nothing may be read from the reservoir.
 pub fn check_left(record: Option<&ImageRecord>, look: Option<&Look>) -> Result<(), Distrust> {
     if broken(Bug::TouchedReservoirRead) {
         return Ok(());
@@ -140,7 +139,7 @@ pub fn check_left(record: Option<&ImageRecord>, look: Option<&Look>) -> Result<(
     }
 }
 
-/// The first epoch after a start that goes on with this.
+/// Returns the first epoch after a start that continues with this state.
 fn first_epoch(believed: Option<&Kept>) -> Epoch {
     let found =
         believed.map(|kept| kept.epochs.iter().map(|(epoch, _)| *epoch).max().max(Some(kept.through)));
@@ -166,11 +165,11 @@ fn believe(kept: &Kept, record: Option<&ImageRecord>, look: Option<&Look>) -> Re
         ImageRecord::Unseen => Err(Distrust::NotRecorded),
         ImageRecord::InUse { looks, since } => {
             let known = looks.iter().find(|known| known.which == look.which).ok_or(Distrust::Another)?;
-            // Whoever puts a former content back in place makes it look older.
+            // Restoring earlier content makes the image look older.
             if look.changed_at < known.changed_at {
                 return Err(Distrust::Touched);
             }
-            // Every write is marked or kept before it is made: without either we have made none.
+            // Every write is marked or kept before it is made: without either there was none by us.
             let wrote = kept.through >= *since || kept.epochs.iter().any(|(epoch, _)| epoch >= since);
             let is_exact = !wrote && looks.len() == 1;
             if is_exact && look.state != known.state { Err(Distrust::Touched) } else { Ok(()) }
@@ -191,7 +190,7 @@ mod tests {
         Look { which: vec![which], state: vec![state], changed_at }
     }
 
-    /// Kept through epoch 5, with marks of these epochs.
+    /// Returns a state kept through epoch 5, with marks of these epochs.
     fn kept(marks: &[u64]) -> Kept {
         let empty = LayeredBitmap::new(BlockCount(10));
         let replica = KeptReplica { generation: Generation(1), as_of: Epoch(4), missing: empty.clone() };
@@ -260,10 +259,10 @@ mod tests {
         assert_eq!(check(look(1, 1, 7)), Ok(()));
         assert_eq!(check(look(1, 2, 7)), Err(Distrust::Touched));
         assert_eq!(check(look(2, 1, 7)), Err(Distrust::Another));
-        // Its volume comes back into it.
+        // The volume returns to it.
         let in_use = also_in_use(closed.clone(), Some(look(1, 1, 7)));
         assert_eq!(check_left(Some(&in_use), Some(&look(1, 2, 8))), Ok(()));
-        // Numbers of devices are others after another boot.
+        // Device numbers change with a boot.
         let of_device = |which: &[u8]| Look { which: which.to_vec(), state: vec![1], changed_at: 0 };
         let device = ImageRecord::Closed(of_device(b"device 8:1 one"));
         assert_eq!(check_left(Some(&device), Some(&of_device(b"device 8:1 two"))), Ok(()));
@@ -293,10 +292,10 @@ mod tests {
         assert_eq!(closed(None, None), None, "nothing is known of its flushes");
         assert_eq!(Some(also_in_use(None, None)), unseen());
         assert!(vouches(unseen().as_ref()));
-        // Where it goes to says.
+        // The place of the new image does report its state.
         let both = also_in_use(unseen(), Some(look(1, 1, 7)));
         check(&[6], Some(both.clone()), Some(look(1, 2, 8)), Ok(()));
-        // And back.
+        // And back to the first image.
         assert_eq!(also_in_use(Some(both.clone()), None), both);
     }
 

@@ -1,4 +1,4 @@
-//! A stay: what is known of copies, and what has to be durable for a restart to know no less.
+//! Tests a residency: the known copies, and what must be durable for a restart to know as much.
 
 use super::*;
 
@@ -31,7 +31,7 @@ fn refer(stay: &mut Stay, of: ReplicaOf) -> Kept {
     stay.refer(referral).unwrap()
 }
 
-/// Writes a block, with its mark if it wants one; returns the epoch and the region of the mark.
+/// Writes a block, with its mark if needed; returns the epoch and the region of the mark.
 fn write(stay: &mut Stay, block: u64) -> Option<(Epoch, BlockRange)> {
     let range = ByteRange::new(block << 16, 4096);
     let Ok(Recorded::WaitForMark(epoch)) = stay.record(range) else { return None };
@@ -52,7 +52,7 @@ fn a_restart_goes_on_above_every_number_that_it_finds() {
     let kept = refer(&mut stay, COPY);
     let mut marks: Vec<_> = write(&mut stay, 3).into_iter().collect();
     for _ in 0..3 {
-        // Killed again and again, with nothing kept in between.
+        // Killed repeatedly, with nothing kept in between.
         let mut stay = restarted(&kept, &marks);
         assert!(marks.iter().all(|(epoch, _)| *epoch < stay.chronicle().open_epoch()));
         marks.extend(write(&mut stay, 40 + marks.len() as u64 * 100));
@@ -67,7 +67,7 @@ fn a_restart_goes_on_above_every_number_that_it_finds() {
 fn forgetting_takes_no_marks_that_somebody_needs_who_is_being_referred_to() {
     let mut stay = Stay::begin(beginning());
     refer(&mut stay, OTHER);
-    // COPY is taken down; its store is being flushed when the other one is forgotten.
+    // COPY is being referred to, and its store flushed, when the other copy is forgotten.
     let referral = referral(&mut stay, COPY);
     let (epoch, region) = write(&mut stay, 5).unwrap();
     let Some(ToDo::Forget(forgetting)) = stay.forget(OTHER) else { panic!() };
@@ -100,7 +100,7 @@ fn given_up_nobody_waits_and_nobody_is_known() {
         matches!(stay.record(ByteRange::new(0, 1)), Ok(Recorded::WaitForMark(_))),
         "a restart may still find it"
     );
-    // Another write does not wait any longer either; whichever is carried out first ends the waiting of both.
+    // Another write does not wait either; the first of both actions ends the wait.
     assert_eq!(stay.give_up("full"), Some(forgetting));
     stay.forgotten(forgetting);
     assert_eq!(write(&mut stay, 0), None);
