@@ -1,16 +1,16 @@
 //! The memory of a request, behind one type.
 //!
-//! A [`Buffer`] is a window into page-aligned memory that several handles may share: a mirrored write goes to two
-//! stores from one buffer. The memory lives until the last handle is gone, so a kernel that still works on a request
-//! whose future was dropped never sees it freed. It goes back to its [`BufferPool`] then.
+//! A [`Buffer`] is a window into page-aligned memory that several handles may share: a mirrored write goes to two stores from one
+//! buffer. The memory lives until the last handle is dropped, and then goes back to its [`BufferPool`]. So a kernel that still
+//! works on a request whose future was dropped never sees it freed.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Page size of the memory behind buffers, in bytes: the strictest alignment of direct I/O.
 pub const PAGE: usize = 4096;
 
-/// Pages of one buffer that a pool keeps for reuse: 1 MiB, the largest chunk that the mover asks for at a time
-/// with many in flight. Larger ones are freed at once.
+/// Pages of the largest buffer that a pool keeps: 1 MiB, the mover's largest chunk with many in flight. Larger ones
+/// are freed at once.
 const POOLED_PAGES_MAX: usize = 256;
 /// Free buffers that a pool keeps for each size: as many as a busy guest has requests in flight.
 const POOLED_BUFFERS_MAX: usize = 128;
@@ -31,9 +31,9 @@ pub struct Buffer {
 
 struct Memory {
     pages: Vec<Page>,
-    /// Where the pages go when the last handle is gone; `None`: they are freed.
+    /// The free lists that the pages return to; `None`: they are freed.
     pool: Option<Arc<FreeLists>>,
-    /// Index under which the owner of `pool` registered the pages with the kernel; `None`: it did not.
+    /// Index under which the pool's owner registered the pages with the kernel, if it did.
     registration: Option<u16>,
 }
 
@@ -51,36 +51,35 @@ impl Buffer {
         buffer
     }
 
-    /// Number of bytes in the window.
+    /// Returns the number of bytes in the window.
     pub fn len(&self) -> usize {
         self.length
     }
 
-    /// Tells whether the window is empty.
+    /// Returns whether the window is empty.
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// The bytes of the window.
+    /// Returns the bytes of the window.
     pub fn as_slice(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.memory.pages)[self.start..self.start + self.length]
     }
 
-    /// The bytes of the window for writing, or `None` while another handle shares the memory.
+    /// Returns the bytes of the window for writing, or `None` while another handle shares the memory.
     pub fn as_mut_slice(&mut self) -> Option<&mut [u8]> {
         let (start, end) = (self.start, self.start + self.length);
         let memory = Arc::get_mut(&mut self.memory)?;
         Some(&mut bytemuck::cast_slice_mut(&mut memory.pages)[start..end])
     }
 
-    /// Tells whether this is the only handle to its memory: only then can it be read into.
+    /// Returns whether this is the only handle to its memory: only then can it be read into.
     pub fn is_unique(&self) -> bool {
         Arc::strong_count(&self.memory) == 1
     }
 
-    /// Copies `bytes` to the start of the window.
-    ///
-    /// A shared buffer is replaced by a private one first, so other handles keep what they see.
+    /// Copies `bytes` to the start of the window. A shared buffer is first replaced by a private one, so other
+    /// handles keep their content.
     pub fn fill_from(&mut self, bytes: &[u8]) {
         if !self.is_unique() {
             let mut private = Self::zeroed(self.length);
@@ -94,7 +93,7 @@ impl Buffer {
         }
     }
 
-    /// Another handle to `length` bytes of this window, from `start` on.
+    /// Returns another handle to `length` bytes of this window, from `start` on.
     ///
     /// # Panics
     /// If the part does not lie within the window.
@@ -103,24 +102,23 @@ impl Buffer {
         Self { memory: Arc::clone(&self.memory), start: self.start + start, length }
     }
 
-    /// Shortens the window to its first `length` bytes; longer than it is changes nothing.
+    /// Shortens the window to its first `length` bytes, if it is longer.
     pub fn truncate(&mut self, length: usize) {
         self.length = self.length.min(length);
     }
 
-    /// Where the window starts in its memory, in bytes.
+    /// Returns the start of the window in its memory, in bytes.
     pub fn window_start(&self) -> usize {
         self.start
     }
 
-    /// Bytes of memory that this handle keeps from being freed.
+    /// Returns the bytes of memory that this handle keeps alive.
     pub fn memory_length(&self) -> usize {
         self.memory.pages.len() * PAGE
     }
 
-    /// Moves the window to `length` bytes from byte `start` of the memory on, wherever it was before.
-    ///
-    /// So one handle can be lent out for a part of its memory, and be made whole again.
+    /// Moves the window to `length` bytes from byte `start` of the memory on, wherever it was before. So a handle can be lent out
+    /// for a part of its memory, and be restored.
     ///
     /// # Panics
     /// If the window does not lie within the memory.
@@ -129,24 +127,23 @@ impl Buffer {
         (self.start, self.length) = (start, length);
     }
 
-    /// Tells whether every byte is zero.
+    /// Returns whether every byte is zero.
     pub fn is_zero(&self) -> bool {
         is_zero(self.as_slice())
     }
 
-    /// Address of the first byte, for handing to the kernel.
+    /// Returns the address of the first byte, for the kernel.
     pub fn as_ptr(&self) -> *const u8 {
         self.as_slice().as_ptr()
     }
 
-    /// Tells whether the window starts at a multiple of `alignment` bytes in memory (a power of two).
+    /// Returns whether the window starts at a multiple of `alignment` bytes in memory (a power of two).
     pub fn is_aligned_to(&self, alignment: usize) -> bool {
         self.start & (alignment.min(PAGE) - 1) == 0
     }
 
-    /// Index under which this memory was registered with the kernel by the engine that owns `pool`.
-    ///
-    /// `None` for memory of any other pool: an index means nothing to another engine's ring.
+    /// Returns the index under which the engine that owns `pool` registered this memory. `None` for memory of another pool, whose
+    /// index is meaningless in this engine's ring.
     pub(crate) fn registration_in(&self, pool: &BufferPool) -> Option<u16> {
         let owner = self.memory.pool.as_ref()?;
         if Arc::ptr_eq(owner, &pool.free) { self.memory.registration } else { None }
@@ -167,46 +164,41 @@ impl Drop for Memory {
     }
 }
 
-/// Tells whether every byte of `bytes` is zero, sixteen at a time.
+/// Returns whether every byte of `bytes` is zero, sixteen at a time.
 pub fn is_zero(bytes: &[u8]) -> bool {
     let (head, words, tail) = bytemuck::pod_align_to::<u8, u128>(bytes);
     head.iter().chain(tail).all(|byte| *byte == 0)
         && words.chunks(16).all(|chunk| chunk.iter().fold(0, |all, word| all | word) == 0)
 }
 
-/// Hands out buffers and takes their memory back.
-///
-/// A clone is another handle to the same pool. A buffer from a pool holds whatever its last user left there.
+/// Hands out buffers and takes their memory back. A clone is another handle to the same pool. A buffer holds whatever its
+/// last user left there.
 #[derive(Clone, Default)]
 pub struct BufferPool {
     free: Arc<FreeLists>,
 }
 
-/// Free memory by its power-of-two number of pages. Locked only for a push or a pop; a buffer may be dropped on a
-/// helper thread.
+/// Free memory by its power-of-two number of pages. Locked only for a push or a pop, because a helper thread may drop a buffer.
 #[derive(Default)]
 struct FreeLists {
     by_order: Mutex<[FreeList; POOLED_PAGES_MAX.ilog2() as usize + 1]>,
 }
 
-/// Free memory of one size.
 #[derive(Default)]
 struct FreeList {
-    /// Handed out first, and never given back to the system while the pool lives: as many as were registered.
+    /// Registered memory: handed out first, and kept while the pool lives.
     registered: Vec<(Vec<Page>, u16)>,
     plain: Vec<Vec<Page>>,
 }
 
 impl BufferPool {
-    /// Makes an empty pool.
+    /// Makes a pool without buffers.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Makes a pool that starts with one buffer of each of `lengths`, after showing their memory to `register`.
-    ///
-    /// `register` gets address and length of each, and answers whether it registered them, in this order, from
-    /// index 0 on. If it did not, the pool starts empty.
+    /// Makes a pool of one buffer for each of `lengths`. `register` gets the address and length of each, and returns whether it
+    /// registered them in this order, from index 0 on. If not, the pool starts empty.
     pub(crate) fn with_registered(
         lengths: &[usize],
         register: impl FnOnce(&[(*mut u8, usize)]) -> bool,
@@ -265,7 +257,7 @@ impl FreeLists {
     }
 }
 
-/// Pages of the pooled buffer that holds `length` bytes: a power of two, at least one.
+/// Returns the pages of the pooled buffer for `length` bytes: a power of two, at least one.
 fn pages_of(length: usize) -> usize {
     length.div_ceil(PAGE).next_power_of_two()
 }

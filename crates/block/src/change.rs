@@ -1,23 +1,23 @@
-//! A request that changes what a device holds, as one thing: whoever passes it on need not know what it changes.
+//! A request that changes a device's content, as one value: filters pass it on without looking into it.
 
 use chronicle::ByteRange;
 
 use crate::buffer::Buffer;
 use crate::device::{Durability, ZeroMode};
 
-/// What is to be changed.
+/// A change of a device's content.
 #[derive(Clone, Debug)]
 pub enum Change {
-    /// Bytes are written, from an offset on.
+    /// Writes bytes from an offset on.
     Write(u64, Buffer, Durability),
-    /// A range reads as zeroes, and its space is given back where the store can.
+    /// Makes a range read as zeroes, and frees its space if the store can.
     Discard(ByteRange),
-    /// A range reads as zeroes.
+    /// Makes a range read as zeroes.
     Zero(ByteRange, ZeroMode, Durability),
 }
 
 impl Change {
-    /// What it changes.
+    /// Returns the range that it changes.
     pub fn range(&self) -> ByteRange {
         match self {
             Self::Write(offset, data, _) => ByteRange::new(*offset, data.len() as u64),
@@ -25,7 +25,7 @@ impl Change {
         }
     }
 
-    /// When it may be acknowledged.
+    /// Returns when the change may be acknowledged.
     pub fn durability(&self) -> Durability {
         match self {
             Self::Write(_, _, durability) | Self::Zero(_, _, durability) => *durability,
@@ -33,7 +33,7 @@ impl Change {
         }
     }
 
-    /// The same change, acknowledged as soon as later reads see it.
+    /// Returns the same change, acknowledged as soon as later reads see it.
     #[must_use]
     pub fn volatile(self) -> Self {
         match self {
@@ -43,7 +43,7 @@ impl Change {
         }
     }
 
-    /// The same change to a part of its range. An empty part may lie anywhere.
+    /// Returns the same change of a part of its range. An empty part may lie anywhere.
     ///
     /// # Panics
     /// If a part of a write lies outside its range.
@@ -51,7 +51,6 @@ impl Change {
     pub fn part(&self, part: ByteRange) -> Self {
         match self {
             Self::Write(offset, data, durability) => {
-                // Within the buffer, so both fit.
                 let start = part.offset.saturating_sub(*offset) as usize;
                 Self::Write(part.offset, data.slice(start, part.length as usize), *durability)
             }
@@ -60,7 +59,8 @@ impl Change {
         }
     }
 
-    /// Into how many parts of at most so many bytes it can be cut; a write, whose data are in memory anyway, stays one.
+    /// Returns how many parts of at most `bytes` it can be split into. A write stays one part, because its data
+    /// is in memory anyway.
     pub fn steps(&self, bytes: u64) -> u64 {
         match self {
             Self::Write(..) => 1,
@@ -68,7 +68,7 @@ impl Change {
         }
     }
 
-    /// Cuts it into those parts, in order.
+    /// Splits it into those parts, in order.
     pub fn in_steps(&self, bytes: u64) -> impl Iterator<Item = Self> + use<'_> {
         let ByteRange { offset, length } = self.range();
         let bytes = if matches!(self, Self::Write(..)) { length } else { bytes };

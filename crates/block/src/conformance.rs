@@ -1,4 +1,4 @@
-//! The suite that every [`BlockDevice`] passes: stores, filters, and what other crates bring.
+//! The suite that every [`BlockDevice`] passes: stores, filters, and devices of other crates.
 //!
 //! ```no_run
 //! # async fn example(executor: block::Handle) {
@@ -9,9 +9,9 @@
 //! # }
 //! ```
 //!
-//! It panics at the first violation, naming device, case and, where there is one, the seed; so it belongs into tests.
-//! What it does not check: durability (that takes a power cut, which the simulator has), and times. That a failed flush is
-//! told, and means that something is lost, is checked of whatever stands on a store ([`check_failed_flushes`]).
+//! It is for tests, and panics at the first violation with the device, the case and any seed. It does not check times or
+//! durability; the simulator does that with power cuts. For devices above a store, [`check_failed_flushes`] checks that a failed
+//! flush is reported as a loss.
 
 #![expect(clippy::panic, reason = "a violation ends the test, like a failed assertion")]
 
@@ -26,10 +26,9 @@ pub use forgetful::{Forgetful, check_failed_flushes};
 use crate::device::BlockDevice;
 use crate::executor::Handle;
 
-/// Sizes in bytes of the devices that are tried: one block, many, and sizes that end within a block or a sector.
+/// Sizes in bytes of the tested devices: one block, many, and sizes that end within a block or a sector.
 const SIZES: [u64; 5] = [4096, 256 << 10, (256 << 10) + 512, (96 << 10) + 1, 4095];
 
-/// Random operations on each device.
 const OPERATIONS: usize = 300;
 
 /// The suite for one kind of device.
@@ -43,29 +42,28 @@ pub struct Suite<F> {
 }
 
 impl<F: FnMut(u64) -> Rc<dyn BlockDevice>> Suite<F> {
-    /// The suite for devices that `factory` makes: writable, of the size in bytes that it is given, and all zero.
-    ///
-    /// `handle` is that of the executor on which it runs.
+    /// Makes a suite for the devices of `factory`: writable, of the given size in bytes, and all zero. `handle` is the executor's
+    /// that runs the suite.
     pub fn new(name: &str, handle: Handle, factory: F) -> Self {
         let sizes = SIZES.to_vec();
         Self { name: name.to_owned(), handle, factory, sizes, seed: 1, operations: OPERATIONS }
     }
 
-    /// Tries devices of these sizes instead of the usual ones.
+    /// Sets the sizes of the tested devices.
     #[must_use]
     pub fn sizes(mut self, sizes: &[u64]) -> Self {
         self.sizes = sizes.to_vec();
         self
     }
 
-    /// Makes another random choice.
+    /// Sets the seed of the random operations.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Tries this many random operations on each device.
+    /// Sets the number of random operations on each device.
     #[must_use]
     pub fn operations(mut self, operations: usize) -> Self {
         self.operations = operations;
@@ -105,7 +103,7 @@ impl<F: FnMut(u64) -> Rc<dyn BlockDevice>> Suite<F> {
 /// Checks that a read-only device refuses every change and still reads.
 ///
 /// # Panics
-/// If it does not.
+/// If the device does not.
 pub async fn check_read_only(name: &str, device: Rc<dyn BlockDevice>) {
     assert!(device.geometry().read_only, "{name}");
     cases::check_read_only(name, &*device).await;

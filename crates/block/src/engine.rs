@@ -1,4 +1,4 @@
-//! How files and sockets are read and written: the contract of an I/O engine, and the choice of one.
+//! The contract of an I/O engine for files and sockets, and the choice of one.
 //!
 //! ```text
 //!    FileStore, NBD connection         ask an `Engine` for I/O
@@ -31,13 +31,13 @@ use crate::executor::{Driver, Unpark};
 use self::ring::{RingDriver, RingOptions};
 use self::threads::ThreadsDriver;
 
-/// Opens an engine for the calling thread: what its executor waits on, and what its tasks ask for I/O.
+/// Opens an engine for the calling thread: the driver of its executor, and the engine of its tasks.
 ///
-/// [`EngineChoice::Auto`] takes io_uring, or threads where the system refuses it (seccomp, sysctl, an old kernel, no
-/// memory to lock), and logs which and why.
+/// [`EngineChoice::Auto`] takes io_uring, or threads where the system refuses it (seccomp, sysctl, an old kernel, no memory to
+/// lock), and logs which and why.
 ///
 /// # Errors
-/// [`EngineError`] if the chosen engine, or for `Auto` even the threads, cannot be had.
+/// [`EngineError`] if the chosen engine, or for `Auto` even the threads, cannot be opened.
 pub fn open(choice: EngineChoice) -> Result<(EngineDriver, Rc<dyn Engine>), EngineError> {
     open_with(choice, || ring::open(RingOptions::default()))
 }
@@ -67,48 +67,47 @@ fn open_with(
     Ok((EngineDriver::Threads(driver), engine))
 }
 
-/// Which engine to open.
+/// The choice of an engine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EngineChoice {
     /// io_uring, or threads where it is refused.
     Auto,
-    /// io_uring or nothing.
+    /// Only io_uring, which may fail.
     Ring,
-    /// Threads.
+    /// Threads and epoll, without io_uring.
     Threads,
 }
 
-/// Why an engine cannot be had.
+/// Why an engine cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The system does not let this process have it.
+    /// The system refuses it to this process.
     #[error("{operation}: {}", std::io::Error::from_raw_os_error(.errno.raw_os_error()))]
     Refused {
-        /// What was tried.
+        /// The operation that was refused.
         operation: &'static str,
-        /// What the system answered.
+        /// The error of the system.
         errno: Errno,
     },
-    /// The kernel's io_uring lacks something that is needed.
+    /// The kernel's io_uring lacks a required operation.
     #[error("use this kernel's io_uring, which lacks {missing}")]
     TooOld {
-        /// What it lacks.
+        /// The operation that is missing.
         missing: &'static str,
     },
 }
 
 impl EngineError {
-    /// Makes an error of what the system answered to `operation`.
     fn refused(operation: &'static str) -> impl FnOnce(Errno) -> Self {
         move |errno| Self::Refused { operation, errno }
     }
 }
 
-/// The driver of whichever engine was opened.
+/// The driver of the engine that was opened.
 pub enum EngineDriver {
-    /// Of io_uring.
+    /// The driver of io_uring.
     Ring(RingDriver),
-    /// Of the threads.
+    /// The driver of the threads.
     Threads(ThreadsDriver),
 }
 
@@ -137,14 +136,14 @@ impl Driver for EngineDriver {
 
 /// Submits I/O for the tasks of one thread.
 ///
-/// An operation begins when its future is first polled, which may be dropped at any moment: the engine keeps file and buffer until the kernel is done with them.
-/// Files are shared by `Arc` because an operation may outlive the store that started it; the lock on an image
-/// (`flock`) belongs to the open file description, so it is held exactly that long (design §5.9).
+/// An operation begins when its future is first polled. The future may be dropped at any moment: the engine keeps file and buffer
+/// until the kernel has finished. Files are shared by `Arc` because an operation may outlive the store that started it. The lock
+/// on an image (`flock`) belongs to the open file description, so it is held exactly that long (design §5.9).
 pub trait Engine {
-    /// Name for logs and `volume show`: `io_uring` or `threads`.
+    /// Returns its name for logs and `volume show`: `io_uring` or `threads`.
     fn name(&self) -> &'static str;
 
-    /// The pool from which request buffers are best taken: its memory is registered with the kernel where possible.
+    /// Returns the pool for request buffers: its memory is registered with the kernel where possible.
     fn buffers(&self) -> &BufferPool;
 
     /// Fills all of `buffer` from `offset` of the file; bytes beyond the end of the file are an error (EIO).
@@ -159,20 +158,20 @@ pub trait Engine {
         durability: Durability,
     ) -> IoFuture<'static, ()>;
 
-    /// `fdatasync`.
+    /// Makes all writes durable with `fdatasync`.
     fn sync(&self, file: &Arc<OwnedFd>) -> IoFuture<'static, ()>;
 
-    /// `fallocate` with the given mode.
+    /// Calls `fallocate` with the given mode.
     fn allocate(&self, file: &Arc<OwnedFd>, mode: AllocateMode, range: ByteRange) -> IoFuture<'static, ()>;
 
-    /// Accepts one connection.
+    /// Accepts one connection of a listening socket.
     fn accept(&self, listener: &Arc<OwnedFd>) -> IoFuture<'static, OwnedFd>;
 
-    /// Receives what is there, at most the length of `buffer`; the count is 0 at the end of the stream.
+    /// Receives the bytes that are there, at most the length of `buffer`; the count is 0 at the end of the stream.
     fn receive(&self, socket: &Arc<OwnedFd>, buffer: Buffer) -> IoFuture<'static, (Buffer, usize)>;
 
-    /// The same until `interrupt` is raised: then what has arrived is received, and nothing more is waited for. Nothing is
-    /// lost: what is not in the buffer is still in the socket. Whoever raises the interrupt polls the future afterwards.
+    /// Receives likewise, until `interrupt` is raised: then it takes what has arrived, without waiting. No byte is lost: the rest
+    /// stays in the socket. After raising the interrupt, poll the future.
     fn receive_unless(
         &self,
         interrupt: &Interrupt,
@@ -180,44 +179,44 @@ pub trait Engine {
         buffer: Buffer,
     ) -> IoFuture<'static, Received>;
 
-    /// Accepts one connection until `interrupt` is raised, likewise; `None` if nobody has come.
+    /// Accepts one connection until `interrupt` is raised, likewise; `None` if no client has come.
     fn accept_unless(
         &self,
         interrupt: &Interrupt,
         listener: &Arc<OwnedFd>,
     ) -> IoFuture<'static, Option<OwnedFd>>;
 
-    /// Sends all of `pieces`, in order. At most [`SEND_PIECES_MAX`] of them.
+    /// Sends all of `pieces` in order, at most [`SEND_PIECES_MAX`] of them.
     fn send(&self, socket: &Arc<OwnedFd>, pieces: Vec<Buffer>) -> IoFuture<'static, ()>;
 
-    /// Says that `file` is not used again soon: the engine keeps no reference to it beyond operations in flight.
+    /// Releases `file`: the engine keeps no reference to it beyond operations in flight.
     ///
-    /// An engine may hold on to a file that it has seen (registered files) for as long as any handle to it lives, and
-    /// with it to its lock; whoever shares a file with another thread calls this when the lane is done with it.
+    /// An engine may keep a registered file, and so its lock, as long as any handle to it lives. A caller that shares a file with
+    /// another thread calls this when the lane has finished with it.
     fn release(&self, file: &Arc<OwnedFd>) {
         let _ = file;
     }
 
-    /// Runs work that may sleep on a helper thread; the future resolves when it has ended.
+    /// Runs work that may sleep on a helper thread; resolves when it has ended.
     ///
-    /// Results travel in what `work` captures. Dropping the future does not stop the work.
+    /// `work` sends its results itself. Dropping the future does not stop the work.
     fn run_blocking(&self, work: Box<dyn FnOnce() + Send>) -> IoFuture<'static, ()>;
 }
 
-/// What has come of [`Engine::receive_unless`].
+/// The result of [`Engine::receive_unless`].
 pub enum Received {
-    /// So many bytes are at the buffer's start; 0 at the end of the stream.
+    /// The number of bytes at the buffer's start; 0 at the end of the stream.
     Bytes(Buffer, usize),
-    /// Nothing: it was interrupted first.
+    /// No bytes: it was interrupted first.
     Interrupted(Buffer),
 }
 
-/// Ends waits for a peer, of all operations that were given a clone of it.
+/// Ends the waits of all operations that were given a clone of it.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt(Rc<Cell<bool>>);
 
 impl Interrupt {
-    /// Ends them, for good. Each is to be polled afterwards: this wakes nobody.
+    /// Ends those waits for good. Poll each operation afterwards: this wakes no task.
     pub fn raise(&self) {
         self.0.set(true);
     }
@@ -227,19 +226,19 @@ impl Interrupt {
     }
 }
 
-/// Pieces of one [`Engine::send`]; the kernel takes 1,024 (UIO_MAXIOV).
+/// The limit of pieces in one [`Engine::send`]; the kernel takes 1,024 (UIO_MAXIOV).
 pub const SEND_PIECES_MAX: usize = 256;
 
 /// Modes of [`Engine::allocate`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocateMode {
-    /// Makes a hole of the range; the size stays.
+    /// Makes a hole of the range, without changing the size.
     PunchHole,
-    /// Zeroes the range and keeps it allocated; the size stays.
+    /// Zeroes the range and keeps it allocated, without changing the size.
     ZeroRange,
 }
 
-/// Runs `work` on a helper thread of `engine` and returns what it returned.
+/// Runs `work` on a helper thread of `engine` and returns its result.
 ///
 /// # Errors
 /// [`crate::IoError::Closed`] if the engine is shut down before the work has run.
@@ -250,7 +249,6 @@ pub async fn run_blocking<T: Send + 'static>(
     let (sender, receiver) = futures_channel::oneshot::channel();
     engine
         .run_blocking(Box::new(move || {
-            // The receiver is gone only if the caller no longer wants the result.
             let _ = sender.send(work());
         }))
         .await?;

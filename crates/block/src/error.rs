@@ -1,24 +1,24 @@
-//! Why a request to a device failed.
+//! The errors of a device's requests.
 
 use rustix::io::Errno;
 
-/// A failed request, cheap to copy: the same failure is told to the guest and to the core.
+/// A failed request, cheap to copy: the same failure goes to the guest and to the core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IoError {
     /// The operating system refused the operation.
     #[error("{operation}: {}", std::io::Error::from_raw_os_error(.errno.raw_os_error()))]
     Os {
-        /// What was tried, as a verb: `read`, `write`, `flush`, `discard`.
+        /// The operation, as a verb: `read`, `write`, `flush`, `discard`.
         operation: &'static str,
-        /// What the system answered.
+        /// The error of the system.
         errno: Errno,
     },
     /// The range does not lie within the device.
     #[error("range {offset}+{length} lies outside a device of {size} bytes")]
     OutOfRange {
-        /// First byte asked for.
+        /// First byte of the request.
         offset: u64,
-        /// Bytes asked for.
+        /// Length of the request in bytes.
         length: u64,
         /// Size of the device in bytes.
         size: u64,
@@ -26,14 +26,14 @@ pub enum IoError {
     /// Offset or length is no multiple of the device's alignment.
     #[error("range {offset}+{length} is not aligned to {alignment} bytes")]
     Misaligned {
-        /// First byte asked for.
+        /// First byte of the request.
         offset: u64,
-        /// Bytes asked for.
+        /// Length of the request in bytes.
         length: u64,
-        /// What the device asks for, in bytes.
+        /// The device's alignment in bytes.
         alignment: u32,
     },
-    /// A write to a device that is read-only.
+    /// A change was sent to a read-only device.
     #[error("the device is read-only")]
     ReadOnly,
     /// The device has no such operation.
@@ -45,7 +45,7 @@ pub enum IoError {
 }
 
 impl IoError {
-    /// Makes an error of what the system answered to `operation`.
+    /// Makes the error of a system call in `operation`.
     pub fn os(operation: &'static str, errno: Errno) -> Self {
         Self::Os { operation, errno }
     }
@@ -55,12 +55,12 @@ impl IoError {
         Self::Os { operation, errno: Errno::from_io_error(error).unwrap_or(Errno::IO) }
     }
 
-    /// Tells whether the store has run out of space or quota.
+    /// Returns whether the store has run out of space or quota.
     pub fn is_no_space(&self) -> bool {
         matches!(self, Self::Os { errno: Errno::NOSPC | Errno::DQUOT | Errno::FBIG, .. })
     }
 
-    /// The code by which an operating system would report this failure.
+    /// Returns the code by which an operating system would report this failure.
     pub fn errno(&self) -> Errno {
         match self {
             Self::Os { errno, .. } => *errno,

@@ -6,9 +6,8 @@
 //!                     └─────────────────────────────────────────────────────┘
 //! ```
 //!
-//! The driver is what differs between the product and the simulator: the product parks in `io_uring_enter` or
-//! `epoll_wait`, the simulator moves a virtual clock to its next event. Tasks never migrate between threads; a waker
-//! may be used from any.
+//! Product and simulator differ in the driver: the product parks in `io_uring_enter` or `epoll_wait`, the simulator moves a
+//! virtual clock to its next event. Tasks stay on their thread; a waker may be used from any.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -22,20 +21,19 @@ use std::time::Duration;
 
 use slab::Slab;
 
-/// Tasks polled between two looks at the driver: completions are not starved by tasks that wake each other.
+/// Tasks polled between two calls of the driver, so that tasks which wake each other do not starve completions.
 const POLLS_PER_TURN: usize = 64;
 
-/// What an executor waits on, and whose clock it goes by.
+/// The source of an executor's events and time.
 pub trait Driver {
-    /// Time since an arbitrary origin; never goes backwards.
+    /// Returns the time since an arbitrary origin; never goes backwards.
     fn now(&self) -> Duration;
 
-    /// Handles completions, waiting for one until `deadline` (`None`: without limit) or until unparked.
-    ///
-    /// A deadline that has passed means: submit and collect, do not wait.
+    /// Handles completions, waiting for one until `deadline` (`None`: without limit) or until unparked. With a past deadline,
+    /// submits and collects without waiting.
     fn park(&mut self, deadline: Option<Duration>);
 
-    /// What ends a `park` from another thread, or prevents the next one from waiting.
+    /// Returns what ends a `park` from another thread, or prevents the next one from waiting.
     fn unparker(&self) -> Arc<dyn Unpark>;
 }
 
@@ -51,7 +49,7 @@ pub struct Executor<D> {
     handle: Handle,
 }
 
-/// Spawns tasks and tells the time; a clone is another handle to the same executor.
+/// Spawns tasks and returns the time; a clone refers to the same executor.
 #[derive(Clone)]
 pub struct Handle {
     inner: Rc<Inner>,
@@ -67,7 +65,6 @@ struct Inner {
 }
 
 struct TaskSlot {
-    /// `None` while the task is being polled.
     future: Option<Pin<Box<dyn Future<Output = ()>>>>,
     waker: Arc<TaskWaker>,
 }
@@ -80,17 +77,16 @@ struct ReadyQueue {
 }
 
 struct TaskWaker {
-    /// Slot of the task. A slot may be used again, so who polls compares wakers.
+    /// Slot of the task. Slots are reused, so wakers are compared before a poll.
     slot: usize,
     queued: AtomicBool,
     ready: Arc<ReadyQueue>,
 }
 
-/// When a timer is due, and its number: those of the same instant fire in the order they were set.
+/// When a timer is due, and its number: timers of the same instant fire in the order they were set.
 type TimerKey = (Duration, u64);
 
 impl<D: Driver> Executor<D> {
-    /// Makes an executor over `driver`.
     pub fn new(driver: D) -> Self {
         let ready = Arc::new(ReadyQueue {
             woken: Mutex::new(VecDeque::new()),
@@ -107,17 +103,17 @@ impl<D: Driver> Executor<D> {
         Self { driver, handle: Handle { inner: Rc::new(inner) } }
     }
 
-    /// A handle for tasks of this executor.
+    /// Returns a handle for tasks of this executor.
     pub fn handle(&self) -> Handle {
         self.handle.clone()
     }
 
-    /// The driver, for its owner.
+    /// Returns the driver, for its owner.
     pub fn driver(&mut self) -> &mut D {
         &mut self.driver
     }
 
-    /// Runs until `main` is done; other tasks stay and go on at the next call, or are dropped with the executor.
+    /// Runs until `main` is done; other tasks stay for the next call, or are dropped with the executor.
     pub fn run<T: 'static>(&mut self, main: impl Future<Output = T> + 'static) -> T {
         let result = Rc::new(RefCell::new(None));
         let slot = Rc::clone(&result);
@@ -134,7 +130,7 @@ impl<D: Driver> Executor<D> {
         }
     }
 
-    /// Runs until `stop` says so; it is asked before tasks are polled, and again before each wait.
+    /// Runs until `stop` returns true; checks it before tasks are polled, and again before each wait.
     pub fn run_until(&mut self, mut stop: impl FnMut() -> bool) {
         while !stop() {
             self.poll_ready();
@@ -145,9 +141,9 @@ impl<D: Driver> Executor<D> {
         }
     }
 
-    /// Drops every task, without polling it again: what a `kill -9` leaves of them.
+    /// Drops every task without polling it again, like a `kill -9`.
     pub fn drop_tasks(&mut self) {
-        // A task's destructor may spawn or wake; so they are taken out first.
+        // A task's destructor may spawn or wake, so the tasks are taken out first.
         let tasks: Vec<_> = {
             let mut slab = self.handle.inner.tasks.borrow_mut();
             slab.drain().collect()
@@ -157,13 +153,12 @@ impl<D: Driver> Executor<D> {
         self.handle.inner.ready.lock().clear();
     }
 
-    /// One turn: polls what is ready, fires what is due, parks if there is nothing to do.
+    /// Runs one turn: polls ready tasks, fires due timers, parks if there is nothing to do.
     pub fn turn(&mut self) {
         self.poll_ready();
         self.park();
     }
 
-    /// Fires due timers and polls tasks that were woken, at most [`POLLS_PER_TURN`].
     fn poll_ready(&mut self) {
         self.handle.inner.now.set(self.driver.now());
         self.handle.inner.fire_timers();
@@ -173,7 +168,6 @@ impl<D: Driver> Executor<D> {
         }
     }
 
-    /// Lets the driver wait, unless tasks are ready.
     fn park(&mut self) {
         let ready = &self.handle.inner.ready;
         ready.parked.store(true, Ordering::SeqCst);
@@ -213,27 +207,27 @@ impl Handle {
         waker.wake();
     }
 
-    /// Time at the start of this turn, since the driver's origin.
+    /// Returns the time at the start of this turn, since the driver's origin.
     pub fn now(&self) -> Duration {
         self.inner.now.get()
     }
 
-    /// Waits until `deadline`; a deadline that has passed gives way to other tasks once.
+    /// Waits until `deadline`; a past deadline lets other tasks run once.
     pub fn sleep_until(&self, deadline: Duration) -> Sleep {
         Sleep { handle: self.clone(), deadline, timer: None }
     }
 
-    /// Waits for `duration`.
+    /// Waits for `duration` from the start of this turn.
     pub fn sleep(&self, duration: Duration) -> Sleep {
         self.sleep_until(self.now().saturating_add(duration))
     }
 }
 
-/// The future of [`Handle::sleep_until`]; dropping it takes its timer back.
+/// The future of [`Handle::sleep_until`]; dropping it removes its timer.
 pub struct Sleep {
     handle: Handle,
     deadline: Duration,
-    /// Its timer; `None` before the first poll. It may have fired.
+    /// Its timer, which may have fired; `None` before the first poll.
     timer: Option<TimerKey>,
 }
 
@@ -259,7 +253,7 @@ impl Drop for Sleep {
 }
 
 impl Inner {
-    /// Sets a timer, or only whom it wakes if it was set before.
+    /// Sets a timer, or only replaces the waker of an existing one.
     fn set_timer(&self, known: Option<TimerKey>, at: Duration, waker: &Waker) -> TimerKey {
         let key = known.unwrap_or_else(|| {
             let sequence = self.timer_sequence.get();
@@ -294,7 +288,7 @@ impl Inner {
     fn poll(&self, waker: &Arc<TaskWaker>) {
         waker.queued.store(false, Ordering::SeqCst);
         let future = self.tasks.borrow_mut().get_mut(waker.slot).and_then(|task| {
-            // A late wake-up of a task that has ended must not poll the one that has its slot.
+            // A late wake-up of an ended task must not poll the task that now has its slot.
             if Arc::ptr_eq(&task.waker, waker) { task.future.take() } else { None }
         });
         let Some(mut future) = future else { return };
@@ -310,7 +304,6 @@ impl Inner {
             Poll::Ready(()) => {
                 let task = tasks.try_remove(waker.slot);
                 drop(tasks);
-                // Destructors may spawn.
                 drop((task, future));
             }
         }
@@ -341,8 +334,8 @@ impl Wake for TaskWaker {
             return;
         }
         self.ready.lock().push_back(Arc::clone(self));
-        // N.B. the executor says that it is parked before it looks at the queue for the last time, and this pushes
-        // before it looks at `parked`: one of the two sees the other.
+        // N.B. the executor sets `parked` before its last check of the queue, and this pushes before it reads `parked`: one of
+        // the two sees the other.
         if self.ready.parked.load(Ordering::SeqCst) {
             self.ready.unparker.unpark();
         }

@@ -16,32 +16,30 @@ pub use impairment::Impairment;
 
 use crate::change::Change;
 
-/// One of the operations of a device.
+/// An operation of a block device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// `read`.
+    /// The device's `read` operation.
     Read,
-    /// `write`.
+    /// The device's `write` operation.
     Write,
-    /// `flush`.
+    /// The device's `flush` operation.
     Flush,
-    /// `discard`.
+    /// The device's `discard` operation.
     Discard,
-    /// `write_zeroes`.
+    /// The device's `write_zeroes` operation.
     WriteZeroes,
-    /// `allocation`.
+    /// The device's `allocation` operation.
     Allocation,
 }
 
 impl Operation {
-    /// How many there are.
     pub(crate) const COUNT: usize = Self::EACH.len();
 
-    /// All of them, in the order of their numbers.
     pub(crate) const EACH: [Self; 6] =
         [Self::Read, Self::Write, Self::Flush, Self::Discard, Self::WriteZeroes, Self::Allocation];
 
-    /// The one that makes such a change.
+    /// Returns the operation of a change.
     pub const fn of(change: &Change) -> Self {
         match change {
             Change::Write(..) => Self::Write,
@@ -58,7 +56,7 @@ pub struct Operations {
 }
 
 impl Operations {
-    /// All of them.
+    /// The set of all operations.
     pub const ALL: Self = Self::of(&[
         Operation::Read,
         Operation::Write,
@@ -68,10 +66,10 @@ impl Operations {
         Operation::Allocation,
     ]);
 
-    /// Those that change content.
+    /// The set of operations that change content.
     pub const CHANGES: Self = Self::of(&[Operation::Write, Operation::Discard, Operation::WriteZeroes]);
 
-    /// The set of these.
+    /// Makes the set of `operations`.
     pub const fn of(operations: &[Operation]) -> Self {
         let mut bits = 0;
         let mut index = 0;
@@ -82,7 +80,7 @@ impl Operations {
         Self { bits }
     }
 
-    /// Tells whether `operation` is one of them.
+    /// Returns whether `operation` is in the set.
     pub const fn contains(self, operation: Operation) -> bool {
         self.bits & 1 << operation as u8 != 0
     }
@@ -99,7 +97,7 @@ mod tests {
     use crate::engine::{self, EngineChoice, EngineDriver};
     use crate::{Buffer, Executor, MemoryStore};
 
-    /// Shows what it stands on, everywhere.
+    /// A device that shows its backing file everywhere.
     struct OverSomething(MemoryStore);
 
     impl BlockDevice for OverSomething {
@@ -148,7 +146,7 @@ mod tests {
             ("fault", Rc::new(Fault::new(below(), 1).0)),
         ];
         for (name, filter) in filters {
-            // Who makes a volume larger does it below the claims on its blocks.
+            // A volume grows below the claims on its blocks.
             assert_eq!(filter.growth().is_some(), name != "align", "{name}");
             assert!(filter.zeroes_fast(ZeroMode::MayUnmap), "{name}");
             let range = ByteRange::new(4096, 8192);

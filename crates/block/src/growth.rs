@@ -1,14 +1,14 @@
-//! How a store becomes larger while it is used: first room is made where nobody sees it, then it is shown, at once.
+//! Growth of a store in use: first space is prepared invisibly, then the new size is shown at once.
 //!
 //! ```text
 //!                capacity            prepare                       show
-//!   as it was ──────────► enough? ──────────► room, zero, durable ──────► larger for everybody
+//!   as it was ──────────► enough? ──────────► room, zero, durable ──────► larger for all
 //!       ▲                   │ no                │ something else failed
 //!       └───────────────────┴───────────────────┘ undo
 //! ```
 //!
-//! Between the two steps whoever grows a volume makes sure of everything else that it takes: a second store that must
-//! have the same size, a journal that must know. Showing cannot fail, so that nothing is ever half as large.
+//! Between the two steps the caller prepares everything else: a second store of the same size, and the record in the journal.
+//! Showing cannot fail, so a volume is never half grown.
 
 use std::cell::Cell;
 
@@ -17,48 +17,48 @@ use crate::error::IoError;
 
 /// A store that can become larger. It never becomes smaller.
 ///
-/// Sizes are in bytes, and multiples of [`ALIGNMENT`](crate::device::ALIGNMENT), whatever the store's first size was.
-/// One growth at a time; requests go on meanwhile.
+/// Sizes are in bytes, and multiples of [`ALIGNMENT`](crate::device::ALIGNMENT), whatever the store's first size was. One growth
+/// at a time; requests continue meanwhile.
 pub trait Growth {
-    /// Tells how large it could become: `None` if nothing is known to be in the way.
+    /// Returns the largest possible size; `None` if no limit is known.
     ///
-    /// Asked anew each time: a logical volume, or what a server has, may have become larger.
+    /// Ask anew each time: a logical volume, or an export, may have grown.
     fn capacity(&self) -> IoFuture<'_, Option<u64>>;
 
-    /// Makes the store hold `size` bytes, durably; what is new reads as zeroes.
+    /// Makes the store hold `size` bytes, durably; the new part reads as zeroes.
     ///
-    /// Nobody sees it yet: [`geometry`](crate::BlockDevice::geometry) is as before. It may be repeated, also after a
-    /// crash in the midst of it, and with another size. If it fails, [`Growth::undo`] is to be called.
+    /// The new size is not visible yet: [`geometry`](crate::BlockDevice::geometry) is as before. It may be repeated with any
+    /// size, also after a crash. If it fails, call [`Growth::undo`].
     fn prepare(&self, size: u64) -> IoFuture<'_, ()>;
 
-    /// Lets everybody see it: `size` was prepared, and is larger than the present one.
+    /// Makes the new size visible: `size` was prepared, and is larger than the present one.
     fn show(&self, size: u64);
 
-    /// Gives up what was prepared and not shown: what the store's file says of its size is durably as before.
+    /// Gives up a prepared size that was not shown: the size of the store's file is durably as before.
     fn undo(&self) -> IoFuture<'_, ()>;
 }
 
-/// The geometry of a store that may grow, and what requests are judged by.
+/// The geometry of a store that may grow, and the check of requests against it.
 ///
-/// A request that ends where the store ended at first may be under way when that becomes the middle of a block: it is
-/// taken all the same.
+/// A request that ends at the store's first end may be in flight when that becomes the middle of a block: it is
+/// accepted all the same.
 pub struct GrowingGeometry {
     now: Cell<Geometry>,
     size_at_first: u64,
 }
 
 impl GrowingGeometry {
-    /// Begins with `geometry`.
+    /// Makes a growing geometry from `geometry`.
     pub fn new(geometry: Geometry) -> Self {
         Self { now: Cell::new(geometry), size_at_first: geometry.size }
     }
 
-    /// As it is now.
+    /// Returns the present geometry.
     pub fn get(&self) -> Geometry {
         self.now.get()
     }
 
-    /// Size in bytes, now.
+    /// Returns the present size in bytes.
     pub fn size(&self) -> u64 {
         self.now.get().size
     }
@@ -69,7 +69,7 @@ impl GrowingGeometry {
         self.now.set(Geometry { size: now.size.max(size), ..now });
     }
 
-    /// As [`check_range`].
+    /// Checks a range against the present geometry.
     ///
     /// # Errors
     /// Those of [`check_range`].
@@ -83,12 +83,12 @@ impl GrowingGeometry {
         }
     }
 
-    /// As [`check_write`].
+    /// Checks a write against the present geometry.
     ///
     /// # Errors
     /// Those of [`check_write`].
     pub fn check_write(&self, range: ByteRange) -> Result<(), IoError> {
-        // Of a read-only store nothing else is told.
+        // A read-only store returns only that error.
         check_write(&self.now.get(), ByteRange::new(0, 0))?;
         self.check(range)
     }

@@ -1,15 +1,15 @@
-//! Finds what a path leads to, and holds it by a descriptor, also in folders where others may exchange it.
+//! Finds the file at a path, and holds it by a descriptor, even in folders where other users may exchange it.
 //!
 //! ```text
 //!   /  ─►  home  ─►  user  ─►  vm  ─►  disk.img
-//!   └─ ours: links here are followed ─┘  └─ others': whoever may write here may lead a link anywhere, so none is followed
+//!   └─ ours: links here are followed ─┘  └─ others': a user who may write here may lead a link anywhere, so none is followed
 //! ```
-//! A folder is *ours* if it and all above it belong to root or to this process's user, and nobody else may write there.
-//! In a folder with the sticky bit (`/tmp`) the entries of these users are ours.
+//! A folder is *ours* if it and all above it belong to root or to this process's user, and no other user may write there. In a
+//! folder with the sticky bit (`/tmp`) the entries of these two users are ours.
 //!
-//! The walk opens one component at a time, each relative to the descriptor of the folder above it. It needs no
-//! `openat2`, and so has no other, laxer way for systems without that. What is found stays the same file, whatever
-//! becomes of its name: check it, then use that descriptor.
+//! The walk opens one component at a time, relative to the descriptor of the folder above it. It needs no `openat2`, and so no
+//! laxer fallback for systems without it. The descriptor stays with the same file, even if its name changes: check the file,
+//! then use that descriptor.
 
 mod access;
 mod folder;
@@ -30,67 +30,67 @@ pub use self::folder::Folder;
 pub use self::image::{ByName, Finder, ToLookAt};
 pub use self::walk::is_own_user;
 
-/// Who may change what is found under a name.
+/// The users who may change what a name leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reach {
-    /// Root and this process's user alone.
+    /// Root and this process's user, but no others.
     Ours,
-    /// Others as well.
+    /// Other users as well as these two.
     Others,
 }
 
-/// What tells one file from all others, as long as either is held.
+/// Identifies a file while it is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity {
-    /// The file system.
+    /// The device number of its file system.
     pub device: u64,
-    /// The number within it.
+    /// Its inode number in the file system.
     pub inode: u64,
 }
 
-/// Why something that was found is not used.
+/// Why a file that was found is not used.
 #[derive(Debug, thiserror::Error)]
 pub enum Unfit {
-    /// A link lies in a folder where others may lead it anywhere.
+    /// A link in a folder where other users may change it.
     #[error(
         "{link} is a link in a folder that others than root may write to, so it is not followed: name what it leads to"
     )]
     Link {
-        /// The link.
+        /// The path of the link.
         link: PathBuf,
     },
-    /// It is in a folder of others, and no regular file.
+    /// No regular file, in a folder of other users.
     #[error("{path} is no regular file, and others than root may write to its folder")]
     NotRegular {
-        /// What was found.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// It is in a folder of others, and has another name.
+    /// A file with several names, in a folder of other users.
     #[error("{path} has more than one name (hard links), and others than root may write to its folder")]
     OtherNames {
-        /// What was found.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// The image above it belongs to another user, who may have written its name there.
+    /// The owner of the image above may not read it, but may have written its name there.
     #[error(
         "{path} cannot be read by the user {owner}, who owns the image that stands on it and may have named any file there"
     )]
     UnreadBelow {
-        /// What was found.
+        /// The path of the file.
         path: PathBuf,
-        /// The owner of the image above.
+        /// The owner of the image above, as a user number.
         owner: u32,
     },
-    /// Another file has its name.
+    /// The name leads to another file than before.
     #[error("{path} is another file than before: it was renamed or replaced")]
     Exchanged {
-        /// Its path.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// It is no socket.
+    /// The file is no socket.
     #[error("{path} is no socket")]
     NotASocket {
-        /// What was found.
+        /// The path of the file.
         path: PathBuf,
     },
 }
@@ -101,37 +101,37 @@ impl From<Unfit> for io::Error {
     }
 }
 
-/// A file, socket, device or folder that a path led to, held without being open for reading or writing.
+/// A file, socket, device or folder, held without being open for reading or writing.
 #[derive(Debug)]
 pub struct Held {
     descriptor: OwnedFd,
     status: Stat,
     path: PathBuf,
     reach: Reach,
-    /// Which users may pass through the folders above it.
+    /// The access rights of the folders above it.
     passable: access::Passable,
 }
 
-/// Finds what is at a path; a last component that is a link is followed under the same rule as all others.
+/// Finds the file at a path; a link as last component is followed under the same rule as all others.
 ///
 /// # Errors
-/// What the system answers; [`Unfit::Link`].
+/// The system's error; [`Unfit::Link`].
 pub fn find(path: &Path) -> io::Result<Held> {
     walk::find(path, walk::Last::Followed)
 }
 
-/// As [`find`], and never follows the last component: what is found may be a link.
+/// Finds the entry at a path, like [`find`], but without following a link as last component.
 ///
 /// # Errors
-/// As there.
+/// Those of [`find`].
 pub fn find_entry(path: &Path) -> io::Result<Held> {
     walk::find(path, walk::Last::Itself)
 }
 
-/// Opens a file for reading only, if it is a regular file.
+/// Opens a regular file for reading only.
 ///
 /// # Errors
-/// What the system answers; [`Unfit`].
+/// The system's error; [`Unfit`].
 pub fn open_regular(path: &Path) -> io::Result<File> {
     let held = find(path)?;
     if held.kind() != FileType::RegularFile {
@@ -141,34 +141,34 @@ pub fn open_regular(path: &Path) -> io::Result<File> {
 }
 
 impl Held {
-    /// The path that leads here without any link.
+    /// Returns its path without any link.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Who may put something else at [`Held::path`].
+    /// Returns which users may put something else at [`Held::path`].
     pub fn reach(&self) -> Reach {
         self.reach
     }
 
-    /// What tells it from other files.
+    /// Returns its identity among all files.
     pub fn identity(&self) -> Identity {
         Identity { device: self.status.st_dev, inode: self.status.st_ino }
     }
 
-    /// What it was when it was found: owner, mode, size, number of names.
+    /// Returns its status when it was found: owner, mode, size, number of names.
     pub fn status(&self) -> &Stat {
         &self.status
     }
 
-    /// What kind of file it is.
+    /// Returns the type of the file.
     pub fn kind(&self) -> FileType {
         FileType::from_raw_mode(self.status.st_mode)
     }
 
-    /// Refuses what a guest's disk cannot be: in a folder of others all but a regular file with one name.
+    /// Refuses files that cannot be a guest's disk: in a folder of other users, all but a regular file with one name.
     ///
-    /// A link of another user to a file of root has two names. Devices belong into folders of root.
+    /// Another user's hard link to a file of root has two names. Devices belong into folders of root.
     ///
     /// # Errors
     /// [`Unfit::NotRegular`], [`Unfit::OtherNames`].
@@ -185,7 +185,7 @@ impl Held {
         Ok(())
     }
 
-    /// Refuses all but a socket.
+    /// Refuses any file but a socket.
     ///
     /// # Errors
     /// [`Unfit::NotASocket`].
@@ -199,7 +199,7 @@ impl Held {
     /// Checks that the path still leads to it.
     ///
     /// # Errors
-    /// [`Unfit::Exchanged`]; what the system answers.
+    /// [`Unfit::Exchanged`]; the system's error.
     pub fn require_in_place(&self) -> io::Result<()> {
         match find_entry(&self.path) {
             Ok(found) if found.identity() == self.identity() => Ok(()),
@@ -208,19 +208,19 @@ impl Held {
         }
     }
 
-    /// Looks at it once more: another process may have changed its owner, mode or names since.
+    /// Reads its status again: another process may have changed its owner, mode or names.
     ///
     /// # Errors
-    /// What the system answers.
+    /// The system's error.
     pub fn look_again(mut self) -> io::Result<Self> {
         self.status = rustix::fs::fstat(&self.descriptor)?;
         Ok(self)
     }
 
-    /// Holds the same file once more.
+    /// Duplicates the handle to the same file.
     ///
     /// # Errors
-    /// What the system answers: too many files are open.
+    /// The system's error: too many files are open.
     pub fn try_clone(&self) -> io::Result<Self> {
         let Self { status, path, reach, passable, .. } = self;
         let descriptor = self.descriptor.try_clone()?;
@@ -233,42 +233,42 @@ impl Held {
         })
     }
 
-    /// Opens this very file; `flags` are an access mode, and what else is wanted.
+    /// Opens this very file; `flags` hold an access mode and further flags.
     ///
     /// # Errors
-    /// What the system answers.
+    /// The system's error.
     pub fn open(&self, flags: OFlags) -> io::Result<File> {
-        // The link of the process's own descriptor leads to the file itself, not to what has its name.
+        // The link of the process's own descriptor leads to the file itself, not to its name.
         let opened = rustix::fs::open(self.own_link(), flags | OFlags::CLOEXEC, Mode::empty())?;
         Ok(File::from(opened))
     }
 
-    /// A path of this process alone that leads to this very file as long as it is held, for calls that take a path only.
+    /// Returns a path, for this process only, that leads to this very file while it is held. For calls that take only a path.
     pub fn own_link(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()).into()
     }
 
-    /// Gives it an owner and a group.
+    /// Changes its owner and group.
     ///
     /// # Errors
-    /// What the system answers.
+    /// The system's error.
     pub fn give(&self, user: u32, group: u32) -> io::Result<()> {
         let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
         Ok(rustix::fs::chownat(&self.descriptor, "", Some(user), Some(group), AtFlags::EMPTY_PATH)?)
     }
 
-    /// Gives it an owner; its group stays.
+    /// Changes its owner; its group stays.
     ///
     /// # Errors
-    /// What the system answers.
+    /// The system's error.
     pub fn give_user(&self, user: u32) -> io::Result<()> {
         Ok(rustix::fs::chownat(&self.descriptor, "", Some(Uid::from_raw(user)), None, AtFlags::EMPTY_PATH)?)
     }
 
-    /// Sets its permissions; of a link there are none.
+    /// Sets its permissions; a link has none.
     ///
     /// # Errors
-    /// What the system answers.
+    /// The system's error.
     pub fn set_mode(&self, mode: u32) -> io::Result<()> {
         if self.kind() == FileType::Symlink {
             return Err(Unfit::NotRegular { path: self.path.clone() }.into());

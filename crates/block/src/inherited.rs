@@ -1,29 +1,28 @@
 //! Descriptors that the process was started with: sockets that a service manager has kept.
 
-// UNSAFETY: a descriptor is a number that the environment names; nothing but that says whose it is.
+// UNSAFETY: the environment names descriptors by number, and only that says who owns them.
 #![expect(unsafe_code, reason = "whoever started the process says by number which descriptors it was given")]
 
 use std::collections::BTreeSet;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, PoisonError};
 
-/// The first number that is not a standard stream.
 const FIRST: RawFd = 3;
 
-/// Numbers that have an owner already.
+/// Descriptors that were already taken.
 static TAKEN: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 
-/// Takes over a descriptor that the process was started with; `None` if it has been taken over, or is none.
+/// Takes over a descriptor that the process was started with; `None` if it was taken before, or is not open.
 ///
-/// To be called for what the environment names (`LISTEN_FDS`) only. These numbers were in use when the process began, so whatever
-/// it has opened by itself has others.
+/// Call this only for descriptors that the environment names (`LISTEN_FDS`). They were open when the process began, so its own
+/// descriptors have other numbers.
 pub fn take(number: RawFd) -> Option<OwnedFd> {
     let is_open = std::fs::exists(format!("/proc/self/fd/{number}")).unwrap_or(false);
     if number < FIRST || !is_open || !TAKEN.lock().unwrap_or_else(PoisonError::into_inner).insert(number) {
         return None;
     }
-    // SAFETY: it is open, no standard stream, and given out once. It was there before the process opened anything, as the
-    // caller promises: nothing else in it has this number.
+    // SAFETY: it is open, no standard stream, and given out once. It was open before the process opened anything, as the caller
+    // promises: nothing else in it has this number.
     Some(unsafe { OwnedFd::from_raw_fd(number) })
 }
 

@@ -1,4 +1,4 @@
-//! How long requests took, counted in logarithmic buckets: a few instructions for each request, and percentiles later.
+//! Latencies of requests in logarithmic buckets: a few instructions for each request, and percentiles later.
 //!
 //! ```text
 //!   0 … 7 µs: one bucket each      8 … 15, 16 … 31, 32 … 63, … µs: eight buckets each, 12.5 % wide
@@ -9,42 +9,42 @@ use std::time::Duration;
 
 /// Buckets for each doubling, as a power of two: a percentile is at most an eighth too high.
 const BUCKETS_LOG: u32 = 3;
-/// Number of buckets; the last ones hold what took 67 seconds and more, which no disk takes.
+/// Number of buckets; the last ones hold 67 seconds and more, which no disk takes.
 const BUCKETS: usize = (24 << BUCKETS_LOG) as usize;
 
-/// Latencies that were counted, in the order of their buckets.
+/// Counted latencies, in the order of their buckets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Latencies {
-    /// Bucket, and how many fell into it; no bucket twice, none without any.
+    /// Bucket and count; no bucket twice, none empty.
     counts: Vec<(u8, u64)>,
     longest: Duration,
-    /// All of them, one after the other.
     sum: Duration,
 }
 
 impl Latencies {
-    /// How many were counted.
+    /// Returns how many were counted.
     pub fn count(&self) -> u64 {
         self.counts.iter().map(|(_, count)| count).sum()
     }
 
-    /// How long they took together.
+    /// Returns the sum of all latencies.
     pub fn sum(&self) -> Duration {
         self.sum
     }
 
-    /// How many were shorter than `bound`; exact if that is a power of two of microseconds, 8 µs or more.
+    /// Returns how many were shorter than `bound`; exact if that is a power of two of microseconds, 8 µs or more.
     pub fn count_below(&self, bound: Duration) -> u64 {
         let below = |bucket: u8| Duration::from_micros(last_of(bucket)) < bound;
         self.counts.iter().filter(|(bucket, _)| below(*bucket)).map(|(_, count)| count).sum()
     }
 
-    /// The longest; `None` if nothing was counted.
+    /// Returns the longest; `None` if nothing was counted.
     pub fn longest(&self) -> Option<Duration> {
         (!self.counts.is_empty()).then_some(self.longest)
     }
 
-    /// What `permille` of a thousand did not exceed, by at most an eighth too high; `None` if nothing was counted.
+    /// Returns the latency that `permille` of a thousand did not exceed, at most an eighth too high; `None`
+    /// if nothing was counted.
     pub fn quantile(&self, permille: u16) -> Option<Duration> {
         let wanted = (self.count() * u64::from(permille)).div_ceil(1000).max(1);
         let mut seen = 0;
@@ -55,14 +55,14 @@ impl Latencies {
         found.map(|(bucket, _)| Duration::from_micros(last_of(*bucket)).min(self.longest))
     }
 
-    /// Counts one.
+    /// Counts one latency in its bucket.
     pub fn add(&mut self, latency: Duration) {
         self.add_to(bucket_of(micros(latency)), 1);
         self.longest = self.longest.max(latency);
         self.sum += latency;
     }
 
-    /// Adds what another one has counted.
+    /// Adds the counts of another one.
     pub fn merge(&mut self, other: &Self) {
         for (bucket, count) in &other.counts {
             self.add_to(*bucket, *count);
@@ -71,7 +71,7 @@ impl Latencies {
         self.sum += other.sum;
     }
 
-    /// What was counted since `earlier`, which is a copy of this one from before. The longest is that of all.
+    /// Returns the counts since `earlier`, an older copy of this one. The longest is that of all.
     #[must_use]
     pub fn since(&self, earlier: &Self) -> Self {
         let before = |bucket: u8| {
@@ -94,18 +94,17 @@ impl Latencies {
     }
 }
 
-/// Counts latencies until they are taken, and remembers what was taken.
+/// Counts latencies until they are taken, and remembers the taken ones.
 #[derive(Debug)]
 pub struct Buckets {
     counts: [Cell<u32>; BUCKETS],
     longest: Cell<Duration>,
     sum: Cell<Duration>,
-    /// All that was taken so far.
     taken: RefCell<Latencies>,
 }
 
 impl Buckets {
-    /// Counts one.
+    /// Counts one latency in its bucket.
     pub fn add(&self, latency: Duration) {
         let count = &self.counts[usize::from(bucket_of(micros(latency)))];
         count.set(count.get().saturating_add(1));
@@ -115,7 +114,7 @@ impl Buckets {
         }
     }
 
-    /// Takes what has been counted and begins anew.
+    /// Takes the present counts and starts again from zero.
     pub fn take(&self) -> Latencies {
         let taken = self.look();
         self.counts.iter().for_each(|count| count.set(0));
@@ -125,7 +124,7 @@ impl Buckets {
         taken
     }
 
-    /// All that was ever counted.
+    /// Returns all latencies that were ever counted.
     pub fn all(&self) -> Latencies {
         let mut all = self.taken.borrow().clone();
         all.merge(&self.look());
@@ -161,7 +160,6 @@ fn bucket_of(micros: u64) -> u8 {
     u8::try_from(bucket.min(BUCKETS as u64 - 1)).unwrap_or(u8::MAX)
 }
 
-/// The longest that falls into a bucket, in microseconds.
 fn last_of(bucket: u8) -> u64 {
     let doublings = (bucket >> BUCKETS_LOG).saturating_sub(1);
     let first = u64::from(bucket) - (u64::from(doublings) << BUCKETS_LOG);

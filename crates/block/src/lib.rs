@@ -3,19 +3,19 @@
 //! ```text
 //!   filter::{align, fault, delay}    layers that any stack may have; `check` asserts the contract between two
 //!        │   every layer is a `BlockDevice`
-//!   store::{file, qcow2, remote, …}  where the bytes are: files and devices, images, NBD servers, memory
+//!   store::{file, qcow2, remote, …}  hold the bytes: files and devices, images, NBD servers, memory
 //!        │
-//!   engine::{ring, threads}          how they get there: io_uring, or threads where io_uring is refused
+//!   engine::{ring, threads}          move them: io_uring, or threads where io_uring is refused
 //!        │
 //!   executor                         one thread's tasks and timers, over an engine's driver
 //! ```
 //!
-//! [`device`] is the contract, [`growth`] what stores that may become larger keep besides, [`conformance`] the suite that whoever keeps it passes. [`range_lock`] keeps apart
-//! requests that must not overlap. [`held`] finds what a path leads to where others may exchange it. All `unsafe` code is in `engine::ring`, in `store::lock`,
-//! in `store::qcow2::storage` and in [`inherited`].
+//! [`device`] is the contract, [`growth`] an addition for stores that can grow, [`conformance`] the suite that tests both.
+//! [`range_lock`] separates requests that must not overlap. [`held`] finds files in folders that other users may change. All
+//! `unsafe` code is in `engine::ring`, in `store::lock`, in `store::qcow2::storage` and in [`inherited`].
 //!
-//! This crate knows nothing of migrations. The filters that take part in one (gate, tracker, mirror) are in the
-//! `lane` crate. The simulator brings devices and a driver of its own and runs everything above them unchanged.
+//! This crate knows nothing of migrations. The filters that take part in one (gate, tracker, mirror) are in the `lane` crate. The
+//! simulator brings devices and a driver of its own and runs everything above them unchanged.
 
 pub mod buffer;
 pub mod change;

@@ -19,7 +19,7 @@ impl Random {
         word ^ (word >> 31)
     }
 
-    /// A number below `limit`; 0 if that is 0. Not quite uniform, which does not matter here.
+    /// Returns a number below `limit`; 0 if that is 0. Not quite uniform, which does not matter here.
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         if limit == 0 { 0 } else { self.next() % limit }
     }

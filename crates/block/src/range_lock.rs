@@ -1,11 +1,11 @@
-//! Keeps requests apart that must not overlap in time.
+//! Separates requests on overlapping ranges in time.
 //!
 //! ```text
 //!   claim ──► waits while an earlier claim overlaps it, unless both are shared ──► Claimed ──► dropped: the next
 //! ```
 //!
-//! Claims are granted in the order they were made where they overlap, so none starves. Nothing is shared between
-//! threads. It costs a slab entry a request; claims are compared only while an exclusive one is there.
+//! Overlapping claims are granted in the order they were made, so none starves. All is on one thread. Each request costs a slab
+//! entry; claims are compared only while there is an exclusive one.
 
 use std::cell::RefCell;
 use std::future::Future;
@@ -17,18 +17,18 @@ use slab::Slab;
 
 use crate::device::ByteRange;
 
-/// Hands out claims on ranges of one device; a clone is another handle to the same.
+/// Grants claims on ranges of one device; a clone refers to the same claims.
 #[derive(Clone, Default)]
 pub struct RangeLock {
     claims: Rc<RefCell<Claims>>,
 }
 
-/// With whom a claim may overlap.
+/// The kinds of a claim.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Claim {
-    /// With other shared claims.
+    /// May overlap other shared claims.
     Shared,
-    /// With none.
+    /// May overlap no other claim.
     Exclusive,
 }
 
@@ -37,7 +37,6 @@ struct Claims {
     entries: Slab<Entry>,
     /// Number of the next claim: smaller ones were made earlier.
     next: u64,
-    /// Exclusive claims that are held or waited for.
     exclusive: usize,
 }
 
@@ -45,19 +44,18 @@ struct Entry {
     number: u64,
     range: ByteRange,
     claim: Claim,
-    /// Whom to wake when an earlier claim is gone; `None` once granted.
+    /// Woken when an earlier claim is gone; `None` once granted.
     waker: Option<Waker>,
 }
 
 impl RangeLock {
-    /// Makes one without claims.
+    /// Makes a lock without claims.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Claims a range, in the order of the calls; the future resolves when it is granted.
-    ///
-    /// A claim is given up when the future or what it resolved to is dropped.
+    /// Claims a range, in the order of the calls; the future resolves when it is granted. Dropping the future or its result
+    /// gives the claim up.
     pub fn claim(&self, range: ByteRange, claim: Claim) -> Claiming {
         let mut claims = self.claims.borrow_mut();
         let number = claims.next;
@@ -69,9 +67,8 @@ impl RangeLock {
     }
 }
 
-/// The future of a claim.
+/// The future of a claim, which resolves when it is granted.
 pub struct Claiming {
-    /// `None` once it has resolved.
     claimed: Option<Claimed>,
 }
 
@@ -115,7 +112,7 @@ impl Claims {
 
     fn release(&mut self, key: usize) -> Vec<Waker> {
         let Some(gone) = self.entries.try_remove(key) else { return Vec::new() };
-        // While there are shared claims only, nobody waits.
+        // With shared claims only, none waits.
         if self.exclusive == 0 {
             return Vec::new();
         }
@@ -167,7 +164,7 @@ mod tests {
         let exclusive = claim(&lock, 0, 10, Claim::Exclusive);
         let mut later = claim(&lock, 0, 10, Claim::Shared);
         assert!((&mut later).now_or_never().is_none());
-        // Who gives up waiting is no longer in the way.
+        // A claim that is given up blocks no other.
         drop(exclusive);
         assert!(later.now_or_never().is_some());
         drop(held);

@@ -1,4 +1,4 @@
-//! Stores: the bottom of every stack, where the bytes are.
+//! Stores: the bottom of every stack, which holds the bytes.
 
 pub mod file;
 pub mod image;

@@ -1,4 +1,4 @@
-//! Every store and filter of this crate passes the conformance suite, on both engines.
+//! Runs the conformance suite on every store and filter of this crate, with both engines.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot prepare its scene has failed")]
 
@@ -16,14 +16,14 @@ use block::{
     Access, BlockDevice, Buffer, Durability, Executor, FileStore, Handle, Image, IoFuture, MemoryStore,
 };
 
-/// On the disk that has the build.
+/// A folder on the build's disk.
 const ON_DISK: &str = env!("CARGO_TARGET_TMPDIR");
 const ON_TMPFS: &str = "/dev/shm";
 
 /// More than the suite has cases for one size.
 const CASES: usize = 16;
 
-/// Runs the suite on devices that `make` makes of a size, with the engine and executor that it is given.
+/// Runs the suite on devices from `make`, which gets size, engine and executor.
 fn check(
     name: &str,
     choice: EngineChoice,
@@ -53,7 +53,7 @@ fn check_files(choice: EngineChoice, folder: &str) {
         count.set(count.get() + 1);
         let path = folder.path().join(format!("{}.raw", count.get()));
         let image = Image::create(&path, size).unwrap();
-        // It lives on until the device is gone.
+        // The file lives on until the device is gone.
         std::fs::remove_file(path).unwrap();
         Rc::new(FileStore::new(image, Rc::clone(engine)))
     });
@@ -94,7 +94,7 @@ fn check_qcow2(choice: EngineChoice, folder: &str, cluster_size: u64) {
     let handle = executor.handle();
     let name = format!("qcow2 with clusters of {cluster_size} on {}", engine.name());
     executor.run(async move {
-        // The suite makes its devices at once, and opening an image takes a while: so they are made before.
+        // The devices are made beforehand, because the suite makes its devices at once, and opening an image takes a while.
         for size in [4096, 256 << 10, (256 << 10) + 512, (96 << 10) + 512, 3584] {
             let mut devices = Vec::new();
             for index in 0..CASES {
@@ -170,7 +170,7 @@ fn align_over_a_file() {
         count.set(count.get() + 1);
         let image = Image::create(&folder.path().join(count.get().to_string()), size).unwrap();
         let store = Rc::new(FileStore::new(image, Rc::clone(engine)));
-        // Align passes on what is valid, except what is out of range altogether.
+        // Align passes on valid requests, and those that are out of range altogether.
         let checked = Rc::new(Check::new(store, Requests::Any));
         Rc::new(Align::new(checked, engine.buffers().clone(), handle.clone()))
     });
@@ -205,7 +205,6 @@ fn read_only_devices() {
     });
 }
 
-/// Runs `test` with an executor of its own.
 fn play<F: Future<Output = ()> + 'static>(test: impl FnOnce(Handle) -> F) {
     let (driver, _) = engine::open(EngineChoice::Threads).unwrap();
     let mut executor = Executor::new(driver);
@@ -243,12 +242,12 @@ fn a_flush_of_ours_that_fails_is_owed_to_the_writers_next_one() {
         let store = Forgetful::new(16 << 10);
         let writer = FlushDebt::new(Rc::clone(&store) as Rc<dyn BlockDevice>);
         let ours = writer.ours();
-        // A process before this one may have written what nobody has flushed.
+        // An earlier process may have left unflushed writes.
         store.fail_flushes(1);
         assert!(ours.flush().await.is_err());
         assert!(writer.flush().await.is_err());
         assert_eq!(writer.flush().await, Ok(()));
-        // What is durable cannot be lost.
+        // Durable data cannot be lost.
         let block = Buffer::copy_of(&[6; 4096]);
         writer.write(4096, block, Durability::Volatile).await.unwrap();
         assert_eq!(writer.flush().await, Ok(()));
@@ -264,7 +263,7 @@ fn a_flush_of_ours_that_fails_is_owed_to_the_writers_next_one() {
         assert_eq!((writer.flush().await, ours.flush().await), (Ok(()), Ok(())));
         assert_eq!(store.durable_content().await[0], 0);
 
-        // Nobody has waited for it, and it failed all the same.
+        // Its caller is gone, and it failed all the same.
         writer.write(0, block, Durability::Volatile).await.unwrap();
         store.fail_flushes(1);
         let mut flush: IoFuture<'_, ()> = ours.flush();

@@ -1,4 +1,4 @@
-//! Block devices as stores, on loop devices: what they share with files, and what only they have.
+//! Tests block devices as stores, on loop devices: the behaviour shared with files, and their own.
 //!
 //! Loop devices need root; without it these tests are left out.
 
@@ -20,7 +20,6 @@ use block::{
 
 const SIZE: u64 = 8 << 20;
 
-/// A loop device over a sparse file.
 struct LoopDevice {
     path: PathBuf,
     file: PathBuf,
@@ -28,7 +27,7 @@ struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Makes one of `size` bytes; `None` if these tests are left out.
+    /// Makes a device of `size` bytes; `None` if these tests are left out.
     fn new(size: u64, options: &[&str]) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             omission::machine_lacks("root, which loop devices need");
@@ -41,17 +40,16 @@ impl LoopDevice {
         Some(Self { path: path.trim_end().into(), file, folder })
     }
 
-    /// Opens it as soon as nobody has it: a process that another test is just starting has all our files for a moment.
+    /// Opens it as soon as it is free: another test's starting process has all our files for a moment.
     fn open(&self) -> Image {
         Image::open_waiting(&self.path, Access::ReadWrite, |_| Patience::Wait).unwrap()
     }
 
-    /// What the disk below holds, past every cache of the device.
+    /// Returns the bytes of the disk below, past every cache of the device.
     fn bytes_below(&self) -> Vec<u8> {
         std::fs::read(&self.file).unwrap()
     }
 
-    /// Sectors that the disk below takes.
     fn sectors_below(&self) -> u64 {
         std::fs::metadata(&self.file).unwrap().blocks()
     }
@@ -75,7 +73,7 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Runs a test on each engine that there is, on a device of its own.
+/// Runs a test on each available engine, with a device of its own.
 fn on_both<F: Future<Output = ()> + 'static>(
     size: u64,
     options: &[&str],
@@ -93,7 +91,7 @@ fn on_both<F: Future<Output = ()> + 'static>(
     }
 }
 
-/// Volumes of every size on devices that are larger, so that the end of the volume is not that of the device.
+/// Runs the suite for volumes on larger devices, so that the volume's end is not the device's.
 fn check_conformance(sector: &'static str) {
     on_both(SIZE, &[], move |_, engine, handle| async move {
         let name = format!("device with sectors of {sector} bytes on {}", engine.name());
@@ -214,7 +212,7 @@ fn the_process_that_has_a_device_is_named_and_waited_for() {
         .unwrap();
     let (mut is_named, mut looks) = (false, 0);
     let image = Image::open_waiting(&device.path, Access::ReadWrite, |holder| {
-        // Whoever attaches another device at the same moment looks at this one as well, for a moment.
+        // A process that attaches another device examines this one as well, for a moment.
         if !is_named && holder.process == Some(child.id()) {
             is_named = true;
             child.kill().unwrap();
@@ -252,7 +250,7 @@ fn a_disk_of_which_a_partition_is_mounted_is_refused() {
     let Some(device) = LoopDevice::new(4 * SIZE, &["--partscan"]) else { return };
     let place = device.folder.path().join("mounted");
     std::fs::create_dir(&place).unwrap();
-    // As if a table had said so, which not every kernel reads.
+    // Instead of a partition table, which not every kernel reads.
     run("addpart", &[text(&device.path), "1", "2048", "32768"]);
     let partition = format!("{}p1", text(&device.path));
     run("mkfs.ext4", &["-q", &partition]);

@@ -1,4 +1,4 @@
-//! Both engines keep the same contract.
+//! Tests that both engines keep the same contract.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot prepare its scene has failed")]
 
@@ -22,7 +22,7 @@ use futures_util::future::{Either, join, join_all, select};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-/// Runs a test body on each engine that this system has; the threads it always has.
+/// Runs a test body on each available engine; the threads are always available.
 fn on_each_engine<F: Future<Output = ()> + 'static>(body: impl Fn(Handle, Rc<dyn Engine>) -> F) {
     for choice in [EngineChoice::Ring, EngineChoice::Threads] {
         let Ok((driver, engine)) = engine::open(choice) else {
@@ -127,7 +127,7 @@ fn a_dropped_write_keeps_its_buffer_until_it_has_landed() {
                 Either::Left((written, _)) => written.unwrap(),
                 Either::Right(_) => {}
             }
-            // Whoever gets the memory next must not see it in the file.
+            // The next user of the memory must not see it in the file.
             let mut next = engine.buffers().take(16 * PAGE);
             next.as_mut_slice().unwrap().fill(0xCD);
         }
@@ -211,7 +211,7 @@ fn connections_are_accepted_and_a_dropped_accept_leaves_the_next_to_others() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let listener: Arc<OwnedFd> = Arc::new(UnixListener::bind(&path).unwrap().into());
-        // Nobody connects: the accept is dropped, and must not take the connection that comes next.
+        // No client connects: the dropped accept must not take the next connection.
         let accept = engine.accept(&listener);
         assert!(matches!(select(accept, handle.sleep(Duration::from_millis(2))).await, Either::Right(_)));
         handle.sleep(Duration::from_millis(2)).await;
@@ -284,7 +284,7 @@ fn an_interrupted_accept_leaves_who_comes_next_to_others() {
         let _client = UnixStream::connect(&path).unwrap();
         let again = Interrupt::default();
         assert!(engine.accept_unless(&again, &listener).await.unwrap().is_some());
-        // Who has come before it is raised is accepted or left in the socket, not dropped.
+        // A client that came before the interrupt is accepted or left in the socket, not dropped.
         let _client = UnixStream::connect(&path).unwrap();
         let late = engine.accept_unless(&again, &listener);
         again.raise();
@@ -346,7 +346,7 @@ fn writes_in_flight_when_the_driver_is_dropped_have_landed_when_it_is_gone() {
     let mut read = vec![0; 64 * 4096];
     let before = rustix::io::pread(&*file, &mut read, 0).unwrap();
     let first = read.clone();
-    // Nothing changes any more, and what is there is whole requests.
+    // The file stays the same, and holds whole requests.
     assert_eq!(rustix::io::pread(&*file, &mut read, 0).unwrap(), before);
     assert_eq!(read, first);
     assert_eq!(Arc::strong_count(&file), 1, "no operation holds the file");
@@ -364,10 +364,10 @@ fn a_disk_is_given_the_second_of_two_writes_before_the_thread_turns_to_the_ring(
         let mut first = engine.write_at(&file, 0, Buffer::copy_of(&[1; 512]), Durability::Volatile);
         let mut second = engine.write_at(&file, 512, Buffer::copy_of(&[2; 512]), Durability::Volatile);
         assert!(first.as_mut().now_or_never().is_none());
-        // Nobody else does anything, so a receive can go with it.
+        // No other operation is in flight, so a receive can be submitted with it.
         assert_eq!(written(), 0);
         assert!(second.as_mut().now_or_never().is_none());
-        // N.B. the page cache takes such a write while it is submitted, or a worker of the kernel's does at once.
+        // N.B. the page cache takes such a write during the submission, or a kernel worker does at once.
         let deadline = std::time::Instant::now() + Duration::from_secs(10);
         while written() < 1024 && std::time::Instant::now() < deadline {
             std::thread::yield_now();
@@ -385,7 +385,7 @@ fn a_lane_that_looks_before_it_sleeps_misses_no_completion_no_other_thread_and_n
     };
     let mut executor = Executor::new(driver);
     let handle = executor.handle();
-    // A disk that takes its time, and is done with all that it has been given at once: what is read of it are counters.
+    // A slow disk that completes all its requests at once, made of counters.
     let disk: Vec<Arc<OwnedFd>> =
         (0..BURST).map(|_| Arc::new(eventfd(0, EventfdFlags::CLOEXEC).unwrap())).collect();
     let (ask, asked) = std::sync::mpsc::channel::<(Duration, oneshot::Sender<()>)>();
@@ -399,7 +399,7 @@ fn a_lane_that_looks_before_it_sleeps_misses_no_completion_no_other_thread_and_n
             for head in &heads {
                 assert_eq!(rustix::io::write(head, &7_u64.to_ne_bytes()), Ok(8));
             }
-            // The same again is how long a client takes.
+            // A client takes the same time again.
             while began.elapsed() < 2 * time {
                 std::hint::spin_loop();
             }
@@ -409,7 +409,7 @@ fn a_lane_that_looks_before_it_sleeps_misses_no_completion_no_other_thread_and_n
     executor.run(async move {
         for burst in 0..600_u64 {
             let (answer, answered) = oneshot::channel();
-            // At first always the same, so that it is learnt; then from much less to much more than that.
+            // Constant at first, so that it is learnt; then from much less to much more.
             let time = if burst < 300 { 120 } else { burst % 30 * 10 };
             let reads = disk.iter().map(|head| engine.read_at(head, 0, Buffer::zeroed(8)));
             ask.send((Duration::from_micros(time), answer)).unwrap();
@@ -454,7 +454,7 @@ fn a_small_ring_without_registration_does_the_same() {
         }
         let _ = kept.as_mut().poll(&mut context);
         drop(dropped);
-        // A read whose buffer somebody else has: it is refused although it would have to wait.
+        // A read with a shared buffer is refused, although it would have to wait.
         let shared = Buffer::zeroed(4096);
         let _other = shared.clone();
         let refused = engine.read_at(&file, 0, shared).now_or_never();

@@ -1,4 +1,4 @@
-//! Images: what they are made of, and who may use them.
+//! Tests images: their making, and their locks.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot prepare its scene has failed")]
 
@@ -13,10 +13,10 @@ use block::{Access, BlockDevice, Buffer, Durability, Executor, FileStore, Image,
 use futures_util::future::join_all;
 
 const SIZE: u64 = 1 << 20;
-/// How often a program is run again until it finds an image unlocked: far more often than it takes.
+/// How often a program is repeated until it finds an image unlocked: far more often than needed.
 const RETRIES: u32 = 1000;
 
-/// Names the image that [`holds_an_image_until_told`] is to hold in a process of its own.
+/// Names the image that [`holds_an_image_until_told`] holds in another process.
 const IMAGE_VARIABLE: &str = "STERNA_TEST_IMAGE";
 
 fn image_in(folder: &tempfile::TempDir) -> std::path::PathBuf {
@@ -93,13 +93,12 @@ fn the_end_of_an_odd_image_is_locked_as_well() {
     open_free(&path, Access::ReadWrite);
 }
 
-/// Opens an image that nobody uses any more. A process that another test is just starting has all our files until it
-/// runs its own program, and with them their locks.
+/// Opens an unused image. Another test's starting process has all our files, and their locks, until its exec.
 fn open_free(path: &Path, access: Access) -> Image {
     Image::open_waiting(path, access, |_| Patience::Wait).unwrap()
 }
 
-/// Not a test of its own: the other process of those below.
+/// This is no test, but the other process of the tests below.
 #[test]
 fn holds_an_image_until_told() {
     let Some(path) = std::env::var_os(IMAGE_VARIABLE) else { return };
@@ -108,7 +107,7 @@ fn holds_an_image_until_told() {
     let _ = std::io::stdin().read_line(&mut String::new());
 }
 
-/// Not a test of its own: writes an image over and over until it is killed.
+/// This is no test: it writes an image over and over until it is killed.
 #[test]
 fn writes_an_image_until_killed() {
     let Some(path) = std::env::var_os(IMAGE_VARIABLE) else { return };
@@ -153,7 +152,7 @@ fn hold_in_another_process(path: &Path) -> Child {
     run_in_another_process(path, "holds_an_image_until_told")
 }
 
-/// Starts one of the two above, and waits until it says that it has the image.
+/// Starts one of the two above, and waits until it has the image.
 fn run_in_another_process(path: &Path, what: &str) -> Child {
     let mut child = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", what, "--nocapture"])
@@ -182,7 +181,7 @@ fn the_lock_of_a_killed_process_is_waited_for_and_its_holder_named() {
     let mut waits = 0;
     let image = Image::open_waiting(&path, Access::ReadWrite, |holder| {
         if waits == 0 {
-            // Later on it may be gone before it can be named.
+            // Later it may be gone before it can be named.
             assert_eq!(holder.process, Some(id));
             child.kill().unwrap();
         }
@@ -254,7 +253,7 @@ fn qemu_refuses_an_image_that_is_served() {
     assert!(!done && told.contains("Failed to get shared \"write\" lock"), "{told}");
     assert!(run(&["convert", "-U", "-f", "raw", path, copy]).0, "unless it is told to share");
     drop(image);
-    // A process that another test is just starting has its lock for a moment longer.
+    // Another test's starting process has its lock for a moment longer.
     let free = (0..RETRIES).any(|_| run(&resize).0);
     assert!(free, "and once it is not served any more");
 }
@@ -266,7 +265,7 @@ fn an_image_that_qemu_uses_is_refused() {
     }
     let folder = tempfile::tempdir().unwrap();
     let path = image_in(&folder);
-    // Not as an image, whose lock a process that another test is just starting would have for a moment longer.
+    // Made without an image's lock, which another test's starting process would have for a moment longer.
     std::fs::File::create(&path).unwrap().set_len(SIZE).unwrap();
     let mut qemu = Command::new("qemu-io")
         .args(["-f", "raw"])
@@ -276,7 +275,7 @@ fn an_image_that_qemu_uses_is_refused() {
         .spawn()
         .unwrap();
     let mut input = qemu.stdin.take().unwrap();
-    // Its answer tells that it has the image open.
+    // Its answer shows that it has the image open.
     writeln!(input, "length").unwrap();
     let mut answer = BufReader::new(qemu.stdout.take().unwrap()).lines().map_while(Result::ok);
     assert!(answer.any(|line| line.contains("1 MiB")));

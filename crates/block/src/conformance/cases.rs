@@ -17,10 +17,9 @@ use crate::random::Random;
 /// Granularity by which overlapping writes may mix, in bytes: a sector, which no disk tears.
 const SECTOR: usize = 512;
 
-/// Writes whose futures are dropped.
 const DROPPED: u64 = 20;
 
-/// A new device, and what to call it when it fails.
+/// A new device, and its name in failures.
 pub(super) struct Subject {
     pub(super) device: Rc<dyn BlockDevice>,
     pub(super) scene: String,
@@ -74,7 +73,7 @@ impl Subject {
         }
     }
 
-    /// What is out of range or misaligned fails by name, and changes nothing.
+    /// Checks that requests out of range or misaligned fail with that error, and change nothing.
     pub(super) async fn refusals(&self) {
         let (size, step) = (self.size(), self.step());
         let mut model = Model::new(size);
@@ -96,7 +95,7 @@ impl Subject {
         self.assert_is(&model).await;
     }
 
-    /// Who waits for the first before submitting the second gets the second.
+    /// Checks that a write after another's completion wins.
     pub(super) async fn overlaps_in_sequence(&self) {
         let mut model = Model::new(self.size());
         let mut random = Random::new(3);
@@ -128,7 +127,7 @@ impl Subject {
         assert_eq!(flushes, [Ok(()); 5], "{}: flushes at once", self.scene);
     }
 
-    /// Of writes in flight to one place, each sector is one of them.
+    /// Checks that among concurrent writes to one place, each sector is one of them.
     pub(super) async fn overlaps_in_flight(&self) {
         let size = self.size() as usize;
         let write = |fill| self.device.write(0, Buffer::copy_of(&vec![fill; size]), Durability::Volatile);
@@ -164,11 +163,11 @@ impl Subject {
         }
     }
 
-    /// A dropped write is applied or not, by sectors, and nothing else happens to anybody.
+    /// Checks that a dropped write is applied or not, by sectors, and affects no other data.
     pub(super) async fn dropped_futures(&self) {
         let mut model = Model::new(self.size());
         let pieces = self.pieces();
-        // Each other piece is touched by requests that are dropped; the ones between must not notice.
+        // Dropped requests touch every other piece; those in between must not change.
         let (touched, kept): (Vec<_>, Vec<_>) = pieces.iter().zip(0..).partition(|(_, index)| index % 2 == 0);
         for (range, index) in &kept {
             self.write(&mut model, range.offset, &pattern(*index + 1, range.length), Durability::Volatile)
@@ -200,7 +199,7 @@ impl Subject {
         assert_eq!(self.device.flush().await, Ok(()), "{}", self.scene);
     }
 
-    /// Random operations, one after the other, against the model.
+    /// Compares random operations, one after the other, with the model.
     pub(super) async fn random(&self, seed: u64, operations: usize) {
         let mut model = Model::new(self.size());
         let mut random = Random::new(seed);
@@ -234,7 +233,7 @@ impl Subject {
         self.assert_is(&model).await;
     }
 
-    /// What is new reads as zeroes, what was there stays, and requests reach up to the new end. Nobody sees the new size
+    /// Checks that the new part reads as zeroes, the old content stays, and requests reach the new end. The new size is invisible
     /// before it is shown.
     pub(super) async fn growth(&self) {
         let Some(growth) = self.device.growth() else { return };
@@ -256,7 +255,7 @@ impl Subject {
             let beyond = ByteRange::new(before.next_multiple_of(step), step);
             let expected = IoError::OutOfRange { offset: beyond.offset, length: step, size: before };
             self.assert_refused(beyond, expected).await;
-            // What was on its way to the old end when the new one was shown.
+            // A write to the old end was in flight when the new size was shown.
             let end = ByteRange::new(before - (before - 1) % step - 1, (before - 1) % step + 1);
             let last = Buffer::copy_of(&vec![blocks as u8; end.length as usize]);
             let late = self.device.write(end.offset, last, Durability::Volatile);
@@ -294,18 +293,17 @@ impl Subject {
         u64::from(self.device.geometry().alignment)
     }
 
-    /// A valid range, of some bytes.
     fn any_range(&self, random: &mut Random) -> ByteRange {
         let (size, step) = (self.size(), self.step());
         let steps = size.div_ceil(step);
         let first = random.below(steps);
-        // Mostly small, now and then up to the end.
+        // Mostly small, sometimes up to the end.
         let longest = if random.below(4) == 0 { steps - first } else { (steps - first).min(8) };
         let end = ((first + 1 + random.below(longest)) * step).min(size);
         ByteRange::new(first * step, end - first * step)
     }
 
-    /// The device in aligned pieces: not so many that a small device is not cut at all.
+    /// Returns the device in aligned pieces, with few enough that a small device is split, too.
     fn pieces(&self) -> Vec<ByteRange> {
         let (size, step) = (self.size(), self.step());
         let length = (size / 64).next_multiple_of(step).max(step.max(SECTOR as u64));
@@ -320,7 +318,7 @@ impl Subject {
     }
 
     async fn read(&self, range: ByteRange) -> Buffer {
-        // What is in the buffer before must not shine through.
+        // The buffer's former content must not show.
         let buffer = Buffer::copy_of(&vec![0xA5; range.length as usize]);
         let read = self.device.read(range.offset, buffer).await;
         let buffer = read.unwrap_or_else(|error| panic!("{}: read of {range:?}: {error}", self.scene));
@@ -376,12 +374,11 @@ pub(super) async fn check_read_only(name: &str, device: &dyn BlockDevice) {
     assert_eq!(device.flush().await, Ok(()), "{name}: nothing to flush is no error");
 }
 
-/// Bytes that tell whose they are, none of them zero.
+/// Returns bytes that identify their writer, none of them zero.
 fn pattern(number: u64, length: u64) -> Vec<u8> {
     (0..length).map(|index| ((number.wrapping_mul(31) + index / SECTOR as u64) % 255 + 1) as u8).collect()
 }
 
-/// Starts a request and drops it.
 fn poll_once<T>(request: impl Future<Output = T>) {
     let _ = pin!(request).poll(&mut Context::from_waker(Waker::noop()));
 }

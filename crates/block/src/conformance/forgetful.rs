@@ -1,5 +1,5 @@
-//! A store that fails a flush and drops what was not durable, as a disk behind a failing cache does; and what everything that
-//! stands on a store makes of it.
+//! A store that fails a flush and drops what was not durable, like a disk behind a failing cache; and a check of
+//! the devices above it.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -12,10 +12,9 @@ use crate::device::{BlockDevice, ByteRange, Durability, Extent, Geometry, IoFutu
 use crate::error::IoError;
 use crate::store::MemoryStore;
 
-/// What it says when it fails.
 const LOST: IoError = IoError::Os { operation: "flush", errno: Errno::IO };
 
-/// A store in memory. A flush that fails loses what was not durable: a flush that succeeds later brings nothing of it back.
+/// A store in memory. A flush that fails loses what was not durable; a later flush does not bring it back.
 pub struct Forgetful {
     seen: MemoryStore,
     durable: MemoryStore,
@@ -25,7 +24,7 @@ pub struct Forgetful {
 }
 
 impl Forgetful {
-    /// Makes one of zeroes.
+    /// Makes a store of `size` zero bytes.
     pub fn new(size: u64) -> Rc<Self> {
         Rc::new(Self {
             seen: MemoryStore::new(size),
@@ -35,12 +34,12 @@ impl Forgetful {
         })
     }
 
-    /// Lets so many of the next flushes fail.
+    /// Makes the next `count` flushes fail.
     pub fn fail_flushes(&self, count: u32) {
         self.failing.set(count);
     }
 
-    /// What a power cut leaves.
+    /// Returns the content that a power cut leaves.
     pub async fn durable_content(&self) -> Vec<u8> {
         let size = self.durable.geometry().size as usize;
         let read = self.durable.read(0, Buffer::zeroed(size)).await;
@@ -91,7 +90,7 @@ impl BlockDevice for Forgetful {
             let changed = std::mem::take(&mut *self.changed.borrow_mut());
             if self.failing.get() > 0 {
                 self.failing.set(self.failing.get() - 1);
-                // Also what reads see is what there was before.
+                // Reads see the former content as well.
                 Self::copy(&self.durable, &self.seen, changed).await?;
                 return Err(LOST);
             }
@@ -104,11 +103,11 @@ impl BlockDevice for Forgetful {
     }
 }
 
-/// Checks that a device over a store tells its writer that a flush has failed, once, and never says that what was lost is
-/// durable. `over` makes the device.
+/// Checks that a device over a store reports a failed flush to its writer, once, and never reports lost data as durable.
+/// `over` makes the device.
 ///
 /// # Panics
-/// If it does not.
+/// If the device does not.
 pub async fn check_failed_flushes(name: &str, over: impl Fn(Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice>) {
     let block = |byte| Buffer::copy_of(&[byte; 4096]);
     let store = Forgetful::new(16 << 10);

@@ -1,16 +1,14 @@
-//! What a device must contain: an array of bytes, and what is known of writes whose outcome is open.
+//! The expected content of a device: an array of bytes, and the open outcomes of writes.
 
 use crate::device::{ByteRange, Extent, ExtentKind};
 use crate::filter::check::assert_covers;
 
-/// The slow and obvious device.
 pub(super) struct Model {
     bytes: Vec<u8>,
 }
 
 impl Model {
     pub(super) fn new(size: u64) -> Self {
-        // Conformance devices are small.
         Self { bytes: vec![0; size as usize] }
     }
 
@@ -22,7 +20,7 @@ impl Model {
         self.slice_mut(range).fill(0);
     }
 
-    /// Asserts that `bytes` is what the device has from `offset` on.
+    /// Asserts that the device holds `bytes` from `offset` on.
     pub(super) fn assert_same(&self, scene: &str, offset: u64, bytes: &[u8]) {
         let expected = self.slice(ByteRange::new(offset, bytes.len() as u64));
         if let Some(index) = (0..bytes.len()).find(|index| bytes[*index] != expected[*index]) {
@@ -32,7 +30,7 @@ impl Model {
         }
     }
 
-    /// Asserts that extents cover `range`, and that what they call zeroes are zeroes.
+    /// Asserts that extents cover `range`, and that their zeroes are zeroes.
     pub(super) fn assert_allocation(&self, scene: &str, range: ByteRange, extents: &[Extent]) {
         assert_covers(extents, range);
         for extent in extents.iter().filter(|extent| extent.kind != ExtentKind::Data) {

@@ -1,9 +1,8 @@
-//! The clock that both engines go by: one origin for the process, so that times of different lanes can be compared.
+//! The clock of both engines, with one origin for the process, so that times of different lanes can be compared.
 
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-/// Time since the process first asked.
 pub(super) fn now() -> Duration {
     static ORIGIN: OnceLock<Instant> = OnceLock::new();
     ORIGIN.get_or_init(Instant::now).elapsed()

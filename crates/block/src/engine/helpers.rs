@@ -1,9 +1,8 @@
-//! Helper threads for work that may sleep: file operations where io_uring is refused, and everywhere the calls that
-//! have no asynchronous form (SEEK_DATA, hashing, opening files).
+//! Helper threads for work that may sleep: file operations where io_uring is refused, and calls without an asynchronous form
+//! (SEEK_DATA, hashing, opening files).
 //!
-//! Threads are started when work waits and none is idle, and stay until the pool is dropped. Dropping the pool does
-//! not wait for them: work that has begun runs to its end and keeps what it owns (file, buffer); work that has not
-//! is dropped, and whoever waits for it learns so.
+//! A thread is started when work waits and none is idle, and stays until the pool is dropped. Dropping the pool does not wait:
+//! work in progress runs to its end and keeps its file and buffer. Other work is dropped, and its caller gets an error.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,7 +14,6 @@ use futures_channel::oneshot;
 use crate::device::IoFuture;
 use crate::error::IoError;
 
-/// Work for a helper thread.
 pub(super) type Work = Box<dyn FnOnce() + Send>;
 
 /// A pool of helper threads, grown on demand.
@@ -23,7 +21,6 @@ pub(super) struct Helpers {
     shared: Arc<Shared>,
     /// Name of the threads, as `top` shows it.
     name: &'static str,
-    /// Most threads that are ever started.
     threads_max: usize,
 }
 
@@ -41,31 +38,27 @@ struct State {
 }
 
 impl Helpers {
-    /// Makes a pool that starts no thread yet.
     pub(super) fn new(name: &'static str, threads_max: usize) -> Self {
         let shared = Shared { state: Mutex::new(State::default()), work_arrived: Condvar::new() };
         Self { shared: Arc::new(shared), name, threads_max }
     }
 
-    /// Begins `work` on a helper thread, after what was submitted before; what it returns comes by the receiver.
-    ///
-    /// The receiver sees the sender gone if the pool is dropped before the work has begun, or if it panics.
+    /// Begins `work` on a helper thread, after earlier work; the receiver gets its result. The sender is dropped if the pool is
+    /// dropped before the work begins, or if the work panics.
     ///
     /// # Errors
-    /// [`IoError::Os`] if there is no thread and none can be started; `work` is dropped then.
+    /// [`IoError::Os`] if there is no thread and none can be started; `work` is then dropped.
     pub(super) fn submit<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<oneshot::Receiver<T>, IoError> {
         let (sender, receiver) = oneshot::channel();
         self.enqueue(Box::new(move || {
-            // The receiver is gone if the request was dropped: then nobody wants the result.
             let _ = sender.send(work());
         }))?;
         Ok(receiver)
     }
 
-    /// The future of [`crate::engine::Engine::run_blocking`].
     pub(super) fn run(self: &Rc<Self>, work: Work) -> IoFuture<'static, ()> {
         let helpers = Rc::clone(self);
         Box::pin(async move { helpers.submit(work)?.await.map_err(|_| IoError::Closed) })
@@ -85,7 +78,7 @@ impl Helpers {
         let shared = Arc::clone(&self.shared);
         match std::thread::Builder::new().name(self.name.to_owned()).spawn(move || shared.run()) {
             Ok(_) => state.threads += 1,
-            // The threads that there are will come to it.
+            // The existing threads will take it.
             Err(error) if state.threads > 0 => tracing::debug!(%error, "no further helper thread"),
             Err(error) => {
                 state.waiting.pop_back();
@@ -112,13 +105,12 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Life of one thread.
     fn run(&self) {
         let mut state = self.lock();
         loop {
             if let Some(work) = state.waiting.pop_front() {
                 drop(state);
-                // A panic ends the work, whose caller sees that, not the thread.
+                // A panic ends the work, as its caller sees, but not the thread.
                 if catch_unwind(AssertUnwindSafe(work)).is_err() {
                     tracing::error!("work on a helper thread panicked");
                 }
@@ -177,7 +169,6 @@ mod tests {
         assert_eq!(block_on(running), Ok(true), "what has begun runs to its end");
     }
 
-    /// Polls on this thread, which sleeps in between.
     fn block_on<T>(future: impl Future<Output = T>) -> T {
         struct Thread(std::thread::Thread);
         impl Wake for Thread {

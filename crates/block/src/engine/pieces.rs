@@ -1,4 +1,4 @@
-//! What both engines do alike with the pieces of a send.
+//! Sending in pieces, common to both engines.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -8,13 +8,13 @@ use rustix::net::{SendAncillaryBuffer, SendFlags};
 
 use crate::buffer::Buffer;
 
-/// Pieces that are described without an allocation: those of the few replies that a connection sends at a time.
+/// Pieces that are described without an allocation: enough for the few replies of one send.
 const PIECES_FEW: usize = 8;
 
 /// Sends as much of `pieces` as the socket takes without waiting; returns the number of bytes, which may be 0.
 ///
 /// # Errors
-/// What the system answered, if that does not mean: later.
+/// The system's error, unless it means "later".
 pub(super) fn transmit(socket: &OwnedFd, pieces: &[Buffer]) -> Result<usize, Errno> {
     let mut few = [IoSlice::new(&[]); PIECES_FEW];
     let many;
@@ -34,13 +34,12 @@ pub(super) fn transmit(socket: &OwnedFd, pieces: &[Buffer]) -> Result<usize, Err
     }
 }
 
-/// Sends once, without waiting.
 pub(super) fn send_now(socket: &OwnedFd, pieces: &[IoSlice<'_>]) -> Result<usize, Errno> {
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     rustix::net::sendmsg(socket, pieces, &mut SendAncillaryBuffer::default(), flags)
 }
 
-/// What of `pieces` lies after the first `sent` bytes.
+/// Returns the part of `pieces` after the first `sent` bytes.
 pub(super) fn unsent(pieces: &[Buffer], mut sent: usize) -> Vec<IoSlice<'_>> {
     let mut rest = Vec::with_capacity(pieces.len());
     for piece in pieces {

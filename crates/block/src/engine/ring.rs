@@ -6,20 +6,16 @@
 //!                          └── wakers ◄── RingDriver::park ◄── completion queue
 //! ```
 //!
-//! A thread with nothing to do sleeps in the kernel; a busy one looks a moment longer where it is about to hear of something
-//! ([`looking`]).
+//! An idle thread sleeps in the kernel. A busy one polls a moment longer when it expects a completion soon ([`looking`]).
 //!
-//! Nothing here is shared between threads but the eventfd that ends a wait. The ring is set up for one submitting
-//! thread, with completions handled where that thread waits (DEFER_TASKRUN), and with fewer promises on kernels that
-//! do not know them. What needs registration (files, buffers) works without it as well.
+//! Threads share only the eventfd that ends a wait. The ring has one submitting thread, which handles completions where it waits
+//! (DEFER_TASKRUN). Older kernels get fewer of these flags. Files and buffers work without registration as well.
 //!
-//! An operation whose future is dropped stays in the queue until its completion, with its file and buffers. Accept,
-//! receive and send are cancelled then. N.B. a connection that was accepted, or bytes that were received, in the
-//! moment of the drop are lost.
+//! An operation whose future is dropped stays in the queue until its completion, with its file and buffers. Accept, receive and
+//! send are cancelled. **N.B.** A connection or bytes that arrive at the moment of the drop are lost.
 
-// UNSAFETY: the kernel reads and writes memory that it is told of by address, which no type can follow. The unsafe
-// blocks are four: pushing an entry (`queue`), taking over an accepted descriptor and zeroing a C structure
-// (`request`), and registering buffers (here).
+// UNSAFETY: the kernel reads and writes memory by address, which no type can follow. There are four unsafe blocks: pushing an
+// entry (`queue`), taking over an accepted descriptor and zeroing a C structure (`request`), and registering buffers (here).
 #![expect(unsafe_code, reason = "io_uring works on raw addresses")]
 
 mod entry;
@@ -56,29 +52,28 @@ use crate::device::{ByteRange, Durability, IoFuture};
 use crate::error::IoError;
 use crate::executor::{Driver, Unpark};
 
-/// Helper threads of one lane, for calls that have no asynchronous form: few and rare.
+/// Helper threads of one lane, for calls without an asynchronous form, which are few and rare.
 const HELPER_THREADS_MAX: usize = 4;
 
-/// Sizes in bytes of the buffers to register, and how many of each: 1.9 MiB, because without privileges all lanes
-/// share what a user may lock, often 8 MiB. Small ones serve guests, large ones the mover.
+/// Sizes in bytes of the registered buffers, and how many of each: 1.9 MiB. Without privileges all lanes share the user's limit
+/// of locked memory, often 8 MiB. Small ones serve guests, large ones the mover.
 const REGISTERED: [(usize, usize); 4] = [(4 << 10, 32), (8 << 10, 32), (64 << 10, 16), (256 << 10, 2)];
 
-/// How a ring is made.
+/// The settings of a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct RingOptions {
-    /// Entries of the submission queue; the completion queue has four times as many. More operations than that may
-    /// be in flight: the rest waits its turn.
+    /// Entries of the submission queue; the completion queue has four times as many. Further operations wait their turn.
     pub entries: u32,
-    /// Whether to lock memory for buffers that the kernel need not look up at each request.
+    /// Whether to lock memory for registered buffers, which the kernel need not look up at each request.
     pub registration: Registration,
 }
 
 /// Whether buffers are registered with the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Registration {
-    /// Where the limit on locked memory allows it.
+    /// If the limit on locked memory allows it.
     IfAllowed,
-    /// Never.
+    /// Never; requests use plain buffers.
     Off,
 }
 
@@ -88,11 +83,11 @@ impl Default for RingOptions {
     }
 }
 
-/// Makes a ring for the calling thread: what its executor waits on, and the engine for its tasks.
+/// Makes a ring for the calling thread: the driver of its executor, and the engine of its tasks.
 ///
 /// # Errors
-/// [`EngineError::Refused`] if the system does not let this process use io_uring, [`EngineError::TooOld`] if the
-/// kernel's lacks something that is needed.
+/// [`EngineError::Refused`] if the system refuses io_uring to this process, [`EngineError::TooOld`] if the kernel's
+/// lacks a required operation.
 pub fn open(options: RingOptions) -> Result<(RingDriver, Rc<dyn Engine>), EngineError> {
     let ring = set_up(options.entries)?;
     let buffers = registered_buffers(&ring, options.registration);
@@ -106,17 +101,17 @@ pub fn open(options: RingOptions) -> Result<(RingDriver, Rc<dyn Engine>), Engine
     Ok((driver, Rc::new(RingEngine { queue, buffers, helpers })))
 }
 
-/// What an executor waits on: one `io_uring_enter` a turn.
+/// The driver of an executor: one `io_uring_enter` a turn.
 ///
-/// Dropping it cancels what waits for peers and waits for files, at most ten seconds; what is then still in flight
-/// keeps its memory and files for ever. Requests after that fail with [`IoError::Closed`].
+/// Dropping it cancels operations that wait for peers, and waits at most ten seconds for file operations. Those still in flight
+/// keep their memory and files for ever. Later requests fail with [`IoError::Closed`].
 pub struct RingDriver {
     queue: Rc<RefCell<Queue>>,
     wakeup: Arc<Wakeup>,
-    /// The read on the eventfd that is in flight; `None` before the first wait.
+    /// The eventfd read in flight; `None` before the first wait.
     wakeup_read: Option<usize>,
     looking: Looking,
-    /// Scratch space: whom to wake once the queue is no longer borrowed.
+    /// Scratch space: the tasks to wake once the queue is not borrowed.
     woken: Vec<Waker>,
 }
 
@@ -156,18 +151,18 @@ impl Drop for RingDriver {
     }
 }
 
-/// Has waits of the calling thread end when they are to: usually the kernel may take 50 us more.
+/// Lets waits of the calling thread end on time: by default the kernel may take 50 us more.
 fn wake_in_time() {
     if let Err(error) = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1)) {
         tracing::debug!(%error, "waits may end late");
     }
 }
 
-/// Sees to it that a read on the eventfd is in flight.
+/// Keeps a read on the eventfd in flight.
 fn arm(queue: &mut Queue, wakeup: &Arc<Wakeup>, read: &mut Option<usize>) {
     let is_over = read.is_none_or(|key| queue.take(key, Waker::noop()).is_some());
     if is_over {
-        // Without it only other threads' wake-ups would come late, and an open ring always takes it.
+        // Without it only wake-ups by other threads would be late, and an open ring always takes it.
         *read = queue.start(Request::wakeup(Arc::clone(wakeup.eventfd())), Waker::noop().clone()).ok();
     }
 }
@@ -277,8 +272,8 @@ impl Engine for RingEngine {
         }
         let (queue, socket) = (Rc::clone(&self.queue), Arc::clone(socket));
         Box::pin(async move {
-            // A socket mostly takes a reply at once. Then a plain call is the quickest: the peer is awake before this
-            // thread turns to anything else, and there is no completion to come back for.
+            // A socket usually takes a reply at once. Then a plain call is fastest: the peer is awake before this thread does
+            // anything else, and there is no completion to handle.
             let sent = transmit(&socket, &pieces).map_err(|errno| IoError::os("send", errno))?;
             if sent == pieces.iter().map(Buffer::len).sum() {
                 return Ok(());
@@ -297,7 +292,6 @@ impl Engine for RingEngine {
     }
 }
 
-/// One operation as a future; submitted when it is first polled.
 struct Pending {
     queue: Rc<RefCell<Queue>>,
     state: State,
@@ -342,7 +336,7 @@ impl Drop for Pending {
     }
 }
 
-/// An operation that waits for a peer, and can be told to wait no longer.
+/// An operation that waits for a peer and can be interrupted.
 struct Interruptible {
     pending: Pending,
     interrupt: Interrupt,
@@ -389,7 +383,7 @@ fn done(outcome: Result<Outcome, IoError>) -> Result<(), IoError> {
     outcome.map(drop)
 }
 
-/// Makes a ring with as many of the wanted promises as the kernel knows.
+/// Makes a ring with as many of the desired flags as the kernel knows.
 fn set_up(entries: u32) -> Result<IoUring, EngineError> {
     let attempts: [fn(&mut io_uring::Builder); 3] = [
         |builder| {
@@ -410,7 +404,7 @@ fn set_up(entries: u32) -> Result<IoUring, EngineError> {
             Ok(ring) => return check_features(ring),
             Err(error) => refused = Errno::from_io_error(&error).unwrap_or(Errno::IO),
         }
-        // Anything but an unknown flag is no better with fewer flags.
+        // Any error but an unknown flag would occur with fewer flags as well.
         if refused != Errno::INVAL {
             break;
         }
@@ -440,8 +434,8 @@ fn registered_buffers(ring: &IoUring, registration: Registration) -> BufferPool 
             .iter()
             .map(|(address, length)| libc::iovec { iov_base: address.cast(), iov_len: *length })
             .collect();
-        // SAFETY: the pool keeps this memory while it lives. The kernel pins it, and touches it only for entries that
-        // name it, which are made from live buffers of this pool alone.
+        // SAFETY: the pool keeps this memory while it lives. The kernel pins it, and touches it only for entries that name it,
+        // which are made only from live buffers of this pool.
         let result = unsafe { ring.submitter().register_buffers(&pieces) };
         if let Err(error) = &result {
             tracing::debug!(%error, "buffers are not registered");

@@ -5,8 +5,8 @@
 //!   files:    helper thread ──► result and waker ──► eventfd ends the driver's epoll_wait
 //! ```
 //!
-//! The same contract as the ring's, at the price of two more hops a file request. A file operation whose future is
-//! dropped runs to its end on its thread, which owns file and buffers. A dropped socket operation has not happened.
+//! The contract is the ring's, at the price of two more hops per file request. A file operation whose future is dropped runs to
+//! its end on its thread, which owns file and buffers. A dropped socket operation has not happened.
 
 mod readiness;
 
@@ -37,10 +37,10 @@ use crate::executor::{Driver, Unpark};
 /// Threads for file operations of one lane: as many as a disk needs requests in flight to be busy.
 const FILE_THREADS_MAX: usize = 16;
 
-/// Helper threads of one lane, apart from those for files: work that hangs does not hold up reads and writes.
+/// Helper threads of one lane, separate from those for files: work that hangs does not delay reads and writes.
 const HELPER_THREADS_MAX: usize = 4;
 
-/// Makes the engine for the calling thread, and what its executor waits on.
+/// Makes the engine for the calling thread, and the driver of its executor.
 ///
 /// # Errors
 /// [`EngineError::Refused`] if the system has no more descriptors.
@@ -57,11 +57,11 @@ pub fn open() -> Result<(ThreadsDriver, Rc<dyn Engine>), EngineError> {
     Ok((ThreadsDriver { poller, wakeup, woken: Vec::new() }, Rc::new(engine)))
 }
 
-/// What an executor waits on: one `epoll_wait` a turn.
+/// The driver of an executor: one `epoll_wait` a turn.
 pub struct ThreadsDriver {
     poller: Rc<RefCell<Poller>>,
     wakeup: Arc<Wakeup>,
-    /// Scratch space: whom to wake once the poller is no longer borrowed.
+    /// Scratch space: the tasks to wake once the poller is not borrowed.
     woken: Vec<Waker>,
 }
 
@@ -93,7 +93,6 @@ struct ThreadsEngine {
 }
 
 impl ThreadsEngine {
-    /// Runs a file operation on a thread, which owns what `work` captures.
     fn on_file<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, IoError> + Send + 'static,
@@ -102,7 +101,7 @@ impl ThreadsEngine {
         Box::pin(async move { files.submit(work)?.await.map_err(|_| IoError::Closed)? })
     }
 
-    /// Repeats a socket operation that does not wait until it has something to say.
+    /// Repeats a non-blocking socket operation until it has a result.
     fn on_socket<T: 'static>(
         &self,
         operation: &'static str,
@@ -198,7 +197,7 @@ impl Engine for ThreadsEngine {
     }
 
     fn accept(&self, listener: &Arc<OwnedFd>) -> IoFuture<'static, OwnedFd> {
-        // There is no flag for one call, and a connection may be gone between readiness and accept.
+        // There is no flag for one call, and a connection may vanish between readiness and accept.
         if let Err(errno) = set_nonblocking(listener) {
             return Box::pin(std::future::ready(Err(IoError::os("accept", errno))));
         }
@@ -285,7 +284,7 @@ impl Engine for ThreadsEngine {
     }
 }
 
-/// Waits until something can be received or accepted, or until it is polled after the interrupt was raised.
+/// Waits until the socket is readable, or until it is polled after the interrupt was raised.
 async fn ready_or_interrupted(
     poller: &Rc<RefCell<Poller>>,
     socket: &Arc<OwnedFd>,

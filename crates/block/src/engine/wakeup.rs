@@ -22,7 +22,7 @@ const AWAKE: u8 = 0;
 const WAITING: u8 = 1;
 const NOTIFIED: u8 = 2;
 
-/// The part of a driver that other threads see.
+/// The part of a driver that other threads use.
 pub(super) struct Wakeup {
     state: AtomicU8,
     /// Blocking: a read on a ring waits for it, instead of failing with EAGAIN.
@@ -30,29 +30,28 @@ pub(super) struct Wakeup {
 }
 
 impl Wakeup {
-    /// Makes one whose driver is awake.
+    /// Makes the wake-up of a driver that is awake.
     ///
     /// # Errors
-    /// What the system says when it has no more descriptors.
+    /// The system's error when it has no more descriptors.
     pub(super) fn new() -> rustix::io::Result<Arc<Self>> {
         let eventfd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         Ok(Arc::new(Self { state: AtomicU8::new(AWAKE), eventfd }))
     }
 
-    /// The descriptor that becomes readable when a waiting driver is to wake up.
     pub(super) fn eventfd(&self) -> &Arc<OwnedFd> {
         &self.eventfd
     }
 
-    /// Says that the driver is about to wait; `false` if it was unparked before: then it must not.
+    /// Announces the driver's wait; `false` if it was unparked before and must not wait.
     pub(super) fn prepare_wait(&self) -> bool {
         self.state.compare_exchange(AWAKE, WAITING, Ordering::SeqCst, Ordering::SeqCst).is_ok()
     }
 
-    /// Says that the driver no longer waits, and forgets what it was notified of.
+    /// Ends the announced wait, and clears a notification.
     ///
-    /// N.B. the driver calls it after its wait *and* when its `park` ends: who wakes it up in between pushed a task
-    /// before, and the executor looks at its tasks before it parks again.
+    /// **N.B.** The driver calls it after its wait *and* when its `park` ends. A waker in between has pushed a task before, and
+    /// the executor checks its tasks before it parks again.
     pub(super) fn resume(&self) {
         self.state.store(AWAKE, Ordering::SeqCst);
     }
@@ -73,7 +72,6 @@ mod tests {
 
     use super::*;
 
-    /// Tells whether a wake-up waits to be read.
     fn is_pending(wakeup: &Wakeup) -> bool {
         let mut polled = [PollFd::new(&wakeup.eventfd, PollFlags::IN)];
         poll(&mut polled, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap() == 1

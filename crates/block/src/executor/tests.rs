@@ -1,4 +1,4 @@
-//! The executor alone: tasks, timers, and what other threads wake.
+//! Tests the executor alone: tasks, timers, and wake-ups from other threads.
 
 use std::cell::Cell;
 use std::sync::mpsc;

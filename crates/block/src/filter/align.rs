@@ -1,12 +1,12 @@
-//! Any byte range over a device that wants whole blocks.
+//! Accepts any byte range over a device that takes whole blocks only.
 //!
 //! ```text
 //!   aligned       ──► shared claim on its range ───────────────────────────────► as it came
 //!   not aligned   ──► exclusive claim on its blocks ──► read the edges ──► whole blocks are written
 //! ```
 //!
-//! Two writes to different parts of one block would otherwise lose one of them: each reads the block, changes its
-//! part, and writes the other's part back as it was. Reads need no claim: what they overlap is in flight.
+//! Without claims, of two writes to different parts of one block one could get lost: each reads the block, changes its part, and
+//! writes the other part back as it was. Reads need no claim: they may see writes in flight either way.
 
 use std::rc::Rc;
 
@@ -22,13 +22,13 @@ use crate::error::IoError;
 use crate::executor::Handle;
 use crate::range_lock::{Claim, RangeLock};
 
-/// Presents a device with an alignment of one byte.
+/// A device with an alignment of one byte.
 pub struct Align {
     shared: Rc<Shared>,
     handle: Handle,
 }
 
-/// The claims on the blocks of one volume. Whatever reads and writes those blocks goes through filters of one of these.
+/// The claims on the blocks of one volume. All access to these blocks passes through filters of one aligner.
 #[derive(Clone)]
 pub struct Aligner {
     buffers: BufferPool,
@@ -37,10 +37,10 @@ pub struct Aligner {
 }
 
 impl Aligner {
-    /// Makes one without claims; blocks are put together in memory of `buffers`.
+    /// Makes an aligner without claims, which assembles blocks in memory of `buffers`.
     ///
-    /// A write that changes parts of blocks runs as a task of `handle`: it goes on when its future is dropped,
-    /// because half of it may not come to rest on top of what others write to the same blocks afterwards.
+    /// A write to parts of blocks runs as a task of `handle`. It continues when its future is dropped: half of it must not land
+    /// on top of later writes to the same blocks.
     pub fn new(buffers: BufferPool, handle: Handle) -> Self {
         Self { buffers, handle, writes: Rc::new(RangeLock::new()) }
     }
@@ -68,7 +68,6 @@ impl Align {
         Aligner::new(buffers, handle).over(inner)
     }
 
-    /// Runs a request that must not stop half-way.
     fn run_to_the_end(
         &self,
         request: impl Future<Output = Result<(), IoError>> + 'static,
@@ -77,7 +76,6 @@ impl Align {
         Box::pin(async move {
             let (sender, receiver) = oneshot::channel();
             handle.spawn(async move {
-                // The receiver is gone if the request was dropped: then nobody wants to know.
                 let _ = sender.send(request.await);
             });
             receiver.await.map_err(|_| IoError::Closed)?
@@ -123,7 +121,7 @@ impl BlockDevice for Align {
             let _claimed = shared.writes.claim(shared.blocks_around(range), Claim::Exclusive).await;
             match &change {
                 Change::Write(_, data, durability) => shared.merge(range, data.as_slice(), *durability).await,
-                // Whole blocks, and the rest as zeroes that are written.
+                // Whole blocks are passed on; the edges are written with zeroes.
                 Change::Discard(_) | Change::Zero(..) => {
                     let within = shared.blocks_within(range);
                     shared.zero_edges(range, within, change.durability()).await?;
@@ -137,7 +135,7 @@ impl BlockDevice for Align {
         self.shared.inner.flush()
     }
 
-    /// As below: of a range that ends within blocks only those are written.
+    /// The answer of the device below: of an unaligned range only the edges are written.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.shared.inner.zeroes_fast(mode)
     }
@@ -166,32 +164,31 @@ impl BlockDevice for Align {
 }
 
 impl Shared {
-    /// As seen from above: with an alignment of 1, and of the size that it has now.
+    /// The geometry as seen from above, with an alignment of 1 and the present size.
     fn geometry(&self) -> Geometry {
         Geometry { alignment: 1, ..self.inner.geometry() }
     }
 
-    /// Tells whether the device below takes the range as it is, or refuses it for other reasons than alignment.
+    /// Returns whether the device below takes the range as it is, or refuses it for a reason other than alignment.
     fn is_aligned(&self, range: ByteRange) -> bool {
         let end = range.end();
         let ends_well = end.is_multiple_of(self.alignment) || end == self.geometry().size;
         range.offset.is_multiple_of(self.alignment) && ends_well
     }
 
-    /// The whole blocks that a range within the device touches.
     fn blocks_around(&self, range: ByteRange) -> ByteRange {
         let start = range.offset - range.offset % self.alignment;
         let end = range.end().next_multiple_of(self.alignment).min(self.geometry().size);
         ByteRange::new(start, if range.length == 0 { 0 } else { end - start })
     }
 
-    /// As [`Self::blocks_around`], of a range that may lie anywhere.
+    /// As [`Self::blocks_around`], for an unchecked range.
     fn checked_blocks_around(&self, range: ByteRange) -> Result<ByteRange, IoError> {
         check_range(&self.geometry(), range)?;
         Ok(self.blocks_around(range))
     }
 
-    /// The whole blocks that a range within the device covers; of no length if it covers none.
+    /// Returns the whole blocks within a range, perhaps none.
     fn blocks_within(&self, range: ByteRange) -> ByteRange {
         let start = range.offset.next_multiple_of(self.alignment).min(self.geometry().size);
         let end = if range.end() == self.geometry().size {
@@ -200,18 +197,18 @@ impl Shared {
             range.end() - range.end() % self.alignment
         };
         if end <= start {
-            // The start may lie behind the range; an empty one is best at a place that is valid anyway.
+            // The start may lie behind the range; an empty range is valid at 0.
             return ByteRange::new(0, 0);
         }
         ByteRange::new(start, end - start)
     }
 
     fn take(&self, range: ByteRange) -> Buffer {
-        // No request is larger than memory: its data lie there.
+        // No request is larger than memory, which holds its data.
         self.buffers.take(range.length as usize)
     }
 
-    /// Writes the blocks around `range` with `bytes` in their place. The caller holds an exclusive claim on them.
+    /// Writes the blocks around `range` with `bytes` in it. The caller holds an exclusive claim on them.
     async fn merge(&self, range: ByteRange, bytes: &[u8], durability: Durability) -> Result<(), IoError> {
         if bytes.is_empty() {
             return Ok(());
@@ -219,7 +216,7 @@ impl Shared {
         let blocks = self.blocks_around(range);
         let mut whole = self.take(blocks);
         let (first, last) = try_join(self.first_edge(blocks, range), self.last_edge(blocks, range)).await?;
-        // Fresh from the pool, so nobody else has it.
+        // Fresh from the pool, so this is the only handle.
         if let Some(target) = whole.as_mut_slice() {
             if let Some(block) = first {
                 target[..block.len()].copy_from_slice(block.as_slice());
@@ -234,7 +231,7 @@ impl Shared {
         self.inner.write(blocks.offset, whole, durability).await
     }
 
-    /// The first block, if `range` begins within it or ends within it.
+    /// Reads the first block, if `range` begins or ends within it.
     async fn first_edge(&self, blocks: ByteRange, range: ByteRange) -> Result<Option<Buffer>, IoError> {
         let first = ByteRange::new(blocks.offset, self.alignment.min(blocks.length));
         if range.offset == first.offset && range.end() >= first.end() {
@@ -243,7 +240,7 @@ impl Shared {
         self.inner.read(first.offset, self.take(first)).await.map(Some)
     }
 
-    /// The last block, if it is not the first and `range` ends within it.
+    /// Reads the last block, if it is not the first and `range` ends within it.
     async fn last_edge(&self, blocks: ByteRange, range: ByteRange) -> Result<Option<Buffer>, IoError> {
         let start = (blocks.end() - 1) - (blocks.end() - 1) % self.alignment;
         if start == blocks.offset || range.end() == blocks.end() {
@@ -253,7 +250,7 @@ impl Shared {
         self.inner.read(last.offset, self.take(last)).await.map(Some)
     }
 
-    /// Zeroes what of `range` lies outside of `within`, its whole blocks.
+    /// Zeroes the parts of `range` outside of `within`, its whole blocks.
     async fn zero_edges(
         &self,
         range: ByteRange,
@@ -267,14 +264,13 @@ impl Shared {
             (before, ByteRange::new(within.end(), range.end() - within.end()))
         };
         for edge in [before, after] {
-            // At most two blocks less two bytes.
             self.merge(edge, &vec![0; edge.length as usize], durability).await?;
         }
         Ok(())
     }
 }
 
-/// What of the extents lies within a range.
+/// Returns the parts of the extents within a range.
 fn cut(mut extents: Vec<Extent>, range: ByteRange) -> Vec<Extent> {
     for extent in &mut extents {
         let (start, end) = (extent.range.offset.max(range.offset), extent.range.end().min(range.end()));
@@ -297,7 +293,7 @@ mod tests {
     use crate::filter::{Delay, DelaySwitch, Operation, Operations};
     use crate::store::MemoryStore;
 
-    /// Runs a test over a disk whose operations can be delayed; the memory below is given as well.
+    /// Runs a test over a disk whose operations can be delayed, with the memory below it.
     fn over_a_slow_disk<F: Future<Output = ()> + 'static>(
         body: impl FnOnce(Rc<Align>, DelaySwitch, Handle, Rc<MemoryStore>) -> F,
     ) {
@@ -333,7 +329,7 @@ mod tests {
     #[test]
     fn a_whole_block_written_while_a_part_of_it_is_merged_is_not_undone() {
         over_a_slow_disk(|align, switch, handle, _| async move {
-            // The merge has read its block, and its write takes long, when the whole block comes.
+            // The whole block arrives when the merge has read its block, and its write takes long.
             switch.set_latency(Operations::of(&[Operation::Write]), Duration::from_millis(10));
             let merged = align.write(100, bytes(1, 10), Durability::Volatile);
             let whole = async {
@@ -358,7 +354,7 @@ mod tests {
             switch.hang(Operations::of(&[Operation::Write]));
             let merged = align.write(100, bytes(1, 10), Durability::Volatile);
             assert!(matches!(select(merged, handle.sleep(Duration::from_millis(2))).await, Either::Right(_)));
-            // Its old neighbours hang in the disk's queue now.
+            // Its old neighbours now hang in the disk's queue.
             let done = Rc::new(RefCell::new(false));
             let (seen, task) = (Rc::clone(&done), Rc::clone(&align));
             handle.spawn(async move {

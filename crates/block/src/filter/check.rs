@@ -1,7 +1,6 @@
 //! Asserts the contract of [`BlockDevice`] between two layers, in tests.
 //!
-//! Panics at the first violation, naming it: a stack with this filter between its layers finds the layer that is
-//! wrong, not the guest that sees it.
+//! Panics at the first violation and names it. So it finds the faulty layer of a stack before a guest sees the effect.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -17,16 +16,16 @@ use crate::growth::Growth;
 pub struct Check {
     inner: Rc<dyn BlockDevice>,
     requests: Requests,
-    /// What the device said of itself last; only its size may change, by growing.
+    /// The latest geometry; only its size may change, by growing.
     geometry: Cell<Geometry>,
 }
 
-/// What may come from above.
+/// The requests that may come from above.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Requests {
-    /// Only what the device takes: a filter above has checked it.
+    /// Valid requests only: a filter above has checked them.
     Valid,
-    /// Anything: the device must refuse what is wrong, with the right error.
+    /// All kinds: the device must refuse invalid ones with the right error.
     Any,
 }
 
@@ -34,14 +33,13 @@ impl Check {
     /// Puts the filter over `inner`.
     ///
     /// # Panics
-    /// If its geometry makes no sense.
+    /// If the geometry of `inner` makes no sense.
     pub fn new(inner: Rc<dyn BlockDevice>, requests: Requests) -> Self {
         let geometry = inner.geometry();
         assert!(geometry.alignment.is_power_of_two(), "alignment of {}", geometry.alignment);
         Self { inner, requests, geometry: Cell::new(geometry) }
     }
 
-    /// What the device is like now.
     fn current(&self) -> Geometry {
         let now = self.inner.geometry();
         let before = self.geometry.replace(now);
@@ -54,7 +52,7 @@ impl Check {
         now
     }
 
-    /// What the device must answer to a request on this range, if anything is certain.
+    /// Returns the required error for a request on this range, if it is certain.
     fn expected(&self, refusal: Result<(), IoError>) -> Option<IoError> {
         if self.requests == Requests::Valid {
             assert_eq!(refusal, Ok(()), "an invalid request was passed on");

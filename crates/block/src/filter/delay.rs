@@ -1,10 +1,10 @@
-//! Slows requests down on purpose: latency, a rate, or a disk that hangs until it is released.
+//! Slows requests down on purpose: by latency, by a rate, or by hanging until released.
 //!
 //! ```text
 //!   request ──► hung? wait for release ──► latency, and its turn at the rate ──► the device below
 //! ```
 //!
-//! Ships with the product: a demo can have a slow store, and tests a store that hangs.
+//! Ships with the product: the demo uses a slow store, and tests use a store that hangs.
 
 use std::future::poll_fn;
 use std::num::NonZeroU64;
@@ -20,39 +20,35 @@ use crate::device::{BlockDevice, ByteRange, Extent, Geometry, IoFuture, ZeroMode
 use crate::executor::Handle;
 use crate::growth::Growth;
 
-/// Delays the requests that its settings name.
+/// Delays requests as its switch is set.
 pub struct Delay {
     inner: Rc<dyn BlockDevice>,
     handle: Handle,
     switch: DelaySwitch,
 }
 
-/// Changes the settings of a [`Delay`] while it works; may be used from any thread, and cloned.
-///
-/// Requests that sleep already sleep to their end.
+/// The settings of a [`Delay`], which can be changed while it works, from any thread; clones share them. Requests that already
+/// sleep do so to their end.
 #[derive(Clone)]
 pub struct DelaySwitch {
     state: Arc<Mutex<State>>,
 }
 
 struct State {
-    /// By [`Operation`], as a number.
+    /// The added latency, by [`Operation`] as a number.
     latency: [Duration; Operation::COUNT],
-    /// How fast bytes go through.
     rate: Option<Rate>,
-    /// How fast requests go through.
     request_rate: Option<Rate>,
     hung: Operations,
-    /// Requests that wait for release.
     hanging: usize,
-    /// Whom to wake for them: tasks, each of which may have several such requests.
+    /// The tasks to wake for them; a task may have several such requests.
     waiting: Vec<Waker>,
 }
 
 struct Rate {
     operations: Operations,
     per_second: NonZeroU64,
-    /// When what was let through so far is through.
+    /// When the requests so far have passed at this rate.
     busy_until: Duration,
 }
 
@@ -63,12 +59,11 @@ impl Delay {
         (Self::with(switch.clone(), inner, handle), switch)
     }
 
-    /// Puts the filter over `inner`, with a switch that other devices may have as well: they share its rates.
+    /// Puts the filter over `inner`. Devices with the same switch share its rates.
     pub fn with(switch: DelaySwitch, inner: Rc<dyn BlockDevice>, handle: Handle) -> Self {
         Self { inner, handle, switch }
     }
 
-    /// Holds a request up.
     async fn hold(&self, operation: Operation, length: u64) {
         let mut hanging = None;
         poll_fn(|context| {
@@ -95,7 +90,7 @@ impl Delay {
     }
 }
 
-/// Counts a request while it hangs, also when it is dropped.
+/// Counts a request while it hangs, even if it is dropped.
 struct Hanging<'a> {
     switch: &'a DelaySwitch,
 }
@@ -113,34 +108,34 @@ impl Default for DelaySwitch {
 }
 
 impl DelaySwitch {
-    /// A switch that delays nothing.
+    /// Makes a switch that delays no request.
     pub fn new() -> Self {
         Self { state: Arc::new(Mutex::new(State::new())) }
     }
 
-    /// Makes requests of these kinds take at least `latency` longer, and no others; replaces what was set before.
+    /// Adds at least `latency` to requests of these kinds, and none to others; replaces earlier latencies.
     pub fn set_latency(&self, operations: Operations, latency: Duration) {
         let mut state = self.lock();
         state.latency = [Duration::ZERO; Operation::COUNT];
         state.set_latency(operations, latency);
     }
 
-    /// Makes requests of these kinds take at least `latency` longer; leaves those of other kinds as they are.
+    /// Adds at least `latency` to requests of these kinds; leaves those of other kinds as they are.
     pub fn set_latency_of(&self, operations: Operations, latency: Duration) {
         self.lock().set_latency(operations, latency);
     }
 
-    /// Lets requests of these kinds through at this rate together; replaces what was set before.
+    /// Limits requests of these kinds together to this rate; replaces an earlier one.
     pub fn set_rate(&self, operations: Operations, bytes_per_second: NonZeroU64) {
         self.lock().rate = Some(Rate::new(operations, bytes_per_second));
     }
 
-    /// Lets so many requests of these kinds through in a second, together; replaces what was set before.
+    /// Limits the number of requests of these kinds per second, together; replaces an earlier limit.
     pub fn set_request_rate(&self, operations: Operations, requests_per_second: NonZeroU64) {
         self.lock().request_rate = Some(Rate::new(operations, requests_per_second));
     }
 
-    /// Removes latencies and rates.
+    /// Removes all latencies and rates.
     pub fn clear(&self) {
         let mut state = self.lock();
         state.latency = [Duration::ZERO; Operation::COUNT];
@@ -152,12 +147,12 @@ impl DelaySwitch {
         self.set_hung(operations);
     }
 
-    /// Lets go of what hangs.
+    /// Releases all requests that hang.
     pub fn release(&self) {
         self.set_hung(Operations::of(&[]));
     }
 
-    /// Requests that hang.
+    /// Returns the number of requests that hang.
     pub fn hanging(&self) -> usize {
         self.lock().hanging
     }
@@ -167,7 +162,6 @@ impl DelaySwitch {
         state.hung = operations;
         let woken = std::mem::take(&mut state.waiting);
         drop(state);
-        // Those that are still to hang say so again.
         woken.into_iter().for_each(Waker::wake);
     }
 
@@ -246,7 +240,7 @@ impl State {
         }
     }
 
-    /// When a request of `length` bytes that came at `now` may go on.
+    /// Returns when a request of `length` bytes that came at `now` may continue.
     fn through_at(&mut self, now: Duration, operation: Operation, length: u64) -> Duration {
         let after_latency = now.saturating_add(self.latency[operation as usize]);
         let rates = [(&mut self.rate, length), (&mut self.request_rate, 1)];
@@ -263,7 +257,6 @@ impl Rate {
         Self { operations, per_second, busy_until: Duration::ZERO }
     }
 
-    /// When what came at `now` is through.
     fn take(&mut self, now: Duration, amount: u64) -> Duration {
         let taken = Duration::from_secs_f64(amount as f64 / self.per_second.get() as f64);
         self.busy_until = self.busy_until.max(now).saturating_add(taken);

@@ -13,16 +13,16 @@ use crate::error::IoError;
 use crate::growth::Growth;
 use crate::random::Random;
 
-/// Probabilities are counted in millionths.
+/// The probability of certainty: probabilities are counted in millionths.
 pub const CERTAIN: u32 = 1_000_000;
 
-/// Fails the requests that its rules name.
+/// Fails requests as its rules say.
 pub struct Fault {
     inner: Rc<dyn BlockDevice>,
     switch: FaultSwitch,
 }
 
-/// Changes the rules of a [`Fault`] while it works; may be used from any thread, and cloned.
+/// The rules of a [`Fault`], which can be changed while it works, from any thread; clones share them.
 #[derive(Clone)]
 pub struct FaultSwitch {
     state: Arc<Mutex<State>>,
@@ -31,23 +31,23 @@ pub struct FaultSwitch {
 /// Which requests fail, and how.
 #[derive(Clone, Copy, Debug)]
 pub struct FaultRule {
-    /// Requests of these kinds.
+    /// The kinds of requests that fail.
     pub operations: Operations,
-    /// Requests that touch this range; `None`: any, and flushes.
+    /// The range of requests that fail; `None`: any range, and flushes.
     pub range: Option<ByteRange>,
     /// How many such requests pass before the first fails.
     pub after: u64,
-    /// How likely such a request fails, in millionths; [`CERTAIN`]: each.
+    /// The probability of a failure in millionths; [`CERTAIN`]: every request fails.
     pub probability: u32,
-    /// How many fail before the rule is spent; `None`: no limit.
+    /// How many requests fail before the rule is spent; `None`: no limit.
     pub count: Option<u64>,
-    /// What they fail with.
+    /// The error of failed requests.
     pub error: IoError,
-    /// What becomes of a change that fails.
+    /// The effect of a change that fails.
     pub effect: Effect,
 }
 
-/// What becomes of a write, discard or write-zeroes that is said to have failed.
+/// How much of a failed write, discard or write-zeroes is applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effect {
     /// Nothing of it is applied.
@@ -65,7 +65,7 @@ struct State {
 }
 
 impl FaultRule {
-    /// A rule by which every request of these kinds fails with `error` and changes nothing.
+    /// Returns a rule by which every request of these kinds fails with `error` and changes nothing.
     pub fn always(operations: Operations, error: IoError) -> Self {
         let (probability, effect) = (CERTAIN, Effect::None);
         Self { operations, range: None, after: 0, probability, count: None, error, effect }
@@ -73,13 +73,13 @@ impl FaultRule {
 }
 
 impl Fault {
-    /// Puts the filter over `inner`, without rules; `seed` decides which requests are hit by those with a probability.
+    /// Puts the filter over `inner`, without rules; `seed` determines the requests that rules with a probability hit.
     pub fn new(inner: Rc<dyn BlockDevice>, seed: u64) -> (Self, FaultSwitch) {
         let switch = FaultSwitch::new(seed);
         (Self::with(switch.clone(), inner), switch)
     }
 
-    /// Puts the filter over `inner`, with a switch that other devices may have as well: they share its counts.
+    /// Puts the filter over `inner`. Devices with the same switch share its counts.
     pub fn with(switch: FaultSwitch, inner: Rc<dyn BlockDevice>) -> Self {
         Self { inner, switch }
     }
@@ -88,7 +88,6 @@ impl Fault {
         self.switch.lock().verdict(operation, range)
     }
 
-    /// The first half of a range, in whole blocks of the device below.
     fn half(&self, range: ByteRange) -> ByteRange {
         let half = range.length / 2;
         ByteRange::new(range.offset, half - half % u64::from(self.inner.geometry().alignment))
@@ -96,23 +95,23 @@ impl Fault {
 }
 
 impl FaultSwitch {
-    /// A switch without rules; `seed` decides which requests are hit by those with a probability.
+    /// Makes a switch without rules; `seed` determines the requests that rules with a probability hit.
     pub fn new(seed: u64) -> Self {
         let state = State { rules: Vec::new(), random: Random::new(seed), failed: 0 };
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
-    /// Adds a rule; of several that name a request, the first decides.
+    /// Adds a rule; the first one that matches a request decides.
     pub fn add(&self, rule: FaultRule) {
         self.lock().rules.push(rule);
     }
 
-    /// Removes all rules.
+    /// Removes all rules that were added.
     pub fn clear(&self) {
         self.lock().rules.clear();
     }
 
-    /// Requests that were failed so far.
+    /// Returns the number of failed requests so far.
     pub fn failed(&self) -> u64 {
         self.lock().failed
     }
@@ -177,7 +176,7 @@ impl BlockDevice for Fault {
 }
 
 impl State {
-    /// Tells whether a request fails, and with what.
+    /// Returns the error and the effect, if the request fails.
     fn verdict(&mut self, operation: Operation, range: Option<ByteRange>) -> Option<(IoError, Effect)> {
         let random = &mut self.random;
         let rule = self.rules.iter_mut().find_map(|rule| {
@@ -199,7 +198,6 @@ impl FaultRule {
         self.count != Some(0) && self.operations.contains(operation) && is_there
     }
 
-    /// Whether enough requests have passed; counts this one.
     fn is_due(&mut self) -> bool {
         let is_due = self.after == 0;
         self.after = self.after.saturating_sub(1);

@@ -1,13 +1,13 @@
-//! Owes each failed flush to whoever writes, whoever had asked for it.
+//! Reports each failed flush to the writer, even if the writer did not request that flush.
 //!
 //! ```text
-//!   guest, or what copies ──change, flush──► FlushDebt ──► store
-//!   we ourselves ─────────────── flush ─────────▲ (FlushDebt::ours)
+//!   guest or copying ──change, flush──► FlushDebt ──► store
+//!   the daemon ─────────────── flush ─────────▲ (FlushDebt::ours)
 //! ```
-//! A store reports once that it may have lost what was not durable: to the flush that was under way, or came next (a kernel
-//! does so for each open file). If that was one of ours, a writer's next flush would succeed, and mean nothing. So a
-//! writer's next flush fails, too; and ours fail until it has, for what was lost is not ours to vouch for. A flush that
-//! fails when nothing has changed since one that did not fail has lost nothing, and nobody is told.
+//! A store reports a possible loss of volatile data once: to the flush in progress, or to the next one (a kernel does so for each
+//! open file). If that was the daemon's own flush, the writer's next flush would succeed, although its data may be lost. So the
+//! writer's next flush fails as well, and the daemon's own flushes fail until then. A flush that fails when nothing has changed
+//! since a successful one has lost nothing, and is not reported.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -24,51 +24,46 @@ pub struct FlushDebt {
     debt: Rc<Debt>,
 }
 
-/// The same store, for flushes of our own.
+/// The same store, for the daemon's own flushes.
 struct Ours(Rc<FlushDebt>);
 
-/// What has become of the flushes of one store.
 #[derive(Default)]
 struct Debt {
-    /// Changes under way: what nobody changed cannot be lost.
+    /// Changes in flight: unchanged data cannot be lost.
     changing: Cell<u64>,
-    /// Changes that have ended. The first is what a killed process may have written, and never flushed, before this one had the
-    /// store.
+    /// Changes that have ended. The first one stands for unflushed writes of a killed process before this one.
     changed: Cell<u64>,
-    /// So many of those that have ended are durable: a flush that began after them has succeeded.
+    /// How many of the ended ones are durable: a later flush has succeeded.
     durable: Cell<u64>,
-    /// Flushes that have failed.
     failures: Cell<u64>,
-    /// So many of them the writer has been told of.
+    /// How many of them the writer has learned of.
     told: Cell<u64>,
-    /// What the last of them said.
     error: Cell<Option<IoError>>,
-    /// Flushes whose askers have gone before they ended: how they end is asked for by the next.
+    /// Flushes whose callers have gone before their end; the next flush awaits them.
     abandoned: RefCell<Vec<IoFuture<'static, ()>>>,
 }
 
-/// A change under way; dropped, it has ended.
 struct Changing<'a>(&'a Debt);
 
-/// A flush under way; dropped, it is left to the next one.
+/// A flush in progress; if it is dropped, the next one awaits it.
 struct UnderWay<'a> {
     debt: &'a Debt,
     flush: Option<IoFuture<'static, ()>>,
 }
 
 impl FlushDebt {
-    /// Makes the filter of a store that nobody else flushes.
+    /// Makes the filter of a store that is flushed only through it.
     pub fn new(inner: Rc<dyn BlockDevice>) -> Rc<Self> {
         let debt = Debt { changed: Cell::new(1), ..Debt::default() };
         Rc::new(Self { inner, debt: Rc::new(debt) })
     }
 
-    /// The store for flushes that no writer has asked for.
+    /// Returns the store for the daemon's own flushes.
     pub fn ours(self: &Rc<Self>) -> Rc<dyn BlockDevice> {
         Rc::new(Ours(Rc::clone(self)))
     }
 
-    /// Flushes, and keeps account of how that ends. One during which another has failed means nothing.
+    /// Flushes, and counts the result. A success counts for nothing if another flush has failed meanwhile.
     async fn flush_counted(inner: Rc<dyn BlockDevice>, debt: Rc<Debt>) -> Result<(), IoError> {
         let abandoned = debt.abandoned.take();
         for former in abandoned {
@@ -94,8 +89,7 @@ impl FlushDebt {
         Self::flush_counted(Rc::clone(&self.inner), Rc::clone(&self.debt))
     }
 
-    /// Counts a change until it ends. One that is to be durable by itself may flush the store on its way; then its error is that
-    /// of a flush.
+    /// Counts a change until it ends. A durable change may flush the store; then its error is that of a flush.
     fn counted<'a>(&'a self, change: IoFuture<'a, ()>, durability: Durability) -> IoFuture<'a, ()> {
         let under_way = self.debt.begin_change();
         Box::pin(async move {
@@ -116,7 +110,6 @@ impl Debt {
         Changing(self)
     }
 
-    /// Whether there is anything that a store may have lost.
     fn may_lose(&self) -> bool {
         self.changing.get() > 0 || self.changed.get() > self.durable.get()
     }
@@ -130,7 +123,7 @@ impl Debt {
         }
     }
 
-    /// What the writer has not been told of.
+    /// Returns the error that the writer has not learned of.
     fn owed(&self) -> Option<IoError> {
         self.error.get().filter(|_| self.failures.get() > self.told.get())
     }
@@ -252,7 +245,7 @@ mod tests {
 
     const LOST: IoError = IoError::Os { operation: "flush", errno: Errno::IO };
 
-    /// A store whose flushes end when they are let.
+    /// A store whose flushes end when the test says so.
     struct Slow {
         inner: MemoryStore,
         ends: RefCell<VecDeque<oneshot::Receiver<Result<(), IoError>>>>,
@@ -293,7 +286,7 @@ mod tests {
         }
     }
 
-    /// The daemon before this one was killed, and had written what nobody has flushed.
+    /// An earlier daemon was killed, and its writes were never flushed.
     #[test]
     fn flushes_beside_one_that_fails_mean_nothing_although_nothing_was_written_here_yet() {
         let store = Slow::new();
@@ -305,7 +298,7 @@ mod tests {
         assert_eq!(first.now_or_never(), Some(Err(LOST)));
         second_end.send(Ok(())).expect("it is waited for");
         assert_eq!(second.now_or_never(), Some(Err(LOST)));
-        // What fails now has lost nothing: all is durable.
+        // This failure has lost nothing: all is durable.
         for (end, result) in [(Ok(()), Ok(())), (Err(LOST), Err(LOST)), (Ok(()), Ok(()))] {
             store.next_flush().send(end).expect("it is waited for");
             assert_eq!(debt.flush().now_or_never(), Some(result));

@@ -1,8 +1,7 @@
-//! A store that is slower than it is, or that fails, because somebody has asked for that: both filters, as one thing
-//! that all devices of a store share.
+//! A store that an administrator has made slower, or failing: both filters, shared by all devices of the store.
 //!
 //! ```text
-//!   request ──► delay ──► fault ──► the device below        what fails has taken its time
+//!   request ──► delay ──► fault ──► the device below        a failing request has taken its time
 //! ```
 
 use std::rc::Rc;
@@ -11,12 +10,12 @@ use super::{Delay, DelaySwitch, Fault, FaultSwitch};
 use crate::device::BlockDevice;
 use crate::executor::Handle;
 
-/// What the requests to a store suffer; clones share rates and counts.
+/// The impairment of a store's requests; clones share rates and counts.
 #[derive(Clone, Default)]
 pub struct Impairment {
-    /// How it is slowed down; `None`: not at all.
+    /// The delay of requests; `None`: no delay.
     pub delay: Option<DelaySwitch>,
-    /// What fails; `None`: nothing but what fails by itself.
+    /// The failing requests; `None`: no added failures.
     pub fault: Option<FaultSwitch>,
 }
 

@@ -1,4 +1,4 @@
-//! What other users may do with a file that was found, by the modes of the file and of the folders above it.
+//! Computes what other users may do with a held file, from the modes of the file and of the folders above it.
 
 use rustix::fs::Stat;
 
@@ -7,15 +7,15 @@ use super::Held;
 const READ: u32 = 0o4;
 const WRITE: u32 = 0o2;
 const PASS: u32 = 0o1;
-/// Where the system keeps a file's list of rights, which says more than its mode.
+/// The attribute of a file's access control list, which says more than its mode.
 const RIGHTS: &str = "system.posix_acl_access";
 
-/// A user whose rights are asked for.
+/// A user whose rights are checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct User {
-    /// Its number.
+    /// The user's number (UID).
     pub user: u32,
-    /// Its groups, the first one included.
+    /// The numbers of all groups, the first one included.
     pub groups: Vec<u32>,
 }
 
@@ -28,7 +28,6 @@ impl Passable {
         Self(folders.map(|folder| (folder.st_uid, folder.st_gid, folder.st_mode)).collect())
     }
 
-    /// With one folder more.
     pub(super) fn and(mut self, folder: &Stat) -> Self {
         self.0.push((folder.st_uid, folder.st_gid, folder.st_mode));
         self
@@ -36,18 +35,18 @@ impl Passable {
 }
 
 impl Held {
-    /// Whether a user may read it, as the modes say. A list of rights that names more users is taken for a refusal, unless
-    /// the user owns the file: this is asked so that no user learns more than the system would tell.
+    /// Returns whether a user may read it, by its mode. An access control list counts as a refusal unless the user owns the file:
+    /// no user may learn more than the system would show.
     pub fn lets_read(&self, user: &User) -> bool {
         self.lets(user, READ)
     }
 
-    /// Whether a user may read and write it; as [`Held::lets_read`].
+    /// Returns whether a user may read and write it; as [`Held::lets_read`].
     pub fn lets_write(&self, user: &User) -> bool {
         self.lets(user, READ | WRITE)
     }
 
-    /// Whether a user may pass through all the folders above it.
+    /// Returns whether a user may pass through all folders above it.
     pub fn is_reached_by(&self, user: &User) -> bool {
         self.passable.0.iter().all(|folder| may(user, *folder, PASS))
     }
@@ -60,12 +59,12 @@ impl Held {
 
     fn has_rights_list(&self) -> bool {
         let mut none = [0_u8; 0];
-        // By the link of our own descriptor: one that only holds a file cannot be asked itself.
+        // By the link of its descriptor: a descriptor that only holds a file cannot be queried itself.
         rustix::fs::getxattr(self.own_link(), RIGHTS, &mut none).is_ok_and(|length| length > 0)
     }
 }
 
-/// Whether the mode of a file lets a user do all of `wanted`; the first class that the user is in decides.
+/// Returns whether a mode grants a user all of `wanted`; the first class that the user is in decides.
 fn may(user: &User, (owner, group, mode): (u32, u32, u32), wanted: u32) -> bool {
     let allowed = if user.user == 0 {
         return true;

@@ -1,5 +1,4 @@
-//! A folder that is held: its entries are opened, made, renamed and removed in this very folder, wherever its path leads
-//! meanwhile.
+//! A held folder: its entries are opened, made, renamed and removed in this very folder, even if its path changes meanwhile.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -28,7 +27,7 @@ impl Folder {
     /// Opens the folder at a path.
     ///
     /// # Errors
-    /// What the system answers; that a link is in the way which may not be followed ([`Unfit`]).
+    /// The system's error; [`Unfit`] for a link that may not be followed.
     pub fn open(path: &Path) -> io::Result<Self> {
         let held = find(path)?;
         if held.kind() != FileType::Directory {
@@ -39,35 +38,35 @@ impl Folder {
         Ok(Self { descriptor: opened.into(), status, path, reach, above })
     }
 
-    /// Opens the folder that the last component of a path is in, and returns that component as well.
+    /// Opens the folder of a path's last component, and returns that component as well.
     ///
     /// # Errors
-    /// As [`Folder::open`]; that the path ends in no name.
+    /// Those of [`Folder::open`]; an error if the path ends in no name.
     pub fn of(path: &Path) -> io::Result<(Self, OsString)> {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
         let above = path.parent().filter(|above| !above.as_os_str().is_empty());
         Ok((Self::open(above.unwrap_or_else(|| Path::new(".")))?, name.to_owned()))
     }
 
-    /// The path that led here, without any link.
+    /// Returns its path without any link.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Who may put other entries into it. An entry of a folder with the sticky bit may be ours all the same.
+    /// Returns which users may put other entries into it. An entry of a folder with the sticky bit may be ours all the same.
     pub fn reach(&self) -> Reach {
         reach_in(self.reach, &self.status, &self.status)
     }
 
-    /// A path of this process alone that leads to this very folder as long as it is held.
+    /// Returns a path, for this process only, that leads to this very folder while it is held.
     pub fn own_link(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.descriptor.as_raw_fd()).into()
     }
 
-    /// Holds an entry, whatever it is; a link itself.
+    /// Holds an entry of any type; of a link the link itself.
     ///
     /// # Errors
-    /// What the system answers.
+    /// The system's error.
     pub fn find(&self, name: &OsStr) -> io::Result<Held> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let descriptor = rustix::fs::openat(&self.descriptor, one_name(name)?, flags, Mode::empty())?;
@@ -80,7 +79,7 @@ impl Folder {
     /// Opens a folder in this one that was found here.
     ///
     /// # Errors
-    /// What the system answers; that it is no folder.
+    /// The system's error; an error if it is no folder.
     pub fn below(&self, found: &Held) -> io::Result<Self> {
         let opened = found.open(OFlags::RDONLY | OFlags::DIRECTORY)?;
         let above = self.above.clone().and(&self.status);
@@ -88,20 +87,20 @@ impl Folder {
         Ok(Self { descriptor: opened.into(), status: *status, path: path.clone(), reach: *reach, above })
     }
 
-    /// Makes a file that did not exist, open for reading and writing.
+    /// Makes a new file, open for reading and writing.
     ///
     /// # Errors
-    /// What the system answers.
+    /// The system's error.
     pub fn create_new(&self, name: &OsStr, mode: u32) -> io::Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(&self.descriptor, one_name(name)?, flags, Mode::from_raw_mode(mode))?;
         Ok(File::from(made))
     }
 
-    /// Removes an entry that is no folder; that there is none is no error.
+    /// Removes an entry that is no folder; a missing entry is no error.
     ///
     /// # Errors
-    /// What the system answers.
+    /// The system's error.
     pub fn remove(&self, name: &OsStr) -> io::Result<()> {
         match rustix::fs::unlinkat(&self.descriptor, one_name(name)?, AtFlags::empty()) {
             Err(Errno::NOENT) => Ok(()),
@@ -109,13 +108,13 @@ impl Folder {
         }
     }
 
-    /// Removes an entry if it is still what was held.
+    /// Removes an entry if it is still the held one.
     ///
-    /// **N.B.** The system has no such call in one step. In a folder of others an entry that is exchanged in between is removed in
-    /// its place: one that its exchanger could have removed as well.
+    /// **N.B.** The system has no such call in one step. In a folder of other users an entry may be exchanged in between and be
+    /// removed instead: its exchanger could have removed it as well.
     ///
     /// # Errors
-    /// [`Unfit::Exchanged`]; what the system answers.
+    /// [`Unfit::Exchanged`]; the system's error.
     pub fn remove_held(&self, name: &OsStr, held: &Held) -> io::Result<()> {
         if self.find(name)?.identity() != held.identity() {
             return Err(Unfit::Exchanged { path: self.path.join(name) }.into());
@@ -123,29 +122,29 @@ impl Folder {
         self.remove(name)
     }
 
-    /// Gives an entry another name, here or in another folder that is held; an entry of that name is replaced.
+    /// Renames an entry, within this folder or into another held one; replaces an entry of that name.
     ///
     /// # Errors
-    /// What the system answers.
+    /// The system's error.
     pub fn rename(&self, name: &OsStr, folder: &Self, to: &OsStr) -> io::Result<()> {
         let (from, to) = (one_name(name)?, one_name(to)?);
         Ok(rustix::fs::renameat(&self.descriptor, from, &folder.descriptor, to)?)
     }
 
-    /// As [`Folder::rename`], and fails if there is an entry of that name.
+    /// Renames an entry like [`Folder::rename`], but fails if there is an entry of that name.
     ///
     /// # Errors
-    /// What the system answers; [`io::ErrorKind::AlreadyExists`].
+    /// The system's error; [`io::ErrorKind::AlreadyExists`].
     pub fn rename_without_replacing(&self, name: &OsStr, folder: &Self, to: &OsStr) -> io::Result<()> {
         let (from, to) = (one_name(name)?, one_name(to)?);
         let flags = RenameFlags::NOREPLACE;
         Ok(rustix::fs::renameat_with(&self.descriptor, from, &folder.descriptor, to, flags)?)
     }
 
-    /// The names of its entries.
+    /// Returns the names of its entries.
     ///
     /// # Errors
-    /// What the system answers.
+    /// The system's error.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         use std::os::unix::ffi::OsStrExt as _;
         let mut names = Vec::new();
@@ -162,7 +161,7 @@ impl Folder {
     /// Makes its names durable.
     ///
     /// # Errors
-    /// What the system answers.
+    /// The system's error.
     pub fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fsync(&self.descriptor)?)
     }
@@ -174,7 +173,7 @@ impl AsFd for Folder {
     }
 }
 
-/// A name that leads to an entry of its folder and nowhere else.
+/// Checks that a name leads to an entry of its folder and nowhere else.
 fn one_name(name: &OsStr) -> io::Result<&OsStr> {
     let is_one = Path::new(name).components().count() == 1
         && Path::new(name).file_name() == Some(name)

@@ -1,4 +1,5 @@
-//! How images are found: the top by the name that an administrator or the journal gave, what it stands on by what it says itself.
+//! Finds images: the top one by the name that an administrator or the journal gave, a backing file by the name
+//! in the image above.
 
 use std::io;
 use std::path::Path;
@@ -6,19 +7,19 @@ use std::path::Path;
 use super::walk::is_own_user;
 use super::{Held, Reach, Unfit, User, find};
 
-/// Says what may be opened as an image.
+/// Decides which files may be opened as an image.
 pub trait Finder {
-    /// Finds the image at a path. `above` is the image that names this one as what it stands on; `None`: this is the top.
+    /// Finds the image at a path. `above` is the image that names it as its backing file; `None`: this is the top.
     ///
     /// # Errors
-    /// What the system answers; [`Unfit`]: it may not be opened.
+    /// The system's error; [`Unfit`] if it may not be opened.
     fn find(&self, path: &Path, above: Option<&Held>) -> io::Result<Held>;
 }
 
-/// Finds images that nobody has proved before.
+/// Finds images that were not verified before.
 ///
-/// **N.B.** Whoever owns an image can write into it the name of any file. The daemon may read that file, and the image's owner may not. So
-/// below an image of another user only what that user may read is opened.
+/// **N.B.** The owner of an image can write the name of any file into it. The daemon may be able to read that file, while the
+/// owner may not. So below an image of another user, only files that this user may read are opened.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ByName;
 
@@ -35,7 +36,7 @@ impl Finder for ByName {
     }
 }
 
-/// Finds images of which only is asked what they stand on: nothing of them is shown to anybody.
+/// Finds images only to read the name of their backing file: none of their content is shown.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ToLookAt;
 
@@ -46,7 +47,7 @@ impl Finder for ToLookAt {
 }
 
 impl Held {
-    /// The user that owns it.
+    /// Returns the user that owns it.
     pub fn owner(&self) -> u32 {
         self.status.st_uid
     }
@@ -56,7 +57,7 @@ impl Held {
         User { user: self.owner(), groups: vec![self.status.st_gid] }
     }
 
-    /// Whether another user owns it, or may put another file in its place.
+    /// Returns whether another user owns it, or may put another file in its place.
     pub fn is_in_hands_of_others(&self) -> bool {
         self.reach == Reach::Others || !is_own_user(self.owner())
     }

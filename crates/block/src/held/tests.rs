@@ -1,4 +1,4 @@
-//! The walk, what it holds, and what other users may do, with folders of another user beside those of root.
+//! Tests the walk, held files, and the rights of other users, with folders of another user beside those of root.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
@@ -7,7 +7,6 @@ use rustix::fs::CWD;
 
 use super::*;
 
-/// Whom the folder of others belongs to.
 const USER: u32 = 24_005;
 
 /// A folder of ours with a file, and in it one of another user.
@@ -16,7 +15,7 @@ struct Folders {
 }
 
 impl Folders {
-    /// `None`: nothing can be given to another user here.
+    /// `None`: files cannot be given to another user here.
     fn new() -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             omission::machine_lacks("root, to give files away");
@@ -50,14 +49,14 @@ fn a_link_is_followed_only_in_a_folder_that_nobody_else_writes_to() {
     assert_eq!(of_user.reach(), Reach::Others);
     symlink(folders.path("secret"), folders.path("user/link")).unwrap();
     symlink(folders.top.path(), folders.path("user/folder")).unwrap();
-    // Also one that root has made there, and one in our folder that was given away.
+    // Including a link that root has made there, and one in our folder that was given away.
     chown(folders.path("link"), None, None).unwrap();
     std::os::unix::fs::lchown(folders.path("link"), Some(USER), None).unwrap();
     for name in ["user/link", "user/folder/secret", "user/folder/../link", "link"] {
         let refused = find(&folders.path(name)).unwrap_err().to_string();
         assert!(refused.contains("is a link in a folder"), "{name}: {refused}");
     }
-    // A folder that a group or all may write to is theirs as well; with the sticky bit what is ours stays ours.
+    // A folder that a group or all may write to counts as others'; with the sticky bit our entries stay ours.
     symlink("secret", folders.path("other")).unwrap();
     for (mode, reach) in
         [(0o755, Reach::Ours), (0o775, Reach::Others), (0o757, Reach::Others), (0o1777, Reach::Ours)]
@@ -138,7 +137,7 @@ fn an_image_in_a_folder_of_others_is_a_regular_file_with_one_name() {
     let socket = folders.path("user/socket");
     let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     find(&socket).unwrap().require_socket().unwrap();
-    // Where nobody else writes, the administrator has put it there.
+    // Where no other user writes, the administrator has made it.
     std::fs::hard_link(folders.path("secret"), folders.path("second")).unwrap();
     find(&folders.path("second")).unwrap().require_image().unwrap();
 }

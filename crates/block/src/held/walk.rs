@@ -13,16 +13,15 @@ use rustix::io::Errno;
 use super::access::Passable;
 use super::{Held, Reach, Unfit};
 
-/// Links that one path may lead through, as with the kernel.
+/// The limit of links in one path, as in the kernel.
 const LINKS_MAX: usize = 40;
-/// Holds an entry, whatever it is, without opening it: no pipe is waited for, and no device wakes.
+/// Holds an entry of any type without opening it: no pipe is waited for, and no device wakes.
 const HOLD: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// Whoever may write to a folder besides its owner.
+/// The bits that let users other than the owner write.
 const OTHERS_WRITE: u32 = 0o022;
 /// Entries of a folder belong to their owners only.
 const STICKY: u32 = 0o1000;
 
-/// What is done with a last component that is a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Last {
     Followed,
@@ -37,7 +36,7 @@ struct Step {
     reach: Reach,
 }
 
-/// The folders from the root down to where the walk has come.
+/// The folders from the root down to the present position.
 struct Way {
     steps: Vec<Step>,
     left: VecDeque<OsString>,
@@ -61,7 +60,6 @@ fn root() -> io::Result<Step> {
 }
 
 impl Way {
-    /// Puts a path behind what is left of the way.
     fn push(&mut self, path: &Path) {
         self.left.extend(names(path));
     }
@@ -90,7 +88,7 @@ impl Way {
 
     /// Goes back to the folder that was passed before.
     ///
-    /// **N.B.** Not to the one that is above now: whoever may write there can move a folder elsewhere meanwhile.
+    /// **N.B.** Not to the folder that is above now: a user who may write there can move a folder elsewhere meanwhile.
     fn leave(&mut self) -> io::Result<()> {
         match self.steps.last() {
             Some(step) if FileType::from_raw_mode(step.status.st_mode) != FileType::Directory => {
@@ -101,7 +99,6 @@ impl Way {
         Ok(())
     }
 
-    /// Holds an entry of the folder where the walk has come to.
     fn enter(&self, name: OsString) -> io::Result<Step> {
         let Some(folder) = self.steps.last() else { return Err(Errno::NOENT.into()) };
         let descriptor = rustix::fs::openat(&folder.descriptor, &name, HOLD, Mode::empty())?;
@@ -110,7 +107,7 @@ impl Way {
         Ok(Step { name, descriptor, status, reach })
     }
 
-    /// Goes on where a link leads to.
+    /// Continues at the target of a link.
     fn follow(&mut self, link: &Step) -> io::Result<()> {
         if link.reach == Reach::Others || !is_own_user(link.status.st_uid) {
             return Err(Unfit::Link { link: self.path().join(&link.name) }.into());
@@ -130,14 +127,13 @@ impl Way {
         Ok(())
     }
 
-    /// Where the walk has come to.
     fn path(&self) -> PathBuf {
         let names = self.steps.iter().skip(1).map(|step| step.name.as_os_str());
         std::iter::once(OsStr::new("/")).chain(names).collect()
     }
 }
 
-/// The names that a path consists of; `..` is kept as one.
+/// Returns the components of a path; `..` is kept as one.
 fn names(path: &Path) -> Vec<OsString> {
     let named = path.components().filter_map(|component| match component {
         Component::Normal(name) => Some(name.to_owned()),
@@ -147,15 +143,15 @@ fn names(path: &Path) -> Vec<OsString> {
     named.collect()
 }
 
-/// Who may put something else in the place of an entry of a folder.
+/// Returns which users may replace an entry of a folder.
 pub(super) fn reach_in(above: Reach, folder: &Stat, entry: &Stat) -> Reach {
     let others_write = folder.st_mode & OTHERS_WRITE != 0;
-    // N.B. a list of rights (ACL) shows in the bits of the group.
+    // N.B. an access control list shows in the bits of the group.
     let is_kept = !others_write || (folder.st_mode & STICKY != 0 && is_own_user(entry.st_uid));
     if above == Reach::Ours && is_own_user(folder.st_uid) && is_kept { Reach::Ours } else { Reach::Others }
 }
 
-/// Whether a user is root, or the one that this process runs as.
+/// Returns whether a user is root, or the one that this process runs as.
 pub fn is_own_user(user: u32) -> bool {
     user == 0 || user == rustix::process::geteuid().as_raw()
 }

@@ -3,8 +3,8 @@
 //! ```text
 //!   0                                             body end     size
 //!   ├──────────── the locked description ────────────┼── tail ──┤
-//!                 direct I/O where there is any         a second, buffered description: only if the size is no
-//!                                                       multiple of what direct I/O demands
+//!                 direct I/O if available               a second, buffered description: only if the size is no
+//!                                                       multiple of direct I/O's alignment
 //! ```
 
 mod growth;
@@ -28,12 +28,12 @@ use crate::engine::{AllocateMode, Engine, run_blocking};
 use crate::error::IoError;
 use crate::growth::{GrowingGeometry, Growth};
 
-/// Zeroes written at a time where the file system cannot make them itself: enough to keep a disk busy, and little
-/// enough to share its queue with guests.
+/// Zeroes written at a time if the file system cannot make them: enough to keep a disk busy, and few enough to share
+/// its queue with guests.
 const ZERO_PIECE: usize = 256 << 10;
 
-/// Extents described one by one; what lies behind is told as data, which is always allowed. Bounds the memory of an
-/// answer about a badly fragmented image (1.5 MiB).
+/// Extents described one by one; the rest is reported as data, which is always allowed. Bounds the answer for a badly fragmented
+/// image to 1.5 MiB.
 const EXTENTS_MAX: usize = 65_536;
 
 /// A raw image as a device.
@@ -45,7 +45,7 @@ pub struct FileStore {
     zero_range: Cell<Ability>,
 }
 
-/// Whether the file system knows a kind of `fallocate`.
+/// Whether the file system supports a kind of `fallocate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Ability {
     Untried,
@@ -54,7 +54,7 @@ enum Ability {
 }
 
 impl FileStore {
-    /// Serves `image` through `engine`.
+    /// Makes a store that serves `image` through `engine`.
     pub fn new(image: Image, engine: Rc<dyn Engine>) -> Self {
         let geometry = Geometry {
             size: image.size(),
@@ -62,7 +62,7 @@ impl FileStore {
             read_only: image.access() == Access::ReadOnly,
             discards: image.gives_space_back(),
         };
-        // A file was tried when it was opened; a device may give space back and still not promise zeroes.
+        // A file was tested when it was opened; a device may free space and still not guarantee zeroes.
         let is_tried = image.kind() == Kind::File && image.gives_space_back();
         let punch_hole = if is_tried { Ability::Known } else { Ability::Untried };
         Self {
@@ -74,12 +74,12 @@ impl FileStore {
         }
     }
 
-    /// The image that it serves.
+    /// Returns the image that it serves.
     pub fn image(&self) -> &Image {
         &self.image
     }
 
-    /// Reads what needs more than one call of the engine: a range with a tail, or into memory that is not aligned.
+    /// Reads in several calls of the engine: a range with a tail, or into unaligned memory.
     async fn read_in_parts(&self, offset: u64, mut buffer: Buffer) -> Result<Buffer, IoError> {
         let (body, tail) = self.cut(offset, buffer.len());
         let target = buffer.as_mut_slice().ok_or(IoError::os("read", Errno::INVAL))?;
@@ -96,7 +96,6 @@ impl FileStore {
         Ok(buffer)
     }
 
-    /// Writes what needs more than one call of the engine.
     async fn write_in_parts(
         &self,
         offset: u64,
@@ -119,7 +118,7 @@ impl FileStore {
         Ok(())
     }
 
-    /// Bytes of a request that lie in the body, and the tail's description if some do not.
+    /// Returns the bytes of a request in the body, and the tail's description if some are not.
     fn cut(&self, offset: u64, length: usize) -> (usize, Option<&Arc<OwnedFd>>) {
         let body_end = self.image.body_end(offset + length as u64);
         let in_body = body_end.saturating_sub(offset).min(length as u64) as usize;
@@ -140,7 +139,7 @@ impl FileStore {
         }
     }
 
-    /// Zeroes a range that the image has, whether or not it is shown.
+    /// Zeroes a range of the image, whether or not it is shown.
     async fn zero_checked(&self, range: ByteRange, mode: ZeroMode) -> Result<(), IoError> {
         if range.length == 0 {
             return Ok(());
@@ -154,7 +153,7 @@ impl FileStore {
         self.write_zero_pieces(rest).await
     }
 
-    /// Lets the file system, or the device, make zeroes; `false` if it does not know how.
+    /// Lets the file system or the device zero; `false` if it cannot.
     async fn zero_by_system(&self, range: ByteRange, mode: ZeroMode) -> Result<bool, IoError> {
         Ok(mode == ZeroMode::MayUnmap
             && self.allocate(AllocateMode::PunchHole, &self.punch_hole, range).await?
@@ -232,12 +231,12 @@ impl BlockDevice for FileStore {
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
-        // One file has one cache: this syncs what was written through the tail's description as well.
+        // One file has one cache: this also syncs writes through the tail's description.
         self.engine.sync(self.image.file())
     }
 
-    /// Only what the system has been seen to do: it tells by doing it. A hole costs no data on either kind of image; a
-    /// device that cannot make zeroes has the kernel write them, which does not show.
+    /// Returns true only for what the system has already done successfully. A hole costs no data on either kind of image. A
+    /// device that cannot zero has the kernel write zeroes, which cannot be seen.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         let is_known = |ability: &Cell<Ability>| ability.get() == Ability::Known;
         let makes_holes = mode == ZeroMode::MayUnmap && is_known(&self.punch_hole);
@@ -248,7 +247,7 @@ impl BlockDevice for FileStore {
         Box::pin(async move {
             self.geometry.check(range)?;
             if self.image.kind() == Kind::Device {
-                // A device does not tell what of it is in use.
+                // A device does not report which parts are in use.
                 let mut extents = Vec::new();
                 push_extent(&mut extents, range, ExtentKind::Data);
                 return Ok(extents);
@@ -272,7 +271,7 @@ impl Drop for FileStore {
     }
 }
 
-/// Describes a range by what the file system tells of data and holes. May sleep.
+/// Describes a range by the file system's data and holes. May sleep.
 fn extents_of(file: &OwnedFd, range: ByteRange) -> Result<Vec<Extent>, IoError> {
     let mut extents = Vec::new();
     let mut position = range.offset;
@@ -293,9 +292,7 @@ fn extents_of(file: &OwnedFd, range: ByteRange) -> Result<Vec<Extent>, IoError> 
     Ok(extents)
 }
 
-/// Where the next data or hole begins; `u64::MAX` if there is none up to the end of the file.
-///
-/// The description's position moves, which nobody uses.
+/// Returns where the next data or hole begins; `u64::MAX` if there is none. Moves the description's position, which is not used.
 fn seek(file: &OwnedFd, to: SeekFrom) -> Result<u64, IoError> {
     match rustix::fs::seek(file, to) {
         Ok(position) => Ok(position),

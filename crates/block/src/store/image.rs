@@ -1,18 +1,18 @@
-//! An image, in a file or on a block device: found, locked, and asked what it can do, before a lane serves it.
+//! An image, in a file or on a block device: found, locked and probed before a lane serves it.
 //!
 //! ```text
 //!   Image::open / create    on a control thread; may sleep
-//!        │                  open ► lock ► still the file of that name? ► probe: size, direct I/O, giving space back
+//!        │                  open ► lock ► still the file of that name? ► probe: size, direct I/O, freeing space
 //!        │                                                                └── file_kind │ device_kind
 //!        ▼
 //!   FileStore::new          on the lane's thread; does not sleep
 //! ```
 //!
-//! What is common to both kinds is here and in `store::file`; what differs is in a module for each. A device is never
-//! made, deleted or renamed: whoever does that to images asks [`Image::kind`] first.
+//! The code for both kinds is here and in `store::file`; each kind has a module of its own. A device is never made, deleted or
+//! renamed: check [`Image::kind`] before doing that.
 //!
-//! N.B. the file description that is locked is the one that all I/O goes through: the lock is held until the last
-//! request in flight has landed, also when the process is killed in between.
+//! **N.B.** The locked file description is the one that all I/O goes through. So the lock is held until the last request in
+//! flight has landed, even if the process is killed in between.
 
 mod device_kind;
 mod direct;
@@ -36,55 +36,54 @@ use crate::held::{ByName, Finder, Folder, Held};
 pub use self::device_kind::DeviceUser;
 pub use self::error::ImageError;
 
-/// Who may read an image that Sterna makes: its owner. It is a guest's disk.
+/// The mode of a new image: only its owner may read a guest's disk.
 const CREATE_MODE: u32 = 0o600;
 
-/// How often a held image is tried again: short against what a killed daemon's last writes take (seconds), long
-/// against what a try costs.
+/// How often the lock is tried again: short against a killed daemon's last writes (seconds), long against the cost of a try.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// What is done with an image.
+/// The use of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// It is read; others may read it too, unless it is a block device: those are had by one at a time.
+    /// Only read; other readers are allowed, except on a block device, which has one user at a time.
     ReadOnly,
-    /// It is written; nobody else may.
+    /// Written, by one process only.
     ReadWrite,
 }
 
-/// Whether to go on waiting for an image that somebody else holds.
+/// Whether to keep waiting for an image that another process holds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Patience {
-    /// Try again.
+    /// Try the lock again.
     Wait,
     /// Fail with [`ImageError::Locked`].
     GiveUp,
 }
 
-/// Whether I/O goes past the page cache.
+/// Whether I/O bypasses the page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Caching {
-    /// Past it.
+    /// I/O bypasses the cache.
     Direct,
-    /// Through it, because the file system has no direct I/O, or wants more than [`ALIGNMENT`](crate::device::ALIGNMENT).
+    /// I/O goes through the cache: the file system has no direct I/O, or
+    /// demands more than [`ALIGNMENT`](crate::device::ALIGNMENT).
     Buffered,
 }
 
-/// Where an image's bytes are.
+/// The place of an image's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// In a regular file.
+    /// The bytes are in a regular file.
     File,
-    /// On a block device: a disk, a partition, a logical volume.
+    /// The bytes are on a block device: a disk, a partition, a logical volume.
     Device,
 }
 
-/// What a kind tells of one image.
 struct Probed {
     size: u64,
     /// `None` if all I/O goes through the page cache.
     direct: Option<Demands>,
-    /// Whether a discard makes room for others.
+    /// Whether a discard frees space.
     gives_space_back: bool,
 }
 
@@ -95,33 +94,31 @@ pub struct Image {
     held: Arc<Held>,
     kind: Kind,
     file: Arc<OwnedFd>,
-    /// A buffered description of the same file for what lies behind the last whole unit of direct I/O; `None` if
-    /// there is no such rest.
+    /// A buffered description of the same file for the part behind the last whole unit of direct I/O; `None` if there is none.
     tail: Option<Arc<OwnedFd>>,
-    /// Bytes of it that are used: all, unless [`Image::narrowed_to`] said less.
+    /// Bytes of it that are used: all, unless it was [narrowed](Image::narrowed_to).
     size: Cell<u64>,
     access: Access,
     caching: Caching,
-    /// What offsets and lengths on `file` must be multiples of, in bytes; 1 if buffered.
+    /// The alignment of offsets and lengths on `file`, in bytes; 1 if buffered.
     io_alignment: u32,
-    /// What addresses of memory must be multiples of, in bytes; 1 if buffered.
+    /// The alignment of memory addresses, in bytes; 1 if buffered.
     memory_alignment: u32,
     gives_space_back: bool,
 }
 
 impl Image {
-    /// Makes a new, sparse image of `size` zero bytes, open for writing and locked.
-    ///
-    /// Its name and size survive a power cut when this returns. If it fails, there is no file left behind.
+    /// Makes a new, sparse image of `size` zero bytes, open for writing and locked. On return its name and size survive a power
+    /// cut. On failure no file is left behind.
     ///
     /// # Errors
-    /// [`ImageError::Exists`], [`ImageError::TooLarge`], [`ImageError::NoSpace`], or what else the system says.
+    /// [`ImageError::Exists`], [`ImageError::TooLarge`], [`ImageError::NoSpace`], or another error of the system.
     pub fn create(path: &Path, size: u64) -> Result<Self, ImageError> {
         let fail = |error| ImageError::of("create", path, error);
         let (folder, name) = Folder::of(path).map_err(fail)?;
         let file = folder.create_new(&name, CREATE_MODE).map_err(fail)?;
         Self::create_in(path, file, size, &folder).inspect_err(|_| {
-            // What could not be made is not left half-made; if even that fails, the first error says why.
+            // A half-made image is removed; if even that fails, the first error is returned.
             let _ = folder.remove(&name);
         })
     }
@@ -145,22 +142,21 @@ impl Image {
 
     /// Opens and locks an image: a regular file or a block device.
     ///
-    /// A device is opened exclusively (`O_EXCL`), which keeps the system from mounting it meanwhile, besides the locks
-    /// that a file gets.
+    /// A device is also opened exclusively (`O_EXCL`), which keeps the system from mounting it meanwhile.
     ///
     /// # Errors
-    /// [`ImageError::Locked`] at once if another process, also QEMU, uses it in a way that does not go together;
+    /// [`ImageError::Locked`] at once if another process, for example QEMU, uses it in a conflicting way;
     /// [`ImageError::DeviceInUse`] if it is mounted or part of another device; [`ImageError::ReadOnlyDevice`],
     /// [`ImageError::SectorTooLarge`]; [`ImageError::NotFound`], [`ImageError::NotRegular`],
-    /// [`ImageError::NotPermitted`], or what else the system says.
+    /// [`ImageError::NotPermitted`], or another error of the system.
     pub fn open(path: &Path, access: Access) -> Result<Self, ImageError> {
         Self::open_waiting(path, access, |_| Patience::GiveUp)
     }
 
     /// Opens and locks an image, waiting while another process holds it.
     ///
-    /// `on_held` is told who does, before each wait, and says whether to go on; it is the place to tell the user, and
-    /// to keep a deadline. The lock of a daemon that was killed is held until its last writes have landed.
+    /// `on_held` is called with the holder before each wait, and decides whether to continue: it can inform the user, and keep a
+    /// deadline. A killed daemon's lock is held until its last writes have landed.
     ///
     /// # Errors
     /// Those of [`Image::open`].
@@ -172,10 +168,10 @@ impl Image {
         Self::open_found(path, access, &ByName, on_held)
     }
 
-    /// As [`Image::open_waiting`], if `finder` says that what is at `path` may be opened.
+    /// Opens and locks an image like [`Image::open_waiting`], if `finder` permits the file at `path`.
     ///
     /// # Errors
-    /// Those of [`Image::open`]; what `finder` says.
+    /// Those of [`Image::open`] and of `finder`.
     pub fn open_found(
         path: &Path,
         access: Access,
@@ -192,32 +188,32 @@ impl Image {
         }
     }
 
-    /// Where it is.
+    /// Returns the path of the image.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The file itself: to be known again, or given to another user, whatever becomes of its name.
+    /// Returns the file itself, to identify it or change its owner, even if its name changes.
     pub fn held(&self) -> &Arc<Held> {
         &self.held
     }
 
-    /// Where its bytes are.
+    /// Returns the place of its bytes.
     pub fn kind(&self) -> Kind {
         self.kind
     }
 
-    /// Its size in bytes when it was opened, or what it was narrowed to, or has grown to since.
+    /// Returns its size in bytes: when it was opened, was narrowed, or has grown.
     pub fn size(&self) -> u64 {
         self.size.get()
     }
 
-    /// What may be done with it.
+    /// Returns the use that it was opened for.
     pub fn access(&self) -> Access {
         self.access
     }
 
-    /// Whether its I/O goes past the page cache.
+    /// Returns whether its I/O bypasses the page cache.
     pub fn caching(&self) -> Caching {
         self.caching
     }
@@ -233,10 +229,10 @@ impl Image {
         Ok(())
     }
 
-    /// Uses its first `size` bytes only: the volume on a device that is larger. What lies behind is never touched.
+    /// Uses its first `size` bytes only, for a volume on a larger device. The rest is never touched.
     ///
     /// # Errors
-    /// [`ImageError::TooSmall`], or what the system says if its end must be opened apart. It is closed then.
+    /// [`ImageError::TooSmall`], or the system's error if its end must be opened separately. It is then closed.
     pub fn narrowed_to(mut self, size: u64) -> Result<Self, ImageError> {
         self.check_holds(size)?;
         self.size.set(size);
@@ -244,7 +240,6 @@ impl Image {
         Ok(self)
     }
 
-    /// Goes through the page cache, as on a file system without direct I/O.
     #[cfg(test)]
     pub(super) fn without_direct_io(mut self) -> Self {
         let flags = rustix::fs::fcntl_getfl(&self.file).unwrap();
@@ -258,18 +253,18 @@ impl Image {
         }
     }
 
-    /// The description that all aligned I/O goes through.
+    /// Returns the description of all aligned I/O.
     pub(super) fn file(&self) -> &Arc<OwnedFd> {
         &self.file
     }
 
-    /// The description for what direct I/O cannot reach: the end of a size that is odd to it. It stays when the image
-    /// grows, for requests that were on their way to that end.
+    /// Returns the description for the end of an odd size, which direct I/O cannot reach. It stays when the image grows, for
+    /// requests in flight to that end.
     pub(super) fn tail(&self) -> Option<&Arc<OwnedFd>> {
         self.tail.as_ref()
     }
 
-    /// Where the part of a request ends that `file` can read and write, if the request ends at `end`.
+    /// Returns where the part ends that `file` can read and write, of a request that ends at `end`.
     pub(super) fn body_end(&self, end: u64) -> u64 {
         if self.tail.is_some() { end - end % u64::from(self.io_alignment) } else { end }
     }
@@ -282,7 +277,7 @@ impl Image {
         self.gives_space_back
     }
 
-    /// Where the part of a range ends that the kernel can zero, if it ends at `end`: a device zeroes whole sectors.
+    /// Returns where the part ends that the kernel can zero, of a range that ends at `end`: a device zeroes whole sectors.
     pub(super) fn zeroing_end(&self, end: u64) -> u64 {
         match self.kind {
             Kind::File => end,
@@ -290,17 +285,15 @@ impl Image {
         }
     }
 
-    /// Takes note that more of it is used from now on.
     pub(super) fn show(&self, size: u64) {
         self.size.set(size);
     }
 
-    /// What offsets and lengths on `file` must be multiples of, in bytes.
     pub(super) fn io_alignment(&self) -> u32 {
         self.io_alignment
     }
 
-    /// Goes through the page cache from here on: for formats whose units are smaller than those of direct I/O.
+    /// Switches to the page cache, for formats whose units are smaller than those of direct I/O.
     pub(super) fn go_buffered(&mut self) -> std::io::Result<()> {
         let flags = rustix::fs::fcntl_getfl(&self.file)?;
         rustix::fs::fcntl_setfl(&self.file, flags - OFlags::DIRECT)?;
@@ -309,13 +302,13 @@ impl Image {
         Ok(())
     }
 
-    /// Takes note that the file was made `size` bytes long, a multiple of what direct I/O demands, by who uses all of it.
+    /// Notes that the file was made `size` bytes long, a multiple of direct I/O's alignment, by a format that uses all of it.
     pub(super) fn forget_tail(&mut self, size: u64) {
         self.size.set(size);
         self.tail = None;
     }
 
-    /// Opens an image at once; `above` is the image that stands on it, if one does.
+    /// Opens an image without waiting; `above` is the image that it backs, if any.
     pub(super) fn try_open(
         path: &Path,
         access: Access,
@@ -328,12 +321,12 @@ impl Image {
             Access::ReadOnly => OFlags::RDONLY,
             Access::ReadWrite => OFlags::RDWR,
         };
-        // Whoever has a lease on the file must not be waited for.
+        // A process with a lease on the file must not be waited for.
         flags |= OFlags::NONBLOCK;
         if kind == Kind::Device {
             flags |= OFlags::EXCL;
         }
-        // N.B. of what was found: the name may lead elsewhere by now.
+        // N.B. the file that was found: the name may lead elsewhere by now.
         let file = held.open(flags).map_err(|error| match kind {
             Kind::Device => device_kind::why_not_opened(path, held.status().st_rdev, error),
             Kind::File => ImageError::of("open", path, error),
@@ -359,14 +352,14 @@ impl Image {
                 holder: lock::find_holder(path, locked),
             });
         }
-        // Who held it may have put another file in its place before letting go.
+        // Its last holder may have put another file in its place.
         let named = finder.find(path, above).map_err(fail("find"))?;
         if named.identity() != held.identity() {
             let holder = lock::find_holder(path, Locked::ByFlock);
             return Err(ImageError::Locked { path: path.to_owned(), holder });
         }
         go_blocking(&file).map_err(|errno| fail("set the flags of")(errno.into()))?;
-        // As it is now that nobody else changes it.
+        // Probed now that no other process can change it.
         let Probed { size, direct, gives_space_back } = match kind {
             Kind::File => file_kind::probe(&file, path, access)?,
             Kind::Device => device_kind::probe(&file, path, access)?,
@@ -399,7 +392,7 @@ impl Image {
         Ok(Some(Arc::new(self.open_tail()?)))
     }
 
-    /// Opens the same file once more, buffered; locked in a way of its own, for its writes may be the last to land.
+    /// Opens the same file once more, buffered. It has a lock of its own, because its writes may be the last to land.
     fn open_tail(&self) -> Result<OwnedFd, ImageError> {
         let fail = |error| ImageError::of("open the end of", &self.path, error);
         // By descriptor, because the name may belong to another file by now.
@@ -425,7 +418,7 @@ fn kind_of(held: &Held) -> Option<Kind> {
     }
 }
 
-/// Takes O_NONBLOCK back: a ring would answer EAGAIN instead of waiting for the disk.
+/// Clears O_NONBLOCK: a ring would answer EAGAIN instead of waiting for the disk.
 fn go_blocking(file: &OwnedFd) -> Result<(), Errno> {
     let flags = rustix::fs::fcntl_getfl(file)?;
     rustix::fs::fcntl_setfl(file, flags - OFlags::NONBLOCK)

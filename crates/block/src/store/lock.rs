@@ -1,17 +1,17 @@
-//! Keeps two processes from writing one image.
+//! Prevents two processes from writing to one image.
 //!
 //! ```text
 //!   flock             on the open file description that the ring uses: held until the last write in flight has
-//!                     landed, also when the process was killed (design §5.9)
+//!                     landed, even if the process was killed (design §5.9)
 //!   bytes 100 + n     "I use permission n"        ┐ as QEMU does it, read locks on single bytes, so that QEMU
-//!   bytes 200 + n     "nobody else may use n"     ┘ and qemu-img refuse an image that is served, and we theirs
-//!   byte  300         ours: the second description, by which the last partial block of an odd size is written
+//!   bytes 200 + n     "no other may use n"       ┘ and qemu-img refuse an image that is served, and vice versa
+//!   byte  300         Sterna's: the second description, by which the last partial block of an odd size is written
 //! ```
 //!
-//! QEMU's permissions are bits of `BLK_PERM_*`; a byte is `base + bit number`. Both kinds of lock belong to the open
-//! file description (`F_OFD_SETLK`), not to the process.
+//! QEMU's permissions are bits of `BLK_PERM_*`; a byte is `base + bit number`. Both kinds of lock belong to the open file
+//! description (`F_OFD_SETLK`), not to the process.
 
-// UNSAFETY: rustix knows neither F_OFD_SETLK nor F_OFD_GETLK; they are called through libc, in `control`.
+// UNSAFETY: rustix does not support F_OFD_SETLK and F_OFD_GETLK; `control` calls them through libc.
 #![expect(unsafe_code, reason = "fcntl with a lock description has no safe wrapper")]
 
 use std::fmt;
@@ -25,7 +25,7 @@ use super::image::Access;
 
 /// First byte of "I use this permission".
 const USED_BASE: i64 = 100;
-/// First byte of "nobody else may use this permission".
+/// First byte of "no other may use this permission".
 const UNSHARED_BASE: i64 = 200;
 /// Bit numbers of QEMU's permissions.
 const CONSISTENT_READ: i64 = 0;
@@ -34,13 +34,12 @@ const RESIZE: i64 = 3;
 /// Locked on the second description of an image; no other program uses it.
 const TAIL_BYTE: i64 = 300;
 
-/// Who holds an image.
+/// The holder of an image's lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Holder {
-    /// Its process; `None` if the system does not tell.
+    /// Its process; `None` if the system does not report it.
     pub process: Option<u32>,
-    /// Its program; `None` if the process has ended, and only its last writes still hold the image, or if it is
-    /// hidden from us.
+    /// Its program; `None` if it is hidden, or the process has ended and only its last writes hold the image.
     pub program: Option<String>,
 }
 
@@ -56,10 +55,10 @@ impl fmt::Display for Holder {
     }
 }
 
-/// Whether a lock was got.
+/// The result of an attempt to lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Locked {
-    /// It is held now.
+    /// The lock is held now.
     Yes,
     /// Another Sterna holds it, or a program that locks whole files.
     ByFlock,
@@ -67,12 +66,11 @@ pub(super) enum Locked {
     ByBytes,
 }
 
-/// Locks an image for `access`, without waiting.
-///
-/// Whatever was got is released with the description: if it is held otherwise the caller drops `file`.
+/// Locks an image for `access`, without waiting. Closing the description releases all locks: on any result but `Yes`
+/// the caller drops `file`.
 ///
 /// # Errors
-/// What the system says if the file system knows no locks.
+/// The system's error if the file system supports no locks.
 pub(super) fn try_lock(file: &OwnedFd, access: Access) -> Result<Locked, Errno> {
     let operation = match access {
         Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
@@ -92,10 +90,10 @@ pub(super) fn try_lock(file: &OwnedFd, access: Access) -> Result<Locked, Errno> 
     }
 }
 
-/// Locks the second description of an image that is held already.
+/// Locks the second description of an image that is already held.
 ///
 /// # Errors
-/// What the system says; `file` is then not used.
+/// The system's error; `file` is then not used.
 pub(super) fn try_lock_tail(file: &OwnedFd) -> Result<Locked, Errno> {
     match control(file, libc::F_OFD_SETLK, libc::F_WRLCK, TAIL_BYTE) {
         Ok(_) => Ok(Locked::Yes),
@@ -104,15 +102,13 @@ pub(super) fn try_lock_tail(file: &OwnedFd) -> Result<Locked, Errno> {
     }
 }
 
-/// Finds out who holds the file at `path`, by what the system tells of locks and of open files.
-///
-/// Locks on bytes belong to no process, so there the first other process is named that has the file open.
+/// Finds the holder of the file at `path`, by the system's lists of locks and open files. Byte locks belong to no process: for
+/// these it returns the first other process that has the file open.
 pub(super) fn find_holder(path: &Path, held: Locked) -> Holder {
     let Ok(stat) = rustix::fs::stat(path) else { return holder(None) };
     find_holder_of(&stat, held)
 }
 
-/// As [`find_holder`], for a file that is open.
 pub(super) fn find_holder_of(stat: &rustix::fs::Stat, held: Locked) -> Holder {
     holder(match held {
         Locked::ByBytes => holder_by_open_files(stat),
@@ -120,13 +116,12 @@ pub(super) fn find_holder_of(stat: &rustix::fs::Stat, held: Locked) -> Holder {
     })
 }
 
-/// What is told of a process.
 pub(super) fn holder(process: Option<u32>) -> Holder {
     let program = process.and_then(|process| std::fs::read_to_string(format!("/proc/{process}/comm")).ok());
     Holder { process, program: program.map(|name| name.trim_end().to_owned()) }
 }
 
-/// Says first what we do, then looks whether anybody minds: two that start at once cannot miss each other.
+/// Claims the permissions first, then checks for conflicts: two processes that start at once cannot miss each other.
 fn lock_against_qemu(file: &OwnedFd, access: Access) -> Result<Locked, Errno> {
     let used: &[i64] = match access {
         Access::ReadWrite => &[CONSISTENT_READ, WRITE],
@@ -152,9 +147,9 @@ fn bytes(base: i64, permissions: &[i64]) -> impl Iterator<Item = i64> {
     permissions.iter().map(move |permission| base + permission)
 }
 
-/// Asks for a lock on one byte, or who is in its way; returns the kind of lock that the kernel answers with.
+/// Requests or queries a lock on one byte; returns the kind of lock in the kernel's answer.
 fn control(file: &OwnedFd, command: i32, kind: i32, byte: i64) -> Result<i32, Errno> {
-    // SAFETY: a lock description is plain integers; zero is the process id that these commands ask for.
+    // SAFETY: a lock description is plain integers; these commands require zero as process id.
     let mut description: libc::flock = unsafe { std::mem::zeroed() };
     description.l_type = kind as libc::c_short;
     description.l_whence = libc::SEEK_SET as libc::c_short;
@@ -168,13 +163,13 @@ fn control(file: &OwnedFd, command: i32, kind: i32, byte: i64) -> Result<i32, Er
     Ok(i32::from(description.l_type))
 }
 
-/// The process that took a `flock`; it may have ended since.
+/// Returns the process that took a `flock`; it may have ended since.
 fn holder_by_locks(stat: &rustix::fs::Stat) -> Option<u32> {
     let locks = std::fs::read_to_string("/proc/locks").ok()?;
     locks.lines().find_map(|line| holder_in(line, stat.st_dev, stat.st_ino))
 }
 
-/// The process in a line of `/proc/locks`, if that is about this file.
+/// Returns the process in a line of `/proc/locks`, if the line is about this file.
 ///
 /// `7: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`; locks that belong to a description have -1 for the process.
 fn holder_in(line: &str, device: u64, inode: u64) -> Option<u32> {
@@ -188,7 +183,7 @@ fn holder_in(line: &str, device: u64, inode: u64) -> Option<u32> {
     is_same.then_some(process)
 }
 
-/// The first other process that has the file open, as far as we may look.
+/// Returns the first other process that has the file open, as far as this process may see.
 fn holder_by_open_files(stat: &rustix::fs::Stat) -> Option<u32> {
     let ours = std::process::id();
     let processes = std::fs::read_dir("/proc").ok()?.flatten();
@@ -201,7 +196,7 @@ fn holder_by_open_files(stat: &rustix::fs::Stat) -> Option<u32> {
     })
 }
 
-/// Tells whether two names are of one file, or of one block device, which may have several.
+/// Returns whether two names refer to one file, or to one block device, which may have several.
 pub(super) fn is_same(one: &rustix::fs::Stat, other: &rustix::fs::Stat) -> bool {
     let is_device = |stat: &rustix::fs::Stat| FileType::from_raw_mode(stat.st_mode) == FileType::BlockDevice;
     (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino)

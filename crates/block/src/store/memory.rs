@@ -13,11 +13,11 @@ use crate::growth::{GrowingGeometry, Growth};
 
 /// A sparse disk in memory.
 ///
-/// Requests are applied when their future is first polled, in one go, so they never tear or overlap. Everything is
-/// as durable as the process, so a flush has nothing to do.
+/// A request is applied at once when its future is first polled, so requests never tear or overlap. All content is as durable as
+/// the process, so a flush does nothing.
 pub struct MemoryStore {
     geometry: GrowingGeometry,
-    /// Pages that were written, by index. What is not here reads as zeroes.
+    /// Written pages, by index. Missing pages read as zeroes.
     pages: RefCell<BTreeMap<u64, Box<[u8; PAGE]>>>,
 }
 
@@ -32,7 +32,7 @@ impl MemoryStore {
         Self { geometry: GrowingGeometry::new(geometry), pages: RefCell::default() }
     }
 
-    /// Bytes of memory that the disk's content takes.
+    /// Returns the bytes of memory that the disk's content takes.
     pub fn bytes_allocated(&self) -> u64 {
         (self.pages.borrow().len() * PAGE) as u64
     }
@@ -122,7 +122,6 @@ impl BlockDevice for MemoryStore {
         Box::pin(async { Ok(()) })
     }
 
-    /// Zeroing moves no data.
     fn zeroes_fast(&self, _: ZeroMode) -> bool {
         true
     }
@@ -136,7 +135,7 @@ impl BlockDevice for MemoryStore {
     }
 }
 
-/// Pages that nobody has written are zero already.
+/// Unwritten pages are zero already.
 impl Growth for MemoryStore {
     fn capacity(&self) -> IoFuture<'_, Option<u64>> {
         Box::pin(async { Ok(None) })
@@ -155,13 +154,10 @@ impl Growth for MemoryStore {
     }
 }
 
-/// The part of a request that lies on one page.
 struct Part {
     page: u64,
-    /// Offset within the page.
     start: usize,
     length: usize,
-    /// Offset within the request.
     position: usize,
 }
 
@@ -175,7 +171,6 @@ impl Part {
     }
 }
 
-/// Cuts a range at page boundaries.
 fn parts(range: ByteRange) -> impl Iterator<Item = Part> {
     let mut position = 0;
     std::iter::from_fn(move || {

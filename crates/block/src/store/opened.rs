@@ -1,5 +1,5 @@
-//! A store of any kind, between its two halves: found and locked on a control thread, which may sleep, then made a
-//! device on the lane's thread, which may not.
+//! A store of any kind in transit: found and locked on a control thread, which may sleep, then made a device on the lane's
+//! thread, which may not.
 //!
 //! ```text
 //!   Image::open, Image::create, …    control thread: opens, locks, checks; an error of the store's own kind
@@ -23,20 +23,20 @@ use crate::executor::Handle;
 use crate::filter::Impairment;
 use crate::held::Held;
 
-/// A store that is open and locked, whatever its kind.
+/// An open and locked store of any kind.
 pub enum Opened {
     /// A raw image, in a file or on a block device.
     File(Image),
-    /// A qcow2 image, with the images that it stands on.
+    /// A qcow2 image, with its chain of backing files.
     Qcow2(Qcow2Image),
     /// An export of an NBD server.
     Remote(RemoteImage),
-    /// One that is slowed down, or fails, on purpose.
+    /// A store that is slowed down, or fails, on purpose.
     Impaired(Box<Opened>, Impairment),
 }
 
 impl Opened {
-    /// Size in bytes of the device that it becomes.
+    /// Returns the size in bytes of the resulting device.
     pub fn size(&self) -> u64 {
         match self {
             Self::File(image) => image.size(),
@@ -46,7 +46,7 @@ impl Opened {
         }
     }
 
-    /// The file that it is in, or its top, held whatever becomes of its name; `None` for what another server has.
+    /// Returns the held file of the store, or of its top image; `None` for an export.
     pub fn held(&self) -> Option<&Arc<Held>> {
         match self {
             Self::File(image) => Some(image.held()),
@@ -56,7 +56,7 @@ impl Opened {
         }
     }
 
-    /// Slows it down, or lets it fail, if it is to be.
+    /// Adds an impairment, if there is one.
     #[must_use]
     pub fn impaired(self, impairment: Option<Impairment>) -> Self {
         match impairment {
@@ -65,12 +65,12 @@ impl Opened {
         }
     }
 
-    /// Makes it a device whose requests go through `engine`; tasks that the device needs run on `handle`.
+    /// Makes a device whose requests go through `engine`; its tasks run on `handle`.
     ///
-    /// To be called on the thread that both belong to. If the future is dropped, the store is closed.
+    /// Call this on the thread of both. Dropping the future closes the store.
     ///
     /// # Errors
-    /// [`IoError`]: what the store needs before its first request could not be read or reached; it is closed then.
+    /// [`IoError`]: data that is needed before the first request could not be read; the store is then closed.
     pub async fn into_device(
         self,
         handle: &Handle,

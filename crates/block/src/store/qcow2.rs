@@ -1,18 +1,18 @@
-//! Volumes in qcow2 images, with the images that they stand on.
+//! Volumes in qcow2 images, with their chain of backing files.
 //!
 //! ```text
 //!   control thread      Qcow2Image      header and chain: checked, opened, locked       header, image, probe, create
 //!        │ Send
 //!   lane's thread       Qcow2Store      requests of guests                              store, allocate, extents
-//!        │              Tables          imago: where each cluster is                    mapping, storage
+//!        │              Tables          imago: locates each cluster                    mapping, storage
 //!        ▼              LaneFile        one file: I/O by the engine, order of writes    file
 //!      engine
 //! ```
 //!
-//! The format is imago's business: it keeps first- and second-level tables, refcounts, and unpacks compressed clusters.
-//! Its own file I/O is not used; everything goes through the lane's engine.
+//! imago handles the format: first- and second-level tables, refcounts, compressed clusters. Its own file I/O is not used; all
+//! I/O goes through the lane's engine.
 //!
-//! Not here: snapshots inside of images are kept as they are, but not made; images are not repaired, and never become smaller.
+//! Not supported: making internal snapshots (existing ones are kept), repairing images, shrinking them.
 
 mod allocate;
 mod create;

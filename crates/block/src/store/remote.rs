@@ -1,28 +1,27 @@
-//! A volume on an NBD server elsewhere: `qemu-nbd`, `nbdkit`, another Sterna, any server of the protocol.
+//! A volume on another NBD server: `qemu-nbd`, `nbdkit`, another Sterna, any server of the protocol.
 //!
 //! ```text
-//!   RemoteImage::connect     control thread; may sleep: dials, negotiates, judges what is offered
+//!   RemoteImage::connect     control thread; may sleep: dials, negotiates, checks what is offered
 //!        │
-//!   RemoteStore              lane's thread: a `BlockDevice`; cuts requests to what the server takes, orders writes
-//!        │                   that overlap, gives up waiting at a deadline
-//!   link                     the session: which connections there are, and what is done when they break
-//!        ├── ledger          what was answered and is not known durable, to be written again to a server that restarted
+//!   RemoteStore              lane's thread: a `BlockDevice`; splits requests as the server demands, orders writes
+//!        │                   that overlap, stops waiting at a deadline
+//!   link                     the session: its connections, and what follows when they break
+//!        ├── ledger          answered changes that are not known durable, to be repeated to a restarted server
 //!   connection               one socket: requests out, replies in, matched by cookie
 //!        └── receiver        sans-IO: decodes replies, checks every field before it acts on it or allocates
 //! ```
 //!
 //! # When the connection breaks
-//! The link dials again on a helper thread, with back-off, for as long as the store lives. To a server that fits, first
-//! the ledger is written, in the order in which it was answered; then what was in flight is repeated. So a server that
-//! was killed with writes in its cache serves every byte that was answered, and a flush keeps its promise. Overlapping
-//! writes are never in flight together: the order is decided here, and repeating cannot turn it around. Requests that are
-//! not answered within [`RemoteOptions::answer_deadline`] fail; a write that has failed so keeps its range until its fate
-//! is known or its connection is gone.
+//! The link dials again on a helper thread, with back-off, as long as the store lives. A compatible server first gets the ledger,
+//! in the order of the answers. Then requests in flight are repeated. So a server that was killed with writes in its cache serves
+//! every byte that was answered, and a flush keeps its promise. Overlapping writes are never in flight together: the order is
+//! decided here, and repeating cannot change it. Requests that are not answered within [`RemoteOptions::answer_deadline`] fail. A
+//! write that has failed so keeps its range until its fate is known or its connection is gone.
 //!
-//! N.B. NBD has no way to fence a server off: one that goes on with a request of a connection that is gone, while a new
-//! one is already used, can apply an old write over a newer one. See decision 0022.
+//! **N.B.** NBD cannot fence a server off. A server that continues a request of a lost connection, while a new one is already
+//! used, can apply an old write over a newer one. See decision 0022.
 //!
-//! TLS is not here yet. It belongs between dialling and negotiating.
+//! TLS is not supported yet. It belongs between dialling and negotiating.
 
 mod connection;
 mod dial;

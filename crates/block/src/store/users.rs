@@ -1,14 +1,14 @@
-//! Who has a file open or locked, asked by descriptor: for whoever is about to delete it or to write over it. It sleeps.
+//! Finds the users of a file by its descriptor, before it is deleted or overwritten. May sleep.
 //!
 //! ```text
 //!   locks         flock, and the bytes that QEMU locks      try_lock
 //!   descriptors   /proc/PID/fd of every other process       users_of
 //!   loop devices  the kernel holds a file without one       users_of
 //! ```
-//! Another user's process cannot be looked at by a daemon that is not root. It cannot open an image of that daemon either, unless
-//! its owner has let it.
+//! A daemon that is not root cannot examine another user's process. That process cannot open the daemon's images either, unless
+//! their owner permits it.
 
-// UNSAFETY: rustix does not know LOOP_GET_STATUS64; it is called through libc, in `file_behind`.
+// UNSAFETY: rustix does not support LOOP_GET_STATUS64; `file_behind` calls it through libc.
 #![expect(unsafe_code, reason = "what is behind a loop device is told by an ioctl that has no safe wrapper")]
 
 use std::fs::File;
@@ -23,13 +23,13 @@ use super::lock::{self, Holder, Locked};
 const LOOP_GET_STATUS64: libc::Ioctl = 0x4C05;
 /// The size of that structure: 232 bytes.
 const LOOP_STATUS_WORDS: usize = 29;
-/// Where the kernel lists its block devices.
 const BLOCK_DEVICES: &str = "/sys/block";
 
-/// Locks an open image as a served one is locked, without waiting; `Some`: who holds it. The lock ends with the description.
+/// Locks an open image as a served one is locked, without waiting; returns the holder if another process has it. The lock
+/// ends with the description.
 ///
 /// # Errors
-/// The file system knows no locks.
+/// The file system supports no locks.
 pub fn try_hold(file: &OwnedFd, access: Access) -> io::Result<Option<Holder>> {
     match lock::try_lock(file, access)? {
         Locked::Yes => Ok(None),
@@ -37,10 +37,10 @@ pub fn try_hold(file: &OwnedFd, access: Access) -> io::Result<Option<Holder>> {
     }
 }
 
-/// Tells whether this process has the file open by another descriptor.
+/// Returns whether this process has the file open by another descriptor.
 ///
 /// # Errors
-/// The system does not tell.
+/// The system cannot tell.
 pub fn is_ours(file: &OwnedFd) -> io::Result<bool> {
     let wanted = rustix::fs::fstat(file)?;
     let mut open = 0;
@@ -51,10 +51,10 @@ pub fn is_ours(file: &OwnedFd) -> io::Result<bool> {
     Ok(open > 1)
 }
 
-/// The other programs that have the file open, and the loop devices that it is behind.
+/// Returns the other programs that have the file open, and the loop devices on it.
 ///
 /// # Errors
-/// The system does not tell: anybody may have it open.
+/// The system cannot tell: any process may have it open.
 pub fn users_of(file: &OwnedFd) -> io::Result<Vec<String>> {
     let wanted = rustix::fs::fstat(file)?;
     let mut users = Vec::new();
@@ -82,7 +82,7 @@ fn has_open(process: u32, wanted: &rustix::fs::Stat) -> io::Result<bool> {
     Ok(false)
 }
 
-/// What is in a folder of a process; nothing if that has ended, or is hidden from a user who is not root.
+/// Returns the entries of a process's folder; none if the process has ended, or is hidden from a user other than root.
 fn entries_of(folder: &str) -> io::Result<Vec<PathBuf>> {
     let is_root = rustix::process::geteuid().is_root();
     let entries = std::fs::read_dir(folder).and_then(|entries| {
@@ -94,13 +94,11 @@ fn entries_of(folder: &str) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// Whether a process has ended.
 fn is_over(error: &io::Error) -> bool {
     const NO_PROCESS: i32 = 3;
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(NO_PROCESS)
 }
 
-/// Loop devices over a file, by name.
 fn loops_over(devices: &Path, wanted: &rustix::fs::Stat) -> io::Result<Vec<String>> {
     let entries = match std::fs::read_dir(devices) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -113,13 +111,13 @@ fn loops_over(devices: &Path, wanted: &rustix::fs::Stat) -> io::Result<Vec<Strin
         if !name.starts_with("loop") {
             continue;
         }
-        // One without a file has no such entry.
+        // A loop device without a file has no such entry.
         let Ok(path) = std::fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
         let device = format!("/dev/{name}");
         let named = rustix::fs::stat(path.trim_end_matches('\n'));
         let is_it = match named {
             Ok(behind) if lock::is_same(&behind, wanted) => true,
-            // Its path may be one of another mount namespace, or have come to another file.
+            // The path may be of another mount namespace, or lead to another file by now.
             named => match file_behind(&device) {
                 Ok(behind) => behind == (wanted.st_dev, wanted.st_ino),
                 Err(_) if named.is_ok() => false,
@@ -133,7 +131,7 @@ fn loops_over(devices: &Path, wanted: &rustix::fs::Stat) -> io::Result<Vec<Strin
     Ok(found)
 }
 
-/// The file system and the number of the file that a loop device is over.
+/// Returns device number and inode of the file behind a loop device.
 fn file_behind(device: &str) -> io::Result<(u64, u64)> {
     let device = File::open(device)?;
     let mut status = [0_u64; LOOP_STATUS_WORDS];

@@ -1,4 +1,4 @@
-//! Images that stand on others.
+//! Tests images with backing files.
 
 use std::path::Path;
 
@@ -17,7 +17,7 @@ fn on(path: &str, format: Format) -> Qcow2Options {
     Qcow2Options { cluster_size: 64 << 10, backing }
 }
 
-/// A raw base that is shorter than what stands on it, with a hole, and of an odd size.
+/// Makes a raw base with a hole and an odd size, shorter than the image above it.
 fn make_base(path: &Path, model: &mut [u8]) {
     let length = 5 * MIB as usize + 1000;
     model[..length].fill(0x11);
@@ -75,7 +75,7 @@ fn a_chain_of_three_is_read_written_and_left_alone_below() {
         let found = device.allocation(ByteRange::new(0, size)).await.unwrap();
         let found: Vec<_> = found.iter().map(|extent| (extent.range.length, extent.kind)).collect();
         assert_eq!(found, expected);
-        // Parts of clusters that lie below are merged, and what is discarded does not show them again.
+        // Partial clusters of images below are merged, and do not show again after a discard.
         write(&device, 8192, &[0x33; 4096]).await;
         model[8192..8192 + 4096].fill(0x33);
         device.discard(ByteRange::new(0, 512 << 10)).await.unwrap();
@@ -231,7 +231,7 @@ fn a_backing_file_of_unknown_format_is_told_by_its_beginning() {
         run("qemu-img", &["rebase", "-u", "-f", "qcow2", "-b", "base", "-F", "qcow2", text(&top)]);
         let mut bytes = std::fs::read(&top).unwrap();
         let place = bytes.windows(4).position(|bytes| bytes == [0xe2, 0x79, 0x2a, 0xca]).unwrap();
-        // An extension that nobody knows.
+        // An unknown extension.
         bytes[place] = 0x01;
         std::fs::write(&top, bytes).unwrap();
         let device = lane.open(&top, Access::ReadOnly).await;

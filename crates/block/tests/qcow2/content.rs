@@ -1,4 +1,4 @@
-//! What is written reads back, here and by QEMU, and the image stays clean.
+//! Tests that written data reads back, in Sterna and QEMU, and that the image stays clean.
 
 use std::os::unix::fs::MetadataExt;
 
@@ -13,7 +13,7 @@ use crate::tools::{
 
 const MIB: u64 = 1 << 20;
 
-/// Works on a new image, closes it, has QEMU judge it, and does so again with what QEMU wrote in between.
+/// Works on a new image, closes it, checks it by QEMU, and repeats that with QEMU's own writes in between.
 fn check_work(cluster_size: u64, size: u64, batches: usize) {
     on_each_engine(move |lane| async move {
         let folder = folder();
@@ -26,7 +26,7 @@ fn check_work(cluster_size: u64, size: u64, batches: usize) {
             assert_eq!((device.geometry().size, device.geometry().discards), (size, true));
             work(&device, &mut model, seed, batches).await;
             device.flush().await.unwrap();
-            // It is as QEMU wants it while it is served, too.
+            // QEMU finds it valid even while it is served.
             assert_eq!(check_whole_while_served(&path), 0);
             drop(device);
             check_clean(&path);
@@ -89,7 +89,7 @@ fn a_new_image_takes_no_space_for_its_disk_and_discarding_gives_it_back() {
         device.flush().await.unwrap();
         assert!(allocated() < MIB, "{}", allocated());
         assert_eq!(read(&device, 1 << 39, 4096).await, vec![0; 4096]);
-        // What is written there again takes the place that it had.
+        // Data written there again takes the former place.
         let length = std::fs::metadata(&path).unwrap().len();
         write(&device, 1 << 39, &vec![2; 4 << 20]).await;
         device.flush().await.unwrap();

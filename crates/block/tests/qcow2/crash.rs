@@ -1,8 +1,6 @@
-//! A process that writes an image is killed at any moment: the image is whole, and what was acknowledged is there, be it
-//! flushed or not.
+//! Kills a process that writes an image at any moment: the image stays valid, and all acknowledged data is there, flushed or not.
 //!
-//! The child makes the same requests at every run of a seed, so that the parent knows them without being told. It
-//! says what was acknowledged.
+//! The child makes the same requests at every run of a seed, so the parent knows them. It reports acknowledgements.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader};
@@ -23,13 +21,13 @@ pub(crate) const SIZE: u64 = 8 << 20;
 const BLOCK: u64 = 4096;
 /// Batches between two flushes.
 pub(crate) const FLUSH_EVERY: u64 = 3;
-/// Batches that the child may be ahead of the last flush that it told.
+/// How many batches the child may be ahead of its last reported flush.
 const AHEAD_MAX: u64 = 4 * FLUSH_EVERY;
 
 const IMAGE_VARIABLE: &str = "STERNA_TEST_QCOW2";
 const SEED_VARIABLE: &str = "STERNA_TEST_SEED";
 
-/// A request of the child: blocks, and what they hold afterwards in every byte; 0 stands for a discard.
+/// A request of the child: blocks, and the value of all their bytes afterwards; 0 stands for a discard.
 struct Step {
     first: u64,
     count: u64,
@@ -42,7 +40,7 @@ impl Step {
     }
 }
 
-/// The requests of a batch, which do not overlap.
+/// Returns the requests of a batch, which do not overlap.
 fn batch(seed: u64, number: u64) -> Vec<Step> {
     let mut random = Random::new(seed * 1_000_003 + number);
     let mut steps: Vec<Step> = Vec::new();
@@ -62,7 +60,7 @@ fn batch(seed: u64, number: u64) -> Vec<Step> {
     steps
 }
 
-/// In the child: writes until it is killed. In the suite, where no image is named, it does nothing.
+/// In the child: writes until it is killed. In the suite, without an image, it does nothing.
 #[test]
 fn writes_until_it_is_killed() {
     let (Ok(path), Ok(seed)) = (std::env::var(IMAGE_VARIABLE), std::env::var(SEED_VARIABLE)) else { return };
@@ -85,7 +83,6 @@ fn writes_until_it_is_killed() {
     }
 }
 
-/// Makes the requests of a batch at once, and waits for them.
 pub(crate) async fn run_batch(device: &Rc<Qcow2Store>, seed: u64, number: u64) {
     let requests = batch(seed, number).into_iter().map(|step| {
         let range = step.range();
@@ -100,7 +97,7 @@ pub(crate) async fn run_batch(device: &Rc<Qcow2Store>, seed: u64, number: u64) {
     assert!(join_all(requests.collect::<Vec<_>>()).await.iter().all(Result::is_ok));
 }
 
-/// Flushes while the next batches are under way, and says when it is acknowledged.
+/// Flushes during the next batches, and reports the acknowledgement.
 fn flush_beside(lane: &Lane, device: &Rc<Qcow2Store>, number: u64) {
     let device = Rc::clone(device);
     lane.handle.spawn(async move {
@@ -116,7 +113,7 @@ fn spawn_writer(path: &Path, seed: u64) -> Child {
     command.stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// Lets a writer work until it has told some flushes, kills it, and returns the last batch that it told.
+/// Kills a writer after some flushes, and returns the last batch that it reported.
 fn kill_after(mut writer: Child, flushes: u64) -> u64 {
     let mut last = 0;
     let mut told = 0;
@@ -137,16 +134,15 @@ fn kill_after(mut writer: Child, flushes: u64) -> u64 {
     last
 }
 
-/// What a block may hold.
 #[derive(Clone, Debug)]
 struct Allowed {
-    /// What it held before the writer began.
+    /// The content before the writer began.
     old: bool,
     /// Bytes that requests of the writer fill it with.
     fills: BTreeSet<u8>,
 }
 
-/// Checks each sector: it is as the last of the batches that are sure left it, or as a later one did.
+/// Checks that each sector is as the last acknowledged batch left it, or as a later one did.
 pub(crate) fn check_content(before: &[u8], found: &[u8], seed: u64, sure: u64) {
     const SECTOR: usize = 512;
     let untouched = Allowed { old: true, fills: BTreeSet::new() };
@@ -162,7 +158,7 @@ pub(crate) fn check_content(before: &[u8], found: &[u8], seed: u64, sure: u64) {
             }
         }
     }
-    // What is not sure may be there in part, by sectors.
+    // Later batches may be there in part, by sectors.
     for (index, (sector, old)) in found.chunks(SECTOR).zip(before.chunks(SECTOR)).enumerate() {
         let allowed = &allowed[index * SECTOR / BLOCK as usize];
         let is_filled = sector.iter().all(|byte| *byte == sector[0]) && allowed.fills.contains(&sector[0]);
@@ -190,7 +186,7 @@ fn check_kills(cluster_size: u64, rounds: u64) {
     for seed in 1..=rounds {
         let acknowledged = kill_after(spawn_writer(&path, seed), 1 + seed * 7 % 11);
         assert!(acknowledged > 0, "the writer has not worked");
-        // Its last writes may still be on their way; the lock tells.
+        // Its last writes may still be in flight; the lock tells.
         let waiting =
             Qcow2Image::open_waiting(&path, Access::ReadWrite, |_| block::store::image::Patience::Wait);
         drop(waiting.unwrap());

@@ -1,4 +1,4 @@
-//! A file system without room: the guest is told, and the image stays whole.
+//! Tests a full file system: the guest gets an error, and the image stays valid.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,12 +9,11 @@ use block::{BlockDevice, Buffer, ByteRange, Durability};
 
 use crate::tools::{alone, check_clean, check_equal, on_engine};
 
-/// Names the small file system to the child.
 const FOLDER_VARIABLE: &str = "STERNA_TEST_SMALL_FOLDER";
 
 const PIECE: u64 = 64 << 10;
 
-/// Mounts a file system of 6 MiB where only a child sees it, and has the child fill it.
+/// Mounts a file system of 6 MiB that only a child sees, and has the child fill it.
 #[test]
 fn a_full_file_system_is_told_and_damages_nothing() {
     let folder = tempfile::tempdir().unwrap();
@@ -34,7 +33,7 @@ fn a_full_file_system_is_told_and_damages_nothing() {
     assert!(output.status.success() && told.contains("1 passed"), "{told}");
 }
 
-/// In the child. In the suite, where no folder is named, it does nothing.
+/// In the child. In the suite, without a folder, it does nothing.
 #[test]
 fn fills_its_file_system() {
     let Ok(folder) = std::env::var(FOLDER_VARIABLE) else { return };

@@ -1,5 +1,4 @@
-//! Images that somebody damaged, on purpose or not: they are refused by name, or fail requests; nothing panics, and
-//! nothing asks for memory without bounds.
+//! Tests damaged images: they are refused by name, or fail requests. No code panics or takes unbounded memory.
 
 use std::path::Path;
 
@@ -162,7 +161,7 @@ fn damaged_tables_fail_requests_and_nothing_else() {
     });
 }
 
-/// An image with data, zeroes, compressed clusters and a snapshot, in small clusters.
+/// Makes an image with data, zeroes, compressed clusters and a snapshot, in small clusters.
 fn make_varied(path: &Path) {
     let raw = path.with_extension("raw");
     let data: Vec<u8> = (0..2 * MIB).map(|index| (index / 900 % 7) as u8).collect();
@@ -185,7 +184,7 @@ fn damage(bytes: &mut Vec<u8>, random: &mut Random) {
         1 => bytes[random.below(104) as usize] = random.below(256) as u8,
         2 => bytes[entry..entry + 8].fill(0xff),
         3 => bytes[entry..entry + 8].fill(0),
-        // As another cluster, as a zero or as a compressed one.
+        // Points to another cluster, or marks as zero or compressed.
         4 => bytes[entry..entry + 8].copy_from_slice(&(1 << 63 | random.below(length) & !4095).to_be_bytes()),
         5 => bytes[entry + 7] ^= 1,
         6 => bytes[entry] ^= 0x40,

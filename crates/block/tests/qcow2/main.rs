@@ -1,4 +1,4 @@
-//! qcow2 images, judged by QEMU's own tools: what Sterna writes, `qemu-img` finds clean and equal to a raw model.
+//! Tests qcow2 images by QEMU's own tools: `qemu-img` finds them clean and equal to a raw model.
 
 #![expect(
     clippy::unwrap_used,

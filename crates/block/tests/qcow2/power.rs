@@ -1,8 +1,7 @@
-//! Power cuts: of what was written since the last sync, any sectors may be lost. The image is whole all the same, and
-//! what was flushed is there.
+//! Tests power cuts: any sectors written since the last sync may be lost. The image stays valid, and flushed data is there.
 //!
-//! An engine notes what is asked of it and when that ended. From this, images are made as a disk with a volatile cache
-//! could hold them at a moment.
+//! An engine records its requests and when they ended. From these, images are made as a disk with a volatile cache could hold
+//! them at a moment.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -20,7 +19,7 @@ use crate::tools::{Lane, Random, alone, check_whole, folder, on_engine, path_in,
 
 const SECTOR: usize = 512;
 
-/// An engine that notes all changes, for images of one file.
+/// An engine that records all changes to one file.
 struct Noting {
     inner: Rc<dyn Engine>,
     notes: Rc<RefCell<Notes>>,
@@ -31,7 +30,7 @@ struct Notes {
     /// Moments so far: each beginning and each end is one.
     now: usize,
     changes: Vec<Change>,
-    /// Beginnings and ends of syncs that have ended.
+    /// Beginnings and ends of completed syncs.
     syncs: Vec<(usize, usize)>,
 }
 
@@ -41,7 +40,7 @@ struct Change {
     ended: usize,
     durability: Durability,
     offset: u64,
-    /// What is written; `None`: the range is made zero.
+    /// The written data; `None`: the range is zeroed.
     data: Option<Vec<u8>>,
     length: u64,
 }
@@ -62,16 +61,16 @@ impl Notes {
         self.changes[change].ended = self.tick();
     }
 
-    /// Tells whether a change must be there after a power cut at `moment`.
+    /// Returns whether a change must be there after a power cut at `moment`.
     fn is_durable(&self, change: &Change, moment: usize) -> bool {
         let is_synced = |(begun, ended): &(usize, usize)| change.ended < *begun && *ended < moment;
         let is_by_itself = change.durability == Durability::Durable && change.ended < moment;
         is_by_itself || self.syncs.iter().any(is_synced)
     }
 
-    /// What a disk could hold after a power cut at `moment`.
+    /// Returns a possible content of a disk after a power cut at `moment`.
     fn disk_at(&self, before: &[u8], moment: usize, random: &mut Random) -> Vec<u8> {
-        // In some cuts nearly all is lost, in some nearly nothing.
+        // In some cuts nearly all is lost, in others nearly nothing.
         let lost_of_ten = random.below(11);
         let mut disk = before.to_vec();
         for change in self.changes.iter().filter(|change| change.begun < moment) {
@@ -184,15 +183,14 @@ impl Engine for Noting {
     }
 }
 
-/// What an image is before it is worked on.
 #[derive(Clone, Copy)]
 enum Start {
     Empty {
         cluster_size: u64,
     },
-    /// Full of compressed clusters, which are freed by and by.
+    /// Full of compressed clusters, which are freed gradually.
     Compressed,
-    /// Full of clusters that a snapshot has as well.
+    /// Full of clusters that a snapshot shares.
     Snapshot,
 }
 
@@ -203,8 +201,8 @@ impl Start {
             drop(Qcow2Image::create(path, SIZE, &alone(cluster_size)).unwrap());
             return vec![0; SIZE as usize];
         }
-        // Bytes that the work does not write, and that become a third of their size: most clusters of a file with
-        // compressed ones hold parts of three.
+        // Bytes that the work does not write, and that compress to a third: most clusters of the file hold parts
+        // of three compressed ones.
         let mut random = Random::new(3);
         let content: Vec<u8> = (0..SIZE).map(|_| 251 + random.below(5) as u8).collect();
         let raw = path.with_extension("raw");
@@ -221,7 +219,7 @@ impl Start {
     }
 }
 
-/// Works on an image, then cuts the power at many moments of that, in many ways.
+/// Works on an image, then cuts the power at many moments, in many ways.
 async fn cut_power(lane: Lane, start: Start, batches: u64, cuts: u64) {
     let folder = folder();
     let path = path_in(&folder, "disk.qcow2");
@@ -257,7 +255,7 @@ async fn cut_power(lane: Lane, start: Start, batches: u64, cuts: u64) {
     }
 }
 
-/// What QEMU reads from an image.
+/// Returns an image's content as QEMU reads it.
 fn content(path: &Path) -> Vec<u8> {
     let raw = path.with_extension("raw");
     run("qemu-img", &["convert", "-f", "qcow2", "-O", "raw", text(path), text(&raw)]);

@@ -1,4 +1,4 @@
-//! What the tests of qcow2 images share: engines, QEMU's tools, models, numbers that can be had again.
+//! Shared by the tests of qcow2 images: engines, QEMU's tools, models, reproducible numbers.
 
 use std::future::Future;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,6 @@ use block::store::qcow2::{Qcow2Error, Qcow2Image, Qcow2Options, Qcow2Store};
 use block::{Access, BlockDevice, Buffer, ByteRange, Durability, Executor, Handle, ImageError, ZeroMode};
 use futures_util::future::join_all;
 
-/// A lane's thread, as far as a store sees it.
 #[derive(Clone)]
 pub(crate) struct Lane {
     pub(crate) handle: Handle,
@@ -19,13 +18,12 @@ pub(crate) struct Lane {
 }
 
 impl Lane {
-    /// Opens an image that is there and can be used.
     pub(crate) async fn open(&self, path: &Path, access: Access) -> Qcow2Store {
         self.serve(self.open_when_free(path, access).await.unwrap()).await
     }
 
-    /// Opens an image as soon as nobody holds it: programs that other tests start may for a moment, and so does the device
-    /// before, until this thread's executor has had a turn. So the thread must not sleep meanwhile.
+    /// Opens an image as soon as it is free. Programs of other tests may hold it for a moment, and so does the device before,
+    /// until this thread's executor has run. So the thread must not sleep meanwhile.
     pub(crate) async fn open_when_free(&self, path: &Path, access: Access) -> Result<Qcow2Image, Qcow2Error> {
         for _ in 0..LOCK_TRIES {
             match Qcow2Image::open(path, access) {
@@ -41,7 +39,7 @@ impl Lane {
     }
 }
 
-/// Runs a test body on each engine that this system has; the threads it always has.
+/// Runs a test body on each available engine; the threads are always available.
 pub(crate) fn on_each_engine<F: Future<Output = ()> + 'static>(body: impl Fn(Lane) -> F) {
     for choice in [EngineChoice::Ring, EngineChoice::Threads] {
         if !on_engine(choice, &body) {
@@ -51,7 +49,7 @@ pub(crate) fn on_each_engine<F: Future<Output = ()> + 'static>(body: impl Fn(Lan
     }
 }
 
-/// Runs a test body on one engine, or says that this system does not have it.
+/// Runs a test body on one engine, or reports that it is not available.
 pub(crate) fn on_engine<F: Future<Output = ()> + 'static>(
     choice: EngineChoice,
     body: impl Fn(Lane) -> F,
@@ -63,19 +61,18 @@ pub(crate) fn on_engine<F: Future<Output = ()> + 'static>(
     true
 }
 
-/// How often, and how long apart, something is tried again that found an image locked: half a minute in all, which only
-/// bounds a failure.
+/// How often, and how long apart, a locked image is tried again: half a minute in all, which only bounds a failure.
 const LOCK_TRIES: u32 = 1500;
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
 /// Opens or makes an image, again while a file that it needs is held.
 ///
-/// A program that another test starts at this moment has all our files, and with them their locks, from its fork to its
-/// exec: also those of images that were closed here meanwhile.
+/// A program that another test starts has all our files, and their locks, from its fork to its exec: even those of images that
+/// were closed here meanwhile.
 pub(crate) fn when_free<T>(mut attempt: impl FnMut() -> Result<T, Qcow2Error>) -> Result<T, Qcow2Error> {
     for _ in 0..LOCK_TRIES {
         match attempt() {
-            // Nothing tells when the other test's program has begun.
+            // There is no event when the other test's program has begun.
             Err(error) if is_held(&error) => std::thread::sleep(LOCK_POLL),
             result => return result,
         }
@@ -83,7 +80,7 @@ pub(crate) fn when_free<T>(mut attempt: impl FnMut() -> Result<T, Qcow2Error>) -
     attempt()
 }
 
-/// Whether an image, or one that it stands on, is held by somebody.
+/// Returns whether an image, or one of its chain, is held.
 fn is_held(error: &Qcow2Error) -> bool {
     match error {
         Qcow2Error::Image(error) => matches!(error, ImageError::Locked { .. }),
@@ -92,7 +89,6 @@ fn is_held(error: &Qcow2Error) -> bool {
     }
 }
 
-/// Runs a program of QEMU's and expects it to succeed.
 pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     let output = run_when_free(program, arguments);
     let told = String::from_utf8_lossy(&output.stdout).into_owned();
@@ -104,7 +100,7 @@ pub(crate) fn run(program: &str, arguments: &[&str]) -> String {
     told
 }
 
-/// Runs a program of QEMU's, again while it finds its image locked, for the reason that [`when_free`] has.
+/// Runs a program of QEMU's, again while it finds its image locked, for [`when_free`]'s reason.
 fn run_when_free(program: &str, arguments: &[&str]) -> Output {
     let mut output = try_run(program, arguments);
     for _ in 0..LOCK_TRIES {
@@ -112,7 +108,6 @@ fn run_when_free(program: &str, arguments: &[&str]) -> Output {
         if output.status.success() || !told.contains("Is another process using the image") {
             break;
         }
-        // As above.
         std::thread::sleep(LOCK_POLL);
         output = try_run(program, arguments);
     }
@@ -124,12 +119,12 @@ pub(crate) fn try_run(program: &str, arguments: &[&str]) -> Output {
     output.unwrap_or_else(|error| panic!("{program}: {error}; run scripts/install-packages first"))
 }
 
-/// Expects `qemu-img check` to find nothing: no corruption, and no cluster that is lost.
+/// Expects `qemu-img check` to find no corruption, and no lost cluster.
 pub(crate) fn check_clean(path: &Path) {
     run("qemu-img", &["check", "-f", "qcow2", text(path)]);
 }
 
-/// Expects `qemu-img check` to find no corruption; returns how many clusters are lost, which it can find again.
+/// Expects `qemu-img check` to find no corruption; returns how many clusters are lost, which it can reclaim.
 pub(crate) fn check_whole(path: &Path) -> u64 {
     let output = run_when_free("qemu-img", &["check", "-f", "qcow2", "--output=json", text(path)]);
     let told = String::from_utf8_lossy(&output.stdout);
@@ -142,7 +137,6 @@ pub(crate) fn check_whole(path: &Path) -> u64 {
     number("leaks")
 }
 
-/// Expects an image to have the same content as a model.
 pub(crate) fn check_equal(path: &Path, model: &[u8]) {
     let raw = path.with_extension("model");
     std::fs::write(&raw, model).unwrap();
@@ -154,7 +148,7 @@ pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// A folder for images on the disk that has the build.
+/// Makes a folder for images on the build's disk.
 pub(crate) fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -176,7 +170,7 @@ pub(crate) async fn read(device: &dyn BlockDevice, offset: u64, length: usize) -
     device.read(offset, dirty).await.unwrap().as_slice().to_vec()
 }
 
-/// Numbers that look random and are the same at every run.
+/// Reproducible pseudo-random numbers.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -192,9 +186,8 @@ impl Random {
     }
 }
 
-/// Random requests, many at a time, on ranges that do not overlap; `model` gets what they change.
-///
-/// Each batch reads what the one before it left.
+/// Makes random requests, many at a time, on ranges that do not overlap; `model` gets their changes. Each batch reads the data
+/// of the one before.
 pub(crate) async fn work(device: &dyn BlockDevice, model: &mut [u8], seed: u64, batches: usize) {
     const BATCH: usize = 24;
     let mut random = Random::new(seed);
@@ -215,7 +208,7 @@ pub(crate) async fn work(device: &dyn BlockDevice, model: &mut [u8], seed: u64, 
     }
 }
 
-/// One request; a read expects `before`.
+/// Makes one request; a read expects `before`.
 async fn request(device: &dyn BlockDevice, kind: u64, fill: u8, range: ByteRange, before: Vec<u8>) {
     let data = || Buffer::copy_of(&vec![fill; range.length as usize]);
     let answer = match kind {
@@ -240,7 +233,7 @@ fn distinct_ranges(random: &mut Random, size: u64, count: usize) -> Vec<ByteRang
     let mut ranges: Vec<ByteRange> = Vec::new();
     for _ in 0..count {
         let first = random.below(blocks);
-        // Mostly small, now and then many clusters.
+        // Mostly small, sometimes many clusters.
         let longest = if random.below(8) == 0 { 200 } else { 20 };
         let last = (first + 1 + random.below(longest)).min(blocks);
         let range = ByteRange::new(first * BLOCK, (last * BLOCK).min(size) - first * BLOCK);

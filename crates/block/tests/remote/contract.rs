@@ -1,4 +1,4 @@
-//! The contract of a device, over every server, and over servers that can do less.
+//! Tests the contract of a device, over every server, and over servers with fewer abilities.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,7 +12,7 @@ use block::{
 
 use crate::server::{OPTIONS, Server, on_both, store};
 
-/// Runs the suite over servers that `start` starts for a size.
+/// Runs the suite over servers of a given size from `start`.
 fn check(name: &'static str, sizes: &'static [u64], start: impl Fn(u64) -> Server + Clone + 'static) {
     on_both(move |engine, handle| {
         let start = start.clone();
@@ -51,12 +51,12 @@ fn qemu_nbd_raw() {
     check("qemu-nbd raw", SIZES, |size| Server::qemu_nbd("raw", size, &["--discard=unmap", "--shared=8"]));
 }
 
-/// How large an export may become is asked on a new connection, which a server with one client refuses.
+/// The possible size is queried on a new connection, which a server with one client refuses.
 #[test]
 fn server_that_takes_one_client_cannot_say_how_large_it_may_become_and_serves_on() {
     on_both(|engine, handle| async move {
         let server = Server::qemu_nbd("raw", 4096, &[]);
-        // The second connection is never answered: as long as this is waited for.
+        // The second connection is never answered, however long the wait.
         let impatient = RemoteOptions { connect_timeout: Duration::from_secs(5), ..OPTIONS };
         let store = store(server.connect_with(impatient), &engine, &handle);
         let growth = store.growth().unwrap();
@@ -77,7 +77,7 @@ fn qemu_storage_daemon() {
     check("qemu-storage-daemon", &[256 << 10], Server::qemu_storage_daemon);
 }
 
-/// Servers that can less than they usually do: the same contract by other means.
+/// Servers with fewer abilities than usual keep the same contract by other means.
 #[test]
 fn servers_that_can_less_keep_the_contract() {
     for (name, arguments) in [
@@ -115,7 +115,7 @@ fn abilities_are_those_of_the_server() {
     assert!(
         full.durable_writes && full.trim && full.write_zeroes && full.structured_replies && full.allocation
     );
-    // A further connection that takes a second is done without, which a busy server may need.
+    // A further connection is skipped after a second, which a busy server may need.
     let four = (0..20).any(|_| server.connect().abilities().connections == 4);
     assert!(four, "{full:?}");
     let poor = ["--no-sr", "--filter=nozero", "--filter=fua", "--filter=multi-conn"];
@@ -123,7 +123,7 @@ fn abilities_are_those_of_the_server() {
     let poor = Server::nbdkit(&[&poor[..], &settings].concat()).connect().abilities();
     assert!(!poor.durable_writes && !poor.write_zeroes && !poor.structured_replies && !poor.allocation);
     assert_eq!(poor.connections, 1);
-    // It takes one connection and lets others wait: they are done without.
+    // It takes one connection and lets others wait: they are skipped.
     let lonely = Server::qemu_nbd("raw", 1 << 20, &["--shared=1"]).connect().abilities();
     assert_eq!(lonely.connections, 1);
 }

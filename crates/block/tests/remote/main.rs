@@ -1,4 +1,4 @@
-//! A remote NBD server as a store, against real servers and against one that lies.
+//! Tests a remote NBD server as a store, against real servers and a lying one.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test that cannot prepare its scene has failed")]
 

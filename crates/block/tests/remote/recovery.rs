@@ -1,4 +1,4 @@
-//! Servers that are killed, hang, come back as something else, or lie.
+//! Tests servers that are killed, hang, come back as something else, or lie.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -27,7 +27,7 @@ fn timed_out(result: &Result<impl Sized, IoError>) -> bool {
     matches!(result, Err(IoError::Os { errno: Errno::TIMEDOUT, .. }))
 }
 
-/// Makes a request until it is answered: a server on a busy machine may be later than an impatient store waits.
+/// Repeats a request until it is answered: a server on a busy machine may be later than an impatient store waits.
 async fn answered<T>(mut request: impl AsyncFnMut() -> Result<T, IoError>) -> T {
     loop {
         let result = request().await;
@@ -41,7 +41,7 @@ async fn answered<T>(mut request: impl AsyncFnMut() -> Result<T, IoError>) -> T 
 fn a_server_that_is_killed_again_and_again_loses_nothing_that_was_answered() {
     on_both(|engine, handle| async move {
         const BLOCKS: u64 = 256;
-        // It keeps its tables of contents in memory until it is flushed: what it has answered dies with it.
+        // It keeps its tables in memory until it is flushed: answered changes die with it.
         let mut server = Server::qemu_nbd("qcow2", 64 << 20, &["--shared=8", "--cache=writeback"]);
         let store = store(server.connect(), &engine, &handle);
         let offset = |block: u64| block * (256 << 10);
@@ -55,7 +55,7 @@ fn a_server_that_is_killed_again_and_again_loses_nothing_that_was_answered() {
                 }
             };
             let kill = async {
-                // Somewhere among them, each time elsewhere.
+                // The moment differs in each round.
                 handle.sleep(Duration::from_millis(u64::from(round) * 3)).await;
                 server.kill();
                 server.restart();
@@ -80,7 +80,7 @@ fn a_server_that_is_killed_again_and_again_loses_nothing_that_was_answered() {
     });
 }
 
-/// A server that drops what was not durable when it fails to flush, which it does when there is a file `fail`.
+/// Starts a server that fails a flush, and drops what was not durable, when there is a file `fail`.
 fn forgetful_server() -> Server {
     let script = [
         "eval",
@@ -147,7 +147,7 @@ fn requests_to_a_server_that_hangs_fail_in_time_and_then_they_work_again() {
         let (written, read) =
             join(store.write(0, filled(2), Durability::Volatile), store.read(0, Buffer::zeroed(BLOCK))).await;
         assert!(timed_out(&written) && timed_out(&read) && timed_out(&store.flush().await));
-        // The old write may still be on its way: the new one waits for it.
+        // The old write may still be in flight: the new one waits for it.
         let last = answered(async || store.write(0, filled(3), Durability::Volatile).await);
         let go_on = async { server.go_on() };
         join(last, go_on).await;
@@ -162,7 +162,7 @@ fn requests_to_a_server_that_hangs_fail_in_time_and_then_they_work_again() {
 fn a_write_that_was_given_up_and_lands_late_lands_before_those_that_came_after_it() {
     let patient = RemoteOptions { answer_deadline: Duration::from_millis(1500), ..OPTIONS };
     on_both(move |engine, handle| async move {
-        // Its first write waits until it is told to go on, whatever comes after it; the others start a program or two.
+        // Its first write waits for an order to continue, whatever comes after it; the others start a program or two.
         let server = Server::nbdkit(&[
             "eval",
             "thread_model=echo parallel",
@@ -175,7 +175,7 @@ fn a_write_that_was_given_up_and_lands_late_lands_before_those_that_came_after_i
         ]);
         let store = store(server.connect_with(patient), &engine, &handle);
         assert!(timed_out(&store.write(0, filled(1), Durability::Volatile).await));
-        // Only its own range waits for it.
+        // Other ranges do not wait for it.
         answered(async || store.write(BLOCK as u64, filled(2), Durability::Volatile).await).await;
         assert!(timed_out(&store.write(0, filled(3), Durability::Volatile).await));
         std::fs::write(server.path().join("go"), "").unwrap();
@@ -183,7 +183,7 @@ fn a_write_that_was_given_up_and_lands_late_lands_before_those_that_came_after_i
         let read = answered(async || store.read(0, Buffer::zeroed(BLOCK)).await).await;
         assert_eq!(read.as_slice(), [3; BLOCK]);
         while !server.path().join("landed").exists() {
-            // Only looks now and then.
+            // It polls at intervals only.
             handle.sleep(Duration::from_millis(5)).await;
         }
         let read = answered(async || store.read(0, Buffer::zeroed(BLOCK)).await).await;
@@ -202,7 +202,7 @@ fn while_there_is_no_server_requests_fail_in_time_and_then_they_work_again() {
         assert!(timed_out(&store.write(0, filled(2), Durability::Durable).await));
         assert!(timed_out(&store.flush().await));
         server.restart();
-        // It may still be waiting for its next try.
+        // It may still be waiting for its next attempt.
         let read = answered(async || store.read(0, Buffer::zeroed(BLOCK)).await).await;
         assert_eq!(read.as_slice(), [1; BLOCK], "what was given up was not sent");
     });
@@ -243,7 +243,7 @@ fn a_guest_that_never_flushes_does_not_fill_our_memory() {
     });
 }
 
-/// Negotiates with whoever comes next, well. `None`: that one went away.
+/// Negotiates correctly with the next client. `None`: it went away.
 fn negotiate(listener: &UnixListener) -> Option<UnixStream> {
     let (mut stream, _) = listener.accept().unwrap();
     let number = |value: u32| value.to_be_bytes();
@@ -262,12 +262,12 @@ fn negotiate(listener: &UnixListener) -> Option<UnixStream> {
         reply(7, 1, &[]),
     ];
     stream.write_all(&says.concat()).ok()?;
-    // Everything that comes before requests: flags, and three options of 16, 43 and 24 bytes.
+    // Everything before requests: flags, and three options of 16, 43 and 24 bytes.
     stream.read_exact(&mut [0; 4 + 16 + 43 + 24]).ok()?;
     Some(stream)
 }
 
-/// A server that negotiates well, and then sends whatever comes to its mind.
+/// A server that negotiates correctly, and then sends random bytes.
 fn lie(listener: &UnixListener, seed: u64) {
     let mut state = seed;
     let mut random = move || {
@@ -307,7 +307,7 @@ fn whatever_a_server_sends_requests_fail_in_time_and_nothing_panics() {
             let folder = tempfile::tempdir().unwrap();
             let socket = folder.path().join("socket");
             let listener = UnixListener::bind(&socket).unwrap();
-            // It ends with the process of the test: nobody stops a liar.
+            // It ends with the process of the test.
             std::thread::spawn(move || lie(&listener, seed));
             let uri = NbdUri::unix(&socket, "");
             let image = RemoteImage::connect_with(&uri, Access::ReadWrite, hasty).unwrap();

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 /// How long a server may take to start on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Options of tests that are about something else than waiting.
+/// Options of tests that do not test waiting.
 pub(crate) const OPTIONS: RemoteOptions = RemoteOptions {
     connect_timeout: Duration::from_secs(30),
     answer_deadline: Duration::from_secs(60),
@@ -35,7 +35,7 @@ impl Server {
         Self::start(&[&command, arguments].concat())
     }
 
-    /// Starts `qemu-nbd` for a file that is made first, in `format`.
+    /// Starts `qemu-nbd` for a new file in `format`.
     pub(crate) fn qemu_nbd(format: &str, size: u64, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let disk = folder.path().join("disk");
@@ -47,7 +47,6 @@ impl Server {
         Self::start_in(folder, &[&command, arguments, &["{folder}/disk"]].concat())
     }
 
-    /// Starts `qemu-storage-daemon` for a file that is made first.
     pub(crate) fn qemu_storage_daemon(size: u64) -> Self {
         let folder = tempfile::tempdir().unwrap();
         std::fs::File::create(folder.path().join("disk")).unwrap().set_len(size).unwrap();
@@ -62,12 +61,10 @@ impl Server {
         Self::spawn(folder, uri, &command)
     }
 
-    /// Starts any server that listens at `{folder}/socket`.
     pub(crate) fn start(command: &[&str]) -> Self {
         Self::start_in(tempfile::tempdir().unwrap(), command)
     }
 
-    /// Starts any server that listens at `uri`.
     pub(crate) fn start_at(uri: NbdUri, command: &[&str]) -> Self {
         Self::spawn(tempfile::tempdir().unwrap(), uri, command)
     }
@@ -93,19 +90,18 @@ impl Server {
         let _ = std::fs::remove_file(self.folder.path().join("socket"));
     }
 
-    /// Says how it is to be started from now on.
+    /// Replaces an argument for the next start.
     pub(crate) fn change_argument(&mut self, from: &str, to: &str) {
         let argument = self.command.iter_mut().find(|argument| *argument == from).unwrap();
         to.clone_into(argument);
     }
 
-    /// Starts it again, as it was.
     pub(crate) fn restart(&mut self) {
         self.child = spawn(&self.command, self.folder.path());
         self.wait_until_it_listens();
     }
 
-    /// Stops it in its tracks; returns when all its threads stand still.
+    /// Stops it; returns when all its threads stand still.
     pub(crate) fn hang(&self) {
         self.signal(Signal::STOP);
         let threads = format!("/proc/{}/task", self.child.id());
@@ -119,7 +115,7 @@ impl Server {
         }
     }
 
-    /// Lets it go on after [`Server::hang`].
+    /// Continues it after [`Server::hang`].
     pub(crate) fn go_on(&self) {
         self.signal(Signal::CONT);
     }
@@ -155,7 +151,7 @@ impl Server {
                 _ => return,
             };
             assert!(Instant::now() < deadline, "{:?}: {error:?}", self.command);
-            // The other process tells in no other way that it is ready.
+            // The other process gives no other sign that it is ready.
             std::thread::sleep(Duration::from_millis(5));
         }
     }
@@ -168,14 +164,14 @@ impl Drop for Server {
     }
 }
 
-/// Starts a program that has its own temporary files in `folder`: it is killed, and leaves them behind.
+/// Starts a program with its temporary files in `folder`: it is killed, and leaves them behind.
 fn spawn(command: &[String], folder: &Path) -> Child {
     let mut process = Command::new(&command[0]);
     process.args(&command[1..]).env("TMPDIR", folder).stdin(Stdio::null()).stdout(Stdio::null());
     process.spawn().unwrap_or_else(|error| panic!("install {}: {error}", command[0]))
 }
 
-/// Runs a test on each engine that there is.
+/// Runs a test on each available engine.
 pub(crate) fn on_both<F: Future<Output = ()> + 'static>(body: impl Fn(Rc<dyn Engine>, Handle) -> F) {
     for choice in [EngineChoice::Ring, EngineChoice::Threads] {
         let Ok((driver, engine)) = engine::open(choice) else {
@@ -188,7 +184,6 @@ pub(crate) fn on_both<F: Future<Output = ()> + 'static>(body: impl Fn(Rc<dyn Eng
     }
 }
 
-/// Serves what was connected to.
 pub(crate) fn store(image: RemoteImage, engine: &Rc<dyn Engine>, handle: &Handle) -> Rc<RemoteStore> {
     Rc::new(RemoteStore::new(image, Rc::clone(engine), handle.clone()))
 }

@@ -5,7 +5,6 @@ use io_uring::{opcode, squeue, types};
 use crate::device::ByteRange;
 use crate::engine::AllocateMode;
 
-/// The two ways to name a file to the kernel make entries alike.
 pub(super) trait FileArgument {
     fn poll(self, events: u32) -> squeue::Entry;
     fn read(self, to: *mut u8, length: u32, offset: u64, registration: Option<u16>) -> squeue::Entry;

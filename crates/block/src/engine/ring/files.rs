@@ -1,8 +1,8 @@
-//! The ring's table of registered files: saves taking and dropping a reference to the file at every operation.
+//! The ring's table of registered files, which saves a reference count per operation.
 //!
-//! A file gets a slot at its first operation. The kernel's table keeps the file open, and with it the lock on an
-//! image, so a slot must not outlive the last handle: the driver calls
-//! [`FileTable::sweep`] each time before it waits, and a store that is done releases its files itself.
+//! A file gets a slot at its first operation. The kernel's table keeps the file open, and with it the lock on an image. So a slot
+//! must not outlive the last handle: the driver calls [`FileTable::sweep`] before each wait, and a store that has finished
+//! releases its files itself.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::{Arc, Weak};
@@ -11,13 +11,11 @@ use io_uring::Submitter;
 
 use super::request::FileReference;
 
-/// Slots of the table. Files beyond it are used by their descriptors.
+/// Slots of the table. Further files are used by their descriptors.
 const SLOTS: u32 = 64;
 
-/// Which file is registered in which slot.
 pub(super) struct FileTable {
-    /// A weak handle keeps the address from being used again, so it identifies the file. Empty: the kernel refused
-    /// to make a table.
+    /// A weak handle prevents reuse of the address, so it identifies the file. Empty: the kernel refused to make a table.
     slots: Vec<Option<Weak<OwnedFd>>>,
     used: usize,
     /// Cleared when the kernel refuses a file, so that it is not asked again at every operation.
@@ -37,7 +35,7 @@ impl FileTable {
         Self { slots, used: 0, accepts: true }
     }
 
-    /// How to name `file` to the kernel; registers it if there is room.
+    /// Returns the kernel's name of `file`; registers it if there is room.
     pub(super) fn reference(&mut self, file: &Arc<OwnedFd>, submitter: &Submitter<'_>) -> FileReference {
         if let Some(slot) = self.slot_of(file) {
             return FileReference::Slot(slot as u32);
@@ -58,9 +56,7 @@ impl FileTable {
         FileReference::Slot(slot as u32)
     }
 
-    /// Frees the slots of files that nobody has a handle to.
-    ///
-    /// Operations own handles until they have ended, so none refers to such a slot.
+    /// Frees the slots of files without handles. Operations own handles until they have ended, so none refers to such a slot.
     pub(super) fn sweep(&mut self, submitter: &Submitter<'_>) {
         if self.used == 0 {
             return;
@@ -74,22 +70,20 @@ impl FileTable {
 
     /// Frees the slot of `file`, if it has one.
     ///
-    /// N.B. every operation that names the slot must have ended: that it was submitted is not enough.
+    /// **N.B.** Every operation that names the slot must have ended: its submission is not enough.
     pub(super) fn release(&mut self, file: &Arc<OwnedFd>, submitter: &Submitter<'_>) {
         if let Some(slot) = self.slot_of(file) {
             self.free(slot, submitter);
         }
     }
 
-    /// Tells whether `file` has a slot.
     pub(super) fn contains(&self, file: &Arc<OwnedFd>) -> bool {
         self.slot_of(file).is_some()
     }
 
-    /// Gives the whole table back.
     pub(super) fn unregister(&mut self, submitter: &Submitter<'_>) {
         if !std::mem::take(&mut self.slots).is_empty() {
-            // The ring is closed next, which does the same, but later and in the background.
+            // Closing the ring does the same, but later and in the background.
             let _ = submitter.unregister_files();
         }
         self.used = 0;
@@ -104,7 +98,7 @@ impl FileTable {
     }
 
     fn free(&mut self, slot: usize, submitter: &Submitter<'_>) {
-        // -1 empties the slot. If the kernel refuses, the slot stays taken and is tried again at the next sweep.
+        // -1 empties the slot. If the kernel refuses, the slot stays taken until the next sweep.
         if submitter.register_files_update(slot as u32, &[-1]).is_ok() {
             self.slots[slot] = None;
             self.used -= 1;

@@ -1,8 +1,8 @@
-//! When a lane looks for what comes next instead of sleeping, and for how long: without I/O.
+//! When and how long a lane polls for the next event instead of sleeping. Without I/O.
 //!
-//! A thread that sleeps takes tens of microseconds to wake up on a virtual processor, and some on a real one that has gone to
-//! rest. That is nothing beside a wait of a millisecond. But where many operations end together, as those of a disk do that
-//! raises one interrupt for all of them, a lane waits twice for each such burst and knows what for:
+//! A sleeping thread takes tens of microseconds to wake up on a virtual processor, and some on an idle real one. That is little
+//! beside a wait of a millisecond. But if many operations end together, as on a disk that raises one interrupt for all of them, a
+//! lane waits twice for each burst and knows for what:
 //!
 //! ```text
 //!   nothing is under way:    the client has its replies       ├── look ──┤ sleep
@@ -11,100 +11,93 @@
 //!                            as it took before                                expected ↑
 //! ```
 //!
-//! Looking takes processor time from others, so it is bought: each operation of a burst earns a little for either kind of
-//! look, and less while those are in vain. So what looks cost is bounded by what the lane has done. A lane that nobody uses
-//! sleeps; so does one that has few operations under way, for which a look each would cost too much.
+//! Polling takes processor time from others, so it has a budget. Each operation of a burst earns a little for either kind of
+//! look, and less while looks find nothing. So the cost of looks is bounded by the lane's work. An idle lane sleeps. So does a
+//! lane with few operations in flight, for which a look each would cost too much.
 
 use std::ops::Range;
 use std::time::Duration;
 
-/// So many operations under way together make a burst.
+/// Concurrent operations that make a burst.
 const BURST_MIN: usize = 4;
-/// What an operation of a burst earns at most, for either kind: together less than half of the processor time that it takes.
+/// The most that an operation of a burst earns, for either kind: together less than half of its processor time.
 const EARNED_MAX: Duration = Duration::from_micros(2);
-/// What it always earns: now and then a look is tried.
+/// The least that it earns, so that a look is tried now and then.
 const EARNED_MIN: Duration = Duration::from_nanos(50);
-/// What can be kept.
 const CREDIT_MAX: Duration = Duration::from_micros(60);
-/// A look is not worth beginning with less.
+/// The least credit for a look to be worthwhile.
 const LOOK_MIN: Duration = Duration::from_micros(20);
 /// The longest look: a client that has not asked again by then is not busy with the replies.
 const LOOK_MAX: Duration = Duration::from_micros(40);
-/// How long before its expected end a burst is looked for: they vary.
+/// How long before its expected end the look for a burst begins, because ends vary.
 const AHEAD: Duration = Duration::from_micros(15);
-/// How long it takes to wake up, as long as that has not been seen.
+/// The assumed time for waking up before any was measured.
 const WAKE_UP_AT_FIRST: Duration = Duration::from_micros(30);
-/// What took longer was no waking up: others had the processor.
+/// A longer time was not spent waking up: other threads had the processor.
 const WAKE_UP_MAX: Duration = Duration::from_micros(100);
-/// Where waking up takes less, looking gains too little.
+/// Where waking up takes less, polling gains too little.
 const WAKE_UP_MIN: Duration = Duration::from_micros(8);
-/// Bursts that are expected to take less or more than these are slept through: there is no time to sleep before the look,
-/// or nothing to be gained.
+/// Bursts with an expected time outside this range are slept through: there is no time to sleep before the look,
+/// or nothing to gain.
 const BURST_TIME: Range<Duration> = Duration::from_micros(50)..Duration::from_millis(1);
 
-/// What is known of a lane's bursts and looks.
+/// The measurements of a lane's bursts and looks.
 pub(super) struct Looking {
     client: Account,
     disk: Account,
-    /// How long it has lately taken until the first operation of a burst ended.
+    /// The recent mean time until the first operation of a burst ended.
     burst_time: Duration,
-    /// How long it has lately taken to wake up.
+    /// The recent mean time for waking up.
     wake_up: Duration,
 }
 
-/// What one kind of look may cost.
+/// The budget of one kind of look.
 struct Account {
-    /// What may be spent.
     credit: Duration,
-    /// What the next operation adds to it.
     earned: Duration,
 }
 
-/// Whom a look is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
     /// A client that has all its replies.
     Client,
-    /// The end of a burst.
     Disk,
 }
 
-/// What the thread did when it saw something end.
+/// The state of the thread when it saw an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
-    /// It had to wake up first.
     Asleep,
     Awake,
 }
 
-/// A wait that is not slept through: sleep first, then look, then sleep until something comes.
+/// A wait with a look: sleep first, then poll, then sleep until an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) expected: Expected,
-    /// How long to sleep at most.
     pub(super) sleep: Duration,
-    /// How long to look at most if nothing has come by then.
+    /// The longest polling if nothing has come by then.
     pub(super) look: Duration,
 }
 
 impl Looking {
-    /// Notes that `ended` operations of files have ended, of the `operations` that were under way, and that this was seen `age`
-    /// after the first of them had begun, or after the ones before had ended.
+    /// Notes that `ended` of the `operations` file operations in flight have ended. `age` is the time since the first of them
+    /// began, or since the previous ones ended.
     pub(super) fn ended(&mut self, ended: usize, operations: usize, age: Duration, seen: Seen) {
         if operations < BURST_MIN {
             return;
         }
         self.client.earn(ended);
         self.disk.earn(ended);
-        // What follows sooner is the rest of a burst.
+        // A sooner end belongs to the same burst.
         if age >= BURST_TIME.start {
             let age = if seen == Seen::Asleep { age.saturating_sub(self.wake_up) } else { age };
-            // One that took for ever says little of the next.
+            // An extremely long burst says little about the next.
             self.burst_time = follow(self.burst_time, age.min(BURST_TIME.end * 2));
         }
     }
 
-    /// How to wait with so many operations of files under way since `age`; `None`: asleep.
+    /// Plans a wait with `operations` file operations in flight since `age`; `None`: sleep only.
     pub(super) fn plan(&self, operations: usize, age: Duration) -> Option<Plan> {
         match operations {
             0 => {
@@ -120,12 +113,12 @@ impl Looking {
         }
     }
 
-    /// Notes how much longer than it was to a sleep has taken in which nothing happened.
+    /// Notes how late an uninterrupted sleep ended.
     pub(super) fn woke_up(&mut self, late: Duration) {
         self.wake_up = follow(self.wake_up, late.min(WAKE_UP_MAX));
     }
 
-    /// Notes how long was looked for what was expected, and whether anything was found.
+    /// Notes how long a look took, and whether it found anything.
     pub(super) fn looked(&mut self, expected: Expected, time: Duration, found: bool) {
         let paid = found && self.wake_up >= WAKE_UP_MIN;
         match expected {
@@ -165,7 +158,6 @@ impl Default for Account {
     }
 }
 
-/// A mean that follows what is measured.
 fn follow(mean: Duration, measured: Duration) -> Duration {
     (mean * 7 + measured) / 8
 }
@@ -178,7 +170,7 @@ mod tests {
         Duration::from_micros(time)
     }
 
-    /// One that has earned as much as it can keep, on a disk whose bursts take `burst_time`.
+    /// Returns a lane with full credit, on a disk whose bursts take `burst_time`.
     fn busy(burst_time: Duration) -> Looking {
         let mut looking = Looking::default();
         (0..100).for_each(|_| looking.ended(16, 16, burst_time, Seen::Awake));
@@ -220,7 +212,7 @@ mod tests {
         (0..100).for_each(|_| looking.woke_up(us(60)));
         let plan = looking.plan(16, us(0)).unwrap();
         assert!(plan.sleep > us(120) && plan.sleep <= us(126), "{plan:?}");
-        // What was seen after waking up had ended before that.
+        // An end seen after waking up happened before that.
         (0..100).for_each(|_| looking.ended(16, 16, us(260), Seen::Asleep));
         assert!(looking.plan(16, us(0)).unwrap().sleep <= us(126));
         (0..100).for_each(|_| looking.woke_up(us(2)));
@@ -264,7 +256,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// Whatever comes, looks cost no more than what has ended pays for.
+        /// The cost of looks never exceeds the earnings of ended operations.
         #[test]
         fn looks_never_cost_more_than_has_been_earned(
             steps in proptest::collection::vec((0_usize..40, 0_usize..20, 0_u64..600, proptest::bool::ANY), 0..400),

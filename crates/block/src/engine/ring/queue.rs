@@ -1,4 +1,4 @@
-//! The ring itself: operations in a slab, keyed by what comes back in their completions.
+//! The ring itself: operations in a slab, keyed by the user data of their completions.
 //!
 //! ```text
 //!   start ──► queued ──► in flight ──┬──► finished ──► taken by the future
@@ -26,71 +26,63 @@ use crate::buffer::BufferPool;
 use crate::engine::clock;
 use crate::error::IoError;
 
-/// Marks completions that nobody waits for: those of cancellations.
+/// Marks the completions of cancellations, which no task waits for.
 const NOBODY: u64 = u64::MAX;
 
-/// How long a ring that is closed waits for file operations in flight. A store that hangs longer than this keeps
-/// their memory and files for ever: they are leaked, because the kernel may still write to them.
+/// How long a closed ring waits for file operations in flight. If a store hangs longer, their memory and files are leaked,
+/// because the kernel may still write to them.
 const CLOSE_WAIT: Duration = Duration::from_secs(10);
 
-/// From so many operations of files under way on, one that is asked for is submitted at once. What is submitted together is
-/// given to the disk together, when the last of it has been made ready: the first of sixteen would wait for all of them.
-/// One by itself goes when the thread turns to the ring, with the receive of the next request.
+/// From this number of file operations in flight, a new one is submitted at once. Operations submitted together reach the disk
+/// together, when the last of them has been prepared: the first of sixteen would wait for all of them. A single one is submitted
+/// when the thread enters the ring, with the receive of the next request.
 const SUBMITTED_AT_ONCE_FROM: usize = 2;
 
-/// An io_uring with its operations.
 pub(super) struct Queue {
     ring: IoUring,
     operations: Slab<Operation>,
-    /// Goes into the upper half of an entry's user data, so that a late cancellation never meets the next operation
-    /// that has the same slot.
+    /// The upper half of an entry's user data, so that a late cancellation never hits the next operation in the same slot.
     sequence: u32,
-    /// What did not fit into the submission queue, in order.
+    /// Operations that did not fit into the submission queue, in order.
     backlog: VecDeque<Waiting>,
     files: FileTable,
-    /// Files that are to be let go when the last of their operations has ended.
+    /// Files to be released when the last of their operations has ended.
     releasing: Vec<Weak<OwnedFd>>,
-    /// Pool whose memory is registered with this ring.
     buffers: BufferPool,
-    /// Scratch space for completions.
     completions: Vec<(u64, i32)>,
-    /// Operations of files that the kernel has, or will have with the next submission.
+    /// File operations that the kernel has, or gets with the next submission.
     file_operations: usize,
-    /// Operations of files that have ended since somebody asked.
+    /// File operations that have ended since the last query.
     ended: usize,
-    /// Since when there are any under way, or since when none has ended, if that is later.
+    /// When the operations in flight began, or when one last ended, if that is later.
     busy_since: Duration,
     closed: bool,
-    /// The last failure of `io_uring_enter` that was logged.
+    /// The last logged failure of `io_uring_enter`.
     complained: Option<i32>,
-    /// `None` unless somebody wants to know where the time goes.
+    /// `None` unless timing was requested.
     timing: Option<Box<Timing>>,
 }
 
 struct Operation {
-    /// `None` once it has finished.
     request: Option<Request>,
     phase: Phase,
-    /// Whether it is one of a file, and ends without anybody's doing.
+    /// Whether it is a file operation, which ends by itself.
     is_file: bool,
-    /// Whether its future waits for no more than has arrived.
+    /// Whether its future takes only what has arrived.
     is_cancelled: bool,
     sequence: u32,
 }
 
 impl Operation {
-    /// Whether it has not ended, and is one of `file`.
     fn names(&self, file: &Arc<OwnedFd>) -> bool {
         self.request.as_ref().is_some_and(|request| Arc::ptr_eq(request.file(), file))
     }
 }
 
 enum Phase {
-    /// The kernel has it, or will. The waker of its future, if that has been polled.
+    /// The kernel has it, or will. Holds the waker of its future, if that has been polled.
     InFlight(Waker),
-    /// Its future was dropped.
     Abandoned,
-    /// Its result waits for the future.
     Finished(Result<Outcome, IoError>),
 }
 
@@ -123,7 +115,7 @@ impl Queue {
     /// Queues an operation and returns its key.
     ///
     /// # Errors
-    /// [`IoError::Closed`] once the ring is closed, and what is wrong with the request.
+    /// [`IoError::Closed`] once the ring is closed, or the fault of the request.
     pub(super) fn start(&mut self, request: Request, waker: Waker) -> Result<usize, IoError> {
         if self.closed {
             return Err(IoError::Closed);
@@ -145,7 +137,7 @@ impl Queue {
         Ok(key)
     }
 
-    /// Takes the result of an operation, or leaves `waker` to be woken when there is one.
+    /// Takes the result of an operation, or stores `waker` until there is one.
     pub(super) fn take(&mut self, key: usize, waker: &Waker) -> Option<Result<Outcome, IoError>> {
         match self.operations.get_mut(key).map(|operation| &mut operation.phase) {
             Some(Phase::InFlight(current)) => {
@@ -165,7 +157,7 @@ impl Queue {
         }
     }
 
-    /// Forgets an operation whose future was dropped, as soon as the kernel is done with it.
+    /// Forgets an operation whose future was dropped, as soon as the kernel has finished with it.
     pub(super) fn abandon(&mut self, key: usize) {
         if let Some(timing) = &mut self.timing {
             timing.forget(key);
@@ -189,7 +181,7 @@ impl Queue {
         }
     }
 
-    /// Ends the wait of an operation whose future goes on: that gets what has arrived, or [`Outcome::Cancelled`].
+    /// Ends the wait of an operation whose future continues: that gets what has arrived, or [`Outcome::Cancelled`].
     pub(super) fn cancel(&mut self, key: usize) {
         let queued =
             self.backlog.iter().position(|waiting| matches!(waiting, Waiting::Operation(k) if *k == key));
@@ -207,7 +199,7 @@ impl Queue {
         self.enqueue_cancellation(user_data);
     }
 
-    /// Submits what is queued, waits as told, and collects completions; appends to `wakers` whom to wake.
+    /// Submits what is queued, waits as requested, and collects completions; appends the tasks to wake to `wakers`.
     pub(super) fn enter(&mut self, wait: Wait, wakers: &mut Vec<Waker>) {
         self.submit_backlog(wakers);
         self.release_later();
@@ -224,7 +216,7 @@ impl Queue {
         };
         self.judge(result);
         if let (Some(timing), Some(began)) = (&mut self.timing, began) {
-            // N.B. an enter that waits submits first: that is counted as the wait's.
+            // N.B. an enter that waits submits first: that counts as part of the wait.
             timing.submitted(began);
             if wait != Wait::No {
                 timing.note(Stage::Asleep, began.elapsed());
@@ -233,29 +225,25 @@ impl Queue {
         self.collect(wakers);
     }
 
-    /// Tells without entering the kernel whether there are completions, or the kernel could make some.
+    /// Returns, without entering the kernel, whether there are completions or the kernel could make some.
     pub(super) fn has_completions(&mut self) -> bool {
         self.ring.submission().taskrun() || !self.ring.completion().is_empty()
     }
 
-    /// Counts a time in which completions were looked for, if somebody wants to know.
     pub(super) fn note_look(&mut self, time: Duration) {
         if let Some(timing) = &mut self.timing {
             timing.note(Stage::Looking, time);
         }
     }
 
-    /// Operations of files that the kernel has, or will have with the next submission.
     pub(super) fn file_operations(&self) -> usize {
         self.file_operations
     }
 
-    /// Since when they are under way, or since when none has ended, by the lanes' clock.
     pub(super) fn busy_since(&self) -> Duration {
         self.busy_since
     }
 
-    /// How many of them have ended since this was last asked.
     pub(super) fn take_ended(&mut self) -> usize {
         std::mem::take(&mut self.ended)
     }
@@ -265,28 +253,27 @@ impl Queue {
         if self.closed || !self.files.contains(file) {
             return;
         }
-        // N.B. the kernel has the file of a slot looked up by whichever of its threads carries an operation out, if one
-        // must, as for a flush or a hole: until then it would be done to the file that has the slot next.
+        // N.B. a kernel thread may carry out an operation such as a flush or a hole, and looks up the slot's file then. If the
+        // slot were reused before, the operation would be done to the wrong file.
         if self.operations.iter().any(|(_, operation)| operation.names(file)) {
             self.releasing.push(Arc::downgrade(file));
         } else {
-            // What has ended in a thread of the kernel's holds the file until the kernel is entered once more.
+            // An operation that ended in a kernel thread holds the file until the kernel is entered once more.
             self.submit_now();
             self.files.release(file, &self.ring.submitter());
         }
     }
 
-    /// Releases what had operations in flight when that was asked for, and has none any more.
     fn release_later(&mut self) {
         for file in std::mem::take(&mut self.releasing) {
-            // Of what nobody has a handle to, the sweep frees the slot.
+            // The sweep frees the slots of files without handles.
             if let Some(file) = file.upgrade() {
                 self.release(&file);
             }
         }
     }
 
-    /// Ends everything: cancels what waits for peers, waits for files; appends to `wakers` whom to wake.
+    /// Ends all operations: cancels those that wait for peers, waits for files; appends the tasks to wake to `wakers`.
     pub(super) fn close(&mut self, wakers: &mut Vec<Waker>) {
         self.closed = true;
         for waiting in std::mem::take(&mut self.backlog) {
@@ -329,9 +316,8 @@ impl Queue {
         }
     }
 
-    /// Puts an operation into the submission queue, or into the backlog if that is full.
     fn enqueue(&mut self, key: usize) -> Result<(), IoError> {
-        // Made also if it has to wait: what cannot be asked for is refused at once.
+        // Made even if it has to wait, so that an impossible request is refused at once.
         let entry = self.entry(key)?;
         let is_file = self.operations.get(key).is_some_and(|operation| operation.is_file);
         if let Some(timing) = &mut self.timing
@@ -363,7 +349,7 @@ impl Queue {
                     let key = *key;
                     match self.entry(key) {
                         Ok(entry) => entry,
-                        // N.B. it goes: while something is in the backlog nobody waits for completions.
+                        // N.B. it is removed: while something is in the backlog no task waits for completions.
                         Err(error) => {
                             self.backlog.pop_front();
                             self.finish(key, Err(error), wakers);
@@ -379,11 +365,11 @@ impl Queue {
         }
     }
 
-    /// Makes the entry of what an operation still has to do.
+    /// Makes the entry of an operation's remaining work.
     fn entry(&mut self, key: usize) -> Result<squeue::Entry, IoError> {
         let operation = self.operations.get_mut(key).ok_or(IoError::Closed)?;
         let request = operation.request.as_mut().ok_or(IoError::Closed)?;
-        // N.B. A request that may wait for ever takes no slot: before Linux 6.13 it would keep every file open, and locked, that
+        // N.B. A request that may wait for ever gets no slot: before Linux 6.13 it would keep every file open, and locked, that
         // is taken out of the table after it has begun.
         let reference = match request.waits_for_peer() {
             true => FileReference::Descriptor,
@@ -393,13 +379,13 @@ impl Queue {
         Ok(entry.user_data(user_data(key, operation.sequence)))
     }
 
-    /// Pushes an entry, submitting what is there if the queue is full; `false` if the kernel takes nothing.
+    /// Pushes an entry, submitting first if the queue is full; `false` if the kernel takes nothing.
     fn push(&mut self, entry: &squeue::Entry) -> bool {
         if self.ring.submission().is_full() {
             self.submit_now();
         }
-        // SAFETY: what the entry points to (buffer, message) is owned by its operation, which stays in the slab until
-        // the completion, also when its future is dropped or the queue is closed. Cancellations point to nothing.
+        // SAFETY: an entry points to the buffer or message of its operation. The operation stays in the slab until the
+        // completion, even if its future is dropped or the queue is closed. Cancellations point to nothing.
         unsafe { self.ring.submission().push(entry) }.is_ok()
     }
 
@@ -411,7 +397,7 @@ impl Queue {
         }
     }
 
-    /// Submits what is queued; without that, enters the kernel only if it says that it holds completions back.
+    /// Submits what is queued. If nothing is, enters the kernel only if it holds completions back.
     fn submit_without_waiting(&mut self) -> std::io::Result<()> {
         let submission = self.ring.submission();
         let pending = !submission.is_empty() || submission.taskrun() || submission.cq_overflow();
@@ -419,7 +405,7 @@ impl Queue {
         if pending { self.ring.submit().map(drop) } else { Ok(()) }
     }
 
-    /// Tells the ends of a wait and of the kernel's patience, which the next turn takes care of, from real failures.
+    /// Separates the normal ends of a wait, and a busy kernel, from real failures.
     fn judge(&mut self, result: std::io::Result<()>) {
         let Err(error) = result else { return };
         let harmless = [Errno::TIME, Errno::INTR, Errno::AGAIN, Errno::BUSY].map(Errno::raw_os_error);
@@ -462,7 +448,7 @@ impl Queue {
         let step = request.advance(result);
         let is_wanted = matches!(operation.phase, Phase::InFlight(_)) && !self.closed;
         match step {
-            // The cancellation has met what this one would follow, and would not come again.
+            // The cancellation has ended the step before this one, and would not be repeated.
             Step::Again if is_wanted && operation.is_cancelled => {
                 if let Some(request) = operation.request.take() {
                     self.finish(key, Ok(request.cancelled()), wakers);
@@ -490,7 +476,6 @@ impl Queue {
         }
     }
 
-    /// Drops an operation that the kernel does not have.
     fn remove(&mut self, key: usize) {
         let removed = self.operations.try_remove(key);
         if removed.is_some_and(|operation| operation.request.is_some() && operation.is_file) {
@@ -501,7 +486,7 @@ impl Queue {
 
 impl Drop for Queue {
     fn drop(&mut self) {
-        // The driver closes it; this is for a driver that was leaked: no memory is freed under the kernel.
+        // The driver closes it. This is for a leaked driver: no memory is freed under the kernel.
         if !self.closed {
             self.close(&mut Vec::new());
         }
@@ -509,7 +494,7 @@ impl Drop for Queue {
 }
 
 fn user_data(key: usize, sequence: u32) -> u64 {
-    // Keys stay far below 2^32: each stands for memory of at least a hundred bytes.
+    // Keys stay far below 2^32: each stands for at least a hundred bytes of memory.
     u64::from(sequence) << 32 | key as u64
 }
 

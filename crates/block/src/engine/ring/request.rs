@@ -1,5 +1,5 @@
-//! One operation of the ring: what it owns while the kernel works on it, its submission entry, and what follows
-//! from a completion.
+//! One operation of the ring: the memory that it owns while the kernel works on it, its submission entry, and the next
+//! step after a completion.
 //!
 //! ```text
 //!   entry ──► kernel ──► advance ─┬─► Finished                      the caller gets it
@@ -7,8 +7,8 @@
 //!     └───────────────────────────┴─► AwaitReady   a non-blocking socket had nothing: poll it, then submit again
 //! ```
 //!
-//! **Invariant:** everything an entry points to belongs to the [`Request`] (or to a box it owns), and the request is
-//! neither dropped nor lent out before the entry's completion has arrived.
+//! **Invariant:** everything an entry points to belongs to the [`Request`] (or to a box it owns), and the request is neither
+//! dropped nor lent out before the entry's completion has arrived.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -25,14 +25,12 @@ use crate::error::IoError;
 /// Bytes of one transfer; the kernel cuts at 2 GiB less a page, this keeps the rest page-aligned.
 const TRANSFER_MAX: usize = 1 << 30;
 
-/// Times that an operation is submitted again after EINTR or EAGAIN without any progress in between.
+/// How often an operation is submitted again after EINTR or EAGAIN without progress.
 const RETRIES_MAX: u32 = 64;
 
-/// An operation, with what it must own until its completion.
 pub(super) struct Request {
     kind: Kind,
     file: Arc<OwnedFd>,
-    /// Bytes moved so far.
     done: usize,
     retries: u32,
     /// Whether the entry in flight is a poll for readiness, not the operation itself.
@@ -40,65 +38,40 @@ pub(super) struct Request {
 }
 
 enum Kind {
-    Read {
-        offset: u64,
-        buffer: Buffer,
-    },
-    Write {
-        offset: u64,
-        data: Buffer,
-        durability: Durability,
-    },
+    Read { offset: u64, buffer: Buffer },
+    Write { offset: u64, data: Buffer, durability: Durability },
     Sync,
-    Allocate {
-        mode: AllocateMode,
-        range: ByteRange,
-    },
+    Allocate { mode: AllocateMode, range: ByteRange },
     Accept,
-    Receive {
-        buffer: Buffer,
-    },
-    Send {
-        pieces: Vec<Buffer>,
-        length: usize,
-        message: Option<Box<Message>>,
-    },
-    Wakeup {
-        count: Box<[u8; 8]>,
-    },
-    /// It has given its buffer back.
+    Receive { buffer: Buffer },
+    Send { pieces: Vec<Buffer>, length: usize, message: Option<Box<Message>> },
+    Wakeup { count: Box<[u8; 8]> },
     Over,
 }
 
-/// What the kernel reads of a `sendmsg`: boxed, because the slab of operations moves when it grows.
+/// The kernel's `sendmsg` structure: boxed, because the slab of operations moves when it grows.
 struct Message {
     header: libc::msghdr,
     pieces: Vec<libc::iovec>,
 }
 
-/// What an operation gives back.
 pub(super) enum Outcome {
     Done,
     /// A buffer, and how many bytes of it were filled.
     Filled(Buffer, usize),
     Connection(OwnedFd),
-    /// Nothing was received or accepted before it was cancelled; the buffer, if it had one.
+    /// Cancelled before anything was received or accepted; the buffer, if it had one.
     Cancelled(Option<Buffer>),
 }
 
-/// What follows from a completion.
 pub(super) enum Step {
-    /// The operation is over.
     Finished(Result<Outcome, IoError>),
-    /// The rest is to be submitted.
     Again,
 }
 
-/// How the kernel is told of a file.
 #[derive(Clone, Copy)]
 pub(super) enum FileReference {
     Descriptor,
-    /// By slot in the ring's table.
     Slot(u32),
 }
 
@@ -127,13 +100,13 @@ impl Request {
         Self::new(file, Kind::Receive { buffer })
     }
 
-    /// Sends what of `pieces` lies after the first `sent` bytes.
+    /// Makes a send of the part of `pieces` after the first `sent` bytes.
     pub(super) fn send_rest(file: Arc<OwnedFd>, pieces: Vec<Buffer>, sent: usize) -> Self {
         let length = pieces.iter().map(Buffer::len).sum();
         Self { done: sent, ..Self::new(file, Kind::Send { pieces, length, message: None }) }
     }
 
-    /// The read that is always armed on the eventfd by which other threads end a wait.
+    /// Makes the read of the eventfd by which other threads end a wait.
     pub(super) fn wakeup(file: Arc<OwnedFd>) -> Self {
         Self::new(file, Kind::Wakeup { count: Box::new([0; 8]) })
     }
@@ -142,22 +115,20 @@ impl Request {
         Self { kind, file, done: 0, retries: 0, polling: false }
     }
 
-    /// The file that it works on.
     pub(super) fn file(&self) -> &Arc<OwnedFd> {
         &self.file
     }
 
-    /// Tells whether it may wait for ever for a peer, so that it must be cancelled when nobody wants it any more.
+    /// Returns whether it may wait for a peer for ever, so that it must be cancelled when its future is dropped.
     pub(super) fn waits_for_peer(&self) -> bool {
         matches!(self.kind, Kind::Accept | Kind::Receive { .. } | Kind::Send { .. } | Kind::Wakeup { .. })
     }
 
-    /// What comes of a receive or an accept that the kernel does not have, and will not get.
     pub(super) fn cancelled(self) -> Outcome {
         Outcome::of_cancelled(self.kind)
     }
 
-    /// Makes the submission entry of what is still to be done.
+    /// Makes the submission entry of the remaining work.
     ///
     /// # Errors
     /// [`IoError::Os`] with EINVAL if a buffer that is to be filled is shared.
@@ -214,14 +185,14 @@ impl Request {
         Ok(entry)
     }
 
-    /// Takes a completion's result into account.
+    /// Takes a completion's result; returns the next step.
     pub(super) fn advance(&mut self, result: i32) -> Step {
         let result = match u32::try_from(result) {
             Ok(count) => Ok(count),
             Err(_) => Err(Errno::from_raw_os_error(-result)),
         };
         if self.polling {
-            // Whatever the poll saw, the operation itself will say what it means.
+            // Whatever the poll saw, the operation itself returns the error.
             self.polling = false;
             if !matches!(result, Err(Errno::CANCELED)) {
                 return Step::Again;
@@ -249,7 +220,7 @@ impl Request {
                 return Step::Finished(Ok(Outcome::Done));
             }
             Kind::Accept => {
-                // A descriptor is never negative, so it came through `u32` unharmed.
+                // A descriptor is never negative, so it fits in `u32`.
                 // SAFETY: the kernel has just made this descriptor for this completion, which is handled once.
                 let connection = unsafe { OwnedFd::from_raw_fd(count.cast_signed()) };
                 return Step::Finished(Ok(Outcome::Connection(connection)));
@@ -260,7 +231,7 @@ impl Request {
             Kind::Send { length, .. } => (*length, false),
         };
         if moved == 0 {
-            // A file ends before the request does, or a device takes no more: never waited for.
+            // A file that ends early, or a device that takes no more, never changes by waiting.
             return self.fail(if is_file { Errno::IO } else { Errno::PIPE });
         }
         self.retries = 0;
@@ -303,7 +274,6 @@ impl Outcome {
     }
 }
 
-/// The bytes of a buffer that the kernel is to fill.
 fn exclusive<'buffer>(
     buffer: &'buffer mut Buffer,
     operation: &'static str,
@@ -311,8 +281,8 @@ fn exclusive<'buffer>(
     buffer.as_mut_slice().ok_or(IoError::os(operation, Errno::INVAL))
 }
 
-/// Where a short transfer goes on: at a page where that is progress, because direct I/O needs aligned offsets; doing
-/// a part of it once more changes nothing.
+/// Returns where a short transfer continues: at a page if that is progress, because direct I/O needs aligned offsets. Repeating
+/// a part is harmless.
 fn continue_from(done: usize, moved: usize, length: usize) -> usize {
     let reached = done + moved;
     let aligned = reached - reached % PAGE;
@@ -320,12 +290,11 @@ fn continue_from(done: usize, moved: usize, length: usize) -> usize {
 }
 
 fn transfer_length(length: usize) -> u32 {
-    // Cannot be cut off: TRANSFER_MAX fits.
     length.min(TRANSFER_MAX) as u32
 }
 
 impl Message {
-    /// Describes what of `pieces` lies after the first `skipped` bytes.
+    /// Describes the part of `pieces` after the first `skipped` bytes.
     fn fill(&mut self, pieces: &[Buffer], mut skipped: usize) -> &Self {
         self.pieces.clear();
         for piece in pieces {
@@ -344,8 +313,8 @@ impl Message {
 
 impl Default for Message {
     fn default() -> Self {
-        // SAFETY: a message header is plain integers and pointers; all zero means: no name, no pieces, no control
-        // data. Its padding differs by libc, so it cannot be written as a literal.
+        // SAFETY: a message header is plain integers and pointers; all zero means: no name, no pieces, no control data. Its
+        // padding differs by libc, so it cannot be written as a literal.
         Self { header: unsafe { std::mem::zeroed() }, pieces: Vec::new() }
     }
 }

@@ -1,13 +1,13 @@
-//! Where the time of a ring's file operations goes, and that of its thread, for those who look for it.
+//! Measures the stages of a ring's file operations, and the time of its thread.
 //!
 //! ```text
 //!   asked for ──► submitted ──► completion seen ──► taken by its future
 //!            queued         disk             handed-back
 //! ```
 //!
-//! Off unless the log shows this module at the level `trace` when the ring is made; then it costs a look at the clock for
-//! each step, and the histograms are logged once, when the ring is closed. What waits for a peer is left out. A completion
-//! is seen when the thread comes back to the ring: what the disk has done by then counts as `disk`.
+//! Off unless the log shows this module at the level `trace` when the ring is made. Then each step reads the clock, and the
+//! histograms are logged once, when the ring is closed. Operations that wait for a peer are not measured. A completion is seen
+//! when the thread returns to the ring: the time until then counts as `disk`.
 
 use std::time::{Duration, Instant};
 
@@ -15,16 +15,13 @@ use tracing::Level;
 
 use crate::latency::Latencies;
 
-/// The times of one ring.
 pub(super) struct Timing {
-    /// Marks of the operations under way, by their keys.
     operations: Vec<Option<Marks>>,
-    /// Keys of those that the kernel has not been told of.
+    /// Keys of those that are not submitted yet.
     queued: Vec<usize>,
     times: [Latencies; STAGES.len()],
 }
 
-/// When an operation took its steps.
 #[derive(Clone, Copy)]
 struct Marks {
     asked: Instant,
@@ -34,19 +31,18 @@ struct Marks {
 
 #[derive(Clone, Copy)]
 pub(super) enum Stage {
-    /// Asked for, and the kernel has not been entered since.
+    /// From the request until the kernel is next entered.
     Queued,
     /// From then until the completion is seen.
     Disk,
-    /// From then until the future that asked has it.
+    /// From then until the future takes the result.
     HandedBack,
-    /// The thread is in the kernel to wait for one.
+    /// The thread waits for a completion in the kernel.
     Asleep,
-    /// The thread looks for one, awake.
+    /// The thread polls for a completion.
     Looking,
 }
 
-/// All stages in the order of [`Stage`], as they are called in the log.
 const STAGES: [(Stage, &str); 5] = [
     (Stage::Queued, "queued"),
     (Stage::Disk, "disk"),
@@ -56,7 +52,6 @@ const STAGES: [(Stage, &str); 5] = [
 ];
 
 impl Timing {
-    /// Times, if somebody wants them.
     pub(super) fn if_wanted() -> Option<Box<Self>> {
         tracing::enabled!(Level::TRACE).then(|| Box::new(Self::new()))
     }
@@ -69,7 +64,6 @@ impl Timing {
         }
     }
 
-    /// Notes that an operation waits for the kernel to be entered.
     pub(super) fn asked(&mut self, key: usize, now: Instant) {
         if self.operations.len() <= key {
             self.operations.resize(key + 1, None);
@@ -78,7 +72,6 @@ impl Timing {
         self.queued.push(key);
     }
 
-    /// Notes that the kernel has been told of all that was asked for.
     pub(super) fn submitted(&mut self, now: Instant) {
         for key in self.queued.drain(..) {
             if let Some(marks) = self.operations.get_mut(key).and_then(Option::as_mut) {
@@ -87,14 +80,12 @@ impl Timing {
         }
     }
 
-    /// Notes that the completion of an operation has been seen.
     pub(super) fn completed(&mut self, key: usize, now: Instant) {
         if let Some(marks) = self.operations.get_mut(key).and_then(Option::as_mut) {
             marks.completed = now;
         }
     }
 
-    /// Notes that the future of an operation has its result.
     pub(super) fn taken(&mut self, key: usize, now: Instant) {
         let Some(marks) = self.operations.get_mut(key).and_then(Option::take) else { return };
         self.note(Stage::Queued, marks.submitted.saturating_duration_since(marks.asked));
@@ -102,19 +93,17 @@ impl Timing {
         self.note(Stage::HandedBack, now.saturating_duration_since(marks.completed));
     }
 
-    /// Forgets an operation whose future was dropped.
     pub(super) fn forget(&mut self, key: usize) {
         if let Some(marks) = self.operations.get_mut(key) {
             *marks = None;
         }
     }
 
-    /// Counts a time of the thread.
     pub(super) fn note(&mut self, stage: Stage, time: Duration) {
         self.times[stage as usize].add(time);
     }
 
-    /// Logs what has been measured, stage by stage; nothing if no file was used.
+    /// Logs the histograms, stage by stage; nothing if no file was used.
     pub(super) fn log(&self) {
         if self.times[Stage::Disk as usize].count() == 0 {
             return;

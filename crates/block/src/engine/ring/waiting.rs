@@ -1,4 +1,4 @@
-//! How the thread of a ring waits: asleep in the kernel, or for a moment awake, as [`super::looking`] says.
+//! How the thread of a ring waits: asleep in the kernel, or polling for a moment, as [`super::looking`] decides.
 
 use std::task::Waker;
 use std::time::Duration;
@@ -10,13 +10,12 @@ use crate::engine::clock;
 /// Pauses of the processor between two looks.
 const PAUSES: u32 = 10;
 
-/// How long to wait for completions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
     /// Submit, and collect what is there.
     No,
     Forever,
-    /// Until one arrives, but not longer than this.
+    /// Until one arrives, at most this long.
     AtMost(Duration),
 }
 
@@ -29,7 +28,6 @@ impl Wait {
         }
     }
 
-    /// What is left of it after `time`.
     fn less(self, time: Duration) -> Self {
         match self {
             Self::No | Self::Forever => self,
@@ -39,8 +37,7 @@ impl Wait {
     }
 }
 
-/// Submits, waits as told and collects; looks for a moment before or after sleeping where that is worth it. Appends to `woken`
-/// whom to wake.
+/// Submits, waits and collects; polls before or after sleeping where that is worthwhile. Appends the tasks to wake to `woken`.
 pub(super) fn wait_and_look(queue: &mut Queue, looking: &mut Looking, wait: Wait, woken: &mut Vec<Waker>) {
     let (began, busy_since, operations) = (clock::now(), queue.busy_since(), queue.file_operations());
     let elapsed = |since| clock::now().saturating_sub(since);
@@ -64,7 +61,7 @@ pub(super) fn wait_and_look(queue: &mut Queue, looking: &mut Looking, wait: Wait
         }
     }
     if woken.is_empty() {
-        // What was found is collected, and not waited for.
+        // Collects the found completions without waiting.
         queue.enter(wait.less(elapsed(began)), woken);
     }
     let ended = queue.take_ended();
@@ -73,7 +70,7 @@ pub(super) fn wait_and_look(queue: &mut Queue, looking: &mut Looking, wait: Wait
     }
 }
 
-/// Looks for completions, awake and without entering the kernel; says for how long, and whether there are any.
+/// Polls for completions without entering the kernel; returns the time, and whether there are any.
 fn look(queue: &mut Queue, limit: Duration) -> (Duration, bool) {
     let began = clock::now();
     let (time, found) = loop {

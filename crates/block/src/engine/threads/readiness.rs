@@ -24,24 +24,19 @@ use rustix::io::Errno;
 
 use crate::error::IoError;
 
-/// Events taken at a time; more wait for the next turn.
 const EVENTS_MAX: usize = 64;
 
-/// What to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
-    /// Something can be received, or accepted.
     In,
-    /// Something can be sent.
     Out,
 }
 
-/// An epoll descriptor, and who waits for which socket.
+/// An epoll descriptor, and the waiters of each socket.
 pub(super) struct Poller {
     epoll: OwnedFd,
     eventfd: Arc<OwnedFd>,
     sockets: BTreeMap<RawFd, Vec<Waiter>>,
-    /// Number of the next waiter.
     next: u64,
     events: Vec<epoll::Event>,
 }
@@ -50,15 +45,15 @@ struct Waiter {
     number: u64,
     direction: Direction,
     waker: Waker,
-    /// Keeps the descriptor from being closed, and its number from being used for another socket.
+    /// Keeps the descriptor open, so that its number is not reused for another socket.
     _socket: Arc<OwnedFd>,
 }
 
 impl Poller {
-    /// Makes one that is woken by `eventfd`.
+    /// Makes a poller that `eventfd` can wake.
     ///
     /// # Errors
-    /// What the system says when it has no more descriptors.
+    /// The system's error when it has no more descriptors.
     pub(super) fn new(eventfd: &Arc<OwnedFd>) -> rustix::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, eventfd, token(eventfd.as_raw_fd()), epoll::EventFlags::IN)?;
@@ -66,7 +61,7 @@ impl Poller {
         Ok(Self { epoll, eventfd: Arc::clone(eventfd), sockets: BTreeMap::new(), next: 0, events })
     }
 
-    /// Waits until something is ready, but not longer than `limit`; appends to `wakers` whom to wake.
+    /// Waits until a socket is ready, at most `limit`; appends the tasks to wake to `wakers`.
     pub(super) fn wait(&mut self, limit: Option<Duration>, wakers: &mut Vec<Waker>) {
         // A limit that is too long for the kernel is as good as none.
         let limit = limit.and_then(|limit| Timespec::try_from(limit).ok());
@@ -80,7 +75,7 @@ impl Poller {
         for event in events.drain(..) {
             let (descriptor, flags) = (event.data.u64() as RawFd, event.flags);
             if descriptor == self.eventfd.as_raw_fd() {
-                // It is readable, so this does not wait; what it says does not matter.
+                // It is readable, so this does not wait; the count does not matter.
                 let _ = rustix::io::read(&self.eventfd, &mut [0; 8]);
             } else {
                 self.wake(descriptor, flags, wakers);
@@ -91,7 +86,7 @@ impl Poller {
 
     fn wake(&mut self, descriptor: RawFd, flags: epoll::EventFlags, wakers: &mut Vec<Waker>) {
         let Some(waiters) = self.sockets.get_mut(&descriptor) else { return };
-        // Errors and hang-ups are for everyone: the operation itself tells what happened.
+        // Errors and hang-ups wake all waiters: their operations get the error.
         let broken = flags.intersects(epoll::EventFlags::ERR | epoll::EventFlags::HUP);
         waiters.retain(|waiter| {
             let stays = !broken && !flags.contains(waiter.direction.flags());
@@ -103,7 +98,7 @@ impl Poller {
         if waiters.is_empty() {
             self.sockets.remove(&descriptor);
         } else if self.arm(descriptor).is_err() {
-            // They try again, and fail by themselves.
+            // The waiters try again, and get the error themselves.
             let waiters = self.sockets.remove(&descriptor).unwrap_or_default();
             wakers.extend(waiters.into_iter().map(|waiter| waiter.waker));
         }
@@ -119,7 +114,6 @@ impl Poller {
         Ok(number)
     }
 
-    /// Arms the socket once for every direction that somebody waits for.
     fn arm(&self, descriptor: RawFd) -> Result<(), Errno> {
         let Some(waiters) = self.sockets.get(&descriptor) else { return Ok(()) };
         let Some(socket) = waiters.first().map(|waiter| &waiter._socket) else { return Ok(()) };
@@ -171,7 +165,6 @@ pub(super) struct Ready {
 }
 
 impl Ready {
-    /// Makes one that waits from its first poll on.
     pub(super) fn new(poller: &Rc<RefCell<Poller>>, socket: &Arc<OwnedFd>, direction: Direction) -> Self {
         Self { poller: Rc::clone(poller), socket: Arc::clone(socket), direction, waiting: None }
     }
@@ -210,7 +203,7 @@ impl Drop for Ready {
     }
 }
 
-/// An event is told by its socket's descriptor, which is never negative.
+/// An event is identified by its socket's descriptor, which is never negative.
 fn token(descriptor: RawFd) -> epoll::EventData {
     epoll::EventData::new_u64(u64::from(descriptor.unsigned_abs()))
 }

@@ -1,4 +1,4 @@
-//! How a raw image becomes larger: a file is made longer, of a device more is used, and zeroed.
+//! Growth of a raw image: a file is made longer; of a device, more is used, and zeroed.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -14,18 +14,18 @@ use crate::error::IoError;
 use crate::growth::Growth;
 use crate::store::image::Kind;
 
-/// Bytes of a device that are zeroed by one request: little enough that a guest's requests come in between, and that
-/// what is given up ends soon.
+/// Bytes of a device that one request zeroes: few enough that guests' requests come in between, and that an
+/// abandoned growth ends soon.
 const ZERO_STEP: u64 = 256 << 20;
 
 impl Growth for FileStore {
-    /// That of a device, as it is now. Of a file nothing is known before it is tried.
+    /// Returns the present size of a device. The limit of a file is unknown before it is tried.
     fn capacity(&self) -> IoFuture<'_, Option<u64>> {
         Box::pin(async move {
             match self.image.kind() {
                 Kind::File => Ok(None),
                 Kind::Device => {
-                    // The end of a device is its size; it does not sleep, and nobody uses the position.
+                    // The end of a device is its size. This does not sleep, and the position is not used.
                     let end = rustix::fs::seek(self.image.file(), SeekFrom::End(0));
                     end.map(Some).map_err(|errno| IoError::os("ask the size", errno))
                 }
@@ -75,12 +75,11 @@ impl Growth for FileStore {
 }
 
 impl FileStore {
-    /// Zeroes what lies between an end that direct I/O cannot reach and the next one that it can.
+    /// Zeroes from an end that direct I/O cannot reach to the next one that it can.
     async fn zero_head(&self, end: u64) -> Result<(), IoError> {
         let length = end.next_multiple_of(u64::from(self.image.io_alignment())) - end;
         match self.image.tail() {
             Some(tail) if length > 0 => {
-                // Less than a block.
                 let zeroes = Buffer::zeroed(length as usize);
                 self.engine.write_at(tail, end, zeroes, Durability::Volatile).await?;
                 self.engine.sync(tail).await
@@ -90,9 +89,9 @@ impl FileStore {
     }
 }
 
-/// Makes a file of `present` bytes that are used `size` bytes long, durably. May sleep.
+/// Durably makes a file, of which `present` bytes are used, `size` bytes long. May sleep.
 fn lengthen(file: &OwnedFd, present: u64, size: u64) -> Result<(), IoError> {
-    // What an earlier try has left behind the end is nobody's: from there on all is zero.
+    // Cuts remains of an earlier attempt: from there on all is zero.
     cut_off(file, present)?;
     let done = rustix::fs::ftruncate(file, size).and_then(|()| rustix::fs::fsync(file));
     done.map_err(|errno| match errno {
@@ -102,7 +101,7 @@ fn lengthen(file: &OwnedFd, present: u64, size: u64) -> Result<(), IoError> {
     })
 }
 
-/// Makes a file that is longer `size` bytes long, durably. May sleep.
+/// Durably cuts a longer file to `size` bytes. May sleep.
 fn cut_off(file: &OwnedFd, size: u64) -> Result<(), IoError> {
     let fail = |errno| IoError::os("set the size", errno);
     let length = rustix::fs::fstat(file).map_err(fail)?.st_size;

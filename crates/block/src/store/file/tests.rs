@@ -1,4 +1,4 @@
-//! The file store against the suite for all devices, and what only files can do.
+//! Tests the file store with the suite for all devices, and its file operations.
 
 use super::*;
 use crate::conformance::Suite;
@@ -30,7 +30,7 @@ fn a_file_system_without_direct_io_serves_as_well() {
     });
 }
 
-/// A store on a file system that knows no `fallocate` modes.
+/// Makes a store on a file system without `fallocate` modes.
 fn without_fallocate(image: Image, engine: &Rc<dyn Engine>) -> FileStore {
     let store = FileStore::new(image, Rc::clone(engine));
     store.punch_hole.set(Ability::Missing);
@@ -47,7 +47,7 @@ fn a_file_system_without_holes_is_zeroed_by_writing() {
             let image = Image::create(&folder.path().join(count.to_string()), size).unwrap();
             Rc::new(without_fallocate(image, &engine)) as Rc<dyn BlockDevice>
         };
-        // Larger than what is written at a time, too.
+        // The sizes exceed a single write.
         let sizes = [4096, (1 << 20) + 4096, (ZERO_PIECE as u64) + 100];
         Suite::new("file store without holes", handle, factory).sizes(&sizes).run().await;
     });
@@ -126,7 +126,7 @@ fn an_image_stays_locked_while_a_dropped_write_is_in_flight() {
         assert!(write.as_mut().poll(&mut std::task::Context::from_waker(waker)).is_pending());
         drop(write);
         drop(store);
-        // Whoever gets it finds that nothing is in flight any more; a helper thread may end at any moment.
+        // The lock is free only once no request is in flight; a helper thread may end at any moment.
         while let Err(error) = Image::open(&path, Access::ReadWrite) {
             assert!(matches!(error, ImageError::Locked { .. }), "{error}");
             handle.sleep(std::time::Duration::from_micros(200)).await;
@@ -155,7 +155,7 @@ fn dropped_requests_of_an_image_never_meet_the_next_one() {
             drop(first);
             next.write(0, content.clone(), Durability::Volatile).await.unwrap();
             next.flush().await.unwrap();
-            // The engine has ended what was dropped when the image can be had.
+            // The engine has ended dropped requests when the image can be opened.
             let path = folder.path().join(format!("first-{attempt}"));
             while Image::open(&path, Access::ReadOnly).is_err() {
                 next.flush().await.unwrap();

@@ -1,9 +1,8 @@
-//! What only block devices have: sectors, a system that may use them itself, and no holes that one could ask about.
+//! The part for block devices only: sectors, uses by the system itself, and no holes that could be queried.
 //!
-//! What this relies on, as Linux does it since 4.9 and as the tests see it: `fallocate` with `PUNCH_HOLE` zeroes the range
-//! by the device's own means, gives space back where the device can, and fails (EOPNOTSUPP) rather than leave anything
-//! else than zeroes; with `ZERO_RANGE` it zeroes always, by writing if need be. A discard that may leave old data
-//! (`BLKDISCARD`) is not used.
+//! This relies on Linux since 4.9, as the tests check: `fallocate` with `PUNCH_HOLE` zeroes the range by the device's own means,
+//! and frees space if the device can. It fails (EOPNOTSUPP) rather than leave anything else than zeroes. With `ZERO_RANGE` it
+//! always zeroes, by writing if need be. A discard that may leave old data (`BLKDISCARD`) is not used.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -18,14 +17,14 @@ use super::{Access, ImageError, Probed};
 use crate::device::ALIGNMENT;
 use crate::store::lock::{self, Locked};
 
-/// What of the system uses a block device.
+/// A part of the system that uses a block device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DeviceUser {
     /// A file system on it, or on one of its partitions, is mounted there.
     Mount(PathBuf),
     /// It is, or contains, swap space.
     Swap,
-    /// Another device is made of it: its name, for example `dm-0` or `md127`.
+    /// Another device is built on it: its name, for example `dm-0` or `md127`.
     Device(String),
 }
 
@@ -39,7 +38,6 @@ impl fmt::Display for DeviceUser {
     }
 }
 
-/// Asks a locked device what it can do.
 pub(super) fn probe(file: &OwnedFd, path: &Path, access: Access) -> Result<Probed, ImageError> {
     let fail = |errno: Errno| ImageError::of("examine", path, errno.into());
     let sector_bytes = rustix::fs::ioctl_blksszget(file).map_err(fail)?;
@@ -53,19 +51,19 @@ pub(super) fn probe(file: &OwnedFd, path: &Path, access: Access) -> Result<Probe
     }
     let demands = Demands { io_alignment: sector_bytes, memory_alignment: ALIGNMENT };
     Ok(Probed {
-        // The end of a device is its size, as `BLKGETSIZE64` would tell. Nobody uses the position.
+        // The end of a device is its size, as `BLKGETSIZE64` would return. The position is not used.
         size: rustix::fs::seek(file, SeekFrom::End(0)).map_err(fail)?,
         direct: direct::turn_on(file, path, demands),
         gives_space_back: access == Access::ReadWrite && attributes.gives_space_back(),
     })
 }
 
-/// Finds out why a device could not be opened exclusively.
+/// Returns the reason why a device could not be opened exclusively.
 pub(super) fn why_not_opened(path: &Path, number: u64, error: std::io::Error) -> ImageError {
     match Errno::from_io_error(&error) {
         Some(Errno::BUSY) => match user_of(number) {
             Some(user) => ImageError::DeviceInUse { path: path.to_owned(), user },
-            // Another process has it, or the last writes of one that has ended are still on their way.
+            // Another process has it, or the last writes of an ended one are still in flight.
             None => {
                 ImageError::Locked { path: path.to_owned(), holder: lock::find_holder(path, Locked::ByFlock) }
             }
@@ -78,7 +76,7 @@ pub(super) fn why_not_opened(path: &Path, number: u64, error: std::io::Error) ->
     }
 }
 
-/// The part of the system that uses a device or one of its partitions, if it is one that can be named.
+/// Returns the part of the system that uses a device or one of its partitions, if it can be named.
 fn user_of(device: u64) -> Option<DeviceUser> {
     let parts: Vec<u64> = std::iter::once(device).chain(Attributes::of(device).partitions()).collect();
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -103,7 +101,7 @@ fn number_of_device(path: &Path) -> Option<u64> {
     metadata.file_type().is_block_device().then(|| metadata.rdev())
 }
 
-/// What sysfs tells of a device.
+/// The attributes of a device in sysfs.
 struct Attributes {
     folder: PathBuf,
 }
@@ -118,13 +116,13 @@ impl Attributes {
         std::fs::read_to_string(self.folder.join(name)).ok()?.trim().parse().ok()
     }
 
-    /// Of the disk's queue, also for a partition, which has none of its own.
+    /// Returns a value of the disk's queue; a partition uses its disk's.
     fn queue_number(&self, name: &str) -> u64 {
         let told = self.number(&format!("queue/{name}")).or_else(|| self.number(&format!("../queue/{name}")));
         told.unwrap_or(0)
     }
 
-    /// Zeroing by the device's own means, on a device that knows discards, gives space back.
+    /// Returns whether zeroing by the device's own means frees space: that is so on a device that supports discards.
     fn gives_space_back(&self) -> bool {
         self.queue_number("write_zeroes_max_bytes") > 0 && self.queue_number("discard_max_bytes") > 0
     }
@@ -143,13 +141,11 @@ impl Attributes {
     }
 }
 
-/// `MAJOR:MINOR` as one number.
 fn parse_number(text: &str) -> Option<u64> {
     let (major, minor) = text.trim().split_once(':')?;
     Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// A line of `mountinfo`.
 struct Mount {
     device: u64,
     place: PathBuf,
@@ -167,7 +163,7 @@ impl Mount {
     }
 }
 
-/// Takes back the escapes of `mountinfo`: `\040` for a space.
+/// Resolves the escapes of `mountinfo`: `\040` for a space.
 fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();

@@ -1,4 +1,4 @@
-//! Direct I/O: whether a file or device has it, and what it demands.
+//! Direct I/O: whether a file or device supports it, and with which alignment.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -7,16 +7,15 @@ use rustix::fs::{AtFlags, OFlags, StatxFlags};
 
 use crate::device::ALIGNMENT;
 
-/// What direct I/O demands, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Demands {
-    /// Of offsets and lengths.
+    /// The alignment of offsets and lengths.
     pub(super) io_alignment: u32,
-    /// Of addresses of memory.
+    /// The alignment of memory addresses.
     pub(super) memory_alignment: u32,
 }
 
-/// Turns direct I/O on if there is any; `unless_told` holds where the system does not say what it demands.
+/// Turns direct I/O on if it is supported; `unless_told` is used if the system does not report its demands.
 pub(super) fn turn_on(file: &OwnedFd, path: &Path, unless_told: Demands) -> Option<Demands> {
     let reason = match demands(file, unless_told) {
         Err(reason) => reason,

@@ -6,61 +6,61 @@ use super::device_kind::DeviceUser;
 use crate::device::ALIGNMENT;
 use crate::store::lock::Holder;
 
-/// Why an image cannot be used.
+/// The reason why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// There is no such file.
     #[error("{path} does not exist")]
     NotFound {
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
     },
     /// There is such a file, and none was expected.
     #[error("{path} exists already")]
     Exists {
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
     },
-    /// It is a folder, a pipe, or something else that holds no bytes at offsets.
+    /// It is a folder, a pipe, or another file without bytes at offsets.
     #[error("{path} is neither a regular file nor a block device")]
     NotRegular {
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
     },
-    /// Somebody else uses it.
+    /// Another process uses the image.
     #[error("{path} is in use by {holder}")]
     Locked {
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
-        /// Who does, as far as the system tells.
+        /// The other process, as far as it is known.
         holder: Holder,
     },
     /// It is a block device that the system itself uses.
     #[error("{path} {user}: free it first, or name another device")]
     DeviceInUse {
-        /// The device.
+        /// The path of the device.
         path: PathBuf,
-        /// By what.
+        /// The part of the system that uses it.
         user: DeviceUser,
     },
     /// It is a block device that cannot be written.
     #[error("{path} is a read-only device")]
     ReadOnlyDevice {
-        /// The device.
+        /// The path of the device.
         path: PathBuf,
     },
-    /// Its sectors are larger than any that a volume is cut into.
+    /// Its sectors are larger than the blocks of volumes.
     #[error("{path} has sectors of {sector_bytes} bytes; at most {ALIGNMENT} can be served")]
     SectorTooLarge {
-        /// The device.
+        /// The path of the device.
         path: PathBuf,
         /// Its logical block size in bytes.
         sector_bytes: u32,
     },
-    /// It is smaller than what it is to hold.
+    /// It is too small for its volume.
     #[error("{path} has {size} bytes and needs {needed}")]
     TooSmall {
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
         /// Its size in bytes.
         size: u64,
@@ -70,33 +70,33 @@ pub enum ImageError {
     /// No file of this size fits into the file system.
     #[error("{path}: no file can have {size} bytes here")]
     TooLarge {
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
-        /// The size that was asked for, in bytes.
+        /// The requested size, in bytes.
         size: u64,
     },
     /// The file system, or the owner's quota, is full.
     #[error("no space for {path}")]
     NoSpace {
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
     },
-    /// We may not open it.
+    /// The daemon's user may not open it.
     #[error(
         "no permission to use {path}: the user that the daemon runs as must be able to read and write it"
     )]
     NotPermitted {
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
     },
-    /// The system refused something else.
+    /// Another error of the system.
     #[error("{operation} {path}")]
     Os {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         operation: &'static str,
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
-        /// What the system answered.
+        /// The error of the system.
         source: std::io::Error,
     },
 }

@@ -1,4 +1,4 @@
-//! What only regular files have: a size that is theirs, and holes.
+//! The part for regular files only: a size of their own, and holes.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -10,12 +10,11 @@ use super::{Access, ImageError, Probed};
 use crate::device::ALIGNMENT;
 use crate::held::{self, Folder};
 
-/// Asks a locked file what it can do.
 pub(super) fn probe(file: &OwnedFd, path: &Path, access: Access) -> Result<Probed, ImageError> {
     let stat = rustix::fs::fstat(file).map_err(|errno| ImageError::of("examine", path, errno.into()))?;
     // The kernel keeps file sizes below 2^63.
     let size = stat.st_size as u64;
-    // Where the kernel or the file system does not say: the strictest that there is.
+    // The strictest demands, if the kernel or the file system does not report any.
     let strictest = Demands { io_alignment: ALIGNMENT, memory_alignment: ALIGNMENT };
     Ok(Probed {
         size,
@@ -24,10 +23,10 @@ pub(super) fn probe(file: &OwnedFd, path: &Path, access: Access) -> Result<Probe
     })
 }
 
-/// Asks by making a hole in a file without a name beside it: it must not look changed to whoever compares its times.
+/// Tries to make a hole in a nameless file beside it, because the file itself must not look changed when its times are compared.
 fn punches_holes(file: &OwnedFd, path: &Path, size: u64) -> bool {
-    // N.B. if there can be none, it is the file itself, behind its end, where there is nothing to lose: that costs a whole
-    // copy at the next migration, for it is taken for a change.
+    // N.B. without a nameless file the hole is made in the file itself, behind its end, where there is no data. That counts as a
+    // change, and costs a full copy at the next migration.
     nameless_beside(file, path).map_or_else(
         || punches_hole_at(file, size.next_multiple_of(u64::from(ALIGNMENT))),
         |nameless| punches_hole_at(&nameless, 0),
@@ -39,7 +38,7 @@ fn punches_hole_at(file: &OwnedFd, offset: u64) -> bool {
     rustix::fs::fallocate(file, flags, offset, u64::from(ALIGNMENT)).is_ok()
 }
 
-/// A file that is gone when it is closed, in the same file system.
+/// Makes a file in the same file system that vanishes when it is closed.
 fn nameless_beside(file: &OwnedFd, path: &Path) -> Option<OwnedFd> {
     let found = held::find(path).ok()?;
     let folder = Folder::open(found.path().parent()?).ok()?;

@@ -1,17 +1,17 @@
-//! What changes the tables of an image: writes to clusters that are not its own yet, discards, zeroes.
+//! Requests that change the tables of an image: writes to clusters that are not its own yet, discards, zeroes.
 //!
 //! ```text
 //!   write:    own cluster? ─────────────────────────────► write
-//!             zero so far, or written whole ────────────► prepare ─► write ─► commit
-//!             a part of what lies below, is shared or
+//!             still zero, or written whole ────────────► prepare ─► write ─► commit
+//!             partly written over data below, shared or
 //!             compressed: read the cluster, merge, whole ► prepare ─► write ─► commit
-//!   discard:  give the space in the file back ─► mark as zero           only whole clusters; the edges are written
+//!   discard:  free the space in the file ─► mark as zero           only whole clusters; the edges are written
 //! ```
 //!
-//! Every request here is a task of its own that holds an exclusive claim on whole clusters.
+//! Each request here is a task that holds an exclusive claim on whole clusters.
 //!
-//! N.B. one cluster is prepared at a time. imago may place a new refcount block into a cluster that was freed before
-//! only if several are asked for at once, and then writes it in an order that a crash would expose.
+//! **N.B.** One cluster is prepared at a time. If several were, imago could place a new refcount block into a cluster freed
+//! before, and write it in an order that a crash would expose.
 
 use std::rc::Rc;
 
@@ -27,21 +27,21 @@ use crate::device::{ByteRange, Durability};
 use crate::error::IoError;
 use crate::range_lock::Claim;
 
-/// Requests that may change second-level tables at a time. Those of one table wait for each other anyway; a request
-/// keeps its table in memory until it ends, and imago fails when all of the 128 that it keeps are in use.
+/// Concurrent requests that may change second-level tables. Requests on one table wait for each other anyway. A request keeps its
+/// table in memory until it ends, and imago fails when all of its 128 tables are in use.
 pub(super) const SLOTS: usize = 16;
 
-/// Zeroes written at a time where only writing makes them: as the raw store does.
+/// Zeroes written at a time if only writing can zero, as in the raw store.
 const ZERO_PIECE: u64 = 256 << 10;
 
 impl Shared {
-    /// Writes where some clusters may have to be allocated.
+    /// Writes to a range where clusters may have to be allocated.
     pub(super) async fn write_allocating(&self, range: ByteRange, data: &Buffer) -> Result<(), IoError> {
         let _claimed = self.claims.claim(self.clusters_around(range), Claim::Exclusive).await;
         self.write_claimed(range, data).await
     }
 
-    /// Makes a range zero and gives its clusters back.
+    /// Zeroes a range and frees its clusters.
     pub(super) async fn unmap(&self, range: ByteRange) -> Result<(), IoError> {
         let _claimed = self.claims.claim(self.clusters_around(range), Claim::Exclusive).await;
         let mut position = range.offset;
@@ -63,7 +63,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Makes a range zero and has it allocated afterwards.
+    /// Zeroes a range and leaves it allocated.
     pub(super) async fn zero_allocated(&self, range: ByteRange) -> Result<(), IoError> {
         let _claimed = self.claims.claim(self.clusters_around(range), Claim::Exclusive).await;
         let mut position = range.offset;
@@ -109,8 +109,8 @@ impl Shared {
         Ok(())
     }
 
-    /// How far a request for `range` goes on at a time: over what is ours, or to the end of a cluster that is not,
-    /// whatever lies below the rest of that.
+    /// Returns where the present step of a request for `range` ends: at the end of the top's own clusters, or
+    /// of one other cluster.
     fn end_of_part(&self, piece: &Piece, range: ByteRange) -> u64 {
         match piece.place {
             Place::Own { .. } => piece.range.end(),
@@ -118,7 +118,7 @@ impl Shared {
         }
     }
 
-    /// Writes a part of a cluster that is at `place` so far, into one that is allocated for it.
+    /// Writes a part of a cluster, now at `place`, into a newly allocated one.
     async fn write_new_cluster(&self, position: u64, data: Buffer, place: &Place) -> Result<(), IoError> {
         let cluster = self.cluster_at(position);
         let (position, data) = match data.len() as u64 == cluster.length {
@@ -141,12 +141,12 @@ impl Shared {
         let mut has_freed = self.has_freed.lock().await;
         let committed = access.commit_data_mapping(prepared).await;
         *has_freed |= self.frees(place);
-        // A flush that began meanwhile has not seen it.
+        // A concurrent flush has not seen it.
         self.is_dirty.set(true);
         committed.map_err(|error| to_ours("allocate", &error))
     }
 
-    /// The whole of a cluster, with `data` in its place; `data` alone if the cluster was zero.
+    /// Returns the content of a whole cluster with `data` merged in; only `data` if the cluster was zero.
     async fn merged(
         &self,
         cluster: ByteRange,
@@ -165,11 +165,10 @@ impl Shared {
         Ok((cluster.offset, whole))
     }
 
-    /// Makes whole clusters of a piece zero.
+    /// Zeroes whole clusters of a piece.
     ///
-    /// Those that are ours give their space back to the file system, and are kept for what is written there next: no
-    /// refcount changes, and nobody else's data can come to be where the tables in the file still point. Where that
-    /// cannot be done they are freed.
+    /// The top's own clusters free their space in the file system, but stay allocated for later writes. So no refcount changes,
+    /// and no other data can be placed where the tables in the file still point. If that is impossible, the clusters are freed.
     async fn discard_clusters(&self, piece: &Piece, clusters: ByteRange) -> Result<(), IoError> {
         let mut is_kept = false;
         if let Place::Own { offset } = piece.place
@@ -196,7 +195,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Marks clusters as zero, and keeps what they have; returns up to where.
+    /// Marks clusters as zero, and keeps their allocation; returns where it stopped.
     async fn keep_as_zero(&self, clusters: ByteRange) -> Result<u64, IoError> {
         let _slot = self.slot(clusters.offset).await;
         self.is_dirty.set(true);
@@ -205,7 +204,7 @@ impl Shared {
         done
     }
 
-    /// Makes clusters zero, and frees what they have; returns up to where.
+    /// Zeroes clusters and frees their allocation; returns where it stopped.
     async fn free(&self, clusters: ByteRange, place: &Place) -> Result<u64, IoError> {
         let _slot = self.slot(clusters.offset).await;
         let mut has_freed = self.has_freed.lock().await;
@@ -213,7 +212,7 @@ impl Shared {
         let access = self.tables.access();
         let mut done = discard_to_zero(access, clusters).await;
         if !self.has_zero_flags && !self.has_backing {
-            // What is not allocated is zero as well.
+            // An unallocated cluster is zero as well.
             done = discard_to_backing(access, clusters).await;
         }
         *has_freed |= self.frees(place);
@@ -221,7 +220,7 @@ impl Shared {
         done
     }
 
-    /// Tells whether a cluster of the top is free when what is at `place` is replaced.
+    /// Returns whether replacing the data at `place` frees a cluster of the top.
     fn frees(&self, place: &Place) -> bool {
         match place {
             Place::Own { .. } | Place::Packed => true,
@@ -230,9 +229,9 @@ impl Shared {
         }
     }
 
-    /// Before a cluster is allocated: what was freed is not in use any more, in the file as well as in memory.
+    /// Before an allocation, writes the tables so that freed clusters are unused in the file as well.
     ///
-    /// N.B. otherwise, after a power cut, entries that were not cleared in time would lead to the data that came next.
+    /// **N.B.** Otherwise, after a power cut, old entries could lead to the data that was written next.
     pub(super) async fn settle_freed(&self, has_freed: &mut bool) -> Result<(), IoError> {
         if *has_freed {
             self.tables.write_cached().await?;
@@ -248,19 +247,18 @@ impl Shared {
         self.slots[(table % SLOTS as u64) as usize].lock().await
     }
 
-    /// The cluster that a byte of the disk is in, as far as the disk reaches.
+    /// Returns the cluster that contains a byte, cut at the end of the disk.
     fn cluster_at(&self, position: u64) -> ByteRange {
         let start = position - position % self.cluster_size;
         ByteRange::new(start, self.cluster_size.min(self.disk_size.get() - start))
     }
 
-    /// The clusters that a range touches.
     pub(super) fn clusters_around(&self, range: ByteRange) -> ByteRange {
         let start = range.offset - range.offset % self.cluster_size;
         ByteRange::new(start, range.end().next_multiple_of(self.cluster_size) - start)
     }
 
-    /// The clusters that a range covers, as far as the disk reaches; an empty range at its start if there are none.
+    /// Returns the whole clusters within a range, cut at the end of the disk; an empty range at its start if there are none.
     fn clusters_within(&self, range: ByteRange) -> ByteRange {
         let start = range.offset.next_multiple_of(self.cluster_size);
         let end = match range.end() == self.disk_size.get() {

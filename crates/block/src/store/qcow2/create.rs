@@ -1,4 +1,4 @@
-//! New qcow2 images: what is asked for, and the tables of an empty one.
+//! New qcow2 images: their options, and the tables of an empty one.
 //!
 //! ```text
 //!   cluster 0      1 …             …                …
@@ -23,21 +23,20 @@ pub const CLUSTER_SIZE: u64 = 64 << 10;
 
 /// Bits of a refcount, as a power of two: 16, the default of all programs.
 const REFCOUNT_ORDER: u32 = 4;
-/// Refcounts in a byte of a refcount block.
 const BYTES_PER_REFCOUNT: u64 = 2;
-/// Marks an entry whose cluster nobody shares.
+/// The entry of a cluster with one user.
 const REFCOUNT_ONE: [u8; 2] = [0, 1];
 
-/// How a new image is made.
+/// The options of a new image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Qcow2Options {
     /// Bytes of a cluster: a power of two from 512 bytes to 2 MiB; mostly [`CLUSTER_SIZE`].
     pub cluster_size: u64,
-    /// What it stands on; `None`: it is all zero.
+    /// Its backing file; `None`: it is all zero.
     pub backing: Option<BackingFile>,
 }
 
-/// The file that a new image stands on.
+/// The backing file of a new image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackingFile {
     /// Its path as it is written into the image: absolute, or relative to the image's folder.
@@ -47,7 +46,6 @@ pub struct BackingFile {
 }
 
 impl Qcow2Options {
-    /// Checks that an image of `size` bytes can be made like this.
     pub(super) fn check(&self, path: &Path, size: u64) -> Result<(), Qcow2Error> {
         let refuse = |what, value, advice| Err(Qcow2Error::Options { what, value, advice });
         let bits = self.cluster_size.trailing_zeros();
@@ -74,18 +72,17 @@ impl Qcow2Options {
     }
 }
 
-/// Writes the tables of an empty image into an empty file, durably; returns its length in bytes. The options were
-/// checked.
+/// Durably writes the tables of an empty image into an empty file; returns its length in bytes. The options are already checked.
 ///
 /// # Errors
-/// What the system says.
+/// The system's error.
 pub(super) fn write_new(file: &File, size: u64, options: &Qcow2Options) -> io::Result<u64> {
     let layout = Layout::of(size, options.cluster_size);
     let cluster = options.cluster_size;
     file.write_all_at(&header(size, options, &layout), 0)?;
     let blocks = (0..layout.blocks).map(|block| ((layout.blocks_at() + block) * cluster).to_be_bytes());
     file.write_all_at(&blocks.flatten().collect::<Vec<u8>>(), cluster)?;
-    // Refcount blocks lie one behind the other, so that all refcounts are one run.
+    // Refcount blocks are adjacent, so that all refcounts are one run.
     let refcounts = REFCOUNT_ONE.repeat(layout.clusters() as usize);
     file.write_all_at(&refcounts, layout.blocks_at() * cluster)?;
     let length = layout.clusters() * cluster;
@@ -95,21 +92,21 @@ pub(super) fn write_new(file: &File, size: u64, options: &Qcow2Options) -> io::R
 }
 
 struct Layout {
-    /// Of the refcount table, behind the header.
+    /// Clusters of the refcount table, behind the header.
     table: u64,
-    /// Refcount blocks, behind the refcount table.
+    /// Clusters of refcount blocks, behind the refcount table.
     blocks: u64,
-    /// Of the first-level table, behind the refcount blocks.
+    /// Clusters of the first-level table, behind the refcount blocks.
     l1: u64,
 }
 
 impl Layout {
     fn of(size: u64, cluster_size: u64) -> Self {
         let l1_bytes = l1_entries_for(size, cluster_size.trailing_zeros()) * 8;
-        // An empty table has a place as well: some programs insist.
+        // An empty table has a place as well: some programs require it.
         let l1 = l1_bytes.div_ceil(cluster_size).max(1);
         let mut layout = Self { table: 1, blocks: 1, l1 };
-        // What counts must count itself; it grows by much less than it counts, so this ends.
+        // The refcounts count their own clusters. They grow by much less than they count, so this ends.
         loop {
             let blocks = (layout.clusters() * BYTES_PER_REFCOUNT).div_ceil(cluster_size);
             let table = (blocks * 8).div_ceil(cluster_size);
@@ -133,7 +130,6 @@ impl Layout {
     }
 }
 
-/// The bytes of the header, its extensions and the backing file's name.
 fn header(size: u64, options: &Qcow2Options, layout: &Layout) -> Vec<u8> {
     let cluster = options.cluster_size;
     let bits = cluster.trailing_zeros();
@@ -148,13 +144,12 @@ fn header(size: u64, options: &Qcow2Options, layout: &Layout) -> Vec<u8> {
     bytes.extend((name.len() as u32).to_be_bytes());
     bytes.extend(bits.to_be_bytes());
     bytes.extend(size.to_be_bytes());
-    // No encryption.
     bytes.extend(0_u32.to_be_bytes());
     bytes.extend((l1_entries_for(size, bits) as u32).to_be_bytes());
     bytes.extend((layout.l1_at() * cluster).to_be_bytes());
     bytes.extend(cluster.to_be_bytes());
     bytes.extend((layout.table as u32).to_be_bytes());
-    // No snapshots: their number, and where they would be; then three sets of features, all empty.
+    // No snapshots (number and offset), then three empty sets of features.
     bytes.extend([0; 4 + 8 + 3 * 8]);
     bytes.extend(REFCOUNT_ORDER.to_be_bytes());
     bytes.extend((V3_LENGTH as u32).to_be_bytes());
@@ -164,7 +159,6 @@ fn header(size: u64, options: &Qcow2Options, layout: &Layout) -> Vec<u8> {
     bytes
 }
 
-/// The header extension that tells the backing file's format.
 fn extension(format: &Format) -> Vec<u8> {
     let name = if *format == Format::Qcow2 { "qcow2" } else { "raw" };
     let mut bytes = Vec::new();

@@ -1,4 +1,4 @@
-//! Describes a disk by its chain: what is allocated in any image, what is known to be zero.
+//! Describes a disk by its chain: data in any image, and known zeroes.
 
 use std::rc::Rc;
 
@@ -7,13 +7,11 @@ use super::mapping::{Place, Tables, TopSays};
 use crate::device::{ALIGNMENT, ByteRange, Extent, ExtentKind, push_extent};
 use crate::error::IoError;
 
-/// Extents described one by one; what lies behind is told as data, which is always allowed. Bounds the memory of an
-/// answer about a badly fragmented image (1.5 MiB).
+/// Extents described one by one; the rest is reported as data, which is always allowed. Bounds the answer for a badly fragmented
+/// image to 1.5 MiB.
 const EXTENTS_MAX: usize = 65_536;
 
-/// Describes a range within the disk.
-///
-/// What no image of the chain has is a hole; so is what the file system has not allocated of a raw base.
+/// Describes a range of the disk. Parts that no image of the chain has are holes, and so are holes of a raw base's file.
 pub(super) async fn of_range(tables: &Rc<Tables>, range: ByteRange) -> Result<Vec<Extent>, IoError> {
     let mut extents = Vec::new();
     let mut position = range.offset;
@@ -34,7 +32,7 @@ pub(super) async fn of_range(tables: &Rc<Tables>, range: ByteRange) -> Result<Ve
     Ok(extents)
 }
 
-/// Describes what of a range within the disk the top itself has.
+/// Describes the top image's own data in a range of the disk.
 pub(super) async fn of_top(tables: &Rc<Tables>, range: ByteRange) -> Result<Vec<Extent>, IoError> {
     let mut extents = Vec::new();
     let mut position = range.offset;
@@ -55,7 +53,6 @@ pub(super) async fn of_top(tables: &Rc<Tables>, range: ByteRange) -> Result<Vec<
     Ok(extents)
 }
 
-/// Describes what is in a file from `offset` on.
 async fn push_file(
     extents: &mut Vec<Extent>,
     range: ByteRange,

@@ -7,15 +7,15 @@
 //!                        └─ first-level table? first all other tables ──┘
 //! ```
 //!
-//! imago writes tables in an order that keeps the image whole when the process is killed, with one exception, and
-//! does not sync between them. Both are mended here, where all its writes pass:
+//! imago writes tables in an order that keeps the image valid when the process is killed, with one exception. It does not sync
+//! between them. This file corrects both, because all its writes pass here:
 //!
-//! - A table is written only after everything that had been written before is durable. So refcounts are on the disk
-//!   before what they count, and data before the entry that points to them, also after a power cut.
-//! - Before an entry of the first-level table is written, or a header by which that table has moved, all cached tables
-//!   are: otherwise a new table would be in use before its refcount is written.
-//! - After the header or the first-level table is written, it is made durable at once: the table that it pointed to
-//!   before may be given to a guest's data next.
+//! - A table is written only after all earlier writes are durable. So refcounts are on the disk before the clusters that they
+//!   count, and data before its entry, even after a power cut.
+//! - All cached tables are written before an entry of the first-level table, or a header that moves it. Otherwise a new table
+//!   would be in use before its refcount is written.
+//! - The header and the first-level table are made durable at once: the table that they pointed to before may be reused
+//!   for a guest's data.
 
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
@@ -36,56 +36,54 @@ use crate::store::image::Image;
 /// Writes that begin below this many bytes are of the header.
 const HEADER_LENGTH: u64 = V3_LENGTH as u64;
 
-/// A file that a lane has open.
+/// An open file of a lane.
 pub(super) struct LaneFile {
     kind: Kind,
     engine: Rc<dyn Engine>,
 }
 
 enum Kind {
-    /// Below the top, or a top that is not written: it does not change.
+    /// An image below the top, or a read-only top: it does not change.
     Fixed(FileStore),
-    /// A raw one, of which holes tell what it is.
+    /// A raw image, whose holes are known.
     Raw(FileStore),
-    /// The top of a chain that is written.
+    /// The writable top of a chain.
     Growing(Growing),
 }
 
-/// A file that is written, and becomes longer by it.
+/// A file that is written, and grows by that.
 struct Growing {
     image: Image,
-    /// Where it ends: what lies behind reads as zeroes. A multiple of what direct I/O demands.
+    /// Its end: data behind it reads as zeroes. A multiple of direct I/O's alignment.
     end: Cell<u64>,
-    /// Changes that have completed.
+    /// The number of completed changes.
     completed: Cell<u64>,
-    /// The first so many of them are durable.
+    /// How many of them are durable.
     durable: Cell<u64>,
-    /// Held by who syncs, so that those who wait for the same need not.
+    /// Held during a sync, so that other waiters need not sync.
     syncing: Mutex<()>,
-    /// Bytes of a cluster: more than direct I/O demands of a write.
+    /// Bytes of a cluster: more than direct I/O's alignment of a write.
     cluster_size: u64,
-    /// Where the first-level table is.
+    /// The place of the first-level table.
     l1: RefCell<Range<u64>>,
-    /// The size of the disk that the header is to say, if imago knows a larger one.
+    /// The size of the disk for the header, if imago knows a larger one.
     size_to_say: Cell<Option<u64>>,
     /// The tables that are written before it; dead until the image is open.
     tables: RefCell<Weak<Tables>>,
-    /// Cleared when the file system turns out not to take space back.
+    /// Cleared if the file system cannot free space.
     gives_back: Cell<bool>,
 }
 
 impl LaneFile {
-    /// A file that nobody writes.
     pub(super) fn fixed(image: Image, engine: &Rc<dyn Engine>) -> Self {
         Self { kind: Kind::Fixed(FileStore::new(image, Rc::clone(engine))), engine: Rc::clone(engine) }
     }
 
-    /// A raw image, which nobody writes.
     pub(super) fn raw(image: Image, engine: &Rc<dyn Engine>) -> Self {
         Self { kind: Kind::Raw(FileStore::new(image, Rc::clone(engine))), engine: Rc::clone(engine) }
     }
 
-    /// The file of an image with clusters of `cluster_size` bytes that is written, whose first-level table is at `l1`.
+    /// Makes a writable file, with clusters of `cluster_size` bytes and the first-level table at `l1`.
     pub(super) fn growing(image: Image, cluster_size: u64, l1: Range<u64>, engine: &Rc<dyn Engine>) -> Self {
         let growing = Growing {
             end: Cell::new(image.size()),
@@ -102,21 +100,20 @@ impl LaneFile {
         Self { kind: Kind::Growing(growing), engine: Rc::clone(engine) }
     }
 
-    /// Says whose tables are to be written before the first-level table is.
+    /// Sets the tables to be written before the first-level table.
     pub(super) fn set_tables(&self, tables: &Rc<Tables>) {
         if let Kind::Growing(growing) = &self.kind {
             *growing.tables.borrow_mut() = Rc::downgrade(tables);
         }
     }
 
-    /// Says what size the header is to say from now on, whatever imago writes there.
+    /// Sets the size of the disk in the header, whatever imago writes there.
     pub(super) fn set_size_to_say(&self, size: u64) {
         if let Kind::Growing(growing) = &self.kind {
             growing.size_to_say.set(Some(size));
         }
     }
 
-    /// The image behind it.
     pub(super) fn image(&self) -> &Image {
         match &self.kind {
             Kind::Fixed(store) | Kind::Raw(store) => store.image(),
@@ -124,7 +121,6 @@ impl LaneFile {
         }
     }
 
-    /// Where it ends, in bytes.
     pub(super) fn end(&self) -> u64 {
         match &self.kind {
             Kind::Fixed(store) | Kind::Raw(store) => store.image().size(),
@@ -132,7 +128,7 @@ impl LaneFile {
         }
     }
 
-    /// What offsets and lengths of writes must be multiples of, in bytes.
+    /// Returns the alignment of writes, in bytes.
     pub(super) fn alignment(&self) -> u32 {
         match &self.kind {
             Kind::Fixed(_) | Kind::Raw(_) => 1,
@@ -140,7 +136,7 @@ impl LaneFile {
         }
     }
 
-    /// Fills `buffer` from any offset on; what lies beyond the end of the file is zero.
+    /// Fills `buffer` from any offset on; beyond the end of the file it is zero.
     pub(super) async fn read(&self, offset: u64, mut buffer: Buffer) -> Result<Buffer, IoError> {
         let length = buffer.len();
         let available = self.end().saturating_sub(offset).min(length as u64);
@@ -168,9 +164,7 @@ impl LaneFile {
         Ok(buffer)
     }
 
-    /// Writes a guest's data; a rest that direct I/O cannot write is filled up with zeroes.
-    ///
-    /// `offset` is a multiple of the alignment.
+    /// Writes a guest's data; pads a rest that direct I/O cannot write with zeroes. `offset` is a multiple of the alignment.
     pub(super) async fn write(
         &self,
         offset: u64,
@@ -181,7 +175,7 @@ impl LaneFile {
         let whole = data.len().next_multiple_of(growing.image.io_alignment() as usize);
         if whole != data.len() || !data.is_aligned_to(growing.image.memory_alignment()) {
             let mut copy = self.engine.buffers().take(whole);
-            // Fresh from the pool, so nobody else has it.
+            // Fresh from the pool, so this is the only handle.
             if let Some(target) = copy.as_mut_slice() {
                 let (there, rest) = target.split_at_mut(data.len());
                 there.copy_from_slice(data.as_slice());
@@ -197,7 +191,7 @@ impl LaneFile {
     /// Writes a part of a table, after everything that must be durable before.
     ///
     /// # Errors
-    /// EIO as well for a table that would lie where the header or the first-level table is.
+    /// EIO as well for a table that overlaps the header or the first-level table.
     pub(super) async fn write_table(&self, offset: u64, mut data: Buffer) -> Result<(), IoError> {
         let growing = self.written()?;
         growing.check_place(offset, &data)?;
@@ -220,7 +214,7 @@ impl LaneFile {
         Ok(())
     }
 
-    /// Makes a range zero that no guest reads yet; `false` if only writing zeroes can do it.
+    /// Zeroes a range that no guest reads yet; `false` if only writing zeroes can do it.
     pub(super) async fn zero(&self, offset: u64, length: u64) -> Result<bool, IoError> {
         let growing = self.written()?;
         let length = growing.end.get().saturating_sub(offset).min(length);
@@ -238,7 +232,7 @@ impl LaneFile {
         }
     }
 
-    /// Makes a range zero and keeps its space; `false` if only writing zeroes can do it.
+    /// Zeroes a range and keeps its space; `false` if only writing zeroes can do it.
     pub(super) async fn zero_allocated(&self, offset: u64, length: u64) -> Result<bool, IoError> {
         let growing = self.written()?;
         let range = ByteRange::new(offset, length);
@@ -252,7 +246,7 @@ impl LaneFile {
         }
     }
 
-    /// Makes a range zero by giving its space back to the file system; `false` if that cannot be done.
+    /// Zeroes a range by freeing its space in the file system; `false` if that is impossible.
     pub(super) async fn give_back(&self, offset: u64, length: u64) -> bool {
         let Kind::Growing(growing) = &self.kind else { return false };
         if !growing.gives_back.get() {
@@ -268,7 +262,7 @@ impl LaneFile {
         }
     }
 
-    /// Makes everything durable that had completed when this was called.
+    /// Makes durable all changes that had completed when this was called.
     pub(super) async fn sync(&self) -> Result<(), IoError> {
         let Kind::Growing(growing) = &self.kind else { return Ok(()) };
         let completed = growing.completed.get();
@@ -277,7 +271,7 @@ impl LaneFile {
         Ok(())
     }
 
-    /// Data and holes of a range, if they tell more than the tables do.
+    /// Returns data and holes of a range, if they say more than the tables do.
     pub(super) fn holes(&self, range: ByteRange) -> Option<IoFuture<'_, Vec<Extent>>> {
         match &self.kind {
             Kind::Raw(store) => Some(store.allocation(range)),
@@ -285,7 +279,7 @@ impl LaneFile {
         }
     }
 
-    /// As [`LaneFile::sync`], if there is anything that is not durable; many who wait are served by one sync.
+    /// Like [`LaneFile::sync`], but only if something is not durable; one sync serves all waiters.
     async fn barrier(&self) -> Result<(), IoError> {
         let growing = self.written()?;
         let completed = growing.completed.get();
@@ -299,7 +293,7 @@ impl LaneFile {
         self.sync().await
     }
 
-    /// What offsets of reads must be multiples of, in bytes.
+    /// Returns the alignment of reads, in bytes.
     fn read_alignment(&self) -> u64 {
         match &self.kind {
             Kind::Fixed(_) | Kind::Raw(_) => ALIGNMENT.into(),
@@ -307,7 +301,6 @@ impl LaneFile {
         }
     }
 
-    /// Reads what can be read by one call, which lies within the file.
     fn read_whole(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         match &self.kind {
             Kind::Fixed(store) | Kind::Raw(store) => store.read(offset, buffer),
@@ -324,11 +317,11 @@ impl LaneFile {
 }
 
 impl Growing {
-    /// Makes sure that what is written to the header or to the first-level table is of these.
+    /// Verifies that a write to the place of the header or the first-level table is meant for these.
     ///
-    /// A damaged image can give their clusters to another table. Such a one must not be taken for theirs: before those,
-    /// all cached tables are written, and this would be one that waits for itself. Other tables are written as whole
-    /// clusters, the first-level table by parts, and the header begins as headers do.
+    /// A damaged image can give their clusters to another table. That table must not be mistaken for them: all cached tables are
+    /// written before them, and this one would wait for itself. Other tables are written as whole clusters, the first-level table
+    /// by parts, and the header begins as headers do.
     fn check_place(&self, offset: u64, data: &Buffer) -> Result<(), IoError> {
         let is_whole = data.len() as u64 >= self.cluster_size;
         let is_header = offset == 0 && data.as_slice().starts_with(&MAGIC);
@@ -340,8 +333,7 @@ impl Growing {
         Ok(())
     }
 
-    /// Lets a header that is to be written say the right size; returns where the first-level table is by it, if that is
-    /// elsewhere.
+    /// Corrects the size in a header that is to be written; returns the first-level table's place, if the header moves it.
     fn adjust_header(&self, header: &mut Buffer) -> Option<Range<u64>> {
         let bytes = header.as_mut_slice()?;
         if let (Some(size), Some(field)) = (self.size_to_say.get(), bytes.get_mut(SIZE)) {
@@ -354,7 +346,7 @@ impl Growing {
         (*self.l1.borrow() != l1).then_some(l1)
     }
 
-    /// Takes note of a change that has completed and reached up to `end`.
+    /// Counts a completed change that ended at `end`.
     fn changed(&self, end: u64) {
         self.completed.set(self.completed.get() + 1);
         self.end.set(self.end.get().max(end));

@@ -1,8 +1,8 @@
-//! Requests that go on when nobody waits for them any more.
+//! Requests that continue when their future is dropped.
 //!
-//! A request that changes an image may not stop half-way: what it holds (claims on ranges, locks of tables) says that
-//! it is under way, and the kernel goes on with what it was given. Where it waits for tables it also may not stand
-//! still while its caller looks elsewhere, because others wait for the same tables: then it is a task of its own.
+//! A request that changes an image must not stop half-way: its claims on ranges and locks of tables show that it is in flight,
+//! and the kernel continues with its data. A request that waits for tables must also not pause while its caller does other work,
+//! because others wait for the same tables: it becomes a task of its own.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -13,7 +13,7 @@ use futures_channel::oneshot;
 use crate::error::IoError;
 use crate::executor::Handle;
 
-/// Makes a future that, once it has begun, runs to its end: if it is dropped before, as a task of `handle`.
+/// Returns a future that, once begun, runs to its end: if it is dropped before, as a task of `handle`.
 pub(super) fn finish<T: 'static>(handle: &Handle, request: impl Future<Output = T> + 'static) -> Finish<T> {
     Finish { request: Some(Box::pin(request)), handle: handle.clone(), has_begun: false }
 }
@@ -28,15 +28,12 @@ pub(super) async fn as_task<T: 'static>(
 ) -> Result<T, IoError> {
     let (sender, receiver) = oneshot::channel();
     handle.spawn(async move {
-        // The receiver is gone if nobody wants to know.
         let _ = sender.send(request.await);
     });
     receiver.await.map_err(|_| IoError::Closed)?
 }
 
-/// The future of [`finish`].
 pub(super) struct Finish<T: 'static> {
-    /// `None` once it has ended.
     request: Option<Pin<Box<dyn Future<Output = T>>>>,
     handle: Handle,
     has_begun: bool,

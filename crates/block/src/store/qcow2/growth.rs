@@ -1,12 +1,11 @@
-//! How the disk in an image becomes larger.
+//! Growth of the disk in an image.
 //!
 //! ```text
-//!   a first-level table for all of it ─► the size in the header ─► what is new reads as zeroes ─► durable
+//!   a first-level table for all of it ─► the size in the header ─► the new part reads as zeroes ─► durable
 //! ```
 //!
-//! Behind the former end there may be something: what a longer backing file has, the rest of a cluster that held
-//! something else before, the state of a machine that QEMU keeps there. All of that is covered with zeroes before
-//! anybody sees it. So is what an earlier try has left.
+//! There may be data behind the former end: of a longer backing file, the old content of a cluster's rest, a machine state that
+//! QEMU keeps there, or remains of an earlier attempt. All of it is covered with zeroes before it becomes visible.
 
 use super::header::{L1_BYTES_MAX, SIZE, bytes_per_l2};
 use super::image::TABLE_MEMORY_MAX;
@@ -20,18 +19,18 @@ use crate::range_lock::Claim;
 use imago::format::PreallocateMode;
 use rustix::io::Errno;
 
-/// The first-level table of an image that anybody can open is much smaller than the memory for tables.
+/// The first-level table of a valid image is much smaller than the memory for tables.
 const _: () = assert!(L1_BYTES_MAX < TABLE_MEMORY_MAX / 4);
 
 impl Shared {
-    /// The largest disk that an image of this kind can hold.
+    /// Returns the largest disk that this image can hold.
     pub(super) fn size_max(&self) -> u64 {
         let entries = L1_BYTES_MAX / 8;
         let bytes = entries.saturating_mul(bytes_per_l2(self.cluster_size.trailing_zeros()));
         bytes.min(i64::MAX as u64) / u64::from(ALIGNMENT) * u64::from(ALIGNMENT)
     }
 
-    /// Makes the disk in the image `size` bytes large; what guests do not see of it is zero.
+    /// Makes the disk in the image `size` bytes large; the part that guests do not see is zero.
     pub(super) async fn prepare_growth(&self, size: u64) -> Result<(), IoError> {
         if self.geometry.get().read_only {
             return Err(IoError::ReadOnly);
@@ -46,7 +45,7 @@ impl Shared {
         self.flush().await
     }
 
-    /// Makes the image say again what guests see. Tables that have become longer stay so.
+    /// Restores the size that guests see. Tables that have become longer stay so.
     pub(super) async fn undo_growth(&self) -> Result<(), IoError> {
         if self.geometry.get().read_only {
             return Ok(());
@@ -66,13 +65,14 @@ impl Shared {
         self.is_dirty.set(true);
         grown.map_err(|error| to_ours("grow", &error))?;
         self.disk_size.set(self.disk_size.get().max(size));
-        // imago knows of a larger disk already after a growth that was undone.
+        // imago already knows of a larger disk after a growth that was undone.
         self.write_size(size).await
     }
 
-    /// Has the header say this size, durably, also if imago knows of a larger disk.
+    /// Durably writes this size into the header, even if imago knows of a larger disk.
     ///
-    /// N.B. the caller holds `has_freed`: without it imago may write into the header as well, and its change be lost.
+    /// **N.B.** The caller holds `has_freed`. Without it imago may write the header at the same time, and its
+    /// change would be lost.
     async fn write_size(&self, size: u64) -> Result<(), IoError> {
         self.tables.top().set_size_to_say(size);
         let header = self.first_block().await?;
@@ -82,14 +82,13 @@ impl Shared {
         self.tables.top().write_table(0, header).await
     }
 
-    /// What one write of direct I/O covers at the beginning of the file.
+    /// Reads the first block of direct I/O.
     async fn first_block(&self) -> Result<Buffer, IoError> {
         let length = self.cluster_size.min(u64::from(ALIGNMENT));
-        // At most a block.
         self.tables.top().read(0, self.engine.buffers().take(length as usize)).await
     }
 
-    /// Zeroes the rest of the block in which the disk ends at `end`; returns where that block ends.
+    /// Zeroes the rest of the block in which the disk ends at `end`; returns the end of that block.
     async fn zero_head(&self, end: u64) -> Result<u64, IoError> {
         let unit = u64::from(ALIGNMENT);
         let block = ByteRange::new(end - end % unit, unit);
@@ -100,7 +99,7 @@ impl Shared {
         let pieces = self.tables.pieces(block).await?;
         let mut whole =
             self.read_pieces(&pieces, block.offset, self.engine.buffers().take(ALIGNMENT as usize)).await?;
-        // Fresh from the pool, so nobody else has it.
+        // Fresh from the pool, so this is the only handle.
         if let Some(bytes) = whole.as_mut_slice() {
             bytes[(end - block.offset) as usize..].fill(0);
         }

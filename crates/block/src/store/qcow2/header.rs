@@ -1,96 +1,93 @@
-//! The header of a qcow2 image: read from bytes that anybody may have written, and checked before anything is made
-//! of it.
+//! The header of a qcow2 image: parsed from untrusted bytes, and checked before use.
 //!
 //! ```text
 //!   0        72            104         header length      backing name's offset        end of the first cluster
 //!   ├── v2 ───┼── v3 only ──┼── unknown ──┼── extensions ──────┼── backing name ─────────────┤
 //! ```
 //!
-//! Nothing here does I/O. What is refused is what the driver below us does not know, what it would damage, and what
-//! would make it ask for memory without bounds.
+//! There is no I/O here. A header is refused if imago does not support it, would damage the image, or
+//! would need unbounded memory.
 
 /// Bytes of the largest header: a cluster of 2 MiB holds it, but names and extensions need far less.
 pub(super) const HEADER_MAX: usize = 64 << 10;
 
-/// `QFI\xfb`.
 pub(super) const MAGIC: [u8; 4] = [0x51, 0x46, 0x49, 0xfb];
-/// Where the size of the disk is in a header.
+/// The place of the disk's size in a header.
 pub(super) const SIZE: std::ops::Range<usize> = 24..32;
-/// Where the number of first-level entries is in a header.
+/// The place of the number of first-level entries in a header.
 pub(super) const L1_ENTRIES: std::ops::Range<usize> = 36..40;
-/// Where the place of the first-level table is in a header.
+/// The place of the first-level table's offset in a header.
 pub(super) const L1_OFFSET: std::ops::Range<usize> = 40..48;
-/// Bytes of a version 2 header.
 const V2_LENGTH: usize = 72;
-/// Bytes of a version 3 header without what later versions may append.
+/// Bytes of a version 3 header without extensions of later versions.
 pub(super) const V3_LENGTH: usize = 104;
 
 /// Cluster sizes as powers of two: the format's minimum, and the largest that QEMU opens.
 pub(super) const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
-/// Largest first-level table that QEMU opens, in bytes; it is held in memory whole.
+/// Largest first-level table that QEMU opens, in bytes; all of it is held in memory.
 pub(super) const L1_BYTES_MAX: u64 = 32 << 20;
-/// Largest refcount table that QEMU opens, in bytes; it is held in memory whole.
+/// Largest refcount table that QEMU opens, in bytes; all of it is held in memory.
 const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
 /// Longest name of a backing file, by the format.
 pub(super) const BACKING_NAME_MAX: usize = 1023;
-/// QEMU counts disks in sectors; what an image has beyond the last whole one nobody can see.
+/// QEMU counts disks in sectors; bytes beyond the last whole one are invisible.
 pub(super) const SECTOR: u64 = 512;
 /// Widest refcounts, as a power of two of bits.
 const REFCOUNT_ORDER_MAX: u32 = 6;
 
 /// Header extension with the backing file's format.
 pub(super) const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
-/// Header extension that says where persistent dirty bitmaps are.
+/// Header extension with the places of persistent dirty bitmaps.
 const EXTENSION_BITMAPS: u32 = 0x2385_2875;
 
-/// Why a header is refused.
+/// The reason why a header is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HeaderError {
-    /// It does not begin as one.
+    /// The file does not begin as a qcow2 image.
     #[error("it is no qcow2 image")]
     NotQcow2,
-    /// The file ends within it.
+    /// The file ends within the header.
     #[error("the file ends within the header")]
     Truncated,
-    /// It is of a version that nobody knows here.
+    /// The version is not supported.
     #[error("it is of version {version}; 2 and 3 are known")]
     Version {
-        /// Which one it says.
+        /// The version in the header.
         version: u32,
     },
-    /// It needs a feature that is not supported.
+    /// The image needs a feature that is not supported.
     #[error("it uses {feature}; {advice}")]
     Unsupported {
-        /// Which one.
+        /// The feature that is needed.
         feature: &'static str,
-        /// What the user can do.
+        /// The user's options.
         advice: &'static str,
     },
-    /// A field cannot be true.
+    /// A field has an impossible value.
     #[error("its {field} is {value}, which cannot be")]
     Field {
-        /// Which one.
+        /// The name of the field.
         field: &'static str,
-        /// What it says.
+        /// The value of the field.
         value: u64,
     },
     /// A table lies outside of the file.
     #[error("its {table} lies beyond the end of the file")]
     Outside {
-        /// Which one.
+        /// The name of the table.
         table: &'static str,
     },
     /// A table is larger than any image needs.
     #[error("its {table} has {bytes} bytes, and {bytes_max} is the most")]
     TooLarge {
-        /// Which one.
+        /// The name of the table.
         table: &'static str,
-        /// What it says.
+        /// Its size in bytes.
         bytes: u64,
-        /// The most that is accepted.
+        /// The largest size that is accepted.
         bytes_max: u64,
     },
-    /// The first refcount block is missing: the header's own cluster would be given away.
+    /// The first refcount block is missing: the header's own cluster would be reused.
     #[error("its refcount table counts not even the header; run `qemu-img check -r all` on it first")]
     Uncounted,
     /// The name of the backing file cannot be read.
@@ -98,25 +95,21 @@ pub enum HeaderError {
     BackingName,
 }
 
-/// What an image says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) version: u32,
-    /// Cluster size as a power of two.
     pub(super) cluster_bits: u32,
     /// Size of the disk in bytes, in whole sectors.
     pub(super) size: u64,
-    /// The first-level table.
     pub(super) l1: Table,
     pub(super) refcounts: Table,
     pub(super) snapshots: u32,
-    /// Whether persistent dirty bitmaps are in it, and true.
+    /// Whether it has valid persistent dirty bitmaps.
     pub(super) has_bitmaps: bool,
-    /// The backing file; `None`: what is not allocated is zero.
+    /// The backing file; `None`: unallocated clusters are zero.
     pub(super) backing: Option<BackingName>,
 }
 
-/// Where a table is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Table {
     /// First byte in the file.
@@ -125,25 +118,22 @@ pub(super) struct Table {
     pub(super) entries: u64,
 }
 
-/// What a header says of the backing file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct BackingName {
     /// As written: relative to the image's folder, or absolute.
     pub(super) name: String,
-    /// `raw`, `qcow2` or another; `None` if the image does not tell.
+    /// `raw`, `qcow2` or another; `None` if the image does not say.
     pub(super) format: Option<String>,
 }
 
 impl Table {
-    /// Bytes that it takes.
     pub(super) fn bytes(&self) -> u64 {
         self.entries * 8
     }
 }
 
 impl Header {
-    /// Reads a header from the first bytes of a file of `file_length` bytes: at most [`HEADER_MAX`], all if it is
-    /// shorter.
+    /// Parses a header from the first bytes of a file of `file_length` bytes: at most [`HEADER_MAX`], all if it is shorter.
     ///
     /// # Errors
     /// [`HeaderError`].
@@ -185,12 +175,10 @@ impl Header {
         Ok(header)
     }
 
-    /// Bytes of a cluster.
     pub(super) fn cluster_size(&self) -> u64 {
         1 << self.cluster_bits
     }
 
-    /// Where the clusters of the first-level table are in the file.
     pub(super) fn l1_clusters(&self) -> std::ops::Range<u64> {
         self.l1.offset..self.l1.offset + self.l1.bytes().next_multiple_of(self.cluster_size())
     }
@@ -229,19 +217,18 @@ impl Header {
     }
 }
 
-/// First-level entries that a disk of `size` bytes needs.
+/// Returns the first-level entries of a disk of `size` bytes.
 pub(super) fn l1_entries_for(size: u64, cluster_bits: u32) -> u64 {
     size.div_ceil(bytes_per_l2(cluster_bits))
 }
 
-/// Bytes of the disk that one second-level table describes.
+/// Returns the bytes of the disk that one second-level table describes.
 pub(super) fn bytes_per_l2(cluster_bits: u32) -> u64 {
     1 << (2 * cluster_bits - 3)
 }
 
-/// Checks the entries of a table as they are in the file: each is 0 or points to a whole cluster within it.
-///
-/// `cluster_end` is the end of the file, rounded up to whole clusters.
+/// Checks the entries of a table as they are in the file: each is 0 or points to a whole cluster within it. `cluster_end` is the
+/// end of the file, rounded up to whole clusters.
 ///
 /// # Errors
 /// [`HeaderError::Field`] or [`HeaderError::Outside`].
@@ -254,7 +241,6 @@ pub(super) fn check_entries(
     /// The bits of an entry that are an offset; 0 to 8 and 56 to 63 are flags or reserved.
     const OFFSET: u64 = 0x00ff_ffff_ffff_fe00;
     for entry in entries.chunks_exact(8) {
-        // The chunks have eight bytes.
         let offset = u64::from_be_bytes(entry.try_into().unwrap_or_default()) & OFFSET;
         if !offset.is_multiple_of(1 << cluster_bits) {
             return Err(field(table, offset));
@@ -278,7 +264,7 @@ fn check_encryption(method: u32) -> Result<(), HeaderError> {
     Err(HeaderError::Unsupported { feature: "encryption", advice })
 }
 
-/// Checks what only version 3 has; returns the header's length.
+/// Checks the fields of version 3; returns the header's length.
 fn check_version_3(fields: &Fields<'_>, cluster_bits: u32) -> Result<usize, HeaderError> {
     check_features(fields.u64(72)?)?;
     let order = fields.u32(96)?;
@@ -293,7 +279,7 @@ fn check_version_3(fields: &Fields<'_>, cluster_bits: u32) -> Result<usize, Head
     Ok(length as usize)
 }
 
-/// Checks the features without which an image must not be opened.
+/// Checks the incompatible features of an image.
 fn check_features(features: u64) -> Result<(), HeaderError> {
     const CONVERT: &str = "copy it with `qemu-img convert -O qcow2` first";
     const KNOWN: [(u64, &str, &str); 5] = [
@@ -335,7 +321,6 @@ fn backing_name(
     Ok(Some(BackingName { name: name.to_owned(), format }))
 }
 
-/// What matters of the header's extensions.
 #[derive(Default)]
 struct Extensions {
     backing_format: Option<String>,
@@ -343,11 +328,11 @@ struct Extensions {
 }
 
 impl Extensions {
-    /// Reads them; each has a type, a length and as many bytes, padded to eight.
+    /// Reads the extensions; each has a type, a length and that many bytes, padded to eight.
     fn read(fields: &Fields<'_>, start: usize) -> Result<Self, HeaderError> {
         let mut found = Self::default();
         let mut position = start;
-        // Version 2 headers of old programs end here, with nothing behind.
+        // Version 2 headers of old programs end here.
         while fields.bytes.len() >= position + 8 {
             let (kind, length) = (fields.u32(position)?, fields.u32(position + 4)? as usize);
             if kind == 0 {
@@ -370,7 +355,7 @@ impl Extensions {
     }
 }
 
-/// Big-endian numbers in bytes that may be too few.
+/// Big-endian numbers in a slice that may be too short.
 struct Fields<'a> {
     bytes: &'a [u8],
 }
@@ -394,7 +379,6 @@ mod tests {
     use crate::store::qcow2::create::{BackingFile, CLUSTER_SIZE, Qcow2Options, write_new};
     use crate::store::qcow2::probe::Format;
 
-    /// The first bytes of a new image, and its length.
     fn new_image() -> (Vec<u8>, u64) {
         let backing = Some(BackingFile { path: "below/base.raw".to_owned(), format: Format::Raw });
         let file = tempfile::NamedTempFile::new().unwrap();

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //!   Qcow2Image::open / create     on a control thread; may sleep
-//!        │      top.qcow2         locked for itself if it is written
-//!        │        └─► middle.qcow2   ┐ locked as readers do: several images may stand on them, nobody may change them
+//!        │      top.qcow2         locked exclusively if it is written
+//!        │        └─► middle.qcow2   ┐ locked for reading: several images may share them, no process may change them
 //!        │              └─► base.raw ┘
 //!        ▼
 //!   Qcow2Store::open              on the lane's thread; does not block it
@@ -21,52 +21,51 @@ use crate::held::{ByName, Finder, Held};
 use crate::store::image::{Access, Image, ImageError, Kind, Patience};
 use crate::store::lock::Holder;
 
-/// Images in a chain, the top included. Each costs a table in memory, an open file, and a look-up in every read of
-/// what is not above it.
+/// The limit of images in a chain, with the top. Each costs a table in memory, an open file, and a look-up in reads that
+/// no image above satisfies.
 pub const CHAIN_MAX: usize = 64;
 
-/// Memory for tables that a chain may need, in bytes: several disks of many TiB, and far from what a damaged or
-/// hostile image could ask for.
+/// The limit of memory for a chain's tables, in bytes: enough for several disks of many TiB, and far below what a damaged or
+/// hostile image could demand.
 pub(super) const TABLE_MEMORY_MAX: u64 = 1 << 30;
 
-/// Second-level tables that the driver below keeps of each image.
+/// Second-level tables that imago caches of each image.
 const L2_TABLES_CACHED: u64 = 128;
-/// Refcount blocks that the driver below keeps of the image that is written.
+/// Refcount blocks that imago caches of the writable image.
 const REFCOUNT_BLOCKS_CACHED: u64 = 32;
 
-/// Bytes of a table that are checked at a time.
 const TABLE_PIECE: usize = 64 << 10;
 
-/// Why a qcow2 image cannot be used.
+/// The reason why a qcow2 image cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Qcow2Error {
-    /// Its file, or one of its chain, cannot be used.
+    /// Its file, or a file of its chain, cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
     /// Its header or its tables are refused.
     #[error("{path} cannot be served: {reason}")]
     Header {
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the header.
         reason: HeaderError,
     },
     /// It names a backing file that cannot be used.
     #[error("{path} stands on {backing}, which cannot be used")]
     Backing {
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
         /// Its backing file, as far as it is known.
         backing: PathBuf,
-        /// Why not.
+        /// Why the backing file cannot be used.
         source: Box<Qcow2Error>,
     },
-    /// Its backing file is named in a way that only QEMU understands.
+    /// It names its backing file in a syntax of QEMU only.
     #[error("{path} stands on \"{name}\", which is no path of a file; `qemu-img rebase -u` can name one")]
     BackingIsNoFile {
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
-        /// What it says.
+        /// The name in the image.
         name: String,
     },
     /// Its backing file has a format that cannot be read.
@@ -74,15 +73,15 @@ pub enum Qcow2Error {
         "{path} stands on an image of format {format}; convert that to qcow2 or raw with `qemu-img convert`"
     )]
     BackingFormat {
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
-        /// What the backing file is.
+        /// The format of the backing file.
         format: String,
     },
-    /// An image stands on itself.
+    /// An image is in its own chain.
     #[error("{path} is in its own chain of backing files")]
     Loop {
-        /// The image.
+        /// The path of the image.
         path: PathBuf,
     },
     /// The chain is too long.
@@ -98,17 +97,17 @@ pub enum Qcow2Error {
     TooMuchMemory {
         /// The top of the chain.
         path: PathBuf,
-        /// What they need.
+        /// The memory that they need, in bytes.
         bytes: u64,
     },
-    /// No image can be made like this.
+    /// No image can be made with these options.
     #[error("no qcow2 image can have {what} {value}; {advice}")]
     Options {
-        /// What of the options.
+        /// The name of the option.
         what: &'static str,
-        /// Its value.
+        /// The value of the option.
         value: u64,
-        /// What would be possible.
+        /// The values that are possible.
         advice: &'static str,
     },
 }
@@ -117,36 +116,35 @@ pub enum Qcow2Error {
 pub struct Qcow2Image {
     pub(super) top: Image,
     pub(super) header: Header,
-    /// From the one below the top down to the base.
+    /// The images from below the top down to the base.
     pub(super) backing: Vec<Layer>,
-    /// Bytes of the disk that are used: all, unless [`Qcow2Image::narrowed_to`] said less.
+    /// Bytes of the disk that are used: all, unless it was [narrowed](Qcow2Image::narrowed_to).
     used: u64,
 }
 
-/// An image below the top.
 pub(super) struct Layer {
     pub(super) image: Image,
-    /// `None` for a raw one.
     pub(super) header: Option<Header>,
 }
 
 impl Qcow2Image {
     /// Makes a new image of `size` zero bytes, or with the content of a backing file, open for writing and locked.
+    /// No cluster is allocated.
     ///
-    /// Nothing of the disk is allocated. Its name, size and tables survive a power cut when this returns. If it
-    /// fails, there is no file left behind. A backing file is opened and checked as by [`Qcow2Image::open`].
+    /// On return its name, size and tables survive a power cut. On failure no file is left behind. A backing file is opened and
+    /// checked as by [`Qcow2Image::open`].
     ///
     /// # Errors
-    /// [`Qcow2Error::Options`] for a size that is no multiple of 512 bytes or a cluster size that is none;
+    /// [`Qcow2Error::Options`] for a size that is no multiple of 512 bytes, or an invalid cluster size;
     /// [`Qcow2Error::Backing`], or those of [`Image::create`].
     pub fn create(path: &Path, size: u64, options: &Qcow2Options) -> Result<Self, Qcow2Error> {
         Self::create_found(path, size, options, &ByName)
     }
 
-    /// As [`Qcow2Image::create`], if `finder` says that what it is to stand on may be opened.
+    /// Makes an image like [`Qcow2Image::create`], if `finder` permits its backing file.
     ///
     /// # Errors
-    /// As there; what `finder` says.
+    /// Those of [`Qcow2Image::create`] and of `finder`.
     pub fn create_found(
         path: &Path,
         size: u64,
@@ -156,7 +154,7 @@ impl Qcow2Image {
         options.check(path, size)?;
         let top = Image::create(path, 0)?;
         Self::create_in(top, size, options, finder).inspect_err(|_| {
-            // What could not be made is not left half-made; if even that fails, the first error says why.
+            // A half-made image is removed; if even that fails, the first error is returned.
             let _ = std::fs::remove_file(path);
         })
     }
@@ -177,8 +175,8 @@ impl Qcow2Image {
     /// Opens, checks and locks an image and its chain.
     ///
     /// # Errors
-    /// [`Qcow2Error`]; [`ImageError::Locked`] in it at once if another process, also QEMU, uses a file of the chain
-    /// in a way that does not go together.
+    /// [`Qcow2Error`]; in it [`ImageError::Locked`] at once if another process, for example QEMU, uses a file of the chain
+    /// in a conflicting way.
     pub fn open(path: &Path, access: Access) -> Result<Self, Qcow2Error> {
         Self::open_waiting(path, access, |_| Patience::GiveUp)
     }
@@ -195,10 +193,10 @@ impl Qcow2Image {
         Self::open_found(path, access, &ByName, on_held)
     }
 
-    /// As [`Qcow2Image::open_waiting`], if `finder` says that the top and what it stands on may be opened.
+    /// Opens an image like [`Qcow2Image::open_waiting`], if `finder` permits its files.
     ///
     /// # Errors
-    /// Those of [`Qcow2Image::open`]; what `finder` says.
+    /// Those of [`Qcow2Image::open`] and of `finder`.
     pub fn open_found(
         path: &Path,
         access: Access,
@@ -208,20 +206,20 @@ impl Qcow2Image {
         Self::examine(Image::open_found(path, access, finder, on_held)?, finder)
     }
 
-    /// Where its top is.
+    /// Returns the path of its top.
     pub fn path(&self) -> &Path {
         self.top.path()
     }
 
-    /// Size of the disk in bytes, or what it was narrowed to.
+    /// Returns the size of the disk in bytes, or what it was narrowed to.
     pub fn size(&self) -> u64 {
         self.used
     }
 
-    /// Uses the first `size` bytes of the disk only: a growth that was cut off may have made it larger than its volume.
+    /// Uses the first `size` bytes of the disk only: an interrupted growth may have made it larger than its volume.
     ///
     /// # Errors
-    /// [`ImageError::TooSmall`]. It is closed then.
+    /// [`ImageError::TooSmall`]. It is then closed.
     pub fn narrowed_to(mut self, size: u64) -> Result<Self, Qcow2Error> {
         if self.header.size < size {
             let path = self.path().to_owned();
@@ -231,37 +229,36 @@ impl Qcow2Image {
         Ok(self)
     }
 
-    /// What may be done with it.
+    /// Returns the use that it was opened for.
     pub fn access(&self) -> Access {
         self.top.access()
     }
 
-    /// Bytes of a cluster: what is allocated, discarded and copied at a time.
+    /// Returns the bytes of a cluster: the unit of allocating, discarding and copying.
     pub fn cluster_size(&self) -> u64 {
         self.header.cluster_size()
     }
 
-    /// The file of its top itself, whatever becomes of its name.
+    /// Returns the held file of its top, even if its name changes.
     pub fn held(&self) -> &Arc<Held> {
         self.top.held()
     }
 
-    /// The files that it stands on, from the one below the top down to the base; none if it stands alone.
+    /// Returns its backing files, from below the top down to the base.
     pub fn backing_files(&self) -> impl Iterator<Item = &Path> {
         self.backing.iter().map(|layer| layer.image.path())
     }
 
-    /// Whether it stands on other files.
+    /// Returns whether it has a backing file.
     pub fn has_backing(&self) -> bool {
         !self.backing.is_empty()
     }
 
-    /// Whether writing makes persistent dirty bitmaps of backup programs worthless: their next backup is a full one.
+    /// Returns whether writing invalidates persistent dirty bitmaps of backup programs: their next backup is a full one.
     pub fn loses_bitmaps(&self) -> bool {
         self.header.has_bitmaps && self.access() == Access::ReadWrite
     }
 
-    /// Checks a file that is open and locked, and opens what it stands on.
     fn examine(mut top: Image, finder: &dyn Finder) -> Result<Self, Qcow2Error> {
         let header = read_header(&mut top)?;
         let used = header.size;
@@ -278,7 +275,6 @@ impl Qcow2Image {
         Ok(image)
     }
 
-    /// Opens the chain below the top.
     fn open_backing(&mut self, finder: &dyn Finder) -> Result<(), Qcow2Error> {
         let mut seen = vec![identity(&self.top)?];
         let mut path = self.path().to_owned();
@@ -301,7 +297,7 @@ impl Qcow2Image {
         Ok(())
     }
 
-    /// Bytes of memory that the tables of the chain can come to, at the most.
+    /// Returns the most memory that the tables of the chain can take, in bytes.
     fn table_memory(&self) -> u64 {
         let headers = self.backing.iter().filter_map(|layer| layer.header.as_ref());
         let of_image = |header: &Header| {
@@ -320,7 +316,7 @@ impl Qcow2Image {
 }
 
 impl Qcow2Error {
-    /// The same failure, seen from the image above, unless it is about the chain as a whole.
+    /// Returns the same failure as seen from the image above, unless it concerns the chain as a whole.
     fn below(self, path: &Path, backing: &Path) -> Self {
         match self {
             Self::Loop { .. } | Self::BackingFormat { .. } => self,
@@ -332,7 +328,6 @@ impl Qcow2Error {
     }
 }
 
-/// What an image says of the one that it stands on.
 struct Named<'a> {
     above: &'a Held,
     path: &'a Path,
@@ -349,7 +344,7 @@ fn open_layer(
     let (path, format) = (named.path, named.format);
     let found = finder.find(path, Some(named.above));
     let found = found.map_err(|error| ImageError::of("find", path, error))?;
-    // Before it is locked: what the chain holds already would seem to be held by another process.
+    // Checked before it is locked: a file already in the chain would seem to be held by another process.
     if seen.contains(&(found.identity().device, found.identity().inode)) {
         return Err(Qcow2Error::Loop { path: path.to_owned() });
     }
@@ -379,7 +374,7 @@ fn open_layer(
 pub(super) fn resolve(image: &Path, name: &str) -> Result<PathBuf, Qcow2Error> {
     let no_file = || Qcow2Error::BackingIsNoFile { path: image.to_owned(), name: name.to_owned() };
     let name_of_file = name.strip_prefix("file:").unwrap_or(name);
-    // A colon before the first slash ends the name of a protocol, "json:" among them.
+    // A colon before the first slash ends the name of a protocol, for example "json:".
     let first_part = name_of_file.split('/').next().unwrap_or_default();
     if first_part.contains(':') || name_of_file.is_empty() {
         return Err(no_file());
@@ -388,8 +383,7 @@ pub(super) fn resolve(image: &Path, name: &str) -> Result<PathBuf, Qcow2Error> {
     Ok(folder.join(name_of_file))
 }
 
-/// Reads and checks the header of a locked image and its tables of tables; an image that is written is made as long
-/// as direct I/O wants it.
+/// Reads and checks the header of a locked image and its top-level tables. Lengthens a writable image to direct I/O's alignment.
 fn read_header(image: &mut Image) -> Result<Header, Qcow2Error> {
     let path = image.path().to_owned();
     let fail = |operation: &'static str| {
@@ -420,8 +414,8 @@ fn read_header(image: &mut Image) -> Result<Header, Qcow2Error> {
         }
     }
     if u64::from(image.io_alignment()) >= header.cluster_size() {
-        // Clusters smaller than the blocks of direct I/O could not be written one by one; in ones as large, an entry of
-        // the first-level table could not be told from another table.
+        // Clusters smaller than the blocks of direct I/O could not be written one by one. With clusters as large as blocks, an
+        // entry of the first-level table could not be distinguished from another table.
         image.go_buffered().map_err(fail("turn direct I/O off for"))?;
     }
     if image.access() == Access::ReadWrite {
@@ -443,7 +437,6 @@ fn plain(image: &Image) -> Result<std::fs::File, Qcow2Error> {
     opened.map_err(|error| ImageError::of("open", image.path(), error).into())
 }
 
-/// What tells a file from others.
 fn identity(image: &Image) -> Result<(u64, u64), Qcow2Error> {
     let stat = rustix::fs::fstat(image.file())
         .map_err(|errno| ImageError::of("examine", image.path(), errno.into()))?;

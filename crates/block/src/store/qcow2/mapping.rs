@@ -1,4 +1,4 @@
-//! Where the bytes of a disk are: imago's tables of a chain, asked for ranges.
+//! Locates the bytes of a disk by imago's tables of a chain.
 
 use std::io;
 use std::rc::Rc;
@@ -17,45 +17,37 @@ use crate::engine::Engine;
 use crate::error::IoError;
 use crate::store::image::Access;
 
-/// The tables of a chain.
 pub(super) struct Tables {
     access: FormatAccess<LaneStorage>,
     top: Rc<LaneFile>,
 }
 
-/// A part of a disk that is all in one place.
 pub(super) struct Piece {
-    /// What of the disk it is.
     pub(super) range: ByteRange,
     pub(super) place: Place,
 }
 
-/// Where a piece is.
 #[derive(Clone)]
 pub(super) enum Place {
-    /// In the top's file, in a cluster that nothing else refers to: it may be written.
+    /// In the top's file, in a cluster without other references: it may be written.
     Own {
-        /// First byte in the file.
         offset: u64,
     },
-    /// In a file that may only be read from there.
+    /// The piece is in a file where it may only be read.
     Shared {
         file: Rc<LaneFile>,
-        /// First byte in the file.
         offset: u64,
     },
-    /// Nowhere: it is zero.
+    /// The piece is in no file: it is zero.
     Zero,
-    /// In a compressed cluster.
     Packed,
 }
 
-/// Whether the top of a chain has a range itself.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum TopSays {
-    /// It has data there, or says that it is zero.
+    /// It has data there, or an explicit zero.
     Something,
-    /// What lies below shows.
+    /// The image below shows through.
     Nothing,
 }
 
@@ -63,7 +55,7 @@ impl Tables {
     /// Opens a chain on the lane's thread.
     ///
     /// # Errors
-    /// What the tables' first reads fail with; EINVAL if imago refuses what was checked before.
+    /// The errors of the first reads of tables; EINVAL if imago refuses an image that passed the checks.
     pub(super) async fn open(image: Qcow2Image, engine: &Rc<dyn Engine>) -> Result<Rc<Self>, IoError> {
         let mut below = None;
         for layer in image.backing.into_iter().rev() {
@@ -86,19 +78,15 @@ impl Tables {
         Ok(tables)
     }
 
-    /// The top's file.
     pub(super) fn top(&self) -> &Rc<LaneFile> {
         &self.top
     }
 
-    /// imago's access to the chain.
     pub(super) fn access(&self) -> &FormatAccess<LaneStorage> {
         &self.access
     }
 
-    /// Where the pieces of a range within the disk are, in order.
-    ///
-    /// It waits only for tables that are not in memory.
+    /// Locates the pieces of a range of the disk, in order. Waits only for tables that are not in memory.
     pub(super) async fn pieces(&self, range: ByteRange) -> Result<Vec<Piece>, IoError> {
         let mut pieces: Vec<Piece> = Vec::with_capacity(1);
         let mut position = range.offset;
@@ -113,7 +101,6 @@ impl Tables {
         Ok(pieces)
     }
 
-    /// Where the first piece of a range within the disk is.
     pub(super) async fn piece(&self, range: ByteRange) -> Result<Piece, IoError> {
         let mapped = self.access.get_mapping(range.offset, range.length).await;
         let (mapping, length) = mapped.map_err(|error| to_ours("look up", &error))?;
@@ -138,7 +125,7 @@ impl Tables {
         Ok(Piece { range, place })
     }
 
-    /// Tells whether the top itself says what a range within the disk begins with, and up to where that holds.
+    /// Returns whether the top itself describes the start of a range, and up to where.
     pub(super) async fn top_says(&self, range: ByteRange) -> Result<(TopSays, u64), IoError> {
         let mapped = self.access.inner().get_mapping(range.offset, range.length).await;
         let (mapping, length) = mapped.map_err(|error| to_ours("look up", &error))?;
@@ -149,13 +136,13 @@ impl Tables {
             ShallowMapping::Indirect { .. } | ShallowMapping::Zero { explicit: false, .. } => {
                 TopSays::Nothing
             }
-            // Data, compressed data, zeroes over what lies below; and whatever else there may be.
+            // Data, compressed data, explicit zeroes, and any other kind.
             _ => TopSays::Something,
         };
         Ok((says, range.offset + length.min(range.length)))
     }
 
-    /// Reads a range by imago: for what is compressed.
+    /// Reads a compressed range through imago.
     pub(super) async fn unpack(&self, range: ByteRange, mut buffer: Buffer) -> Result<Buffer, IoError> {
         let target = buffer.as_mut_slice().ok_or(IoError::os("read", Errno::INVAL))?;
         let read = self.access.read(target, range.offset).await;
@@ -163,21 +150,20 @@ impl Tables {
         Ok(buffer)
     }
 
-    /// Marks whole clusters as zero, and keeps what is allocated for them; returns up to where.
+    /// Marks whole clusters as zero, and keeps their allocation; returns where it stopped.
     pub(super) async fn keep_as_zero(&self, range: ByteRange) -> Result<u64, IoError> {
         let done = self.access.inner().ensure_zero_mapping(range.offset, range.length).await;
         let (start, length) = done.map_err(|error| to_ours("discard", &error))?;
         Ok(if start == range.offset { start + length } else { range.offset })
     }
 
-    /// Writes all tables that were changed in memory.
     pub(super) async fn write_cached(&self) -> Result<(), IoError> {
         self.access.flush().await.map_err(|error| to_ours("write tables", &error))
     }
 }
 
 impl Piece {
-    /// Tells whether `next` lies behind it on the disk and in the file.
+    /// Returns whether `next` lies behind it on the disk and in the file.
     fn goes_on_with(&self, next: &Self) -> bool {
         let length = self.range.length;
         match (&self.place, &next.place) {
@@ -191,7 +177,7 @@ impl Piece {
     }
 }
 
-/// An error of imago's as one of ours; what has no code of the system is a damaged image, told as EIO.
+/// Converts an error of imago; an error without a system code is a damaged image, reported as EIO.
 pub(super) fn to_ours(operation: &'static str, error: &io::Error) -> IoError {
     let by_kind = match error.kind() {
         io::ErrorKind::StorageFull => Errno::NOSPC,

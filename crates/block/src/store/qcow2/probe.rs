@@ -1,7 +1,7 @@
-//! Tells the format of an image by its first bytes.
+//! Detects the format of an image by its first bytes.
 //!
-//! N.B. a guest that owns a raw image can write any header into it. A format that was told once is kept with the
-//! volume; it is not guessed again.
+//! **N.B.** A guest that owns a raw image can write any header into it. So a volume's format is detected once and stored with the
+//! volume; it is never guessed again.
 
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -13,18 +13,18 @@ use super::header::{MAGIC, SIZE};
 use crate::held::{ByName, Finder, Held};
 use crate::store::image::ImageError;
 
-/// What an image is, by its first bytes.
+/// The format of an image, by its first bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// The bytes of the disk, one after the other; what nothing else is.
+    /// The plain bytes of the disk; assumed for anything unknown.
     Raw,
-    /// QEMU's qcow2.
+    /// The qcow2 format of QEMU.
     Qcow2,
-    /// Another known format, which cannot be served; by the name that `qemu-img` has for it.
+    /// Another known format, which cannot be served; by its name in `qemu-img`.
     Other(String),
 }
 
-/// Formats that are told from raw disks, by what they begin with.
+/// The first bytes of known formats.
 const BEGINNINGS: [(&[u8], &str); 6] = [
     (b"KDMV", "vmdk"),
     (b"# Disk DescriptorFile", "vmdk"),
@@ -33,50 +33,43 @@ const BEGINNINGS: [(&[u8], &str); 6] = [
     (b"QED\0", "qed"),
     (b"LUKS\xba\xbe", "luks"),
 ];
-/// Where `vdi` has its mark, behind a line of text.
+/// The place of `vdi`'s mark, behind a line of text.
 const VDI_MARK: (usize, &[u8]) = (64, b"\x7f\x10\xda\xbe");
 /// The other format that begins as qcow2 does.
 const QCOW1_VERSION: &[u8] = &[0, 0, 0, 1];
-/// Where a qcow2 header says at which offset the name of its backing file is; 0: it has none.
+/// The place of the backing file name's offset in a qcow2 header; 0: no backing file.
 const BACKING_NAME_OFFSET: Range<usize> = 8..16;
-/// Bytes that are looked at.
 const PROBED: usize = 512;
 
-/// Tells the format of the image at `path`; whatever begins as nothing known is raw.
-///
-/// It may sleep, and locks nothing.
+/// Detects the format of the image at `path`; raw if no other one matches. May sleep; locks nothing.
 ///
 /// # Errors
-/// What the system says if it cannot be read.
+/// The system's error if it cannot be read.
 pub fn probe_format(path: &Path) -> Result<Format, ImageError> {
     Ok(beginning(path)?.map_or(Format::Raw, |bytes| format_of(&bytes)))
 }
 
-/// As [`probe_format`], of what is held.
+/// Detects the format of a held image; as [`probe_format`].
 ///
 /// # Errors
-/// As there.
+/// Those of [`probe_format`].
 pub fn probe_held(held: &Held) -> Result<Format, ImageError> {
     Ok(beginning_of(held)?.map_or(Format::Raw, |bytes| format_of(&bytes)))
 }
 
-/// Tells whether the qcow2 image at `path` says that it stands on another file, without opening that.
-///
-/// It may sleep, and locks nothing.
+/// Returns whether the qcow2 image at `path` names a backing file, without opening that. May sleep; locks nothing.
 ///
 /// # Errors
-/// What the system says if it cannot be read.
+/// The system's error if it cannot be read.
 pub fn names_backing_file(path: &Path) -> Result<bool, ImageError> {
     Ok(beginning(path)?.is_some_and(|bytes| has_backing_name(&bytes)))
 }
 
-/// Size in bytes of the disk in the image at `path`, by what a qcow2 header says, or by the length of what is raw; `None` for
-/// another format, and if a header ends before it says so. Whether it can be opened is another question.
-///
-/// It may sleep, and locks nothing.
+/// Returns the size in bytes of the disk in the image at `path`, from a qcow2 header, or from a raw image's length. `None` for
+/// another format, and if a header is too short. Does not check whether the image can be opened. May sleep; locks nothing.
 ///
 /// # Errors
-/// What the system says if it cannot be read.
+/// The system's error if it cannot be read.
 pub fn disk_size(path: &Path) -> Result<Option<u64>, ImageError> {
     let Some(bytes) = beginning(path)? else { return Ok(None) };
     match format_of(&bytes) {
@@ -95,17 +88,16 @@ fn size_in_header(bytes: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(size.try_into().ok()?))
 }
 
-/// The first bytes of what is at `path`; `None` if it is nothing that an image can be.
+/// Returns the first bytes of a file; `None` if it cannot be an image.
 fn beginning(path: &Path) -> Result<Option<Vec<u8>>, ImageError> {
     let found = ByName.find(path, None).map_err(|error| ImageError::of("examine", path, error))?;
     beginning_of(&found)
 }
 
-/// As [`beginning`], of what is held.
 fn beginning_of(held: &Held) -> Result<Option<Vec<u8>>, ImageError> {
     let path = held.path();
     if !matches!(held.kind(), FileType::RegularFile | FileType::BlockDevice) {
-        // To read from a pipe could wait for ever; whoever opens it as an image says what it is.
+        // A read from a pipe could wait for ever; opening it as an image reports the error.
         return Ok(None);
     }
     let file = held.open(OFlags::RDONLY).map_err(|error| ImageError::of("open", path, error))?;

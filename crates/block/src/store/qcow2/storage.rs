@@ -1,13 +1,13 @@
-//! What imago reads and writes by: its trait of storage, over a file of the lane.
+//! imago's storage trait, over a file of the lane.
 //!
-//! imago wants storage that may be sent to other threads, and a lane's engine stays on its own. So a storage holds a
-//! key, and the file is in a table of its thread; on any other thread it fails, which is no use of ours.
+//! imago wants storage that may be sent to other threads, and a lane's engine stays on its own. So a storage holds a key, and the
+//! file is in a table of its thread. On any other thread it fails, but it is never used there.
 //!
-//! What passes here is copied: imago lends its memory, and an engine keeps what it works on beyond a dropped future.
-//! These are tables only; the data of guests go past this file ([`super::store`]).
+//! Data that passes here is copied: imago lends its memory, and an engine keeps its buffers beyond a dropped future. Only tables
+//! pass here; the data of guests does not ([`super::store`]).
 
-// UNSAFETY: imago declares its requests without checks of alignment as unsafe functions, and so they must be
-// implemented; nothing in them is unsafe. It also leaves to us that nobody uses clusters that are discarded.
+// UNSAFETY: imago declares its requests without alignment checks as unsafe functions, so the implementations must be unsafe as
+// well; they do nothing unsafe. It also requires callers not to use discarded clusters.
 #![expect(unsafe_code, reason = "a trait of imago has unsafe functions")]
 
 use std::cell::RefCell;
@@ -29,7 +29,6 @@ use crate::engine::Engine;
 use crate::error::IoError;
 
 thread_local! {
-    /// The files that imago uses on this thread.
     static FILES: RefCell<Slab<Entry>> = const { RefCell::new(Slab::new()) };
 }
 
@@ -38,7 +37,6 @@ struct Entry {
     engine: Rc<dyn Engine>,
 }
 
-/// A file of this thread, as imago sees it.
 pub(super) struct LaneStorage {
     key: usize,
     thread: ThreadId,
@@ -48,7 +46,6 @@ pub(super) struct LaneStorage {
 }
 
 impl LaneStorage {
-    /// Lets imago use `file`, on this thread.
     pub(super) fn new(file: Rc<LaneFile>, engine: Rc<dyn Engine>) -> Self {
         let (path, alignment) = (file.image().path().to_owned(), file.alignment() as usize);
         let key = FILES.with_borrow_mut(|files| files.insert(Entry { file, engine }));
@@ -56,7 +53,7 @@ impl LaneStorage {
         Self { key, thread, path, alignment, helper: CommonStorageHelper::default() }
     }
 
-    /// The file behind it.
+    /// Returns the file behind it.
     ///
     /// # Errors
     /// [`IoError::Closed`] on another thread.
@@ -96,7 +93,7 @@ impl Storage for LaneStorage {
     }
 
     fn resolve_relative_path<P: AsRef<Path>>(&self, _: P) -> io::Result<PathBuf> {
-        // The chain was opened before; nothing that imago finds in a header is.
+        // The chain was opened before; no name in a header is followed here.
         Err(io::ErrorKind::Unsupported.into())
     }
 
@@ -130,7 +127,6 @@ impl Storage for LaneStorage {
     }
 
     async fn flush(&self) -> io::Result<()> {
-        // Nothing is kept back here.
         Ok(())
     }
 
@@ -140,8 +136,8 @@ impl Storage for LaneStorage {
     }
 
     async fn settle_writes(&self) -> io::Result<()> {
-        // Requests that change an image run to their end (`super::finish`), and hold their claims until then: none
-        // is in flight to a cluster that is given back.
+        // Requests that change an image run to their end (`super::finish`), and hold their claims until then: none is in flight
+        // to a freed cluster.
         Ok(())
     }
 
@@ -166,21 +162,19 @@ impl fmt::Display for LaneStorage {
     }
 }
 
-/// Makes whole clusters of a range zero and frees what they had; returns up to where.
-///
-/// The caller holds an exclusive claim on them.
+/// Zeroes whole clusters of a range and frees their allocation; returns where it stopped. The caller holds an
+/// exclusive claim on them.
 pub(super) async fn discard_to_zero(
     access: &FormatAccess<LaneStorage>,
     range: ByteRange,
 ) -> Result<u64, IoError> {
-    // SAFETY: imago asks that nobody uses an earlier mapping of these clusters; requests that do hold claims on them.
+    // SAFETY: imago requires that no earlier mapping of these clusters is in use; requests with one hold claims on them.
     let done = unsafe { access.inner().discard_to_zero_unsafe(range.offset, range.length) }.await;
     done_up_to(range, done)
 }
 
-/// Frees whole clusters of a range, so that what lies below shows; returns up to where.
-///
-/// The caller holds an exclusive claim on them.
+/// Frees whole clusters of a range, so that the image below shows; returns where it stopped. The caller holds an
+/// exclusive claim on them.
 pub(super) async fn discard_to_backing(
     access: &FormatAccess<LaneStorage>,
     range: ByteRange,
@@ -196,7 +190,6 @@ fn done_up_to(range: ByteRange, done: io::Result<(u64, u64)>) -> Result<u64, IoE
     Ok(if start == range.offset { start + length } else { range.offset })
 }
 
-/// An error of ours on its way through imago.
 fn to_std(error: IoError) -> io::Error {
     io::Error::from(error.errno())
 }

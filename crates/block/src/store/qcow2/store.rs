@@ -1,17 +1,17 @@
 //! A volume in a qcow2 image, on the lane's thread.
 //!
 //! ```text
-//!   request ─► claim ─► tables in memory, and all in place? ─yes─► engine, straight into or out of the file
+//!   request ─► claim ─► tables in memory, and all in place? ─yes─► engine, directly into or out of the file
 //!                 │                              └─no─► a task of its own:
 //!                 │                                     load tables │ allocate, write, commit │ discard
 //!                 └─ shared for reads and for writes in place; exclusive, by whole clusters, for the rest
 //! ```
 //!
-//! imago keeps the tables; the data of guests go past it. What it needs from us is that nothing is on its way to or
-//! from a cluster that is given back: the claims see to that.
+//! imago keeps the tables; guests' data bypasses it. It requires that no I/O is in flight to a freed cluster:
+//! the claims ensure that.
 //!
-//! N.B. a change is acknowledged only when the tables that lead to it are in the file: what was acknowledged survives
-//! the process, though not a power cut without a flush.
+//! **N.B.** A change is acknowledged only when the tables that lead to it are in the file. So an acknowledged change survives the
+//! process, though not a power cut without a flush.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -43,39 +43,37 @@ pub struct Qcow2Store {
     handle: Handle,
 }
 
-/// What the tasks of a store share.
 pub(super) struct Shared {
     pub(super) tables: Rc<Tables>,
     pub(super) engine: Rc<dyn Engine>,
     pub(super) geometry: GrowingGeometry,
     /// Size in bytes of the disk in the image: more than guests see while it grows.
     pub(super) disk_size: Cell<u64>,
-    /// Bytes of a cluster.
     pub(super) cluster_size: u64,
     pub(super) has_backing: bool,
-    /// Whether an entry can say that a cluster is zero: from version 3 on.
+    /// Whether an entry can mark a cluster as zero: from version 3 on.
     pub(super) has_zero_flags: bool,
     pub(super) claims: RangeLock,
-    /// Each held by who allocates or discards in some of the second-level tables.
+    /// Each is held during an allocation or discard in some of the second-level tables.
     pub(super) slots: [Mutex<()>; SLOTS],
-    /// Held by who allocates or frees clusters; whether some were freed that the tables in the file may still refer to.
-    /// Taken after a slot.
+    /// Held while clusters are allocated or freed. The value: whether freed clusters may still be referred to by the tables in
+    /// the file. Taken after a slot.
     pub(super) has_freed: Mutex<bool>,
-    /// Whether tables in memory are newer than those in the file, or will be when what is under way has ended.
+    /// Whether tables in memory are newer than those in the file, or will be when requests in flight have ended.
     pub(super) is_dirty: Cell<bool>,
-    /// Held by who writes the tables for a flush.
+    /// Held while the tables are written for a flush.
     flushing: Mutex<()>,
     /// Number of the last such round that has begun.
     rounds_begun: Cell<u64>,
-    /// Number of the last one that has ended well.
+    /// Number of the last round that has succeeded.
     round_ended: Cell<u64>,
 }
 
 impl Qcow2Store {
-    /// Serves `image` through `engine`, with tasks of `handle`.
+    /// Makes a store that serves `image` through `engine`, with tasks of `handle`.
     ///
     /// # Errors
-    /// What reading the tables of the chain fails with.
+    /// The errors of reading the tables of the chain.
     pub async fn open(image: Qcow2Image, handle: &Handle, engine: &Rc<dyn Engine>) -> Result<Self, IoError> {
         let is_written = image.access() == Access::ReadWrite;
         let disk_size = Cell::new(image.header.size);
@@ -235,7 +233,7 @@ impl Growth for Qcow2Store {
 }
 
 impl Shared {
-    /// Fills `buffer`, which is what the disk has from `start` on, with pieces that cover it.
+    /// Fills `buffer`, the disk's content from `start` on, with pieces that cover it.
     pub(super) async fn read_pieces(
         &self,
         pieces: &[Piece],
@@ -262,7 +260,6 @@ impl Shared {
         Ok(buffer)
     }
 
-    /// Fills `buffer`, which is as long as the piece.
     async fn read_piece(&self, piece: &Piece, mut buffer: Buffer) -> Result<Buffer, IoError> {
         match &piece.place {
             Place::Own { offset } => self.tables.top().read(*offset, buffer).await,
@@ -275,7 +272,7 @@ impl Shared {
         }
     }
 
-    /// Writes what is all in place. The caller holds a claim on it.
+    /// Writes pieces that are all in place. The caller holds a claim on them.
     async fn write_in_place(
         &self,
         pieces: &[Piece],
@@ -283,7 +280,7 @@ impl Shared {
         data: &Buffer,
         durability: Durability,
     ) -> Result<(), IoError> {
-        // What is durable is of no use while the entry that leads there is not.
+        // Durable data is useless while the entry that leads to it is not durable.
         let (each, after) = match self.tables_are_durable() {
             true => (durability, Durability::Volatile),
             false => (Durability::Volatile, durability),
@@ -297,9 +294,8 @@ impl Shared {
         self.settle(after).await
     }
 
-    /// What comes between a change and its acknowledgement: the tables that lead there are in the file, for a guest
-    /// outlives the process that serves it, and with it what it was told. Those who wait at the same time share the
-    /// work.
+    /// Completes a change before its acknowledgement: writes the tables that lead to it into the file. A guest may outlive the
+    /// daemon, and so must acknowledged changes. Concurrent callers share the work.
     async fn settle(&self, durability: Durability) -> Result<(), IoError> {
         match durability {
             Durability::Volatile if self.tables_are_durable() => Ok(()),
@@ -307,7 +303,7 @@ impl Shared {
         }
     }
 
-    /// Makes everything durable that had completed when this was called: first data, then the tables in their order
+    /// Makes durable all changes that had completed when this was called: first data, then the tables in their order
     /// ([`super::file`]), then a sync.
     pub(super) async fn flush(&self) -> Result<(), IoError> {
         if self.tables_are_durable() {
@@ -316,12 +312,12 @@ impl Shared {
         let begun = self.rounds_begun.get();
         let _turn = self.flushing.lock().await;
         if self.round_ended.get() > begun {
-            // Somebody else's round began after this was called.
+            // A later round of another request covers this one.
             return Ok(());
         }
         let round = begun.max(self.rounds_begun.get()) + 1;
         self.rounds_begun.set(round);
-        // Before the tables are looked at: what changes them meanwhile sets it again.
+        // Before the tables are examined: concurrent changes set it again.
         self.is_dirty.set(false);
         let written = async {
             self.tables.write_cached().await?;

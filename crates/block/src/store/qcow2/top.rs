@@ -1,6 +1,6 @@
-//! What the top of a chain says of itself, read while somebody serves it: how to make another top for the same chain.
+//! Reads the top of a chain while it is being served, for making another top for the same chain.
 //!
-//! Its header does not change in these fields while an image is served, and a guest cannot reach it; so nothing is locked.
+//! These fields of its header do not change while an image is served, and a guest cannot reach them; so no lock is needed.
 
 use std::os::unix::fs::FileExt;
 use std::path::Path;
@@ -14,26 +14,26 @@ use super::probe::{Format, probe_held};
 use crate::held::{Finder, Held, ToLookAt};
 use crate::store::image::ImageError;
 
-/// The top of a chain, as far as it takes to make another one in its place.
+/// The properties of a chain's top that another top must share.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopLayer {
-    /// Bytes of a cluster.
+    /// Bytes of a cluster in the image.
     pub cluster_size: u64,
-    /// What it stands on, by an absolute path; `None`: it stands alone.
+    /// Its backing file, by an absolute path; `None`: it has none.
     pub backing: Option<BackingFile>,
 }
 
-/// What an image has beside its disk.
+/// The content of an image besides its disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Within {
-    /// How many internal snapshots.
+    /// The number of internal snapshots.
     pub snapshots: u32,
-    /// Whether it has persistent bitmaps of backup tools, and they are true.
+    /// Whether it has valid persistent bitmaps of backup tools.
     pub has_bitmaps: bool,
 }
 
 impl Within {
-    /// Reads what the image at `path` says of itself. It may sleep.
+    /// Reads the additional content of the image at `path`. May sleep.
     ///
     /// # Errors
     /// [`Qcow2Error`], as opening it would.
@@ -54,11 +54,10 @@ fn header_of(held: &Held, path: &Path) -> Result<Header, Qcow2Error> {
 }
 
 impl TopLayer {
-    /// Reads what the image at `path`, which is absolute, says of itself, if `finder` says that it and what it stands on may be
-    /// opened. It may sleep.
+    /// Reads the top at `path`, which is absolute, if `finder` permits it and its backing file. May sleep.
     ///
     /// # Errors
-    /// [`Qcow2Error`], as opening it would; [`Qcow2Error::Backing`] if what it stands on is not there.
+    /// [`Qcow2Error`], as opening it would; [`Qcow2Error::Backing`] if its backing file does not exist.
     pub fn of(path: &Path, finder: &dyn Finder) -> Result<Self, Qcow2Error> {
         let held = finder.find(path, None).map_err(|error| ImageError::of("find", path, error))?;
         let header = header_of(&held, path)?;
@@ -72,7 +71,7 @@ impl TopLayer {
         };
         let below = finder.find(&found, Some(&held));
         let below = below.map_err(|error| missing(ImageError::of("find", &found, error)))?;
-        // By another image in another folder it is found only by its whole path.
+        // An image in another folder finds it only by its whole path.
         let backing = below.path().to_owned();
         let format = match named.format.as_deref() {
             Some("raw" | "file") => Format::Raw,
@@ -86,7 +85,7 @@ impl TopLayer {
         Ok(Self { cluster_size, backing: Some(BackingFile { path, format }) })
     }
 
-    /// How another top for the same chain is made.
+    /// Returns the options for another top of the same chain.
     pub fn options(&self) -> Qcow2Options {
         Qcow2Options { cluster_size: self.cluster_size, backing: self.backing.clone() }
     }

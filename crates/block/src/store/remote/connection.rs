@@ -1,11 +1,11 @@
-//! One connection to a server: requests go out in batches, replies come in and find their requests by cookie.
+//! One connection to a server: sends requests in batches, and matches replies to requests by cookie.
 //!
 //! ```text
-//!   submit ─► in flight, queue ─► sender task ─► socket ─► receiver task ─► completed ─► ledger, then whoever waits
-//!                    └───────────── lost: every request is told so, the link makes a new connection ──┘
+//!   submit ─► in flight, queue ─► sender task ─► socket ─► receiver task ─► completed ─► ledger, then the caller
+//!                    └───────────── lost: every request fails, the link makes a new connection ──┘
 //! ```
 //!
-//! Both tasks end with the connection. A request whose future is dropped stays in flight: its answer has to be read.
+//! Both tasks end with the connection. A request whose future is dropped stays in flight, because its answer has to be read.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -31,24 +31,23 @@ use crate::engine::{Engine, SEND_PIECES_MAX};
 use crate::executor::Handle;
 use crate::signal::Signal;
 
-/// Requests in flight on one connection: as many as Linux's own client keeps.
+/// The limit of requests in flight on one connection: as many as Linux's own client keeps.
 const REQUESTS_MAX: usize = 128;
-/// Memory that replies are received into, in bytes: some dozens of small reads at a time.
+/// Memory for received replies, in bytes: some dozens of small reads at a time.
 const RECEIVE_LENGTH: usize = 128 << 10;
-/// However little room the start of a head leaves, the rest of it can be received.
+/// Whatever room the start of a head leaves, the rest of it can be received.
 const _: () = assert!(RECEIVE_LENGTH > HEAD_LENGTH_MAX);
 /// Memory for the headers of one batch, in bytes.
 const HEADERS_LENGTH: usize = 4096;
-/// How long a server may take to close a connection that we have said goodbye on.
+/// How long a server may take to close a connection after a goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A connection that has been negotiated.
 pub(super) struct Connection {
     socket: Arc<OwnedFd>,
     terms: Terms,
     link: Weak<Link>,
     state: RefCell<State>,
-    /// Something to send, an answer, or the end.
+    /// Notified when there is something to send, an answer, or the end.
     changed: Signal,
 }
 
@@ -63,7 +62,6 @@ struct State {
 enum Phase {
     #[default]
     Open,
-    /// The last request is in the queue.
     SayingGoodbye,
     Gone,
 }
@@ -74,7 +72,7 @@ struct Outgoing {
 }
 
 impl Connection {
-    /// Takes over what was dialled; it works by tasks of `handle`.
+    /// Takes over a dialled connection; its tasks run on `handle`.
     pub(super) fn start(line: Line, link: &Rc<Link>, handle: &Handle, engine: &Rc<dyn Engine>) -> Rc<Self> {
         let connection = Rc::new(Self {
             socket: Arc::new(line.socket),
@@ -90,7 +88,7 @@ impl Connection {
         connection
     }
 
-    /// Sends a request; `buffer` is for what a read asks for. The answer comes by the receiver.
+    /// Sends a request; `buffer` takes a read's data. The answer comes by the receiver.
     pub(super) fn submit(
         &self,
         request: &Request,
@@ -100,7 +98,7 @@ impl Connection {
         let (sender, receiver) = oneshot::channel();
         let mut state = self.state.borrow_mut();
         if state.phase != Phase::Open {
-            // The receiver is in our hand.
+            // The receiver is still held here.
             let _ = sender.send(Err(Failure::Lost));
             return receiver;
         }
@@ -112,19 +110,18 @@ impl Connection {
         receiver
     }
 
-    /// Requests that more than this connection takes make wait; `None` if it takes no more.
+    /// Returns how many requests wait because of the connection's limit; `None` if it takes no more.
     pub(super) fn load(&self) -> Option<usize> {
         let state = self.state.borrow();
         let load = state.in_flight.len();
         (state.phase == Phase::Open && load < REQUESTS_MAX).then_some(load)
     }
 
-    /// Tells whether block status can be asked for.
+    /// Returns whether block status is supported.
     pub(super) fn describes(&self) -> bool {
         self.terms.allocation.is_some()
     }
 
-    /// Waits until nothing is in flight.
     pub(super) async fn drained(&self) {
         self.changed.wait_for(|| (self.state.borrow().in_flight.len() == 0).then_some(())).await;
     }
@@ -140,10 +137,9 @@ impl Connection {
         state.queue.clear();
         let senders = state.in_flight.lose_all();
         drop(state);
-        // Ends what the tasks wait for; a socket that is gone already needs no ending.
+        // Ends the waits of the tasks; a socket that is already gone needs no ending.
         let _ = rustix::net::shutdown(&*self.socket, Shutdown::Both);
         for sender in senders {
-            // Who does not wait any more need not know.
             let _ = sender.send(Err(Failure::Lost));
         }
         self.changed.notify();
@@ -152,7 +148,7 @@ impl Connection {
         }
     }
 
-    /// Says goodbye once everything in the queue is sent, and ends.
+    /// Sends everything in the queue, then a goodbye, and ends.
     pub(super) fn close(self: Rc<Self>, handle: &Handle) {
         let mut state = self.state.borrow_mut();
         if state.phase != Phase::Open {
@@ -171,7 +167,6 @@ impl Connection {
         });
     }
 
-    /// Life of the sender task.
     async fn send_all(&self, engine: &Rc<dyn Engine>) {
         loop {
             let look = || {
@@ -189,7 +184,7 @@ impl Connection {
         }
     }
 
-    /// Takes what goes out in one send: headers of several requests lie in one piece of memory.
+    /// Returns the buffers of one send: headers of several requests share one piece of memory.
     fn next_batch(&self, engine: &Rc<dyn Engine>) -> Vec<Buffer> {
         let mut state = self.state.borrow_mut();
         let count = state.queue.len().min(HEADERS_LENGTH / REQUEST_LENGTH).min(SEND_PIECES_MAX / 2);
@@ -215,7 +210,6 @@ impl Connection {
         pieces
     }
 
-    /// Life of the receiver task.
     async fn receive_all(&self, engine: &Rc<dyn Engine>) {
         let reason = match self.receive_until_end(engine).await {
             Ok(()) => "the server closed it",
@@ -224,7 +218,6 @@ impl Connection {
         self.lose(reason);
     }
 
-    /// Receives until the server closes the connection.
     async fn receive_until_end(&self, engine: &Rc<dyn Engine>) -> Result<(), &'static str> {
         const FAILED: &str = "receiving failed";
         let mut receiver = Receiver::new(self.terms.structured);
@@ -246,7 +239,7 @@ impl Connection {
                 if length == 0 {
                     return Ok(());
                 }
-                // Its last byte may have been that of the request.
+                // Its last byte may have been the request's last.
                 receiver.take(&[], &mut state.in_flight, &mut completed)?;
             } else {
                 memory.move_window(arrived, RECEIVE_LENGTH - arrived);
@@ -261,7 +254,7 @@ impl Connection {
                 let mut state = self.state.borrow_mut();
                 let taken = receiver.take(&bytes[..arrived], &mut state.in_flight, &mut completed);
                 drop(state);
-                // What was completed before a violation is completed.
+                // Requests completed before a violation stay completed.
                 self.complete(&mut completed);
                 let taken = taken?;
                 bytes.copy_within(taken..arrived, 0);
@@ -271,7 +264,7 @@ impl Connection {
         }
     }
 
-    /// Tells whoever waits. What was changed is in the ledger before anybody can know that it was.
+    /// Answers the callers. A change is in the ledger before its caller learns of it.
     fn complete(&self, completed: &mut Vec<Completed>) {
         if completed.is_empty() {
             return;
@@ -281,7 +274,6 @@ impl Connection {
             if let (Some(link), Some(change)) = (&link, change) {
                 link.record(change);
             }
-            // Who does not wait any more need not know.
             let _ = sender.send(result);
         }
         self.changed.notify();

@@ -17,19 +17,18 @@ use super::image::RemoteOptions;
 use super::terms::Terms;
 use crate::store::image::Access;
 
-/// How long a further connection to a server that has answered already may take: a server that says it takes several,
-/// and then takes one, must not hold up the one that works.
+/// The time limit for further connections to a server that has already answered. A server that announces several but takes only
+/// one must not delay the working one.
 const FURTHER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A TCP connection without any sign of life for this long is gone. Requests to a server that hangs do not count: its
-/// system answers for it.
+/// How long a TCP connection may show no sign of life. Requests to a hanging server do not count: its system answers for it.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 /// How long a TCP connection is idle before it is probed, and between probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
-/// Probes without an answer that end a connection.
+/// The limit of unanswered probes.
 const PROBES_MAX: u32 = 2;
 
-/// What it takes to reach an export, now and again.
+/// The address and options of an export, for the first and for later connections.
 #[derive(Clone)]
 pub(super) struct Dialer {
     pub(super) uri: NbdUri,
@@ -37,22 +36,18 @@ pub(super) struct Dialer {
     pub(super) options: RemoteOptions,
 }
 
-/// A connection that is negotiated.
 pub(super) struct Line {
     pub(super) socket: OwnedFd,
-    /// What was agreed on.
     pub(super) terms: Terms,
 }
 
-/// Connections to one server, all by the same terms.
+/// Connections to one server, all with the same terms.
 pub(super) struct Lines {
     pub(super) first: Line,
-    /// Those that it took besides.
     pub(super) further: Vec<Line>,
 }
 
 impl Lines {
-    /// What was agreed on.
     pub(super) fn terms(&self) -> &Terms {
         &self.first.terms
     }
@@ -98,7 +93,7 @@ impl Dialer {
     }
 }
 
-/// `connect` to a unix socket waits while the server's backlog is full; so the socket gets a limit first.
+/// Connects to a unix socket. `connect` waits while the server's backlog is full, so the socket gets a limit first.
 fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     let address = SocketAddrUnix::new(path)?;
     let socket =
@@ -131,12 +126,11 @@ fn watch(stream: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepidle(socket, PROBE_INTERVAL)?;
     sockopt::set_tcp_keepintvl(socket, PROBE_INTERVAL)?;
     sockopt::set_tcp_keepcnt(socket, PROBES_MAX)?;
-    // 15,000 ms.
     sockopt::set_tcp_user_timeout(socket, SILENCE_MAX.as_millis() as u32)?;
     Ok(())
 }
 
-/// Time left, as socket timeouts take it: never zero, which would mean no limit.
+/// Returns the time left for a socket timeout: never zero, which would mean no limit.
 fn left_until(deadline: Instant) -> io::Result<Duration> {
     match deadline.saturating_duration_since(Instant::now()) {
         Duration::ZERO => Err(io::ErrorKind::TimedOut.into()),
@@ -150,7 +144,7 @@ enum Stream {
 }
 
 impl Stream {
-    /// The bare socket, without the limits that only negotiation has.
+    /// Returns the bare socket, without the time limits of the negotiation.
     fn into_socket(self) -> io::Result<OwnedFd> {
         self.set_timeouts(None)?;
         Ok(match self {
@@ -170,7 +164,7 @@ impl Stream {
     }
 }
 
-/// A stream that must be done by a deadline, however slowly the other end drips.
+/// A stream with an overall deadline, even if the other end sends byte by byte.
 struct Timed<'a> {
     stream: &'a mut Stream,
     deadline: Instant,
@@ -202,7 +196,7 @@ impl Write for Timed<'_> {
     }
 }
 
-/// A socket timeout is told as EAGAIN, which says nothing to people.
+/// Replaces EAGAIN, by which a socket reports a timeout, by a readable error.
 fn name_timeout(error: io::Error) -> io::Error {
     if error.kind() == io::ErrorKind::WouldBlock { io::ErrorKind::TimedOut.into() } else { error }
 }

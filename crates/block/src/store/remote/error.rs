@@ -1,92 +1,92 @@
-//! Why an export cannot be used as a store.
+//! The reasons why an export cannot be used as a store.
 
 use crate::device::ALIGNMENT;
 
-/// A server or an export that cannot be used; requests to a store that is open fail with [`crate::IoError`] instead.
+/// An unusable server or export; requests to a store that is open fail with [`crate::IoError`] instead.
 #[derive(Debug, thiserror::Error)]
 pub enum RemoteError {
     /// There is no server, or it does not answer.
     #[error("{operation} {uri}")]
     Unreachable {
-        /// What was tried, as a verb.
+        /// The operation, as a verb.
         operation: &'static str,
-        /// The export.
+        /// The address of the export.
         uri: String,
-        /// What the system answered.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// TLS was asked for.
+    /// The address requires TLS.
     #[error("{uri} asks for TLS, which is not supported yet: use a tunnel, or a network that you trust")]
     Tls {
-        /// The export.
+        /// The address of the export.
         uri: String,
     },
-    /// The server does not give us the export.
+    /// The server refuses the export.
     #[error("the server refuses {uri}: {message}")]
     Refused {
-        /// The export.
+        /// The address of the export.
         uri: String,
-        /// The server's own words, or what its answer means.
+        /// The server's own words, or the meaning of its answer.
         message: String,
     },
-    /// What the server sends is not NBD, or not what was asked for.
+    /// The server's data is not valid NBD, or not the requested answer.
     #[error("the server of {uri} breaks the protocol: {reason}")]
     Protocol {
-        /// The export.
+        /// The address of the export.
         uri: String,
-        /// What was wrong.
+        /// The violation of the protocol.
         reason: &'static str,
     },
-    /// Requests would have to be larger than the smallest that a volume makes.
+    /// The minimum block size exceeds the smallest requests of a volume.
     #[error("{uri} has a minimum block size of {minimum} bytes; at most {ALIGNMENT} can be used")]
     BlockTooLarge {
-        /// The export.
+        /// The address of the export.
         uri: String,
         /// Its minimum block size in bytes.
         minimum: u32,
     },
-    /// Its end cannot be reached with requests of whole blocks.
+    /// Requests of whole blocks cannot reach its end.
     #[error(
         "{uri} has {size} bytes, no multiple of its minimum block size of {minimum}: let the server round it up"
     )]
     OddSize {
-        /// The export.
+        /// The address of the export.
         uri: String,
         /// Its size in bytes.
         size: u64,
         /// Its minimum block size in bytes.
         minimum: u32,
     },
-    /// It is to be written and cannot be.
+    /// It is read-only but has to be written.
     #[error("{uri} is read-only")]
     ReadOnly {
-        /// The export.
+        /// The address of the export.
         uri: String,
     },
-    /// It is to be written, and what a guest flushes could be lost.
+    /// It has to be written, but flushed data could be lost.
     #[error(
         "the server of {uri} offers no flush, so that no write could be made durable: it can only be read"
     )]
     NoFlush {
-        /// The export.
+        /// The address of the export.
         uri: String,
     },
-    /// It is smaller than what it is to hold.
+    /// It is too small for its volume.
     #[error("{uri} has {size} bytes and needs {needed}")]
     TooSmall {
-        /// The export.
+        /// The address of the export.
         uri: String,
         /// Its size in bytes.
         size: u64,
         /// The size that is needed, in bytes.
         needed: u64,
     },
-    /// After a reconnection it is not what it was.
+    /// After a reconnection its properties have changed.
     #[error("{uri} is not what it was before the connection broke: {what}")]
     Changed {
-        /// The export.
+        /// The address of the export.
         uri: String,
-        /// What has changed.
+        /// The property that has changed.
         what: &'static str,
     },
 }

@@ -1,4 +1,4 @@
-//! Negotiates with a server: fixed newstyle, blocking, with a bound on everything that the server says.
+//! Negotiates with a server: fixed newstyle, blocking, with a limit on everything that the server sends.
 //!
 //! ```text
 //!   greeting ► our flags ► STRUCTURED_REPLY ──granted──► SET_META_CONTEXT base:allocation ─┐
@@ -16,12 +16,11 @@ use nbd_protocol::{
 use super::error::RemoteError;
 use super::terms::{BlockSizes, Offer};
 
-/// Longest reply to an option that is read, in bytes: the longest string of the protocol, and numbers.
+/// Longest accepted reply to an option, in bytes: the longest string of the protocol, and numbers.
 const OPTION_REPLY_LENGTH_MAX: usize = STRING_LENGTH_MAX + 64;
-/// Replies to one option that are read: the protocol knows four pieces of information and one context that we ask for.
+/// The limit of replies to one option: the protocol has four pieces of information, and one context is requested.
 const OPTION_REPLIES_MAX: usize = 32;
 
-/// Negotiates until requests may be sent.
 pub(super) fn negotiate(stream: &mut (impl Read + Write), uri: &NbdUri) -> Result<Offer, RemoteError> {
     let mut talk = Talk { stream, uri };
     let padding = talk.greet()?;
@@ -34,7 +33,6 @@ pub(super) fn negotiate(stream: &mut (impl Read + Write), uri: &NbdUri) -> Resul
     Ok(Offer { size, flags, block_sizes, structured, allocation })
 }
 
-/// Size, flags and block sizes.
 type Told = (u64, u16, Option<BlockSizes>);
 
 struct Talk<'a, S> {
@@ -42,7 +40,6 @@ struct Talk<'a, S> {
     uri: &'a NbdUri,
 }
 
-/// A reply to an option.
 struct Reply {
     kind: u32,
     data: Vec<u8>,
@@ -78,7 +75,7 @@ impl<S: Read + Write> Talk<'_, S> {
         }
     }
 
-    /// Returns the number under which the server will tell of allocation; `None` if it does not.
+    /// Returns the number of the allocation context; `None` if the server has none.
     fn ask_for_allocation(&mut self) -> Result<Option<u32>, RemoteError> {
         let mut data = self.name();
         data.extend_from_slice(&1_u32.to_be_bytes());
@@ -103,7 +100,7 @@ impl<S: Read + Write> Talk<'_, S> {
         Err(self.broken("its list of contexts does not end"))
     }
 
-    /// `None`: the server does not know this way to choose an export.
+    /// Returns `None` if the server does not support this option.
     fn go(&mut self) -> Result<Option<Told>, RemoteError> {
         let mut data = self.name();
         data.extend_from_slice(&1_u16.to_be_bytes());
@@ -145,7 +142,6 @@ impl<S: Read + Write> Talk<'_, S> {
         Ok((fields.u64().unwrap_or(0), fields.u16().unwrap_or(0), None))
     }
 
-    /// The export's name, with its length.
     fn name(&self) -> Vec<u8> {
         let mut data = Vec::new();
         push_string(&mut data, &self.uri.export);
@@ -155,7 +151,7 @@ impl<S: Read + Write> Talk<'_, S> {
     fn send_option(&mut self, number: u32, data: &[u8]) -> Result<(), RemoteError> {
         let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
         bytes.extend_from_slice(&number.to_be_bytes());
-        // A name of at most 4,096 bytes, and less than a hundred more.
+        // The name has at most 4,096 bytes, and the rest less than a hundred.
         bytes.extend_from_slice(&(data.len() as u32).to_be_bytes());
         bytes.extend_from_slice(data);
         self.send(&bytes)
@@ -222,7 +218,6 @@ impl<S: Read + Write> Talk<'_, S> {
     }
 }
 
-/// One piece of information about an export.
 enum Info {
     Export { size: u64, flags: u16 },
     BlockSizes(BlockSizes),
@@ -251,7 +246,7 @@ fn push_string(data: &mut Vec<u8>, text: &str) {
     data.extend_from_slice(text.as_bytes());
 }
 
-/// Big-endian numbers, one after the other; `None` where there are no more.
+/// Reads big-endian numbers, one after the other; `None` at the end.
 pub(super) struct Fields<'a>(pub(super) &'a [u8]);
 
 impl Fields<'_> {

@@ -1,10 +1,10 @@
-//! A door for tests that choose what a server says: the sans-IO parts of this module, without a socket.
+//! Access for tests that choose a server's bytes: the sans-IO parts of this module, without a socket.
 //!
 //! ```text
-//!   bytes ─► negotiate ─► terms, or why not
-//!   bytes ─► Listener: receiver over requests that are in flight ─► answers, or what was violated
+//!   bytes ─► negotiate ─► terms, or the error
+//!   bytes ─► Listener: receiver over requests that are in flight ─► answers, or the violation
 //! ```
-//! The product does not come through here. What the whole store does with such a server can be tried without a door.
+//! The product does not use this. The whole store can be tested with such a server by its public interface.
 
 use std::io::{self, Read, Write};
 
@@ -23,19 +23,17 @@ use crate::change::Change;
 use crate::device::{ALIGNMENT, ByteRange, Durability, ZeroMode};
 use crate::store::image::Access;
 
-/// Bytes of the longest read that is in flight: data of this length is received where it belongs.
+/// Bytes of the longest read in flight: data of this length is received directly into its buffer.
 const LONG_READ: u64 = 64 << 10;
-/// The number under which allocation was agreed on.
 const CONTEXT: u32 = 1;
 
-/// Negotiates with a server that says these bytes, whatever it is asked, and then hangs up; returns the size of its
-/// export.
+/// Negotiates with a server that sends these bytes, whatever it is asked, and then closes; returns the size of its export.
 ///
 /// # Errors
-/// [`RemoteError`]: that of the negotiation, or of what it led to.
+/// [`RemoteError`]: that of the negotiation, or of the terms.
 ///
 /// # Panics
-/// If terms were found good that a store cannot keep.
+/// If terms were accepted that a store cannot keep.
 pub fn negotiate(bytes: &[u8]) -> Result<u64, RemoteError> {
     let uri = NbdUri::unix("/server", "disk");
     let offer = handshake::negotiate(&mut Recorded { bytes }, &uri)?;
@@ -46,19 +44,18 @@ pub fn negotiate(bytes: &[u8]) -> Result<u64, RemoteError> {
     Ok(terms.size)
 }
 
-/// Hears replies while requests of every kind are in flight; one that is answered is made again.
+/// Receives replies while requests of every kind are in flight; repeats an answered request.
 ///
 /// Cookies have the number of the request in their upper half and its place, from 0 to 5, in their lower half.
 pub struct Listener {
     receiver: Receiver,
     in_flight: InFlight,
-    /// The requests by their places, and who waits for them.
     waiting: Vec<(Request, oneshot::Receiver<Result<Answer, Failure>>)>,
     answers: usize,
 }
 
 impl Listener {
-    /// Puts the requests on their way. Whether replies come in chunks, the caller has agreed on.
+    /// Submits the requests. `style` is the negotiated form of replies.
     pub fn new(style: ReplyStyle) -> Self {
         let write = Change::Write(0, Buffer::zeroed(ALIGNMENT as usize), Durability::Durable);
         let zeroes = Change::Zero(ByteRange::new(0, LONG_READ), ZeroMode::MayUnmap, Durability::Volatile);
@@ -78,11 +75,11 @@ impl Listener {
         listener
     }
 
-    /// Hears what the server says, in pieces of at most `piece` bytes, until it ends or breaks the protocol; returns
-    /// how many answers there were.
+    /// Receives the server's bytes, in pieces of at most `piece` bytes, until they end or violate the protocol; returns
+    /// the number of answers.
     ///
     /// # Panics
-    /// If an answer is not what was asked for, or bytes are kept that could have been used.
+    /// If an answer does not fit its request, or usable bytes are kept back.
     pub fn hear(mut self, mut bytes: &[u8], piece: usize) -> usize {
         let mut kept = Vec::new();
         while !bytes.is_empty() {
@@ -104,7 +101,7 @@ impl Listener {
                 self.receiver.take(&kept, &mut self.in_flight, &mut completed)
             };
             for answered in completed {
-                // Dropping the receiver before would be a request that nobody waits for.
+                // A receiver dropped before would be an abandoned request.
                 let _ = answered.sender.send(answered.result);
             }
             self.ask_again();
@@ -127,7 +124,6 @@ impl Listener {
         self.waiting.push((request, receiver));
     }
 
-    /// Looks at the answers that have come, and makes their requests again.
     fn ask_again(&mut self) {
         let mut again = Vec::new();
         self.waiting.retain_mut(|(request, receiver)| match receiver.try_recv() {
@@ -138,7 +134,7 @@ impl Listener {
                 again.push(request.clone());
                 false
             }
-            // A violation ends a request that it is about: its sender is gone with the connection.
+            // A violation ends its request: the sender is gone with the connection.
             Ok(None) => true,
             Err(oneshot::Canceled) => false,
         });
@@ -149,12 +145,12 @@ impl Listener {
     }
 }
 
-/// In which form replies come.
+/// The form of a server's replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyStyle {
-    /// One to a request.
+    /// One reply to a request.
     Simple,
-    /// As many as the server likes.
+    /// Any number of chunks to a request.
     Chunks,
 }
 
@@ -170,7 +166,6 @@ fn check_answer(request: &Request, answer: &Answer) {
     assert!(fits, "{request:?} is answered by {answer:?}");
 }
 
-/// A server that says what it says.
 struct Recorded<'a> {
     bytes: &'a [u8],
 }

@@ -1,4 +1,4 @@
-//! An export on a server, reached and judged, before a lane serves it.
+//! An export on a server, connected and checked, before a lane serves it.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,30 +9,30 @@ use super::dial::{Dialer, Lines};
 use super::error::RemoteError;
 use crate::store::image::Access;
 
-/// How a remote store behaves.
+/// The limits of a remote store.
 #[derive(Clone, Copy, Debug)]
 pub struct RemoteOptions {
-    /// How long connecting and negotiating may take, each time that it is tried.
+    /// The time limit of each attempt to connect and negotiate.
     pub connect_timeout: Duration,
-    /// How long a request may wait for its answer, reconnections included, before it fails.
+    /// The longest wait for an answer, reconnections included, before the request fails.
     pub answer_deadline: Duration,
-    /// Connections, where the server takes several. At least one is made.
+    /// The limit of connections, if the server takes several.
     pub connections_max: usize,
 }
 
 impl RemoteOptions {
-    /// What the product uses.
+    /// The options of the product.
     pub const STANDARD: Self = Self {
-        // A server that takes longer to say what it has will not serve a guest either.
+        // A server that negotiates more slowly would not serve a guest either.
         connect_timeout: Duration::from_secs(5),
-        // Linux guests give a SCSI disk 30 s: an answer that comes later finds nobody.
+        // Linux guests give a SCSI disk 30 s: a later answer is useless.
         answer_deadline: Duration::from_secs(30),
         // Copying tools have found four to fill a 10 Gbit/s link.
         connections_max: 4,
     };
 }
 
-/// An export that is connected to.
+/// An export with open connections.
 pub struct RemoteImage {
     pub(super) dialer: Box<Dialer>,
     pub(super) lines: Box<Lines>,
@@ -42,7 +42,7 @@ pub struct RemoteImage {
 impl RemoteImage {
     /// Connects to an export. Blocks: for a control thread.
     ///
-    /// Nobody can lock an export. Whether others may use it at the same time is up to its server.
+    /// An export cannot be locked. Its server decides whether others may use it at the same time.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -50,7 +50,7 @@ impl RemoteImage {
         Self::connect_with(uri, access, RemoteOptions::STANDARD)
     }
 
-    /// As [`RemoteImage::connect`], with other limits.
+    /// Connects like [`RemoteImage::connect`], with other limits.
     ///
     /// # Errors
     /// [`RemoteError`].
@@ -61,22 +61,22 @@ impl RemoteImage {
         Ok(Self { dialer, lines, size })
     }
 
-    /// Where it is.
+    /// Returns the address of the export.
     pub fn uri(&self) -> &NbdUri {
         &self.dialer.uri
     }
 
-    /// Its size in bytes, or what it was narrowed to.
+    /// Returns its size in bytes, or what it was narrowed to.
     pub fn size(&self) -> u64 {
         self.size
     }
 
-    /// What may be done with it.
+    /// Returns the use that it was opened for.
     pub fn access(&self) -> Access {
         self.dialer.access
     }
 
-    /// What the server can do.
+    /// Returns the abilities of the server.
     pub fn abilities(&self) -> Abilities {
         let terms = self.lines.terms();
         Abilities {
@@ -102,7 +102,7 @@ impl RemoteImage {
         Ok(())
     }
 
-    /// Uses its first `size` bytes only: the volume on an export that is larger. What lies behind is never touched.
+    /// Uses its first `size` bytes only, for a volume on a larger export. The rest is never touched.
     ///
     /// # Errors
     /// [`RemoteError::TooSmall`], or [`RemoteError::OddSize`] if the server cannot address the end.
@@ -123,23 +123,23 @@ impl fmt::Debug for RemoteImage {
     }
 }
 
-/// What a server can do; what it cannot is done in other ways.
+/// The abilities of a server; the store replaces missing ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Abilities {
     /// Writes that are durable when they are answered (FUA). Otherwise a flush follows.
     pub durable_writes: bool,
-    /// Trim. It is not used, because it need not zero; it tells that zeroing gives space back.
+    /// Trim. It is not used, because it need not zero; it shows that zeroing frees space.
     pub trim: bool,
     /// Zeroing without sending zeroes. Otherwise zeroes are sent.
     pub write_zeroes: bool,
-    /// Replies in chunks.
+    /// Replies in several chunks.
     pub structured_replies: bool,
-    /// Telling what is allocated. Otherwise everything is.
+    /// Queries of allocation. Otherwise everything counts as allocated.
     pub allocation: bool,
     /// Smallest request in bytes.
     pub minimum_block_size: u32,
     /// Longest read or write in bytes.
     pub payload_max: u32,
-    /// Connections that are open.
+    /// The number of open connections.
     pub connections: usize,
 }

@@ -1,4 +1,4 @@
-//! Requests that wait for their answers, found by cookie, and what has arrived of those.
+//! Requests that wait for their answers, found by cookie, and the received parts of these.
 
 use futures_channel::oneshot;
 use slab::Slab;
@@ -8,54 +8,46 @@ use super::request::Request;
 use crate::buffer::Buffer;
 use crate::change::Change;
 
-/// Extents of one answer that are kept; for what they do not cover the store asks again.
+/// Extents of one answer that are kept; the store asks again for the rest.
 const EXTENTS_MAX: usize = 4096;
-/// Bytes of an extent on the wire.
 const EXTENT_LENGTH: usize = 8;
 
-/// What a request was answered.
 #[derive(Debug)]
 pub(super) enum Answer {
     Done,
-    /// What was read: as much as was asked for.
+    /// The data of a read, complete.
     Data(Buffer),
-    /// Extents from the start of the range on: at least one, none of them empty. They may end before or behind it.
+    /// Extents from the start of the range on: at least one, none of them empty. They may end before or behind the range.
     Extents(Vec<Extent>),
 }
 
-/// An extent as it stands on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
     pub(super) length: u32,
     pub(super) state: u32,
 }
 
-/// Why a request has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failure {
-    /// The server answered with this error.
     Refused(u32),
-    /// The connection is gone; whether the request was carried out is not known.
+    /// The connection is gone; the request may or may not have been carried out.
     Lost,
 }
 
-/// How an answer reaches those who asked.
 pub(super) type AnswerSender = oneshot::Sender<Result<Answer, Failure>>;
 
-/// A request whose answer is there.
+/// A request with its answer.
 pub(super) struct Completed {
     pub(super) sender: AnswerSender,
-    /// What to tell them.
     pub(super) result: Result<Answer, Failure>,
-    /// What was changed, if it was.
+    /// The change, if it was made.
     pub(super) change: Option<Change>,
 }
 
-/// The requests of one connection.
 #[derive(Default)]
 pub(super) struct InFlight {
     pending: Slab<Pending>,
-    /// Number of the next request; part of its cookie, so that a late answer is not taken for another's.
+    /// Number of the next request; part of its cookie, so that a late answer is not mistaken for another's.
     next: u32,
 }
 
@@ -63,7 +55,7 @@ struct Pending {
     cookie: u64,
     wanted: Wanted,
     change: Option<Change>,
-    /// The first error that was told; `None`: none yet.
+    /// The first error in the answer.
     error: Option<u32>,
     sender: AnswerSender,
 }
@@ -73,24 +65,21 @@ enum Wanted {
     Data {
         /// `None` while it is lent out.
         buffer: Option<Buffer>,
-        /// First byte asked for.
         offset: u64,
         length: usize,
-        /// Bytes that have come, or were announced and are on their way.
+        /// Bytes that have arrived, or were announced.
         announced: usize,
     },
     Extents {
-        /// Number of the context.
         context: u32,
-        /// What has come, whole extents or not.
+        /// The received bytes, which may end within an extent.
         bytes: Vec<u8>,
-        /// Whether the server has begun.
         begun: bool,
     },
 }
 
 impl InFlight {
-    /// Takes a request on and returns its cookie. A read gets `buffer`, which is as long as its range.
+    /// Adds a request and returns its cookie. `buffer` of a read is as long as its range.
     pub(super) fn insert(
         &mut self,
         request: &Request,
@@ -111,19 +100,18 @@ impl InFlight {
             Request::Change(change) => (Wanted::Nothing, Some(change.clone())),
         };
         let entry = self.pending.vacant_entry();
-        // Never more than a few hundred entries.
+        // There are never more than a few hundred entries.
         let cookie = u64::from(self.next) << 32 | entry.key() as u64;
         self.next = self.next.wrapping_add(1);
         entry.insert(Pending { cookie, wanted, change, error: None, sender });
         cookie
     }
 
-    /// Requests without an answer.
     pub(super) fn len(&self) -> usize {
         self.pending.len()
     }
 
-    /// Notes an error. What else comes of the answer is not wanted, but must be in order.
+    /// Notes an error. The rest of the answer is dropped, but must be valid.
     pub(super) fn fail(&mut self, cookie: u64, error: u32) -> Result<(), Violation> {
         if error == 0 {
             return Err("an error is none");
@@ -132,7 +120,7 @@ impl InFlight {
         Ok(())
     }
 
-    /// The range that a simple reply without an error is followed by: that of a read, or nothing.
+    /// Returns the length of the data behind a simple reply without an error: that of a read, or 0.
     pub(super) fn announce_all(&mut self, cookie: u64) -> Result<usize, Violation> {
         match &mut self.find(cookie)?.wanted {
             Wanted::Nothing => Ok(0),
@@ -144,7 +132,7 @@ impl InFlight {
         }
     }
 
-    /// Makes sure that `length` bytes at `offset` are a part of what was asked for; returns where in it they go.
+    /// Verifies that `length` bytes at `offset` are part of the requested range; returns their place in it.
     pub(super) fn announce(&mut self, cookie: u64, offset: u64, length: u32) -> Result<usize, Violation> {
         let Wanted::Data { offset: first, length: wanted, announced, .. } = &mut self.find(cookie)?.wanted
         else {
@@ -161,7 +149,7 @@ impl InFlight {
         Ok(position)
     }
 
-    /// Makes sure that extents of `context` were asked for.
+    /// Verifies that extents of `context` were requested.
     pub(super) fn announce_extents(&mut self, cookie: u64, context: u32) -> Result<(), Violation> {
         match &mut self.find(cookie)?.wanted {
             Wanted::Extents { context: wanted, begun, .. } if *wanted == context && !*begun => {
@@ -173,7 +161,7 @@ impl InFlight {
         }
     }
 
-    /// Where data that was announced goes.
+    /// Returns the buffer for announced data.
     pub(super) fn data(
         &mut self,
         cookie: u64,
@@ -188,7 +176,7 @@ impl InFlight {
         bytes.ok_or(LOST)
     }
 
-    /// Lends out the buffer of a read, to receive into it; it comes back by [`InFlight::give_back`].
+    /// Lends the buffer of a read, to receive into it; [`InFlight::give_back`] returns it.
     pub(super) fn lend(&mut self, cookie: u64) -> Option<Buffer> {
         match &mut self.find(cookie).ok()?.wanted {
             Wanted::Data { buffer, .. } => buffer.take(),
@@ -196,14 +184,13 @@ impl InFlight {
         }
     }
 
-    /// Takes back what was lent.
     pub(super) fn give_back(&mut self, cookie: u64, lent: Buffer) {
         if let Ok(Pending { wanted: Wanted::Data { buffer, .. }, .. }) = self.find(cookie) {
             *buffer = Some(lent);
         }
     }
 
-    /// Keeps bytes of extents that were announced, as many as are wanted.
+    /// Keeps bytes of announced extents, up to the limit.
     pub(super) fn extents(&mut self, cookie: u64, arrived: &[u8]) -> Result<(), Violation> {
         if let Wanted::Extents { bytes, .. } = &mut self.find(cookie)?.wanted {
             let room = EXTENTS_MAX * EXTENT_LENGTH - bytes.len();
@@ -212,7 +199,7 @@ impl InFlight {
         Ok(())
     }
 
-    /// Ends a request whose answer is there as a whole.
+    /// Ends a request whose answer is complete.
     pub(super) fn finish(&mut self, cookie: u64) -> Result<Completed, Violation> {
         self.find(cookie)?;
         let Pending { wanted, change, error, sender, .. } = self.pending.remove(key_of(cookie));
@@ -230,7 +217,6 @@ impl InFlight {
         Ok(Completed { sender, result: Ok(answer), change })
     }
 
-    /// Ends every request without an answer.
     pub(super) fn lose_all(&mut self) -> Vec<AnswerSender> {
         self.pending.drain().map(|pending| pending.sender).collect()
     }
@@ -241,7 +227,6 @@ impl InFlight {
     }
 }
 
-/// Place of a request in the table.
 fn key_of(cookie: u64) -> usize {
     (cookie & u64::from(u32::MAX)) as usize
 }

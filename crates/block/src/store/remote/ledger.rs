@@ -1,53 +1,50 @@
-//! What the server has answered and may still lose: every change since the last flush, in the order of the answers.
+//! Answered changes that the server may still lose: all since the last flush, in the order of the answers.
 //!
 //! ```text
-//!   answered ──► entries … entries ──► made again when the server has restarted
+//!   answered ──► entries … entries ──► repeated when the server has restarted
 //!                   └── up to a mark ──► gone, once a flush that was sent at that mark is answered
 //! ```
 //!
-//! Also durable writes are in it: an older write that is made again must not come to rest on top of them. Only the
-//! order of overlapping changes matters, and those are never in flight together.
+//! It includes durable writes: an older repeated write must not land on top of them. Only the order of overlapping changes
+//! matters, and those are never in flight together.
 
 use std::collections::VecDeque;
 
 use super::request::weight;
 use crate::change::Change;
 
-/// Memory from which on no further change is begun, in bytes: so much may a guest write between two flushes of its
-/// own without being held up, and so much is lost to other uses per volume at most.
+/// Memory in bytes above which no further change begins. It bounds a guest's writes between two flushes, and
+/// the memory per volume.
 const BYTES_MAX: usize = 64 << 20;
-/// Memory from which on the store flushes by itself, in bytes.
+/// Memory in bytes above which the store flushes by itself.
 const BYTES_COMFORTABLE: usize = BYTES_MAX / 2;
-/// The same in entries: zeroes keep no memory, but are made again one by one.
+/// The same limits in entries: zeroes take no memory, but are repeated one by one.
 const ENTRIES_MAX: usize = 65_536;
 const ENTRIES_COMFORTABLE: usize = ENTRIES_MAX / 2;
 
-/// A place between two entries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Mark(u64);
 
-/// Changes that are not known durable.
 #[derive(Default)]
 pub(super) struct Ledger {
     entries: VecDeque<Change>,
-    /// Number of the first entry; entries that are gone keep their numbers.
+    /// Number of the first entry; numbers are never reused.
     first: u64,
     bytes: usize,
 }
 
 impl Ledger {
-    /// Notes a change that was answered just now.
     pub(super) fn record(&mut self, change: Change) {
         self.bytes += weight(&change);
         self.entries.push_back(change);
     }
 
-    /// The place behind all entries that there are.
+    /// Returns the place behind all present entries.
     pub(super) fn mark(&self) -> Mark {
         Mark(self.first + self.entries.len() as u64)
     }
 
-    /// Forgets what is before `mark`: it is durable.
+    /// Forgets the changes before `mark`, which are durable.
     pub(super) fn forget(&mut self, mark: Mark) {
         while self.first < mark.0 {
             let Some(change) = self.entries.pop_front() else { return };
@@ -56,17 +53,14 @@ impl Ledger {
         }
     }
 
-    /// All changes, in order.
     pub(super) fn changes(&self) -> Vec<Change> {
         self.entries.iter().cloned().collect()
     }
 
-    /// Tells whether a further change may be begun.
     pub(super) fn has_room(&self) -> bool {
         self.bytes < BYTES_MAX && self.entries.len() < ENTRIES_MAX
     }
 
-    /// Tells whether a flush is due.
     pub(super) fn is_pressed(&self) -> bool {
         self.bytes >= BYTES_COMFORTABLE || self.entries.len() >= ENTRIES_COMFORTABLE
     }

@@ -1,13 +1,13 @@
-//! The session with a server, over as many connections as it takes, and across the loss of them.
+//! The session with a server, over several connections, and across their loss.
 //!
 //! ```text
-//!            ┌─────────────── dialled, fits, ledger written again ──────────────┐
+//!            ┌─────────────── dialled, fits, ledger repeated ─ ──────────────┐
 //!   Connected ──a connection breaks──► Broken: others are drained, then dial with back-off, on a helper thread
 //!       └──────────────── the store is dropped ─────────► Closed ◄──────────┘
 //! ```
 //!
-//! A request goes to the connection with the fewest in flight, and is sent again, on a new one, if it is lost. Who waits
-//! and for how long is the store's business: while the link is broken, requests wait here.
+//! A request goes to the connection with the fewest in flight. If that is lost, the request is sent again on a new one. Requests
+//! wait here while the link is broken; the store limits their wait.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -33,40 +33,36 @@ use crate::executor::Handle;
 use crate::range_lock::{Claim, RangeLock};
 use crate::signal::Signal;
 
-/// Time before a server is dialled for the second time, doubled with each further try. The first is at once: a server
-/// that is restarted is soon back.
+/// The pause before the second attempt to dial, doubled with each further one. The first is at once: a restarted
+/// server is soon back.
 const PAUSE_MIN: Duration = Duration::from_millis(20);
-/// Longest time between two tries: so long may a server be back before its guests notice.
+/// The longest pause between two attempts: a returned server may go unnoticed that long.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// A session that has lived for so long has not failed at once: its server is dialled again without a pause.
+/// The age from which a broken session is dialled again without a pause.
 const GOOD_SESSION: Duration = Duration::from_secs(5);
-/// Changes that are written again at the same time.
+/// The limit of concurrently repeated changes.
 const REPEATS_IN_FLIGHT_MAX: usize = 64;
-/// How long after a flush of our own that failed the next is tried.
+/// The pause after a failed flush of the link's own.
 const FLUSH_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct Link {
     dialer: Dialer,
-    /// What the store was made by. Later connections offer at least this.
+    /// The terms when the store was made. Later connections offer at least this.
     terms: Terms,
-    /// What every later connection must offer at least, in bytes.
+    /// The minimum size of every later connection's export, in bytes.
     size: Cell<u64>,
     engine: Rc<dyn Engine>,
     handle: Handle,
-    /// Itself, for its tasks.
     own: Weak<Self>,
     zeroes: Buffer,
     state: RefCell<State>,
     ledger: RefCell<Ledger>,
-    /// Flushes that the server has refused.
     flushes_failed: Cell<u64>,
-    /// When the session was begun, or was taken up again.
     connected_at: Cell<Duration>,
-    /// How long to wait before dialling again.
     pause: Cell<Duration>,
-    /// Whether the task is there that flushes when the ledger fills up.
+    /// Whether the task that flushes a full ledger is running.
     relieving: Cell<bool>,
-    /// A connection, an answer, room in the ledger, or the end.
+    /// Notified of a connection, an answer, room in the ledger, or the end.
     changed: Signal,
 }
 
@@ -76,21 +72,21 @@ enum State {
     Closed,
 }
 
-/// Whether a request may have reached the server: who gives it up before knows that nothing has happened.
+/// Whether a request may have reached the server. If not, giving it up has no effect.
 #[derive(Clone, Default)]
 pub(super) struct Fate {
     is_out: Rc<Cell<bool>>,
 }
 
 impl Fate {
-    /// Tells whether the request is with the server, and not answered.
+    /// Returns whether the request is with the server, and not answered.
     pub(super) fn is_out(&self) -> bool {
         self.is_out.get()
     }
 }
 
 impl Link {
-    /// Starts a session on connections that were dialled.
+    /// Starts a session on dialled connections.
     pub(super) fn start(dialer: Dialer, lines: Lines, handle: &Handle, engine: &Rc<dyn Engine>) -> Rc<Self> {
         let link = Rc::new_cyclic(|own| Self {
             dialer,
@@ -113,15 +109,14 @@ impl Link {
         link
     }
 
-    /// What the store may count on.
     pub(super) fn terms(&self) -> &Terms {
         &self.terms
     }
 
-    /// Has a request answered, on as many connections as that takes. A read brings its `buffer`.
+    /// Sends a request, on as many connections as needed, and returns the answer. A read brings its `buffer`.
     ///
     /// # Errors
-    /// What the server says, or [`IoError::Closed`]. It waits for as long as there is no server.
+    /// The server's error, or [`IoError::Closed`]. Waits while there is no server.
     pub(super) async fn perform(
         &self,
         request: &Request,
@@ -131,11 +126,11 @@ impl Link {
         loop {
             let connection = self.changed.wait_for(|| self.least_loaded()).await?;
             if matches!(request, Request::Describe(_)) && !connection.describes() {
-                // A server that was restarted in another way: nothing is lost by not knowing.
+                // The restarted server has other abilities; allocation is dispensable.
                 return Err(IoError::Unsupported);
             }
             if let (Request::Read(range), None) = (request, &buffer) {
-                // That of the first try went down with its connection.
+                // The buffer of the first attempt was lost with its connection.
                 buffer = Some(self.engine.buffers().take(range.length as usize));
             }
             fate.is_out.set(true);
@@ -143,7 +138,7 @@ impl Link {
             fate.is_out.set(false);
             match answer.unwrap_or(Err(Failure::Lost)) {
                 Ok(answer) => return Ok(answer),
-                // It has not done it, and will not do anything else on this connection.
+                // It has not done it, and will do nothing else on this connection.
                 Err(Failure::Refused(error::ESHUTDOWN)) => connection.lose("the server is shutting down"),
                 Err(Failure::Refused(code)) => return Err(request.failure(code)),
                 Err(Failure::Lost) => {}
@@ -151,10 +146,10 @@ impl Link {
         }
     }
 
-    /// Makes durable what was answered before.
+    /// Makes all answered changes durable.
     ///
-    /// **N.B.** A server that cannot flush may have dropped what it had answered, and says so once. What is in the ledger stays
-    /// there and is made again, before anything else is asked for; no flush that was under way meanwhile vouches for it.
+    /// **N.B.** A server that cannot flush may have dropped answered changes, and reports that once. The ledger keeps its changes
+    /// and repeats them before any other request. No concurrent flush counts for them.
     pub(super) async fn flush(&self, fate: &Fate) -> Result<(), IoError> {
         let (mark, failures) = (self.ledger.borrow().mark(), self.flushes_failed.get());
         match self.perform(&Request::Flush, None, fate).await {
@@ -173,7 +168,6 @@ impl Link {
         }
     }
 
-    /// Waits until a further change may be begun.
     pub(super) async fn room(&self) -> Result<(), IoError> {
         let look = || match &*self.state.borrow() {
             State::Closed => Some(Err(IoError::Closed)),
@@ -182,7 +176,7 @@ impl Link {
         self.changed.wait_for(look).await
     }
 
-    /// Notes a change that was answered; flushes if there are too many.
+    /// Records an answered change; flushes if there are too many.
     pub(super) fn record(&self, change: Change) {
         let mut ledger = self.ledger.borrow_mut();
         ledger.record(change);
@@ -196,12 +190,12 @@ impl Link {
         }
     }
 
-    /// To be called when a connection takes requests again.
+    /// Called when a connection takes requests again.
     pub(super) fn answered(&self) {
         self.changed.notify();
     }
 
-    /// To be called when a connection breaks. Its requests wait for the next one.
+    /// Called when a connection breaks. Its requests wait for the next one.
     pub(super) fn connection_lost(&self, reason: &'static str) {
         let Some(others) = self.give_up_connections() else { return };
         tracing::warn!(uri = %self.dialer.uri, reason, "lost the connection to a remote store; dialling again");
@@ -212,7 +206,6 @@ impl Link {
         self.handle.spawn(reconnect(own, others));
     }
 
-    /// Ends the session; requests fail from now on.
     pub(super) fn close(&self) {
         if let State::Connected(connections) = self.state.replace(State::Closed) {
             for connection in connections {
@@ -222,7 +215,7 @@ impl Link {
         self.changed.notify();
     }
 
-    /// Lets requests wait for other connections than those there are.
+    /// Lets requests wait for other connections than the present ones.
     fn give_up_connections(&self) -> Option<Vec<Rc<Connection>>> {
         let mut state = self.state.borrow_mut();
         let State::Connected(connections) = &mut *state else { return None };
@@ -247,7 +240,7 @@ impl Link {
         lines.map(|line| Connection::start(line, self, &self.handle, &self.engine)).collect()
     }
 
-    /// Goes on with new connections, once the server has again what it had answered.
+    /// Continues with new connections, once the server has all answered changes again.
     async fn resume(self: &Rc<Self>, lines: Lines) -> Result<(), &'static str> {
         self.check(lines.terms())?;
         let connections = self.connections(lines);
@@ -260,19 +253,19 @@ impl Link {
             }
             return repeated;
         }
-        // N.B. from here on requests that were in flight are sent again: the server has all that came before them.
+        // N.B. from here on requests in flight are sent again: the server has all changes before them.
         let is_whole = connections.iter().all(|connection| connection.load().is_some());
         self.state.replace(State::Connected(connections));
         self.connected_at.set(self.handle.now());
         if !is_whole {
-            // One was lost before anybody could be told.
+            // A connection broke before the link was connected.
             self.connection_lost("the server closed it");
         }
         self.changed.notify();
         Ok(())
     }
 
-    /// Makes every change of the ledger again, overlapping ones in their order.
+    /// Repeats every change of the ledger, overlapping ones in their order.
     async fn repeat_changes(&self, connection: &Rc<Connection>) -> Result<(), &'static str> {
         let changes = self.ledger.borrow().changes();
         if !changes.is_empty() {
@@ -284,7 +277,7 @@ impl Link {
             if running.len() >= REPEATS_IN_FLIGHT_MAX {
                 running.next().await.unwrap_or(Ok(()))?;
             }
-            // In the order of the entries: claims are granted in the order in which they are made.
+            // Claimed in the order of the entries: claims are granted in the order of the calls.
             let claim = order.claim(change.range(), Claim::Exclusive);
             let request = Request::Change(change.volatile());
             running.push(async move {
@@ -302,7 +295,6 @@ impl Link {
         Ok(())
     }
 
-    /// Flushes until the ledger has room to spare.
     async fn relieve(&self) {
         while self.ledger.borrow().is_pressed() {
             match self.flush(&Fate::default()).await {
@@ -318,12 +310,11 @@ impl Link {
     }
 }
 
-// What it takes to use more of an export that has grown.
 impl Link {
-    /// Connects besides the connections that there are.
+    /// Opens further connections to the server.
     ///
     /// # Errors
-    /// As the system calls it; the log says more.
+    /// The system's error; the log says more.
     pub(super) async fn dial(&self) -> Result<Lines, IoError> {
         let dialer = self.dialer.clone();
         run_blocking(&self.engine, move || dialer.dial()).await?.map_err(|error| {
@@ -334,17 +325,15 @@ impl Link {
         })
     }
 
-    /// Demands an export of so many bytes from every later connection.
     pub(super) fn expect_size(&self, size: u64) {
         self.size.set(size);
     }
 
-    /// Goes on over `lines`, with an export of at least `size` bytes; requests wait while the last are answered on the
-    /// former connections.
+    /// Continues over `lines`, with an export of at least `size` bytes. Requests wait until the former connections have
+    /// answered the last ones.
     ///
     /// # Errors
-    /// [`Errno::AGAIN`] if the session is broken at this moment, or it is no longer the export that it was: nothing has
-    /// changed.
+    /// [`Errno::AGAIN`] if the session is broken at this moment, or the export has changed: nothing has happened.
     pub(super) async fn renew(&self, lines: Lines, size: u64) -> Result<(), IoError> {
         self.check(lines.terms()).map_err(|what| {
             tracing::warn!(uri = %self.dialer.uri, what, "a remote store is not what it was");
@@ -367,8 +356,8 @@ impl Link {
     }
 }
 
-/// Waits, not for ever, for the last answers on connections that are not used any more, and closes them: their server
-/// may live, and what it works on is not sent a second time while it does.
+/// Waits at most `wait_max` for the last answers on unused connections, and closes them. Their server may live, and its requests
+/// in progress are not sent again meanwhile.
 async fn drain(connections: Vec<Rc<Connection>>, handle: &Handle, wait_max: Duration) {
     let deadline = handle.now() + wait_max;
     for connection in connections {
@@ -380,7 +369,7 @@ async fn drain(connections: Vec<Rc<Connection>>, handle: &Handle, wait_max: Dura
     }
 }
 
-/// Dials until there is a connection, or nobody wants one any more.
+/// Dials until there is a connection, or the link is closed.
 async fn reconnect(own: Weak<Link>, others: Vec<Rc<Connection>>) {
     let Some(link) = own.upgrade() else { return };
     let handle = link.handle.clone();
@@ -420,7 +409,7 @@ impl Link {
     }
 }
 
-/// Cuts a range into pieces of at most `length` bytes.
+/// Splits a range into pieces of at most `length` bytes.
 pub(super) fn pieces(range: ByteRange, length: u64) -> impl Iterator<Item = ByteRange> {
     let mut offset = range.offset;
     std::iter::from_fn(move || {

@@ -2,20 +2,19 @@
 //!
 //! ```text
 //!   Head ──► simple, chunk without data ──────────────────────────────┐
-//!    ▲ └───► Payload { data of a read │ extents │ words for people } ─┤
+//!    ▲ └───► Payload { data of a read │ extents │ error messages } ───┤
 //!    └──────────────────── more chunks follow, or the request is done ┘
 //! ```
 //!
-//! Nothing is allocated by what a server says: data goes where the request has room for it, and only there.
+//! A server's words never cause an allocation: data goes into the request's own buffer only.
 
 use super::in_flight::{Completed, InFlight};
 use super::reply::{Body, Head, Violation, decode_head};
 use crate::buffer::Buffer;
 
-/// Data from which on it is received where it belongs, instead of being copied there, in bytes.
+/// Data of at least this many bytes is received into its buffer directly, instead of being copied.
 const DIRECT_LENGTH_MIN: usize = 32 << 10;
 
-/// Where in the stream of replies we are.
 pub(super) struct Receiver {
     state: State,
     /// Whether replies come in chunks.
@@ -28,23 +27,23 @@ enum State {
     Payload { cookie: u64, sink: Sink, left: usize, is_last: bool },
 }
 
-/// What becomes of a payload.
 #[derive(Clone, Copy)]
 enum Sink {
-    /// It is data, and goes to this place of what was asked for.
-    Data { position: usize },
-    /// It is a part of extents.
+    /// Data for this place of the requested range.
+    Data {
+        position: usize,
+    },
     Extents,
-    /// It is for people, who are not here.
+    /// An error message, which is dropped.
     Nobody,
 }
 
-/// A part of a read's memory that is to be received into.
+/// A part of a read's buffer that is received into.
 pub(super) struct Loan {
     /// Its window is the part.
     pub(super) buffer: Buffer,
     cookie: u64,
-    /// The window that the whole has.
+    /// The window of the whole buffer.
     whole: (usize, usize),
 }
 
@@ -53,10 +52,10 @@ impl Receiver {
         Self { state: State::Head, structured }
     }
 
-    /// Takes what can be taken of `bytes`, which is all but the start of a head, and returns how much that was.
+    /// Takes all of `bytes` but the start of an incomplete head; returns how many were taken.
     ///
     /// # Errors
-    /// [`Violation`]: the connection is of no use any more.
+    /// [`Violation`]: the connection has become unusable.
     pub(super) fn take(
         &mut self,
         bytes: &[u8],
@@ -98,7 +97,7 @@ impl Receiver {
         }
     }
 
-    /// Lends out the memory that the next bytes of the stream belong to, if they are many.
+    /// Lends the memory for the next bytes of the stream, if they are many.
     pub(super) fn lend(&self, in_flight: &mut InFlight) -> Option<Loan> {
         match self.state {
             State::Payload { cookie, sink: Sink::Data { position }, left, .. }
@@ -113,7 +112,7 @@ impl Receiver {
         }
     }
 
-    /// Takes back what was lent, and notes that its first `length` bytes have arrived.
+    /// Takes the memory back, whose first `length` bytes have arrived.
     pub(super) fn give_back(&mut self, mut loan: Loan, length: usize, in_flight: &mut InFlight) {
         loan.buffer.move_window(loan.whole.0, loan.whole.1);
         in_flight.give_back(loan.cookie, loan.buffer);
@@ -163,7 +162,6 @@ impl Receiver {
 }
 
 impl Sink {
-    /// For what comes after `length` bytes.
     fn behind(self, length: usize) -> Self {
         match self {
             Self::Data { position } => Self::Data { position: position + length },

@@ -1,7 +1,6 @@
-//! Decodes the heads of replies, without I/O: what a reply is about, and how many bytes of what follow.
+//! Decodes the heads of replies, without I/O: the request, and the kind and length of the following bytes.
 //!
-//! Every length is checked here against what the protocol allows; whether it fits the request is checked by those who
-//! know that.
+//! Every length is checked here against the protocol; the caller checks whether it fits the request.
 
 use nbd_protocol::{
     CHUNK_HEADER_LENGTH, PAYLOAD_LENGTH_MAX, SIMPLE_REPLY_LENGTH, SIMPLE_REPLY_MAGIC, STRING_LENGTH_MAX,
@@ -10,45 +9,55 @@ use nbd_protocol::{
 
 use super::handshake::Fields;
 
-/// Bytes of the longest head: a chunk that tells of zeroes.
+/// Bytes of the longest head: a chunk of zeroes.
 pub(super) const HEAD_LENGTH_MAX: usize = CHUNK_HEADER_LENGTH + 12;
 
-/// Longest list of extents that is received, in bytes; a million of them is more than any server sends.
+/// Longest accepted list of extents, in bytes; a million of them is more than any server sends.
 const EXTENTS_LENGTH_MAX: u32 = 8 << 20;
 /// Longest message of an error with its offset, in bytes.
 const ERROR_REST_MAX: u32 = STRING_LENGTH_MAX as u32 + 8;
 
-/// What the protocol does not allow. It ends the connection.
+/// A violation of the protocol. It ends the connection.
 pub(super) type Violation = &'static str;
 
-/// The head of a simple reply or of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    /// Whose reply it is.
+    /// The request that is answered.
     pub(super) cookie: u64,
     pub(super) body: Body,
-    /// Whether nothing more comes for this request.
+    /// Whether this completes the request.
     pub(super) is_last: bool,
 }
 
-/// What a reply says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Body {
-    /// A simple reply: an error, or 0; then the data of a read follow.
-    Simple { error: u32 },
-    /// A chunk that says nothing.
+    /// A simple reply: an error, or 0, with the data of a read behind it.
+    Simple {
+        error: u32,
+    },
     None,
     /// `length` bytes follow, which belong to `offset`.
-    Data { offset: u64, length: u32 },
-    /// Zeroes from `offset` on.
-    Hole { offset: u64, length: u32 },
+    Data {
+        offset: u64,
+        length: u32,
+    },
+    Hole {
+        offset: u64,
+        length: u32,
+    },
     /// `length` bytes of extents of a context follow.
-    Extents { context: u32, length: u32 },
-    /// An error; `rest` bytes for people follow.
-    Error { error: u32, rest: u32 },
+    Extents {
+        context: u32,
+        length: u32,
+    },
+    /// An error; `rest` bytes of a message follow.
+    Error {
+        error: u32,
+        rest: u32,
+    },
 }
 
-/// Decodes the head at the start of `bytes`, and tells its length; `None` if it is not there as a whole.
+/// Decodes the head at the start of `bytes`, and returns it with its length; `None` if it is incomplete.
 pub(super) fn decode_head(bytes: &[u8]) -> Result<Option<(Head, usize)>, Violation> {
     let mut fields = Fields(bytes);
     match fields.u32() {
@@ -86,7 +95,7 @@ fn decode_chunk(mut fields: Fields<'_>, arrived: usize) -> Result<Option<(Head, 
     if arrived < head_length {
         return Ok(None);
     }
-    // They are there.
+    // All bytes of the head are there.
     let mut number = || fields.u32().unwrap_or(0);
     let body = match kind {
         chunk::NONE => Body::None,
@@ -118,7 +127,7 @@ mod tests {
         bytes
     }
 
-    /// Every shorter start asks for more; the whole gives `expected`.
+    /// Checks that every shorter start is incomplete, and the whole gives `expected`.
     fn check(bytes: &[u8], head_length: usize, expected: Head) {
         for length in 0..head_length {
             assert_eq!(decode_head(&bytes[..length]), Ok(None), "{length} bytes of {expected:?}");

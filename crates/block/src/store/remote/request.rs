@@ -1,4 +1,4 @@
-//! What is asked of a server, and how that looks on the wire.
+//! Requests to a server, and their encoding.
 
 use nbd_protocol::{REQUEST_LENGTH, REQUEST_MAGIC, command, command_flag, error, transmission_flag};
 use rustix::io::Errno;
@@ -9,34 +9,31 @@ use crate::change::Change;
 use crate::device::{ByteRange, Durability, ZeroMode};
 use crate::error::IoError;
 
-/// Most zeroes that are sent at a time to a server that cannot make them itself, in bytes.
+/// The limit of zeroes sent at a time to a server that cannot zero, in bytes.
 pub(super) const ZERO_PAYLOAD_MAX: u32 = 256 << 10;
-/// Longest range that a server is asked to zero at a time, in bytes: also one that has to write zeroes for it answers
-/// well before any deadline.
+/// Longest range to zero at a time, in bytes: even a server that writes the zeroes answers well before any deadline.
 const ZERO_LENGTH_MAX: u32 = 64 << 20;
-/// Longest range that a server is asked to describe at a time, in bytes. Larger ones are asked for in parts.
+/// Longest range that a server is asked to describe at a time, in bytes. Larger ones are split.
 pub(super) const DESCRIBE_LENGTH_MAX: u32 = 1 << 30;
 
-/// One request. It is short enough for one command.
+/// One request, short enough for one command.
 #[derive(Clone, Debug)]
 pub(super) enum Request {
     /// Reads a range; at most [`Terms::payload_max`] bytes.
     Read(ByteRange),
     /// Describes the allocation of a range; at most [`DESCRIBE_LENGTH_MAX`] bytes.
     Describe(ByteRange),
-    /// Makes durable what was answered.
+    /// Makes all answered changes durable.
     Flush,
-    /// Changes the content: bytes of at most [`Terms::payload_max`], or at most [`zero_length_max`] zeroes. It can be made again.
+    /// Changes the content: bytes of at most [`Terms::payload_max`], or at most [`zero_length_max`] zeroes. It can be repeated.
     Change(Change),
 }
 
-/// Longest range that can be zeroed with one command.
 pub(super) fn zero_length_max(terms: &Terms) -> u64 {
     let by_payload = ZERO_PAYLOAD_MAX.min(terms.payload_max);
     u64::from(if terms.has(transmission_flag::SEND_WRITE_ZEROES) { ZERO_LENGTH_MAX } else { by_payload })
 }
 
-/// Bytes of memory that a change keeps.
 pub(super) fn weight(change: &Change) -> usize {
     match change {
         Change::Write(_, data, _) => data.memory_length(),
@@ -45,7 +42,6 @@ pub(super) fn weight(change: &Change) -> usize {
 }
 
 impl Request {
-    /// A verb for errors.
     pub(super) fn operation(&self) -> &'static str {
         match self {
             Self::Read(_) => "read",
@@ -56,7 +52,7 @@ impl Request {
         }
     }
 
-    /// The command and what follows it; `zeroes` are at least [`ZERO_PAYLOAD_MAX`] zero bytes.
+    /// Returns the command and its payload; `zeroes` are at least [`ZERO_PAYLOAD_MAX`] zero bytes.
     pub(super) fn encode(&self, terms: &Terms, zeroes: &Buffer) -> (Header, Option<Buffer>) {
         let has_fua = terms.has(transmission_flag::SEND_FUA);
         let has_zeroes = terms.has(transmission_flag::SEND_WRITE_ZEROES);
@@ -88,7 +84,6 @@ impl Request {
         (Header { command, flags, offset: range.offset, length: range.length as u32 }, payload)
     }
 
-    /// What an error of the server is for those who asked.
     pub(super) fn failure(&self, code: u32) -> IoError {
         let errno = match code {
             error::EPERM => Errno::PERM,
@@ -104,7 +99,6 @@ impl Request {
     }
 }
 
-/// The fields of a command, but for its cookie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     command: u16,

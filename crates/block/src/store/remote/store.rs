@@ -1,13 +1,12 @@
-//! An export as a device: cuts requests to what the server takes, puts overlapping changes in an order, and gives up
-//! waiting at a deadline.
+//! An export as a device: splits requests as the server demands, orders overlapping changes, and stops waiting at a deadline.
 //!
 //! ```text
 //!   change ─► its own task: claim on the range ► room in the ledger ► link, until it is answered
 //!     └────── waits for the task, at most `answer_deadline` for each command
 //! ```
 //!
-//! A change that nobody waits for any more goes on while the server may be working on it, and holds its range: a later
-//! write to the same place cannot be overtaken by it. What has not been sent yet is given up.
+//! An abandoned change continues while the server may be working on it, and keeps its claim: it cannot overtake a later write to
+//! the same range. An abandoned change that was not sent yet is dropped.
 
 mod growth;
 
@@ -43,8 +42,8 @@ use crate::store::image::Access;
 /// Pieces of one request that are in flight at the same time.
 const PIECES_IN_FLIGHT_MAX: usize = 8;
 
-/// Extents described one by one; what lies behind is told as data, which is always allowed. Bounds the memory of an
-/// answer, and the questions that lead to it.
+/// Extents described one by one; the rest is reported as data, which is always allowed. Bounds the memory of an answer, and
+/// the number of queries.
 const EXTENTS_MAX: usize = 65_536;
 
 /// A device whose bytes are on an NBD server.
@@ -56,12 +55,12 @@ pub struct RemoteStore {
     answer_deadline: std::time::Duration,
     link: Rc<Link>,
     changes: RangeLock,
-    /// Cleared when the server turns out not to zero, though it said that it could.
+    /// Cleared if the server cannot zero after all.
     zeroes: Cell<bool>,
 }
 
 impl RemoteStore {
-    /// Serves `image` through `engine`, by tasks of `handle`.
+    /// Makes a store that serves `image` through `engine`, by tasks of `handle`.
     pub fn new(image: RemoteImage, engine: Rc<dyn Engine>, handle: Handle) -> Self {
         let size = image.size();
         let RemoteImage { dialer, lines, .. } = image;
@@ -87,12 +86,11 @@ impl RemoteStore {
         }
     }
 
-    /// Where it is.
+    /// Returns the address of the export.
     pub fn uri(&self) -> &NbdUri {
         &self.uri
     }
 
-    /// Waits for an answer, but not for ever.
     async fn in_time<T>(
         &self,
         operation: &'static str,
@@ -154,7 +152,7 @@ impl RemoteStore {
         self.zero_checked(range, mode, durability).await
     }
 
-    /// Zeroes a range that the export has, whether or not it is shown.
+    /// Zeroes a range of the export, whether or not it is shown.
     async fn zero_checked(
         &self,
         range: ByteRange,
@@ -184,7 +182,6 @@ impl RemoteStore {
         iter(writes).buffer_unordered(PIECES_IN_FLIGHT_MAX).try_collect().await
     }
 
-    /// Makes one change, by a task of its own.
     async fn make(&self, operation: &'static str, change: Change) -> Result<(), IoError> {
         let (link, changes) = (Rc::clone(&self.link), self.changes.clone());
         let fate = Fate::default();
@@ -211,7 +208,6 @@ impl RemoteStore {
                 if is_given_up { Poll::Ready(None) } else { Poll::Pending }
             });
             if let Some(result) = done.await {
-                // Who has given it up does not want to know.
                 let _ = sender.send(result);
             }
         });
@@ -230,7 +226,7 @@ impl RemoteStore {
                 Ok(_) | Err(IoError::Unsupported) => break,
                 Err(error) => return Err(error),
             };
-            // Each covers something, so this ends.
+            // Each extent covers something, so this ends.
             for Told { length, state } in told {
                 let length = u64::from(length).min(rest.length);
                 push_extent(&mut extents, ByteRange::new(rest.offset, length), kind_of(state));
@@ -242,7 +238,7 @@ impl RemoteStore {
     }
 }
 
-/// What the bits of an extent mean. What is not allocated and may hold anything is data to us.
+/// Returns the kind for the bits of an extent. Unallocated ranges with any content count as data.
 fn kind_of(state: u32) -> ExtentKind {
     match (state & allocation::HOLE != 0, state & allocation::ZERO != 0) {
         (true, true) => ExtentKind::Hole,
@@ -280,7 +276,7 @@ impl BlockDevice for RemoteStore {
                 let data = self.kept(data);
                 self.write_in_pieces(offset, &data, durability).await
             }),
-            // Zeroes: a trim gives space back, but need not zero.
+            // By zeroing: a trim frees space, but need not zero.
             Change::Discard(range) => Box::pin(self.zero(range, ZeroMode::MayUnmap, Durability::Volatile)),
             Change::Zero(range, mode, durability) => Box::pin(self.zero(range, mode, durability)),
         }
@@ -308,7 +304,7 @@ impl BlockDevice for RemoteStore {
 }
 
 impl RemoteStore {
-    /// What may be kept until the next flush: not a small part of a large piece of memory.
+    /// Returns data to keep until the next flush: copies a small part of a large buffer.
     fn kept(&self, data: Buffer) -> Buffer {
         if data.is_empty() || data.memory_length() <= 2 * data.len().next_multiple_of(ALIGNMENT as usize) {
             return data;

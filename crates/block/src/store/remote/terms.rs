@@ -1,4 +1,4 @@
-//! What was agreed on with a server, and whether that is enough.
+//! The terms that were agreed on with a server, and whether they suffice.
 
 use nbd_protocol::{NbdUri, PAYLOAD_LENGTH_MAX, transmission_flag};
 
@@ -6,7 +6,6 @@ use super::error::RemoteError;
 use crate::device::ALIGNMENT;
 use crate::store::image::Access;
 
-/// What a server says of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
     pub(super) size: u64,
@@ -15,11 +14,10 @@ pub(super) struct Offer {
     pub(super) block_sizes: Option<BlockSizes>,
     /// Whether replies come in chunks.
     pub(super) structured: bool,
-    /// Under which number the allocation is told; `None`: it is not.
+    /// The number of the allocation context; `None`: there is none.
     pub(super) allocation: Option<u32>,
 }
 
-/// What lengths a server takes, in bytes, as it says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockSizes {
     pub(super) minimum: u32,
@@ -27,12 +25,12 @@ pub(super) struct BlockSizes {
     pub(super) maximum: u32,
 }
 
-/// An offer that was found good.
+/// An offer that was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Terms {
     /// Size in bytes; a multiple of the server's minimum block size.
     pub(super) size: u64,
-    /// What the server is asked to do: its flags, without those that are not used.
+    /// The server's flags, without those that are not used.
     flags: u16,
     /// Smallest request in bytes; divides [`ALIGNMENT`].
     pub(super) minimum_block_size: u32,
@@ -40,11 +38,10 @@ pub(super) struct Terms {
     pub(super) payload_max: u32,
     /// Whether replies come in chunks.
     pub(super) structured: bool,
-    /// Under which number the allocation is told; `None`: it is not.
+    /// The number of the allocation context; `None`: there is none.
     pub(super) allocation: Option<u32>,
 }
 
-/// The abilities that a store makes use of.
 const USED_FLAGS: u16 = transmission_flag::SEND_FLUSH
     | transmission_flag::SEND_FUA
     | transmission_flag::SEND_TRIM
@@ -95,19 +92,17 @@ impl Terms {
         Ok(Self { size, flags, minimum_block_size: minimum, payload_max, structured, allocation })
     }
 
-    /// Tells whether the server knows what all of `flags` stand for.
     pub(super) fn has(&self, flags: u16) -> bool {
         self.flags & flags == flags
     }
 
-    /// The same, of an export of another size in bytes.
     pub(super) fn with_size(self, size: u64) -> Self {
         Self { size, ..self }
     }
 
-    /// Checks that a store which was made by these terms can go on by `other` ones; says what has changed if not.
+    /// Checks that a store with these terms can continue with `other` ones; returns what has changed if not.
     pub(super) fn check_kept_by(&self, other: &Self) -> Result<(), &'static str> {
-        // It may have grown: what lies behind the volume is not touched.
+        // It may have grown: the part behind the volume is not touched.
         if other.size < self.size {
             return Err("it has become smaller");
         }

@@ -1,4 +1,4 @@
-//! Servers that can little, servers that refuse, and servers that lie.
+//! Tests with limited, refusing and lying servers.
 
 use std::io::Cursor;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A server that says what it was told to, whatever it hears; what it heard is kept.
+/// A server that sends a script, whatever it receives, and keeps what it receives.
 struct Script {
     says: Cursor<Vec<u8>>,
     heard: Vec<u8>,

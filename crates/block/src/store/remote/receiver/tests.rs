@@ -1,4 +1,4 @@
-//! Replies in pieces of every length, replies that lie, and bytes that are no replies.
+//! Tests replies in pieces of every length, lying replies, and bytes that are no replies.
 
 use futures_channel::oneshot;
 use nbd_protocol::{SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, error};
@@ -12,7 +12,6 @@ use crate::store::remote::request::Request;
 
 const CONTEXT: u32 = 7;
 
-/// A connection on which requests are in flight.
 struct Scene {
     receiver: Receiver,
     in_flight: InFlight,
@@ -37,7 +36,6 @@ impl Scene {
         self.insert(&Request::Read(ByteRange::new(offset, length)))
     }
 
-    /// Takes bytes as they come, in pieces of `step`.
     fn take(&mut self, bytes: &[u8], step: usize) -> Result<(), Violation> {
         let mut kept = Vec::new();
         for piece in bytes.chunks(step) {
@@ -230,7 +228,7 @@ fn a_list_of_extents_keeps_no_more_memory_than_is_wanted() {
     assert_eq!(told.len(), 4096);
 }
 
-/// Replies that are nearly right: fields come from a small set, so that cookies and ranges often fit.
+/// Generates almost valid replies: fields come from a small set, so that cookies and ranges often fit.
 fn nearly_a_reply() -> impl Strategy<Value = Vec<u8>> {
     let cookie = prop_oneof![8 => (0_u64..4).prop_map(|key| key << 32 | key), 1 => any::<u64>()];
     let offset = prop_oneof![(0_u64..5).prop_map(|block| block * 50), any::<u64>()];

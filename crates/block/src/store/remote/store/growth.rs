@@ -1,7 +1,7 @@
-//! How a volume on another server becomes larger: the server's export has grown before, and we connect anew.
+//! Growth of a volume on another server: the server's export has grown before, and the store connects anew.
 //!
-//! A server tells the size of an export to who connects, and judges requests by what it told. So a connection more is
-//! made to ask; if there is room, the session goes on over connections that know of it.
+//! A server reports the size of an export when a client connects, and checks requests against that. So one more connection is
+//! made to ask. If there is room, the session continues over connections with the new size.
 
 use super::RemoteStore;
 use crate::device::{ByteRange, Durability, IoFuture, ZeroMode};
@@ -11,7 +11,7 @@ use crate::growth::Growth;
 use rustix::io::Errno;
 
 impl Growth for RemoteStore {
-    /// What the server says now. One that takes no further connection does not tell.
+    /// Returns the present size on the server. Fails if the server takes no further connection.
     fn capacity(&self) -> IoFuture<'_, Option<u64>> {
         Box::pin(async move { Ok(Some(self.link.dial().await?.terms().size)) })
     }
@@ -26,7 +26,7 @@ impl Growth for RemoteStore {
             if lines.terms().size < size {
                 return Err(IoError::os("grow", Errno::FBIG));
             }
-            // The less is not durable, the less is written again.
+            // The more is durable, the less is written again.
             self.flush_in_time().await?;
             self.link.renew(lines, size).await?;
             let new = ByteRange::new(now.size, size - now.size);
