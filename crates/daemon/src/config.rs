@@ -1,4 +1,4 @@
-//! What a daemon is told at its start: a file in TOML, and what the command line says on top.
+//! The configuration of a daemon: a TOML file, overridden by the command line.
 //!
 //! ```toml
 //! data_dir = "/var/lib/sterna"              # journal, and the default store
@@ -9,7 +9,7 @@
 //! mode = "0660"
 //! owner = "root:sterna"
 //!
-//! [api_tls]                                 # the API over TLS, for those whose keys it knows: `sterna access`
+//! [api_tls]                                 # the API over TLS, for clients whose keys it knows: `sterna access`
 //! listen = "0.0.0.0:7425"
 //!
 //! [nbd]                                     # where volumes have ports: `volume create --listen ADDRESS:PORT`
@@ -24,9 +24,9 @@
 //! allow = ["-netdev bridge"]                # options of QEMU
 //! folders = ["/srv/firmware"]               # files below these
 //! user = "sterna-qemu"                      # in whose groups QEMU runs
-//! users = "2100000000-2100065535"           # as whom, one for each VM
+//! users = "2100000000-2100065535"           # the users of VMs, one for each
 //!
-//! [web]                                     # the page for browsers, besides on the API's socket; a loopback address
+//! [web]                                     # the page for browsers, also on the API's socket; a loopback address
 //! listen = "127.0.0.1:7424"
 //!
 //! [hooks]                                   # run on both sides when a VM or a volume moves
@@ -38,10 +38,10 @@
 //! path = "/srv/fast"                        # or device = "/dev/vg/lv", or nbd = "nbd://host/export"
 //! format = "raw"                            # of new images in a folder; or "qcow2"
 //!
-//! [stores.fast.delay]                       # for tests and demonstrations: a store that is slower than it is
+//! [stores.fast.delay]                       # for tests and demonstrations: slows the store down
 //! write_us = 5000
 //!
-//! [stores.fast.fault]                       # the same: one that fails
+//! [stores.fast.fault]                       # for tests and demonstrations: makes the store fail
 //! operations = ["write"]
 //! after = 1000
 //!
@@ -61,7 +61,7 @@
 //! arrival_away_max_s = 86400                # and how long it may be out of reach
 //! ```
 //!
-//! Every deviation is an error that names the key: a daemon that guesses serves the wrong disk.
+//! Every deviation is an error that names the key: a daemon that guesses might serve the wrong disk.
 
 mod api_tls;
 mod faults;
@@ -109,231 +109,231 @@ pub use web::{WebConfig, WebFault};
 
 use crate::config::folders::Folders;
 
-/// Name of the store that there is when none is configured.
+/// The name of the default store, used when none is configured.
 pub const DEFAULT_STORE: &str = "default";
-/// Folder of the volumes' sockets beside the API's.
+/// The folder of the volumes' sockets, beside the API's socket.
 const VOLUME_SOCKETS_FOLDER: &str = "volumes";
-/// Largest configuration file in bytes: thousands of stores fit, a disk image given by mistake does not.
+/// The largest configuration file in bytes: thousands of stores fit, a disk image given by mistake does not.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-/// What a daemon is told, checked and complete.
+/// The checked and complete configuration of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Where the journal is; absolute.
+    /// The absolute path of the folder with the journal.
     pub data_dir: PathBuf,
-    /// Where the API is served; absolute.
+    /// The absolute path of the API's socket.
     pub api: Address,
-    /// Where the sockets of volumes are; absolute.
+    /// The absolute path of the folder with the volumes' sockets.
     pub volume_sockets_dir: PathBuf,
-    /// The I/O engine of lanes.
+    /// The I/O engine of all lanes.
     pub engine: EngineSetting,
     /// Who may use the API.
     pub api_socket: SocketAccess,
-    /// Where the API is served over TLS.
+    /// The address of the API over TLS.
     pub api_tls: ApiTlsConfig,
-    /// Who may connect to volumes that nothing else is said about.
+    /// Who may connect to volumes without settings of their own.
     pub volume_sockets: SocketAccess,
-    /// How volumes are served over NBD.
+    /// The settings of volumes' NBD servers.
     pub nbd: NbdConfig,
-    /// Where other hosts reach this one.
+    /// The addresses at which other hosts reach this one.
     pub hosts: HostsConfig,
     /// What VMs that come from other hosts may name.
     pub machines: MachinesConfig,
-    /// What is run when a VM changes its host.
+    /// The hooks for moves of VMs and volumes.
     pub hooks: HooksConfig,
-    /// Where people's browsers find the page.
+    /// The address of the page for browsers.
     pub web: WebConfig,
-    /// The stores by name. At least one.
+    /// The stores by name, at least one.
     pub stores: BTreeMap<String, StoreConfig>,
-    /// What the requests to some of them suffer on purpose, by the store's name.
+    /// Intentional delays and faults of stores, by store name.
     pub impairments: BTreeMap<String, ImpairmentConfig>,
-    /// Limits.
+    /// The limits that depend on the site.
     pub limits: Limits,
 }
 
-/// Which I/O engine lanes use.
+/// The I/O engine that lanes use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineSetting {
-    /// io_uring, or threads where it is refused.
+    /// io_uring, or threads where the kernel refuses it.
     #[default]
     Auto,
-    /// io_uring; a volume is not served where it is refused.
+    /// io_uring; volumes are not served where the kernel refuses it.
     IoUring,
-    /// Threads.
+    /// Threads that block on each request.
     Threads,
 }
 
-/// What the command line says; `None`: nothing.
+/// The settings of the command line; `None`: not given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Overrides {
-    /// The configuration file, which must exist then.
+    /// The configuration file, which must exist if given.
     pub config_file: Option<PathBuf>,
-    /// The folder of the journal.
+    /// The folder with the journal.
     pub data_dir: Option<PathBuf>,
-    /// Where the API is served.
+    /// The address of the API's socket.
     pub api: Option<Address>,
 }
 
-/// Why there is no configuration.
+/// Why a configuration is invalid.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// The file cannot be read.
     #[error("the configuration file {path} cannot be read")]
     Read {
-        /// Which.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// What the system answered.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// The file is no configuration by its size.
+    /// The file is too large for a configuration.
     #[error("the configuration file {path} has {bytes} bytes, at most {FILE_BYTES_MAX} are read")]
     TooLarge {
-        /// Which.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// Its size.
+        /// The size of the file.
         bytes: u64,
     },
-    /// The file is no TOML, or a value has the wrong type.
+    /// The file is not TOML, or a value has the wrong type.
     #[error("the configuration file {path} is not valid:\n{detail}")]
     Syntax {
-        /// Which.
+        /// The path of the configuration file.
         path: PathBuf,
         /// Line, column and cause, on several lines.
         detail: String,
     },
-    /// A key means nothing.
+    /// The file has an unknown key.
     #[error("{path}: {key}")]
     UnknownKey {
-        /// Which file.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// Which key.
+        /// The key that is unknown.
         key: UnknownKey,
     },
-    /// A path is relative.
+    /// A path in the file is relative.
     #[error("{path}: {key} = \"{value}\" must be an absolute path")]
     RelativePath {
-        /// Which file.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// Which key.
+        /// The key of the path.
         key: String,
-        /// Its value.
+        /// The relative path as written.
         value: PathBuf,
     },
     /// A number is out of its range.
     #[error("{path}: {key} = {value} must be between {least} and {most}")]
     OutOfRange {
-        /// Which file.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// Which key.
+        /// The key of the number.
         key: &'static str,
-        /// Its value.
+        /// The number as written.
         value: u64,
-        /// The smallest value allowed.
+        /// The smallest allowed value.
         least: u64,
-        /// The largest value allowed.
+        /// The largest allowed value.
         most: u64,
     },
     /// A hook cannot be run.
     #[error("{path}: {key} = \"{program}\": {problem}")]
     Hook {
-        /// Which file.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// Which key.
+        /// The key of the hook.
         key: &'static str,
-        /// Its value.
+        /// The program as written.
         program: PathBuf,
-        /// What is wrong with it.
+        /// The problem with the program.
         problem: HookProblem,
     },
-    /// What VMs may name is no option.
+    /// An entry of `machines.allow` is not an option of QEMU.
     #[error(
         "{path}: machines.allow: \"{entry}\" is no option of QEMU; write \"-vnc\", or \"-netdev bridge\""
     )]
     Allowed {
-        /// Which file.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// What is written.
+        /// The entry as written.
         entry: String,
     },
-    /// QEMU cannot run as whom it is to run as.
+    /// QEMU cannot run as the configured user.
     #[error("{path}: machines.user: {fault}")]
     QemuUser {
-        /// Which file.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem with the user.
         fault: SocketFault,
     },
-    /// A link is none that other hosts could call.
+    /// A link has no address that other hosts can call.
     #[error("{path}: hosts.links: \"{address}\" is no address that others can call; write HOST:PORT")]
     Link {
-        /// Which file.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// What is written.
+        /// The address as written.
         address: String,
     },
-    /// A folder of other hosts' stores is not named in full.
+    /// A folder of other hosts' stores has a relative path.
     #[error("{path}: hosts.shared_folders: {folder} is no absolute path")]
     SharedFolder {
-        /// Which file.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// What is written.
+        /// The folder as written.
         folder: PathBuf,
     },
-    /// A store cannot have this name.
+    /// A store has an invalid name.
     #[error("{path}: \"{name}\" cannot be the name of a store: {reason}")]
     StoreName {
-        /// Which file.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// The name.
+        /// The name as written.
         name: String,
-        /// What is wrong with it.
+        /// The problem with the name.
         reason: crate::names::InvalidName,
     },
-    /// A store is none.
+    /// The settings of a store are invalid.
     #[error("{path}: stores.{name}: {fault}")]
     Store {
-        /// Which file.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// Name of the store.
+        /// The name of the store.
         name: String,
-        /// What is wrong with it.
+        /// The problem with the store.
         fault: StoreFault,
     },
-    /// A socket cannot be given to whom it is to be given.
+    /// A socket cannot have the configured mode or owner.
     #[error("{path}: {table}: {fault}")]
     Socket {
-        /// Which file.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// The table.
+        /// The table in the file.
         table: &'static str,
-        /// What is wrong with it.
+        /// The problem with the mode or the owner.
         fault: SocketFault,
     },
-    /// The page cannot be served there.
+    /// The page cannot be served at the configured address.
     #[error("{path}: web.listen = \"{listen}\": {fault}")]
     Web {
-        /// Which file.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// What is written.
+        /// The address as written.
         listen: String,
-        /// What is wrong with it.
+        /// The problem with the address.
         fault: WebFault,
     },
-    /// The API cannot be served there over TLS.
+    /// The API cannot be served over TLS at the configured address.
     #[error(
         "{path}: api_tls.listen = \"{listen}\" is no address with a port; write for example \"0.0.0.0:7425\""
     )]
     ApiTls {
-        /// Which file.
+        /// The path of the configuration file.
         path: PathBuf,
-        /// What is written.
+        /// The address as written.
         listen: String,
     },
     /// The API's address cannot be used.
     #[error("the API cannot be served there")]
     Address(#[from] AddressError),
-    /// Nothing says where the journal is to be.
+    /// The folder of the journal is not configured.
     #[error("there is no data folder: set HOME, or give --data-dir")]
     NoDataDir,
 }
@@ -342,15 +342,15 @@ impl Config {
     /// Reads the configuration: the command line, then the file, then the defaults of this user.
     ///
     /// # Errors
-    /// The first of [`Config::load_whole`].
+    /// The first fault that [`Config::load_whole`] finds.
     pub fn load(overrides: &Overrides, folders: &Folders) -> Result<Self, ConfigError> {
         Self::load_whole(overrides, folders).map_err(Faults::into_first)
     }
 
-    /// As [`Config::load`], to the end also when something is wrong.
+    /// Does the same as [`Config::load`], and continues after faults.
     ///
     /// # Errors
-    /// Every [`ConfigError`] that there is. Without an explicit file, a missing one is none.
+    /// Every [`ConfigError`] of the configuration. A missing file is a fault only if it was named.
     pub fn load_whole(overrides: &Overrides, folders: &Folders) -> Result<Self, Faults> {
         let explicit = overrides.config_file.as_deref();
         let Some(path) = overrides.file(folders) else {
@@ -371,10 +371,10 @@ impl Config {
         }
     }
 
-    /// Makes a configuration of the text of a file; `path` is for messages. Reads nothing.
+    /// Parses the text of a configuration file; `path` is for messages. Reads no file.
     ///
     /// # Errors
-    /// [`ConfigError`].
+    /// [`ConfigError`]: the text is no valid configuration.
     pub fn parse(
         path: &Path,
         text: &str,
@@ -397,7 +397,7 @@ impl Config {
         let table = toml::de::DeTable::parse(text).map_err(syntax)?;
         let unknown = keys::unknown(text, table.get_ref());
         let unknown = unknown.into_iter().map(|key| ConfigError::UnknownKey { path: path.to_owned(), key });
-        // Keys come first: of a misspelt key that was required, the misspelling is what is wrong.
+        // Unknown keys come first: if a required key is misspelt, the misspelling is the fault.
         let known = all(unknown.map(Err::<(), _>));
         let built = match toml::from_str(text).map_err(syntax) {
             Ok(file) => Self::build(path, file, overrides, folders),
@@ -409,7 +409,7 @@ impl Config {
     fn build(path: &Path, file: File, overrides: &Overrides, folders: &Folders) -> Result<Self, Faults> {
         let data_dir = data_dir(path, file.data_dir, overrides, folders);
         let api = api(path, file.api, overrides, folders);
-        // Where it is matters only to the store that there is if none is written.
+        // The path of the data folder matters only to the default store.
         let default_in = data_dir.as_deref().unwrap_or(Path::new("/"));
         let stores = stores::check(path, file.stores, default_in);
         let storage = both(both(data_dir, stores), file.limits.check(path));
@@ -446,14 +446,14 @@ impl Config {
 }
 
 impl Overrides {
-    /// The file that is read: the one that was named, else the one where such a user has it.
+    /// Returns the configuration file: the named one, or else the default one of this user.
     pub fn file<'a>(&'a self, folders: &'a Folders) -> Option<&'a Path> {
         self.config_file.as_deref().or(folders.config_file.as_deref())
     }
 }
 
 impl EngineSetting {
-    /// The word of the configuration.
+    /// Returns the engine's name in the configuration.
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
@@ -463,7 +463,7 @@ impl EngineSetting {
     }
 }
 
-/// The file, as it is written.
+/// The file in its TOML form.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct File {
@@ -529,7 +529,7 @@ fn require_absolute(path: &Path, key: &str, value: PathBuf) -> Result<PathBuf, C
     Err(ConfigError::RelativePath { path: path.to_owned(), key: key.to_owned(), value })
 }
 
-/// A path of the command line is relative to where the command was given.
+/// Resolves a path of the command line against the working directory.
 fn absolute(given: &Path) -> PathBuf {
     std::path::absolute(given).unwrap_or_else(|_| given.to_owned())
 }

@@ -1,7 +1,8 @@
-//! A look at a configuration before a daemon starts by it: all that is wrong with it, and with what it names on this host.
+//! Checks a configuration before a daemon starts with it: reports every fault in it, and in the files that it names on this
+//! host.
 //!
-//! Nothing is changed, locked or connected to, so it may run beside the daemon. What it finds need not keep a daemon from
-//! starting: a store whose disk is not mounted is waited for.
+//! The check changes, locks and connects to nothing, so it may run beside the daemon. A finding need not keep a daemon from
+//! starting: the daemon waits for a store whose disk is not mounted.
 
 use std::fs::Metadata;
 use std::io;
@@ -15,24 +16,24 @@ use crate::config::folders::Folders;
 use crate::config::{Config, ConfigError, Overrides, RunsAs, StoreConfig};
 use crate::error::with_causes;
 
-/// Where programs of root are looked for.
+/// Where root's programs are searched.
 const PROGRAM_FOLDERS: [&str; 4] = ["/usr/bin", "/bin", "/usr/sbin", "/sbin"];
 
-/// What was found.
+/// The result of a check.
 #[derive(Debug)]
 pub struct ConfigCheck {
-    /// The file that was read; `None`: there is none, and the defaults were looked at.
+    /// The file that was read; `None`: there is none, and the defaults were checked.
     pub file: Option<PathBuf>,
-    /// What a daemon would go by; `None`: it would not start.
+    /// The configuration that a daemon would use; `None`: it would not start.
     pub config: Option<Config>,
-    /// What is wrong.
+    /// The problems that were found.
     pub problems: Vec<ConfigProblem>,
 }
 
-/// Something that is wrong.
+/// A problem with a configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigProblem {
-    /// What, with the key.
+    /// The problem, with the key.
     pub problem: String,
     /// What to do about it.
     pub advice: String,
@@ -45,7 +46,7 @@ impl ConfigProblem {
 }
 
 impl ConfigCheck {
-    /// Looks at what a daemon with these arguments would read.
+    /// Checks what a daemon with these arguments would read.
     pub fn of(overrides: &Overrides, folders: &Folders) -> Self {
         let file = overrides.file(folders);
         let file = file.filter(|path| overrides.config_file.is_some() || path.exists()).map(Path::to_owned);
@@ -59,7 +60,7 @@ impl ConfigCheck {
     }
 }
 
-/// What to do about a fault of the file.
+/// Returns what to do about a fault of the file.
 fn advice(fault: &ConfigError) -> String {
     let words = match fault {
         ConfigError::Read { .. } => "name a file that this user can read: sterna config check FILE",
@@ -90,14 +91,14 @@ fn advice(fault: &ConfigError) -> String {
     words.to_owned()
 }
 
-/// Looks at what a valid configuration names.
+/// Checks the files and addresses that a valid configuration names.
 fn look(config: &Config) -> Vec<ConfigProblem> {
     let sockets = config.api.path().parent().unwrap_or(Path::new("/"));
     let mut problems = Vec::new();
     problems.extend(can_be_made("data_dir", &config.data_dir));
     problems.extend(can_be_made("api", sockets));
     for (name, store) in &config.stores {
-        // The store that nobody has configured is made by the daemon.
+        // The daemon makes the default store.
         let is_made = store.folder().is_some_and(|folder| folder.starts_with(&config.data_dir));
         if !is_made || store.folder().is_some_and(Path::exists) {
             problems.extend(store_problem(name, store));
@@ -114,7 +115,7 @@ fn look(config: &Config) -> Vec<ConfigProblem> {
     let listen = listen.chain(config.web.listen.iter().map(|address| ("web.listen", address)));
     let listen = listen.chain(config.api_tls.listen.iter().map(|address| ("api_tls.listen", address)));
     problems.extend(listen.filter_map(|(key, address)| listen_problem(key, address)));
-    // A shared folder may be mounted at any time; what a VM may name is to be there when it comes.
+    // A shared folder may be mounted at any time. A folder for VMs' files must exist when a VM comes.
     problems.extend(config.machines.folders.iter().filter(|folder| !folder.is_dir()).map(|folder| {
         let problem = format!("machines.folders: there is no folder {}", folder.display());
         ConfigProblem::new(problem, "create it, mount what is to be there, or remove it from the list")
@@ -136,7 +137,7 @@ fn look(config: &Config) -> Vec<ConfigProblem> {
     problems
 }
 
-/// What is wrong with a folder that the daemon makes if it is not there.
+/// Returns the problem with a folder that the daemon makes if it does not exist.
 fn can_be_made(key: &str, folder: &Path) -> Option<ConfigProblem> {
     let nearest = folder.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
     let at = format!("{key}: {}", folder.display());
@@ -156,7 +157,7 @@ fn store_problem(name: &str, store: &StoreConfig) -> Option<ConfigProblem> {
     let (key, path, kind): (_, _, fn(&Metadata) -> bool) = match store {
         StoreConfig::Folder { path, .. } => ("path", path, Metadata::is_dir),
         StoreConfig::Device { path } => ("device", path, |found| found.file_type().is_block_device()),
-        // Whether a server answers is seen when its export is opened.
+        // Opening the export shows whether the server answers.
         StoreConfig::Nbd { .. } => return None,
     };
     let at = format!("stores.{name}.{key}: {}", path.display());
@@ -192,13 +193,13 @@ fn store_problem(name: &str, store: &StoreConfig) -> Option<ConfigProblem> {
 }
 
 fn listen_problem(key: &str, address: &SocketAddr) -> Option<ConfigProblem> {
-    // At any port: the daemon may run, and have the one that is written.
+    // At any port, because a running daemon may use the configured one.
     let error = TcpListener::bind(SocketAddr::new(address.ip(), 0)).err()?;
     let problem = format!("{key}: {} cannot be listened on here: {error}", address.ip());
     Some(ConfigProblem::new(problem, "name an address of this host (ip address), or 0.0.0.0 or [::] for all"))
 }
 
-/// Whether this process may do that with a file, by its effective user.
+/// Returns whether this process's effective user has this access to a file.
 fn may(path: &Path, access: Access) -> io::Result<()> {
     Ok(rustix::fs::accessat(CWD, path, access, AtFlags::EACCESS)?)
 }
@@ -207,7 +208,7 @@ fn may(path: &Path, access: Access) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// What is found in a folder of its own: `DIR` in the text is that folder.
+    /// Checks a configuration in a folder of its own, which is `DIR` in the text.
     fn check(text: &str) -> Vec<ConfigProblem> {
         let folder = tempfile::tempdir().unwrap();
         let at = folder.path().display().to_string();

@@ -1,16 +1,16 @@
-//! Custody of images: the one place of the daemon that deletes images, renames them, gives them a size, or puts one into another's
-//! place. Everything here may sleep.
+//! Custody of images: only this module of the daemon deletes and renames images, sets their size, and replaces one by another.
+//! Everything here may block.
 //!
 //! ```text
 //!   opened    folder and file, opened once, without following a link
-//!   claims    what the journal, chains, marks and other programs say of the file: the book of migration::custody
+//!   claims    the claims of the journal, chains, marks and other programs: the book of migration::custody
 //!   steps     discard, fence, rename, take back: opened ► locked ► asked ► compared ► done ► synced (Handling)
 //!   making    new files: reserved, sized, put into their place
-//!   names     what names led to when images were opened by them
-//!   freeing   gives the space of a deleted file back bit by bit
+//!   names     which files the names of images led to when they were opened
+//!   freeing   frees the space of a deleted file in small steps
 //! ```
-//! Which step whom is allowed, and in which order it is done, `migration::custody` decides. `tidy` sees to it that no other module
-//! of the daemon does any of this to an image.
+//! `migration::custody` decides which step is allowed to which owner, and the order of its parts. `tidy` checks that no other
+//! module of the daemon does any of this to an image.
 
 mod claims;
 mod freeing;
@@ -46,24 +46,23 @@ struct Books {
     known: Known,
 }
 
-/// What says whose images are.
+/// The source of claims.
 enum Known {
     Journal(Journal),
-    /// For tests of what asks: nothing else is known.
+    /// For tests: a state without a journal.
     #[cfg(test)]
     State(Box<State>),
 }
 
-/// Why nothing was done to an image.
+/// Why a step on an image was refused or failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CustodyError {
-    /// Others use it, or may.
+    /// Others use it, or may use it.
     #[error("{path}: {refused}", path = .path.display())]
     Refused { path: PathBuf, refused: Refused },
-    /// The system has answered so.
     #[error("cannot {operation} {path}: {source}", path = .path.display())]
     Io {
-        /// What was tried, as a verb.
+        /// The failed operation, as a verb.
         operation: &'static str,
         path: PathBuf,
         source: io::Error,
@@ -71,21 +70,18 @@ pub(crate) enum CustodyError {
 }
 
 impl Custody {
-    /// Begins with what the journal says at each step.
+    /// Returns custody that reads the journal at each step.
     pub(crate) fn new(journal: Journal) -> Self {
         Self { books: Arc::new(Books { known: Known::Journal(journal) }) }
     }
 
-    /// As if a journal said this.
+    /// Returns custody over a fixed state.
     #[cfg(test)]
     pub(crate) fn of_state(state: State) -> Self {
         Self { books: Arc::new(Books { known: Known::State(Box::new(state)) }) }
     }
 
-    /// Checks whether a step may be taken that is done elsewhere: serving, releasing, restoring, giving back, advice.
-    ///
-    /// # Errors
-    /// [`CustodyError::Refused`].
+    /// Checks whether a step may be taken that is done in another module: serving, releasing, restoring, giving back, advice.
     pub(crate) fn check(&self, step: Step, owner: &Owner, image: &ImageLocation) -> Result<(), CustodyError> {
         let (book, object) = self.book_for(&image.place);
         match book.ask(step, owner, &object) {
@@ -95,9 +91,6 @@ impl Custody {
     }
 
     /// Checks whether the image of a volume may be deleted once the volume is removed.
-    ///
-    /// # Errors
-    /// [`CustodyError::Refused`].
     pub(crate) fn check_removal(&self, volume: VolumeId, path: &Path) -> Result<(), CustodyError> {
         self.check_deletion(path, &Owner::Volume(volume), |book| book.forget_volume(volume))
     }
@@ -111,7 +104,7 @@ impl Custody {
     }
 }
 
-/// Notes which file an image was opened as: a file that comes to its name later is not deleted or renamed for it.
+/// Notes which file an image was opened as, so that another file that gets its name later is not deleted or renamed.
 pub(crate) fn note_opened(path: &Path, image: &Held) {
     let Identity { device, inode } = image.identity();
     names::note(path, migration::custody::Identity::File { device, inode });
@@ -122,7 +115,7 @@ impl CustodyError {
         Self::Io { operation, path: path.to_owned(), source }
     }
 
-    /// Whether there is a file of the new name already.
+    /// Returns whether a file has the new name already.
     pub(crate) fn is_taken(&self) -> bool {
         matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::AlreadyExists)
     }

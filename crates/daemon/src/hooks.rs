@@ -1,14 +1,14 @@
-//! Runs what an administrator has configured before and after a VM, or volumes without one, change their host or
-//! their store: routes, DNS, overlays.
+//! Runs an administrator's hooks before and after a VM, or volumes without one, change their host or their store: for routes,
+//! DNS, overlays.
 //!
 //! ```text
 //!            disks copied                                                          ended
 //!   source ───────┬─── before ─── memory ─── stands ══ commit ══ its QEMU ended ────┬─── after
 //!   target ───────┴ before ─ QEMU started ── loaded ══════════════ runs ── after    └ (after, if it does not run there)
 //! ```
-//! A hook gets its context in its environment, and is killed with all that it has started if it takes too long. Which one runs,
-//! and that each does once, is decided by [`migration::hooks`]; this module carries it out. A hook's failure is an answer like
-//! any other.
+//! A hook gets its context in its environment. After its time limit it is killed with all that it has started.
+//! [`migration::hooks`] decides which one runs, and that each runs once; this module carries it out. A hook's failure is an
+//! answer like any other.
 
 mod keeper;
 mod process;
@@ -23,50 +23,48 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::keeper::Hooks;
 
-/// On which side of a VM's way a host is.
+/// The side of a move on which a host is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum HookSide {
-    /// The VM leaves it.
+    /// The VM leaves this host.
     Source,
-    /// The VM comes to it.
+    /// The VM comes to this host.
     Target,
-    /// Both: volumes move between its stores.
+    /// Volumes move between stores of this host.
     Both,
 }
 
-/// What a hook is told.
+/// The context of a hook.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HookContext {
-    /// The migration, by the number that it has at this host.
+    /// The migration's number at this host.
     #[serde(with = "number")]
     pub(crate) migration: MigrationId,
-    /// Name of the VM; empty: volumes move without one.
+    /// The VM's name; empty: volumes move without a VM.
     pub(crate) vm: String,
-    /// Names of its volumes.
     pub(crate) volumes: Vec<String>,
-    /// Which side this host is.
     pub(crate) side: HookSide,
-    /// What this host calls itself.
+    /// This host's own name.
     pub(crate) own: String,
-    /// What the other host is called here.
+    /// The other host's name at this host.
     pub(crate) other: String,
-    /// How the migration ended, once that is known.
+    /// The outcome of the migration, once it is known.
     pub(crate) outcome: Option<String>,
 }
 
 /// Why a hook was not carried out.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HookFault {
-    /// It failed, could not be started, or took too long; in words for people.
+    /// It failed, could not be started, or took too long; the text says which.
     #[error("{0}")]
     Failed(String),
-    /// The daemon stops; the next one goes on with the hook.
+    /// The daemon stops, and the next one continues the hook.
     #[error("the daemon stops")]
     Stopping,
 }
 
-/// The hooks of one VM on its way, at one host: `before` once, and then `after` once, whichever daemon runs them.
+/// The hooks of one moving VM at one host: `before` once, and then `after` once, whichever daemon runs them.
 pub(crate) struct HookRunner {
     hooks: Arc<Hooks>,
     migration: MigrationId,
@@ -84,7 +82,7 @@ impl HookSide {
 }
 
 impl HookContext {
-    /// The environment of a hook.
+    /// Returns the environment of a hook.
     fn variables(&self, moment: &'static str) -> Vec<(&'static str, String)> {
         let (source, target) = match self.side {
             HookSide::Source => (&self.own, &self.other),
@@ -108,23 +106,20 @@ impl HookContext {
 }
 
 impl HookRunner {
-    /// A runner of a migration's hooks. What they are told is what the first daemon has recorded, if one has.
+    /// Returns a runner of a migration's hooks. If an earlier daemon has recorded a context, that one is used.
     pub(crate) fn new(hooks: &Arc<Hooks>, context: HookContext) -> Arc<Self> {
         let migration = context.migration;
         hooks.expect(context.clone());
         Arc::new(Self { hooks: Arc::clone(hooks), migration, context })
     }
 
-    /// Notes something besides that went wrong, for people.
+    /// Records another failure of the migration.
     pub(crate) fn note(&self, warning: String) {
         self.hooks.warn(self.migration, warning);
     }
 
-    /// Before the VM is stopped, or is started to be loaded: if this fails, it is to stay. Dropping the future kills
-    /// what runs, unless the daemon stops.
-    ///
-    /// # Errors
-    /// [`HookFault`], which names the hook and what it said.
+    /// Runs the hook before the VM is stopped, or is started to be loaded: if it fails, the VM stays. Dropping the future kills
+    /// the hook, unless the daemon stops. [`HookFault`] names the hook and its output.
     pub(crate) async fn before(&self) -> Result<(), HookFault> {
         self.hooks.expect(self.context.clone());
         let mut waits = Waits { runner: self, is_over: false };
@@ -137,22 +132,22 @@ impl HookRunner {
         }
     }
 
-    /// After the VM has moved, or has not; the first call counts. Nothing is undone by a failure.
+    /// Runs the hook after the VM has moved, or the move has failed; only the first call counts. A failure undoes nothing.
     pub(crate) async fn after(&self, outcome: &Outcome) {
         self.hooks.after(self.migration, outcome).await;
     }
 }
 
 impl Hooks {
-    /// Runs what is after a migration that has ended, if anything was before it.
+    /// Runs the hook after an ended migration, if a hook was run before it.
     pub(crate) async fn after(self: &Arc<Self>, migration: MigrationId, outcome: &Outcome) {
         self.note_outcome(migration, outcome_name(outcome));
-        // Of a failure people are told.
+        // A failure is reported by the book.
         let _ = self.run(migration, Moment::After).await;
     }
 }
 
-/// Waits for what runs before; what nobody waits for any more is killed.
+/// Waits for the hook before a migration; kills it when it is dropped.
 struct Waits<'a> {
     runner: &'a HookRunner,
     is_over: bool,
@@ -175,7 +170,7 @@ fn outcome_name(outcome: &Outcome) -> &'static str {
     }
 }
 
-/// A migration's number as it is kept.
+/// Stores a migration's number.
 mod number {
     use migration::MigrationId;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

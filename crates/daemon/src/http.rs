@@ -1,4 +1,4 @@
-//! The HTTP API: requests become operations of the host, their results JSON. Nothing is decided here but who may ask.
+//! The HTTP API: converts requests to operations of the host, and results to JSON. The only decision here is who may ask.
 
 mod access;
 mod audited;
@@ -44,14 +44,14 @@ pub use openapi::document as openapi_document;
 pub(crate) use server::serve;
 pub(crate) use web::router as page_router;
 
-/// Bytes of a body that is too large that are read all the same: a client that still writes when the connection ends
-/// does not see the answer.
+/// How many bytes of a body that is too large are read: a client that still writes when the connection ends does not see the
+/// answer.
 const DISCARDED_BYTES_MAX: usize = 4 << 20;
 
-/// Longest that the body of a request may take. Ours are small: whoever takes longer keeps a place from others.
+/// The longest time for the body of a request. Bodies are small, and a slow client keeps a place from others.
 const BODY_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// All that the API answers.
+/// Returns the routes of the API's socket.
 pub(crate) fn router(host: Arc<Host>) -> Router {
     let audit = host.audit.clone();
     Router::from(routes())
@@ -64,7 +64,7 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
         .layer(from_fn_with_state(audit, audited::audited))
 }
 
-/// All that is answered over TLS: the same without the page, to whom it may be answered.
+/// Returns the routes over TLS: the same without the page, and with authorisation.
 pub(crate) fn remote_router(host: Arc<Host>) -> Router {
     let audit = host.audit.clone();
     Router::from(routes())
@@ -77,11 +77,11 @@ pub(crate) fn remote_router(host: Arc<Host>) -> Router {
         .layer(from_fn_with_state(audit, audited::audited))
 }
 
-/// Who asks over TLS; `None`: somebody whose key is not known any more.
+/// The client over TLS; `None`: its key was revoked.
 #[derive(Clone, Debug)]
 struct Caller(Option<Granted>);
 
-/// Tells whether a request is answered: by the routes themselves, so that clients who take all connections do not matter.
+/// Returns whether a request is answered. Calls the routes directly, so that it works even when clients use all connections.
 pub(crate) async fn answers(router: Router) -> bool {
     let request = Request::get("/v1/host").body(Body::empty());
     let Ok(request) = request else { return false };
@@ -89,7 +89,7 @@ pub(crate) async fn answers(router: Router) -> bool {
     answered.is_ok_and(|answer| answer.status().is_success())
 }
 
-/// The operations, with what the document says of them.
+/// Returns the operations, with their descriptions for the document.
 fn routes() -> OpenApiRouter<Arc<Host>> {
     OpenApiRouter::new()
         .routes(routes!(show_host))
@@ -122,7 +122,7 @@ async fn show_host(State(host): State<Arc<Host>>) -> Json<api::Host> {
     Json(host.describe())
 }
 
-/// Lists the volumes, by name.
+/// Lists the volumes by name.
 #[utoipa::path(get, path = "/v1/volumes", responses((status = 200, description = "The volumes", body = [api::Volume])))]
 async fn list_volumes(State(host): State<Arc<Host>>) -> Json<Vec<api::Volume>> {
     Json(host.describe_volumes().await)
@@ -134,7 +134,7 @@ async fn show_volume(State(host): State<Arc<Host>>, Segment(name): Segment) -> A
     host.describe_volume(&name).await.map(Json)
 }
 
-/// Makes a volume; answers when it is being served, which takes as long as copying the image takes.
+/// Creates a volume. Answers when the volume is served, which takes as long as copying a given image.
 #[utoipa::path(post, path = "/v1/volumes", request_body = api::NewVolume,
     responses((status = 201, description = "The volume, once it is served", body = api::Volume)))]
 async fn create_volume(
@@ -146,7 +146,7 @@ async fn create_volume(
     Ok((StatusCode::CREATED, Json(volume)))
 }
 
-/// Stops serving a volume; answers when it is no longer served.
+/// Stops serving a volume and forgets it. Answers when the volume is not served.
 #[utoipa::path(delete, path = "/v1/volumes/{name}",
     params(("name" = String, Path, description = "Name of the volume"), api::RemoveVolume),
     responses((status = 200, description = "What has become of it", body = api::RemovedVolume)))]
@@ -159,7 +159,7 @@ async fn remove_volume(
     host.operate(Arc::clone(&host).remove_volume(name, how)).await.map(Json)
 }
 
-/// Makes a volume larger, while it is used and also while it moves; answers when whoever connects is told the new size.
+/// Grows a volume, also while it is used or moves. Answers when new connections see the new size.
 #[utoipa::path(post, path = "/v1/volumes/{name}/resize", params(("name" = String, Path, description = "Name of the volume")),
     request_body = api::ResizeVolume,
     responses((status = 200, description = "The volume, with its new size", body = api::Volume)))]
@@ -172,7 +172,7 @@ async fn resize_volume(
     host.operate(Arc::clone(&host).resize_volume(name, order)).await.map(Json)
 }
 
-/// Begins to move a volume or a VM; answers when that has begun, or waits for its turn.
+/// Begins to move a volume or a VM. Answers when the migration has begun or waits for its turn.
 #[utoipa::path(post, path = "/v1/volumes/{name}/migrate", params(("name" = String, Path, description = "Name of the volume")),
     request_body = api::MigrateVolume,
     responses((status = 202, description = "The migration, once it has begun or waits", body = api::Migration)))]
@@ -186,7 +186,7 @@ async fn migrate(
     Ok((StatusCode::ACCEPTED, Json(migration)))
 }
 
-/// Says what a migration would do, and everything that is in its way; begins nothing, and leaves nothing.
+/// Returns what a migration would do, and everything that is in its way. Changes nothing.
 #[utoipa::path(post, path = "/v1/volumes/{name}/plan", params(("name" = String, Path, description = "Name of the volume, or of the VM")),
     request_body = api::MigrateVolume,
     responses((status = 200, description = "What it would do", body = api::MigrationPlan)))]
@@ -199,13 +199,13 @@ async fn plan_migration(
     host.operate(Arc::clone(&host).plan_migration(name, order)).await.map(Json)
 }
 
-/// Lists the migrations under way and those that are remembered, oldest first.
+/// Lists the running migrations and the remembered ones, oldest first.
 #[utoipa::path(get, path = "/v1/migrations", responses((status = 200, description = "The migrations", body = [api::Migration])))]
 async fn list_migrations(State(host): State<Arc<Host>>) -> Json<Vec<api::Migration>> {
     Json(host.migrations.list(&host.journal))
 }
 
-/// Describes one migration; with `wait_ms`, as soon as it has changed.
+/// Describes one migration. With `wait_ms`, answers as soon as it has changed.
 #[utoipa::path(get, path = "/v1/migrations/{id}",
     params(("id" = String, Path, description = "Identity of the migration, for example m7"), Watch),
     responses((status = 200, description = "The migration", body = api::Migration)))]
@@ -222,12 +222,12 @@ async fn show_migration(
     let wait = Duration::from_millis(wait_ms.min(api::WAIT_MAX_MS));
     tokio::select! {
         shown = host.migrations.watch(&host.journal, id, after.unwrap_or(0), wait) => shown.map(Json),
-        // Who watches must not keep the daemon from stopping.
+        // A watching client must not keep the daemon from stopping.
         () = host.stopping() => Err(RequestError::ShuttingDown),
     }
 }
 
-/// Changes a migration that is under way; answers when that holds.
+/// Changes a running migration. Answers when the change is in effect.
 #[utoipa::path(patch, path = "/v1/migrations/{id}",
     params(("id" = String, Path, description = "Identity of the migration, for example m7")),
     request_body = api::SetMigration,
@@ -241,7 +241,7 @@ async fn change_migration(
     host.operate(Arc::clone(&host).set_migration(id, order)).await.map(Json)
 }
 
-/// Asks for a migration to be cancelled; answers when that is under way, not when it has ended.
+/// Cancels a migration. Answers when the cancellation is certain, before the migration has ended.
 #[utoipa::path(post, path = "/v1/migrations/{id}/cancel",
     params(("id" = String, Path, description = "Identity of the migration, for example m7")),
     responses((status = 200, description = "The migration", body = api::Migration)))]
@@ -249,7 +249,7 @@ async fn cancel_migration(State(host): State<Arc<Host>>, Segment(id): Segment) -
     host.operate(Arc::clone(&host).cancel_migration(id)).await.map(Json)
 }
 
-/// Lets a migration rest: nothing is copied, and it is not handed over.
+/// Pauses a migration: nothing is copied or handed over meanwhile.
 #[utoipa::path(post, path = "/v1/migrations/{id}/pause",
     params(("id" = String, Path, description = "Identity of the migration, for example m7")),
     responses((status = 200, description = "The migration", body = api::Migration)))]
@@ -257,7 +257,7 @@ async fn pause_migration(State(host): State<Arc<Host>>, Segment(id): Segment) ->
     host.operate(Arc::clone(&host).rest_migration(id, Rest::Pause)).await.map(Json)
 }
 
-/// Goes on with a migration that rests.
+/// Resumes a paused migration.
 #[utoipa::path(post, path = "/v1/migrations/{id}/resume",
     params(("id" = String, Path, description = "Identity of the migration, for example m7")),
     responses((status = 200, description = "The migration", body = api::Migration)))]
@@ -265,7 +265,7 @@ async fn resume_migration(State(host): State<Arc<Host>>, Segment(id): Segment) -
     host.operate(Arc::clone(&host).rest_migration(id, Rest::Resume)).await.map(Json)
 }
 
-/// Begins once more what a migration did not come to; answers with the new migration.
+/// Repeats a failed or cancelled migration with the same options. Answers with the new migration.
 #[utoipa::path(post, path = "/v1/migrations/{id}/retry",
     params(("id" = String, Path, description = "Identity of the migration, for example m7")),
     responses((status = 202, description = "The new migration, once it has begun or waits", body = api::Migration)))]
@@ -277,7 +277,7 @@ async fn retry_migration(
     Ok((StatusCode::ACCEPTED, Json(migration)))
 }
 
-/// Takes over a volume that another host has prepared here and released, without hearing from that host.
+/// Promotes a complete copy at this host without its source host.
 #[utoipa::path(post, path = "/v1/volumes/{name}/promote", params(("name" = String, Path, description = "Name of the volume")),
     request_body = api::PromoteVolume,
     responses((status = 200, description = "The volume, once it is served", body = api::Volume)))]
@@ -290,7 +290,7 @@ async fn promote_volume(
     host.operate(Arc::clone(&host).promote_volume(name, order)).await.map(Json)
 }
 
-/// Describes one migration with what was recorded of it.
+/// Describes one migration with its recorded history.
 #[utoipa::path(get, path = "/v1/migrations/{id}/history",
     params(("id" = String, Path, description = "Identity of the migration, for example m7")),
     responses((status = 200, description = "The migration and its recording", body = api::MigrationHistory)))]
@@ -298,8 +298,8 @@ async fn show_history(State(host): State<Arc<Host>>, Segment(id): Segment) -> An
     Arc::clone(&host).migration_history(parse_id(&id)?).await.map(Json)
 }
 
-/// Refuses orders that a browser gives for some page: who leads a port to the socket does not mean every page that is looked at there.
-/// Browsers say for which page they work whenever they ask for anything but reading.
+/// Refuses orders that a browser sends for another page: forwarding a port to the socket does not trust every page in that
+/// browser. Browsers name their page with every request that is not only reading.
 async fn refuse_pages(request: Request, next: Next) -> Response {
     let is_from_page = request.headers().contains_key(header::ORIGIN);
     if is_from_page && !request.method().is_safe() {
@@ -316,7 +316,7 @@ async fn no_method(method: Method, uri: Uri) -> RequestError {
     RouteError::Method { method: method.to_string(), path: uri.path().to_owned() }.into()
 }
 
-/// The name or identity in a path; a pair of them where there are two.
+/// The name or identity in a path, or a pair of them.
 struct Segment<T = String>(T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Segment<T> {
@@ -330,7 +330,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Segment
     }
 }
 
-/// The body of a request. Its type is not asked for: there is only one.
+/// Returns the body of a request. Its media type is ignored, because there is only one.
 async fn body<T: DeserializeOwned>(request: Request) -> Result<T, RequestError> {
     let details = request.extensions().get::<audited::Details>().cloned().unwrap_or_default();
     let bytes = tokio::time::timeout(BODY_WAIT_MAX, read(request.into_body())).await.map_err(|_| {
@@ -389,7 +389,7 @@ impl IntoResponse for RequestError {
 fn json(status: StatusCode, value: &impl Serialize) -> Response {
     match serde_json::to_vec(value) {
         Ok(bytes) => (status, [(header::CONTENT_TYPE, "application/json")], bytes).into_response(),
-        // Neither a code nor a text can be unserialisable; an answer without a body says at least the status.
+        // Codes and texts can always be serialised; an answer without a body at least has the status.
         Err(_) => (status, Body::empty()).into_response(),
     }
 }

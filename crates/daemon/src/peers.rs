@@ -1,12 +1,12 @@
-//! Other hosts: what this one tells them and hears from them about migrations.
+//! Other hosts: the messages with them about migrations.
 //!
 //! ```text
-//!   transport ──delivered──► Peers ──┬─ openings ──► Host: takes a migration, or says why not
+//!   transport ──delivered──► Peers ──┬─ openings ──► Host: accepts a migration, or says why not
 //!                                    ├─ a route ───► the lane that has the volume
 //!                                    └─ no route ──► the journal answers: ended, forgotten, never begun
 //!   lane ──Channel──► Session ──► transport
 //! ```
-//! Called on transport threads, and never waits there.
+//! Called on transport threads, where it never blocks.
 
 mod access;
 pub(crate) mod channel;
@@ -45,17 +45,17 @@ use crate::vms::moving;
 
 type Answer = oneshot::Sender<Result<Acceptance, Refusal>>;
 
-/// What this host has to do with others.
+/// The messages with other hosts.
 pub(crate) struct Peers {
     me: Weak<Self>,
     runtime: tokio::runtime::Handle,
     host: OnceLock<Weak<Host>>,
     routes: Arc<Routes>,
-    /// What came before this host was ready; `None`: it is.
+    /// Messages that came before this host was ready; `None`: it is ready.
     held: Mutex<Option<Vec<(Session, Delivery)>>>,
-    /// Openings that were sent and not answered.
+    /// Offers without an answer yet.
     opening: Mutex<BTreeMap<(HostId, MigrationId), Answer>>,
-    /// Looks ahead that were asked for and not answered.
+    /// Preflight checks without an answer yet.
     questions: Questions,
     programs: Programs,
     access: Access,
@@ -63,7 +63,7 @@ pub(crate) struct Peers {
 }
 
 impl Peers {
-    /// Makes a switchboard that answers nothing before it is [connected](Peers::connect) to its host.
+    /// Returns a switchboard that answers nothing before it is [connected](Peers::connect) to its host.
     pub(crate) fn new(runtime: tokio::runtime::Handle) -> Arc<Self> {
         Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
@@ -79,13 +79,13 @@ impl Peers {
         })
     }
 
-    /// Says which host it is that answers.
+    /// Sets the host that answers.
     pub(crate) fn connect(&self, host: &Arc<Host>) {
         // There is one.
         let _ = self.host.set(Arc::downgrade(host));
     }
 
-    /// Begins to answer: what this host had to do with others before its start has its lanes again.
+    /// Begins to answer, once the lanes for earlier migrations exist again.
     pub(crate) fn begin(&self) {
         loop {
             let mut held = lock(&self.held);
@@ -93,27 +93,26 @@ impl Peers {
             if waiting.is_empty() {
                 return;
             }
-            // What comes meanwhile is behind these.
+            // Messages that come meanwhile are behind these.
             *held = Some(Vec::new());
             drop(held);
             waiting.into_iter().for_each(|(session, delivery)| self.take(&session, delivery));
         }
     }
 
-    /// This host, as others know it. Before it has an identity nobody asks.
+    /// Returns this host's identity. Before it has one, no host asks.
     pub(crate) fn own(&self) -> HostId {
         self.host().and_then(|host| host.hosts.own()).unwrap_or(HostId([0; 32]))
     }
 
-    /// A line to the other host about `subject`; what comes from there goes to whoever has it, until its sending end
-    /// is dropped.
+    /// Opens a channel to the other host about `subject`; received messages go to its holder until its sending end is dropped.
     pub(crate) fn line(&self, session: &Session, subject: Subject) -> PeerChannel {
         let peer = host_id(session.peer());
         let target = if subject.source == peer { self.own() } else { peer };
         self.open_route(session, subject.channel(target))
     }
 
-    /// A line about the first of these subjects that nobody has a line about.
+    /// Opens a channel about the first of these subjects that has none.
     pub(crate) fn free_line(
         &self,
         session: &Session,
@@ -128,7 +127,7 @@ impl Peers {
         self.open_route(session, channel)
     }
 
-    /// The way to the other host for a VM that goes along with a migration, which began at `source`.
+    /// Returns the channels to the other host for a VM that moves with a migration, which began at `source`.
     pub(crate) fn vm_streams(
         &self,
         session: &Session,
@@ -141,8 +140,7 @@ impl Peers {
         Arc::new(SessionStreams { session, routes, source, target, migration })
     }
 
-    /// The way to the other host for what is run there before volumes change hands that go without a VM: its sending
-    /// end, and what comes.
+    /// Returns the channel to the other host for hooks of volumes without a VM: its sending end, and its receiving end.
     pub(crate) fn hooks_channel(
         &self,
         session: &Session,
@@ -152,14 +150,14 @@ impl Peers {
         let peer = host_id(session.peer());
         let target = if source == peer { self.own() } else { peer };
         let volume = VolumeIndex(0);
-        // No VM goes along, so nobody else has it.
+        // No VM moves along, so the channel is free.
         let channel = Subject { kind: Kind::Vm, source, migration, volume }.channel(target);
         let (line, arrivals) = self.route(session, channel);
         (Arc::new(line), arrivals)
     }
 
-    /// Offers a migration to another host and waits for its answer; without end while the host cannot be reached, so
-    /// the caller limits that.
+    /// Offers a migration to another host and waits for its answer. The caller limits the time, because an unreachable host
+    /// never answers.
     pub(crate) async fn offer(
         &self,
         session: &Session,
@@ -178,12 +176,13 @@ impl Peers {
         })
     }
 
-    /// No longer waits for the answer to an offer.
+    /// Stops waiting for the answer to an offer.
     pub(crate) fn give_up_offer(&self, peer: HostId, migration: MigrationId) {
         lock(&self.opening).remove(&(peer, migration));
     }
 
-    /// Another host is not known any more: it leads no clients here, and whoever is led there waits until it is known again.
+    /// Handles the removal of a paired host: it forwards no clients here, and clients that were forwarded there wait until it
+    /// is paired again.
     pub(crate) fn unpaired(&self, peer: HostId) {
         self.routes.forget_clients(peer, self.own());
     }
@@ -191,11 +190,11 @@ impl Peers {
     fn open_route(&self, session: &Session, channel: ChannelId) -> PeerChannel {
         let (line, arrivals) = self.route(session, channel);
         let (me, session) = (Weak::clone(&self.me), session.clone());
-        // What a lane has not taken when it ends finds whoever has its volume then.
+        // Messages that an ending lane has not read go to the volume's next lane.
         let unheard = move |arrival| {
             let Some(me) = me.upgrade() else { return };
-            // N.B. Who stops says nothing: its next process is asked again. Whatever took a call over would be dropped at once by
-            // a runtime that ends, and give it back here, without end.
+            // N.B. a stopping daemon does not answer: its next process is asked again. A runtime that ends would drop any
+            // handler of a call at once and return the call here, without end.
             if me.host().is_none_or(|host| host.is_stopping()) {
                 return;
             }
@@ -206,7 +205,7 @@ impl Peers {
         PeerChannel { channel: Box::new(line), events: ChannelEvents::or_else(arrivals, unheard) }
     }
 
-    /// The sending end of a channel, and what comes over it from now on.
+    /// Opens a channel: returns its sending end and its receiving end.
     fn route(
         &self,
         session: &Session,
@@ -215,7 +214,7 @@ impl Peers {
         self.routes.open(session, channel)
     }
 
-    /// The process of another host that was asked is gone, or is not heard any more.
+    /// Handles that the process of another host has ended or cannot be reached.
     fn forget_questions(&self, peer: HostId) {
         lock(&self.opening).retain(|(host, _), _| *host != peer);
         self.questions.forget(peer);
@@ -237,7 +236,7 @@ impl transport::Receiver for Peers {
 
     fn delivered(&self, session: &Session, delivery: Delivery) {
         if let Some(held) = &mut *lock(&self.held) {
-            // As much as the credit of the peers allows.
+            // The credit of the peers limits the number.
             held.push((session.clone(), delivery));
             return;
         }
@@ -256,7 +255,7 @@ impl transport::Receiver for Peers {
     }
 }
 
-// What has come.
+// Received messages.
 impl Peers {
     fn take(&self, session: &Session, delivery: Delivery) {
         let Delivery { message, credit } = delivery;
@@ -280,8 +279,8 @@ impl Peers {
         }
     }
 
-    /// Judges what a host asks for. What it may not have is refused, and told no more than that there is nothing, except what
-    /// the journal says to anybody of a migration that it does not know, or that has ended.
+    /// Decides whether a host may send this request. A refused request is answered as if its object did not exist. Only the
+    /// journal's answers about unknown or ended migrations go to every host.
     fn may(&self, session: &Session, channel: ChannelId, head: &[u8], payload: &[u8]) -> bool {
         let peer = host_id(session.peer());
         let Some(host) = self.host() else { return false };
@@ -291,7 +290,7 @@ impl Peers {
             return false;
         };
         let asked = match subject.kind {
-            // Its words are known to whoever runs the VM.
+            // The receiver for the VM decides about its messages.
             Kind::Vm => Asked::Message(Request::Vm),
             Kind::Migration | Kind::Forwarding | Kind::Reservoir => Asked::by(head, payload),
         };
@@ -317,7 +316,7 @@ impl Peers {
                     self.tell_of_end(session, subject);
                 }
             }
-            // N.B. a host that has lost the end of a migration, or its beginning, is told that there is none.
+            // N.B. a host that has lost the end or the beginning of a migration is answered that there is none.
             (None, Kind::Migration, Denied::Unknown) => {
                 self.answer_from_journal(session, channel, payload);
                 return false;
@@ -379,12 +378,12 @@ impl Peers {
 
     fn opening_answered(&self, peer: HostId, migration: MigrationId, answer: Result<Acceptance, Refusal>) {
         if let Some(waiting) = lock(&self.opening).remove(&(peer, migration)) {
-            // Whoever asked may have given up.
+            // The requester may have given up.
             let _ = waiting.send(answer);
         }
     }
 
-    /// Answers what no lane hears: from the journal, or by finding a lane for it.
+    /// Answers a message for which no lane has a channel: from the journal, or by finding a lane for it.
     fn unrouted(
         &self,
         session: &Session,
@@ -406,7 +405,7 @@ impl Peers {
                 ),
             ) => {
                 let line = self.open_route(session, channel);
-                // The first of many: the others find the route.
+                // The first of many; later ones find the route.
                 if let Some(route) = self.routes.get(peer, channel) {
                     let _ = route.unbounded_send(ChannelEvent::Message { head, payload, credit });
                 }
@@ -428,13 +427,13 @@ impl Peers {
             (Some(Subject { kind: Kind::Migration, .. }), Ok(Head::Message)) => {
                 self.answer_from_journal(session, channel, &payload);
             }
-            // An answer that nobody waits for any more.
+            // An answer that nothing waits for.
             (_, Ok(_)) => {}
             (_, Err(error)) => tracing::warn!(%peer, %error, "a host sent what is not understood"),
         }
     }
 
-    /// Only what is said of a VM that runs here begins something: other words about VMs are late.
+    /// Only messages about a VM that runs here have an effect; others are late.
     fn vm_said(&self, session: &Session, subject: Subject, head: &[u8]) {
         let (Some(host), Some(said)) = (self.host(), moving::post_copy_request(head)) else { return };
         if subject.source == host_id(session.peer()) && subject.volume == VolumeIndex(0) {
@@ -471,8 +470,8 @@ impl Peers {
         say_all(session, channel, answers);
     }
 
-    /// Tells a source that still copies that its migration has ended here: the word of that may have been lost with a
-    /// process, and its target's store would only seem to be broken.
+    /// Tells a source that still copies that its migration has ended here. That message may have been lost with a process, and
+    /// the source would take the target's store for broken.
     fn tell_of_end(&self, session: &Session, subject: Subject) {
         let Some(host) = self.host() else { return };
         let (migration, peer) = (subject.migration, host_id(session.peer()));
@@ -483,7 +482,7 @@ impl Peers {
         say_all(session, channel, answers.map(|message| Message::ToSource { migration, message }));
     }
 
-    /// Lets the lane of a volume that left with blocks missing be read by its new owner.
+    /// Lets the new owner of a volume that left with blocks missing read them from its lane.
     fn attach_reservoir(
         &self,
         session: &Session,
@@ -504,7 +503,7 @@ impl Peers {
             me.routes.close(peer, channel);
             while let Some(arrival) = line.events.try_next() {
                 let ChannelEvent::Message { head, .. } = arrival else { continue };
-                // N.B. who stops says nothing: its next process is asked again.
+                // N.B. a stopping daemon does not answer: its next process is asked again.
                 if let (false, Ok(Head::Call { call, .. })) = (host.is_stopping(), Head::decode(&head)) {
                     refuse(&session, channel, call);
                 }
@@ -512,7 +511,7 @@ impl Peers {
         });
     }
 
-    /// Lets the lane of a volume that is here take what another host's clients ask for.
+    /// Lets another host's clients use a volume that is here.
     fn attach(&self, session: &Session, channel: ChannelId, volume: VolumeId, mut line: PeerChannel) {
         let (Some(host), session, Some(me)) = (self.host(), session.clone(), self.me.upgrade()) else {
             return;
@@ -525,7 +524,7 @@ impl Peers {
                     me.routes.close(peer, channel);
                     while let Some(arrival) = line.events.try_next() {
                         let ChannelEvent::Message { head, .. } = arrival else { continue };
-                        // N.B. who stops says nothing: its next process is asked again.
+                        // N.B. a stopping daemon does not answer: its next process is asked again.
                         if let (false, Ok(Head::Call { call, .. } | Head::FencedCall { call, .. })) =
                             (host.is_stopping(), Head::decode(&head))
                         {
@@ -546,7 +545,7 @@ fn send_opening(session: &Session, message: &Message) {
 }
 
 fn say_all(session: &Session, channel: ChannelId, messages: impl IntoIterator<Item = Message>) {
-    // What a journal has made keeps to the limits.
+    // Messages from a journal are within the limits.
     for bytes in messages.into_iter().filter_map(|message| wire::encode(&message).ok()) {
         send(session, channel, Priority::Control, Head::Message.encode(), bytes.into());
     }
@@ -560,12 +559,12 @@ fn refuse(session: &Session, channel: ChannelId, call: u64) {
 fn send(session: &Session, channel: ChannelId, priority: Priority, head: Bytes, payload: Bytes) {
     match transport::Message::new(channel, priority, head, payload) {
         Ok(message) => session.send(message),
-        // Whoever makes payloads keeps to the limit; a handover's messages are far below it.
+        // Payloads are made within the limit; a handover's messages are far below it.
         Err(error) => tracing::error!(%error, "something for another host is left out"),
     }
 }
 
-/// The same host, in the words of the core.
+/// Converts an identity for the core.
 pub(crate) fn host_id(id: transport::HostId) -> HostId {
     HostId(id.0)
 }

@@ -1,4 +1,4 @@
-//! Where the API is served over TLS, besides on its socket.
+//! The address of the API over TLS, besides its socket.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -7,10 +7,10 @@ use serde::Deserialize;
 
 use super::ConfigError;
 
-/// Where the API is served over TLS.
+/// The address of the API over TLS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ApiTlsConfig {
-    /// An address and a port; `None`: nowhere.
+    /// An address and a port; `None`: the API is not served over TLS.
     pub listen: Option<SocketAddr>,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct FileApiTls {
 }
 
 impl FileApiTls {
-    /// Checks what is written in the file at `path`.
+    /// Checks the settings of the file at `path`.
     pub(super) fn check(self, path: &Path) -> Result<ApiTlsConfig, ConfigError> {
         let Some(listen) = self.listen else { return Ok(ApiTlsConfig::default()) };
         match listen.parse::<SocketAddr>() {

@@ -1,10 +1,10 @@
-//! All that is wrong with a configuration, rather than the first of it.
+//! Collects all faults of a configuration, rather than the first one.
 //!
-//! Parts are checked one by one, each to a `Result`; [`both()`] and [`all()`] put them together, and lose no fault.
+//! Each part is checked to a `Result`; [`both()`] and [`all()`] combine these without losing a fault.
 
 use super::ConfigError;
 
-/// What is wrong with a configuration: one fault at least.
+/// The faults of a configuration, at least one.
 #[derive(Debug)]
 pub struct Faults {
     first: Box<ConfigError>,
@@ -12,12 +12,12 @@ pub struct Faults {
 }
 
 impl Faults {
-    /// The first of them.
+    /// Returns the first of the faults.
     pub fn into_first(self) -> ConfigError {
         *self.first
     }
 
-    /// All of them.
+    /// Returns all faults in order.
     pub fn iter(&self) -> impl Iterator<Item = &ConfigError> {
         std::iter::once(&*self.first).chain(&self.more)
     }
@@ -35,7 +35,7 @@ impl From<ConfigError> for Faults {
     }
 }
 
-/// Two parts, or all that is wrong with either.
+/// Combines two parts, or all their faults.
 pub(super) fn both<A, B>(
     one: Result<A, impl Into<Faults>>,
     other: Result<B, impl Into<Faults>>,
@@ -47,7 +47,7 @@ pub(super) fn both<A, B>(
     }
 }
 
-/// Any number of parts, or all that is wrong with any.
+/// Combines any number of parts, or all their faults.
 pub(super) fn all<T>(
     parts: impl IntoIterator<Item = Result<T, impl Into<Faults>>>,
 ) -> Result<Vec<T>, Faults> {

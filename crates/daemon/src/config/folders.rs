@@ -1,6 +1,6 @@
-//! Where a daemon and its clients look for things when nobody says where.
+//! The default places where a daemon and its clients look for files.
 //!
-//! | | root | anybody else |
+//! | | root | other users |
 //! | --- | --- | --- |
 //! | configuration | `/etc/sterna/sterna.toml` | `$XDG_CONFIG_HOME/sterna/sterna.toml`, `~/.config/…` |
 //! | data | `/var/lib/sterna` | `$XDG_DATA_HOME/sterna`, `~/.local/share/…` |
@@ -9,27 +9,26 @@
 use std::ffi::OsString;
 use std::path::PathBuf;
 
-/// Name of the API's socket in the runtime folder.
 const API_SOCKET: &str = "sterna.sock";
 
 /// The default folders of one user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Folders {
-    /// The configuration file; it need not exist. `None`: the user has no home.
+    /// The configuration file, which need not exist. `None`: the user has no home.
     pub config_file: Option<PathBuf>,
-    /// Where the journal is, and the default store. `None`: the user has no home.
+    /// The folder of the journal and of the default store. `None`: the user has no home.
     pub data_dir: Option<PathBuf>,
-    /// Where the sockets are.
+    /// The folder of the sockets.
     pub runtime_dir: PathBuf,
 }
 
 impl Folders {
-    /// The folders of the user that runs this process.
+    /// Returns the folders of the user that runs this process.
     pub fn of_this_user() -> Self {
         Self::of(rustix::process::geteuid().as_raw(), |name| std::env::var_os(name))
     }
 
-    /// The socket on which a daemon with these folders serves its API.
+    /// Returns the API's socket of a daemon with these folders.
     pub fn api_socket(&self) -> PathBuf {
         self.runtime_dir.join(API_SOCKET)
     }
@@ -42,7 +41,7 @@ impl Folders {
                 runtime_dir: "/run/sterna".into(),
             };
         }
-        // The XDG specification has relative paths ignored.
+        // The XDG specification requires relative paths to be ignored.
         let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let home = |folder: &str| absolute("HOME").map(|home| home.join(folder));
         let config = absolute("XDG_CONFIG_HOME").or_else(|| home(".config"));

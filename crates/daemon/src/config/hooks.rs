@@ -1,4 +1,4 @@
-//! What an administrator has run before and after a VM changes its host.
+//! The programs that an administrator has run before and after a VM changes its host.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -9,38 +9,38 @@ use serde::Deserialize;
 
 use super::{ConfigError, require_absolute, within};
 
-/// How long a hook may take, if nobody says: routes and DNS are changed in less, and the guest works meanwhile.
+/// The default time limit of a hook: changing routes and DNS takes less, and the guest runs meanwhile.
 const TIMEOUT_S_DEFAULT: u64 = 30;
-/// Range of `timeout_s`. Above, the other host would have to be waited for longer than anybody watches.
+/// The range of `timeout_s`. A longer limit would make the other host wait too long.
 pub(crate) const TIMEOUT_S: std::ops::RangeInclusive<u64> = 1..=300;
 
-/// Programs that are run when a VM changes its host.
+/// Programs that run when a VM changes its host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HooksConfig {
-    /// Run before the VM is stopped: if it fails, the VM stays.
+    /// Runs before the VM is stopped; if it fails, the VM stays.
     pub before: Option<PathBuf>,
-    /// Run after it has moved, or has not.
+    /// Runs after the VM has moved, or the move has failed.
     pub after: Option<PathBuf>,
-    /// How long each of them may take.
+    /// The time limit of each program.
     pub timeout: Duration,
 }
 
-/// Whoever may write to a file besides its owner.
+/// The mode bits by which others than the owner may write to a file.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// What is wrong with a hook.
+/// Why a program cannot be a hook.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HookProblem {
-    /// It is not there, or cannot be looked at.
+    /// It does not exist, or cannot be examined.
     #[error("it cannot be looked at: {0}")]
     Unreadable(String),
-    /// It is no file.
+    /// It is not a file.
     #[error("it is no file")]
     NoFile,
-    /// Nobody may execute it.
+    /// No user may execute it.
     #[error("it is not executable; chmod +x it")]
     NotExecutable,
-    /// Others than root and the daemon's user may write it, or put another one in its place.
+    /// Others than root and the daemon's user may write it, or replace it.
     #[error(
         "others than root may change it, or what is in its place; it and the folders above it must be root's alone (chown, chmod go-w)"
     )]
@@ -54,10 +54,7 @@ impl Default for HooksConfig {
 }
 
 impl HooksConfig {
-    /// Looks whether the programs could be run, in the configuration at `path`.
-    ///
-    /// # Errors
-    /// [`ConfigError::Hook`].
+    /// Checks whether the programs of the configuration at `path` can be run; fails with [`ConfigError::Hook`].
     pub(super) fn look(&self, path: &Path) -> Result<(), ConfigError> {
         for (key, program) in [("hooks.before", &self.before), ("hooks.after", &self.after)] {
             let Some(program) = program else { continue };
@@ -71,12 +68,12 @@ impl HooksConfig {
         Ok(())
     }
 
-    /// Why `before` could not be run as it is now, for people; a migration would fail. May sleep.
+    /// Returns why `before` could not be run at present, for which a migration would fail. May block.
     pub(crate) fn before_problem(&self) -> Option<String> {
         problem("hooks.before", self.before.as_deref()?)
     }
 
-    /// Why `after` could not be run as it is now, for people. May sleep.
+    /// Returns why `after` could not be run at present. May block.
     pub(crate) fn after_problem(&self) -> Option<String> {
         problem("hooks.after", self.after.as_deref()?)
     }
@@ -91,7 +88,7 @@ pub(super) struct FileHooks {
 }
 
 impl FileHooks {
-    /// Checks what is written in the file at `path`; looks at no program.
+    /// Checks the settings of the file at `path`, without examining the programs.
     pub(super) fn check(self, path: &Path) -> Result<HooksConfig, ConfigError> {
         let program = |key, program: Option<PathBuf>| {
             program.map(|program| require_absolute(path, key, program)).transpose()
@@ -119,7 +116,7 @@ fn check(program: &Path) -> Result<(), HookProblem> {
     if held.is_in_hands_of_others() || held.status().st_mode & OTHERS_WRITE != 0 {
         return Err(HookProblem::OfOthers);
     }
-    // Whether the daemon itself may is seen when it is run: root may do what the mode says that somebody may.
+    // Running it shows whether the daemon itself may: root may if the mode allows it to any user.
     if metadata.permissions().mode() & 0o111 == 0 {
         return Err(HookProblem::NotExecutable);
     }

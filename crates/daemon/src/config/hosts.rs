@@ -1,4 +1,4 @@
-//! Where other hosts reach this one.
+//! The addresses at which other hosts reach this one.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -8,21 +8,21 @@ use transport::Link;
 
 use super::ConfigError;
 
-/// Addresses and links that a host can have.
+/// The largest number of a host's addresses and links.
 const ADDRESSES_MAX: usize = 16;
-/// Folders that are looked through when a volume leaves: each may be a server that does not answer.
+/// The largest number of folders that are searched when a volume leaves: each may be on a server that does not answer.
 const SHARED_FOLDERS_MAX: usize = 64;
 
-/// Where other hosts reach this one.
+/// The addresses at which other hosts reach this one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HostsConfig {
-    /// Addresses to listen on; none: this host can only call others.
+    /// Addresses to listen on; empty: this host can only call others.
     pub listen: Vec<SocketAddr>,
-    /// The links that other hosts are told of; none: the addresses that are listened on.
+    /// The links that other hosts are told; empty: the addresses in `listen`.
     pub links: Vec<Link>,
-    /// Whether paired hosts may bring VMs, which run here as whoever the daemon runs as.
+    /// Whether paired hosts may bring VMs, whose QEMU runs here.
     pub machines: bool,
-    /// Folders, besides those of this host's own stores, where stores of other hosts may be; absolute.
+    /// Absolute paths of folders, besides those of this host's stores, where other hosts' stores may be mounted.
     pub shared_folders: Vec<PathBuf>,
 }
 
@@ -52,7 +52,7 @@ struct FileLink {
 }
 
 impl FileHosts {
-    /// Checks what is written in the file at `path`.
+    /// Checks the settings of the file at `path`.
     pub(super) fn check(self, path: &Path) -> Result<HostsConfig, ConfigError> {
         let counts = [
             ("hosts.listen", self.listen.len(), ADDRESSES_MAX),
@@ -81,7 +81,7 @@ impl FileHosts {
     }
 }
 
-/// Whether a text is a host and a port that others could call.
+/// Returns whether a text is a host and a port that others can call.
 fn is_reachable(address: &str) -> bool {
     match address.parse::<SocketAddr>() {
         Ok(address) => !address.ip().is_unspecified() && address.port() > 0,

@@ -1,5 +1,5 @@
-//! `[stores.NAME.delay]` and `[stores.NAME.fault]`: a store that is slower than it is, or that fails, on purpose. For tests
-//! and demonstrations: nobody keeps a disk there that matters.
+//! `[stores.NAME.delay]` and `[stores.NAME.fault]`: slow a store down or make it fail, for tests and demonstrations. Such a
+//! store must hold no valuable disk.
 
 use std::fmt;
 use std::num::NonZeroU64;
@@ -14,19 +14,19 @@ use serde::Deserialize;
 
 /// The longest delay of a request: above it everything that waits for a disk has given up.
 const DELAY_US_MAX: u64 = 10_000_000;
-/// What decides which requests are hit by a fault with a probability: the same in every run.
+/// The seed for faults with a probability, so that every run hits the same requests.
 const SEED: u64 = 1;
 
-/// What the requests to a store are to suffer.
+/// The intended impairment of a store's requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImpairmentConfig {
-    /// How it is slowed down.
+    /// How the store is slowed down, if it is.
     pub delay: Option<DelayConfig>,
-    /// What fails.
+    /// Which requests fail, if any do.
     pub fault: Option<FaultConfig>,
 }
 
-/// How a store is slowed down; all of its volumes share the rates.
+/// How a store is slowed down. All of its volumes share the rates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DelayConfig {
     read: Duration,
@@ -63,45 +63,45 @@ enum FaultyError {
     NoSpace,
 }
 
-/// Why a store cannot be impaired so.
+/// Why the settings of an impairment are invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ImpairmentFault {
     /// A delay is too long.
     #[error("delay.{key} = {value} must be between 0 and {DELAY_US_MAX} microseconds")]
     TooLong {
-        /// Which.
+        /// The key of the delay.
         key: &'static str,
-        /// Its value.
+        /// The delay as written.
         value: u64,
     },
-    /// A number that must not be 0 is.
+    /// A number is 0 and must not be.
     #[error("{key} = 0 would let nothing through; leave it out for no limit")]
     Zero {
-        /// Which.
+        /// The key of the number.
         key: &'static str,
     },
-    /// The table of delays says nothing.
+    /// The table of delays is empty.
     #[error(
         "delay is empty; say one of read_us, write_us, flush_us, bytes_per_second, operations_per_second, or remove it"
     )]
     NoDelay,
-    /// Nothing is named that fails.
+    /// No operation is named that fails.
     #[error("fault.operations is empty; name what fails: [\"read\", \"write\", \"flush\"]")]
     NoOperations,
-    /// The probability is none.
+    /// The probability is out of its range.
     #[error("fault.probability = {0} must be above 0 and at most 1")]
     Probability(String),
-    /// What runs out of space is a write.
+    /// Running out of space needs write operations.
     #[error("fault.error = \"no-space\" is for writes; leave the others out of fault.operations")]
     NoSpaceOfNoWrite,
-    /// A range without its other half, or one of no whole blocks.
+    /// A range lacks its other half, or is not aligned to blocks.
     #[error(
         "fault.offset and fault.length belong together, and are multiples of {ALIGNMENT}; the length is not 0"
     )]
     Range,
 }
 
-/// The delays as they are written.
+/// The delays in their TOML form.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct FileDelay {
@@ -112,7 +112,7 @@ pub(super) struct FileDelay {
     operations_per_second: Option<u64>,
 }
 
-/// The faults as they are written.
+/// The faults in their TOML form.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct FileFault {
@@ -137,7 +137,7 @@ pub(super) fn check(
 }
 
 impl ImpairmentConfig {
-    /// The filters that do it, with counts and rates of their own.
+    /// Returns the filters of the impairment, with counts and rates of their own.
     pub(crate) fn filters(&self) -> Impairment {
         Impairment {
             delay: self.delay.as_ref().map(DelayConfig::switch),

@@ -1,19 +1,19 @@
-//! Keys of the configuration that mean nothing, and the key that was probably meant.
+//! Finds unknown keys of the configuration, and the known keys that were probably meant.
 
 use toml::de::{DeTable, DeValue};
 
-/// Least similarity of a key that is suggested, 0 to 1 (Jaro-Winkler): `pth` and `store` are found for `path` and
-/// `stores`; for `colour` nothing is better than something unlike it.
+/// The least similarity of a suggested key, 0 to 1 (Jaro-Winkler). It finds `path` and `stores` for `pth` and `store`; for
+/// `colour` no suggestion is better than a bad one.
 const SIMILARITY_MIN: f64 = 0.7;
 
-/// A key that means nothing.
+/// A key that the configuration does not have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownKey {
-    /// The key with the tables that it is in, separated by dots.
+    /// The key with the tables around it, separated by dots.
     pub key: String,
-    /// Line in the file, counted from 1.
+    /// The line in the file, counted from 1.
     pub line: usize,
-    /// The key that is most like it, if there is one.
+    /// The most similar known key, if there is one.
     pub nearest: Option<&'static str>,
     /// All keys that are valid there.
     pub valid: &'static [&'static str],
@@ -31,9 +31,9 @@ impl std::fmt::Display for UnknownKey {
 
 /// A table of the configuration.
 enum Table {
-    /// With these keys; some of them are tables themselves.
+    /// With these keys, some of which are tables themselves.
     Keys(&'static [&'static str], &'static [(&'static str, Table)]),
-    /// With names that the user chooses, each a table like this.
+    /// With names that the user chooses; each is a table of this kind.
     Named(&'static Table),
 }
 
@@ -111,7 +111,7 @@ const ROOT: Table = Table::Keys(
     ],
 );
 
-/// The keys of `table`, which was parsed from `text`, that mean nothing, in the order of the text.
+/// Returns the unknown keys of `table`, which was parsed from `text`, in the order of the text.
 pub(super) fn unknown(text: &str, table: &DeTable<'_>) -> Vec<UnknownKey> {
     let mut unknown = Vec::new();
     walk(text, &ROOT, "", table, &mut unknown);
@@ -134,7 +134,7 @@ fn walk(text: &str, schema: &Table, prefix: &str, table: &DeTable<'_>, unknown: 
                 continue;
             }
         };
-        // A value where a table belongs is left to the decoder, which says what it expected.
+        // A value in place of a table is left to the decoder, which says what it expected.
         if let (Some(inner), DeValue::Table(table)) = (inner, value.get_ref()) {
             walk(text, inner, &format!("{path}."), table, unknown);
         }
@@ -147,7 +147,7 @@ fn nearest(name: &str, valid: &'static [&'static str]) -> Option<&'static str> {
     (similarity(best) >= SIMILARITY_MIN).then_some(*best)
 }
 
-/// Every key that is valid and no table, with the tables that it is in; names that the user chooses are left out.
+/// Returns every valid key that is not a table, with the tables around it; leaves out names that the user chooses.
 #[cfg(test)]
 pub(super) fn all() -> Vec<String> {
     fn walk(table: &Table, prefix: &str, found: &mut Vec<String>) {

@@ -1,4 +1,4 @@
-//! Limits that depend on the site.
+//! The limits that depend on the site.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
@@ -13,92 +13,92 @@ use serde::Deserialize;
 use super::faults::{Faults, both};
 use super::within;
 
-/// Range of `mirror_wait_max_ms`. Below, a busy disk counts as hung; above, guests' file systems give up.
+/// The range of `mirror_wait_max_ms`. Below it, a busy disk counts as hung; above it, guests' file systems give up.
 const MIRROR_WAIT_MS: RangeInclusive<u64> = 10..=30_000;
-/// Range of `stop_wait_max_ms`. Above, service managers kill.
+/// The range of `stop_wait_max_ms`. Above it, service managers kill the daemon.
 const STOP_WAIT_MS: RangeInclusive<u64> = 100..=80_000;
 
-/// Migrations under way at a time, if nobody says: the two that fill a pair of stores, and two more, so that one that
-/// switches over or waits for a link leaves nothing idle. Each costs its guest a share of the disk for as long as it lasts:
-/// as many at once are not faster, and all of them last longer.
+/// The default number of running migrations: the two that fill a pair of stores, and two more, so that one that switches over
+/// or waits for a link leaves nothing idle. Each takes a share of the disk from its guest. More of them are not faster, and all
+/// of them last longer.
 const MIGRATIONS_PER_HOST_DEFAULT: u32 = 4;
-/// Of these, those that use one store, if nobody says: one keeps a disk busy, a second one fills the pauses of the first. More
-/// copyings make random requests of sequential ones.
+/// The default number of these that use one store: one keeps a disk busy, and a second one fills the pauses of the first. More
+/// of them turn sequential requests into random ones.
 const MIGRATIONS_PER_STORE_DEFAULT: u32 = 2;
-/// Images of one volume that are kept, if nobody says: a volume that goes round between a few stores or hosts finds the latest of
-/// each; more of them are only older.
+/// The default number of kept images of one volume: a volume that moves round a few stores or hosts finds the latest image of
+/// each. Further images are only older.
 const KEPT_IMAGES_PER_VOLUME_DEFAULT: u32 = 8;
-/// Hundredths of a store that kept images may take, if nobody says: as much again is there for what is in use.
+/// The default share of a store that kept images may use, in percent: as much remains for images in use.
 const KEPT_PERCENT_OF_STORE_DEFAULT: u32 = 50;
-/// Range of chunks that are copied at once. With one the disk idles between two of them; with more than 64 a migration on this
-/// host has no more of any disk, and each is a buffer.
+/// The range of chunks that are copied at once. With one, the disk idles between two chunks. Above 64 a disk gets no faster,
+/// and each chunk needs a buffer.
 const CHUNKS_IN_FLIGHT: RangeInclusive<u64> = 1..=64;
-/// Range of their size in bytes: from a block to what a guest's write may have to wait for.
+/// The range of their size in bytes: from a block to what a guest's write may have to wait for.
 const CHUNK_BYTES: RangeInclusive<u64> = 65_536..=4_194_304;
-/// Range of numbers of migrations, and of kept images. Without any nothing could ever be moved; each has a thread and buffers.
+/// The range of numbers of migrations and of kept images. With 0 nothing could be moved; each has a thread and buffers.
 const COUNT: RangeInclusive<u64> = 1..=1000;
-/// Migrations of one other host that are on their way here, if nobody says: each has a thread, files and memory here. Hosts that keep
-/// to their own limits have a handful.
+/// The default number of incoming migrations of one other host. Each has a thread, files and memory here. Hosts within their
+/// own limits have a handful.
 const PEER_MIGRATIONS_DEFAULT: u32 = 64;
-/// Volumes of one other host, if nobody says: more than a host has that keeps to its files and threads.
+/// The default number of volumes of one other host: more than a host can serve with its files and threads.
 const PEER_VOLUMES_DEFAULT: u32 = 4096;
-/// Offers of one other host in a burst, and the time that each costs after it: more than hosts make that are emptied.
+/// The burst of offers of one other host, and the interval after it: enough even for hosts that are being emptied.
 const OFFERS_BURST: u32 = 1000;
 const OFFER_INTERVAL: Duration = Duration::from_millis(100);
 const VOLUMES: RangeInclusive<u64> = 1..=1_000_000;
-/// How long a source that can be reached may say nothing, in seconds: it answers every 30 s.
+/// The range of a reachable source's silence, in seconds; a source answers every 30 s.
 const SILENT_S: RangeInclusive<u64> = 60..=86_400;
 const SILENT_S_DEFAULT: u64 = 600;
-/// How long one that cannot be reached is waited for, in seconds: what is copied already is worth a day.
+/// The range of the wait for an unreachable source, in seconds: the data copied so far is worth a day.
 const AWAY_S: RangeInclusive<u64> = 60..=31_536_000;
 const AWAY_S_DEFAULT: u64 = 86_400;
 const PERCENT: RangeInclusive<u64> = 1..=100;
 
-/// Limits that depend on the site.
+/// The limits that depend on the site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Longest that a migration may hold a guest's write (design §5.7).
+    /// The longest time that a migration may hold a guest's write (design §5.7).
     pub mirror_wait_max: Duration,
-    /// Longest that a stopping daemon waits for the requests of a volume.
+    /// The longest time that a stopping daemon waits for a volume's requests.
     pub stop_wait_max: Duration,
     /// How much a migration copies at once.
     pub mover: MoverLimits,
-    /// Migrations under way at a time; more wait for their turn.
+    /// The number of running migrations; further ones wait for their turn.
     pub queue: QueueLimits,
-    /// What one other host may have here at a time.
+    /// What one other host may use here at a time.
     pub shares: ShareLimits,
-    /// How long the source of an arrival may say nothing.
+    /// How long the source of an arrival may be silent.
     pub patience: SourcePatience,
-    /// How much of what migrations left is kept.
+    /// How many kept images remain after migrations.
     pub kept: KeptLimits,
 }
 
 /// How much a migration copies at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MoverLimits {
-    /// Chunks in flight.
+    /// The number of chunks in flight.
     pub depth: u32,
-    /// Bytes of each.
+    /// The size of each chunk in bytes.
     pub chunk_bytes: u64,
 }
 
 impl MoverLimits {
-    /// As the core has it.
+    /// Converts the limits for the core.
     pub(crate) fn pacing(self) -> PacingSettings {
         PacingSettings { depth: self.depth as usize, chunk_bytes: self.chunk_bytes, bytes_per_second: None }
     }
 }
 
-/// How many of the images that migrations left are kept; beyond that the oldest go that nothing relies on.
+/// How many images that migrations left are kept. Above the limits the oldest are deleted on which nothing relies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeptLimits {
-    /// Of one volume.
+    /// The number of kept images of one volume.
     pub images_per_volume: u32,
-    /// In hundredths of a store's size: the space of all of them.
+    /// The space of all kept images, in percent of their store's size.
     pub percent_of_store: u32,
 }
 
-/// The table as it is written.
+/// The table in its TOML form.
 #[derive(Debug, Deserialize)]
 #[serde(default)]
 pub(super) struct FileLimits {
@@ -112,7 +112,7 @@ pub(super) struct FileLimits {
     kept_percent_of_store: u64,
     peer_migrations: u64,
     peer_volumes: u64,
-    /// Zero: what the stores have.
+    /// Zero: the size of the stores.
     peer_space_bytes: u64,
     arrival_silent_max_s: u64,
     arrival_away_max_s: u64,
@@ -140,10 +140,10 @@ impl Default for FileLimits {
 }
 
 impl FileLimits {
-    /// Checks what is written in the file at `path`.
+    /// Checks the settings of the file at `path`.
     pub(super) fn check(&self, path: &Path) -> Result<Limits, Faults> {
         let milliseconds = |key, value, range| within(path, key, value, range).map(Duration::from_millis);
-        // What is in the range fits.
+        // Every value of the range fits.
         let number = |key, value, range| {
             within(path, key, value, range).map(|value| u32::try_from(value).unwrap_or(u32::MAX))
         };

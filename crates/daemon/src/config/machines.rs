@@ -1,4 +1,4 @@
-//! What VMs that come from other hosts may name here, and whom QEMU runs as.
+//! What other hosts' VMs may name here, and the users that QEMU runs as.
 
 use std::fmt;
 use std::ops::RangeInclusive;
@@ -10,39 +10,38 @@ use serde::Deserialize;
 use super::sockets::{self, SocketFault, SocketOwner};
 use super::{ConfigError, require_absolute};
 
-/// Whom QEMU runs as if nobody says anything, the daemon is root, and there is such a user.
+/// The default user of QEMU, if the daemon is root and this user exists.
 const USER_DEFAULT: &str = "sterna-qemu";
-/// The numbers of VMs' users if nobody says anything: above what directories of users map their own to, and below what systemd
-/// keeps for itself.
+/// The default user IDs of VMs: above those to which directories of users are mapped, and below those that systemd reserves.
 const NUMBERS_DEFAULT: RangeInclusive<u32> = 2_100_000_000..=2_100_065_535;
-/// What has all VMs run as one user.
+/// The setting by which all VMs run as one user.
 const SHARED: &str = "shared";
-/// The first number that an ordinary user may have: what is below is the system's.
+/// The first user ID of ordinary users; lower ones are the system's.
 const NUMBER_MIN: u32 = 1000;
-/// The last one: above it are numbers that mean nobody.
+/// The last one: higher numbers mean no user.
 const NUMBER_MAX: u32 = u32::MAX - 2;
-/// What changes the user and then becomes the program (util-linux).
+/// The program that changes the user and then executes QEMU (util-linux).
 const CHANGES_USER: &str = "setpriv";
 
-/// What VMs that come from other hosts may name here, besides what is always allowed; and whom QEMU runs as.
+/// What other hosts' VMs may name here, besides what is always allowed; and the users that QEMU runs as.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MachinesConfig {
-    /// Options of QEMU, alone or with what their value begins with: `-vnc`, `-netdev bridge`.
+    /// Options of QEMU, alone or with the beginning of their value: `-vnc`, `-netdev bridge`.
     pub allow: Vec<String>,
-    /// Folders below which files and sockets may be named; absolute.
+    /// Absolute paths of folders below which files and sockets may be named.
     pub folders: Vec<PathBuf>,
-    /// Whom the QEMUs run as that Sterna starts.
+    /// The user of the QEMUs that Sterna starts.
     pub runs_as: RunsAs,
-    /// Which users they are then, one for each VM.
+    /// The user IDs of these QEMUs, one for each VM.
     pub users: VmUsers,
 }
 
-/// Which users QEMUs run as that do not run as the daemon's.
+/// The users of QEMUs that do not run as the daemon's user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VmUsers {
-    /// Each as one of these numbers, which nobody else has, in the groups of [`RunsAs::Other`].
+    /// Each has one of these numbers, which no other VM has, in the groups of [`RunsAs::Other`].
     Each(RangeInclusive<u32>),
-    /// All as [`RunsAs::Other`].
+    /// All run as [`RunsAs::Other`].
     Shared,
 }
 
@@ -52,20 +51,20 @@ impl Default for VmUsers {
     }
 }
 
-/// Whom the QEMUs run as that Sterna starts.
+/// The user of the QEMUs that Sterna starts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum RunsAs {
-    /// The daemon's user: it is not root, or the configuration says so.
+    /// The daemon's user: the daemon is not root, or the configuration says so.
     #[default]
     Daemon,
-    /// The daemon's user, which is root: the configuration says nothing, and there is no user for QEMU.
+    /// The daemon's user, which is root: nothing is configured, and QEMU's default user does not exist.
     Root,
-    /// A user of its own.
+    /// A user that is not the daemon's.
     Other(QemuUser),
 }
 
 impl RunsAs {
-    /// The user, with the rights that it has for certain: more groups, which it may be in, are left out.
+    /// Returns the user with its certain rights; leaves out further groups that it may be in.
     pub(crate) fn user(&self) -> User {
         match self {
             Self::Other(user) => User { user: user.user, groups: vec![user.group] },
@@ -80,27 +79,27 @@ impl RunsAs {
 /// A user that is not the daemon's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct QemuUser {
-    /// As it was written.
+    /// The text in the configuration.
     text: String,
-    /// Its number.
+    /// The number of the user.
     pub user: u32,
-    /// Its group's number.
+    /// The number of the user's group.
     pub group: u32,
-    /// The groups that it is in besides.
+    /// The further groups of the user.
     groups: Groups,
 }
 
-/// Groups that a user is in besides its own.
+/// Groups of a user besides its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Groups {
-    /// Those that the system says of a user that is known by name.
+    /// Those that the system has for a user with a name.
     OfName,
     Cleared,
     These(Vec<u32>),
 }
 
 impl QemuUser {
-    /// The words that run `command` as this user, without any of the daemon's rights. The process stays the same.
+    /// Returns the words that run `command` as this user, without any of the daemon's rights, in the same process.
     pub(crate) fn command(&self, command: Vec<String>) -> Vec<String> {
         let groups = match &self.groups {
             Groups::OfName => "--init-groups".to_owned(),
@@ -121,7 +120,8 @@ impl QemuUser {
         words.into_iter().chain(command).collect()
     }
 
-    /// The user of one VM: a number and a group of its own, in the groups of this user, by which it opens what is for all VMs.
+    /// Returns the user of one VM: a number and a group of its own, in the groups of this user, which give access to files of
+    /// all VMs.
     pub(crate) fn of_vm(&self, number: u32) -> Self {
         let mut groups = vec![self.group];
         if self.groups == Groups::OfName {
@@ -130,13 +130,13 @@ impl QemuUser {
         Self { text: self.text.clone(), user: number, group: number, groups: Groups::These(groups) }
     }
 
-    /// The user and the group of these numbers.
+    /// Returns the user and the group with these numbers.
     #[cfg(test)]
     pub(crate) fn of_numbers(user: u32, group: u32) -> Self {
         Self { text: user.to_string(), user, group, groups: Groups::These(Vec::new()) }
     }
 
-    /// Reads `USER` or `USER:GROUP`; without a group, the user's own.
+    /// Parses `USER` or `USER:GROUP`; without a group, takes the user's own.
     pub(crate) fn parse(text: &str) -> Result<Self, SocketFault> {
         let owner: SocketOwner = text.parse()?;
         let user = owner.user.ok_or_else(|| SocketFault::User(String::new()))?;
@@ -163,7 +163,7 @@ pub(super) struct FileMachines {
 }
 
 impl FileMachines {
-    /// Checks what is written in the file at `path`.
+    /// Checks the settings of the file at `path`.
     pub(super) fn check(self, path: &Path) -> Result<MachinesConfig, ConfigError> {
         if let Some(entry) =
             self.allow.iter().find(|entry| !entry.starts_with('-') || entry.split(' ').count() > 2)
@@ -179,7 +179,7 @@ impl FileMachines {
     }
 }
 
-/// Which users VMs have, by what is written.
+/// Returns the users of VMs for a setting.
 fn users(written: Option<&str>) -> Result<VmUsers, SocketFault> {
     let text = match written {
         None => return Ok(VmUsers::default()),
@@ -197,10 +197,10 @@ fn users(written: Option<&str>) -> Result<VmUsers, SocketFault> {
     numbers.filter(is_sound).map(VmUsers::Each).ok_or_else(|| SocketFault::Numbers(text.to_owned()))
 }
 
-/// Whom QEMU runs as, by what is written and by the daemon's own user.
+/// Returns the user of QEMU for a setting and the daemon's own user.
 fn runs_as(path: &Path, written: Option<&str>, own: u32) -> Result<RunsAs, ConfigError> {
     let Some(text) = written else {
-        // That there is none is no error: nobody asked for it.
+        // That it does not exist is no error, because it was not configured.
         return Ok(match QemuUser::parse(USER_DEFAULT) {
             _ if own != 0 => RunsAs::Daemon,
             Ok(user) => RunsAs::Other(user),

@@ -1,4 +1,4 @@
-//! How volumes are served over NBD: limits, and TLS where they have a port.
+//! How volumes are served over NBD: limits, and TLS on their ports.
 
 use std::path::{Path, PathBuf};
 
@@ -7,33 +7,33 @@ use serde::Deserialize;
 
 use super::{ConfigError, require_absolute};
 
-/// Range of `nbd.connections_max`. Above, one volume's clients use up the descriptors of the daemon.
+/// The range of `nbd.connections_max`. Above it, one volume's clients use up the descriptors of the daemon.
 const CONNECTIONS: std::ops::RangeInclusive<u64> = 1..=1024;
 
 /// How volumes are served over NBD.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NbdConfig {
-    /// Connections to one volume at a time; `None`: as many as suit one.
+    /// The number of connections to one volume; `None`: the built-in limit.
     pub connections_max: Option<usize>,
-    /// TLS on the ports of volumes; `None`: none.
+    /// TLS on the ports of volumes; `None`: no TLS.
     pub tls: Option<TlsConfig>,
 }
 
 /// TLS on the ports of volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsConfig {
-    /// Where certificate and key are, and by which authority those of clients are signed.
+    /// The files of the certificate, the key, and the authority of clients' certificates.
     pub files: CredentialFiles,
-    /// Whether clients have a choice.
+    /// Whether clients may connect without TLS.
     pub policy: TlsPolicy,
 }
 
-/// Whether clients encrypt.
+/// Whether clients must encrypt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsPolicy {
-    /// They may.
+    /// Clients may use TLS.
     Offered,
-    /// They must.
+    /// Clients must use TLS.
     Required,
 }
 
@@ -49,7 +49,7 @@ struct FileTls {
     certificate: PathBuf,
     key: PathBuf,
     client_ca: Option<PathBuf>,
-    /// Encryption is demanded unless somebody says otherwise.
+    /// TLS is required by default.
     #[serde(default = "yes")]
     required: bool,
 }
@@ -59,7 +59,7 @@ fn yes() -> bool {
 }
 
 impl FileNbd {
-    /// Checks what is written in the file at `path`.
+    /// Checks the settings of the file at `path`.
     pub(super) fn check(self, path: &Path) -> Result<NbdConfig, ConfigError> {
         let connections_max = match self.connections_max {
             Some(value) if !CONNECTIONS.contains(&value) => {

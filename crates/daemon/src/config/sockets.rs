@@ -9,63 +9,63 @@ use serde::Deserialize;
 
 use super::ConfigError;
 
-/// Mode of sockets that nothing is said about: the user that runs the daemon. A volume is a disk; the API moves disks.
+/// The default mode of sockets, for the daemon's user alone: a volume is a disk, and the API moves disks.
 const PRIVATE: u32 = 0o600;
-/// Bits that a mode may have: whoever connects to a socket needs to write to it, and nobody executes one.
+/// The bits that a mode may have: a client needs write access, and sockets are not executed.
 const MODE_BITS: u32 = 0o666;
-/// Files that name users and groups.
+/// The files that name users and groups.
 const USERS: &str = "/etc/passwd";
 const GROUPS: &str = "/etc/group";
 
 /// Who may use a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketAccess {
-    /// Its mode.
+    /// The mode of the socket.
     pub mode: SocketMode,
-    /// Its owner; `None`: the daemon's user and group.
+    /// The owner of the socket; `None`: the daemon's user and group.
     pub owner: Option<SocketOwner>,
 }
 
-/// Mode of a socket.
+/// The mode of a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SocketMode(u32);
 
-/// User and group that a socket belongs to.
+/// The user and the group that own a socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SocketOwner {
-    /// As it was written.
+    /// The text in the configuration.
     text: String,
-    /// Number of the user; `None`: the daemon's.
+    /// The number of the user; `None`: the daemon's.
     pub user: Option<u32>,
-    /// Number of the group; `None`: the daemon's.
+    /// The number of the group; `None`: the daemon's.
     pub group: Option<u32>,
 }
 
-/// Why a mode or an owner is none.
+/// Why a mode or an owner is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SocketFault {
-    /// The mode is no mode.
+    /// The text is not a mode.
     #[error("\"{0}\" is no mode of a socket; write four octal digits of 0, 2, 4 and 6, for example \"0660\"")]
     Mode(String),
-    /// The owner is none.
+    /// The text is not an owner.
     #[error("\"{0}\" is no owner of a socket; write \"USER:GROUP\", \"USER\" or \":GROUP\"")]
     Owner(String),
-    /// There is no such user.
+    /// The system has no such user.
     #[error("there is no user \"{0}\"; see: getent passwd")]
     User(String),
-    /// There is no such group.
+    /// The system has no such group.
     #[error("there is no group \"{0}\"; see: getent group")]
     Group(String),
     /// QEMU's user has no group.
     #[error("\"{0}\" is nobody's number, so nobody says its group; write \"USER:GROUP\"")]
     NoGroup(String),
-    /// The numbers are none, or are taken.
+    /// The text is not a range of user IDs, or some of them are taken.
     #[error(
         "\"{0}\" is no range of users' numbers that nobody has; write \"FIRST-LAST\", such as \"2100000000-2100065535\", or \
          \"shared\" for one user for all VMs"
     )]
     Numbers(String),
-    /// QEMU cannot be run as somebody else.
+    /// QEMU cannot run as another user.
     #[error(
         "a daemon that is not root cannot run QEMU as \"{0}\"; leave it out: QEMU runs as the daemon's user"
     )]
@@ -79,17 +79,17 @@ impl Default for SocketAccess {
 }
 
 impl SocketMode {
-    /// The bits.
+    /// Returns the bits of the mode.
     pub fn bits(self) -> u32 {
         self.0
     }
 
-    /// A mode of these bits; those that no socket has are left out.
+    /// Returns the mode with these bits, without those that no socket has.
     pub fn from_bits(bits: u32) -> Self {
         Self(bits & MODE_BITS)
     }
 
-    /// Tells whether anybody but the owner may connect.
+    /// Returns whether others than the owner may connect.
     pub fn is_shared(self) -> bool {
         self.0 & 0o077 != 0
     }
@@ -138,7 +138,7 @@ impl fmt::Display for SocketOwner {
     }
 }
 
-/// The number of a user or a group: itself, or that of its line in `file`, whose third field it is.
+/// Returns the number of a user or a group: the name itself, or the third field of its line in `file`.
 fn number_of(name: &str, file: &str) -> Option<u32> {
     if let Ok(number) = name.parse() {
         return Some(number);
@@ -149,7 +149,7 @@ fn number_of(name: &str, file: &str) -> Option<u32> {
     fields.nth(2)?.parse().ok()
 }
 
-/// The group of a user, by its line in the list of users.
+/// Returns the group of a user from the list of users.
 pub(super) fn group_of(user: u32) -> Option<u32> {
     let lines = std::fs::read_to_string(USERS).ok()?;
     let numbers = lines.lines().map(|line| {
@@ -159,7 +159,7 @@ pub(super) fn group_of(user: u32) -> Option<u32> {
     numbers.filter(|(number, _)| *number == Some(user)).find_map(|(_, group)| group?.parse().ok())
 }
 
-/// The groups of a user besides its own, by the list of groups.
+/// Returns the further groups of a user from the list of groups.
 pub(super) fn more_groups_of(user: u32) -> Vec<u32> {
     let (Ok(users), Ok(groups)) = (std::fs::read_to_string(USERS), std::fs::read_to_string(GROUPS)) else {
         return Vec::new();
@@ -175,14 +175,14 @@ pub(super) fn more_groups_of(user: u32) -> Vec<u32> {
     with.filter_map(|line| line.split(':').nth(2)?.parse().ok()).collect()
 }
 
-/// Whether somebody has one of these numbers.
+/// Returns whether a user or a group has one of these numbers.
 pub(super) fn is_taken(numbers: &RangeInclusive<u32>) -> bool {
     let lines = std::fs::read_to_string(USERS).unwrap_or_default();
     let mut taken = lines.lines().filter_map(|line| line.split(':').nth(2)?.parse().ok());
     taken.any(|number| numbers.contains(&number))
 }
 
-/// Who may use a socket, as it is written.
+/// The settings of a socket in their TOML form.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct FileSocket {
@@ -191,7 +191,7 @@ pub(super) struct FileSocket {
 }
 
 impl FileSocket {
-    /// Checks what is written in the table `table` of the file at `path`.
+    /// Checks the settings in the table `table` of the file at `path`.
     pub(super) fn check(&self, path: &Path, table: &'static str) -> Result<SocketAccess, ConfigError> {
         let refused = |fault| ConfigError::Socket { path: path.to_owned(), table, fault };
         let default = SocketAccess::default();

@@ -11,68 +11,68 @@ use super::faults::{Faults, all, both};
 use super::impairments::{self, FileDelay, FileFault, ImpairmentConfig, ImpairmentFault};
 use super::{ConfigError, DEFAULT_STORE, require_absolute};
 
-/// Folder of [`DEFAULT_STORE`] in the data folder.
+/// The folder of [`DEFAULT_STORE`] in the data folder.
 const DEFAULT_STORE_FOLDER: &str = "images";
 
-/// Where the images of a store are.
+/// The place of a store's images.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StoreConfig {
-    /// In a folder, any number of them.
+    /// A folder with any number of images.
     Folder {
-        /// The folder; absolute.
+        /// The absolute path of the folder.
         path: PathBuf,
-        /// Format of the images that are made there; `None`: raw, or that of the image that is moved there.
+        /// The format of new images; `None`: raw, or the format of the image that is moved there.
         format: Option<ImageFormat>,
     },
-    /// On a block device, one volume at a time.
+    /// A block device with one volume.
     Device {
-        /// The device; absolute.
+        /// The absolute path of the device.
         path: PathBuf,
     },
-    /// In the export of an NBD server, one volume at a time.
+    /// The export of an NBD server with one volume.
     Nbd {
-        /// The export.
+        /// The address of the export.
         uri: NbdUri,
     },
 }
 
-/// Why a store is none.
+/// Why a store is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum StoreFault {
-    /// Nothing says where it is.
+    /// The store has no place.
     #[error(
         "it is nowhere; say one of: path = \"/FOLDER\", device = \"/dev/NAME\", nbd = \"nbd://HOST/EXPORT\""
     )]
     Nowhere,
-    /// It is in several places.
+    /// The store has several places.
     #[error("it has both {first} and {second}, and a store is one place; make two stores of it")]
     SeveralPlaces {
         /// One of the keys.
         first: &'static str,
-        /// Another one.
+        /// Another one of the keys.
         second: &'static str,
     },
-    /// It has a format and is no folder.
+    /// It has a format and is not a folder.
     #[error("format is for folders; what is on a device or an NBD server is always raw")]
     FormatOfNoFolder,
-    /// The export's address means nothing.
+    /// The export's address is invalid.
     #[error(transparent)]
     Uri(#[from] UriError),
-    /// It cannot be slowed down, or fail, as it is to.
+    /// Its intended delays or faults are invalid.
     #[error(transparent)]
     Impairment(#[from] ImpairmentFault),
-    /// Another store is at the same place.
+    /// Another store has the same place.
     #[error("it is at the same place as the store \"{other}\": {place}")]
     SamePlace {
-        /// The other one.
+        /// The name of the other store.
         other: String,
-        /// Where.
+        /// The place of both stores.
         place: Place,
     },
 }
 
 impl StoreConfig {
-    /// The folder, if it is one.
+    /// Returns the folder, if it is one.
     pub fn folder(&self) -> Option<&Path> {
         match self {
             Self::Folder { path, .. } => Some(path),
@@ -80,7 +80,7 @@ impl StoreConfig {
         }
     }
 
-    /// Where it is, as the journal names places.
+    /// Returns the place in the form of the journal.
     pub fn place(&self) -> Place {
         match self {
             Self::Folder { path, .. } => Place::File(path.display().to_string()),
@@ -90,7 +90,7 @@ impl StoreConfig {
     }
 }
 
-/// A store as it is written.
+/// A store in its TOML form.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct FileStore {
@@ -102,7 +102,7 @@ pub(super) struct FileStore {
     fault: Option<FileFault>,
 }
 
-/// The stores by name, and those of them that are slowed down or fail on purpose.
+/// The stores by name, and the impairments of some of them.
 pub(super) type CheckedStores = (BTreeMap<String, StoreConfig>, BTreeMap<String, ImpairmentConfig>);
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -128,7 +128,7 @@ pub(super) fn check(
         impairments.extend(impairment.map(|impairment| (name.clone(), impairment)));
         stores.insert(name, store);
     }
-    // Two spellings of one folder are found when the stores are locked, those of a device when it is opened.
+    // Locking the stores finds two spellings of one folder, and opening finds those of a device.
     let alone = stores.iter().map(|(name, store)| {
         let is_other = |(other, _): &(&String, &StoreConfig)| *other < name;
         let mut others = stores.iter().filter(is_other);
@@ -146,7 +146,7 @@ pub(super) fn check(
 }
 
 impl FileStore {
-    /// The store of this name.
+    /// Adds the store's name.
     fn named(
         mut self,
         path: &Path,

@@ -1,4 +1,4 @@
-//! What a configuration is made of, and how it is refused.
+//! Tests of valid and of refused configurations.
 
 use std::path::PathBuf;
 
@@ -16,7 +16,7 @@ fn load(text: &str) -> Result<Config, ConfigError> {
     Config::load(&Overrides { config_file: Some(path), ..Overrides::default() }, &folders())
 }
 
-/// The message of the error without the folder of the file.
+/// Returns the message of the error without the folder of the file.
 fn refusal(text: &str) -> String {
     let message = load(text).unwrap_err().to_string();
     match message.find("sterna.toml") {
@@ -231,7 +231,7 @@ fn example_of_the_documentation_is_valid_and_has_the_defaults() {
 
 #[test]
 fn the_file_that_packages_install_is_valid_and_so_is_each_key_that_it_explains() {
-    // Users and groups of the package are not on every host that tests.
+    // The package's users and groups do not exist on every host that runs tests.
     let shipped = include_str!("../../../../packaging/sterna.toml");
     let shipped = shipped.replace("root:sterna", "root:root").replace("sterna-qemu", "root");
     let installed = load(&shipped).unwrap();
@@ -239,13 +239,13 @@ fn the_file_that_packages_install_is_valid_and_so_is_each_key_that_it_explains()
     let without_access = Config { api_socket: default.api_socket.clone(), ..installed };
     assert_eq!(format!("{without_access:?}"), format!("{default:?}"));
 
-    // A key is "#key = …", and a table "#[table]"; what explains them has a space there.
+    // A key is "#key = …", and a table "#[table]"; explanations have a space there.
     let is_key = |line: &&str| line.starts_with('#') && !line.starts_with("# ") && line.len() > 1;
     let keys: String = shipped
         .lines()
         .map(|line| line.strip_prefix('#').filter(|_| is_key(&line)).unwrap_or(line).to_owned() + "\n")
         .collect();
-    // Neither hooks nor the host's files are there.
+    // Neither the hooks nor the host's files exist.
     let keys = keys.replace("/etc/sterna/before", "/bin/true").replace("/etc/sterna/after", "/bin/true");
     let explained = load(&keys).unwrap();
     assert_eq!((explained.limits, explained.engine), (default.limits, default.engine));

@@ -1,4 +1,4 @@
-//! Where people's browsers find the page.
+//! The address of the page for browsers.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -7,20 +7,20 @@ use serde::Deserialize;
 
 use super::ConfigError;
 
-/// Where people's browsers find the page.
+/// The address of the page for browsers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WebConfig {
-    /// A loopback address and a port; `None`: there is only the API's socket.
+    /// A loopback address and a port; `None`: the page is only on the API's socket.
     pub listen: Option<SocketAddr>,
 }
 
-/// Why the page cannot be there.
+/// Why the address of the page is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WebFault {
-    /// It is no address with a port.
+    /// The text is not an address with a port.
     #[error("it is no address with a port; write for example \"127.0.0.1:7424\"")]
     Address,
-    /// Others than this host's processes could reach it.
+    /// Other hosts could reach the address.
     #[error(
         "the page asks for no password, so it is served to this host alone: write 127.0.0.1 or [::1]; others come by \
          ssh -L, or by a web server that asks who they are (docs/observe.md)"
@@ -35,7 +35,7 @@ pub(super) struct FileWeb {
 }
 
 impl FileWeb {
-    /// Checks what is written in the file at `path`.
+    /// Checks the settings of the file at `path`.
     pub(super) fn check(self, path: &Path) -> Result<WebConfig, ConfigError> {
         let Some(listen) = self.listen else { return Ok(WebConfig::default()) };
         match address(&listen) {

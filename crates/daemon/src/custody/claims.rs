@@ -1,4 +1,4 @@
-//! Gathers what is claimed: the journal's words, and what the folders and the system say.
+//! Collects the claims on images, from the journal, the folders and the system.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -16,26 +16,26 @@ use super::Custody;
 use super::opened::identity;
 use crate::images::{half_made, inventory};
 
-/// Images whose chains are followed.
+/// The number of images whose chains are followed.
 const CHAINED_MAX: usize = 40_000;
-/// Images that one stands on, one below the other.
+/// The largest number of images in one chain.
 const DEPTH_MAX: usize = 256;
 
-/// Of whom it is known what an image stands on.
+/// The image whose chain is known.
 enum Top {
     Volume(migration::VolumeId, String),
-    /// Of nobody: a file in the folder.
+    /// A file in the folder that belongs to no volume.
     Image(String),
 }
 
 impl Custody {
-    /// The book, and what is asked about: what is at `place` now.
+    /// Returns the book, and the object at `place`.
     pub(super) fn book_for(&self, place: &Place) -> (Book, Object) {
         let object = Object { place: place.clone(), found: look(place) };
         (self.book_about(&object), object)
     }
 
-    /// The book as far as it can be about `object`.
+    /// Returns the book with all claims about `object`.
     pub(super) fn book_about(&self, object: &Object) -> Book {
         let state = self.state();
         let mut book = Book::of_journal(&state);
@@ -48,9 +48,8 @@ impl Custody {
     }
 }
 
-/// Adds the programs that have an image open. Whoever only locks it is found by locking.
-///
-/// `step` is one that takes the bytes away from them.
+/// Adds the programs that have an image open, for a `step` that destroys its content. Locking the image finds programs that
+/// only lock it.
 pub(super) fn add_users(book: &mut Book, step: Step, owner: &Owner, file: &OwnedFd, object: &Object) {
     if !matches!(step, Step::Discard | Step::TakeBack) || *owner == Owner::Maker {
         return;
@@ -66,11 +65,11 @@ pub(super) fn add_users(book: &mut Book, step: Step, owner: &Owner, file: &Owned
     }
 }
 
-/// What a name leads to.
+/// Returns what has a name.
 fn look(place: &Place) -> Found {
     let path = match place {
         Place::File(path) | Place::Device(path) => Path::new(path),
-        // Written by the same hand as all others.
+        // This daemon wrote the address, so its spelling is unique.
         Place::Nbd(uri) => return Found::There(Identity::Export(uri.clone())),
     };
     match rustix::fs::stat(path) {
@@ -80,7 +79,7 @@ fn look(place: &Place) -> Found {
     }
 }
 
-/// What the name of a file and the mark beside it say.
+/// Adds claims by the name of a file and by the mark beside it.
 fn add_kept(book: &mut Book, path: &Path, object: &Object) {
     let mut add = |kind| book.add(Claim { kind, place: object.place.clone(), found: object.found.clone() });
     let named = path.file_name().and_then(|name| name.to_str()).and_then(inventory::parse);
@@ -92,7 +91,7 @@ fn add_kept(book: &mut Book, path: &Path, object: &Object) {
     }
 }
 
-/// What images stand on: those of volumes, and those that lie beside the image that is asked about.
+/// Adds claims by chains: those of volumes, and those of images beside the object.
 fn add_chains(book: &mut Book, state: &State, path: &Path) {
     let mut tops: Vec<(Top, PathBuf)> = Vec::new();
     let is_qcow2 = |image: &ImageLocation| image.format == ImageFormat::Qcow2;
@@ -142,11 +141,11 @@ fn add_chain(book: &mut Book, top: &Top, mut image: PathBuf) {
     }
 }
 
-/// Whether an image that cannot be read may stand on anything. Of a volume: yes. Of a file that happens to lie there: only if
-/// it is the disk that does not answer, for what nobody can open stands on nothing.
+/// Returns whether an unreadable image may have a backing file. For a volume's image: yes. For another file: only if its disk
+/// does not answer, because no program can use an unreadable image.
 fn is_unknown(top: &Top, error: &Qcow2Error) -> bool {
     match (top, error) {
-        // An image that is gone stands on nothing; what stood below it is nobody's.
+        // A missing image has no backing file, and its former ones are free.
         (_, Qcow2Error::Image(ImageError::NotFound { path })) => {
             path.parent().is_none_or(|folder| !folder.is_dir())
         }
@@ -155,7 +154,7 @@ fn is_unknown(top: &Top, error: &Qcow2Error) -> bool {
     }
 }
 
-/// Files in the folder of an image that are qcow2 by name, also kept ones. What only begins so a guest can have written.
+/// Returns the files in an image's folder that have a qcow2 name, also kept ones. A guest may have written a mere qcow2 header.
 fn overlays_beside(path: &Path) -> io::Result<Vec<PathBuf>> {
     let Some(folder) = path.parent() else { return Ok(Vec::new()) };
     let mut found = Vec::new();
@@ -164,7 +163,7 @@ fn overlays_beside(path: &Path) -> io::Result<Vec<PathBuf>> {
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
         let is_named = name.ends_with(".qcow2") || name.ends_with(".qcow") || name.contains(".qcow2.");
-        // A pipe would be waited for.
+        // Opening a pipe would block.
         if is_named && std::fs::metadata(entry.path()).is_ok_and(|found| found.is_file()) {
             found.push(entry.path());
         }

@@ -1,13 +1,13 @@
-//! Gives the space of deleted files back bit by bit.
+//! Frees the space of deleted files in small steps.
 //!
-//! A file system that frees a large file at once is busy with that for tens of milliseconds, and holds up whoever
-//! writes to it meanwhile: the guest whose disk has just moved. So a deleted file, which has lost its name already, is
-//! kept open and cut shorter in small steps, with pauses that are longer than the steps.
+//! A file system that frees a large file at once is busy for tens of milliseconds, and delays other writes: those of the guest
+//! whose disk has just moved. So a deleted file, which has lost its name already, is kept open and truncated in small steps,
+//! with longer pauses.
 //!
 //! ```text
 //!   name gone ──► cut ─ pause ─ cut ─ pause ─ … ─ empty ──► closed
 //! ```
-//! A crash in between is no loss: a file without a name and without users is freed by the kernel.
+//! A crash in between loses nothing: the kernel frees a file without a name and without users.
 
 use std::fs::File;
 use std::io;
@@ -15,21 +15,21 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
-/// The first cut, in bytes, and the smallest.
+/// The first and smallest cut, in bytes.
 const STEP_BYTES_MIN: u64 = 1 << 20;
-/// The largest cut, in bytes: even of holes, which cost nothing, a step is a call that cannot be interrupted.
+/// The largest cut, in bytes: even for holes, which are cheap, a step is a call that cannot be interrupted.
 const STEP_BYTES_MAX: u64 = 1 << 40;
-/// A cut is to take this long at most: less than a guest notices.
+/// The longest duration of a cut: less than a guest notices.
 const STEP_MAX: Duration = Duration::from_micros(500);
-/// A pause is so many times as long as the cut before it.
+/// The ratio of a pause to the cut before it.
 const PAUSE_PER_STEP: u32 = 4;
 
-/// A file that is about to be deleted.
+/// A file that is about to be freed.
 #[derive(Debug)]
 pub(super) struct Doomed(File);
 
 impl Doomed {
-    /// A file whose name is gone.
+    /// Takes a file whose name is gone.
     pub(super) fn of(file: OwnedFd) -> Self {
         Self(file.into())
     }
@@ -45,13 +45,13 @@ impl Doomed {
         drop(freeing);
     }
 
-    /// Cuts the file until nothing is left; `pause` is called after each cut but the last.
+    /// Truncates the file until it is empty; calls `pause` after each cut but the last.
     fn shrink(&self, mut pause: impl FnMut(Duration)) -> io::Result<()> {
         let metadata = self.0.metadata()?;
         if metadata.nlink() > 0 || !metadata.is_file() {
             return Ok(());
         }
-        // A program that has opened it meanwhile goes on to read what it opened.
+        // A program that has opened it meanwhile keeps its content.
         if !block::store::users_of(&self.0.try_clone()?.into())?.is_empty() {
             return Ok(());
         }
@@ -70,7 +70,7 @@ impl Doomed {
     }
 }
 
-/// How much to cut next, given how long the last cut took.
+/// Returns the size of the next cut, given how long the last one took.
 fn next_step(step: u64, took: Duration) -> u64 {
     let next = if took > STEP_MAX {
         step / 2

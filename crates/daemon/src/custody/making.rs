@@ -1,4 +1,4 @@
-//! New image files: their names taken, their sizes set, and put into their places.
+//! Makes new image files: reserves their names, sets their sizes, and puts them into their places.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -15,11 +15,8 @@ use super::{Custody, CustodyError, names};
 use crate::images::half_made;
 
 impl Custody {
-    /// Makes an empty file that did not exist, marked as half-made: whoever finds it later knows what it is. `Ok(None)`: there is
-    /// one.
-    ///
-    /// # Errors
-    /// [`CustodyError`]; there is no new file then.
+    /// Makes an empty new file, marked as half-made. `Ok(None)`: a file exists there already. After an error there is no new
+    /// file.
     pub(crate) fn reserve(&self, path: &Path) -> Result<Option<File>, CustodyError> {
         let failed = |error| CustodyError::io("make", path, error);
         let image = ImageLocation::raw_file("", path.to_string_lossy());
@@ -35,8 +32,7 @@ impl Custody {
         }
     }
 
-    /// Gives up what [`Custody::reserve`] made, while it is still empty and in no journal. What cannot be deleted, the next start
-    /// does.
+    /// Deletes a file of [`Custody::reserve`] that is still empty and in no journal. If that fails, the next start deletes it.
     pub(crate) fn unreserve(&self, path: &Path, made: &File) {
         let removed = self.delete_this(path, Some(made), &Owner::Maker).map_err(io::Error::from);
         if let Err(error) = removed.and_then(|()| half_made::unmark(path)) {
@@ -45,10 +41,8 @@ impl Custody {
     }
 }
 
-/// Deletes what an attempt that failed has left under the unfinished name of an image. Its maker holds the name.
-///
-/// # Errors
-/// The system's; a program has it open.
+/// Deletes leftovers of a failed attempt under the unfinished name of an image, whose name the caller holds. Fails if a program
+/// has the file open.
 pub(crate) fn clear_unfinished(new: &Path) -> io::Result<()> {
     let opened = Opened::at(new)?;
     match opened.found() {
@@ -62,18 +56,13 @@ pub(crate) fn clear_unfinished(new: &Path) -> io::Result<()> {
     opened.unlink()
 }
 
-/// Gives a new, empty file its size.
-///
-/// # Errors
-/// The system's.
+/// Sets the size of a new, empty file.
 pub(crate) fn set_size(reserved: &File, size: u64) -> io::Result<()> {
     reserved.set_len(size)
 }
 
-/// Puts the file `new`, which was made beside it, into the place of the empty file `reserved`, which has kept the name.
-///
-/// # Errors
-/// The system's; something else has the name.
+/// Replaces the empty file `reserved`, which has kept the name, by the file `new` beside it. Fails if something else has the
+/// name.
 pub(crate) fn place_made(new: &Path, path: &Path, reserved: &File) -> io::Result<()> {
     let opened = Opened::at(new)?;
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
@@ -88,16 +77,13 @@ pub(crate) fn place_made(new: &Path, path: &Path, reserved: &File) -> io::Result
     Ok(())
 }
 
-/// Takes all the space that a new image of `bytes` will need; it reads as zeroes before and after.
-///
-/// # Errors
-/// The system's.
+/// Allocates all the space that a new image of `bytes` will need; it reads as zeroes before and after.
 pub(crate) fn allocate(path: &Path, format: ImageFormat, bytes: u64) -> Result<(), Errno> {
     let file = OpenOptions::new().write(true).open(path);
     let file = file.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
     let flags = match format {
         ImageFormat::Raw => FallocateFlags::empty(),
-        // Clusters are laid out as they are written: the space waits for them behind the end of the file.
+        // Clusters are laid out as they are written, so the space is reserved behind the end of the file.
         ImageFormat::Qcow2 => FallocateFlags::KEEP_SIZE,
     };
     loop {

@@ -1,7 +1,6 @@
-//! What the names of images led to when this daemon opened or made them. A name that leads to another file by now is not the image
-//! that a volume or a migration means.
-//!
-//! It is kept for the life of the daemon: after a restart the images are opened anew.
+//! The files to which the names of images led when this daemon opened or made them. If a name leads to another file, that is
+//! not the image of the volume or the migration. This is kept for the life of the daemon: after a restart the images are opened
+//! again.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -16,12 +15,12 @@ pub(super) fn note(path: &Path, identity: Identity) {
     opened().insert(path.to_owned(), identity);
 }
 
-/// Forgets a name that leads to no image of ours any more.
+/// Forgets a name that belongs to no image of this daemon.
 pub(super) fn forget(path: &Path) {
     opened().remove(path);
 }
 
-/// Returns whether a name leads to another file than the one that was opened by it. A name that was never opened does not.
+/// Returns whether a name leads to another file than the one that was opened by it. False for a name that was never opened.
 pub(super) fn is_other(path: &Path, found: &Identity) -> bool {
     opened().get(path).is_some_and(|known| known != found)
 }

@@ -1,4 +1,4 @@
-//! A file and its folder, opened once: what is done is done to these.
+//! A file and its folder, opened once. All operations use these descriptors.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -10,14 +10,14 @@ use migration::custody::{Found, Identity};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
-/// What has come of locking a file.
+/// The result of locking a file.
 pub(super) enum Lock {
-    /// It is locked, or this daemon has it open elsewhere.
+    /// It is locked, or this daemon has it open already.
     Got,
     /// This program holds it.
     Held(String),
-    /// It is locked, and no process here has it open: requests of a daemon that has ended, or of a lane that has just closed it, are on
-    /// their way, or another machine has it.
+    /// It is locked, and no process here has it open. Either requests of an ended daemon or of a just closed lane are on their
+    /// way, or another machine has it.
     Fading(String),
 }
 
@@ -25,17 +25,14 @@ pub(super) enum Lock {
 pub(super) struct Opened {
     folder: OwnedFd,
     name: OsString,
-    /// `None`: nothing has the name, or it is no file that can be opened.
+    /// `None`: nothing has the name, or it is not a file that can be opened.
     file: Option<OwnedFd>,
     found: Found,
 }
 
 impl Opened {
-    /// Opens the folder of `path`, and what is called so there. A link is not followed, nor is one above it that another user may
-    /// have put there.
-    ///
-    /// # Errors
-    /// The folder cannot be opened: nothing is known of the image.
+    /// Opens the folder of `path`, and the file. Follows no link at `path`, and no link above it that another user may have put
+    /// there. If the folder cannot be opened, nothing is known of the image.
     pub(super) fn at(path: &Path) -> io::Result<Self> {
         let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
@@ -52,14 +49,14 @@ impl Opened {
                 opened.file = Some(file);
             }
             Err(Errno::NOENT) => {}
-            // What is done to a link is done to the link.
+            // Operations apply to the link itself.
             Err(Errno::LOOP) => opened.found = opened.look(),
             Err(errno) => opened.found = Found::Unknown(io::Error::from(errno).to_string()),
         }
         Ok(opened)
     }
 
-    /// A device or a pipe is not waited for.
+    /// Does not block on a device or a pipe.
     fn open_file(&self) -> rustix::io::Result<OwnedFd> {
         let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
         match rustix::fs::openat(&self.folder, &self.name, flags | OFlags::RDWR, Mode::empty()) {
@@ -70,27 +67,26 @@ impl Opened {
         }
     }
 
-    /// What was found when it was opened.
+    /// Returns what was found when it was opened.
     pub(super) fn found(&self) -> &Found {
         &self.found
     }
 
-    /// The file, if there is one.
     pub(super) fn file(&self) -> Option<&OwnedFd> {
         self.file.as_ref()
     }
 
-    /// Takes the file out, to be closed later than its folder.
+    /// Returns the file, which is then closed after its folder.
     pub(super) fn into_file(self) -> Option<OwnedFd> {
         self.file
     }
 
-    /// What has the name at this moment.
+    /// Returns what has the name at this moment.
     pub(super) fn look(&self) -> Found {
         self.look_at(&self.name)
     }
 
-    /// What has another name in the folder.
+    /// Returns what has another name in the folder.
     pub(super) fn look_at(&self, name: &OsStr) -> Found {
         match rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Found::There(identity(&stat)),
@@ -106,7 +102,7 @@ impl Opened {
         let is_seen = !block::store::users_of(file)?.is_empty();
         Ok(match is_seen {
             true => Lock::Held(holder.to_string()),
-            // What this daemon has of it is in its books.
+            // The claims cover this daemon's own uses.
             false if block::store::is_ours(file)? => Lock::Got,
             false => Lock::Fading(holder.to_string()),
         })
@@ -116,17 +112,17 @@ impl Opened {
         Ok(rustix::fs::unlinkat(&self.folder, &self.name, AtFlags::empty())?)
     }
 
-    /// Gives the image another name in its folder, if nothing has that.
+    /// Renames the image in its folder, if the new name is free.
     pub(super) fn rename_to_free(&self, name: &OsStr) -> io::Result<()> {
         let (folder, from) = (self.folder.as_fd(), self.name.as_os_str());
         match rustix::fs::renameat_with(folder, from, folder, name, RenameFlags::NOREPLACE) {
-            // Some file systems do not know the flag. The folder is this daemon's.
+            // Some file systems do not support the flag. The folder belongs to this daemon.
             Err(Errno::INVAL | Errno::NOSYS) if self.look_at(name) == Found::Gone => self.rename_over(name),
             renamed => Ok(renamed?),
         }
     }
 
-    /// Puts the image into the place of what has another name in its folder.
+    /// Renames the image over another file in its folder.
     pub(super) fn rename_over(&self, name: &OsStr) -> io::Result<()> {
         Ok(rustix::fs::renameat(&self.folder, &self.name, &self.folder, name)?)
     }
@@ -137,7 +133,7 @@ impl Opened {
     }
 }
 
-/// What a file is, whatever it is called.
+/// Returns the identity of a file, whatever its name.
 pub(super) fn identity(stat: &Stat) -> Identity {
     match FileType::from_raw_mode(stat.st_mode) {
         FileType::BlockDevice => Identity::Device(stat.st_rdev),
@@ -145,10 +141,7 @@ pub(super) fn identity(stat: &Stat) -> Identity {
     }
 }
 
-/// What an open file is.
-///
-/// # Errors
-/// The system's.
+/// Returns the identity of an open file.
 pub(super) fn identity_of(file: impl AsFd) -> io::Result<Identity> {
     Ok(identity(&rustix::fs::fstat(file)?))
 }

@@ -20,49 +20,39 @@ use super::{Custody, CustodyError, names};
 use crate::fail_point::{self, Step as FailStep};
 use crate::images::{fenced_path, half_made};
 
-/// How long a lock is waited for that nobody is seen to hold: the last writes of a daemon that was killed are on their way for seconds.
+/// How long a lock without a visible holder is waited for: the last writes of a killed daemon can take seconds.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(6);
-/// How often it is tried meanwhile.
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
-/// A step that was taken, with the file that it was taken on.
+/// A completed step, with the file on which it was done.
 struct Taken {
     ending: Ending,
     file: Option<OwnedFd>,
 }
 
 impl Custody {
-    /// Deletes a half-made or given-up image with what is beside it; one that is gone is a success. A device and a server's export
-    /// stay: the journal has fenced them.
-    ///
-    /// # Errors
-    /// [`CustodyError`]: it stays.
+    /// Deletes a half-made or abandoned image with the files beside it; succeeds if it is gone. A device and a server's export
+    /// stay, because the journal has fenced them. After an error the image stays.
     pub(crate) fn discard(&self, image: &ImageLocation, owner: &Owner) -> Result<(), CustodyError> {
         fail_point::before(FailStep::Discard);
         if let Some(path) = image.place.file().map(Path::new) {
-            // N.B. first: an image whose token is there is the one that was offered.
+            // N.B. first: an image with a token counts as the offered one.
             lane::shared_storage::remove(path)
                 .map_err(|error| CustodyError::io("delete what is beside", path, error))?;
             self.delete(path, owner)?;
-            // N.B. last: what is left of an image that could not be deleted stays marked.
+            // N.B. last: an image that could not be deleted stays marked.
             half_made::unmark(path).map_err(|error| CustodyError::io("delete the mark of", path, error))?;
         }
         fail_point::after(FailStep::Discard);
         Ok(())
     }
 
-    /// Deletes one file; one that is gone is a success.
-    ///
-    /// # Errors
-    /// [`CustodyError`]: it stays.
+    /// Deletes one file; succeeds if it is gone. After an error it stays.
     pub(crate) fn delete(&self, path: &Path, owner: &Owner) -> Result<(), CustodyError> {
         self.delete_this(path, None, owner)
     }
 
-    /// As [`Custody::delete`], if the file is `made`, which is open, and no other.
-    ///
-    /// # Errors
-    /// [`CustodyError`]: it stays.
+    /// Does the same as [`Custody::delete`], but only for the open file `made`.
     pub(crate) fn delete_this(
         &self,
         path: &Path,
@@ -70,18 +60,16 @@ impl Custody {
         owner: &Owner,
     ) -> Result<(), CustodyError> {
         let taken = self.handle(Step::Discard, owner, path, made, "delete", Opened::unlink)?;
-        // The name is gone for good; its space comes back without hurry, for a guest may be writing beside it.
+        // The name is gone for good. Its space is freed slowly, because a guest may be writing beside it.
         if let Some(file) = taken.file {
             Doomed::of(file).free();
         }
         Ok(())
     }
 
-    /// Deals with a source image whose volume has moved away in `migration`; one that is gone is a success. A device and a
-    /// server's export stay: the journal has fenced them.
-    ///
-    /// # Errors
-    /// [`ControlFault`]: it stays, or it is kept because a program uses it.
+    /// Deletes or keeps a source image whose volume has moved away in `migration`; succeeds if it is gone. A device and a
+    /// server's export stay, because the journal has fenced them. After an error the image stays, or is kept because a program
+    /// uses it.
     pub(crate) fn retire(
         &self,
         image: &ImageLocation,
@@ -98,7 +86,7 @@ impl Custody {
         Ok(())
     }
 
-    /// An image that is not deleted gets another name, if it may: nothing starts from it then.
+    /// Deletes an image, or renames it if that is refused, so that nothing starts from it.
     fn delete_or_fence(&self, path: &Path, migration: MigrationId) -> Result<(), ControlFault> {
         match self.delete(path, &Owner::Migration(migration)) {
             Err(CustodyError::Refused { refused, .. }) => {
@@ -111,10 +99,8 @@ impl Custody {
         }
     }
 
-    /// Renames an image that its volume has left in `migration`: no autostart finds it.
-    ///
-    /// # Errors
-    /// [`CustodyError`]: it has the name that it had.
+    /// Renames an image that its volume has left in `migration`, so that no autostart finds it. After an error it has its old
+    /// name.
     fn fence(&self, path: &Path, migration: MigrationId) -> Result<(), CustodyError> {
         let fenced = fenced_path(path, migration);
         let owner = Owner::Migration(migration);
@@ -122,19 +108,14 @@ impl Custody {
         self.handle(Step::Fence, &owner, path, None, "rename", rename).map(drop)
     }
 
-    /// Gives an image another name in its folder, durably, if nothing has that; whether there was an image.
-    ///
-    /// # Errors
-    /// [`CustodyError`]: it has the name that it had.
+    /// Renames an image in its folder, durably, if the new name is free; returns whether there was an image. After an error it
+    /// has its old name.
     pub(crate) fn rename(&self, from: &Path, to: &Path, owner: &Owner) -> Result<Ending, CustodyError> {
         let rename = |opened: &Opened| opened.rename_to_free(name_of(to)?);
         Ok(self.handle(Step::Rename, owner, from, None, "rename", rename)?.ending)
     }
 
-    /// As [`Custody::rename`], if the file is `image`, which is open, and no other.
-    ///
-    /// # Errors
-    /// [`CustodyError`]: it has the name that it had.
+    /// Does the same as [`Custody::rename`], but only for the open file `image`.
     pub(crate) fn rename_this(
         &self,
         from: &Path,
@@ -146,10 +127,8 @@ impl Custody {
         Ok(self.handle(Step::Rename, owner, from, Some(image), "rename", rename)?.ending)
     }
 
-    /// Makes a kept image the target at `path`, where the empty file `reserved` has kept the name.
-    ///
-    /// # Errors
-    /// [`CustodyError`]: both are as they were.
+    /// Makes a kept image the target at `path`, where the empty file `reserved` has kept the name. After an error both are
+    /// unchanged.
     pub(crate) fn take_back(
         &self,
         kept: &Path,
@@ -173,7 +152,7 @@ impl Custody {
         Ok(self.handle(Step::TakeBack, &owner, kept, None, "take", take)?.ending)
     }
 
-    /// Asks whether a file could be deleted if the book were as `then` makes it. Nothing is changed.
+    /// Checks whether a file could be deleted if the book were as `then` makes it. Changes nothing.
     pub(super) fn check_deletion(
         &self,
         path: &Path,
@@ -193,7 +172,7 @@ impl Custody {
         }
     }
 
-    /// Takes one step on one file, in the order of [`Handling`]. `only`: it must be this file.
+    /// Takes one step on one file, in the order of [`Handling`]. With `only`, it must be this file.
     fn handle(
         &self,
         step: Step,
@@ -211,7 +190,7 @@ impl Custody {
         if let (Some(only), Found::There(found)) = (only, opened.found()) {
             is_other = identity_of(only).map_err(failed)? != *found;
         }
-        // N.B. the name may have been given to somebody's file since the volume was opened by it.
+        // N.B. another file may have got the name since the volume was opened by it.
         if let (Owner::Volume(_) | Owner::Migration(_), Found::There(found)) = (owner, opened.found()) {
             is_other |= names::is_other(path, found);
         }
@@ -227,7 +206,7 @@ impl Custody {
                     }
                     Event::Gathered(book)
                 }
-                // N.B. of a file that was made here: another of its name is not it.
+                // N.B. if the file was made here, another file with its name does not count.
                 Ok(Todo::Compare) if is_other => Event::Compared(Found::Gone),
                 Ok(Todo::Compare) => Event::Compared(opened.look()),
                 Ok(Todo::Act) => {
@@ -236,7 +215,7 @@ impl Custody {
                     }
                     Event::Acted
                 }
-                // A file that is not there is gone only if its folder is there: a store that is not mounted still has it.
+                // A missing file is gone only if its folder exists: a store that is not mounted still has it.
                 Ok(Todo::Sync) => {
                     opened.sync_folder().map_err(failed)?;
                     Event::Synced
@@ -254,13 +233,13 @@ impl Custody {
     }
 }
 
-/// Locks what is open. A lock that no process is seen to hold any more is waited for.
+/// Locks the open file. Waits for a lock without a visible holder.
 fn lock(opened: &Opened, owner: &Owner) -> io::Result<Event> {
     let deadline = Instant::now() + LOCK_WAIT_MAX;
     loop {
         match opened.try_lock()? {
             Lock::Got => return Ok(Event::Locked),
-            // It is open, and locked, where it was made.
+            // Its maker has it open and locked.
             _ if *owner == Owner::Maker => return Ok(Event::Locked),
             Lock::Held(holder) => return Ok(Event::Held(holder)),
             Lock::Fading(holder) if Instant::now() >= deadline => return Ok(Event::Held(holder)),

@@ -1,4 +1,4 @@
-//! Custody of real files: what is refused, what is done, and that it is done to the file that was asked about.
+//! Tests of custody with real files: what is refused, what is done, and that it is done to the checked file.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ fn custody(records: Vec<Record>) -> Custody {
     Custody::of_state(state)
 }
 
-/// A migration between stores that has left `from`, or would.
+/// Returns the records of a migration between stores that has left `from`, or would.
 fn left(from: &Path, to: &Path) -> Vec<Record> {
     let moving = MigratingVolume { volume: V, source: location(from), target: location(to) };
     let side = Side::OneHost;
@@ -63,7 +63,7 @@ fn image(folder: &Path, name: &str) -> PathBuf {
     path
 }
 
-/// A program that has a file open, and does nothing.
+/// A program that only has a file open.
 struct Stranger(Child);
 
 impl Stranger {
@@ -102,7 +102,7 @@ fn images_are_discarded_and_retired_again_and_again() {
     let fenced = fenced_path(&path, MigrationId(7));
     assert!(fenced.ends_with("a.img.moved-m7"));
     assert_eq!((path.exists(), std::fs::read(&fenced).unwrap()), (false, b"old".to_vec()));
-    // A kept image is never overwritten by another one.
+    // Another image never overwrites a kept one.
     std::fs::write(&path, b"new").unwrap();
     retire(Retirement::Keep).unwrap_err();
     assert_eq!(std::fs::read(&fenced).unwrap(), b"old");
@@ -160,9 +160,9 @@ fn what_a_served_chain_stands_on_stays() {
         served.check(Step::Advise(Advice::Delete), &BY_NAME, &location(&base)),
         "the image of volume \"v\" stands on it",
     );
-    // Nobody serves it: it lies beside.
+    // It belongs to no volume, and lies beside.
     refused(custody(Vec::new()).take_back(&base, &target, &reserved, home), "top.qcow2 stands on it");
-    // What it stands on is not known, so it may be this.
+    // Its backing file is unknown, so it may be this one.
     std::fs::write(&top, b"QFI\xfb\0\0\0\x03 no header").unwrap();
     refused(served.discard(&location(&base), &BY_NAME), "it is not known who uses it");
     std::fs::remove_file(&top).unwrap();

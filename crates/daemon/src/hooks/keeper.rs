@@ -1,6 +1,5 @@
-//! Carries out what [`HookBook`] decides: processes, records, answers.
-//!
-//! What is done here outlasts no daemon; what has to is recorded, and found again by [`Hooks::open`].
+//! Carries out what [`HookBook`] decides: processes, records, answers. Nothing here outlasts the daemon; durable state is
+//! recorded, and [`Hooks::open`] reads it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -18,10 +17,10 @@ use super::process::{self, Found, Gated};
 use super::{HookContext, record};
 use crate::config::HooksConfig;
 
-/// How often it is looked whether what runs has ended, while the daemon stops.
+/// How often a stopping daemon checks whether running hooks have ended.
 const STOP_POLL: Duration = Duration::from_millis(20);
 
-/// Told of a hook that failed when nothing depends on it any more.
+/// Receives failures of hooks on which nothing depends.
 type Warn = Box<dyn Fn(MigrationId, String) + Send + Sync>;
 
 /// The hooks of a host.
@@ -31,7 +30,7 @@ pub(crate) struct Hooks {
     began: Instant,
     inner: Mutex<Inner>,
     writes: mpsc::UnboundedSender<Write>,
-    /// When something is due may have changed.
+    /// Notified when the next deadline may have changed.
     rearm: Notify,
     warn: OnceLock<Warn>,
     is_stopping: AtomicBool,
@@ -41,20 +40,20 @@ struct Inner {
     book: HookBook,
     contexts: BTreeMap<MigrationId, HookContext>,
     waiting: BTreeMap<(MigrationId, Moment), Vec<oneshot::Sender<HookEnd>>>,
-    /// Those behind their gates.
+    /// Processes behind their gates.
     gated: BTreeMap<(MigrationId, Moment), Gated>,
-    /// Those of which it is known which process they are, and why that was killed.
+    /// Known processes, and why each was killed, if it was.
     processes: BTreeMap<(MigrationId, Moment), (HookProcess, Option<KillReason>)>,
 }
 
-/// What is written, in this order.
+/// A task of the writer; tasks are written in order.
 enum Write {
     Record { migration: MigrationId, number: u64, context: Box<HookContext>, record: HookRecord },
     Forget(MigrationId),
 }
 
 impl Hooks {
-    /// Takes up what a daemon before has recorded; its processes are waited for from now on.
+    /// Reads the records of an earlier daemon, and waits for its processes.
     pub(crate) fn open(config: HooksConfig, folder: PathBuf) -> Arc<Self> {
         let (writes, to_write) = mpsc::unbounded_channel();
         let (mut book, mut contexts) = (HookBook::new(config.timeout), BTreeMap::new());
@@ -74,25 +73,25 @@ impl Hooks {
         hooks
     }
 
-    /// Says who is told of a hook that failed when nothing depends on it any more.
+    /// Sets the receiver of failures of hooks on which nothing depends.
     pub(crate) fn warn_of(&self, warn: impl Fn(MigrationId, String) + Send + Sync + 'static) {
-        // It is said once.
+        // It is set once.
         let _ = self.warn.set(Box::new(warn));
     }
 
-    /// Tells people of something that went wrong.
+    /// Reports a failure.
     pub(super) fn warn(&self, migration: MigrationId, warning: String) {
         if let Some(warn) = self.warn.get() {
             warn(migration, warning);
         }
     }
 
-    /// Migrations whose hooks are not over.
+    /// Returns the migrations whose hooks have not ended.
     pub(crate) fn migrations(&self) -> Vec<MigrationId> {
         self.lock().book.migrations().collect()
     }
 
-    /// What hooks of a migration are told; of one that is known already nothing changes.
+    /// Registers the context of a migration's hooks, unless it is known already.
     pub(super) fn expect(&self, context: HookContext) {
         let mut inner = self.lock();
         let migration = context.migration;
@@ -100,13 +99,13 @@ impl Hooks {
         inner.contexts.entry(migration).or_insert(context);
     }
 
-    /// Has a hook run, unless it has been, and waits for its end; `None`: the daemon stops.
+    /// Runs a hook, unless it has run already, and waits for its end; `None`: the daemon stops.
     pub(super) async fn run(self: &Arc<Self>, migration: MigrationId, moment: Moment) -> Option<HookEnd> {
         let (told, ended) = oneshot::channel();
         {
             let mut inner = self.lock();
             if !inner.contexts.contains_key(&migration) {
-                // All of it is over, or nothing of it was ever begun.
+                // Its hooks have all ended, or none was ever registered.
                 return Some(HookEnd::Good);
             }
             inner.waiting.entry((migration, moment)).or_default().push(told);
@@ -115,21 +114,21 @@ impl Hooks {
         ended.await.ok()
     }
 
-    /// How a migration ended, for what is run after it.
+    /// Records the outcome of a migration, for the hook after it.
     pub(super) fn note_outcome(&self, migration: MigrationId, outcome: &'static str) {
         if let Some(context) = self.lock().contexts.get_mut(&migration) {
             context.outcome.get_or_insert_with(|| outcome.to_owned());
         }
     }
 
-    /// Nobody waits any more for what runs before a migration. A daemon that stops leaves it to the next one.
+    /// Abandons the hook before a migration. A stopping daemon leaves it to the next one.
     pub(super) fn give_up(self: &Arc<Self>, migration: MigrationId) {
         if !self.is_stopping.load(Ordering::SeqCst) {
             self.tell(migration, HookEvent::Unwanted);
         }
     }
 
-    /// Begins nothing more, and kills nothing; waits for what runs, at most so long. The next daemon goes on with what still does.
+    /// Stops beginning and killing hooks, and waits up to `wait_max` for running ones. The next daemon continues with the rest.
     pub(crate) async fn stop(&self, wait_max: Duration) {
         self.is_stopping.store(true, Ordering::SeqCst);
         let until = Instant::now() + wait_max;
@@ -168,7 +167,7 @@ impl Hooks {
             HookAction::Record(migration, number, record) => {
                 let context = self.lock().contexts.get(&migration).cloned();
                 let Some(context) = context.map(Box::new) else { return };
-                // Who writes lives as long as this.
+                // The writer lives as long as this.
                 let _ = self.writes.send(Write::Record { migration, number, context, record });
             }
             HookAction::Release(migration, moment) => {
@@ -193,7 +192,7 @@ impl Hooks {
             HookAction::Tell(migration, moment, end) => {
                 let waiting = self.lock().waiting.remove(&(migration, moment));
                 for told in waiting.into_iter().flatten() {
-                    // Whoever wanted it may have given up.
+                    // The requester may have given up.
                     let _ = told.send(end.clone());
                 }
                 if let (Moment::After, HookEnd::Bad(warning)) = (moment, end) {
@@ -245,7 +244,7 @@ impl Hooks {
             *killed = Some(reason);
             process::kill(*process);
         }
-        // One behind its gate is waited for as well: only to leave no zombie.
+        // A process behind its gate is waited for too, only to leave no zombie.
         let gated = inner.gated.remove(&(migration, moment));
         drop(inner);
         if let Some(gated) = gated {
@@ -257,7 +256,7 @@ impl Hooks {
         }
     }
 
-    /// A process is gone: says how, as people are told.
+    /// Handles the end of a process.
     fn has_ended(self: &Arc<Self>, migration: MigrationId, moment: Moment, end: HookEnd) {
         let mut inner = self.lock();
         let killed = inner.processes.remove(&(migration, moment)).and_then(|(_, killed)| killed);
@@ -283,7 +282,7 @@ impl Hooks {
         self.tell(migration, HookEvent::Ended(moment, end));
     }
 
-    /// The base of the names of a hook's files.
+    /// Returns the common part of the names of a hook's files.
     fn base(&self, migration: MigrationId, moment: Moment) -> PathBuf {
         self.folder.join(format!("{migration}.{}", moment_name(moment)))
     }
@@ -294,7 +293,7 @@ impl Hooks {
 }
 
 impl HookContext {
-    /// What hooks of this migration are about: of those that have something in common one runs at a time.
+    /// Returns the objects of a migration's hooks. Hooks with a common object run one at a time.
     fn subject(&self) -> BTreeSet<String> {
         match self.vm.is_empty() {
             true => self.volumes.iter().map(|volume| format!("volume {volume}")).collect(),
@@ -341,7 +340,7 @@ async fn write(hooks: Arc<Hooks>, mut writes: mpsc::UnboundedReceiver<Write>) {
     }
 }
 
-/// Calls the book when something is due, until the daemon ends.
+/// Calls the book at its deadlines, until the daemon ends.
 async fn keep_time(hooks: Arc<Hooks>) {
     loop {
         let due = hooks.lock().book.poll_timeout().map(|(at, _)| hooks.began + at);

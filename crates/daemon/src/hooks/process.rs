@@ -4,8 +4,8 @@
 //!   daemon ──"go"──► sh, behind its gate ── BASE.begun ──► the program ──its status──► BASE.ended
 //!      └ gone: the gate closes, and sh ends without having run anything
 //! ```
-//! The shell leads a process group of its own and outlives the daemon. Its standard output is the reading end of the pipe that
-//! the program's standard error goes to: the pipe does not break with the daemon, and the next one reads on by `/proc`.
+//! The shell leads a process group of its own and outlives the daemon. Its standard output is the reading end of the pipe for
+//! the program's standard error. So the pipe does not break with the daemon, and the next one reads on by `/proc`.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -22,23 +22,23 @@ use tokio::process::{Child, ChildStdin, Command};
 
 use crate::vms::process::Process;
 
-/// What the shell does; its arguments are the program and the base of its files' names.
+/// The script of the shell; its arguments are the program and the common part of its files' names.
 const SCRIPT: &str = r#"read -r go && [ "$go" = go ] || exit 0
 : > "$2.begun" || exit 126
 "$1" < /dev/null > /dev/null
 status=$?
 echo "$status" > "$2.part" && mv "$2.part" "$2.ended"
 exit "$status""#;
-/// What opens the gate.
+/// The line that opens the gate.
 const GO: &[u8] = b"go\n";
-/// Bytes of what a hook says last that are kept: they become a part of a message.
+/// How many bytes of a hook's last output are kept, for a message.
 const WORDS_BYTES_MAX: usize = 2 << 10;
 const LINES_MAX: usize = 5;
-/// How long the end of its words is waited for when a hook has ended: what it has left running may hold the pipe.
+/// How long the end of an ended hook's output is waited for: its child processes may hold the pipe.
 const WORDS_TIMEOUT: Duration = Duration::from_millis(200);
-/// Names of its files, after the base.
+/// The suffixes of its files.
 const FILES: [&str; 3] = ["begun", "part", "ended"];
-/// Above, a shell's status says which signal has ended its program.
+/// A shell's status above this is the signal that has ended its program.
 const SIGNALS: i32 = 128;
 
 /// A process that waits behind its gate, or runs.
@@ -49,19 +49,16 @@ pub(super) struct Gated {
     words: Words,
 }
 
-/// What has become of a process of a daemon before.
+/// The state of an earlier daemon's process.
 pub(super) enum Found {
-    /// It has run the program, or somebody else has ended it.
+    /// It has run the program, or was killed by others.
     Ended(HookEnd),
-    /// It never got past its gate.
+    /// It never passed its gate.
     NeverBegan,
 }
 
 impl Gated {
-    /// Starts a process that waits.
-    ///
-    /// # Errors
-    /// If the program or the process cannot be had.
+    /// Starts a process that waits behind its gate.
     pub(super) fn start(program: &Path, variables: &[(&str, String)], base: &Path) -> io::Result<Self> {
         check(program)?;
         forget(base);
@@ -84,9 +81,9 @@ impl Gated {
         Ok(Self { process, child, gate, words })
     }
 
-    /// Lets it run the program, and waits for its end.
+    /// Opens the gate, and waits for the program's end.
     pub(super) async fn run(mut self) -> HookEnd {
-        // A process that was killed behind its gate takes nothing any more.
+        // A process that was killed behind its gate reads nothing.
         let _ = self.gate.write_all(GO).await;
         drop(self.gate);
         let status = loop {
@@ -106,7 +103,7 @@ impl Gated {
     }
 }
 
-/// Waits for the end of a process of a daemon before, and says what has become of it.
+/// Waits for the end of an earlier daemon's process, and returns its state.
 pub(super) async fn find(process: HookProcess, base: &Path) -> Found {
     let mut words = Words::of(None);
     if lives(process)
@@ -134,7 +131,7 @@ pub(super) async fn find(process: HookProcess, base: &Path) -> Found {
     }
 }
 
-/// Kills a process with all that it has started, if it is still the one.
+/// Kills a process with all that it has started, if it is still the recorded one.
 pub(super) fn kill(process: HookProcess) {
     if lives(process)
         && let Some(leader) = Pid::from_raw(process.id)
@@ -144,15 +141,14 @@ pub(super) fn kill(process: HookProcess) {
     }
 }
 
-/// Deletes the files of a hook.
 pub(super) fn forget(base: &Path) {
     for file in FILES {
-        // Usually it is not there.
+        // Usually it does not exist.
         let _ = std::fs::remove_file(with(base, file));
     }
 }
 
-/// Looks whether the program could be run: the shell's words about that are worse.
+/// Checks whether the program can be run, because the shell's messages about that are worse.
 fn check(program: &Path) -> io::Result<()> {
     let metadata = std::fs::metadata(program)?;
     if !metadata.is_file() || metadata.permissions().mode() & 0o111 == 0 {
@@ -180,34 +176,34 @@ fn end(status: Option<i32>, said: &str) -> HookEnd {
     HookEnd::Bad(ended + &after_its_words(said))
 }
 
-/// What it said last, for the end of a message.
+/// Returns its last output, for the end of a message.
 pub(super) fn after_its_words(said: &str) -> String {
     if said.is_empty() { String::new() } else { format!(", and said last: {said}") }
 }
 
-/// Whether a process is the one that was recorded, and runs.
+/// Returns whether a process is the recorded one, and runs.
 fn lives(process: HookProcess) -> bool {
     boot().is_ok_and(|boot| boot == process.boot)
         && started(process.id).is_ok_and(|started| started == process.started)
 }
 
-/// When a process began, in ticks since the boot.
+/// Returns when a process began, in ticks since the boot.
 fn started(id: i32) -> io::Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{id}/stat"))?;
-    // Its name, in brackets, may have anything in it.
+    // Its name, in brackets, may contain anything.
     let (_, fields) = status.rsplit_once(')').ok_or(io::ErrorKind::InvalidData)?;
     let started = fields.split_whitespace().nth(19).and_then(|field| field.parse().ok());
     started.ok_or(io::ErrorKind::InvalidData.into())
 }
 
-/// The boot that this is.
+/// Returns the identity of this boot.
 fn boot() -> io::Result<u128> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     u128::from_str_radix(&digits, 16).map_err(io::Error::other)
 }
 
-/// What a hook says on its standard error: the last of it.
+/// The end of a hook's standard error.
 struct Words {
     pipe: Option<Receiver>,
     last: Vec<u8>,
@@ -218,14 +214,14 @@ impl Words {
         Self { pipe, last: Vec::new() }
     }
 
-    /// Takes what is left in the pipe.
+    /// Reads what is left in the pipe.
     async fn rest(&mut self) {
         let rest = async {
             while self.pipe.is_some() {
                 self.listen().await;
             }
         };
-        // Whoever still holds it may have more to say, and nobody who listens.
+        // A process that still holds the pipe may write more, which is ignored.
         let _ = tokio::time::timeout(WORDS_TIMEOUT, rest).await;
     }
 
@@ -242,7 +238,7 @@ impl Words {
         }
     }
 
-    /// The last lines, in one.
+    /// Returns the last lines as one line.
     fn tail(&self) -> String {
         words::clean_lines(&String::from_utf8_lossy(&self.last), LINES_MAX)
     }

@@ -1,4 +1,4 @@
-//! What is kept of a migration's hooks, as a file of its own: who is told what, which process runs, and how it ended.
+//! The record of a migration's hooks in a file: their context, the running process, and the result.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::HookContext;
 use crate::files::whole_file;
 
-/// Longest file: names of all volumes that one migration may have, and two messages.
+/// The longest file: the names of all volumes of one migration, and two messages.
 const BYTES_MAX: u64 = 1 << 20;
 const VERSION: u32 = 1;
 
@@ -34,9 +34,6 @@ enum CourseForm {
 }
 
 /// Makes a record durable.
-///
-/// # Errors
-/// What the system answers.
 pub(super) fn write(
     folder: &Path,
     migration: MigrationId,
@@ -49,10 +46,6 @@ pub(super) fn write(
     whole_file::replace(&path(folder, migration), &serde_json::to_vec(&form)?)
 }
 
-/// Forgets a record.
-///
-/// # Errors
-/// What the system answers.
 pub(super) fn forget(folder: &Path, migration: MigrationId) -> io::Result<()> {
     match std::fs::remove_file(path(folder, migration)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -60,7 +53,7 @@ pub(super) fn forget(folder: &Path, migration: MigrationId) -> io::Result<()> {
     }
 }
 
-/// Reads all records of a folder. What cannot be read is told of and left.
+/// Reads all records of a folder. Unreadable ones are logged and left.
 pub(super) fn read_all(folder: &Path) -> Vec<(MigrationId, HookContext, HookRecord)> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let files =
@@ -108,7 +101,7 @@ impl From<CourseForm> for HookCourse {
         match form {
             CourseForm::NotBegun => Self::NotBegun,
             CourseForm::Begun { id, started, boot } => {
-                // Another boot than any: the process is looked for in vain.
+                // A boot that does not exist, so that the process is not found.
                 Self::Begun(HookProcess { id, started, boot: u128::from_str_radix(&boot, 16).unwrap_or(0) })
             }
             CourseForm::Ended { fault: None } => Self::Ended(HookEnd::Good),

@@ -1,4 +1,4 @@
-//! Hooks as real processes: what they are told, how they fail, and that nothing of them is left running.
+//! Tests of hooks as real processes: their environment, their failures, and that no process is left.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,7 +13,7 @@ use migration::journal::Outcome;
 use super::{HookContext, HookRunner, HookSide, Hooks};
 use crate::config::HooksConfig;
 
-/// More than any hook of these tests takes, however busy the VM is.
+/// More than any hook of these tests takes, however busy the processors are.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Scene {
@@ -30,8 +30,8 @@ impl Scene {
     fn hook(&self, name: &str, lines: &str) -> PathBuf {
         let path = self.folder.path().join(name);
         let text = format!("#!/bin/sh\nHERE='{}'\n{lines}\n", self.folder.path().display());
-        // N.B. by another process: what this one has open for writing, a child of another test may have as well, and then
-        // it cannot be executed.
+        // N.B. written by another process: a child of another test may inherit a descriptor of this process that is open for
+        // writing, and then the program cannot be executed.
         let tee =
             std::process::Command::new("tee").arg(&path).stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
         let mut tee = tee.unwrap();
@@ -45,7 +45,7 @@ impl Scene {
         HookRunner::new(&self.hooks(before, after, timeout), context())
     }
 
-    /// The hooks of a daemon that begins.
+    /// Returns the hooks of a new daemon.
     fn hooks(&self, before: Option<PathBuf>, after: Option<PathBuf>, timeout: Duration) -> Arc<Hooks> {
         let hooks = Hooks::open(HooksConfig { before, after, timeout }, self.folder.path().join("records"));
         let warnings = Arc::clone(&self.warnings);
@@ -70,11 +70,11 @@ fn context() -> HookContext {
     }
 }
 
-/// Hooks of a daemon that keeps nothing beyond the test.
+/// Returns hooks whose records do not outlast the test.
 pub(crate) fn alone(config: HooksConfig, context: HookContext) -> Arc<HookRunner> {
     let folder = tempfile::tempdir().unwrap();
     let hooks = Hooks::open(config, folder.path().join("records"));
-    // It holds the folder as long as there are hooks.
+    // The closure holds the folder as long as there are hooks.
     hooks.warn_of(move |_, _| assert!(folder.path().exists()));
     HookRunner::new(&hooks, context)
 }
@@ -106,7 +106,7 @@ async fn hooks_are_told_their_occasion() {
 async fn a_hook_that_fails_is_named_with_its_status_and_its_last_words() {
     let scene = Scene::new();
     let check = async |lines: &str, expected: &str| {
-        // Of a migration each hook is run once, so each has a daemon of its own.
+        // Each hook of a migration runs once, so each run has a daemon of its own.
         let scene = Scene::new();
         let hook = scene.hook("hook", lines);
         let fault = scene.runner(Some(hook), None, PATIENCE).before().await.unwrap_err().to_string();
@@ -117,7 +117,7 @@ async fn a_hook_that_fails_is_named_with_its_status_and_its_last_words() {
     check("kill -9 $$", "ended with signal 9, and said last: Killed").await;
     let lines = "for n in 1 2 3 4 5 6 7; do echo line $n >&2; done; echo out; exit 1";
     check(lines, "exit status 1, and said last: line 3 | line 4 | line 5 | line 6 | line 7").await;
-    // It leaves somebody behind who holds its standard error.
+    // It leaves a process that holds its standard error.
     check("sleep 1000 & echo gone >&2; exit 4", "exit status 4, and said last: gone").await;
     let missing = scene.folder.path().join("missing");
     let fault = scene.runner(Some(missing), None, PATIENCE).before().await.unwrap_err().to_string();
@@ -133,7 +133,7 @@ async fn a_hook_that_hangs_is_killed_with_all_that_it_has_started() {
     let limit = Duration::from_millis(300);
     let fault = scene.runner(Some(hook), None, limit).before().await.unwrap_err().to_string();
     assert!(fault.contains("was killed: it took longer than 0 s (hooks.timeout_s)"), "{fault}");
-    // Whatever it had started is gone, or never began: nobody holds its lock.
+    // All processes that it had started are gone, or never began: none holds its lock.
     let held = scene.folder.path().join("held");
     let held = std::fs::File::options().write(true).create(true).truncate(false).open(held).unwrap();
     let free = async {
@@ -179,7 +179,7 @@ async fn a_migration_that_is_given_up_kills_the_hook_that_it_waits_for() {
     tokio::time::timeout(PATIENCE, free).await.unwrap();
 }
 
-/// Waits until a file is there.
+/// Waits until a file exists.
 async fn appears(path: &std::path::Path) {
     let there = async {
         while !path.exists() {
@@ -197,7 +197,7 @@ async fn the_next_daemon_waits_for_what_runs_before_it_undoes_anything_and_runs_
     let hook = scene.hook("hook", lines);
     let hooks = || scene.hooks(Some(hook.clone()), Some(hook.clone()), PATIENCE);
     {
-        // A daemon that is stopped while the hook runs: it kills nothing.
+        // A daemon that is stopped while the hook runs kills nothing.
         let first = hooks();
         let runner = HookRunner::new(&first, context());
         let waits = tokio::spawn(async move { runner.before().await });
@@ -220,7 +220,7 @@ async fn the_next_daemon_waits_for_what_runs_before_it_undoes_anything_and_runs_
     tokio::time::timeout(PATIENCE, after).await.unwrap().unwrap();
     assert_eq!(scene.read("told"), "begin before [web1]\nend before\nbegin after [web1]\nend after\n");
     assert!(second.migrations().is_empty());
-    // Its record goes as well.
+    // Its record is deleted too.
     let records = scene.folder.path().join("records");
     let gone = async {
         while std::fs::read_dir(&records).is_ok_and(|left| left.count() > 0) {

@@ -1,4 +1,4 @@
-//! The part of the API about who may use it over TLS.
+//! The part of the API about access over TLS.
 
 use std::sync::Arc;
 
@@ -19,13 +19,13 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(redeem_access))
 }
 
-/// Says who may use the API over TLS, and where.
+/// Describes who may use the API over TLS, and at which address.
 #[utoipa::path(get, path = "/v1/access", responses((status = 200, description = "Who may", body = api::Access)))]
 async fn show_access(State(host): State<Arc<Host>>) -> Answer<api::Access> {
     host.describe_access().map(Json)
 }
 
-/// Lets somebody use the API over TLS: by his key, or by an invitation.
+/// Grants access to the API over TLS, to a given key or by an access token.
 #[utoipa::path(post, path = "/v1/access", request_body = api::NewGrant,
     responses((status = 201, description = "What was granted, with a token if he is invited", body = api::NewlyGranted)))]
 async fn grant_access(
@@ -37,7 +37,7 @@ async fn grant_access(
     Ok((StatusCode::CREATED, Json(granted)))
 }
 
-/// Changes what somebody may do over TLS; holds from his next request on.
+/// Changes a client's rights over TLS, in effect from its next request.
 #[utoipa::path(patch, path = "/v1/access/{name}", params(("name" = String, Path, description = "What he is called")),
     request_body = api::SetGrant, responses((status = 200, description = "The grant", body = api::Grant)))]
 async fn set_access(
@@ -49,14 +49,14 @@ async fn set_access(
     host.operate(Arc::clone(&host).set_access(name, order)).await.map(Json)
 }
 
-/// Lets somebody in no more; holds from his next request on.
+/// Revokes a client's access over TLS, in effect from its next request.
 #[utoipa::path(delete, path = "/v1/access/{name}", params(("name" = String, Path, description = "What he is called")),
     responses((status = 200, description = "What he had", body = api::Grant)))]
 async fn revoke_access(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Grant> {
     host.operate(Arc::clone(&host).revoke_access(name)).await.map(Json)
 }
 
-/// Redeems an invitation: who connects by its key is known by another one from then on.
+/// Redeems an access token: replaces the key of the token by the client's own key.
 #[utoipa::path(post, path = "/v1/redemption", request_body = api::RedeemGrant,
     responses((status = 200, description = "What he may do", body = api::Grant)))]
 async fn redeem_access(

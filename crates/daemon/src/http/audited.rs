@@ -1,4 +1,4 @@
-//! Has every request that may change something written into the audit log.
+//! Writes every request that may change something into the audit log.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -12,11 +12,11 @@ use serde_json::{Map, Value};
 
 use crate::audit::{Audit, By, Entry, details};
 
-/// Collects what a request's body says; in the request's extensions.
+/// Collects audit details from a request's body; in the request's extensions.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Details(Arc<Mutex<Map<String, Value>>>);
 
-/// An order under way. It is written down when it is dropped: also if the client goes before it is answered.
+/// An order that is being processed. Dropping this writes the entry, also if the client disconnects before the answer.
 struct Order {
     audit: Audit,
     entry: Entry,
@@ -25,13 +25,13 @@ struct Order {
 }
 
 impl Details {
-    /// Keeps of a body what may be kept.
+    /// Keeps those parts of a body that may be logged.
     pub(super) fn take(&self, body: &[u8]) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).extend(details::of_body(body));
     }
 }
 
-/// Answers a request; if it may change something, who asks for it and what comes of it are written down.
+/// Answers a request; if it may change something, logs the client and the result.
 pub(super) async fn audited(State(audit): State<Audit>, mut request: Request, next: Next) -> Response {
     if matches!(*request.method(), Method::GET | Method::HEAD | Method::OPTIONS) {
         return next.run(request).await;

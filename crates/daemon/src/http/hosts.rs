@@ -20,14 +20,14 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(show_other_host, change_host, remove_host))
 }
 
-/// Describes who this host is to others.
+/// Describes this host's identity for other hosts.
 #[utoipa::path(get, path = "/v1/identity",
     responses((status = 200, description = "This host's identity", body = api::Identity)))]
 async fn show_identity(State(host): State<Arc<Host>>) -> Answer<api::Identity> {
     Ok(Json(host.hosts.describe_identity()?))
 }
 
-/// Makes this host's identity, once; from then on other hosts can be paired with it.
+/// Creates this host's identity, once. Other hosts can be paired with it afterwards.
 #[utoipa::path(post, path = "/v1/identity", request_body = api::NewIdentity,
     responses((status = 201, description = "This host's identity", body = api::Identity)))]
 async fn create_identity(
@@ -39,7 +39,7 @@ async fn create_identity(
     Ok((StatusCode::CREATED, Json(identity)))
 }
 
-/// Makes an invitation, with which one other host can be paired with this one.
+/// Creates a host invitation, by which one other host can be paired with this one.
 #[utoipa::path(post, path = "/v1/invitations", request_body = api::NewInvitation,
     responses((status = 201, description = "The invitation", body = api::Invitation)))]
 async fn invite(
@@ -51,13 +51,13 @@ async fn invite(
     Ok((StatusCode::CREATED, Json(invitation)))
 }
 
-/// Lists the other hosts that this one is paired with, by name.
+/// Lists the paired hosts by name.
 #[utoipa::path(get, path = "/v1/hosts", responses((status = 200, description = "The hosts", body = [api::Peer])))]
 async fn list_hosts(State(host): State<Arc<Host>>) -> Answer<Vec<api::Peer>> {
     Ok(Json(host.describe_hosts()?))
 }
 
-/// Redeems another host's invitation; answers when both hosts know each other.
+/// Redeems another host's invitation. Answers when both hosts know each other.
 #[utoipa::path(post, path = "/v1/hosts", request_body = api::JoinHost,
     responses((status = 201, description = "The other host", body = api::Peer)))]
 async fn join_host(
@@ -88,7 +88,7 @@ async fn change_host(
     host.operate(Arc::clone(&host).set_host(name, order)).await.map(Json)
 }
 
-/// Forgets another host: it is refused from then on.
+/// Forgets another host, which is refused from then on.
 #[utoipa::path(delete, path = "/v1/hosts/{name}",
     params(("name" = String, Path, description = "Name of the host"), api::RemovePeer),
     responses((status = 200, description = "What has been forgotten", body = api::RemovedPeer)))]

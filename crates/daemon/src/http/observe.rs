@@ -1,4 +1,4 @@
-//! The part of the API that is for whoever watches daemons.
+//! The part of the API for monitoring.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(show_readiness))
 }
 
-/// Tells the figures of volumes, migrations, links, stores and the journal, in Prometheus' text format.
+/// Returns metrics of volumes, migrations, links, stores and the journal, in Prometheus' text format.
 #[utoipa::path(get, path = "/metrics",
     responses((status = 200, description = "The figures", body = String, content_type = "text/plain")))]
 async fn show_metrics(State(host): State<Arc<Host>>) -> Result<Response, RequestError> {
@@ -29,13 +29,13 @@ async fn show_metrics(State(host): State<Arc<Host>>) -> Result<Response, Request
     Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
 
-/// Says that the daemon is alive; asks nobody.
+/// Returns that the daemon is alive, without checking anything else.
 #[utoipa::path(get, path = "/health", responses((status = 200, description = "It is alive", body = api::Health)))]
 async fn show_health(State(host): State<Arc<Host>>) -> Json<api::Health> {
     Json(host.health())
 }
 
-/// Says whether the daemon does all that it is to do, and what it does not.
+/// Returns whether the daemon works completely, and which parts do not.
 #[utoipa::path(get, path = "/ready",
     responses((status = 200, description = "It does", body = api::Readiness),
         (status = 503, description = "Something is in the way", body = api::Readiness)))]

@@ -1,5 +1,5 @@
-//! The OpenAPI document: made of the operations and of the types that they take and give, so that it cannot say
-//! anything else than the daemon does. `docs/openapi.json` is a copy of it that a test compares.
+//! Generates the OpenAPI document from the operations and their types, so that it always matches the daemon.
+//! `docs/openapi.json` is a copy of it that a test compares.
 
 use std::sync::LazyLock;
 
@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::{Value, json};
 use utoipa::OpenApi;
 
-/// What stands in no operation.
+/// The parts of the document that belong to no operation.
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -20,7 +20,7 @@ use utoipa::OpenApi;
 )]
 struct Frame;
 
-/// The OpenAPI document of the HTTP API, as JSON for people to read, with a newline at its end.
+/// Returns the OpenAPI document of the HTTP API as readable JSON, with a final newline.
 pub fn document() -> String {
     DOCUMENT.clone()
 }
@@ -36,11 +36,11 @@ static DOCUMENT: LazyLock<String> = LazyLock::new(|| {
     let mut document = serde_json::to_value(&frame).unwrap_or_default();
     add_errors(&mut document);
     plain(&mut document);
-    // Its form is that of a value that has just been made.
+    // It was serialised from a value, so this cannot fail.
     format!("{document:#}\n")
 });
 
-/// Every operation may answer with an error; all of them have one form.
+/// Adds the error response that every operation has.
 fn add_errors(document: &mut Value) {
     let error = json!({
         "description": "An error: `code` is for programs, `message` says what to do next",
@@ -53,7 +53,7 @@ fn add_errors(document: &mut Value) {
     }
 }
 
-/// Descriptions are the types' documentation: its links lead nowhere outside of it, and some words are Rust's.
+/// Removes Rust notation from descriptions, which are the documentation of Rust types.
 fn plain(value: &mut Value) {
     const WORDS: [(&str, &str); 6] = [
         ("[`", "`"),

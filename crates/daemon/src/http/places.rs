@@ -1,11 +1,11 @@
-//! Places for the API's connections: a bounded number, of which those that ask for nothing give way to newcomers.
+//! Places for the API's connections: a limited number, of which idle ones give way to new connections.
 //!
 //! ```text
 //!   taken ──► idle ◄──────────────────────────────┐
-//!              │ └─► at work: a request is answered ─┘ when the answer has gone out and the next request is waited for
-//!              └─► wanted: it is the oldest idle one, and somebody needs its place
+//!              │ └─► at work: a request is answered ─┘ once the answer is sent and the next request is awaited
+//!              └─► wanted: it is the oldest idle one, and a new connection needs its place
 //! ```
-//! A client that only connects, or that keeps its connection for later, is told by that to connect again.
+//! A client whose idle connection is closed by this must connect again.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
-/// API connections at a time: many times the people and scripts that look at one host, and few enough for the files
-/// that a process may have open.
+/// The number of API connections: many times what users and scripts need, and few enough for a process's limit of open files.
 const CONNECTIONS_MAX: usize = 256;
 
 pub(super) struct Places {
@@ -24,17 +23,17 @@ pub(super) struct Places {
     idled: Notify,
 }
 
-/// The places that are taken, by the order in which they were.
+/// The places in use, by age.
 #[derive(Default)]
 struct Taken {
     next: u64,
     places: BTreeMap<u64, Arc<Claim>>,
 }
 
-/// What is known of a place that is taken.
+/// The state of a place in use.
 #[derive(Default)]
 struct Claim {
-    /// Whether a request of it is under way.
+    /// Whether a request on it is being answered.
     at_work: AtomicBool,
     /// Whether its service has not answered yet.
     asked: AtomicBool,
@@ -42,7 +41,7 @@ struct Claim {
     told: Notify,
 }
 
-/// A connection's place; others have it when this is dropped.
+/// A connection's place, which is released when this is dropped.
 pub(super) struct Place {
     number: u64,
     claim: Arc<Claim>,
@@ -50,11 +49,10 @@ pub(super) struct Place {
     _permit: OwnedSemaphorePermit,
 }
 
-/// Says that a request is being answered, until it is dropped.
+/// Marks a request as being answered, until it is dropped.
 pub(super) struct Asked(Arc<Claim>);
 
 impl Places {
-    /// All of them, free.
     pub(super) fn new() -> Arc<Self> {
         Self::with(CONNECTIONS_MAX)
     }
@@ -85,7 +83,7 @@ impl Places {
         }
     }
 
-    /// Has the oldest idle connection give its place up, unless one does already.
+    /// Makes the oldest idle connection give its place up, unless one does already.
     fn ask_for_one(&self) {
         let taken = self.lock();
         let idle = taken.places.values().find(|claim| !claim.at_work.load(Ordering::Acquire));
@@ -101,14 +99,14 @@ impl Places {
 }
 
 impl Place {
-    /// A request has come whole, and is being answered until what this returns is dropped.
+    /// Marks a complete request as being answered, until the result is dropped.
     pub(super) fn is_asked(&self) -> Asked {
         self.claim.at_work.store(true, Ordering::Release);
         self.claim.asked.store(true, Ordering::Release);
         Asked(Arc::clone(&self.claim))
     }
 
-    /// The connection waits for its client, and has nothing left to send.
+    /// Marks the connection as waiting for its client, with nothing left to send.
     pub(super) fn waits(&self) {
         let was_at_work =
             !self.claim.asked.load(Ordering::Acquire) && self.claim.at_work.swap(false, Ordering::AcqRel);
@@ -117,7 +115,7 @@ impl Place {
         }
     }
 
-    /// Resolves when somebody else needs the place, and its connection is idle.
+    /// Resolves when another connection needs the place, and this one is idle.
     pub(super) async fn wanted(&self) {
         loop {
             self.claim.told.notified().await;
@@ -125,7 +123,7 @@ impl Place {
             {
                 return;
             }
-            // A request has come in between: another one is asked.
+            // A request has come in between, so another connection is asked.
             if let Some(places) = self.places.upgrade() {
                 places.idled.notify_one();
             }
@@ -166,7 +164,7 @@ mod tests {
         assert!(working.wanted().now_or_never().is_none());
         drop(idle);
         let newcomer = newcomer.await.unwrap();
-        // Both are at work: who comes waits until one of them is not.
+        // Both are at work, so a new connection waits until one of them is idle.
         let second = newcomer.is_asked();
         let later = {
             let places = Arc::clone(&places);

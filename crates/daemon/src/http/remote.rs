@@ -1,12 +1,13 @@
-//! Serves the API over TLS. The port is open to a network: until a key is known everything is limited, and nothing reads requests.
+//! Serves the API over TLS. The port is open to a network: until a client's key is known, everything is limited and no request
+//! is read.
 //!
 //! ```text
 //!   accept ─► place for a handshake ─► TLS, within HANDSHAKE_WAIT_MAX ─► place of a connection ─► requests (`server`)
-//!              │ HANDSHAKES_MAX in all: the oldest gives way             └─ whose key it is, asked again for each
-//!              │ and so many of one network: its oldest gives way
+//!              │ HANDSHAKES_MAX in all: the oldest gives way             └─ the key's rights, checked for each
+//!              │ and a limit for one network: its oldest gives way
 //!              └─ not known: an alert
 //! ```
-//! Strangers and those who are known have places of their own, and both others than clients of the API's socket.
+//! Unknown and known clients have places of their own, apart from those of the API's socket.
 
 use std::collections::{BTreeMap, HashMap};
 use std::future::Future;
@@ -30,20 +31,21 @@ use super::server::{ACCEPT_RETRY, BoundedStream, Server};
 use crate::audit::By;
 use crate::grants::{Granted, Grants, Standing};
 
-/// Handshakes under way at a time.
+/// The number of concurrent handshakes.
 const HANDSHAKES_MAX: usize = 64;
-/// Of these, from one network: an address, or with IPv6 a /64.
+/// The number of these from one network: an address, or with IPv6 a /64.
 const HANDSHAKES_PER_NETWORK_MAX: usize = 16;
-/// Longest that a handshake may take: two round trips, over the slowest line that somebody would work by.
+/// The longest duration of a handshake: two round trips over a very slow line.
 const HANDSHAKE_WAIT_MAX: Duration = Duration::from_secs(5);
-/// How long who was refused may take to end the connection, and what of his bytes is read meanwhile: one that is closed with bytes
-/// unread takes the alert away from him.
+/// How long a refused client may take to close the connection, and how many of its bytes are read meanwhile. Closing a
+/// connection with unread bytes would discard the alert.
 const FAREWELL_MAX: Duration = Duration::from_millis(500);
 const FAREWELL_BYTES_MAX: usize = 64 << 10;
-/// Time between two lines of the log about keys that are not known: anybody can have one written.
+/// The time between two log lines about unknown keys, because any client can cause them.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Serves connections of those whose keys are known, until `stop` resolves; returns when those that are left have got their answers.
+/// Serves connections of clients with known keys, until `stop` resolves; returns when the remaining ones have got their
+/// answers.
 pub(crate) async fn serve(
     listener: TcpListener,
     acceptor: Acceptor,
@@ -54,7 +56,7 @@ pub(crate) async fn serve(
     let (handshakes, strangers) = (Places::with(HANDSHAKES_MAX), Arc::<Strangers>::default());
     let connections = GracefulShutdown::new();
     let shared = Arc::new(Shared { acceptor, grants, server: Server::new(router), log: Log::default() });
-    // It is never sent: that it is dropped says that this ends.
+    // Dropping the sender signals the end.
     let (ending, serving) = watch::channel(());
     let mut stop = pin!(stop);
     loop {
@@ -88,7 +90,7 @@ pub(crate) async fn serve(
     connections.shutdown().await;
 }
 
-/// A connection of which nothing is known.
+/// A connection of an unknown client.
 struct Newcomer {
     stream: TcpStream,
     from: SocketAddr,
@@ -96,7 +98,7 @@ struct Newcomer {
     handshake: Arc<Place>,
 }
 
-/// What all connections have.
+/// The state that all connections share.
 struct Shared {
     acceptor: Acceptor,
     grants: Arc<Grants>,
@@ -105,14 +107,14 @@ struct Shared {
 }
 
 impl Shared {
-    /// Finds out who it is, and gives him a place if he is known. Until he has that, he gives way to newcomers.
+    /// Identifies a client, and gives it a place if its key is known. Until then it gives way to new connections.
     async fn let_in(
         &self,
         newcomer: Newcomer,
         mut serving: watch::Receiver<()>,
     ) -> Option<(ServerStream<TcpStream>, HostId, Arc<Place>)> {
         let Newcomer { stream, from, stranger, handshake } = newcomer;
-        // Answers are whole: to wait for more of them costs a round trip.
+        // Answers are complete, so delaying them costs a round trip.
         let _ = stream.set_nodelay(true);
         let known = async {
             let Ok(accepted) = timeout(HANDSHAKE_WAIT_MAX, self.acceptor.accept(stream)).await else {
@@ -139,7 +141,7 @@ impl Shared {
 }
 
 async fn farewell(stream: &mut TcpStream) {
-    // He may have gone.
+    // The client may have disconnected.
     let _ = stream.shutdown().await;
     let mut rest = stream.take(FAREWELL_BYTES_MAX as u64);
     let mut bytes = [0; 1024];
@@ -156,7 +158,7 @@ impl From<&Granted> for By {
     }
 }
 
-/// Writes down whose keys were not known, not too often.
+/// Logs unknown keys, at a limited rate.
 #[derive(Default)]
 struct Log(Mutex<Option<Instant>>);
 
@@ -173,7 +175,7 @@ impl Log {
     }
 }
 
-/// Handshakes by the network that they come from.
+/// The running handshakes by network.
 #[derive(Default)]
 struct Strangers(Mutex<Newcomers>);
 
@@ -183,7 +185,7 @@ struct Newcomers {
     by_network: HashMap<IpAddr, BTreeMap<u64, Arc<Notify>>>,
 }
 
-/// One of them. It is counted until it is dropped.
+/// A running handshake, which is counted until it is dropped.
 struct Stranger {
     all: Arc<Strangers>,
     network: IpAddr,
@@ -192,8 +194,8 @@ struct Stranger {
 }
 
 impl Strangers {
-    /// Takes one more in. If its network has as many as may be, the oldest of them is told to give way: silent connections keep
-    /// nobody out who comes from the same address.
+    /// Admits a handshake. If its network has reached the limit, its oldest one gives way, so that silent connections do not
+    /// block others from the same address.
     fn admit(self: &Arc<Self>, from: IpAddr) -> Stranger {
         let network = transport::network(from);
         let mut newcomers = self.lock();

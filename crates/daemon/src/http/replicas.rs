@@ -1,4 +1,4 @@
-//! The part of the API about images that migrations left and that were kept.
+//! The part of the API about images that migrations kept.
 
 use std::sync::Arc;
 
@@ -15,14 +15,14 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
     OpenApiRouter::new().routes(routes!(list_replicas)).routes(routes!(drop_replica))
 }
 
-/// Lists the images that migrations left and that were kept, by volume.
+/// Lists the images that migrations kept, by volume.
 #[utoipa::path(get, path = "/v1/replicas",
     responses((status = 200, description = "The images", body = [api::Replica])))]
 async fn list_replicas(State(host): State<Arc<Host>>) -> Json<Vec<api::Replica>> {
     Json(host.describe_replicas().await)
 }
 
-/// Deletes an image that a migration left; answers what it was. Of a device or an export only the fence goes.
+/// Deletes a kept image and returns it. For a device or an export, only the fence is lifted.
 #[utoipa::path(delete, path = "/v1/replicas/{volume}",
     params(("volume" = String, Path, description = "Name of the volume"), api::DropReplica),
     responses((status = 200, description = "What has been deleted", body = api::Replica)))]

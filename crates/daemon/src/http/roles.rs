@@ -1,10 +1,10 @@
-//! What each operation of the API takes of somebody who comes over TLS, in one table.
+//! The role that each operation of the API needs over TLS, in one table.
 //!
 //! ```text
-//!   request ─► whose key ─► operation of the table ─► its role ≤ his? ─► handler ─► answer, without what gives power
+//!   request ─► key ─► operation of the table ─► role high enough? ─► handler ─► answer, without secrets
 //!                └─ none: refused          └─ not there: administrators only
 //! ```
-//! Whoever uses the API's socket may do everything, and is not asked. A test compares the table with the operations that there are.
+//! Clients of the API's socket may do everything. A test compares the table with the existing operations.
 
 use api::Role;
 use axum::body::{Body, to_bytes};
@@ -18,19 +18,19 @@ use super::Caller;
 use crate::error::{RequestError, RouteError};
 use crate::grants::Standing;
 
-/// What an operation takes.
+/// What an operation needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Takes {
     Invitation,
-    /// This role, or one that may more.
+    /// This role, or a higher one.
     Role(Role),
 }
 
 const INVITATION: Takes = Takes::Invitation;
 const READ: Takes = Takes::Role(Role::Read);
-/// What loses nothing: no bytes of a volume, no copy of one, and nobody's trust.
+/// Operations that lose nothing: no bytes of a volume, no copy of one, and no trust.
 const OPERATE: Takes = Takes::Role(Role::Operate);
-/// Also whatever names files, devices and commands of the host: who may have any of them read is as much as root.
+/// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
 /// The operations, by path.
@@ -86,17 +86,17 @@ const TABLE: [(&str, &str, Takes); 50] = [
     ("POST", "/v1/volumes/{name}/promote", ADMIN),
     ("POST", "/v1/volumes/{name}/resize", OPERATE),
 ];
-/// The description of all of them.
+/// The path of the OpenAPI document.
 pub(super) const OPENAPI: &str = "/v1/openapi.json";
-/// Fields of answers that only administrators are shown, wherever they are: a definition is a command, which may have passwords in
-/// it, and with a ticket a volume is taken over.
+/// Fields of answers that only administrators see, in all answers. A definition is a command, which may contain passwords, and
+/// a ticket lets its reader promote a volume.
 const WITHHELD: [&str; 2] = ["definition", "ticket"];
 
-/// Answers who may ask for that, and refuses everybody else. Without somebody in the request it refuses.
+/// Answers a client with sufficient rights, and refuses any other. Without a client in the request it refuses.
 pub(super) async fn authorized(request: Request, next: Next) -> Response {
     let Some(Caller(Some(who))) = request.extensions().get::<Caller>().cloned() else {
         let mut refused = RequestError::from(RouteError::Revoked).into_response();
-        // Nothing else is said on this connection.
+        // The connection ends with this answer.
         refused.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
         return refused;
     };
@@ -109,7 +109,7 @@ pub(super) async fn authorized(request: Request, next: Next) -> Response {
         (Standing::Has(role), Some(Takes::Role(needed))) if role < needed => {
             Some(RouteError::Role { name: who.name, role, needed })
         }
-        // Where there is nothing he is told so.
+        // For an unknown path the client is told so.
         (Standing::Has(_), _) => None,
     };
     if let Some(refusal) = refusal {
@@ -118,21 +118,21 @@ pub(super) async fn authorized(request: Request, next: Next) -> Response {
     let answer = next.run(request).await;
     match who.standing {
         Standing::Has(Role::Admin) | Standing::Invited => answer,
-        // The document has the names of fields, and nothing in them.
+        // The document has the names of fields without values.
         Standing::Has(_) if path.as_deref() == Some(OPENAPI) => answer,
         Standing::Has(_) => veiled(answer).await,
     }
 }
 
-/// What an operation takes. Of one that is not in the table, most.
+/// Returns what an operation needs; the administrator's role if it is not in the table.
 fn takes(method: &Method, path: &str) -> Takes {
-    // HTTP has a HEAD wherever there is a GET.
+    // HTTP has a HEAD for every GET.
     let method = if method == Method::HEAD { "GET" } else { method.as_str() };
     let entry = TABLE.iter().find(|(of, at, _)| *of == method && *at == path);
     entry.map_or(ADMIN, |(_, _, takes)| *takes)
 }
 
-/// An answer without what only administrators are shown.
+/// Removes the fields that only administrators see.
 async fn veiled(answer: Response) -> Response {
     let is_json = answer.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
     if !is_json {
@@ -218,7 +218,7 @@ mod tests {
             assert_eq!(takes(&Method::POST, path), ADMIN, "{path}");
         }
         assert_eq!(takes(&Method::HEAD, "/v1/volumes"), READ);
-        // What nobody has thought of.
+        // Operations that are not in the table.
         for (method, path) in
             [(Method::GET, "/v1/new"), (Method::PUT, "/v1/volumes"), (Method::OPTIONS, "/v1/host")]
         {
@@ -252,7 +252,7 @@ mod tests {
         }
     }
 
-    /// What somebody gets of an operation that answers with what gives power.
+    /// Returns the answer of an operation with secret fields.
     async fn answer(standing: Option<Standing>, path: &'static str) -> (u16, String) {
         let shown = || async {
             axum::Json(json!({ "name": "v", "ticket": "hush", "list": [{ "definition": "hush" }] }))
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(answer(Some(Standing::Invited), "/v1/redemption").await.0, 200);
         for role in Role::ALL {
             assert_eq!(answer(Some(Standing::Has(role)), "/v1/redemption").await.0, 403, "{role}");
-            // What nobody has thought of.
+            // An operation that is not in the table.
             let expected = if role == Role::Admin { 200 } else { 403 };
             assert_eq!(answer(Some(Standing::Has(role)), "/v1/new").await.0, expected, "{role}");
         }

@@ -1,7 +1,7 @@
-//! Serves the connections of the API and of the page: a bounded number of them, none of which may dawdle.
+//! Serves the connections of the API and of the page: a limited number, with time limits.
 //!
 //! ```text
-//!   accept ──► place (at most CONNECTIONS_MAX; for a newcomer one goes that asks for nothing, see `places`)
+//!   accept ──► place (at most CONNECTIONS_MAX; an idle one gives way to a new one, see `places`)
 //!                └─► head within HEAD_WAIT_MAX ──► body (its limits: `http`) ──► answer, taken within ANSWER_WAIT_MAX
 //!                      ▲                                                              │
 //!                      └────────────────────── the next request ◄─────────────────────┘
@@ -29,23 +29,23 @@ use super::Caller;
 use super::places::{Place, Places};
 use crate::audit::By;
 
-/// Longest that a client may take to send the head of a request, counted from the connection or the answer before: an
-/// idle client must not keep a place that another waits for.
+/// The longest time for the head of a request, counted from the connection or the previous answer: an idle client must not keep
+/// a place that another needs.
 const HEAD_WAIT_MAX: Duration = Duration::from_secs(10);
-/// Longest head of a request, in bytes: method, path and headers. Ours have some hundred.
+/// The longest head of a request, in bytes: method, path and headers. Usual ones have some hundred.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// Bytes of a connection that are buffered at most.
+/// The largest buffer of a connection, in bytes.
 const BUFFER_BYTES_MAX: usize = 64 << 10;
-/// Longest that a client may leave an answer lying without taking any of it.
+/// The longest time that a client may read nothing of an answer.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(10);
-/// Pause after a failed accept: most often the process has no descriptors left.
+/// The pause after a failed accept: most often the process has no descriptors left.
 pub(super) const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// Where connections come from.
+/// A source of connections.
 pub(crate) trait Listener {
     type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 
-    /// The next one, and who has made it as far as the kernel knows.
+    /// Returns the next connection, and its peer as far as the kernel knows it.
     fn next(&self) -> impl Future<Output = io::Result<(Self::Stream, Option<By>)>>;
 }
 
@@ -69,9 +69,9 @@ impl Listener for TcpListener {
     }
 }
 
-/// Who asks, as the requests of a connection carry it on.
+/// The client of a connection, which is attached to its requests.
 pub(super) trait Asker {
-    /// Puts it into a request.
+    /// Adds the client to a request's extensions.
     fn mark(&self, extensions: &mut Extensions);
 }
 
@@ -83,7 +83,7 @@ impl Asker for Option<By> {
     }
 }
 
-/// Whoever comes over TLS. His requests are marked as such also when he is not known any more.
+/// A client over TLS. Its requests are marked as such even if its key was revoked.
 impl Asker for Caller {
     fn mark(&self, extensions: &mut Extensions) {
         if let Some(who) = &self.0 {
@@ -93,14 +93,14 @@ impl Asker for Caller {
     }
 }
 
-/// What connections are served with.
+/// The state for serving connections.
 pub(super) struct Server {
     places: Arc<Places>,
     http: http1::Builder,
     router: Router,
 }
 
-/// Serves connections until `stop` resolves; returns when those that are left then have got their answers.
+/// Serves connections until `stop` resolves; returns when the remaining ones have got their answers.
 pub(crate) async fn serve(listener: impl Listener, router: Router, stop: impl Future<Output = ()>) {
     let (server, connections) = (Server::new(router), GracefulShutdown::new());
     let mut stop = pin!(stop);
@@ -112,7 +112,7 @@ pub(crate) async fn serve(listener: impl Listener, router: Router, stop: impl Fu
         let stream = BoundedStream::new(stream, Arc::clone(&place));
         tokio::spawn(server.converse(stream, place, connections.watcher(), move || by.clone()));
     }
-    // From here on connecting is refused.
+    // From here on new connections are refused.
     drop(listener);
     connections.shutdown().await;
 }
@@ -125,12 +125,13 @@ impl Server {
         Self { places: Places::new(), http, router }
     }
 
-    /// A place for a connection, that of the oldest idle one if there is no other.
+    /// Returns a place for a connection, that of the oldest idle one if there is no other.
     pub(super) async fn place(&self) -> Arc<Place> {
         self.places.take().await
     }
 
-    /// Answers the requests of a connection, to its end, which may be wanted by `watcher`. Who asks is asked for each of them.
+    /// Answers the requests of a connection until its end, which `watcher` may request. Determines the client anew for each
+    /// request.
     pub(super) fn converse<W: Asker>(
         &self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -177,10 +178,10 @@ async fn accept<L: Listener>(listener: &L, server: &Server) -> (L::Stream, Optio
     }
 }
 
-/// A connection that fails when its client takes nothing for too long, and gives its place back when it is dropped.
+/// A connection that fails when its client reads nothing for too long, and releases its place when it is dropped.
 pub(super) struct BoundedStream<S> {
     stream: S,
-    /// When the client has to have taken something; `None` while nothing waits for it.
+    /// The deadline for the client to read something; `None` while nothing is to be sent.
     untaken: Option<Pin<Box<Sleep>>>,
     place: Arc<Place>,
 }
@@ -203,7 +204,7 @@ impl<S> BoundedStream<S> {
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for BoundedStream<S> {
-    /// Waiting for a request, with nothing left to send, is being idle.
+    /// Waiting for a request with nothing left to send means being idle.
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -240,7 +241,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for BoundedStream<S> {
         self.stream.is_write_vectored()
     }
 
-    /// What is flushed has been written where it is encrypted, and may wait there.
+    /// Flushed data was written to the TLS layer, and may wait there.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
         self.check(context, flushed)

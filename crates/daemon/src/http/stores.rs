@@ -1,4 +1,4 @@
-//! The part of the API about stores, and what lies in them.
+//! The part of the API about stores and their content.
 
 use std::sync::Arc;
 
@@ -18,13 +18,13 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(drop_half_made))
 }
 
-/// Lists the stores, by name.
+/// Lists the stores by name.
 #[utoipa::path(get, path = "/v1/stores", responses((status = 200, description = "The stores", body = [api::Store])))]
 async fn list_stores(State(host): State<Arc<Host>>) -> Json<Vec<api::Store>> {
     Json(host.describe_stores().await)
 }
 
-/// Gives up what a migration left in a store that holds one volume.
+/// Frees a store that holds one volume: gives up what a migration left there.
 #[utoipa::path(
     post, path = "/v1/stores/{name}/release",
     params(("name" = String, Path, description = "Name of the store")),
@@ -34,14 +34,14 @@ async fn release_store(State(host): State<Arc<Host>>, Segment(name): Segment) ->
     host.operate(Arc::clone(&host).release_store(name)).await.map(Json)
 }
 
-/// Lists what lies in a store: images with whose they are, half-made targets, images that migrations left, and other files.
+/// Lists the content of a store: images with their owners, half-made targets, kept images, and other files.
 #[utoipa::path(get, path = "/v1/stores/{name}/files", params(("name" = String, Path, description = "Name of the store")),
     responses((status = 200, description = "What lies there", body = api::StoreContent)))]
 async fn show_content(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::StoreContent> {
     host.describe_content(name).await.map(Json)
 }
 
-/// Deletes a half-made target that nobody claims; answers what it was.
+/// Deletes an unclaimed half-made target and returns it.
 #[utoipa::path(delete, path = "/v1/stores/{name}/files/{file}",
     params(
         ("name" = String, Path, description = "Name of the store"),

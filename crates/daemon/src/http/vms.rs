@@ -23,13 +23,13 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(resume_vm))
 }
 
-/// Lists the VMs, by name.
+/// Lists the VMs by name.
 #[utoipa::path(get, path = "/v1/vms", responses((status = 200, description = "The VMs", body = [api::Vm])))]
 async fn list_vms(State(host): State<Arc<Host>>) -> Json<Vec<api::Vm>> {
     Json(host.describe_vms().await)
 }
 
-/// Adds a VM; it does not run yet.
+/// Adds a VM without starting it.
 #[utoipa::path(post, path = "/v1/vms", request_body = api::NewVm,
     responses((status = 201, description = "The VM", body = api::Vm)))]
 async fn add_vm(
@@ -47,21 +47,21 @@ async fn show_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answe
     host.describe_vm(&name).await.map(Json)
 }
 
-/// Forgets a VM that does not run; its volumes stay.
+/// Forgets a stopped VM; its volumes stay.
 #[utoipa::path(delete, path = "/v1/vms/{name}", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, description = "What has been forgotten", body = api::RemovedVm)))]
 async fn remove_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::RemovedVm> {
     host.operate(Arc::clone(&host).remove_vm(name)).await.map(Json)
 }
 
-/// Starts a VM; answers when its QEMU does.
+/// Starts a VM. Answers when its QEMU does.
 #[utoipa::path(post, path = "/v1/vms/{name}/start", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn start_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
     host.operate(Arc::clone(&host).start_vm(name)).await.map(Json)
 }
 
-/// Stops a VM; answers when its QEMU has ended.
+/// Stops a VM. Answers when its QEMU has ended.
 #[utoipa::path(post, path = "/v1/vms/{name}/stop", params(("name" = String, Path, description = "Name of the VM")),
     request_body = api::StopVm, responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn stop_vm(State(host): State<Arc<Host>>, Segment(name): Segment, request: Request) -> Answer<api::Vm> {
@@ -69,7 +69,7 @@ async fn stop_vm(State(host): State<Arc<Host>>, Segment(name): Segment, request:
     host.operate(Arc::clone(&host).stop_vm(name, how)).await.map(Json)
 }
 
-/// Takes over the disks of a VM that runs; answers when they are served.
+/// Adopts the disks of a running VM. Answers when they are served.
 #[utoipa::path(post, path = "/v1/vms/{name}/adopt", params(("name" = String, Path, description = "Name for the VM")),
     request_body = api::AdoptVm, responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn adopt_vm(
@@ -81,14 +81,14 @@ async fn adopt_vm(
     host.operate(Arc::clone(&host).adopt_vm(name, order)).await.map(Json)
 }
 
-/// Gives a VM its disks back as plain files; answers when it has them.
+/// Gives a VM its disks back as plain files. Answers when it uses them.
 #[utoipa::path(post, path = "/v1/vms/{name}/release", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, description = "The VM, as it was before", body = api::Vm)))]
 async fn release_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
     host.operate(Arc::clone(&host).release_vm(name)).await.map(Json)
 }
 
-/// Lets a VM run that is paused; answers when it runs.
+/// Resumes a paused VM. Answers when it runs.
 #[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn resume_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {

@@ -1,4 +1,4 @@
-//! The page for people's browsers: files of the folder `web/`, and what they ask for.
+//! The page for browsers: files of the folder `web/`, and the data that they request.
 //!
 //! ```text
 //!   GET /web/                         the page; / and /web lead there
@@ -7,11 +7,11 @@
 //!   GET /web/migrations/{id}/history  MigrationHistory, without a ticket
 //!   GET /web/migrations/{id}/report   the report, a page of its own
 //! ```
-//! It is served on the API's socket and, if the configuration says so, on a loopback port that has nothing else. Whatever is below
-//! `/web/` can only be read, and holds no secrets: a web server in front of it need not know more than that path.
+//! It is served on the API's socket and, if configured, on a loopback port of its own. Everything below `/web/` can only be
+//! read, and holds no secrets, so a web server in front of it needs to know no more than that path.
 //!
-//! Browsers work for whoever has made the page that they show. So no other page may read this one (nothing allows it), frame it,
-//! or reach it by a name that leads here only by a trick of DNS; and it may load nothing from elsewhere.
+//! Browsers act on behalf of any page that they show. So other pages cannot read this one, frame it, or reach it by a DNS name
+//! that leads here; and it can load nothing from other servers.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -60,23 +60,23 @@ const FILES: [File; 9] = [
     File { name: "tern.svg", media_type: "image/svg+xml", text: include_str!("../../../../web/tern.svg") },
 ];
 
-/// What the page may do: load its own files and ask its own server. Texts become markup nowhere, not even by mistake.
+/// The page may load its own files and ask its own server. Text never becomes markup, not even by mistake.
 const PAGE_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
      base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'";
-/// What a report may do: run its own script and nothing else, as if it came from nowhere.
+/// A report may run its own script and nothing else, as if it had no origin.
 const REPORT_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; \
      form-action 'none'; frame-ancestors 'none'; sandbox allow-scripts";
 
-/// What the page consists of and asks for, for the API's socket.
+/// Returns the routes of the page for the API's socket.
 pub(super) fn routes() -> Router<Arc<Host>> {
-    // Clients of the socket call the host what they like. A name with dots is one of the DNS, and may be anybody's.
+    // Clients of the socket may use any host name. A name with dots comes from the DNS, and may be an attacker's.
     readable().layer(from_fn(async |request: Request, next: Next| {
         let is_here = host_of(&request).is_none_or(|host| is_loopback(host) || !host.contains('.'));
         answer(request, next, is_here).await
     }))
 }
 
-/// All that is answered on the loopback port.
+/// Returns the routes of the loopback port.
 pub(crate) fn router(host: Arc<Host>) -> Router {
     let routes = readable().fallback(no_route).method_not_allowed_fallback(no_method).with_state(host);
     routes.layer(from_fn(async |request: Request, next: Next| {
@@ -108,7 +108,7 @@ fn show(file: &File) -> Response {
     ([(CONTENT_TYPE, file.media_type)], policy, file.text).into_response()
 }
 
-/// The host at one glance.
+/// Returns an overview of the host, at most a second old.
 #[utoipa::path(get, path = "/v1/overview",
     responses((status = 200, description = "The host at one glance, a second old at most", body = api::Overview)))]
 pub(super) async fn show_overview(State(host): State<Arc<Host>>) -> Result<Response, RequestError> {
@@ -129,7 +129,7 @@ async fn show_report(State(host): State<Arc<Host>>, Segment(id): Segment) -> Res
     Ok(([(CONTENT_TYPE, HTML)], [(CONTENT_SECURITY_POLICY, REPORT_POLICY)], page).into_response())
 }
 
-/// Answers who calls the host by a name that it has here, and says to browsers what they may do with the answer.
+/// Answers a client that uses a local name of the host, with the headers that tell browsers what they may do.
 async fn answer(request: Request, next: Next, is_here: bool) -> Response {
     let refused = || RequestError::from(RouteError::Elsewhere).into_response();
     let mut response = if is_here { next.run(request).await } else { refused() };
@@ -147,7 +147,7 @@ async fn answer(request: Request, next: Next, is_here: bool) -> Response {
     response
 }
 
-/// The name by which the client calls the host, without its port.
+/// Returns the host name in the request, without its port.
 fn host_of(request: &Request) -> Option<&str> {
     let in_head = || request.headers().get(header::HOST).and_then(|value| value.to_str().ok());
     let authority = request.uri().authority().map(axum::http::uri::Authority::as_str).or_else(in_head)?;
@@ -156,7 +156,7 @@ fn host_of(request: &Request) -> Option<&str> {
     Some(&authority[..end.unwrap_or(authority.len())])
 }
 
-/// Tells whether a name is this host's for every browser of it, whatever the DNS says.
+/// Returns whether a name is local for every browser, whatever the DNS says.
 fn is_loopback(name: &str) -> bool {
     let bare = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
     bare.eq_ignore_ascii_case("localhost")

@@ -1,7 +1,7 @@
-//! Who may ask for what: each request of another host is judged by the journal before anything else is done about it, and
-//! what is refused is counted.
+//! Checks by the journal whether another host may send a request, before anything else is done for it, and counts refusals.
 //!
-//! The judgement itself is [`authority::judge`]'s. It is remembered until the journal changes, for a forwarded client asks
+//! [`authority::judge`] decides. The decision is cached until the journal changes, because a forwarded client sends the same
+//! kind of request many thousand times a second.
 //! for the same thing many thousand times a second.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,46 +16,47 @@ use super::channel::{Kind, Subject};
 use super::{Peers, lock};
 use crate::journal::Journal;
 
-/// Judgements that are remembered: channels that are in use at a time.
+/// The number of cached decisions: channels that are in use at a time.
 const REMEMBERED_MAX: usize = 4096;
 
-/// What has been judged, and what refused.
+/// Cached decisions, and refusals.
 #[derive(Default)]
 pub(super) struct Access {
     allowed: Mutex<BTreeMap<(HostId, ChannelId), Allowed>>,
     refused: Mutex<BTreeMap<HostId, Refused>>,
-    /// When something was stored last for an arrival of a host, by its number there.
+    /// When data was last stored for a host's arrival, by the migration's number there.
     progress: Mutex<BTreeMap<(HostId, MigrationId), Instant>>,
 }
 
-/// A request that was allowed when the journal was as it was.
+/// A request that was allowed at a given state of the journal.
 struct Allowed {
     request: Request,
     version: u64,
 }
 
-/// What one host asked for and was not given.
+/// The refusals of one host.
 #[derive(Default)]
 struct Refused {
     count: u64,
-    /// Each kind is said once in the log, whatever a host sends.
+    /// Each kind is logged once, whatever a host sends.
     said: BTreeSet<(u64, Denied)>,
 }
 
 impl Peers {
-    /// How many requests of another host were refused since this daemon began.
+    /// Returns how many requests of another host were refused since this daemon began.
     pub(crate) fn refused_to(&self, peer: HostId) -> u64 {
         self.access.refused_to(peer)
     }
 
-    /// How long nothing has been stored for an arrival of another host; `None`: nothing was since this daemon began.
+    /// Returns for how long nothing has been stored for an arrival of another host; `None`: nothing was since this daemon
+    /// began.
     pub(crate) fn idle_for(&self, peer: HostId, migration: MigrationId) -> Option<Duration> {
         self.access.idle_for(peer, migration)
     }
 }
 
 impl Access {
-    /// Judges what `peer` asks for on a channel.
+    /// Decides whether `peer` may send a request on a channel.
     pub(super) fn judge(
         &self,
         journal: &Journal,
@@ -84,7 +85,7 @@ impl Access {
         judged
     }
 
-    /// Notes that an arrival goes on: its source has something stored.
+    /// Notes that data was stored for an arrival.
     pub(super) fn goes_on(&self, peer: HostId, migration: MigrationId) {
         let mut progress = lock(&self.progress);
         if progress.len() >= REMEMBERED_MAX {
@@ -93,12 +94,11 @@ impl Access {
         progress.insert((peer, migration), Instant::now());
     }
 
-    /// How long nothing has been stored for an arrival; `None`: nothing was since this daemon began.
     pub(super) fn idle_for(&self, peer: HostId, migration: MigrationId) -> Option<Duration> {
         lock(&self.progress).get(&(peer, migration)).map(Instant::elapsed)
     }
 
-    /// Counts something that a host was refused, and says so the first time.
+    /// Counts a refusal, and logs the first of its kind.
     pub(super) fn refused(&self, peer: HostId, channel: ChannelId, denied: Denied) {
         let mut refused = lock(&self.refused);
         let refused = refused.entry(peer).or_default();
@@ -108,20 +108,19 @@ impl Access {
         }
     }
 
-    /// How much a host has been refused since this daemon began.
     pub(super) fn refused_to(&self, peer: HostId) -> u64 {
         lock(&self.refused).get(&peer).map_or(0, |refused| refused.count)
     }
 }
 
 impl Subject {
-    /// What the peer claims to be by using the channel of this subject.
+    /// Returns the role that the peer claims by using the channel of this subject.
     fn role_of(self, peer: HostId) -> Role {
         let Self { kind, source, migration, volume } = self;
         match (kind, source == peer) {
             (Kind::Migration | Kind::Vm, true) => Role::Source { migration, volume },
             (Kind::Migration | Kind::Vm, false) => Role::Target { migration },
-            // Its source asks for nothing there: it answers.
+            // The source only answers on this channel.
             (Kind::Reservoir, true) => Role::Source { migration, volume },
             (Kind::Reservoir, false) => Role::Filler { migration, volume },
             (Kind::Forwarding, true) => Role::FormerOwner { migration },

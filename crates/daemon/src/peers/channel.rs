@@ -1,20 +1,21 @@
-//! Which channel between two hosts is about what.
+//! Assigns channels between two hosts to their subjects.
 //!
 //! ```text
 //!   0                                   openings of migrations
 //!   number × 8 + direction × 4 + 1      one migration: its handover, and calls on the target's stores
 //!   number × 8 + direction × 4 + 2      the volume that it moved, for clients that stayed at the source
 //!   number × 8 + direction × 4 + 3      the VM that goes along
-//!   + 64 × 2⁵⁶ to the first of these    what its target lacks, at its source
-//!   + position × 2⁵⁶                    the same of a volume that is not the migration's first; a VM's other streams
+//!   + 64 × 2⁵⁶ to the first of these    what the target lacks, at the source
+//!   + position × 2⁵⁶                    the same for a volume that is not the migration's first; a VM's other streams
 //! ```
-//! The number is the migration's at its source; the direction says which of the two hosts that is; the position is that of
-//! the volume among those of the migration, or of the stream among those of the VM's memory. So both know the channel without asking, also after a restart.
+//! The number is the migration's at its source. The direction says which of the two hosts that is. The position is that of the
+//! volume in the migration, or of the stream among those of the VM's memory. So both hosts know the channel without asking,
+//! also after a restart.
 
 use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 use transport::ChannelId;
 
-/// Openings of migrations, and answers to them.
+/// Offers of migrations, and answers to them.
 pub(super) const OPENINGS: ChannelId = ChannelId(0);
 
 const NUMBER_SHIFT: u32 = 3;
@@ -23,35 +24,34 @@ pub(super) const KIND_MASK: u64 = 3;
 const POSITION_SHIFT: u32 = 56;
 const POSITIONS_MAX: u64 = 1 << (u64::BITS - POSITION_SHIFT);
 
-/// Volumes of a migration, at most: their positions are in the numbers of channels.
+/// The largest number of volumes of a migration, because positions are part of channel numbers.
 pub(crate) const VOLUMES_MAX: usize = 64;
 
-/// What a channel is about.
+/// The kind of a channel's subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Migration,
     /// A volume at its new owner.
     Forwarding,
-    /// A VM that goes along with its volumes.
+    /// A VM that moves along with its volumes.
     Vm,
     /// What the target of a migration lacks, at its source.
     Reservoir,
 }
 
-/// A channel that is about one migration.
+/// The subject of a channel about one migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Subject {
-    /// What it is about.
     pub kind: Kind,
-    /// Where the migration began.
+    /// The host where the migration began.
     pub source: HostId,
     pub migration: MigrationId,
-    /// Which of its volumes, or of its VM's streams.
+    /// The position of the volume, or of the VM's stream.
     pub volume: VolumeIndex,
 }
 
 impl Subject {
-    /// The channel of this subject between its source and the other host.
+    /// Returns the channel of this subject between its source and the other host.
     pub(super) fn channel(self, target: HostId) -> ChannelId {
         let kind = match self.kind {
             Kind::Migration | Kind::Reservoir => 1,
@@ -65,7 +65,7 @@ impl Subject {
         ChannelId(position | (self.migration.0 << NUMBER_SHIFT) | direction | kind)
     }
 
-    /// What the channel is about, between these two hosts; `None`: nothing that this program knows.
+    /// Returns the subject of a channel between these two hosts; `None`: this program knows none.
     pub(super) fn of(channel: ChannelId, one: HostId, other: HostId) -> Option<Self> {
         let kind = match channel.0 & KIND_MASK {
             1 => Kind::Migration,
@@ -85,14 +85,14 @@ impl Subject {
         Some(Self { kind, source, migration: MigrationId(number >> NUMBER_SHIFT), volume })
     }
 
-    /// The same of the migration's first volume, where its handover is spoken of.
+    /// Returns the subject of the migration's first volume, whose channel carries the handover.
     pub(super) fn of_first(self) -> Self {
         Self { volume: VolumeIndex(0), ..self }
     }
 }
 
-/// Positions that no volume of a migration has, from this volume's first choice on: for one whose migration the journal of an
-/// older version has forgotten. Its forwarding may go on, on a channel that no other has.
+/// Returns positions that no volume of a migration has, beginning with this volume's first choice. They serve volumes whose
+/// migration the journal of an older version has forgotten, so that their forwarding gets a free channel.
 pub(crate) fn positions_of_forgotten(volume: VolumeId) -> impl Iterator<Item = VolumeIndex> + Clone {
     let positions = POSITIONS_MAX - VOLUMES_MAX as u64;
     let first = volume.0.iter().fold(0_u64, |sum, byte| (sum * 31 + u64::from(*byte)) % positions);

@@ -1,4 +1,4 @@
-//! What the audit log keeps of a migration that another host offers.
+//! The audit record of a migration that another host offers.
 
 use std::time::Instant;
 
@@ -9,17 +9,17 @@ use serde_json::{Map, Value};
 use crate::audit::details::text;
 use crate::audit::{By, Entry};
 
-/// Names of volumes that are kept of an offer: more than a migration may have.
+/// How many names of volumes are recorded: more than a migration may have.
 const NAMES_MAX: usize = 64;
 
-/// An offer, as long as it is not answered.
+/// An offer that has not been answered.
 pub(super) struct Noted {
     entry: Entry,
     begun: Instant,
 }
 
 impl Noted {
-    /// Begins with what is offered.
+    /// Begins the record of an offer.
     pub(super) fn begin(peer: HostId, migration: MigrationId, offer: &Offer) -> Self {
         let names = offer.volumes.iter().take(NAMES_MAX).map(|offered| Value::String(text(&offered.name)));
         let mut details = Map::new();
@@ -41,7 +41,7 @@ impl Noted {
         Self { entry, begun: Instant::now() }
     }
 
-    /// The entry, now that it is known what has become of it.
+    /// Returns the record with the result.
     pub(super) fn answered(self, answer: &Result<Acceptance, Refusal>) -> Entry {
         let outcome = match answer {
             Ok(_) => "done".to_owned(),
@@ -51,7 +51,7 @@ impl Noted {
     }
 }
 
-/// The name of a cause as the API writes such names.
+/// Converts a code's name to the API's form.
 fn snake_case(name: &str) -> String {
     let mut snake = String::with_capacity(name.len() + 4);
     for (index, letter) in name.chars().enumerate() {

@@ -1,4 +1,4 @@
-//! Which programs run at other hosts, as these say when they connect: for people, and nothing is decided by it.
+//! The program versions of other hosts, as they report them when they connect. They are only displayed.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -9,26 +9,26 @@ use transport::Session;
 
 use super::{Peers, send_opening};
 
-/// The version of the protocol since which hosts say which program they run.
+/// The protocol version since which hosts report their program.
 const PROGRAMS_SINCE: u16 = 7;
 
-/// What hosts have said; of each the last.
+/// The last reported version of each host.
 #[derive(Debug, Default)]
 pub(super) struct Programs(Mutex<BTreeMap<HostId, String>>);
 
 impl Peers {
-    /// The version of the program that runs at another host, as that says; `None`: it has not said.
+    /// Returns the program version of another host; `None`: it has not reported one.
     pub(crate) fn program_of(&self, peer: HostId) -> Option<String> {
         self.programs.of(peer)
     }
 
-    /// Tells a host that has connected which program runs here, if it understands that.
+    /// Reports this program's version to a connected host, if it supports that.
     pub(super) fn say_program(&self, session: &Session) {
         if session.version().is_none_or(|version| version < PROGRAMS_SINCE) {
             return;
         }
         let session = session.clone();
-        // N.B. not here: whoever calls holds the session.
+        // N.B. in a task, because the caller holds the session.
         self.runtime.spawn(async move {
             let version = env!("CARGO_PKG_VERSION").to_owned();
             send_opening(&session, &Message::Program { version });
@@ -37,7 +37,7 @@ impl Peers {
 }
 
 impl Programs {
-    /// A host has said which it runs. What could not be the version of a program is not kept.
+    /// Records a host's program version, unless it cannot be one.
     pub(super) fn said(&self, peer: HostId, version: String) {
         let is_version = !version.is_empty()
             && version.bytes().all(|byte| byte.is_ascii_alphanumeric() || b".-+~_".contains(&byte));
@@ -46,12 +46,11 @@ impl Programs {
         }
     }
 
-    /// Another program may run at the host from now on.
+    /// Forgets a host's version, because another program may run there later.
     pub(super) fn forget(&self, peer: HostId) {
         self.lock().remove(&peer);
     }
 
-    /// What the host has said.
     pub(super) fn of(&self, peer: HostId) -> Option<String> {
         self.lock().get(&peer).cloned()
     }

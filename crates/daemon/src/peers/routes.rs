@@ -1,13 +1,13 @@
-//! Ways between lanes and the sessions with other hosts: which lane hears what comes on a channel, and over which session
-//! it speaks there.
+//! Routes between lanes and the sessions with other hosts: which lane receives a channel's messages, and over which session it
+//! sends.
 //!
 //! ```text
-//!   lane ──Channel──► SessionChannel ──┐ the session of now           Peers ──tell──► route ──► lane
+//!   lane ──Channel──► SessionChannel ──┐ the present session         Peers ──tell──► route ──► lane
 //!                                └──► session ══► other host
-//!   paired again ──► another session ──► lead_over: every line of that host speaks over it, and is told "restarted"
+//!   paired again ──► another session ──► lead_over: all channels of that host use it, and receive "restarted"
 //! ```
-//! A session that was closed, because its host was removed, carries nothing any more, and says so to nobody. What its lines
-//! had asked for is as unknown as after a restart of the other host, and is dealt with in the same way.
+//! The session of a removed host carries nothing and reports no error. The results of requests on its channels are as unknown
+//! as after a restart of the other host, and handled in the same way.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -22,14 +22,14 @@ use super::channel::{Kind, Subject};
 use super::{host_id, lock, send};
 use crate::vms::moving;
 
-/// The version of the protocol from which on hosts know the fences of volumes.
+/// The protocol version since which hosts know the fences of volumes.
 const FENCES_SINCE: u16 = 2;
-/// The version from which on owners take any range of bytes of a volume.
+/// The version since which owners accept any range of bytes of a volume.
 const PARTS_SINCE: u16 = 3;
-/// The first version that takes what copies at other hosts lack.
+/// The version since which hosts accept the missing sets of copies at other hosts.
 const COPIES_SINCE: u16 = 6;
 
-/// The first version that tells hosts which lead clients on how large a volume is.
+/// The version since which forwarding hosts learn the size of a volume.
 const SIZES_SINCE: u16 = 8;
 
 /// Lanes by the channels that lead to them.
@@ -43,21 +43,21 @@ type RouteKey = (HostId, ChannelId);
 /// One lane's end of a channel.
 struct Route {
     arrivals: mpsc::UnboundedSender<ChannelEvent>,
-    /// What its line speaks over.
+    /// The session over which its channel sends.
     session: Arc<Mutex<Session>>,
 }
 
-/// What the lines of a host spoke over before.
+/// The former sessions of a host's channels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Former {
-    /// The same session, or there are no lines.
+    /// The same session, or there are no channels.
     Same,
-    /// At least one of them over a session that has been closed since.
+    /// At least one channel used a session that has been closed since.
     Closed,
 }
 
 impl Routes {
-    /// The sending end of a channel, and what comes over it from now on.
+    /// Opens a channel: returns its sending end and its receiving end.
     pub(super) fn open(
         self: &Arc<Self>,
         session: &Session,
@@ -71,7 +71,7 @@ impl Routes {
         (SessionChannel { session, key, routes: Arc::clone(self), arrivals: sender }, arrivals)
     }
 
-    /// The lane that hears what comes on a channel.
+    /// Returns the lane that receives a channel's messages.
     pub(super) fn get(
         &self,
         peer: HostId,
@@ -80,20 +80,20 @@ impl Routes {
         lock(&self.by_key).get(&(peer, channel)).map(|route| route.arrivals.clone())
     }
 
-    /// Nobody hears any more what comes on a channel.
+    /// Closes a channel.
     pub(super) fn close(&self, peer: HostId, channel: ChannelId) {
         lock(&self.by_key).remove(&(peer, channel));
     }
 
-    /// Tells all lanes that have to do with a host.
+    /// Notifies all lanes that have a channel to a host.
     pub(super) fn tell(&self, peer: HostId, news: impl Fn() -> ChannelEvent) {
         for (_, route) in lock(&self.by_key).iter().filter(|((host, _), _)| *host == peer) {
-            // A lane that has just ended hears nothing.
+            // A lane that has just ended receives nothing.
             let _ = route.arrivals.unbounded_send(news());
         }
     }
 
-    /// A host is not known any more: those that have to do with it only because of clients know nothing of it either.
+    /// Tells the channels that exist only for clients of a removed host that it knows nothing of them.
     pub(super) fn forget_clients(&self, peer: HostId, own: HostId) {
         for ((_, channel), route) in lock(&self.by_key).iter().filter(|((host, _), _)| *host == peer) {
             let subject = Subject::of(*channel, own, peer);
@@ -103,8 +103,8 @@ impl Routes {
         }
     }
 
-    /// There is a connection in this session: all lines of its host speak over it from now on. Those that spoke over another
-    /// one are told that what they sent may be lost.
+    /// Switches all channels of a host to this session, which has a connection. Channels that used another session are told
+    /// that their requests may be lost.
     pub(super) fn lead_over(&self, session: &Session) -> Former {
         let (peer, mut former) = (host_id(session.peer()), Former::Same);
         for (_, route) in lock(&self.by_key).iter().filter(|((host, _), _)| *host == peer) {
@@ -112,7 +112,7 @@ impl Routes {
             if *spoken_over == *session {
                 continue;
             }
-            // N.B. first: what is asked again goes over the new one.
+            // N.B. first: repeated requests use the new session.
             *spoken_over = session.clone();
             former = Former::Closed;
             let _ = route.arrivals.unbounded_send(ChannelEvent::PeerRestarted);
@@ -121,12 +121,12 @@ impl Routes {
     }
 }
 
-/// The sending end of a line: one channel of the session with a host.
+/// The sending end of a channel of the session with a host.
 pub(super) struct SessionChannel {
     session: Arc<Mutex<Session>>,
     key: RouteKey,
     routes: Arc<Routes>,
-    /// The way back, to know it by.
+    /// The receiving end, to identify the route by.
     arrivals: mpsc::UnboundedSender<ChannelEvent>,
 }
 
@@ -176,18 +176,18 @@ impl Channel for SessionChannel {
 impl moving::channel::Send for SessionChannel {
     fn send(&self, priority: Priority, head: Bytes, payload: Bytes) {
         match transport::Message::new(self.channel(), priority, head, payload) {
-            // A stream is one thing after the other.
+            // Pieces of a stream must arrive in order.
             Ok(message) => self.session().send(message.ordered()),
             Err(error) => tracing::error!(%error, "a piece of a VM's memory is left out"),
         }
     }
 }
 
-/// The channels that are about one VM.
+/// The channels about one VM.
 pub(super) struct SessionStreams {
     pub(super) session: Session,
     pub(super) routes: Arc<Routes>,
-    /// Where its migration began.
+    /// The host where its migration began.
     pub(super) source: HostId,
     pub(super) target: HostId,
     pub(super) migration: MigrationId,
@@ -205,7 +205,7 @@ impl moving::channel::VmStreams for SessionStreams {
 impl Drop for SessionChannel {
     fn drop(&mut self) {
         let mut routes = lock(&self.routes.by_key);
-        // A later line about the same has taken its place.
+        // A later channel with the same subject has replaced it.
         if routes.get(&self.key).is_some_and(|route| route.arrivals.same_receiver(&self.arrivals)) {
             routes.remove(&self.key);
         }

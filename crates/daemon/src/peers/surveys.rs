@@ -1,8 +1,6 @@
-//! Looks ahead: what another host would say to an offer, and whether it has a folder of this one, asked before an offer is
-//! made.
+//! Preflight checks at other hosts: their answers to a future offer, and whether they see a folder of this host.
 //!
-//! Nobody waits for ever: a question whose answer is not wanted any more is forgotten, and so is one to a process that is
-//! gone.
+//! A question is forgotten when the caller stops waiting, or when the process that was asked has ended.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -28,20 +26,20 @@ pub(super) struct Questions {
     whose: Waiting<Answer>,
 }
 
-/// One of them, for as long as somebody waits.
+/// A question, while its answer is awaited.
 struct Question<T> {
     waiting: Waiting<T>,
     key: (HostId, u64),
 }
 
 impl Peers {
-    /// Asks another host what it would say to an offer; waits without end while it does not answer, so the caller limits
-    /// that. `None`: its process ended.
+    /// Asks another host for its preflight check of an offer. The caller limits the time, because the host may never answer.
+    /// `None`: its process ended.
     pub(crate) async fn survey(&self, session: &Session, survey: Survey) -> Option<Surveyed> {
         self.ask(session, &self.questions.surveys, |question| Message::Survey { question, survey }).await
     }
 
-    /// Asks another host whether it finds these probes in the folder of a store of its own; waits as [`Self::survey`] does.
+    /// Asks another host whether it finds these probes in a folder of its own store; waits like [`Self::survey`].
     pub(crate) async fn probe(
         &self,
         session: &Session,
@@ -52,7 +50,7 @@ impl Peers {
         self.ask(session, &self.questions.probes, message).await
     }
 
-    /// Asks another host what it knows of volumes; waits as [`Self::survey`] does.
+    /// Asks another host what it knows of volumes; waits like [`Self::survey`].
     pub(crate) async fn whose(&self, session: &Session, volumes: &[VolumeId]) -> Option<Answer> {
         let mut all = Answer { knows_all: true, ..Answer::default() };
         for some in volumes.chunks(ASKED_MAX) {
@@ -84,7 +82,7 @@ impl Peers {
         answered.await.ok()
     }
 
-    /// Another host asks what this one would say.
+    /// Answers another host's preflight check.
     pub(super) fn asked(&self, session: &Session, question: u64, survey: Survey) {
         let Some(host) = self.host() else { return };
         let Some(turn) = self.turns.take(host_id(session.peer())) else {
@@ -100,10 +98,11 @@ impl Peers {
         });
     }
 
-    /// Another host, whose journal was put back, asks what this one knows of volumes.
+    /// Answers another host, whose journal was restored, about volumes.
     pub(super) fn asked_whose(&self, session: &Session, question: u64, volumes: Vec<VolumeId>) {
         let Some(host) = self.host() else { return };
-        // Each name is compared with all that are known here: a few hosts' worth at a time. Who is not answered asks again.
+        // Each name is compared with all that are known here, so the number of concurrent answers is limited. A host without an
+        // answer asks again.
         let asker = host_id(session.peer());
         let Some(turn) = self.turns.take(asker) else { return };
         let session = session.clone();
@@ -118,7 +117,7 @@ impl Peers {
         });
     }
 
-    /// Another host asks what is seen of its probes.
+    /// Answers another host about its probes.
     pub(super) fn asked_for_probes(
         &self,
         session: &Session,
@@ -142,25 +141,25 @@ impl Peers {
 }
 
 impl Questions {
-    /// Another host has answered; whoever asked may have given up.
+    /// Passes on another host's answer; the requester may have given up.
     pub(super) fn answered(&self, peer: HostId, question: u64, surveyed: Surveyed) {
         let waits = lock(&self.surveys).remove(&(peer, question));
         let _ = waits.map(|answer| answer.send(surveyed));
     }
 
-    /// Another host says what it sees of probes; whoever asked may have given up.
+    /// Passes on another host's answer about probes; the requester may have given up.
     pub(super) fn probed(&self, peer: HostId, question: u64, seen: Vec<ProbeSeen>) {
         let waits = lock(&self.probes).remove(&(peer, question));
         let _ = waits.map(|answer| answer.send(seen));
     }
 
-    /// Another host says what it knows of volumes; whoever asked may have given up.
+    /// Passes on another host's answer about volumes; the requester may have given up.
     pub(super) fn known(&self, peer: HostId, question: u64, answer: Answer) {
         let waits = lock(&self.whose).remove(&(peer, question));
         let _ = waits.map(|told| told.send(answer));
     }
 
-    /// The process of another host has ended: it answers nothing that it was asked.
+    /// Forgets the questions to a process of another host that has ended.
     pub(super) fn forget(&self, peer: HostId) {
         lock(&self.surveys).retain(|(host, _), _| *host != peer);
         lock(&self.probes).retain(|(host, _), _| *host != peer);

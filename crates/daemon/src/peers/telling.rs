@@ -1,9 +1,9 @@
-//! What this host tells others of migrations for which no lane has a line.
+//! Messages to other hosts about migrations without a lane that has a channel.
 //!
 //! ```text
-//!   source ── is whole? ──► journal: yes ─────────────────────► whole
-//!                              └─ no ──► lanes: how much? ────► lacks so much
-//!   nothing is missing any more, durably ─────────────────────► whole, unasked
+//!   source ── complete? ──► journal: yes ─────────────────────► complete
+//!                              └─ no ──► lanes: how much? ────► how much is missing
+//!   nothing is missing, durably ──────────────────────────────► complete, unasked
 //! ```
 
 use migration::message::{ToSource, ToTarget};
@@ -15,7 +15,7 @@ use super::channel::{Kind, Subject};
 use super::{Head, Peers, host_id, say_all, send};
 
 impl Peers {
-    /// Tells the other host of a migration for which no lane here has a line.
+    /// Sends a message to the target of a migration for which no lane has a channel.
     pub(crate) fn tell_target(&self, session: &Session, migration: MigrationId, message: ToTarget) {
         let (kind, source, volume) = (Kind::Migration, self.own(), VolumeIndex(0));
         let subject = Subject { kind, source, migration, volume };
@@ -25,7 +25,7 @@ impl Peers {
         }
     }
 
-    /// The source of volumes asks whether they have everything.
+    /// Answers the source of volumes that asks whether they are complete.
     pub(super) fn asked_whether_whole(
         &self,
         session: &Session,
@@ -47,7 +47,7 @@ impl Peers {
         });
     }
 
-    /// Answers a source that has not asked, if the journal has an answer. One that cannot be reached now asks by itself.
+    /// Sends the journal's answer to a source that has not asked. A source that cannot be reached now will ask itself.
     pub(crate) fn answer_unasked(&self, source: HostId, migration: MigrationId, asked: &ToTarget) {
         let Some(host) = self.host() else { return };
         let Ok(session) = host.hosts.session_with(source) else { return };

@@ -1,5 +1,5 @@
-//! How much one host may ask at a time of what takes long to answer: offers, looks ahead, probes. Each may start a QEMU, look
-//! through stores, and wait; a host that asks for more is told to come again.
+//! Limits how many slow questions one host may ask at a time: offers, preflight checks, probes. Each may start a QEMU, search
+//! stores, and wait. A host that asks for more is told to ask again later.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -9,10 +9,10 @@ use migration::wire::{Refusal, RefusalCode};
 
 use super::lock;
 
-/// Questions of one host that are answered at a time: more than one that keeps to its own limits asks.
+/// The number of concurrent answers to one host: more than a host within its own limits needs.
 const TURNS_MAX: usize = 32;
 
-/// Who is being answered.
+/// The number of running answers by host.
 #[derive(Default)]
 pub(super) struct Turns(Mutex<BTreeMap<HostId, usize>>);
 
@@ -23,7 +23,7 @@ pub(super) struct Turn {
 }
 
 impl Turns {
-    /// Takes a turn for a host; `None`: it has as many as it may.
+    /// Takes a turn for a host; `None`: it has reached its limit.
     pub(super) fn take(self: &Arc<Self>, host: HostId) -> Option<Turn> {
         let mut turns = lock(&self.0);
         let count = turns.entry(host).or_default();
@@ -47,7 +47,7 @@ impl Drop for Turn {
     }
 }
 
-/// What a host is told that has none left.
+/// Returns the refusal for a host without a free turn.
 pub(super) fn refusal() -> Refusal {
     let detail = format!("it answers {TURNS_MAX} questions of this host already; try again later");
     Refusal { code: RefusalCode::Busy, detail }

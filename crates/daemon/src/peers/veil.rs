@@ -1,4 +1,4 @@
-//! Identities of volumes in looks ahead: a host that has the volume, or had it, knows it again; others learn nothing of it.
+//! Hides volumes' identities in preflight checks: a host that has the volume, or had it, recognises it; others learn nothing.
 
 use std::collections::BTreeMap;
 
@@ -6,10 +6,10 @@ use migration::VolumeId;
 use migration::journal::State;
 use ring::digest::{Context, SHA256};
 
-/// What the digest is for.
+/// The context of the digest.
 const PURPOSE: &[u8] = b"sterna look ahead";
 
-/// A volume's identity for a look ahead: nobody finds the identity by it who does not know it.
+/// Returns a volume's identity for a preflight check, from which the real identity cannot be computed.
 pub(crate) fn veiled(volume: VolumeId) -> VolumeId {
     let mut context = Context::new(&SHA256);
     context.update(PURPOSE);
@@ -19,13 +19,13 @@ pub(crate) fn veiled(volume: VolumeId) -> VolumeId {
     VolumeId(veiled)
 }
 
-/// The volume that is asked about, if this host knows it; otherwise what it was called.
+/// Returns the volume behind a hidden identity if this host knows it, or else the identity itself.
 pub(crate) fn unveiled(state: &State, asked: VolumeId) -> VolumeId {
     let mut known = state.volumes.keys().chain(state.moved.keys()).chain(state.branches.keys());
     known.find(|known| veiled(**known) == asked).copied().unwrap_or(asked)
 }
 
-/// The volumes that are asked about, as they were called and as this host knows them; those that it knows nothing of are left out.
+/// Returns pairs of the asked identities and the volumes of this host; leaves out unknown ones.
 pub(crate) fn all_unveiled(state: &State, asked: &[VolumeId]) -> impl Iterator<Item = (VolumeId, VolumeId)> {
     let moving = state.migrations.values().flat_map(|known| &known.volumes).map(|moving| moving.volume);
     let known = state.volumes.keys().chain(state.moved.keys()).copied().chain(moving);
@@ -46,7 +46,7 @@ mod tests {
         assert_eq!(unveiled(&state, veiled(volume)), veiled(volume));
         state.branches.insert(volume, Vec::new());
         assert_eq!(unveiled(&state, veiled(volume)), volume);
-        // As an older host asks.
+        // An older host asks by the real identity.
         assert_eq!(unveiled(&state, volume), volume);
         assert_eq!(unveiled(&state, veiled(other)), veiled(other));
     }
