@@ -1,4 +1,4 @@
-//! How a volume's replica at the target is brought up to date: one machine a volume, one file a strategy.
+//! Brings a volume's replica at the target up to date: one machine for each volume, one file for each strategy.
 //!
 //! ```text
 //!                    ┌───────────── Copying ─────────────┐
@@ -7,9 +7,9 @@
 //!                    │                          tracking.rs, post_copy.rs
 //!                    └───────────────────────────────────┘
 //! ```
-//! A [`Copying`] is told of every guest write and says where it goes; it says which chunks to copy and is told how that
-//! went. It reports when the replica could be handed over to ([`VolumeAction::Synchronised`]); the handover itself
-//! is [`crate::source`]'s.
+//! A [`Copying`] receives every guest write and decides its route. It chooses the chunks to copy, and receives the results. It
+//! reports when the replica is ready for the handover ([`VolumeAction::Synchronised`]); [`crate::source`] does the handover
+//! itself.
 
 mod asynchronous;
 mod choice;
@@ -35,74 +35,74 @@ pub use round::Round;
 use crate::filling::Manifest;
 use crate::journal::FailureCode;
 
-/// By which policy a replica is brought up to date, and what that alone is told.
+/// The policy that brings a replica up to date, with its parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Strategy {
-    /// One pass, and writes behind it go to both stores, which both acknowledge them: as on one host.
+    /// One pass; writes behind it go to both stores, which both acknowledge them. Used on one host.
     Mirror,
-    /// The same, but the source alone acknowledges writes: a target at another host, as far away as it may be.
+    /// Like `Mirror`, but only the source acknowledges writes. Used towards another host, at any distance.
     AsynchronousMirror {
-        /// Bytes of guest writes that may be on their way to the target; beyond it their blocks become missing.
+        /// The most bytes of guest writes in flight to the target; beyond it their blocks become missing.
         buffer_bytes_max: u64,
-        /// How long what is left may take to arrive behind closed gates: with a busy guest not less than a round trip
-        /// and some, for so much is always on its way. A try at the handover has to be allowed that, and one and a half
-        /// round trips, a flush and two commits besides (hard case 27).
+        /// How long the rest may take to arrive behind closed gates. With a busy guest this must exceed a round trip, because
+        /// that much is always in flight. An attempt at the handover needs this time, and besides it one and a half round
+        /// trips, a flush and two commits (hard case 27).
         drain_max: Duration,
-        /// What becomes of writes to blocks that are written again and again.
+        /// The treatment of hot blocks.
         hot: HotBlocks,
     },
-    /// Rounds: writes go to the source only, and what they changed in one round is copied in the next; what is left in the
-    /// end arrives behind closed gates (\[ESX\] §2.3).
+    /// Rounds: writes go to the source only, and the next round copies the blocks that they changed. The last round is copied
+    /// behind closed gates (\[ESX\] §2.3).
     Tracking {
-        /// What is recorded of writes to blocks that the round under way has still to copy.
+        /// What is recorded of writes to blocks that the current round has still to copy.
         recording: Recording,
-        /// When blocks are copied that are written again and again.
+        /// When hot blocks are copied.
         hot: HotBlocks,
-        /// Where the target is.
+        /// Whether the target is at this host.
         distance: Distance,
-        /// How long what is left may take to arrive behind closed gates.
+        /// How long the rest may take to arrive behind closed gates.
         drain_max: Duration,
     },
-    /// A bounded number of rounds, and the rest follows the volume when it has changed hands (\[TPM\] §IV; without rounds
-    /// \[XNBD\] §3.2). Only towards another host.
+    /// A bounded number of rounds; the rest follows the volume after the handover (\[TPM\] §IV; without rounds \[XNBD\] §3.2).
+    /// Only towards another host.
     PostCopy {
-        /// Rounds at most; 0: nothing is copied beforehand.
+        /// The most rounds; 0: nothing is copied beforehand.
         rounds_max: u32,
     },
 }
 
-/// What a strategy that copies in rounds records of writes to blocks that the round under way has still to copy.
+/// What a strategy with rounds records of writes to blocks that the current round has still to copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recording {
-    /// Nothing: they are copied in this round with what was written (\[ESX\] §2.3, incremental).
+    /// Nothing: this round copies the new content (\[ESX\] §2.3, incremental).
     #[default]
     Incremental,
-    /// That they were written: they are copied in the next one, too.
+    /// The write: the next round copies the blocks again.
     Full,
 }
 
-/// Where a target is.
+/// The place of a target, near or far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Distance {
-    /// A store of this host. Small chunks take as much of a disk as large ones: so many are in flight.
+    /// A store of this host. Small chunks load a disk as much as large ones, so the number of chunks is limited.
     #[default]
     Near,
-    /// Another host. Small chunks would not fill a long link: so many bytes are in flight.
+    /// Another host. Small chunks would not fill a long link, so the number of bytes is limited.
     Far,
 }
 
-/// What becomes of blocks that guests write again and again (\[ESX\] §2.3.1).
+/// The treatment of hot blocks, which guests write again and again (\[ESX\] §2.3.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HotBlocks {
-    /// They are put off, so that they are copied once rather than each time: in rounds until the last but one, otherwise until
-    /// the pass is over.
+    /// They are put off, so that they are copied only once: with rounds until the last but one, otherwise until the pass is
+    /// over.
     #[default]
     PutOff,
-    /// They are copied as all others are.
+    /// They are copied like all other blocks.
     AsOthers,
 }
 
-/// A guest write (or discard, or zeroing), named by the lane while it is in flight.
+/// A guest's write, discard or zeroing. The lane chooses the number for the time in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WriteId(pub u64);
 
@@ -110,151 +110,151 @@ pub struct WriteId(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ChunkId(pub u64);
 
-/// A flush of the target.
+/// A flush of the target, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct FlushId(pub u64);
 
-/// Something that the target is told about what it lacks.
+/// A missing-set update to the target, by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct TellingId(pub u64);
 
-/// What happened to a volume.
+/// An event of a volume that is copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VolumeEvent {
-    /// This range of the source is allocated, or may be; told only before [`VolumeEvent::AllocationKnown`], or of what
-    /// has just become part of the volume.
+    /// This range of the source is, or may be, allocated. Reported only before [`VolumeEvent::AllocationKnown`], or for a part
+    /// by which the volume has just grown.
     Allocated(ByteRange),
-    /// All allocated ranges have been told. Every guest write goes through the strategy by now, and those that did
-    /// not have completed.
+    /// All allocated ranges have been reported. Every guest write now passes through the strategy, and earlier ones have
+    /// completed.
     AllocationKnown,
-    /// A guest wants to write. It waits for [`VolumeAction::Admit`].
+    /// A guest's write has arrived. It waits for [`VolumeAction::Admit`].
     WriteArrived {
-        /// Its name; never used before.
+        /// The number of the write, never used before.
         write: WriteId,
-        /// The bytes it changes, not empty.
+        /// The bytes that it changes, not empty.
         range: ByteRange,
     },
     /// The source has completed an admitted write.
     SourceWritten {
-        /// Which.
+        /// The number of the write.
         write: WriteId,
-        /// Whether it succeeded; a write that failed may have been applied in part.
+        /// Whether it succeeded; a failed write may be partly applied.
         result: Result<(), SourceFault>,
     },
-    /// The target has completed a write that was admitted to both, in whole or in part: all of its parts.
+    /// The target has completed all parts of a write that was admitted to both stores.
     TargetWritten {
-        /// Which.
+        /// The number of the write.
         write: WriteId,
-        /// Whether it succeeded.
+        /// Whether the write succeeded.
         result: Result<(), TargetFault>,
     },
-    /// A chunk has been copied, or not.
+    /// The copying of a chunk has ended.
     ChunkCopied {
-        /// Which.
+        /// The number of the chunk.
         chunk: ChunkId,
-        /// What it took, or who failed.
+        /// The cost, or the side that failed.
         result: Result<Copied, CopyFault>,
     },
     /// A flush of the target has ended.
     TargetFlushed {
-        /// Which.
+        /// The number of the flush.
         flush: FlushId,
-        /// Whether everything applied before it was asked for is durable.
+        /// Whether everything applied before the request is durable.
         result: Result<(), TargetFault>,
     },
-    /// The target has lost what was not durable, and works again. Answers to what was submitted before may still
-    /// come, and count as failures.
+    /// The target has restarted and lost everything that was not durable. Answers to earlier requests may still arrive, and
+    /// count as failures.
     TargetRestarted,
-    /// The target has taken note, durably, of what it was told to lack, or has not.
+    /// The target has recorded a missing-set update durably, or has failed to.
     MissingTold {
-        /// Of which telling.
+        /// The number of the update.
         telling: TellingId,
-        /// Whether it has.
+        /// Whether it is durable.
         result: Result<(), TargetFault>,
     },
-    /// What the target has is to be made durable soon: a restart of either host is to cost little.
+    /// The target's data should become durable soon, so that a restart of either host costs little.
     FlushWanted,
-    /// The volume's gate begins to close for a try at the handover: nothing is held from here on, and what is left goes
-    /// to the target as fast as it can.
+    /// The volume's gate begins to close for an attempt at the handover. No write is held from here on, and the rest goes to
+    /// the target at full speed.
     GateCloses,
-    /// The gate is closed, the target has everything, and is about to promise: until the gate opens nothing is sent to
-    /// it, whatever is heard of it. It may be the owner before that is known here.
+    /// The gate is closed, the target has everything, and is about to promise. Until the gate opens nothing is sent to the
+    /// target, because it may become the owner before this side knows.
     Freeze,
-    /// The try is over, and the guest goes on here.
+    /// The attempt is over, and the guest resumes here.
     GateOpens,
     /// The target's host cannot be reached. Requests to the target are answered later, or fail.
     LinkLost,
-    /// The target's host can be reached again. **N.B.** Every request of before will be answered: as a success only if
-    /// it was applied, as a failure only if it never will be (design §5.7).
+    /// The target's host can be reached again. **N.B.** Every earlier request will be answered: as a success only if it was
+    /// applied, as a failure only if it never will be (design §5.7).
     LinkBack,
-    /// Somebody wants the migration to rest: nothing is copied, and it is not handed over.
+    /// The administrator pauses the migration: nothing is copied, and there is no handover.
     Pause,
-    /// It is to go on.
+    /// The administrator resumes the migration.
     Resume,
-    /// The volume is about to become larger: until that has ended it is not handed over.
+    /// The volume is about to grow; there is no handover until the growth has ended.
     GrowthBegins,
-    /// The volume has this size; the same as before if it could not grow. What is new reads as zeroes at both ends, and
-    /// nobody has written there yet.
+    /// The volume has this size, unchanged if the growth failed. The new part reads as zeroes at both ends, and no write has
+    /// reached it yet.
     GrowthEnds {
-        /// Its size in bytes.
+        /// The size in bytes.
         size_bytes: u64,
     },
-    /// The migration is over: nothing is sent to the target any more, and nothing is held.
+    /// The migration is over: nothing is sent to the target, and no write is held.
     Stop,
 }
 
-/// What is to be done for a volume.
+/// An action for a volume that is copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeAction {
     /// Submit a guest's write.
     Admit {
-        /// Which.
+        /// The number of the write.
         write: WriteId,
-        /// Where to.
+        /// The stores that it goes to.
         route: Route,
     },
-    /// Answer the guest with what the source said, whether or not the target has answered. Only for writes that were
-    /// admitted to both and that the source has completed.
+    /// Answer the guest with the source's result, even without the target's. Only for writes that were admitted to both stores
+    /// and that the source has completed.
     Complete {
-        /// Which.
+        /// The number of the write.
         write: WriteId,
     },
     /// Read the range from the source and write it to the target.
     Copy {
-        /// A name for the answer.
+        /// The number to use in the answer.
         chunk: ChunkId,
-        /// The bytes.
+        /// The bytes to copy.
         range: ByteRange,
     },
-    /// Flush the target.
+    /// Flush the target's store.
     FlushTarget {
-        /// A name for the answer.
+        /// The number to use in the answer.
         flush: FlushId,
     },
-    /// Tell the target what it lacks: [`Copying::telling`] says what.
+    /// Send a missing-set update to the target; [`Copying::telling`] returns its content.
     TellMissing {
-        /// A name for the answer.
+        /// The number to use in the answer.
         telling: TellingId,
     },
-    /// The target knows exactly what it lacks: said just before [`VolumeAction::Synchronised`].
+    /// The target knows its missing set exactly. Precedes [`VolumeAction::Synchronised`].
     Told {
-        /// What identifies that.
+        /// The manifest of the missing set.
         manifest: Manifest,
     },
-    /// The replica equals the volume, or the target knows what it lacks and may: it may be handed over to. If both stores acknowledge, everything copied in bulk is
-    /// durable, too; otherwise it is said only while the gate is closing, or closed.
+    /// The replica equals the volume, or the target knows its missing set and may lack it: the handover may begin. If both
+    /// stores acknowledge writes, everything copied in bulk is durable, too. Otherwise this is reported only while the gate is
+    /// closing or closed.
     Synchronised,
-    /// What the replica lacks will have arrived soon enough for the gate to be closed. Only if the source alone
-    /// acknowledges.
+    /// The rest of the replica will arrive soon enough for the gate to be closed. Only if the source alone acknowledges writes.
     Converged,
     /// The replica is neither equal to the volume nor near enough.
     Behind,
-    /// Mirroring is suspended; guest writes only become bits.
+    /// Mirroring is suspended; guest writes only make blocks missing.
     Suspended {
-        /// Why.
+        /// The reason of the suspension.
         reason: &'static str,
     },
-    /// Mirroring goes on.
+    /// Mirroring has resumed after a suspension.
     Resumed,
     /// The migration cannot succeed.
     Failed {
@@ -265,28 +265,28 @@ pub enum VolumeAction {
     },
 }
 
-/// Where a guest's write goes.
+/// The stores that a guest's write goes to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Route {
-    /// To the source; the blocks are copied later.
+    /// The source only; the blocks are copied later.
     SourceOnly,
-    /// To source and target at once.
+    /// Source and target at once.
     Both,
-    /// To the source in whole, and to the target at once these parts of it, in order and without overlap: the blocks
-    /// that are synchronised. The others are copied later.
+    /// The source in full, and at once the target with these parts, in order and without overlap: the synchronised blocks. The
+    /// others are copied later.
     BothInPart(Vec<ByteRange>),
 }
 
-/// What copying a chunk took.
+/// The cost of copying a chunk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copied {
-    /// Bytes written to the target.
+    /// The bytes written to the target.
     pub bytes_written: u64,
-    /// Bytes that were zero and became a hole.
+    /// The bytes that were zero and became a hole.
     pub bytes_zero: u64,
 }
 
-/// Who failed to copy a chunk.
+/// The side that failed to copy a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyFault {
     /// The source could not be read.
@@ -295,15 +295,15 @@ pub enum CopyFault {
     Target(TargetFault),
 }
 
-/// The source's store answered with an error.
+/// An error from the source's store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceFault;
 
-/// How the target's store failed.
+/// The kind of failure of the target's store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TargetFault {
-    /// It is full.
+    /// The target's store is full.
     NoSpace,
-    /// Anything else.
+    /// Any other error of the store.
     Error,
 }

@@ -1,5 +1,4 @@
-//! Guests that are paused for something that we do: when they may run again, and what is done with their disks meanwhile; and
-//! disks that change hands while their guest works.
+//! Machines for guests that Sterna pauses, and for disks that change hands while their guest works.
 //!
 //! ```text
 //!   Hold      note durable ─► may be paused ─► the reason is over ─► told to run ─► seen to run ─► note removed
@@ -9,8 +8,8 @@
 //!   departure looked at: order ─► before memory ─► after the stop; what it does is noted, and is what it does there
 //!   stall     noted ─► reads of what another host has are refused, which stops it ─► that has come ─► goes on ─► note removed
 //! ```
-//! None does anything: they are told what is seen of the hypervisor, and say what comes next. All go on until a guest
-//! runs, and can begin in any state that a killed daemon may leave.
+//! None of these performs I/O: they receive the observed state of the hypervisor, and return the next step. Each continues
+//! until a guest runs, and can begin in any state that a killed daemon may leave.
 
 pub mod copied;
 pub mod departure;

@@ -1,4 +1,4 @@
-//! What two hosts say to each other about migrations, as bytes.
+//! The messages between two hosts about migrations, as bytes.
 //!
 //! ```text
 //!   one message:   version (1 byte) │ payload (postcard)
@@ -10,8 +10,9 @@
 //!   source ◄── Accepted, or Refused ── target what the target has of them already, or why not
 //!   source ◄── ToTarget, ToSource ──► target  the conversation of `crate::message`
 //! ```
-//! The peer is hostile: [`decode`] never panics, takes no message longer than [`MESSAGE_BYTES_MAX`], and no list or
-//! text longer than the limits here; what it says to people is [cleaned](words::clean). The types of the wire are its own; those of the core may change without them.
+//! The peer may be hostile: [`decode`] never panics, and limits the length of messages ([`MESSAGE_BYTES_MAX`]), lists and
+//! texts. Text for people is [cleaned](words::clean). The wire has types of its own, so those of the core may change
+//! independently.
 
 mod forms;
 mod opening;
@@ -29,151 +30,151 @@ use crate::handover::message::{ToSource, ToTarget};
 use crate::identity::{MigrationId, VolumeId};
 use crate::restoration::Knowledge;
 
-/// Version of the encoding that this program writes; the transport agrees upon one that both ends know.
+/// The version of the encoding that this program writes. The transport selects a version that both ends know.
 pub const VERSION: u8 = 1;
-/// Longest message: the list of what a target holds already is the largest part of it.
+/// The longest message; its largest part is the list of blocks that a target already holds.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
-/// Volumes of one migration: more disks than a VM can have.
+/// The most volumes of one migration: more disks than a VM can have.
 pub const VOLUMES_MAX: usize = 256;
-/// Bytes of a name.
+/// The longest name, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
-/// Bytes of an explanation for people; longer ones are cut off when they are sent.
+/// The longest explanation for people, in bytes; a longer one is cut before it is sent.
 pub const DETAIL_BYTES_MAX: usize = 4096;
-/// Bytes of a path: what the kernel takes.
+/// The longest path, in bytes: the kernel's limit.
 pub const PLACE_BYTES_MAX: usize = 4096;
-/// Things that are in the way, or that are to be known, in one answer to a look ahead; there are not nearly as many.
+/// The most refusals, and the most warnings, in one answer to a preflight check: far more than there are.
 pub const REMARKS_MAX: usize = 64;
-/// Bytes of what is needed to run a VM, without its files.
+/// The longest description of a VM, in bytes, without its files.
 pub const VM_BYTES_MAX: usize = 128 << 10;
-/// Volumes of one question after a journal was put back; a host that has more asks several times.
+/// The most volumes of one question after a journal was restored; for more, a host asks several times.
 pub const ASKED_MAX: usize = 4096;
-/// Probes of one question: a host has not nearly as many folders.
+/// The most probes of one question: far more folders than a host has.
 pub const PROBES_MAX: usize = 64;
 
-/// A message about one migration, or about one that may come, or of the host itself. The number of a migration is always the source's.
+/// A message about a migration, a possible migration, or the host itself. The number of a migration is always the source's.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Message {
-    /// The source offers a migration; also again after a break, to go on with it.
+    /// The source offers a migration, or offers it again to resume after a break.
     Open {
-        /// Its number.
+        /// The migration's number at the source.
         migration: MigrationId,
-        /// What is offered.
+        /// The offer to the target.
         offer: Offer,
     },
-    /// The target takes it.
+    /// The target accepts the offer.
     Accepted {
-        /// Its number.
+        /// The migration's number at the source.
         migration: MigrationId,
-        /// What the target has of it.
+        /// The state of the volumes at the target.
         acceptance: Acceptance,
     },
-    /// The target does not take it.
+    /// The target refuses the offer.
     Refused {
-        /// Its number.
+        /// The migration's number at the source.
         migration: MigrationId,
-        /// Why.
+        /// The reason of the refusal.
         refusal: Refusal,
     },
-    /// Of the handover, from the source.
+    /// A handover message from the source.
     ToTarget {
-        /// Its number.
+        /// The migration's number at the source.
         migration: MigrationId,
-        /// What it says.
+        /// The message to the target.
         message: ToTarget,
     },
-    /// Of the handover, from the target.
+    /// A handover message from the target.
     ToSource {
-        /// Its number.
+        /// The migration's number at the source.
         migration: MigrationId,
-        /// What it says.
+        /// The message to the source.
         message: ToSource,
     },
-    /// The source asks what the target would say to an offer.
+    /// The source asks for a preflight check of an offer.
     Survey {
-        /// A number of the source's, for the answer; no migration has it.
+        /// The number of the question, chosen by the source; no migration has it.
         question: u64,
-        /// What would be offered.
+        /// The offer to check.
         survey: Survey,
     },
-    /// The target says what it sees.
+    /// The target answers a preflight check.
     Surveyed {
         /// The number of the question.
         question: u64,
-        /// What it sees.
+        /// The result of the check.
         surveyed: Surveyed,
     },
-    /// The source asks whether the target finds its probes in the folder of a store: whether both have that folder.
+    /// The source asks whether the target finds its probes in a store's folder: whether both hosts share that folder.
     Probe {
-        /// A number of the source's, as of a survey.
+        /// The number of the question, chosen by the source.
         question: u64,
-        /// The store, by the target's name for it.
+        /// The store, by its name at the target.
         store: String,
-        /// What is in the files that the source has put into folders of its own.
+        /// The contents of the files that the source has put into its own folders.
         secrets: Vec<[u8; 32]>,
     },
-    /// The target says what it sees of them.
+    /// The target answers a probe.
     Probed {
         /// The number of the question.
         question: u64,
-        /// Of each, in the order of the question.
+        /// The result for each probe, in order.
         seen: Vec<ProbeSeen>,
     },
-    /// A host whose journal was put back from a backup asks what another one knows of volumes.
+    /// A host whose journal was restored from a backup asks another host about volumes.
     Whose {
-        /// A number of the host's that asks, as of a survey.
+        /// The number of the question, chosen by the asking host.
         question: u64,
-        /// The volumes, called as those know them again who have them.
+        /// The volumes, under names that only hosts with these volumes recognise.
         volumes: Vec<VolumeId>,
     },
-    /// The other one says it.
+    /// The other host answers the question about volumes.
     Known {
         /// The number of the question.
         question: u64,
-        /// Those of the volumes that it knows something of, as they were called.
+        /// The known volumes, under the names of the question.
         known: Vec<(VolumeId, Knowledge)>,
-        /// Whether it would know of the others: its own journal was never put back.
+        /// Whether its silence about the others counts: its own journal was never restored.
         knows_all: bool,
     },
-    /// Which program runs at the host that says so.
+    /// The program version of the sending host.
     Program {
-        /// Its version, for people.
+        /// The version, for people.
         version: String,
     },
 }
 
-/// Why bytes are no message, or a message cannot be sent.
+/// The reason why bytes are not a message, or a message cannot be sent.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// There are no bytes.
+    /// The message has no bytes.
     #[error("an empty message")]
     Empty,
-    /// Another version wrote it.
+    /// The message has another version.
     #[error("a message of version {found}; this program reads version {VERSION}")]
     Version {
-        /// What it says.
+        /// The version of the message.
         found: u8,
     },
-    /// It is too long.
+    /// The message is too long.
     #[error("a message of {bytes} bytes is longer than {MESSAGE_BYTES_MAX}")]
     TooLong {
-        /// How long it is.
+        /// The length in bytes.
         bytes: usize,
     },
-    /// A list or a name in it is longer than its limit.
+    /// A list or a name in the message exceeds its limit.
     #[error("too many {what} in a message")]
     TooMany {
-        /// What there are too many of.
+        /// The kind of item.
         what: &'static str,
     },
-    /// The bytes mean nothing.
+    /// The bytes cannot be decoded.
     #[error("a message that means nothing")]
     Malformed,
 }
 
-/// Turns a message into bytes.
+/// Encodes a message.
 ///
 /// # Errors
-/// [`WireError::TooLong`], [`WireError::TooMany`]: it does not keep to the limits of this module.
+/// [`WireError::TooLong`], [`WireError::TooMany`]: the message exceeds the limits of this module.
 pub fn encode(message: &Message) -> Result<Vec<u8>, WireError> {
     let form = forms::Form::from(message.clone());
     form.check()?;
@@ -184,10 +185,10 @@ pub fn encode(message: &Message) -> Result<Vec<u8>, WireError> {
     Ok(bytes)
 }
 
-/// Reads one whole message.
+/// Decodes one complete message.
 ///
 /// # Errors
-/// [`WireError`]; the peer has broken the protocol, and its connection is to be closed.
+/// [`WireError`]: the peer has broken the protocol, and its connection must be closed.
 pub fn decode(bytes: &[u8]) -> Result<Message, WireError> {
     if bytes.len() > MESSAGE_BYTES_MAX {
         return Err(WireError::TooLong { bytes: bytes.len() });

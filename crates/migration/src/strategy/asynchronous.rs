@@ -1,18 +1,18 @@
-//! Mirroring that guests do not wait for (\[VM51\]): towards another host.
+//! Mirroring without guests waiting for the target (\[VM51\]): towards another host.
 //!
 //! ```text
 //!   a write to synchronised blocks ──► by value, while the buffer has room ──► answered when the source has it
 //!                                  └─► otherwise a bit: its blocks are missing ──► answered likewise
 //!   either, when the copying does not converge: at the rate at which the target takes, held for `wait_max` at most
 //! ```
-//! While the pass goes on, a write to synchronised blocks that are written again and again is merged with those that follow: its
-//! blocks are missing, and put off until the pass is over. They are finitely many, and copied then as all that is missing;
-//! from there on nothing is merged any more, and it converges as it does without.
+//! During the pass, a write to hot synchronised blocks is merged with later ones: its blocks become missing, and are put off
+//! until the pass is over. Their number is finite, and they are copied then like all missing blocks. After that nothing is
+//! merged, and the mirror converges as it does without merging.
 //!
-//! Bytes with something in flight, a value or a chunk, take no value: a write only makes their block missing. With a busy
-//! guest something is always in flight, so the replica is never equal while the gate is open. It is *near enough* when
-//! what is left will have arrived within [`Strategy::AsynchronousMirror`](super::Strategy::AsynchronousMirror)'s
-//! `drain_max`; then the gates close, and it is *synchronised* once everything has.
+//! Bytes with a value or a chunk in flight take no further value: a write only makes their block missing. With a busy guest
+//! there is always something in flight, so the replica is never equal while the gate is open. It is *near enough* when the rest
+//! will arrive within [`Strategy::AsynchronousMirror`](super::Strategy::AsynchronousMirror)'s `drain_max`. Then the gates
+//! close, and it is *synchronised* once everything has arrived.
 
 use std::time::Duration;
 
@@ -23,18 +23,18 @@ use super::policy::{Course, Policy};
 use super::{HotBlocks, Route};
 use crate::planted::{Bug, broken};
 
-/// Bytes at the target that no flush has confirmed, up to which a replica is near enough: the flush behind the closed
-/// gates has no more to do.
+/// The most unflushed bytes at the target with which a replica is near enough. The flush behind the closed gates has no more to
+/// do.
 const UNCONFIRMED_MAX: u64 = 32 << 20;
-/// A replica that was said to be near enough is so until it is this many times further off: a busy guest makes it
-/// nearer and further all the time.
+/// A replica reported as near enough stays so until it is this many times further off, because a busy guest changes the
+/// distance all the time.
 const SLACK: u64 = 2;
 
-/// Times that blocks were written, the present one counted, from which on writes to them are merged: to copy one of them later
-/// costs no more than the write by itself would, so a block that was hardly hot is no loss.
+/// The number of writes to a block, the current one included, from which on its writes are merged. A later copy costs no more
+/// than the write itself would, so a block that was hardly hot is no loss.
 const AGAIN: u32 = 2;
 
-/// Parts of what may be left that are aimed at, one after the other.
+/// The divisors of the permitted rest, which are aimed at one after the other.
 const AIMS: [u64; 4] = [8, 4, 2, 1];
 /// How long each of them is aimed at.
 const AIM_LASTS: Duration = Duration::from_secs(1);
@@ -44,7 +44,6 @@ pub(super) struct AsynchronousMirror {
     buffer_bytes_max: u64,
     drain_max: Duration,
     hot: HotBlocks,
-    /// How near is near enough.
     aim: Aim,
 }
 
@@ -53,17 +52,17 @@ impl AsynchronousMirror {
         Self { buffer_bytes_max, drain_max, hot, aim: Aim::default() }
     }
 
-    /// Bytes that the target takes while gates are closed.
+    /// Returns the bytes that the target can take while gates are closed.
     fn bytes_within_drain(&self, engine: &Engine) -> u64 {
         let bytes = engine.drain_rate().unwrap_or_default() * self.drain_max.as_secs_f64();
-        // A rate is finite and not negative.
+        // The rate is finite and not negative.
         (bytes as u64).max(engine.near_bytes_min())
     }
 }
 
 impl Policy for AsynchronousMirror {
     fn terms(&self) -> Terms {
-        // Guests do not wait for a link: what is written while it is copied is come back to later.
+        // Guests do not wait for a link: blocks written during their copy are copied later.
         Terms {
             in_flight: InFlight::Bytes { values_max: self.buffer_bytes_max },
             rewritten: Rewritten::Later,
@@ -85,7 +84,7 @@ impl Policy for AsynchronousMirror {
         let toll = Toll { by_value, undone: engine.bytes_undone(&route, write.range, write.blocks) };
         let is_free = toll.bytes() == 0 || !engine.is_mirroring();
         let opens_at = engine.throttle_opens_at().filter(|at| *at > now);
-        // A throttled write waits for room rather than become a bit: it costs the link less so.
+        // A throttled write waits for room instead of becoming missing blocks, which would cost the link more.
         let waits = opens_at.is_some() || by_value > 0 && is_full;
         if !is_free && !hurries && waits {
             return Course::Queue { until: opens_at };
@@ -98,7 +97,7 @@ impl Policy for AsynchronousMirror {
         }
     }
 
-    /// Throttles guests while the mover gets too little of what the target takes: they do not wait for it themselves.
+    /// Throttles guests while the mover gets too little of the target's rate, because they do not wait for the target.
     fn judge_convergence(&mut self, engine: &mut Engine, now: Duration) {
         engine.judge_throttle(now);
     }
@@ -112,7 +111,7 @@ impl Policy for AsynchronousMirror {
         engine.next_missing()
     }
 
-    /// Confirms when nearly everything is there.
+    /// Confirms when nearly everything has arrived.
     fn judge_pass(&self, engine: &Engine) -> Verdict {
         let is_nearly_over = engine.is_pass_over()
             && engine.bytes_unconfirmed() > UNCONFIRMED_MAX / 2
@@ -134,16 +133,16 @@ impl Policy for AsynchronousMirror {
         let left = engine.bytes_remaining() + engine.value_bytes();
         let loosest = self.bytes_within_drain(engine);
         let divisor = self.aim.divisor(now, said, left <= SLACK * loosest);
-        // Guests that are slowed down for it are not made to wait for more than is needed.
+        // Throttled guests must not wait for more than is needed.
         let divisor = if engine.is_throttled() { 1 } else { divisor };
         let limit = (loosest / divisor).max(engine.near_bytes_min());
-        // Writes that are held are let go when the gate closes.
+        // Held writes are submitted when the gate closes.
         let is_near = left <= slack * limit && left + engine.bytes_held() <= SLACK * limit;
         let is_confirmed = engine.bytes_unconfirmed() <= slack * UNCONFIRMED_MAX;
         if is_near && is_confirmed { Standing::Converged } else { Standing::Behind }
     }
 
-    /// When it will be near enough with more left than now, if it is not yet.
+    /// Returns when a larger rest will count as near enough, if the replica is not near enough yet.
     fn deadline(&self, engine: &Engine) -> Option<(Duration, &'static str)> {
         let is_last = self.aim.step + 1 == AIMS.len();
         let missed_since = self.aim.missed_since.filter(|_| engine.said() == Standing::Behind && !is_last);
@@ -151,17 +150,17 @@ impl Policy for AsynchronousMirror {
     }
 }
 
-/// How near is near enough: at first much nearer than it must be, because what is left arrives while guests wait. A guest that
-/// never lets it come so near is waited for only so long; once it is near enough it has to stay so.
+/// The rest that counts as near enough. At first it is much smaller than necessary, because guests wait for the rest. If a
+/// guest never lets it become that small, a larger one is aimed at after a while. Once it is near enough, it has to stay so.
 #[derive(Debug, Default)]
 struct Aim {
     step: usize,
-    /// Since when this step has not been near enough; `None`: not even the last one would be.
+    /// Since when this step has been missed; `None` while even the last step would be.
     missed_since: Option<Duration>,
 }
 
 impl Aim {
-    /// What the time within which what is left must arrive is divided by.
+    /// Returns the divisor of the permitted drain time.
     fn divisor(&mut self, now: Duration, said: Standing, is_as_near_as_it_must_be: bool) -> u64 {
         match self.missed_since {
             _ if !is_as_near_as_it_must_be => *self = Self::default(),

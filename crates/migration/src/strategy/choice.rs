@@ -1,4 +1,4 @@
-//! A strategy as people order it, and what that is between two stores of a host, or two hosts.
+//! A strategy as users order it, and its form on one host or between two hosts.
 
 use std::time::Duration;
 
@@ -7,14 +7,14 @@ use super::{Distance, HotBlocks, Recording, Strategy};
 /// A strategy as it is ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// One pass, while guest writes to what is copied go to both stores; towards another host those to hot blocks perhaps
+    /// One pass, while guest writes to copied blocks go to both stores. Towards another host writes to hot blocks may follow
     /// later.
     Mirror(HotBlocks),
     /// Rounds, while guest writes go to the source only.
     Tracking(Recording, HotBlocks),
-    /// Rounds, at most so many, and the rest follows the volume. Only towards another host.
+    /// A limited number of rounds; the rest follows the volume. Only towards another host.
     PostCopy {
-        /// Rounds at most; 0: nothing is copied beforehand.
+        /// The most rounds; 0: nothing is copied beforehand.
         rounds_max: u32,
     },
 }
@@ -26,7 +26,7 @@ impl Default for Choice {
 }
 
 impl Choice {
-    /// Its name, as it is ordered and shown.
+    /// Returns the name for orders and reports.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mirror(_) => "mirror",
@@ -36,25 +36,25 @@ impl Choice {
         }
     }
 
-    /// Tells whether volumes are handed over with blocks missing.
+    /// Returns whether volumes are handed over incomplete.
     pub fn leaves_blocks(self) -> bool {
         matches!(self, Self::PostCopy { .. })
     }
 
-    /// What that is between two stores of one host; what is left may take `drain_max` to arrive behind closed gates.
+    /// Returns the strategy between two stores of one host. The rest may take `drain_max` to arrive behind closed gates.
     pub fn here(self, drain_max: Duration) -> Strategy {
         match self {
             Self::Mirror(_) => Strategy::Mirror,
             Self::Tracking(recording, hot) => {
                 Strategy::Tracking { recording, hot, distance: Distance::Near, drain_max }
             }
-            // Nobody offers it: on one host nothing is gained by leaving first.
+            // Never offered: on one host an early handover gains nothing.
             Self::PostCopy { .. } => Strategy::Mirror,
         }
     }
 
-    /// What that is towards another host: guests do not wait for it. `round_trip` is the way there and back,
-    /// `switch_over_max` how long gates may be closed.
+    /// Returns the strategy towards another host, where guests do not wait for the target. `round_trip` is the time there and
+    /// back, `switch_over_max` the limit for closed gates.
     pub fn away(
         self,
         buffer_bytes_max: u64,
@@ -66,7 +66,7 @@ impl Choice {
             Self::Mirror(hot) => {
                 Strategy::AsynchronousMirror { buffer_bytes_max, drain_max: switch_over_max / 2, hot }
             }
-            // What is sent behind the gate is on its way for as long as that.
+            // Data sent behind the gate needs that long to arrive.
             Self::Tracking(recording, hot) => {
                 let drain_max = drain_max + round_trip;
                 Strategy::Tracking { recording, hot, distance: Distance::Far, drain_max }

@@ -1,4 +1,4 @@
-//! The machine of one volume that is being copied: an [`Engine`], and a [`Policy`] that decides for it.
+//! The machine of one volume that is being copied: an [`Engine`], with a [`Policy`] for its decisions.
 
 use std::time::Duration;
 
@@ -11,41 +11,41 @@ use crate::handover::source::Costs;
 use crate::pacing::PacingSettings;
 use crate::progress::{Carried, VolumeProgress, Waiting};
 
-/// What a copying is told at its beginning, whatever its strategy.
+/// The settings of a copying, for any strategy.
 #[derive(Clone, Debug)]
 pub struct CopyingSettings {
-    /// Bytes of a block.
+    /// The size of a block.
     pub block_size: BlockSize,
-    /// Size of the volume in bytes.
+    /// The volume's size in bytes.
     pub size_bytes: u64,
-    /// How much to copy at once.
+    /// Limits how much is copied at once.
     pub pacing: PacingSettings,
     /// How long a guest's write may be held, or wait for the target (design §5.7).
     pub wait_max: Duration,
-    /// How long the target may leave a request unanswered before the migration fails, whatever else it answers.
-    /// Time that passes while it answers is never a reason.
+    /// How long one request to the target may stay unanswered before the migration fails, even if other requests are answered.
+    /// Slow but answered requests are never a reason.
     pub no_progress_max: Duration,
 }
 
 /// Brings one volume's replica up to date.
 ///
-/// It is driven as every machine of the core is: an event or the time goes in, then all actions are taken before anything
+/// The caller passes an event or the time, and drains all actions before it passes the next.
 /// else is told.
 pub struct Copying {
     engine: Engine,
     policy: Chosen,
-    /// Rounds of daemons before this one: they are shown, and judge nothing.
+    /// The rounds of earlier daemons: they are reported, but do not affect decisions.
     earlier_rounds: Vec<Round>,
 }
 
 impl Copying {
-    /// Makes a machine that waits to be told what is allocated.
+    /// Makes a machine that waits for the allocated ranges.
     pub fn new(settings: CopyingSettings, strategy: Strategy) -> Self {
         let policy = Chosen::new(strategy);
         Self { engine: Engine::new(settings, policy.terms()), policy, earlier_rounds: Vec::new() }
     }
 
-    /// Goes on counting where a daemon before this one had come to.
+    /// Continues the counts of an earlier daemon.
     #[must_use]
     pub fn carrying(mut self, carried: Carried) -> Self {
         self.engine.carry(&carried);
@@ -53,9 +53,9 @@ impl Copying {
         self
     }
 
-    /// Takes what happened. An event that does not fit (an answer to something unknown) changes nothing.
+    /// Handles an event. An event that does not fit (an answer to an unknown number) changes nothing.
     pub fn handle_event(&mut self, now: Duration, event: VolumeEvent) {
-        // One that would overtake others that the target holds up takes its turn.
+        // A write behind others that wait for a slow target queues as well.
         let takes_turn = self.engine.is_queueing();
         self.engine.handle_event(now, event);
         if let VolumeEvent::WriteArrived { write, .. } = event
@@ -66,58 +66,58 @@ impl Copying {
         self.advance(now);
     }
 
-    /// The target lacks these blocks of the volume, of its block size: the same as [`VolumeEvent::Allocated`] of each run,
-    /// of which there may be millions.
+    /// Notes that the target lacks these blocks. Same as [`VolumeEvent::Allocated`] for each run, of which there may be
+    /// millions.
     pub fn lacks(&mut self, lacking: &LayeredBitmap) {
         self.engine.lacks(lacking);
     }
 
-    /// Does what is due.
+    /// Handles everything that is due.
     pub fn handle_timeout(&mut self, now: Duration) {
         self.engine.give_up_waiting(now);
         self.advance(now);
     }
 
-    /// The next thing to be done.
+    /// Returns the next action for the caller.
     pub fn poll_action(&mut self) -> Option<VolumeAction> {
         self.engine.poll_action()
     }
 
-    /// When `handle_timeout` is to be called, at the latest, and what is waited for.
+    /// Returns the latest time to call `handle_timeout`, and the reason for it.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
-        // N.B. a policy is asked nothing any more once the copying has stopped, so it would not meet a deadline.
+        // **N.B.** The policy is not called once the copying has stopped, so it would not meet a deadline.
         let of_policy = self.policy.deadline(&self.engine).filter(|_| !self.engine.is_stopped());
         let deadlines = self.engine.deadlines().chain(of_policy);
         deadlines.chain(self.engine.gives_up_at()).min_by_key(|(at, _)| *at)
     }
 
-    /// Changes the rate limit of what is copied.
+    /// Changes the rate limit for copying.
     pub fn set_bandwidth(&mut self, now: Duration, bytes_per_second: Option<u64>) {
         self.engine.set_bandwidth(bytes_per_second);
         self.advance(now);
     }
 
-    /// Everything that the target lacks if both hosts lose at this instant what is not durable: what is missing, in
-    /// flight, not confirmed to be durable there, or being written. `None` while it is not known, and during a try at
-    /// the handover: nothing more is asked of the source's store then.
+    /// Returns the target's missing set if both hosts lose, at this instant, everything that is not durable: blocks that are
+    /// missing, in flight, unconfirmed, or being written. `None` while it is not known, and during an attempt at the handover,
+    /// when nothing more is asked of the source's store.
     pub fn lacking(&self) -> Option<LayeredBitmap> {
         self.engine.lacking()
     }
 
-    /// What a telling under way says that the target lacks, in units, and whether that is all of it; `None`: it is not under
-    /// way any more.
+    /// Returns the content of a missing-set update under way, in units, and whether it is a complete set. `None` if the update
+    /// is not under way.
     pub fn telling(&self, telling: TellingId) -> Option<(LayeredBitmap, bool)> {
         let (blocks, is_base) = self.engine.telling(telling)?;
         let (block_bytes, size_bytes) = (self.engine.block_bytes(), self.engine.size_bytes());
         Some((crate::filling::to_units(blocks, block_bytes, size_bytes), is_base))
     }
 
-    /// What it has cost so far.
+    /// Returns the cost so far.
     pub fn costs(&self) -> Costs {
         self.engine.costs()
     }
 
-    /// How far it is.
+    /// Returns the progress of the copying.
     pub fn progress(&mut self, now: Duration) -> VolumeProgress {
         let waiting = self
             .poll_timeout()
@@ -126,38 +126,38 @@ impl Copying {
         VolumeProgress { rounds, ..self.engine.progress(waiting) }
     }
 
-    /// Blocks missing or in flight, those that late writes touch included.
+    /// Returns the blocks missing or in flight, including those of late writes.
     pub fn blocks_remaining(&self) -> u64 {
         self.engine.blocks_remaining()
     }
 
-    /// What it has decided so far.
+    /// Returns the decisions so far.
     pub fn tally(&self) -> Tally {
         self.costs().tally
     }
 
-    /// What is waited for as long as it takes: the guest's own disk, which no deadline of a migration binds.
+    /// Returns the reason of a wait without limit, for example the guest's own disk.
     pub fn waits_for(&self) -> Option<&'static str> {
         self.engine.waits_for()
     }
 
-    /// Tells whether guest writes are admitted no faster than the target takes them.
+    /// Returns whether guest writes are admitted only at the target's rate.
     pub fn is_throttled(&self) -> bool {
         self.engine.is_throttled()
     }
 
-    /// Tells whether nothing of it is under way, and everything that the target has is durable there: of one that is
-    /// paused, or has nothing to copy.
+    /// Returns whether nothing is under way, and everything at the target is durable. For a copying that is paused, or has
+    /// nothing to copy.
     pub fn is_settled(&self) -> bool {
         self.engine.is_settled()
     }
 
-    /// Tells whether somebody has paused it.
+    /// Returns whether the administrator has paused the copying.
     pub fn is_paused(&self) -> bool {
         self.engine.is_paused()
     }
 
-    /// Goes on with everything that can go on.
+    /// Takes every step that is possible now.
     fn advance(&mut self, now: Duration) {
         if !self.engine.is_stopped() {
             self.engine.resume(now);
@@ -201,7 +201,7 @@ impl Copying {
         }
     }
 
-    /// Does with a held write what the policy says.
+    /// Applies the policy's decision to a held write.
     fn decide(&mut self, now: Duration, id: WriteId) {
         let Some(write) = self.engine.write(id) else { return };
         match self.policy.course(&self.engine, now, &write) {

@@ -1,5 +1,5 @@
-//! The mechanism of copying a volume: what is missing, in flight, and not confirmed; what has become of each guest write,
-//! chunk and flush; what faults lead to.
+//! The mechanism of copying a volume: missing, in-flight and unconfirmed blocks, the state of guest writes, chunks and flushes,
+//! and the handling of faults.
 //!
 //! ```text
 //!   guest writes ───► guest_write ─► writes (guests that wait for both stores), by_value ─► values (that do not)
@@ -7,9 +7,8 @@
 //!   faults, links ──► fault                   ├──► replica: missing ─► in flight ─► applied ─► durable
 //!   flushes ────────► flush ──────────────────┘
 //! ```
-//! It knows no strategy: where a write goes, which run is next and when the replica is near enough are decided by a
-//! [policy](super::policy), which asks it what it has to know (`questions.rs`); [`Copying`](super::Copying) asks the one and
-//! tells the other.
+//! The engine knows no strategy. A [policy](super::policy) decides the route of a write, the next run, and when the replica is
+//! near enough. It reads the engine's state through `questions.rs`. [`Copying`](super::Copying) calls both.
 
 mod by_value;
 mod chunks;
@@ -55,16 +54,16 @@ pub(super) use by_value::Toll;
 pub use tally::Tally;
 pub(super) use writes::Write;
 
-/// The books of one volume that is being copied.
+/// The state of one volume that is being copied.
 pub(super) struct Engine {
     settings: CopyingSettings,
     terms: Terms,
     stage: Stage,
     replica: ReplicaBlocks,
-    /// What the target knows that it lacks. Only of strategies that hand over with blocks missing.
+    /// The missing set that the target knows. Only for strategies that hand over incomplete volumes.
     tellings: Tellings,
     writes: Writes,
-    /// What is on its way by value while its guest waits no more.
+    /// Writes in flight by value whose guests do not wait.
     values: Values,
     chunks: Chunks,
     flushes: Flushes,
@@ -75,79 +74,73 @@ pub(super) struct Engine {
     mover: Mover,
     link: Link,
     pacing: Pacing,
-    /// Everything before it has been claimed once; everything behind it has not. At the end of the volume: the first
-    /// pass is over.
+    /// Every block before it has been claimed once, and none behind it. At the end of the volume the first pass is over.
     cursor: BlockIndex,
-    /// Where missing blocks are looked for next, once the first pass is over.
+    /// Where the search for missing blocks continues after the first pass.
     scan: BlockIndex,
-    /// When the bandwidth limit lets the next chunk begin; `None` while it does not hold one up.
+    /// When the bandwidth limit permits the next chunk; `None` while it holds none back.
     tokens_at: Option<Duration>,
     suspension: Option<Suspension>,
     faults: FaultCounts,
-    /// How often guests write which blocks, if anything is made of that.
+    /// How often guests write which blocks, if the strategy uses that.
     heat: HeatFilter,
-    /// How often the target has restarted.
     restarts: u32,
-    /// Whether the volume is about to become larger.
     is_growing: bool,
-    /// The last thing said.
     said: Standing,
     meter: Meter,
     costs: Costs,
     actions: VecDeque<VolumeAction>,
 }
 
-/// What an engine has to know beforehand of the strategy that it works for.
+/// The parameters that an engine takes from its strategy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
-    /// By what it is known whether as much is in flight as may be.
+    /// How the limit of data in flight is measured.
     pub(super) in_flight: InFlight,
-    /// When blocks are copied again that were written while their chunk was being copied.
+    /// When blocks are copied again that were written during their copy.
     pub(super) rewritten: Rewritten,
-    /// When blocks are copied that guests have written, and that no chunk is copying.
+    /// When blocks are copied that guests have written outside of a copy.
     pub(super) written: Written,
-    /// Whether it is counted how often guests write which blocks.
+    /// Whether writes to each block are counted.
     pub(super) hot: HotBlocks,
 }
 
 /// When blocks are copied that guests have written, and that did not go to the target at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Written {
-    /// As whatever is missing.
+    /// Like any other missing block.
     AnyTime,
-    /// In the next round; what this one has still to copy is copied in this one, with what was written.
+    /// In the next round. Blocks that this round has still to copy are copied in it with their new content.
     NextRound,
-    /// In the next round, whether or not this one has still to copy them.
+    /// In the next round, even if this round has still to copy them.
     NextRoundToo,
 }
 
-/// By what it is known whether as much is in flight as may be.
+/// How the limit of data in flight is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum InFlight {
-    /// By the number of chunks.
     Chunks,
-    /// By bytes: many small chunks, as are left late in a copying, would not fill a long link.
+    /// By bytes: many small chunks, which remain late in a copying, would not fill a long link.
     Bytes {
-        /// Bytes of guest writes that may be on their way by value.
+        /// The most bytes of guest writes in flight by value.
         values_max: u64,
     },
 }
 
-/// When blocks are copied again that were written while their chunk was being copied.
+/// When blocks are copied again that were written during their copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Rewritten {
     /// Right after the chunk has landed, in a second pass that holds writes to them.
     AtOnce,
-    /// As whatever is missing.
+    /// Like any other missing block.
     Later,
 }
 
-/// What it means how far the copying has come.
+/// The decision at this point of the copying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// The copying goes on.
     GoOn,
-    /// What it was for is applied at the target, and is to be made durable.
+    /// The copied data is applied at the target, and must be made durable.
     Confirm,
 }
 
@@ -155,17 +148,17 @@ pub(super) enum Verdict {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Standing {
     Behind,
-    /// What it lacks will have arrived soon enough for the gate to be closed.
+    /// The rest will arrive soon enough for the gate to be closed.
     Converged,
     Synchronised,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Being told what is allocated.
+    /// The allocated ranges are being reported.
     Surveying,
     Copying,
-    /// Failed or cancelled: nothing is sent any more.
+    /// Failed or cancelled: nothing is sent.
     Stopped,
 }
 
@@ -173,28 +166,28 @@ enum Stage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mover {
     Works,
-    /// Somebody has paused the migration.
+    /// The administrator has paused the migration.
     Rests,
 }
 
-/// What is known of the link to the target.
+/// The state of the link to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Link {
     Up,
     Away,
-    /// Back, and requests of before have yet to be answered.
+    /// Back, but earlier requests have still to be answered.
     Returning {
         since: Duration,
     },
 }
 
-/// The writes that the target holds up, in the order in which they arrived.
+/// The writes that a slow target holds, in order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Queue {
     Empty,
     /// The last of them waits until the target has taken more.
     UntilTaken,
-    /// The last of them may go then.
+    /// The last of them may be submitted at this time.
     Until(Duration),
 }
 
@@ -233,7 +226,7 @@ impl Engine {
         }
     }
 
-    /// Takes note of what happened. A write that arrives is held until it is submitted.
+    /// Handles an event. A write that arrives is held until it is submitted.
     pub(super) fn handle_event(&mut self, now: Duration, event: VolumeEvent) {
         match event {
             VolumeEvent::Allocated(range) => {
@@ -257,7 +250,7 @@ impl Engine {
             VolumeEvent::Freeze => self.gate.freeze(),
             VolumeEvent::GateOpens => {
                 if self.gate.is_frozen() && self.stage == Stage::Copying {
-                    // What the target flushed for its promise may have failed: it says so to the next flush.
+                    // The flush for the target's promise may have failed; the next flush reports that.
                     self.flushes.owe_answer();
                 }
                 self.gate.open(now);
@@ -276,7 +269,7 @@ impl Engine {
         }
     }
 
-    /// The target lacks these blocks; told only before what is allocated is known.
+    /// Notes that the target lacks these blocks. Called only before the allocation is known.
     pub(super) fn lacks(&mut self, lacking: &LayeredBitmap) {
         self.replica.mark_all_missing(lacking);
     }
@@ -289,7 +282,7 @@ impl Engine {
         self.pacing.set_rate(bytes_per_second);
     }
 
-    /// Until when it does nothing by itself, and what is waited for; [`Engine::gives_up_at`] apart.
+    /// Returns the engine's deadlines, apart from [`Engine::gives_up_at`], and their reasons.
     pub(super) fn deadlines(&self) -> impl Iterator<Item = (Duration, &'static str)> {
         let patience = self.writes.iter().filter_map(|write| match write.state {
             WriteState::Mirrored { source: SourceSide::Answered { patience_ends }, .. } => {
@@ -307,7 +300,7 @@ impl Engine {
         patience.chain(retry).chain(tokens).chain(admits)
     }
 
-    /// What is waited for as long as it takes: the guest's own disk, which no deadline of a migration binds.
+    /// Returns the reason of a wait without limit, for example the guest's own disk.
     pub(super) fn waits_for(&self) -> Option<&'static str> {
         match self.stage {
             Stage::Surveying => Some("what the source was asked for before the migration to end"),
@@ -321,7 +314,7 @@ impl Engine {
         }
     }
 
-    /// Says how near the replica is, if that has changed.
+    /// Reports the standing of the replica if it has changed.
     pub(super) fn say(&mut self, standing: Standing) {
         if standing != self.said {
             self.said = standing;
@@ -331,14 +324,14 @@ impl Engine {
                 Standing::Synchronised => VolumeAction::Synchronised,
             });
             if standing == Standing::Synchronised && self.is_told() {
-                // N.B. before the word that it may be handed over.
+                // **N.B.** Before the report that the handover may begin.
                 let told = VolumeAction::Told { manifest: self.manifest() };
                 self.actions.insert(self.actions.len() - 1, told);
             }
         }
     }
 
-    /// Everything that the target lacks if both hosts lose at this instant what is not durable.
+    /// Returns the target's missing set if both hosts lose, at this instant, everything that is not durable.
     pub(super) fn lacking(&self) -> Option<LayeredBitmap> {
         if self.stage != Stage::Copying || !self.gate.is_open() {
             return None;
@@ -352,13 +345,13 @@ impl Engine {
         Some(lacking)
     }
 
-    /// Goes on counting from there.
+    /// Continues the counts of an earlier daemon.
     pub(super) fn carry(&mut self, carried: &Carried) {
         self.costs = carried.costs;
         self.meter.carry(carried.bytes_synchronised / self.block_bytes(), carried.fraction);
     }
 
-    /// Nothing is under way, and everything that the target has is durable there.
+    /// Returns whether nothing is under way, and everything at the target is durable.
     pub(super) fn is_settled(&self) -> bool {
         let is_idle = self.chunks.is_empty()
             && self.writes.iter().next().is_none()
@@ -370,7 +363,7 @@ impl Engine {
         self.costs
     }
 
-    /// How far it is; `waiting`: what for, unless it is waited for as long as it takes.
+    /// Returns the progress. `waiting` is the reason of a wait with a limit.
     pub(super) fn progress(&mut self, waiting: Option<Waiting>) -> VolumeProgress {
         let waiting = waiting.or(self.waits_for().map(|reason| Waiting { reason, remaining: None }));
         let (block_bytes, remaining) = (self.block_bytes(), self.blocks_remaining());

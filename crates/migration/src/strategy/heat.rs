@@ -1,49 +1,46 @@
-//! Which blocks guests write again and again: the multi-stage filter of \[ESX\] §2.3.3.
+//! Detects hot blocks, which guests write again and again, with the multi-stage filter of \[ESX\] §2.3.3.
 //!
 //! ```text
 //!   a block ──hash──► stage 0  … 3 0 1 7 …     a write raises those of its counters that are lowest (conservative
 //!                ├──► stage 1  … 0 4 3 2 …     update): none of them is ever less than the times it was written
 //!                └──► stage 2  … 9 3 0 5 …     hot: the lowest of them is at least the threshold
 //! ```
-//! There are two generations of counters: when one has counted [`GENERATION_WRITES`] the older one is forgotten (ageing). What
-//! was written [`THRESHOLD`] times within the last so many writes is always called hot; a block that was written less is called
-//! hot hardly ever, while the counters are more than the writes that they count.
+//! There are two generations of counters: when one has counted [`GENERATION_WRITES`], the older one is cleared (ageing). A
+//! block written [`THRESHOLD`] times within that many writes always counts as hot. A block written less often hardly ever does,
+//! as long as there are more counters than counted writes.
 //!
-//! It takes a fixed memory whatever the volume's size: a table of each block's count would not.
+//! The memory is fixed, whatever the volume's size. A table with a count for each block would grow with the volume.
 
 use chronicle::{BlockIndex, BlockRange};
 
-/// Arrays of counters, each with a hash function of its own: with so many hardly any block has only counters that others
-/// have raised.
+/// The arrays of counters, each with a hash function of its own. With this number hardly any block has only counters that
+/// others have raised.
 const STAGES: usize = 3;
-/// Counters of one stage.
 const COUNTERS: usize = 1 << COUNTER_BITS;
 const COUNTER_BITS: u32 = 17;
-/// Generations of counters that are looked at.
 const GENERATIONS: usize = 2;
-/// Times that a block has to be written to be hot: twice may be chance.
+/// The writes that make a block hot: two may be chance.
 pub const THRESHOLD: u32 = 3;
-/// Writes of single blocks that a generation counts: as many as a stage has counters.
+/// The writes of single blocks that a generation counts: the number of counters in a stage.
 pub const GENERATION_WRITES: u64 = COUNTERS as u64;
 
-/// Bytes that a filter may take.
 const BYTES_MAX: usize = 1 << 20;
 const _: () = assert!(GENERATIONS * STAGES * COUNTERS * size_of::<Counter>() <= BYTES_MAX);
 const _: () = assert!(STAGES as u32 * COUNTER_BITS <= u64::BITS, "one hash names a counter of each stage");
 
-/// It stays at its highest when it is there.
+/// It saturates at the highest value.
 type Counter = u8;
 
-/// Counts, roughly, how often each block of a volume was written of late.
+/// Counts, roughly, how often each block of a volume was written recently.
 #[derive(Debug, Default)]
 pub struct HeatFilter {
     present: Generation,
     former: Generation,
-    /// Writes that the present one has counted.
+    /// The writes counted by the current generation.
     counted: u64,
 }
 
-/// The counters of all stages, one after the other; empty before the first write.
+/// The counters of all stages, in order; empty before the first write.
 #[derive(Debug, Default)]
 struct Generation(Vec<Counter>);
 
@@ -61,17 +58,17 @@ impl HeatFilter {
         }
     }
 
-    /// Tells whether a block is written again and again.
+    /// Returns whether a block counts as hot.
     pub fn is_hot(&self, block: BlockIndex) -> bool {
         self.times(block) >= THRESHOLD
     }
 
-    /// Tells whether all of these blocks were written so many times of late, or more.
+    /// Returns whether each of these blocks was written at least `times` times recently.
     pub fn were_written(&self, blocks: BlockRange, times: u32) -> bool {
         blocks.iter().all(|block| self.times(block) >= times)
     }
 
-    /// The first blocks of a run that are as hot, or not, as its first one, if hot is what was written so many times.
+    /// Returns the first blocks of a run with the same heat as its first block; a block written `times` times is hot.
     pub fn alike(&self, run: BlockRange, times: u32) -> (BlockRange, Heat) {
         let is_hot = |block| self.times(block) >= times;
         let first = is_hot(run.start);
@@ -80,12 +77,12 @@ impl HeatFilter {
         (BlockRange { end: other.unwrap_or(run.end), ..run }, heat)
     }
 
-    /// How often a block was written of late: no less than that, hardly ever more.
+    /// Returns how often a block was written recently: never too low, hardly ever too high.
     fn times(&self, block: BlockIndex) -> u32 {
         self.present.at_least(block) + self.former.at_least(block)
     }
 
-    /// The memory that it takes, in bytes.
+    /// Returns the memory of the filter, in bytes.
     pub fn bytes_used(&self) -> usize {
         (self.present.0.capacity() + self.former.0.capacity()) * size_of::<Counter>()
     }
@@ -94,9 +91,9 @@ impl HeatFilter {
 /// Whether blocks are written again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Heat {
-    /// They are.
+    /// The blocks are hot.
     Hot,
-    /// They are not.
+    /// The blocks are cold.
     Cold,
 }
 
@@ -115,16 +112,16 @@ impl Generation {
         }
     }
 
-    /// No less than the times that the block was written, up to the highest count.
+    /// Returns the block's count, never too low, up to the highest value.
     fn at_least(&self, block: BlockIndex) -> u32 {
         let counters = places(block).into_iter().filter_map(|place| self.0.get(place).copied());
         counters.min().unwrap_or_default().into()
     }
 }
 
-/// Where the counters of a block are, one of each stage.
+/// Returns the position of a block's counter in each stage.
 fn places(block: BlockIndex) -> [usize; STAGES] {
-    // SplitMix64: neighbours, as guests write them, are scattered.
+    // SplitMix64: it scatters neighbours, which guests write together.
     let mut mixed = block.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
     mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);

@@ -7,11 +7,11 @@
 //!      missing, or being copied ─►              also where there was a hole
 //!      source only, and missing (again)
 //! ```
-//! Better than the paper, which defers writes to a chunk that is being copied: such a write goes to the source at
-//! once, and its blocks are copied again right after the chunk has landed. Writes to *that* second pass wait for it, so
-//! a chunk is never copied for ever. A target that fails, or is slow, never costs the guest more than
-//! [`CopyingSettings::wait_max`](super::CopyingSettings::wait_max): mirroring is suspended, writes become bits, and it
-//! tries again.
+//! One difference to the paper, which defers writes to a chunk that is being copied: here such a write goes to the source at
+//! once, and its blocks are copied again right after the chunk has landed. Writes to *that* second pass wait for it, so a chunk
+//! is never copied for ever. A target that fails or is slow never delays the guest by more than
+//! [`CopyingSettings::wait_max`](super::CopyingSettings::wait_max): mirroring is suspended, writes make blocks missing, and
+//! mirroring is tried again later.
 
 use std::time::Duration;
 
@@ -45,8 +45,7 @@ impl Policy for Mirror {
             Route::SourceOnly => engine.is_being_copied_again(write.blocks),
         };
         if now >= write.patience_ends {
-            // It has waited enough, and waits for no target. Its blocks are copied again after everything that is
-            // under way there.
+            // Its wait is over, and it waits for no target. Its blocks are copied again after everything under way there.
             Course::Mirror(Route::SourceOnly)
         } else if waits {
             Course::Hold
@@ -55,7 +54,7 @@ impl Policy for Mirror {
         }
     }
 
-    /// Nothing: guests wait for the target, and write no faster than it takes.
+    /// Does nothing: guests wait for the target, so they write at its rate.
     fn judge_convergence(&mut self, _: &mut Engine, _: Duration) {}
 
     fn next_run(&mut self, engine: &mut Engine) -> Option<BlockRange> {

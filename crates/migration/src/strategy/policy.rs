@@ -1,4 +1,4 @@
-//! What strategies differ in: the decisions that an [`Engine`] does not take itself.
+//! The decisions in which strategies differ, and which an [`Engine`] leaves to a policy.
 //!
 //! ```text
 //!   a guest's write ──────────────► course ───────────────► held, to the source, to both stores, in part
@@ -8,8 +8,8 @@
 //!          │                        judge_pass ───────────► the copying goes on, or what is there is confirmed
 //!          └──────────────────────► standing ─────────────► behind, converged, synchronised
 //! ```
-//! A strategy is one file with one policy in it; [`Chosen`] has a line for each. A policy keeps no books of blocks, writes
-//! or chunks: it asks the engine for them (`engine/questions.rs`).
+//! A strategy is one file with one policy; [`Chosen`] has a variant for each. A policy keeps no state of blocks, writes or
+//! chunks, but queries the engine (`engine/questions.rs`).
 
 use std::time::Duration;
 
@@ -22,91 +22,90 @@ use super::post_copy::PostCopy;
 use super::tracking::Tracking;
 use super::{Round, Route, Strategy};
 
-/// Decides for one volume that is being copied.
+/// The decisions for one volume that is being copied.
 ///
-/// Every method may rely on the engine's being up to date with everything that has happened. The engine, not the policy,
-/// keeps the rules that hold whatever the strategy: what is in flight is not sent again, what is copied waits for the
-/// writes submitted before, only synchronised blocks take values.
+/// Every method may rely on an engine that has handled all events. The engine enforces the rules common to all strategies:
+/// blocks in flight are not sent again, a copy waits for earlier writes, and only synchronised blocks take values.
 pub(super) trait Policy {
-    /// What the engine has to know beforehand.
+    /// Returns the engine's parameters.
     fn terms(&self) -> Terms;
 
-    /// Where a guest's write goes that has arrived, or is held. One that is held is asked about again after whatever
-    /// happens next, and when its patience ends: then it must be submitted.
+    /// Decides the route of a write that has arrived or is held. A held write is decided again after each event, and at the end
+    /// of its patience, when it must be submitted.
     fn course(&mut self, engine: &Engine, now: Duration, write: &Write) -> Course;
 
-    /// Judges whether the copying converges, and holds guests back if not.
+    /// Checks whether the copying converges, and throttles guests if it does not.
     fn judge_convergence(&mut self, engine: &mut Engine, now: Duration);
 
-    /// What it means how far the round has come. Only of strategies that copy in rounds.
+    /// Decides what follows at this point of the round. Only for strategies with rounds.
     fn judge_round(&mut self, engine: &Engine, now: Duration) -> RoundVerdict {
         let _ = (engine, now);
         RoundVerdict::GoOn
     }
 
-    /// The rounds that have ended. Only of strategies that copy in rounds.
+    /// Returns the ended rounds. Only for strategies with rounds.
     fn rounds(&self) -> &[Round] {
         &[]
     }
 
-    /// The run that is copied next: missing, and not in flight. `None`: there is none for the time being. Asked only
-    /// while the mover may begin another chunk.
+    /// Returns the next run to copy, missing and not in flight; `None` if there is none for the time being. Called only while
+    /// another chunk may begin.
     fn next_run(&mut self, engine: &mut Engine) -> Option<BlockRange>;
 
-    /// What it means how far the copying has come. Asked only while the target could be flushed.
+    /// Decides what follows at this point of the copying. Called only while the target could be flushed.
     fn judge_pass(&self, engine: &Engine) -> Verdict;
 
-    /// Tells whether the target is to be told what it lacks. Only of strategies that hand over with blocks missing.
+    /// Returns whether the missing set may be sent to the target. Only for strategies that hand over incomplete volumes.
     fn may_tell(&self, engine: &Engine) -> bool {
         let _ = engine;
         false
     }
 
-    /// How near the replica is to the volume: [`Standing::Synchronised`] only if they are equal, or the target knows exactly
-    /// what it lacks and may lack it, and that stays so until the engine hears of the next write.
+    /// Returns how near the replica is to the volume. [`Standing::Synchronised`] only if both are equal, or the target knows
+    /// its missing set exactly and may lack it. That must hold until the engine receives the next write.
     fn standing(&mut self, engine: &Engine, now: Duration) -> Standing;
 
-    /// When the standing changes though nothing happens, and what is waited for until then.
+    /// Returns when the standing changes without an event, and the reason of the wait.
     fn deadline(&self, engine: &Engine) -> Option<(Duration, &'static str)>;
 }
 
-/// What becomes of a guest's write.
+/// The decision about a guest's write.
 #[derive(Debug)]
 pub(super) enum Course {
-    /// It is held by what is under way where it goes.
+    /// Hold it, because of other work on its blocks.
     Hold,
-    /// It is held by the target, and so are all that come after it.
+    /// Hold it and all later writes, because the target is slow.
     Queue {
-        /// When it may go, at the earliest; `None`: when the target has taken more.
+        /// The earliest time of its submission; `None`: when the target has taken more.
         until: Option<Duration>,
     },
-    /// It is submitted, and its guest waits for every store that it goes to.
+    /// Submit it; its guest waits for every store that it goes to.
     Mirror(Route),
-    /// It is submitted, and its guest waits for the source only.
+    /// Submit it; its guest waits for the source only.
     Send {
         route: Route,
-        /// What it costs the target; `None`: nothing that is to be counted.
+        /// The cost for the target; `None`: nothing to count.
         toll: Option<Toll>,
     },
-    /// It is submitted to the source only, and its blocks, which are synchronised, are put off.
+    /// Submit it to the source only, and put off its blocks, which are synchronised.
     Merge { toll: Option<Toll> },
-    /// It is submitted to the source only, although it could go by value: as much is on its way as may be.
+    /// Submit it to the source only instead of by value, because the limit of bytes in flight is reached.
     Overflow { toll: Option<Toll> },
 }
 
-/// What it means how far a round has come.
+/// The decision at this point of a round.
 #[derive(Debug)]
 pub(super) enum RoundVerdict {
     GoOn,
-    /// What guests have written meanwhile is copied now.
+    /// Copy the blocks that guests have written meanwhile.
     Next,
-    /// The same, and what was put off.
+    /// Copy these, and the blocks that were put off.
     NextOfAll,
-    /// The copying will not converge; for people, by which numbers, and what would.
+    /// The copying will not converge; the text gives the figures, and what would help.
     GiveUp(String),
 }
 
-/// The policy of the strategy that was chosen.
+/// The policy of the chosen strategy.
 pub(super) enum Chosen {
     Mirror(Mirror),
     AsynchronousMirror(AsynchronousMirror),
@@ -129,7 +128,7 @@ impl Chosen {
     }
 }
 
-/// Asks the chosen policy, by a match rather than a table of functions: one is asked for every guest write.
+/// Calls the chosen policy through a match instead of a table of functions, because every guest write needs a decision.
 macro_rules! ask {
     ($chosen:expr, $policy:ident => $answer:expr) => {
         match $chosen {

@@ -1,14 +1,14 @@
-//! Handing over before everything has arrived: a few rounds, or none, and the rest follows the volume (\[TPM\] §IV
-//! *three-phase*, \[XNBD\] §3.2 *post-copy*).
+//! A handover before everything has arrived: a few rounds or none, and the rest follows the volume (\[TPM\] §IV *three-phase*,
+//! \[XNBD\] §3.2 *post-copy*).
 //!
 //! ```text
 //!   rounds, as in tracking, bounded ──► at rest: nothing is sent any more, what is there is durable
 //!     └ ended early when little is      ──► the target is told what it lacks ──► converged
 //!       left, or guests write faster    ──► gate closed: and what was written since ──► synchronised
 //! ```
-//! It converges whatever guests write, and holds none of them back: how long they are held at the handover depends on what
-//! was written while the target was told, not on what is missing. *Synchronised* means here that the target knows exactly
-//! what it lacks.
+//! It converges whatever guests write, and throttles none of them. The wait at the handover depends on the writes during the
+//! missing-set update, not on the number of missing blocks. *Synchronised* means here that the target knows its missing set
+//! exactly.
 
 use std::time::Duration;
 
@@ -18,18 +18,18 @@ use super::engine::{Engine, InFlight, Rewritten, Standing, Terms, Verdict, Write
 use super::policy::{Course, Policy, RoundVerdict};
 use super::{HotBlocks, Round, Route};
 
-/// A round wins over the guests if it leaves at most so many percent of what it copied; otherwise more of them are of no use.
+/// A round gains on the guests if it leaves at most this percentage of what it copied; otherwise more rounds are useless.
 const WINS_PERCENT: u64 = 90;
-/// What is left is little if it is at most so much: it follows in no time.
+/// The most bytes that count as a small rest, which follows in no time.
 const LITTLE_BYTES: u64 = 1 << 20;
 
 /// The policy of a copying that ends with blocks missing.
 pub(super) struct PostCopy {
     rounds_max: u32,
     rounds: Vec<Round>,
-    /// When the round under way began, and what had been copied by then: blocks, and bytes.
+    /// The start of the current round, and the blocks and bytes copied by then.
     under_way: Option<(Duration, (u64, u64))>,
-    /// Whether no more is copied.
+    /// Whether the copying has ended.
     rests: bool,
 }
 
@@ -59,17 +59,17 @@ impl Policy for PostCopy {
             in_flight: InFlight::Bytes { values_max: 0 },
             rewritten: Rewritten::Later,
             written: if self.rounds_max == 0 { Written::AnyTime } else { Written::NextRound },
-            // What is left follows the volume, whatever its heat.
+            // The rest follows the volume, hot or not.
             hot: HotBlocks::AsOthers,
         }
     }
 
-    /// To the source, whatever happens.
+    /// Always chooses the source only.
     fn course(&mut self, _: &Engine, _: Duration, _: &Write) -> Course {
         Course::Send { route: Route::SourceOnly, toll: None }
     }
 
-    /// Nothing: guests are not held back.
+    /// Does nothing: guests are not throttled.
     fn judge_convergence(&mut self, _: &mut Engine, _: Duration) {}
 
     fn judge_round(&mut self, engine: &Engine, now: Duration) -> RoundVerdict {
@@ -104,7 +104,7 @@ impl Policy for PostCopy {
         engine.next_of_pass().or_else(|| engine.next_missing())
     }
 
-    /// What has been copied is to be durable when the rest is told.
+    /// Makes the copied data durable before the rest is reported.
     fn judge_pass(&self, engine: &Engine) -> Verdict {
         if self.rests && engine.bytes_unconfirmed() > 0 { Verdict::Confirm } else { Verdict::GoOn }
     }
@@ -124,7 +124,7 @@ impl Policy for PostCopy {
         Standing::Converged
     }
 
-    /// Nothing: what changes it happens.
+    /// Returns `None`: only events change the standing.
     fn deadline(&self, _: &Engine) -> Option<(Duration, &'static str)> {
         None
     }

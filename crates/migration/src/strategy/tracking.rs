@@ -1,4 +1,4 @@
-//! Dirty block tracking (\[ESX\] §2.3): round after round copies what guests wrote in the one before.
+//! Dirty block tracking (\[ESX\] §2.3): each round copies the blocks that guests wrote during the one before.
 //!
 //! ```text
 //!   every write ──► source only ──► its blocks are the next round's
@@ -7,16 +7,16 @@
 //!              ├──► less written than a round or two ago ─► another round
 //!              └──► not less: short enough? ──────────────► hand over, or give up
 //! ```
-//! Guests wait for nothing, and a target that is away costs them nothing. But nothing holds them back either: it need not
-//! converge. Blocks that are written again and again would be copied again and again: they are put off while there are others, from the
-//! first round on, and copied once, in the last round but one (§2.3.4).
+//! Guests wait for nothing, and an unreachable target costs them nothing. But nothing throttles them either, so convergence is
+//! not certain. Hot blocks would be copied again and again. From the first round on they are put off while there are others,
+//! and copied once, in the last round but one (§2.3.4).
 //!
 //! ```text
 //!   everything ─► cold ─► cold ─► … ─► everything, also what was put off ─► few enough: the last round
 //!                                               └─► not yet: cold ─► …
 //! ```
-//! Convergence is judged by the last two rounds that copied everything, since one alone may have met a burst of writes (\[ESX\] §2.5); the longer
-//! it all has taken, the less is hoped for (§3.2).
+//! The convergence check uses the last two rounds that copied everything, because a single one may have met a burst of writes
+//! (\[ESX\] §2.5). The longer it all has taken, the less is expected of another round (§3.2).
 
 use std::time::Duration;
 
@@ -27,29 +27,29 @@ use super::policy::{Course, Policy, RoundVerdict};
 use super::{Distance, HotBlocks, Recording, Round, Route};
 use crate::planted::{Bug, broken};
 
-/// Part of what may be left that is aimed at while rounds become smaller.
+/// The divisor of the permitted rest that is aimed at while rounds become smaller.
 const AIM: u64 = 4;
-/// What is left may become so many times more than is near enough before it is not near enough any more.
+/// The factor by which the rest may exceed the limit before the replica is not near enough.
 const SLACK: u64 = 2;
-/// Bytes at the target that no flush has confirmed, up to which a replica is near enough.
+/// The most unflushed bytes at the target with which a replica is near enough.
 const UNCONFIRMED_MAX: u64 = 32 << 20;
-/// A round leaves less than one before if it leaves at most so many percent of that.
+/// A round is smaller than an earlier one if it leaves at most this percentage of it.
 const SHRINKS_TO_PERCENT: u64 = 90;
-/// Rounds that are looked back upon: how two of them compare with those before them.
+/// The rounds that are considered: two are compared with those before them.
 const ROUNDS_JUDGED: usize = 3;
-/// How many times longer than the first round it may all take before a smaller last round is not hoped for any more.
+/// The factor by which everything may exceed the first round before a smaller last round is not expected.
 const PATIENCE: u32 = 3;
-/// Cold rounds end when they leave no more than this part of what was put off: the round that copies that is hardly shorter with
-/// less.
+/// Cold rounds end when they leave at most this part of the blocks put off: with less, the round that copies those is hardly
+/// shorter.
 const COLD_PART: u64 = 4;
-/// Part of what is left that has to be put off for a round to count as cold: otherwise it has copied everything, about.
+/// A round counts as cold only if at least this part of the rest was put off; otherwise it has copied nearly everything.
 const PUT_OFF_PART: u64 = 8;
-/// Times that a block has to be written ahead of the cursor for the first round to put it off. It takes less than to be hot: to
-/// put a block off that is not written any more costs nothing but a longer second round.
+/// The number of writes to a block ahead of the cursor for the first round to put it off. It is lower than for a hot block,
+/// because putting off a cold block only lengthens the second round.
 const AGAIN: u32 = 2;
-/// Rounds after which it is given up, although one is smaller than another now and then.
+/// The most rounds, even if one is sometimes smaller than another.
 const ROUNDS_MAX: u64 = 50;
-/// Rounds that are reported one by one; later ones are added to the last.
+/// The most rounds that are reported singly; later ones are added to the last.
 const ROUNDS_KEPT: usize = 100;
 
 /// The policy of a copying in rounds.
@@ -59,50 +59,47 @@ pub(super) struct Tracking {
     distance: Distance,
     drain_max: Duration,
     aim: Aim,
-    /// What the round under way, or the last one, copies.
+    /// What the current or last round copies.
     lap: Lap,
-    /// What the round before a cold one left beside what was put off; `None`: it was none.
+    /// The rest of the round before a cold one, apart from blocks put off; `None` if the round was not cold.
     before_cold: Option<u64>,
     under_way: Option<UnderWay>,
     rounds: Vec<Round>,
-    /// What the latest rounds left, the last one last; at most [`ROUNDS_JUDGED`].
+    /// The rests of the latest rounds, in order; at most [`ROUNDS_JUDGED`].
     left: Vec<u64>,
-    /// How many rounds have ended.
     ended: u64,
-    /// How long the first one took, and all of them.
+    /// The duration of the first round, and of all rounds.
     first_took: Duration,
     took: Duration,
 }
 
-/// What a round copies.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Lap {
     Everything,
-    /// What is not written again and again.
+    /// The blocks that are not hot.
     Cold,
 }
 
-/// What is being done.
+/// The current aim of the copying.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Aim {
-    /// To have less left.
+    /// A smaller rest.
     Less,
-    /// To be handed over.
+    /// The handover.
     HandOver,
 }
 
-/// A round that has not ended.
 struct UnderWay {
     began: Duration,
-    /// What had been copied by then: blocks, and bytes.
+    /// The blocks and bytes copied before this round.
     copied: (u64, u64),
     suspensions: u64,
 }
 
-/// What a round says of convergence.
+/// Whether a round counts for the convergence check.
 enum Ended {
     Judged,
-    /// The target failed meanwhile, or was away.
+    /// The target failed meanwhile, or was unreachable.
     Disturbed,
 }
 
@@ -135,7 +132,7 @@ impl Tracking {
         }
     }
 
-    /// Takes the round down that was under way, if one was.
+    /// Ends and records the current round, if there is one.
     fn end_round(&mut self, engine: &Engine, now: Duration) -> Option<Ended> {
         let under_way = self.under_way.take()?;
         let (blocks, bytes) = engine.copied_so_far();
@@ -162,29 +159,29 @@ impl Tracking {
         Some(if disturbed { Ended::Disturbed } else { Ended::Judged })
     }
 
-    /// Bytes a second that the target takes, by all that is known.
+    /// Returns the target's bytes a second, from all measurements.
     fn rate(&self, engine: &Engine) -> f64 {
         let last = self.rounds.last().filter(|round| !round.took.is_zero());
-        // What was zero took no bytes, but was copied as well.
+        // Zero blocks take no bytes, but were copied as well.
         let by_round =
             last.map(|round| (round.blocks * engine.block_bytes()) as f64 / round.took.as_secs_f64());
         engine.drain_rate().unwrap_or_default().max(by_round.unwrap_or_default())
     }
 
-    /// Bytes that arrive while gates are closed.
+    /// Returns the bytes that can arrive while gates are closed.
     fn bytes_within_drain(&self, engine: &Engine) -> u64 {
-        // A rate is finite and not negative.
+        // The rate is finite and not negative.
         ((self.rate(engine) * self.drain_max.as_secs_f64()) as u64).max(engine.near_bytes_min())
     }
 
-    /// Tells whether one of the last two rounds left less than the one before it; while there are too few, they may.
+    /// Returns whether one of the last two rounds left less than the one before it. True while there are too few rounds.
     fn shrinks(&self) -> bool {
         let smaller =
             |pair: &[u64]| matches!(pair, [before, after] if after * 100 <= before * SHRINKS_TO_PERCENT);
         self.left.len() < ROUNDS_JUDGED || self.left.windows(2).any(smaller)
     }
 
-    /// Takes down what a round has left that copied everything.
+    /// Records the rest of a round that copied everything.
     fn note_left(&mut self, left: u64) {
         if self.left.len() == ROUNDS_JUDGED {
             self.left.remove(0);
@@ -192,7 +189,7 @@ impl Tracking {
         self.left.push(left);
     }
 
-    /// Judges a round that left too much for what is aimed at.
+    /// Decides after a round whose rest exceeds the limit `within`.
     fn judge(&mut self, engine: &Engine, now: Duration, within: u64) -> RoundVerdict {
         let (dirty, put_off) = left_by(engine);
         let left = dirty + put_off;
@@ -217,7 +214,7 @@ impl Tracking {
         }
     }
 
-    /// What a round copies that need not copy everything.
+    /// Returns what a round copies that need not copy everything.
     fn next_lap(&self) -> Lap {
         match self.hot {
             HotBlocks::PutOff => Lap::Cold,
@@ -225,7 +222,7 @@ impl Tracking {
         }
     }
 
-    /// Says why it is given up, and what would work.
+    /// Returns the reason of giving up, and what would help.
     fn explain(&self, engine: &Engine, bytes_left: u64) -> String {
         let rate = self.rate(engine).max(1.0);
         let needed = Duration::try_from_secs_f64(bytes_left as f64 / rate).unwrap_or(Duration::MAX);
@@ -242,7 +239,7 @@ impl Tracking {
             left.join(", "),
             needed.as_millis(),
             self.drain_max.as_millis(),
-            // Half of it is for what is left, and it may be a little more the next time.
+            // Half of it is for the rest, with a margin for the next attempt.
             needed.as_millis().saturating_mul(5) / 2 + 1,
         )
     }
@@ -264,12 +261,12 @@ impl Policy for Tracking {
         }
     }
 
-    /// To the source, whatever happens.
+    /// Always chooses the source only.
     fn course(&mut self, _: &Engine, _: Duration, _: &Write) -> Course {
         Course::Send { route: Route::SourceOnly, toll: None }
     }
 
-    /// Nothing: guests are not held back.
+    /// Does nothing: guests are not throttled.
     fn judge_convergence(&mut self, _: &mut Engine, _: Duration) {}
 
     fn judge_round(&mut self, engine: &Engine, now: Duration) -> RoundVerdict {
@@ -277,7 +274,7 @@ impl Policy for Tracking {
         let (dirty, put_off) = left_by(engine);
         let left = dirty + put_off;
         if !engine.is_gate_open() {
-            // Nobody writes any more: what is left is the last round.
+            // No guest writes behind the gate: the rest is the last round.
             let is_last = left > 0 && !(dirty == 0 && broken(Bug::HotBlocksLeftOut));
             return if is_last {
                 self.end_round(engine, now);
@@ -296,14 +293,14 @@ impl Policy for Tracking {
         let ended = self.end_round(engine, now);
         let within = self.bytes_within_drain(engine);
         let enough = match self.aim {
-            // It becomes hardly less than what is written again and again.
+            // The rest hardly becomes smaller than the hot blocks.
             Aim::Less if self.lap == Lap::Everything && self.before_cold.is_some() => within,
             Aim::Less => within / AIM,
             Aim::HandOver => within * SLACK,
         };
         if left <= enough {
             self.aim = Aim::HandOver;
-            // While the gate is waited for, what is left is kept small.
+            // Keep the rest small during the wait for the gate.
             let is_much = left > within / 2;
             return if is_much { self.begin_round(engine, now, Lap::Everything) } else { RoundVerdict::GoOn };
         }
@@ -325,7 +322,7 @@ impl Policy for Tracking {
         })
     }
 
-    /// Confirms when the gate is waited for: the flush behind it has little to do then.
+    /// Confirms during the wait for the gate, so that the flush behind it is short.
     fn judge_pass(&self, engine: &Engine) -> Verdict {
         let is_due = engine.is_round_over() && engine.is_bulk_applied()
             || engine.bytes_unconfirmed() > UNCONFIRMED_MAX / 2;
@@ -353,13 +350,13 @@ impl Policy for Tracking {
         if is_near { Standing::Converged } else { Standing::Behind }
     }
 
-    /// Nothing: what changes it happens.
+    /// Returns `None`: only events change the standing.
     fn deadline(&self, _: &Engine) -> Option<(Duration, &'static str)> {
         None
     }
 }
 
-/// Bytes that have been written since the epoch began, and those that were put off.
+/// Returns the bytes written since the epoch began, and the bytes put off.
 fn left_by(engine: &Engine) -> (u64, u64) {
     (engine.blocks_dirty() * engine.block_bytes(), engine.blocks_put_off() * engine.block_bytes())
 }

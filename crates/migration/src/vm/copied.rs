@@ -1,164 +1,164 @@
-//! Decides which step comes next when the disks of a running VM are adopted or given back by copies that its hypervisor makes,
-//! as libvirt does.
+//! Decides the next step when the disks of a running VM are adopted or given back by copies that its hypervisor makes, as
+//! libvirt does.
 //!
 //! ```text
 //!   adopt:    File ──► volume served ──► copied ──► caught up ──► Export      the VM works all the while
 //!   release:  Export ──────────────────► copied ──► caught up ──► File ──► volume gone
 //!   release of a VM that is shut off:    volume gone, its image stays ──► the definition names the image
 //! ```
-//! As in [`super::exchange`] the next step depends on what is seen and on where the disks are to be, never on what was done. The
-//! disks change sides when all of them have caught up, so until then a failure costs nothing but the copies.
+//! As in [`super::exchange`] the next step depends on the observed state and the goal, never on earlier steps. The disks change
+//! sides when all of them have caught up, so until then a failure costs only the copies.
 //!
-//! These rules hold throughout:
-//! - A volume is removed only if no disk is over its export, stands on it, or is there at the next start.
-//! - An image is discarded only while the disk is over its file, and no job copies.
-//! - A file is discarded only if it is a copy that was made here, and no disk was ever to be over it.
-//! - While something is *unknown* no step is taken: a state that is not recognised is not "shut off".
+//! These rules always hold:
+//! - A volume is removed only if no disk uses its export, directly or indirectly, now or at the next start.
+//! - An image is discarded only while the disk uses its file, and no job copies.
+//! - A file is discarded only if it is a copy made here that no disk was ever to use.
+//! - While anything is *unknown* no step is taken: an unrecognised state does not mean "shut off".
 
 use std::time::Duration;
 
 pub use super::exchange::Goal;
 use crate::planted::{Bug, broken};
 
-/// Pause before a way is tried again that has failed.
+/// The pause before a failed direction is tried again.
 const PAUSE_LEAST: Duration = Duration::from_millis(200);
-/// The longest that it becomes.
+/// The longest pause between attempts.
 const PAUSE_MOST: Duration = Duration::from_secs(10);
 
-/// What is known of the VM's hypervisor process.
+/// The state of the VM's hypervisor process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Domain {
-    /// The process is there, whatever its guest does: it may be paused, or have crashed.
+    /// The process exists; the guest may run, be paused, or have crashed.
     Runs,
     /// There is no process.
     Off,
     /// There is no process, but a saved memory that names the disks as they were.
     Saved,
-    /// There is no such VM any more.
+    /// The VM does not exist.
     Gone,
-    /// Its state is not recognised, or was not told.
+    /// The state is not recognised, or was not reported.
     Unknown,
 }
 
-/// What a disk is over, as its hypervisor says.
+/// What a disk is attached to, as its hypervisor reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
     /// The file that it had, or is to have.
     File,
-    /// Its volume's export.
+    /// The export of its volume.
     Export,
-    /// Something that stands on its volume's export: an overlay, a filter.
+    /// A layer above its volume's export: an overlay, a filter.
     Above,
-    /// Something that has nothing to do with the volume, by somebody else's doing.
+    /// Something unrelated to the volume, by another party's action.
     Elsewhere,
-    /// The VM has no such disk any more, or there is no such VM.
+    /// The VM does not have the disk, or does not exist.
     Gone,
-    /// Something that is not recognised.
+    /// A source that is not recognised.
     Unknown,
 }
 
-/// What copies a disk.
+/// The job that copies a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
-    /// Nothing.
+    /// No job runs.
     None,
-    /// A copy to the other side, which lacks something.
+    /// An unfinished copy to the other side.
     Copying,
-    /// A copy to the other side that lacks nothing: the disk can be there from now on.
+    /// A complete copy to the other side: the disk can switch to it at any time.
     CaughtUp,
-    /// Somebody else's.
+    /// A job of another party.
     Foreign,
 }
 
-/// What has become of a disk's volume.
+/// The state of a disk's volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Volume {
-    /// There is none.
+    /// The volume does not exist.
     Absent,
-    /// This host has it.
+    /// This host has the volume.
     Here,
-    /// It has gone to another host.
+    /// The volume has gone to another host.
     Remote,
-    /// It was removed, and its image kept to be the disk.
+    /// The volume was removed, and its image is kept as the disk.
     GivenBack,
 }
 
 /// Whether this host has made a copy in the file that a disk had, or is to have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyMade {
-    /// It has not: the file is not there, or is somebody else's.
+    /// No: the file does not exist, or belongs to someone else.
     No,
-    /// It has, and the disk was never over it.
+    /// Yes, and the disk has never used it.
     Unused,
-    /// It has, and has ordered that the disk be over it.
+    /// Yes, and this host has ordered the disk to switch to it.
     Pivoted,
 }
 
-/// What is seen of a disk.
+/// The observed state of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenDisk {
-    /// What it is over.
+    /// The current source of the disk.
     pub over: Over,
-    /// What it is over at the VM's next start; the same as `over` for a VM that is shut off or has no next start.
+    /// The source at the VM's next start; same as `over` if the VM is shut off or has no next start.
     pub next: Over,
-    /// What works on it.
+    /// The job that works on the disk.
     pub job: Job,
-    /// What has become of its volume.
+    /// The state of its volume.
     pub volume: Volume,
     /// Whether its file is a copy that was made here.
     pub copy: CopyMade,
 }
 
-/// What becomes of an image that is taken away.
+/// What happens to an image that is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Image {
-    /// It is a copy that no disk is over, and may be deleted.
+    /// The image is a copy that no disk uses, and may be deleted.
     Discard,
-    /// It is, was, or may be the disk.
+    /// The image is, was, or may be the disk.
     Keep,
 }
 
-/// What is to be done next; disks are named by their position.
+/// The next step; disks are named by their position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Make an empty volume for a disk.
     Serve(usize),
-    /// Have a disk copied to the other side; [`Copied::copy_begun`] when that was begun.
+    /// Copy a disk to the other side; call [`Copied::copy_begun`] at the start.
     Copy(usize),
-    /// Nothing for now: copies are under way, or [`Copied::obstacle`] says what is waited for.
+    /// Do nothing for now: copies are under way, or [`Copied::obstacle`] names the reason.
     Wait,
-    /// Have a disk be where its copy is.
+    /// Switch a disk to its copy.
     Pivot(usize),
     /// End the copy of a disk, which stays where it is.
     Cancel(usize),
-    /// Take the copy away that was made in a disk's file.
+    /// Remove the copy that was made in a disk's file.
     ClearFile(usize, Image),
     /// Remove the volume of a disk.
     StopServing(usize, Image),
-    /// Write into the definition for the VM's next start where the disk is.
+    /// Write the disk's place into the definition for the VM's next start.
     WriteDown(usize),
-    /// Nothing: all disks are on this side.
+    /// All disks are on this side: nothing is left to do.
     Complete(Goal),
 }
 
-/// Why disks cannot be given back as things are; the number names the disk.
+/// The reason why disks cannot be given back now; the number is the disk's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// The VM's state is not recognised.
     StateUnknown,
-    /// Its memory was saved, and names the volumes.
+    /// The VM's saved memory names the volumes.
     Saved,
-    /// Something stands on the disk's volume.
+    /// A layer stands above the disk's volume.
     Above(usize),
-    /// What the disk is over is not recognised.
+    /// The source of the disk is not recognised.
     DiskUnknown(usize),
-    /// The volume of a disk of a VM that is shut off is at another host.
+    /// The VM is shut off, and the disk's volume is at another host.
     Remote(usize),
-    /// The disk is over an export of a volume that this host does not have.
+    /// The disk uses an export of a volume that this host does not have.
     NoVolume(usize),
 }
 
-/// Says why the disks of a VM cannot be given back as they are; `None`: they can.
+/// Returns why the disks of a VM cannot be given back now; `None` if they can.
 pub fn obstacle_to_release(domain: Domain, disks: &[SeenDisk]) -> Option<Obstacle> {
     if domain == Domain::Unknown && !broken(Bug::UnknownDomainIsOff) {
         return Some(Obstacle::StateUnknown);
@@ -171,7 +171,7 @@ pub fn obstacle_to_release(domain: Domain, disks: &[SeenDisk]) -> Option<Obstacl
         match disk.over {
             _ if is_any(Over::Unknown) && has_volume => Some(Obstacle::DiskUnknown(index)),
             _ if stands_above && has_volume => Some(Obstacle::Above(index)),
-            // A disk that is over its file already was saved as such.
+            // A disk that uses its file was saved with that file.
             over if is_saved && has_volume && over != Over::File => Some(Obstacle::Saved),
             Over::Export if domain == Domain::Runs || disk.volume == Volume::Here => None,
             Over::Export if disk.volume == Volume::Remote && !broken(Bug::RemoteVolumeIsGivenBack) => {
@@ -184,41 +184,41 @@ pub fn obstacle_to_release(domain: Domain, disks: &[SeenDisk]) -> Option<Obstacl
     disks.iter().enumerate().find_map(obstacle_of)
 }
 
-/// The change of sides of the disks of one VM.
+/// The change of sides of one VM's disks.
 #[derive(Clone, Debug)]
 pub struct Copied {
     goal: Goal,
     failures: u32,
-    /// Disks whose copy was begun towards this goal.
+    /// Disks whose copy towards this goal has begun.
     begun: Vec<usize>,
-    /// What was in the way at the last look.
+    /// The obstacle at the last check.
     obstacle: Option<Obstacle>,
 }
 
 impl Copied {
-    /// Begins a change of sides that is to end so, also after a restart.
+    /// Begins a change of sides towards this goal, also after a restart.
     pub fn towards(goal: Goal) -> Self {
         Self { goal, failures: 0, begun: Vec::new(), obstacle: None }
     }
 
-    /// Where the disks are to be by now.
+    /// Returns the current goal.
     pub fn goal(&self) -> Goal {
         self.goal
     }
 
-    /// What keeps the disks from being given back: the reason to turn back, or what is waited for.
+    /// Returns the obstacle to giving the disks back: the reason to turn round, or to wait.
     pub fn obstacle(&self) -> Option<Obstacle> {
         self.obstacle
     }
 
-    /// Takes another order: the disks are to be on that side.
+    /// Changes the goal.
     pub fn turn_to(&mut self, goal: Goal) {
         if self.goal != goal {
             (self.goal, self.begun) = (goal, Vec::new());
         }
     }
 
-    /// Returns what comes next.
+    /// Returns the next step for the observed state.
     pub fn next_step(&mut self, domain: Domain, disks: &[SeenDisk]) -> Step {
         if domain == Domain::Unknown && !broken(Bug::UnknownDomainIsOff) {
             self.obstacle = Some(Obstacle::StateUnknown);
@@ -242,14 +242,14 @@ impl Copied {
             disks.get(*index).is_some_and(|disk| is_other_side(goal, disk.over) && disk.job == Job::None)
         };
         if domain == Domain::Runs && self.begun.iter().any(has_ended) {
-            // A copy that was begun is gone, and the disk is where it was: it has failed.
+            // A copy that had begun is gone, and the disk is where it was: the copy has failed.
             self.begun.retain(|index| !has_ended(index));
             self.turn_back(domain, disks);
         }
         self.step_around(domain, disks)
     }
 
-    /// What can be done for any disk; those with an obstacle wait.
+    /// Returns a possible step for any disk; disks with an obstacle wait.
     fn step_around(&self, domain: Domain, disks: &[SeenDisk]) -> Step {
         let all_caught_up = broken(Bug::SidesChangedOneByOne)
             || disks.iter().all(|disk| !is_other_side(self.goal, disk.over) || disk.job == Job::CaughtUp);
@@ -272,14 +272,15 @@ impl Copied {
         }
     }
 
-    /// Notes that the copy of a disk was begun: that it is gone later is a failure.
+    /// Notes that the copy of a disk has begun. If it is gone later, it has failed.
     pub fn copy_begun(&mut self, index: usize) {
         if !self.begun.contains(&index) {
             self.begun.push(index);
         }
     }
 
-    /// Notes that a step has failed: the other way is tried unless a disk has changed sides already; after so long a pause.
+    /// Notes that a step has failed, and returns the pause before the next. Turns round unless a disk has changed sides
+    /// already.
     pub fn failed(&mut self, domain: Domain, disks: &[SeenDisk]) -> Duration {
         let pause = PAUSE_LEAST.saturating_mul(2_u32.saturating_pow(self.failures)).min(PAUSE_MOST);
         self.failures = self.failures.saturating_add(1);
@@ -292,7 +293,7 @@ impl Copied {
             Goal::Volumes => (Goal::Files, |_, disk| disk.over == Over::File),
             Goal::Files => (Goal::Volumes, |domain, disk| is_over_volume(disk.over) && !lacks(domain, disk)),
         };
-        // What is not known is no reason to go back.
+        // An unknown state is no reason to turn round.
         if !disks.is_empty() && disks.iter().all(|disk| can_stay(domain, disk)) {
             self.turn_to(other);
         }
@@ -307,9 +308,9 @@ fn step_to_volume(index: usize, disk: SeenDisk, all_caught_up: bool) -> Option<S
         (Over::File, Job::None) => Some(Step::Copy(index)),
         (Over::File, Job::CaughtUp) if all_caught_up => Some(Step::Pivot(index)),
         (Over::File, _) => Some(Step::Wait),
-        // It may be over its file, or over its volume.
+        // It may use its file, or its volume.
         (Over::Unknown, _) => Some(Step::Wait),
-        // Something stands on the volume, and is left there.
+        // A layer stands above the volume, and stays.
         (Over::Above | Over::Elsewhere | Over::Gone, _) => None,
     }
 }
@@ -325,7 +326,7 @@ fn step_to_file(index: usize, disk: SeenDisk, domain: Domain, all_caught_up: boo
             Some(Step::WriteDown(index))
         }
         (Over::File, _) => is_here.then_some(Step::StopServing(index, Image::Discard)),
-        // Half of a disk must not stay under the disk's name.
+        // A partial copy must not stay under the disk's name.
         (Over::Export, Job::None) if stale_copy(disk).is_some() => {
             stale_copy(disk).map(|image| Step::ClearFile(index, image))
         }
@@ -337,7 +338,7 @@ fn step_to_file(index: usize, disk: SeenDisk, domain: Domain, all_caught_up: boo
         (Over::Export, Job::None) => Some(Step::WriteDown(index)),
         (Over::Export, Job::CaughtUp) if all_caught_up => Some(Step::Pivot(index)),
         (Over::Export, _) => Some(Step::Wait),
-        // N.B. What a disk was to be over may be the disk: of a VM that is gone nobody knows.
+        // **N.B.** A file that a disk was to use may be the disk: for a VM that is gone this is unknown.
         (Over::Gone, _) if stale_copy(disk) == Some(Image::Discard) => {
             Some(Step::ClearFile(index, Image::Discard))
         }
@@ -345,7 +346,7 @@ fn step_to_file(index: usize, disk: SeenDisk, domain: Domain, all_caught_up: boo
     }
 }
 
-/// Whether a disk cannot be over its volume at the end.
+/// Returns whether a disk cannot use its volume at the end.
 fn lacks(domain: Domain, disk: &SeenDisk) -> bool {
     let has_volume = matches!(disk.volume, Volume::Here | Volume::Remote);
     match disk.over {
@@ -356,12 +357,12 @@ fn lacks(domain: Domain, disk: &SeenDisk) -> bool {
     }
 }
 
-/// Whether a disk stays over its volume if nothing is done.
+/// Returns whether a disk stays on its volume without a further step.
 fn is_over_volume(over: Over) -> bool {
     matches!(over, Over::Export | Over::Above)
 }
 
-/// Whether a disk that is over this has yet to change sides.
+/// Returns whether a disk with this source has still to change sides.
 fn is_other_side(goal: Goal, over: Over) -> bool {
     match goal {
         Goal::Volumes => over == Over::File,
@@ -369,7 +370,7 @@ fn is_other_side(goal: Goal, over: Over) -> bool {
     }
 }
 
-/// What may be done with the file of a disk that is elsewhere, if that is a copy.
+/// Returns what may be done with a disk's file that the disk does not use, if it is a copy.
 fn stale_copy(disk: SeenDisk) -> Option<Image> {
     match disk.copy {
         _ if broken(Bug::HalfCopyLeft) => None,

@@ -1,36 +1,36 @@
-//! A VM that leaves with its volumes: whether it may, what it does meanwhile, and what goes with it at the end.
+//! A VM that leaves with its volumes: whether it may, its state meanwhile, and what moves with it at the end.
 //!
 //! ```text
 //!   order ── look ──► memory ── look ──► … paused, let run, shut down by others … ──► stands ── look ──► last: files, what it does
 //!              │                 │                     │                                          │
 //!              └─ refused        └─ stays              └─ noted, before anything else             └─ stays
 //! ```
-//! The state that a VM has is the state that is moved (design §5.35). At the target it is made from what is known, runs only if it ran
-//! here, and has the files that it had when it stood still. **N.B.** What it does is durable here before anything is done on it: a
-//! daemon that is killed lets no VM run that somebody else has paused.
+//! A VM moves in its current state (design §5.35). At the target it is created from its description, runs only if it ran here,
+//! and has the files that it had when it was paused. **N.B.** Its run state is durable here before anything depends on it: a
+//! killed daemon resumes no VM that another party has paused.
 
 use std::collections::BTreeSet;
 
 use super::shape::{Difference, sentence};
 use crate::planted::{Bug, broken};
 
-/// What a VM does, as its hypervisor says.
+/// The run state of a VM, as its hypervisor reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Does {
     /// Its processors run.
     Runs,
-    /// Somebody has paused it, or it was never let run.
+    /// Another party has paused it, or it was never started.
     Paused,
-    /// It stands for the move.
+    /// It is paused for the move.
     Stands,
-    /// It cannot move as it is, and can be let go on: the text says why it was stopped.
+    /// It cannot move in this state, but can be resumed; the text says why it was stopped.
     Halted(&'static str),
-    /// It cannot move as it is, nor be let go on: the text says why, and what to do.
+    /// It can neither move nor be resumed; the text says why, and what to do.
     Cannot(&'static str),
 }
 
 impl Does {
-    /// What a state means, by the hypervisor's name of it. One that is not known cannot move.
+    /// Returns the meaning of a state by the hypervisor's name. A VM in an unknown state cannot move.
     pub fn of(state: &str) -> Self {
         match state {
             "running" => Self::Runs,
@@ -67,10 +67,10 @@ impl Does {
     }
 }
 
-/// Whether a VM in this state, by the hypervisor's name of it, can be let go on.
+/// Checks whether a VM in this state, by the hypervisor's name, can be resumed.
 ///
 /// # Errors
-/// Why not, and what to do.
+/// The reason why not, and what to do.
 pub fn check_can_go_on(state: &str) -> Result<(), &'static str> {
     match Does::of(state) {
         Does::Cannot(why) => Err(why),
@@ -81,49 +81,49 @@ pub fn check_can_go_on(state: &str) -> Result<(), &'static str> {
 /// Whether a VM that has moved is to run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Then {
-    /// It ran, and runs.
+    /// It ran, and is to run.
     Runs,
-    /// It was paused by somebody else, and stays so.
+    /// Another party had paused it, and it stays paused.
     StaysPaused,
-    /// It has ended here: nothing is let run.
+    /// It has ended here: nothing is resumed.
     HasEnded,
 }
 
-/// When it is looked at.
+/// The time of a preflight check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// The order has come.
+    /// At the order of the migration.
     Ordered,
-    /// Its disks are copied, and nothing of its memory is.
+    /// When its disks are copied, but none of its memory.
     BeforeMemory,
-    /// It stands still, and nothing has changed hands.
+    /// When it is paused, and nothing has changed hands.
     Stopped,
 }
 
-/// What is to be done.
+/// A step for a leaving VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Make durable what is to become of it, before anything else.
+    /// Make its future run state durable, before anything else.
     Note(Then),
-    /// It does not move, for this reason.
+    /// Keep the VM here, for this reason.
     Stay(String),
 }
 
-/// What goes at the end.
+/// The last part of a VM's description.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Last {
-    /// Whether it is to run there.
+    /// Whether it is to run at the target.
     pub then: Then,
-    /// Whether its files are others than those that went before.
+    /// Whether its files have changed since they were sent.
     pub files: Files,
 }
 
-/// What of its files is at the target.
+/// The state of a VM's files at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Files {
-    /// What it has.
+    /// The target has the current files.
     AreThere,
-    /// What it had before: they go once more.
+    /// The target has older files: they are sent again.
     Changed,
 }
 
@@ -131,30 +131,31 @@ pub enum Files {
 #[derive(Clone, Debug)]
 pub struct Departure {
     then: Then,
-    /// Of the files that have gone.
+    /// The checksum of the files that were sent.
     sent: u64,
 }
 
 impl Departure {
-    /// One that is looked at when the order comes. `files`: a sum of the files that go first.
+    /// Begins a departure with the preflight check at the order. `files` is a checksum of the files that are sent first.
     ///
     /// # Errors
-    /// Why it does not move.
+    /// The reason why the VM does not move.
     pub fn begin(does: &Does, found: &BTreeSet<Difference>, files: u64) -> Result<Self, String> {
         let then = then(does)?;
         refuse(found)?;
         Ok(Self { then, sent: files })
     }
 
-    /// What is to become of it, as far as is known.
+    /// Returns the VM's future run state, as far as it is known.
     pub fn then(&self) -> Then {
         self.then
     }
 
-    /// Its disks are copied: it is looked at once more. What it does is to be noted before its memory goes.
+    /// Makes the preflight check after the copying of the disks. The returned run state must be durable before the memory is
+    /// sent.
     ///
     /// # Errors
-    /// Why it does not move.
+    /// The reason why the VM does not move.
     pub fn before_memory(&mut self, does: &Does, found: &BTreeSet<Difference>) -> Result<Then, String> {
         self.then = then(does)?;
         if !broken(Bug::LookedAtOrderOnly) {
@@ -163,13 +164,13 @@ impl Departure {
         Ok(self.then)
     }
 
-    /// It has stopped, or runs again, while its memory goes.
+    /// Handles a change of the run state while the memory is sent.
     pub fn changed(&mut self, does: &Does) -> Vec<Step> {
         let now = match does {
             Does::Runs => Then::Runs,
             Does::Paused if broken(Bug::PauseOfOthersPassedOver) => return Vec::new(),
             Does::Paused | Does::Halted(_) => Then::StaysPaused,
-            // That is the move's own doing.
+            // The move itself causes this state.
             Does::Stands => return Vec::new(),
             Does::Cannot(_) => Then::HasEnded,
         };
@@ -184,10 +185,10 @@ impl Departure {
         steps
     }
 
-    /// It stands still: what goes with it, before anything changes hands. `files`: a sum of the files that it has now.
+    /// Makes the preflight check of the paused VM, before anything changes hands. `files` is a checksum of its current files.
     ///
     /// # Errors
-    /// Why it does not move after all.
+    /// The reason why the VM does not move after all.
     pub fn stopped(&mut self, found: &BTreeSet<Difference>, files: u64) -> Result<Last, String> {
         if self.then == Then::HasEnded {
             return Err("its guest has ended while it moved".to_owned());
@@ -217,25 +218,25 @@ fn refuse(found: &BTreeSet<Difference>) -> Result<(), String> {
     if found.is_empty() { Ok(()) } else { Err(sentence(&found)) }
 }
 
-/// What is known, after a restart of the source's daemon, of a VM whose volumes have been released.
+/// The state of a source's VM after a restart of its daemon, once its volumes are released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceHas {
-    /// Its hypervisor, which may have memory that the target lacks.
+    /// Its hypervisor exists, perhaps with memory that the target lacks.
     Hypervisor,
-    /// Nothing: it has ended, as when the host was lost.
+    /// Its hypervisor has ended, for example with the host.
     Nothing,
 }
 
-/// What a source does for the memory of a VM whose volumes it has released, after a restart.
+/// A source's action for the memory of a VM whose volumes it has released, after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rest {
-    /// Sees to it that the rest goes.
+    /// Send the rest of the memory.
     Send,
-    /// Says that no more of it will ever come: the target knows whether it needs any.
+    /// Report that no more memory will come; the target knows whether it needs any.
     TellLost,
 }
 
-/// What becomes of the rest of a VM's memory. **N.B.** A target that lacks some waits for as long as nobody says that there is none.
+/// Decides about the rest of a VM's memory. **N.B.** A target that lacks some waits until it learns that there is none.
 pub fn rest_after_restart(source: SourceHas) -> Rest {
     match source {
         SourceHas::Hypervisor => Rest::Send,

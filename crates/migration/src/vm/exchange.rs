@@ -1,74 +1,74 @@
-//! Which step comes next when the disks of a running VM are adopted or given back.
+//! Decides the next step when the disks of a running VM are adopted or given back.
 //!
 //! ```text
 //!   adopt:    File ──► Nothing ──► volume served ──► Export        the VM is paused from the first step
 //!   release:  Export ─► Nothing ──► volume gone ───► File          to the last
 //! ```
-//! The next step depends on what is seen and on where the disks are to be, never on what was done: a daemon that was killed
-//! in between goes on by looking. A step that fails turns the exchange round, because a VM that has its disks on either
-//! side can run; if that fails as well it turns round again, ever more slowly, until one way is done.
+//! The next step depends on the observed state and the goal, never on earlier steps: after a kill the next daemon continues
+//! from observation. A failed step reverses the exchange, because a VM with its disks on either side can run. If the reverse
+//! fails as well, it is reversed again, with growing pauses, until one direction succeeds.
 //!
-//! Three rules hold throughout: nobody serves a file that the hypervisor has open; the hypervisor does not open one that is
-//! served; a volume that something unknown may stand on is not removed.
+//! Three rules always hold: a file that the hypervisor has open is not served; the hypervisor opens no file that is served; a
+//! volume below an unknown layer is not removed.
 
 use std::time::Duration;
 
-/// Pause before a way is tried again after both have failed.
+/// The pause before a direction is tried again after both have failed.
 const PAUSE_LEAST: Duration = Duration::from_millis(100);
-/// The longest that it becomes.
+/// The longest pause between attempts.
 const PAUSE_MOST: Duration = Duration::from_secs(5);
 
-/// Where the disks are to be.
+/// The side on which the disks are to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// Over their volumes' exports.
+    /// On their volumes' exports.
     Volumes,
-    /// Over their files, without a volume.
+    /// On their files, without a volume.
     Files,
 }
 
-/// What a disk is over, as its hypervisor says.
+/// What a disk is attached to, as its hypervisor reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Over {
-    /// A file.
+    /// A file of this host.
     File,
-    /// Nothing: what would be written there is lost.
+    /// Nothing: a write would be lost.
     Nothing,
-    /// Its volume's export.
+    /// The export of its volume.
     Export,
-    /// Something that has nothing to do with the volume, by somebody else's doing.
+    /// Something unrelated to the volume, by another party's action.
     Elsewhere,
-    /// The VM has no such disk any more, and nothing of it uses the volume.
+    /// The VM does not have the disk, and does not use the volume.
     Gone,
-    /// Something that stands on the volume, or that is not recognised.
+    /// A layer above the volume, or an unrecognised source.
     Unknown,
 }
 
-/// What is seen of a disk.
+/// The observed state of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SeenDisk {
-    /// What it is over.
+    /// The current source of the disk.
     pub over: Over,
-    /// Whether its volume is there.
+    /// Whether its volume exists.
     pub is_served: bool,
 }
 
-/// What is to be done next; disks are named by their position.
+/// The next step; disks are named by their position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Pause the VM.
+    /// Pause the VM during the exchange.
     Pause,
-    /// Take a disk off what it is over.
+    /// Detach a disk from its source.
     LeadToNothing(usize),
-    /// Make its volume.
+    /// Make the volume of a disk.
     Serve(usize),
-    /// Lead it over its volume's export.
+    /// Attach a disk to its volume's export.
     LeadToExport(usize),
-    /// Remove its volume; the file stays.
+    /// Remove a disk's volume; the file stays.
     StopServing(usize),
-    /// Lead it to its file.
+    /// Attach a disk to its file.
     LeadToFile(usize),
-    /// Nothing: all disks are on this side, and the VM may run.
+    /// All disks are on this side, and the VM may run.
     Complete(Goal),
 }
 
@@ -80,13 +80,13 @@ pub struct Exchange {
 }
 
 impl Exchange {
-    /// One that is to end so.
+    /// Begins an exchange towards this goal.
     pub fn towards(goal: Goal) -> Self {
         Self { goal, failures: 0 }
     }
 
-    /// One that was to end so, and whose daemon was killed: an adoption is gone on with if all that is left is to let the
-    /// VM run, and undone otherwise, because nobody waits for it any more.
+    /// Resumes an exchange after a restart. An adoption is completed if only the VM is left to resume, and reversed otherwise,
+    /// because no client waits for it.
     pub fn after_restart(goal: Goal, disks: &[SeenDisk]) -> Self {
         let is_done = disks.iter().all(|disk| matches!(disk.over, Over::Export | Over::Gone));
         match goal {
@@ -95,19 +95,19 @@ impl Exchange {
         }
     }
 
-    /// Where the disks are to be by now.
+    /// Returns the current goal.
     pub fn goal(&self) -> Goal {
         self.goal
     }
 
-    /// Returns what comes next.
+    /// Returns the next step for the observed state.
     pub fn next_step(&mut self, is_running: bool, disks: &[SeenDisk]) -> Step {
         self.turn_where_it_must(disks);
         let wanted =
             disks.iter().enumerate().find_map(|(index, disk)| Some((index, self.step_of(index, *disk)?)));
         match wanted {
             None => Step::Complete(self.goal),
-            // A volume that nothing uses is no reason to pause anybody.
+            // An unused volume is no reason to pause the VM.
             Some((_, step @ Step::StopServing(index)))
                 if disks.get(index).is_some_and(|disk| disk.over != Over::Nothing) =>
             {
@@ -118,7 +118,7 @@ impl Exchange {
         }
     }
 
-    /// What something unknown stands on stays served; what was exchanged by others is not adopted.
+    /// Keeps a volume served below an unknown layer, and does not adopt disks that another party has exchanged.
     fn turn_where_it_must(&mut self, disks: &[SeenDisk]) {
         let is_any = |is: fn(&SeenDisk) -> bool| disks.iter().any(is);
         if is_any(|disk| disk.over == Over::Unknown && disk.is_served) {
@@ -142,7 +142,7 @@ impl Exchange {
         }
     }
 
-    /// A step has failed: the other way is tried, after so long a pause.
+    /// Handles a failed step: reverses the exchange, and returns the pause before the next step.
     pub fn failed(&mut self) -> Duration {
         self.goal = match self.goal {
             Goal::Volumes => Goal::Files,
@@ -161,7 +161,7 @@ impl Exchange {
 mod tests {
     use super::*;
 
-    /// A VM with two disks, as its hypervisor and the journal have it.
+    /// A VM with two disks, as its hypervisor and the journal see it.
     #[derive(Clone, Debug)]
     struct World {
         is_running: bool,
@@ -174,7 +174,7 @@ mod tests {
             Self { is_running: true, disks: vec![SeenDisk { over, is_served: is_adopted }; 2] }
         }
 
-        /// Carries a step out; `None`: all is done.
+        /// Carries a step out; `None` if all is done.
         fn take(&mut self, step: Step) -> Option<()> {
             let is_paused = !self.is_running;
             let disks = &mut self.disks;
@@ -212,14 +212,14 @@ mod tests {
         }
     }
 
-    /// Plays an exchange; what happens at each step comes from `fates`: 0 done, 1 refused, 2 done and the daemon killed,
-    /// 3 killed before it.
+    /// Simulates an exchange. `fates` chooses what happens at each step: 0 done, 1 refused, 2 done and the daemon killed, 3
+    /// killed before it.
     fn play(goal: Goal, fates: &[u8]) {
         let mut world = World::adopted(goal == Goal::Files);
         let mut exchange = Exchange::towards(goal);
         for turn in 0..200 {
             let step = exchange.next_step(world.is_running, &world.disks);
-            // After what goes wrong all goes well.
+            // Without further fates every step succeeds.
             let fate = fates.get(turn).copied().unwrap_or(0);
             if fate == 1 && !matches!(step, Step::Complete(_)) {
                 exchange.failed();

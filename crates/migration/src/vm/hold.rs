@@ -1,4 +1,4 @@
-//! One guest that is paused for a reason of ours, from before it is paused until it is known to run.
+//! One guest that Sterna pauses: from before the pause until the guest is known to run.
 //!
 //! ```text
 //!   Free ── Hold ──► Noting ── Noted ──► Held ── LetRun ──► Looking ──► Acting ── Done ──┐
@@ -7,46 +7,46 @@
 //!                      ▼                   ▼                  │  └───────► Waiting ──────┤
 //!                     Free ◄── Forgotten ── Forgetting ◄──────┴── seen to run ◄──────────┘
 //! ```
-//! **N.B.** The note is durable before anybody may pause the guest, and is removed only after the guest was seen to run, or is
-//! not this host's to run any more: a daemon that is killed anywhere in between finds it, and goes on from [`Hold::found`].
-//! There is no number of attempts after which a guest is left paused; from [`LOUD_AFTER`] on it is said why it does not run.
+//! **N.B.** The note is durable before the guest may be paused. It is removed only after the guest was seen running, or is not
+//! this host's to run. A daemon killed in between finds the note, and continues from [`Hold::found`]. No number of attempts
+//! leaves a guest paused; from [`LOUD_AFTER`] on the reason is reported.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::planted::{Bug, broken};
 
-/// Pause before the hypervisor is asked again.
+/// The pause before the hypervisor is asked again.
 const PAUSE_LEAST: Duration = Duration::from_millis(20);
-/// The longest that it becomes at first, while it is about the guest's standing still for a moment.
+/// The longest pause at first, while the guest should be stopped only for a moment.
 const PAUSE_SOON: Duration = Duration::from_millis(160);
-/// And after [`LOUD_AFTER`].
+/// The longest pause after [`LOUD_AFTER`].
 const PAUSE_MOST: Duration = Duration::from_secs(5);
-/// How long a guest may take to run again before an administrator is told.
+/// How long a guest may take to run again before the administrator is informed.
 pub const LOUD_AFTER: Duration = Duration::from_secs(10);
 
-/// What a guest is paused for.
+/// The reason why a guest is paused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// Its disks are adopted.
+    /// The guest's disks are being adopted.
     Adopt,
-    /// Its disks are given back.
+    /// The guest's disks are being given back.
     Release,
-    /// It moves to another host. Its hypervisor stops it for that, and we do not pause it: one that is paused was paused by
-    /// somebody else.
+    /// The guest moves to another host. Its hypervisor stops it for that, without a pause by Sterna: if it is paused, another
+    /// party did that.
     Move,
-    /// It moves to another host, and we pause it so that the rest of its memory may follow later.
+    /// The guest moves to another host, and is paused so that the rest of its memory can follow later.
     MoveAhead,
-    /// Somebody asked for it to run.
+    /// A client has asked for the guest to run.
     Resume,
-    /// What another host has of its disks may not come in time ([`stall`](super::stall)).
+    /// Blocks of its disks at another host may be late ([`stall`](super::stall)).
     Missing,
 }
 
-/// What has happened.
+/// An event of a paused guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Something is to be done for which the guest is paused.
+    /// An operation begins for which the guest is paused.
     Hold(Reason),
     /// The note is durable.
     Noted,
@@ -54,49 +54,49 @@ pub enum Event {
     NotNoted,
     /// The reason is over, and the guest is to run here.
     LetRun,
-    /// The reason is over, and the guest is to stay as it is: somebody else has paused it, or it has ended.
+    /// The reason is over, and the guest stays as it is: another party has paused it, or it has ended.
     LetStay,
-    /// The guest is not this host's to run any more: it runs elsewhere, or its hypervisor has ended.
+    /// The guest is not this host's to run: it runs at another host, or its hypervisor has ended.
     Gone,
-    /// What the hypervisor says.
+    /// The hypervisor has reported the guest's state.
     Seen(Seen),
-    /// The hypervisor did what it was asked to.
+    /// The hypervisor has carried out the request.
     Done,
-    /// The hypervisor did not, or does not answer.
+    /// The hypervisor has refused the request, or does not answer.
     Refused(String),
-    /// The note is gone.
+    /// The note is removed.
     Forgotten,
 }
 
-/// What is to be done.
+/// An action for a paused guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Make a note durable, then say [`Event::Noted`].
+    /// Make a note durable, then report [`Event::Noted`].
     Note(Reason),
-    /// The guest may be paused from now on.
+    /// Permit the pause of the guest from now on.
     MayPause,
-    /// Ask the hypervisor what the guest does.
+    /// Ask the hypervisor for the guest's state.
     Look,
-    /// Have the hypervisor give up a move that is under way.
+    /// Let the hypervisor abandon a move that is under way.
     Abandon,
-    /// Have the hypervisor let the guest run.
+    /// Let the hypervisor resume the guest.
     Continue,
-    /// It must not be let run here: say why, and leave it.
+    /// The guest must not run here: report why, and leave it.
     MustNotRun,
-    /// Tell an administrator why the guest does not run yet.
+    /// Inform the administrator why the guest does not run yet.
     Tell(String),
-    /// Remove the note, then say [`Event::Forgotten`].
+    /// Remove the note, then report [`Event::Forgotten`].
     Forget,
 }
 
-/// What a hypervisor says of a guest.
+/// The reported state of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
     /// Whether the guest runs.
     pub running: Running,
-    /// How far a move of its memory is.
+    /// The state of a move of its memory.
     pub memory: Memory,
-    /// A disk of it is over nothing: what it would write there is lost.
+    /// Whether a disk is detached, so that writes would be lost.
     pub is_over_nothing: bool,
 }
 
@@ -105,43 +105,43 @@ pub struct Seen {
 pub enum Running {
     /// It does.
     Yes,
-    /// It stands, and can be let run.
+    /// The guest is stopped, and can be resumed.
     No,
-    /// It was paused by an order, ours or that of somebody else.
+    /// The guest was paused by an order, Sterna's or another party's.
     Paused,
-    /// It is not paused: it has shut down, or crashed.
+    /// The guest has shut down, or crashed.
     Ended,
 }
 
-/// How far a move of a guest's memory is.
+/// The state of a move of a guest's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Memory {
-    /// None is under way.
+    /// No move is under way.
     Still,
-    /// It is under way, and can be given up.
+    /// A move is under way, and can be abandoned.
     Moving,
-    /// It is ending by itself, and cannot be given up.
+    /// A move is ending by itself, and cannot be abandoned.
     Ending,
-    /// The guest may run, or have run, at the target without the rest of it.
+    /// The guest may run, or have run, at the target without the rest of its memory.
     Ahead,
 }
 
-/// A guest, and what we owe it.
+/// A guest, and the obligation to let it run.
 #[derive(Debug)]
 pub struct Hold {
     phase: Phase,
     reason: Option<Reason>,
     then: Then,
-    /// When it was to run first.
+    /// When it was first to run.
     since: Option<Duration>,
-    /// Whether the hypervisor was asked to let it run since it was last seen not to.
+    /// Whether the hypervisor was asked to resume it since it was last seen stopped.
     was_let_run: bool,
     failures: u32,
     is_told: bool,
     actions: VecDeque<Action>,
 }
 
-/// What is to become of it when the reason is over.
+/// What happens to the guest once the reason is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Then {
     Runs,
@@ -165,12 +165,12 @@ enum Phase {
 }
 
 impl Hold {
-    /// A guest that we owe nothing.
+    /// Returns a guest without obligation.
     pub fn free() -> Self {
         Self::at(Phase::Free)
     }
 
-    /// A guest of which a note was found: it may be paused, for this reason.
+    /// Returns a guest with a note: it may be paused, for this reason.
     pub fn found(reason: Reason) -> Self {
         Self { reason: Some(reason), ..Self::at(Phase::Held) }
     }
@@ -188,12 +188,12 @@ impl Hold {
         }
     }
 
-    /// Whether nothing is owed to the guest.
+    /// Returns whether there is no obligation to the guest.
     pub fn is_free(&self) -> bool {
         self.phase == Phase::Free
     }
 
-    /// Takes what has happened. An event that does not fit is late, and changes nothing.
+    /// Handles an event. An event that does not fit is late, and changes nothing.
     pub fn handle_event(&mut self, now: Duration, event: Event) {
         match &event {
             Event::LetRun => self.then = Then::Runs,
@@ -209,7 +209,7 @@ impl Hold {
                 self.enter(Phase::Noting { is_over: false }, Action::Note(reason));
             }
             (Phase::Noting { is_over: false }, Event::Noted) => self.enter(Phase::Held, Action::MayPause),
-            // It was never paused: there is nothing but the note to be removed.
+            // The guest was never paused: only the note has to be removed.
             (Phase::Noting { is_over: true }, Event::Noted) => self.enter(Phase::Forgetting, Action::Forget),
             (Phase::Noting { .. }, Event::NotNoted) | (Phase::Forgetting, Event::Forgotten) => self.be_free(),
             (Phase::Noting { .. }, Event::LetRun | Event::LetStay | Event::Gone) => {
@@ -219,7 +219,7 @@ impl Hold {
                 self.since = Some(now);
                 self.enter(Phase::Looking, Action::Look);
             }
-            // Somebody asks for it: at once.
+            // A client asks for it: look at once.
             (Phase::Waiting { .. }, Event::LetRun | Event::LetStay) => {
                 self.enter(Phase::Looking, Action::Look);
             }
@@ -227,7 +227,7 @@ impl Hold {
                 self.enter(Phase::Forgetting, Action::Forget);
             }
             (Phase::Looking, Event::Seen(seen)) => self.seen(now, &seen),
-            // That it did it is seen, not believed.
+            // Success is observed, not believed.
             (Phase::Acting, Event::Done) => self.enter(Phase::Looking, Action::Look),
             (Phase::Looking | Phase::Acting, Event::Refused(reason)) => {
                 self.was_let_run = false;
@@ -237,19 +237,19 @@ impl Hold {
         }
     }
 
-    /// Takes note of the time.
+    /// Handles everything that is due.
     pub fn handle_timeout(&mut self, now: Duration) {
         if matches!(self.phase, Phase::Waiting { until } if until <= now) {
             self.enter(Phase::Looking, Action::Look);
         }
     }
 
-    /// What is to be done next.
+    /// Returns the next action for the caller.
     pub fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// When it wants to be called again, and what it waits for.
+    /// Returns the time of the next call, and the reason for it.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         match self.phase {
             Phase::Waiting { until } => Some((until, "a paused guest to be let run")),
@@ -264,16 +264,16 @@ impl Hold {
             running => running,
         };
         match (seen.memory, running) {
-            // It is left as it is, as soon as nothing moves any more.
+            // The guest stays as it is, as soon as no move is under way.
             (Memory::Still, _) if self.then == Then::Stays => self.enter(Phase::Forgetting, Action::Forget),
-            // Somebody else has paused it, and lets it run.
+            // Another party has paused it, and will resume it.
             (Memory::Still | Memory::Ending, Running::Paused) => {
                 self.enter(Phase::Forgetting, Action::Forget);
             }
             (Memory::Still | Memory::Ending | Memory::Ahead, Running::Yes) | (_, Running::Ended) => {
                 self.enter(Phase::Forgetting, Action::Forget);
             }
-            // N.B. it runs there, or has run: two would.
+            // **N.B.** The guest runs or has run at the target: two copies would run.
             (Memory::Ahead, Running::No | Running::Paused) => {
                 self.enter(Phase::Forgetting, Action::MustNotRun);
             }
@@ -287,7 +287,7 @@ impl Hold {
                     "a disk of it is over nothing, and what it would write would be lost".to_owned(),
                 );
             }
-            // A disk that fails stops it again, say: it is let run time and again, and not all the time.
+            // A failing disk, for example, stops it again: resume it with pauses in between.
             (Memory::Still, Running::No) if std::mem::take(&mut self.was_let_run) => {
                 self.wait(now, "it was let run and does not run: a disk of it may have failed".to_owned());
             }
@@ -321,7 +321,7 @@ impl Hold {
     fn enter(&mut self, phase: Phase, action: Action) {
         self.phase = phase;
         self.actions.push_back(action);
-        // What must not run is not ours any more, and its note says nothing to anybody.
+        // A guest that must not run is not Sterna's, and its note is useless.
         if self.actions.back() == Some(&Action::MustNotRun) {
             self.actions.push_back(Action::Forget);
         }

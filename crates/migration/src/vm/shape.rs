@@ -1,65 +1,65 @@
-//! What a VM has, and whether that is still what is known of it: its devices, what its drives are over, what works on its disks.
+//! The shape of a VM: its devices, its drives' media and the jobs on its disks, compared with its description.
 //!
 //! ```text
 //!   known: what its definition makes ──┐
 //!                                      ├─► differences, by name; none: it can be made anew elsewhere from what is known
 //!   seen:  what its hypervisor has  ───┘
 //! ```
-//! **N.B.** At its target a VM is made from what is known. What differs would be lost there, or be another disk.
+//! **N.B.** At its target a VM is created from its description. A difference would be lost there, or attach another disk.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What a VM has, or is to have.
+/// The shape of a VM, real or described.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Shape {
-    /// Its devices.
+    /// The devices of the VM.
     pub devices: Vec<Device>,
-    /// Its disks and drives.
+    /// The disks and drives of the VM.
     pub drives: Vec<Drive>,
-    /// Devices without a name that may be there beside those, because a drive brings its own.
+    /// The nameless devices that may exist besides, because a drive brings its own.
     pub spare_devices: usize,
-    /// What works on its disks beside the guest, or would be lost with them, for people.
+    /// The jobs that work on its disks beside the guest, or would be lost with them, for people.
     pub works: BTreeSet<String>,
 }
 
-/// A device.
+/// A device of the VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Device {
-    /// Its name; `None`: it has none.
+    /// The name of the device; `None` if it has none.
     pub name: Option<String>,
-    /// What it is.
+    /// The type of the device.
     pub kind: String,
-    /// Those of its settings that count.
+    /// The settings that matter for the comparison.
     pub settings: BTreeMap<String, String>,
 }
 
 /// A disk or a drive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drive {
-    /// Its device; `None`: that has no name by which it is known.
+    /// The device of the drive; `None` if it has no stable name.
     pub device: Option<String>,
-    /// What is read and written in the end; empty: there is no medium.
+    /// The media that are read and written in the end; empty without a medium.
     pub media: BTreeSet<Medium>,
-    /// What is between, by kind.
+    /// The kinds of layers in between.
     pub through: BTreeSet<String>,
 }
 
-/// What a drive is over.
+/// The medium of a drive.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Medium {
-    /// A volume.
+    /// A volume, by its name.
     Volume(String),
-    /// Something else, by its name.
+    /// Another medium, by its name.
     Other(String),
 }
 
-/// Something that a VM has otherwise than is known.
+/// A difference between a VM and its description.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, thiserror::Error)]
 pub enum Difference {
-    /// A device is there that was not.
+    /// A device exists that is not described.
     #[error("the device {0} was added while the VM ran: remove it (device_del), or restart the VM with it")]
     DeviceAdded(String),
-    /// A device is not there that was.
+    /// A described device does not exist.
     #[error("the device {0} was removed while the VM ran: add it again, or restart the VM without it")]
     DeviceRemoved(String),
     /// Another device has the name.
@@ -67,64 +67,64 @@ pub enum Difference {
         "the device {name} was exchanged while the VM ran: it is {is} now, and was {was}; put back what was there, or restart the VM"
     )]
     DeviceExchanged {
-        /// Which.
+        /// The name of the device.
         name: String,
-        /// What is known of it.
+        /// The described device.
         was: String,
-        /// What it is.
+        /// The device that exists.
         is: String,
     },
-    /// A drive is over something else.
+    /// A drive has another medium.
     #[error(
         "the disk {device} was exchanged while the VM ran: it is over {is} now, and was over {was}; put back what was there, or restart the VM"
     )]
     DiskExchanged {
-        /// Which.
+        /// The name of the drive's device.
         device: String,
-        /// What is known of it.
+        /// The described medium.
         was: String,
-        /// What it is over.
+        /// The medium that is attached.
         is: String,
     },
-    /// A drive is there that was not, or has a medium that is not known.
+    /// A drive exists that is not described, or has a medium that is not.
     #[error(
         "the disk {device} over {is} was added while the VM ran: remove it (device_del), eject it if it is a CD-ROM, or restart the VM with it"
     )]
     DiskAdded {
-        /// Which.
+        /// The name of the drive's device.
         device: String,
-        /// What it is over.
+        /// The medium that is attached.
         is: String,
     },
-    /// A drive is not there that was, or has no medium any more.
+    /// A described drive does not exist, or has no medium.
     #[error(
         "the disk {device} over {was} was removed while the VM ran: add it again, or restart the VM without it"
     )]
     DiskRemoved {
-        /// Which.
+        /// The name of the drive's device.
         device: String,
-        /// What it was over.
+        /// The described medium.
         was: String,
     },
-    /// Something is between a drive and what it is over.
+    /// A layer was inserted between a drive and its medium.
     #[error(
         "something was put between the disk {device} and {over} while the VM ran ({through}): remove it, or restart the VM"
     )]
     DiskLedThrough {
-        /// Which.
+        /// The name of the drive's device.
         device: String,
-        /// What it is over.
+        /// The medium that is attached.
         over: String,
-        /// What is between.
+        /// The layers in between.
         through: String,
     },
-    /// Something works on its disks.
+    /// A job works on the VM's disks.
     #[error("{0}: end it first")]
     Work(String),
 }
 
-/// What differs, each once; none: the VM is what is known of it. `is_kind` and `is_setting` say whether what was asked for is what
-/// is there, under another name.
+/// Returns the differences, each once; empty if the VM is as described. `is_kind` and `is_setting` decide whether a described
+/// value and a real one, under another name, are the same.
 pub fn differences(
     known: &Shape,
     seen: &Shape,
@@ -139,7 +139,7 @@ pub fn differences(
     found
 }
 
-/// What differs, as a sentence.
+/// Returns the differences as a sentence.
 pub fn sentence(found: &BTreeSet<Difference>) -> String {
     found.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
 }
@@ -172,7 +172,7 @@ fn named_devices(
             found.insert(exchanged(&device.kind, &there.kind));
         }
         for (key, asked) in &device.settings {
-            // One that is not told cannot have been changed.
+            // A setting that is not reported cannot have been changed.
             if let Some(told) = there.settings.get(key).filter(|told| !is_setting(key, asked, told)) {
                 found.insert(exchanged(&format!("{key}={asked}"), &format!("{key}={told}")));
             }
@@ -212,7 +212,7 @@ fn drives(known: &Shape, seen: &Shape, found: &mut BTreeSet<Difference>) {
             None => left.push(drive),
         }
     }
-    // Those without a name are known by what they are over.
+    // Nameless drives are identified by their media.
     was.retain(|drive| !drive.media.is_empty());
     left.retain(|drive| !drive.media.is_empty());
     left.retain(|drive| {
@@ -223,7 +223,7 @@ fn drives(known: &Shape, seen: &Shape, found: &mut BTreeSet<Difference>) {
         }
         false
     });
-    // An overlay leaves what it was over below it: that is told as what it is, and not as one that was removed and another.
+    // An overlay keeps the described medium below it. This is reported as one difference, not as a removed and an added drive.
     for drive in left {
         let device = shown(drive);
         let below = was.iter().position(|known| {
@@ -242,7 +242,7 @@ fn drives(known: &Shape, seen: &Shape, found: &mut BTreeSet<Difference>) {
     }
 }
 
-/// Judges a drive that is there under its name.
+/// Compares a drive with the described drive of the same name.
 fn judge(known: &Drive, seen: &Drive, found: &mut BTreeSet<Difference>) {
     let device = shown(seen);
     let (was, is) = (names(&known.media), names(&seen.media));

@@ -1,5 +1,5 @@
-//! A VM whose disks lack blocks that another host has, and whose hypervisor stops it when a disk fails and asks again when it goes
-//! on: what is done for it, at each look.
+//! Handles a VM whose disks lack blocks of another host, and whose hypervisor stops it on I/O errors and repeats the request on
+//! resume. Returns the steps at each check.
 //!
 //! ```text
 //!            noted ──► waits limited        a read is refused, the guest is stopped        what it was refused has come
@@ -7,85 +7,85 @@
 //!     ▲                                │ nothing is missing any more                                                   │
 //!     └──────────── forgotten ◄────────┴───────── forgotten ◄── goes on ◄── waits unlimited ◄────────────────────────┘
 //! ```
-//! **N.B.** We stop the guest by an error, so that it is for us to let it go on, whoever is killed in between: the note is durable
-//! before a read may be refused, and is removed when none can be any more. A guest that something else has stopped is left as it is.
+//! **N.B.** Sterna stops the guest by an error, so Sterna must resume it, even after a kill. The note is durable before a read
+//! may be refused, and is removed when none can be. A guest that was stopped for another reason is left as it is.
 
-/// What is seen of a VM at one look.
+/// The observed state of a VM at one check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// Whether it is this host's alone, and its hypervisor answers.
+    /// Whether the VM is only at this host, and its hypervisor answers.
     pub is_here: bool,
-    /// Whether a disk of it lacks blocks that another host has.
+    /// Whether one of its disks lacks blocks that another host has.
     pub lacks_blocks: bool,
-    /// Whether its hypervisor stops it at each error of a disk, and asks again.
+    /// Whether its hypervisor stops it on I/O errors, and repeats the request on resume.
     pub stops_at_errors: bool,
-    /// What is noted of it.
+    /// The note about the VM.
     pub note: Note,
-    /// What it does.
+    /// The guest's run state.
     pub guest: Guest,
-    /// What has become of its late reads.
+    /// The state of its late reads.
     pub late: Late,
 }
 
-/// What is noted of a VM.
+/// The note about a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Note {
-    /// Nothing.
+    /// There is no note.
     None,
-    /// That its reads may be refused.
+    /// The VM's reads may be refused.
     Ours,
-    /// That it is paused for another reason.
+    /// The VM is paused for another reason.
     Other,
 }
 
-/// What a guest does.
+/// The run state of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guest {
     /// It runs.
     Runs,
-    /// An error of a disk has stopped it.
+    /// An I/O error has stopped it.
     StoppedByError,
-    /// It does not run for another reason.
+    /// It does not run, for another reason.
     Otherwise,
 }
 
-/// What has become of reads that were refused because they had waited as long as they may.
+/// The state of reads that were refused at their time limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Late {
-    /// There were none since the guest was let go on.
+    /// There were none since the guest was last resumed.
     None,
-    /// What they were refused for has not come.
+    /// The blocks of these reads have not arrived.
     Owed,
-    /// It has come; or nobody knows whether there were any.
+    /// The blocks have arrived; or it is not known whether there were such reads.
     Came,
 }
 
-/// What is done. One that fails ends the list; what is left is for the next look.
+/// A step for the VM. A failed step ends the list; the rest is left to the next check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Note durably that its reads may be refused.
     Note,
-    /// Have reads of what is missing wait so long at most.
+    /// Limit the wait of reads for missing blocks.
     Limit,
-    /// Have them wait for however long; from when it is done none is refused.
+    /// Remove the limit; after this step no read is refused.
     Lift,
-    /// Say that the guest is stopped, and for what.
+    /// Report that the guest is stopped, and why.
     Say,
-    /// Say nothing of it any more.
+    /// Withdraw the report about the guest.
     Unsay,
-    /// Let the guest go on.
+    /// Resume the guest.
     Continue,
-    /// Remove the note.
+    /// Remove the note about the VM.
     Forget,
 }
 
-/// What is to be done for a VM, in order.
+/// Returns the steps for a VM, in order.
 pub fn steps(seen: Seen) -> &'static [Step] {
     use Step::{Continue, Forget, Lift, Limit, Note as MakeNote, Say, Unsay};
 
     let is_ours_to_stop = seen.is_here && seen.note != Note::Other;
     match (seen.lacks_blocks, seen.note) {
-        // Who moves it, or does something to its disks, decides whether it runs.
+        // The operation that moves the VM, or changes its disks, decides whether it runs.
         (true, _) if !is_ours_to_stop => &[Lift],
         (true, Note::Ours) => match (seen.guest, seen.late) {
             (Guest::StoppedByError, Late::Came) => &[Lift, Continue, Unsay, Forget],

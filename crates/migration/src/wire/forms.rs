@@ -1,5 +1,4 @@
-//! The messages as they are encoded. Variants and fields are only ever appended within a version, and variants only at
-//! the end.
+//! The encoded form of messages. Within a version, variants and fields are only appended, and variants only at the end.
 
 use std::time::Duration;
 
@@ -103,13 +102,13 @@ pub(super) enum Form {
     Cancelled {
         migration: u64,
     },
-    /// Another `Open`, with the origins of its volumes in their order.
+    /// Like `Open`, with the origins of the volumes in order.
     OpenWithOrigins {
         migration: u64,
         offer: OfferForm,
         origins: Vec<OriginForm>,
     },
-    /// Another `OpenWithOrigins`, with how its volumes are copied.
+    /// Like `OpenWithOrigins`, with the strategy of the copying.
     OpenWithStrategy {
         migration: u64,
         offer: OfferForm,
@@ -180,7 +179,7 @@ pub(super) struct AcceptedForm {
     volume: [u8; 16],
     held: HeldForm,
     elsewhere: FormerForm,
-    /// Name of the image's file, and what is in its token.
+    /// The name of the image's file, and the content of its token.
     beside: Option<(String, [u8; 32])>,
 }
 
@@ -190,7 +189,7 @@ enum HeldForm {
     Copy { departure: u64, generation: u64 },
 }
 
-/// Makes the wire's twin of an enum without fields, and the ways there and back.
+/// Defines the wire's copy of an enum without fields, and the conversions.
 macro_rules! twin {
     ($form:ident = $domain:ident { $($variant:ident),+ $(,)? }) => {
         #[derive(Serialize, Deserialize)]
@@ -234,7 +233,7 @@ twin!(
 );
 
 impl Form {
-    /// Tells whether lists and texts keep to their limits.
+    /// Checks the limits of lists and texts.
     pub(super) fn check(&self) -> Result<(), WireError> {
         match self {
             Self::Open { offer, .. } => offer.check(),
@@ -282,12 +281,11 @@ impl Form {
 }
 
 impl OfferForm {
-    /// How many volumes are offered.
     pub(super) fn volume_count(&self) -> usize {
         self.volumes.len()
     }
 
-    /// Tells whether lists and texts keep to their limits.
+    /// Checks the limits of lists and texts.
     fn check(&self) -> Result<(), WireError> {
         at_most(self.volumes.len(), VOLUMES_MAX, "volumes")?;
         at_most(self.store.len(), NAME_BYTES_MAX, "bytes of a name")?;
@@ -526,7 +524,7 @@ impl From<AcceptedForm> for AcceptedVolume {
     }
 }
 
-/// An offer that knows nothing of origins, and of no strategy but the first, is said as hosts of all versions understand it.
+/// Returns the offer in the form that all versions understand, if it has no origins and the first strategy.
 fn open(migration: u64, offer: Offer) -> Form {
     let origins: Vec<Origin> = offer.volumes.iter().map(|volume| volume.origin).collect();
     let strategy = offer.strategy;
@@ -560,7 +558,7 @@ fn named(generations: Generations) -> Vec<(VolumeId, Generation)> {
     generations.into_iter().map(|(volume, generation)| (VolumeId(volume), Generation(generation))).collect()
 }
 
-/// Cuts a text for people where it is too long, between two characters.
+/// Cuts a text at the length limit, between two characters.
 pub(super) fn cut(mut text: String) -> String {
     let mut end = text.len().min(DETAIL_BYTES_MAX);
     while !text.is_char_boundary(end) {

@@ -1,4 +1,4 @@
-//! The opening of a migration between hosts: what the source offers, and what the target answers.
+//! The opening of a migration between hosts: the source's offer, and the target's answer.
 
 use chronicle::Generation;
 
@@ -8,17 +8,17 @@ use crate::journal::Origin;
 /// A migration that a source offers to a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Its volumes: all move, or none.
+    /// The volumes; either all move, or none.
     pub volumes: Vec<OfferedVolume>,
-    /// Name of the store that they are to go to.
+    /// The name of the store that they are to go to.
     pub store: String,
-    /// The format of their images there; `None`: as the store has it.
+    /// The format of their images there; `None`: the store's default.
     pub format: Option<crate::journal::ImageFormat>,
-    /// How the space is to be taken.
+    /// How the space is allocated.
     pub allocation: Allocation,
-    /// Who goes on offering them to clients.
+    /// Whether the source keeps offering them to clients.
     pub forwarding: crate::journal::Forwarding,
-    /// The VM that goes along with them; `None`: whoever uses them sees to itself.
+    /// The VM that moves with them; `None`: their clients continue by themselves.
     pub vm: Option<OfferedVm>,
     /// Whether the source would write to the images itself.
     pub sharing: Sharing,
@@ -26,154 +26,154 @@ pub struct Offer {
     pub strategy: OfferedStrategy,
 }
 
-/// How volumes of an offer are copied.
+/// The strategy for the volumes of an offer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OfferedStrategy {
-    /// In one pass, while guest writes go to both hosts.
+    /// One pass, while guest writes go to both hosts.
     #[default]
     Mirror,
-    /// In rounds, while guest writes go to the source only.
+    /// Rounds, while guest writes go to the source only.
     Tracking,
-    /// Handed over with blocks missing, which follow.
+    /// A handover of incomplete volumes; the rest follows.
     PostCopy,
 }
 
 /// Whether a source writes to images of the target's store itself if it can open them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharing {
-    /// It looks whether it can.
+    /// The source checks whether it can.
     Wanted,
-    /// All goes over the link.
+    /// All data goes over the link.
     Refused,
 }
 
-/// A VM that goes along with its volumes.
+/// A VM that moves with its volumes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OfferedVm {
-    /// The name that it has at the source, and is to have at the target.
+    /// The name of the VM at both hosts.
     pub name: String,
 }
 
 /// One volume of an offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OfferedVolume {
-    /// Its identity.
+    /// The identity of the volume.
     pub volume: VolumeId,
-    /// The name that it has at the source, and is to have at the target.
+    /// The name of the volume at both hosts.
     pub name: String,
-    /// Size in bytes.
+    /// The volume's size in bytes.
     pub size_bytes: u64,
-    /// Bytes of a block.
+    /// The size of a block in bytes.
     pub block_size_bytes: u32,
-    /// Its generation at the source.
+    /// The generation at the source.
     pub generation: Generation,
-    /// Whether the source keeps its image as it is at the handover.
+    /// Whether the source keeps its image of the handover.
     pub left_behind: LeftBehind,
-    /// Whose its content was before Sterna served it.
+    /// The origin of its content, before Sterna served it.
     pub origin: Origin,
 }
 
 /// What a source keeps of a volume that it hands over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LeftBehind {
-    /// Nothing that anybody will come back to.
+    /// Nothing that is used again.
     Nothing,
-    /// A replica: the target is to know what is written from the handover on, for the way home.
+    /// A replica. The target records the writes since the handover, for an incremental return.
     Replica,
 }
 
-/// How the space of an image is taken.
+/// How the space of an image is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocation {
     /// As blocks are written.
     Thin,
-    /// All of it before anything is copied.
+    /// In full, before anything is copied.
     Thick,
 }
 
-/// What a target has of the volumes that it takes, in the order of the offer.
+/// A target's state of the accepted volumes, in the order of the offer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acceptance {
-    /// One for each volume that was offered.
+    /// The state of each offered volume.
     pub volumes: Vec<AcceptedVolume>,
-    /// How often the target's host has started: what was not confirmed durable under this number is missing.
+    /// The number of starts of the target's host. Data not confirmed as durable under this number is missing.
     pub incarnation: u64,
 }
 
-/// What a target has of one volume.
+/// A target's state of one volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AcceptedVolume {
-    /// Which.
+    /// The identity of the volume.
     pub volume: VolumeId,
-    /// What of it is there, durably.
+    /// The part of the volume that the target has durably.
     pub held: Held,
-    /// What is where nothing of the volume is.
+    /// The content of the image outside of that part.
     pub elsewhere: FormerContent,
-    /// What the source may find if it has the same folder; `None`: the image is not leased.
+    /// The proof for a source that shares the folder; `None`: the image is not leased.
     pub beside: Option<Beside>,
 }
 
-/// An image and the token beside it, in whatever folder.
+/// An image and the token beside it, in any folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Beside {
-    /// Name of the image's file.
+    /// The name of the image's file.
     pub file: String,
-    /// What is in the token.
+    /// The content of the token.
     pub token: [u8; 32],
 }
 
-/// What a target has of a volume already.
+/// The part of a volume that a target already has.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Held {
-    /// Nothing.
+    /// No part of the volume.
     Nothing,
-    /// The image that an earlier stay of the volume has left.
+    /// The image that an earlier residency of the volume has left.
     Copy {
-        /// The migration by which it left, as the target numbers its own: the source tells by it whether it is the copy
-        /// that it knows. Generations do not, once a promotion was forced.
+        /// The migration by which it left, in the target's numbering. The source recognises a known copy by it; generations do
+        /// not suffice after a forced promotion.
         departure: MigrationId,
-        /// The generation that the volume had then.
+        /// The volume's generation at that time.
         generation: Generation,
     },
 }
 
-/// What an image holds where nothing of the volume has been written.
+/// The content of an image where nothing of the volume has been written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FormerContent {
-    /// It reads as zeroes.
+    /// The image reads as zeroes.
     Zero,
-    /// It may be anything.
+    /// The image may hold anything.
     Unknown,
 }
 
-/// Why a target does not take a migration.
+/// The reason why a target refuses a migration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
     /// The cause, for programs.
     pub code: RefusalCode,
-    /// The cause, for people: what to do about it.
+    /// The cause, for people, with the remedy.
     pub detail: String,
 }
 
-/// Causes of a refusal.
+/// The cause of a refusal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RefusalCode {
-    /// There is no store of that name.
+    /// No store has this name.
     UnknownStore,
     /// The store has no room for the volumes.
     NoSpace,
-    /// Another volume there has the name.
+    /// Another volume at the target has the name.
     NameTaken,
-    /// The volume itself is there already, and is served.
+    /// The volume itself is at the target already, and is served.
     VolumePresent,
     /// The store cannot hold such an image.
     Unsuitable,
-    /// It takes no more migrations at present; worth another try later.
+    /// The target takes no more migrations now; a later attempt may succeed.
     Busy,
     /// The source's host may not bring volumes.
     NotAllowed,
-    /// The migration is known there, and has ended.
+    /// The target knows the migration, and it has ended.
     Over,
-    /// Something else failed there.
+    /// Another failure at the target.
     Failed,
 }

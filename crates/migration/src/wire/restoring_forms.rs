@@ -1,4 +1,4 @@
-//! What hosts say to each other after a journal was put back, as it is encoded.
+//! The encoded form of messages about a restored journal.
 
 use chronicle::Generation;
 use serde::{Deserialize, Serialize};

@@ -1,63 +1,62 @@
-//! A look ahead: what a source asks a target before it offers a migration, and what the target sees.
+//! The preflight check: a source's question before it offers a migration, and the target's answer.
 //!
 //! ```text
 //!   source ── Survey ──► target     what would be offered, and what it holds
 //!   source ◄── Surveyed ── target   what is in the way, and where the images would be
 //! ```
-//! Nothing is begun by it, and nothing is promised: what is seen may have changed by the time of the offer.
+//! The check begins nothing and promises nothing: the state may have changed by the time of the offer.
 
 use super::opening::{Offer, Refusal};
 use crate::identity::VolumeId;
 
-/// What would be offered.
+/// The question of a preflight check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Survey {
-    /// The offer. Its volumes are called as those know them again who have them; it gives away no identity.
+    /// The offer. Its volumes bear names that only hosts with these volumes recognise, and reveal no identity.
     pub offer: Offer,
-    /// What each of its volumes holds, in bytes.
+    /// The allocated bytes of each volume.
     pub held_bytes: Vec<u64>,
-    /// What is needed to run the VM that would come along, in a form that only daemons know; empty: it is not to be
-    /// looked at.
+    /// The description of the VM that would move, in a form that only daemons know; empty: the VM is not checked.
     pub vm: Vec<u8>,
 }
 
-/// What a target sees of what would be offered.
+/// The answer to a preflight check.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Surveyed {
-    /// Everything that is in the way.
+    /// Everything that prevents the migration.
     pub refusals: Vec<Refusal>,
-    /// What the user should know besides.
+    /// Further facts that the user should know.
     pub warnings: Vec<String>,
-    /// Where the images would be: of the volumes that nothing is in the way of.
+    /// The places of the images, for the volumes that nothing prevents.
     pub places: Vec<SurveyedPlace>,
-    /// Whether something is run there before or after volumes change hands.
+    /// Whether hooks run at the target before or after the handover.
     pub has_hooks: bool,
 }
 
-/// Where the image of a volume would be.
+/// The place of a volume's future image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SurveyedPlace {
-    /// Which volume.
+    /// The identity of the volume.
     pub volume: VolumeId,
-    /// Name of the store.
+    /// The name of the store.
     pub store: String,
-    /// Its path, or what the store is.
+    /// The path of the image, or the kind of the store.
     pub place: String,
-    /// Its format.
+    /// The format of the image.
     pub format: crate::journal::ImageFormat,
-    /// Bytes that are free there; `None`: the store does not say.
+    /// The free bytes there; `None`: the store does not report them.
     pub free_bytes: Option<u64>,
-    /// Whether an image of an earlier stay is there to begin with.
+    /// Whether an image of an earlier residency can be reused.
     pub has_replica: bool,
 }
 
-/// What a target sees of a source's probe in the folder of a store.
+/// The result of looking for a source's probe in a store's folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProbeSeen {
-    /// Nothing: it is another folder.
+    /// Nothing was found: it is another folder.
     Nothing,
-    /// The file, and no lock: locks of the source do not count here.
+    /// The file was found, but not its lock: the source's locks have no effect here.
     Unlocked,
-    /// The file and its lock: blocks could be written there by the source.
+    /// The file and its lock were found: the source could write blocks there.
     Locked,
 }

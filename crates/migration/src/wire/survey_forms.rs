@@ -1,4 +1,4 @@
-//! The look ahead as it is encoded.
+//! The encoded form of the preflight check.
 
 use serde::{Deserialize, Serialize};
 
@@ -36,7 +36,7 @@ struct PlaceForm {
 }
 
 impl SurveyForm {
-    /// Tells whether lists keep to their limits, besides those of the offer.
+    /// Checks the limits of lists, besides those of the offer.
     pub(super) fn check(&self) -> Result<(), WireError> {
         at_most(self.vm.len(), VM_BYTES_MAX, "bytes of a VM")?;
         match self.held_bytes.len() == self.offer.volume_count() {
@@ -47,7 +47,7 @@ impl SurveyForm {
 }
 
 impl SurveyedForm {
-    /// Tells whether lists and texts keep to their limits.
+    /// Checks the limits of lists and texts.
     pub(super) fn check(&self) -> Result<(), WireError> {
         at_most(self.refusals.len(), REMARKS_MAX, "refusals")?;
         at_most(self.warnings.len(), REMARKS_MAX, "warnings")?;

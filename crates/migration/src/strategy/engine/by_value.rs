@@ -1,4 +1,4 @@
-//! Guest writes that go to the target by value while their guests wait for the source only, and what they cost.
+//! Guest writes that go to the target by value while their guests wait for the source only, and their cost.
 
 use std::time::Duration;
 
@@ -9,30 +9,30 @@ use super::values::{Part, Value};
 use super::{Engine, InFlight, Mover, Standing};
 use crate::strategy::{Route, TargetFault, VolumeAction, WriteId};
 
-/// What a guest's write costs the target.
+/// The cost of a guest's write for the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::strategy) struct Toll {
-    /// Bytes that go to it by value.
+    /// The bytes sent by value.
     pub(in crate::strategy) by_value: u64,
-    /// Bytes of blocks that the mover has brought, or is bringing, and will have to bring again.
+    /// The bytes of blocks that the mover has copied, or is copying, and must copy again.
     pub(in crate::strategy) undone: u64,
 }
 
 impl Toll {
-    /// Bytes that the target has to take for it.
+    /// Returns the bytes that the target has to take.
     pub(in crate::strategy) fn bytes(self) -> u64 {
         self.by_value + self.undone
     }
 }
 
 impl Engine {
-    /// Tells whether so many bytes more may be on their way by value.
+    /// Returns whether `bytes` more may be in flight by value.
     pub(in crate::strategy) fn has_room_for(&self, bytes: u64) -> bool {
         // A write that is larger than the buffer goes alone.
         self.values.is_empty() || self.values.bytes() + bytes <= self.values_max()
     }
 
-    /// Bytes of blocks that the mover has brought, or is bringing, and will have to bring again after a write that goes so.
+    /// Returns the bytes of blocks that the mover must copy again after a write with this route.
     pub(in crate::strategy) fn bytes_undone(
         &self,
         route: &Route,
@@ -57,7 +57,7 @@ impl Engine {
         undone * self.block_bytes()
     }
 
-    /// Keeps the books of a write of which `parts` go by value.
+    /// Records a write of which `parts` go by value.
     pub(super) fn send_values(&mut self, now: Duration, id: WriteId, parts: &[ByteRange]) {
         let value = Value {
             parts: parts.iter().map(|part| (*part, self.covering(*part))).collect(),
@@ -70,7 +70,7 @@ impl Engine {
         self.drain.note(now, 0, self.load());
     }
 
-    /// The source has a write that also goes by value: its guest waits for nothing more.
+    /// Handles the source's completion of a write that also goes by value: its guest is answered.
     pub(super) fn source_has_value(&mut self, id: WriteId) {
         self.actions.push_back(VolumeAction::Complete { write: id });
         self.writes.remove(id);
@@ -79,7 +79,7 @@ impl Engine {
         }
     }
 
-    /// The target has answered for a value.
+    /// Handles the target's answer to a value.
     pub(super) fn target_has_value(&mut self, now: Duration, id: WriteId, result: Result<(), TargetFault>) {
         let Some(value) = self.values.target_ended(id) else { return };
         let (restarts, bytes) = (value.restarts, value.bytes());
@@ -105,7 +105,6 @@ impl Engine {
         }
     }
 
-    /// How much is in flight.
     pub(super) fn load(&self) -> Load {
         let enough = self.is_mover_full() || self.values.bytes() >= (self.values_max() / 4).max(1);
         if enough {

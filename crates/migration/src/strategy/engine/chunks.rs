@@ -1,4 +1,4 @@
-//! Chunks in flight: claimed, waiting for the writes already submitted to them, being copied.
+//! The chunks in flight: claimed, waiting for earlier writes, or being copied.
 
 use std::time::Duration;
 
@@ -12,20 +12,20 @@ pub(super) struct Chunk {
     pub(super) id: ChunkId,
     pub(super) blocks: BlockRange,
     pub(super) pass: Pass,
-    /// Writes that were submitted to these blocks before they were claimed: it is read only after all of them have
-    /// ended, with success or error (design §5.1, hard case 6).
+    /// Writes to these blocks that were submitted before the claim. The chunk is read only after all of them have ended, with
+    /// success or error (design §5.1, hard case 6).
     pub(super) waits_for: Vec<WriteId>,
     pub(super) state: ChunkState,
-    /// How often the target had restarted when it was submitted.
+    /// The number of target restarts at its submission.
     pub(super) restarts: u32,
 }
 
-/// The first time a chunk is copied, or right after.
+/// Whether a chunk is copied for the first time, or again right after.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pass {
-    /// Writes to it go to the source at once, and are copied in a second pass.
+    /// Writes to the chunk go to the source at once, and are copied in a second pass.
     First,
-    /// Writes to it wait for it, so that it is not copied for ever (design §6 "Mirroring").
+    /// Writes to the chunk wait for it, so that it is not copied for ever (design §6 "Mirroring").
     Second,
 }
 
@@ -35,7 +35,7 @@ pub(super) enum ChunkState {
     Copying { since: Duration },
 }
 
-/// The chunks in flight; at most as many as the mover's depth, and their second passes.
+/// The chunks in flight; at most the mover's depth, and their second passes.
 #[derive(Debug, Default)]
 pub(super) struct Chunks {
     chunks: Vec<Chunk>,
@@ -55,12 +55,11 @@ impl Chunks {
         self.chunks.iter().map(|chunk| chunk.blocks.len()).sum()
     }
 
-    /// The blocks of each.
     pub(super) fn ranges(&self) -> impl Iterator<Item = BlockRange> {
         self.chunks.iter().map(|chunk| chunk.blocks)
     }
 
-    /// Claims a run of blocks: it waits for these writes.
+    /// Claims a run of blocks, which waits for these writes.
     pub(super) fn push(&mut self, blocks: BlockRange, pass: Pass, waits_for: Vec<WriteId>, restarts: u32) {
         let id = ChunkId(self.next);
         self.next += 1;
@@ -76,7 +75,7 @@ impl Chunks {
         self.chunks.iter().any(|chunk| chunk.blocks.overlaps(&blocks))
     }
 
-    /// The chunk in flight that touches `blocks` first.
+    /// Returns the first chunk in flight that touches `blocks`.
     pub(super) fn first_touching(&self, blocks: BlockRange) -> Option<BlockRange> {
         let touching =
             self.chunks.iter().map(|chunk| chunk.blocks).filter(|claimed| claimed.overlaps(&blocks));
@@ -87,14 +86,14 @@ impl Chunks {
         self.chunks.iter().any(|chunk| chunk.pass == Pass::Second && chunk.blocks.overlaps(&blocks))
     }
 
-    /// A write has ended: no chunk waits for it any more.
+    /// Removes an ended write from all waits.
     pub(super) fn write_ended(&mut self, write: WriteId) {
         for chunk in &mut self.chunks {
             chunk.waits_for.retain(|waited| *waited != write);
         }
     }
 
-    /// Marks the chunks that wait for nothing as being copied, and returns them.
+    /// Starts the chunks that wait for nothing, and returns them.
     pub(super) fn start_ready(&mut self, now: Duration) -> Vec<(ChunkId, BlockRange)> {
         let waiting = self.chunks.iter_mut().filter(|chunk| chunk.state == ChunkState::Waiting);
         let ready = waiting.filter(|chunk| chunk.waits_for.is_empty());
@@ -110,7 +109,7 @@ impl Chunks {
         self.chunks.iter().any(|chunk| chunk.state == ChunkState::Waiting)
     }
 
-    /// Since when the oldest of the chunks that are being copied has been.
+    /// Returns when the oldest chunk that is being copied was started.
     pub(super) fn copying_since(&self) -> Option<Duration> {
         let copying = self.chunks.iter().filter_map(|chunk| match chunk.state {
             ChunkState::Waiting => None,
@@ -119,7 +118,7 @@ impl Chunks {
         copying.min()
     }
 
-    /// Gives up the chunks that have not been read yet, and returns their blocks.
+    /// Removes the chunks that have not been read yet, and returns their blocks.
     pub(super) fn abandon_waiting(&mut self) -> Vec<BlockRange> {
         let waiting = self.chunks.iter().filter(|chunk| chunk.state == ChunkState::Waiting);
         let blocks = waiting.map(|chunk| chunk.blocks).collect();

@@ -1,55 +1,54 @@
-//! How fast the target takes what is sent to it, and how writes are admitted when guests write faster than that.
+//! Measures how fast the target takes data, and throttles guests that write faster.
 //!
 //! ```text
 //!   no throttle ──── the mover gets too little of what the target takes ────► throttle at a share of the measured rate
 //!        ▲                                                                          │
 //!        └────────────── no write has had to wait for a while ◄────────────────────┘
 //! ```
-//! \[VM51\] goes from asynchronous to synchronous mirroring when the guest writes faster than the network carries. Here
-//! that is a rate rather than a mode: so much is admitted as leaves the mover its part, and the migration ends.
+//! \[VM51\] changes from asynchronous to synchronous mirroring when the guest writes faster than the network carries. Here the
+//! change is a rate instead of a mode: admitted writes leave the mover its share, and the migration ends.
 
 use std::time::Duration;
 
-/// What a sample of the rate is taken over, of the time in which there was something in flight.
+/// The length of a sample of the rate, counting only time with data in flight.
 const SAMPLE: Duration = Duration::from_millis(250);
-/// The shortest time that says anything about a rate.
+/// The shortest time that yields a usable rate.
 const SAMPLE_MIN: Duration = Duration::from_millis(20);
-/// How long the copying is watched before it is judged: several round trips also of a long link.
+/// How long the copying is observed before each convergence check: several round trips even of a long link.
 const WINDOW: Duration = Duration::from_millis(500);
-/// Part of what the target takes that the mover must make progress by; below it, guests are throttled.
+/// The share of the target's rate by which the mover must make progress; below it guests are throttled.
 const PROGRESS_MIN: f64 = 0.2;
-/// Part of what the target takes that is admitted from throttled guests: more than half, and less than what would leave
-/// the mover less than [`PROGRESS_MIN`].
+/// The share of the target's rate that throttled guests get: more than half, but little enough to leave the mover
+/// [`PROGRESS_MIN`].
 const GUEST_SHARE: f64 = 0.72;
-/// How long no write must have waited before the throttle is taken off.
+/// How long no write must have waited before the throttle is removed.
 const REST: Duration = Duration::from_secs(2);
-/// A burst that the throttle allows, as time.
+/// The burst that the throttle permits, as time.
 const BURST: Duration = Duration::from_millis(20);
-/// Bytes a second that are admitted whatever was measured: a rate measured while everything stood still is none.
+/// The least bytes a second that are admitted: a rate measured during a standstill says nothing.
 const RATE_MIN: f64 = 65536.0;
 
-/// Measures the rate at which the target takes what it is sent.
+/// Measures the rate at which the target takes data.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
-    /// When what is in flight changed last, and how much it was; `None` while nothing is.
+    /// When the amount in flight last changed, and how large it was; `None` while nothing is in flight.
     since: Option<(Duration, Load)>,
-    /// Time, bytes and load of the sample under way.
     time: Duration,
     bytes: u64,
     load: Load,
-    /// What was measured, and under which load: under little, it is a lower bound.
+    /// The measured rate, and the load during it. Under little load it is a lower bound.
     rate: Option<(f64, Load)>,
 }
 
 impl Drain {
-    /// The target has taken so many bytes, and now has so much to take.
+    /// Notes that the target has taken `bytes`, and the load that remains.
     pub(super) fn note(&mut self, now: Duration, bytes: u64, load: Load) {
         if let Some((since, before)) = self.since {
             let elapsed = now.saturating_sub(since);
             if self.time == Duration::ZERO {
                 self.load = before;
             } else if elapsed > Duration::ZERO {
-                // What lasted no time, as between a chunk's end and the next one's beginning, was no load.
+                // A load of zero duration, as between the end of a chunk and the beginning of the next, does not count.
                 self.load = self.load.min(before);
             }
             self.time += elapsed;
@@ -62,42 +61,42 @@ impl Drain {
                 (Some((rate, Load::Enough)), Load::Enough) => Some(((rate + sample) / 2.0, Load::Enough)),
                 (_, Load::Enough) => Some((sample, Load::Enough)),
                 (Some((rate, Load::Enough)), _) => Some((rate, Load::Enough)),
-                // It takes what comes, and could take more.
+                // The target takes everything, and could take more.
                 (known, _) => Some((known.map_or(sample, |(rate, _)| rate.max(sample)), Load::Little)),
             };
             (self.time, self.bytes) = (Duration::ZERO, 0);
         }
     }
 
-    /// Bytes a second; `None` while nothing is known.
+    /// Returns the bytes a second; `None` while unknown.
     pub(super) fn rate(&self) -> Option<f64> {
         let first = || (self.time >= SAMPLE_MIN).then(|| self.bytes as f64 / self.time.as_secs_f64());
         self.rate.map(|(rate, _)| rate).or_else(first)
     }
 
-    /// What was measured before a break says nothing of what is taken in it.
+    /// Ends the sample: the rate before a break says nothing about the break.
     pub(super) fn interrupt(&mut self) {
         self.since = None;
         (self.time, self.bytes) = (Duration::ZERO, 0);
     }
 }
 
-/// How much the target has to take.
+/// The load of the target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Load {
     #[default]
     Nothing,
-    /// So little that the sender's pace shows rather than its own.
+    /// So little that the sender limits the rate.
     Little,
-    /// So much that its own pace shows.
+    /// So much that the target limits the rate.
     Enough,
 }
 
-/// Judges whether the copying converges, and admits guest writes at a rate while it does not.
+/// Checks whether the copying converges, and throttles guest writes while it does not.
 #[derive(Debug, Default)]
 pub(super) struct Admission {
     window_began: Duration,
-    /// Of this window: bytes of blocks that the mover brought, that became missing, and that came by value.
+    /// For this window: bytes that the mover copied, that became missing, and that went by value.
     moved: u64,
     undone: u64,
     by_value: u64,
@@ -109,20 +108,19 @@ struct Throttle {
     bytes_per_second: f64,
     /// When everything admitted so far will have been taken at that rate.
     taken_at: Duration,
-    /// When a write had to wait last.
     waited_at: Duration,
 }
 
-/// What is known besides when a window is judged.
+/// Further input of a convergence check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Situation {
-    /// The mover works as fast as it can, and is not done.
+    /// The mover works at full speed, and is not done.
     Copying,
-    /// There is nothing to converge: it is near enough, rests, or keeps to a limit of its own.
+    /// No check is needed: the copying is near enough, paused, or limited by its own bandwidth.
     Other,
 }
 
-/// What becomes of a throttle when a window is judged.
+/// The effect of a convergence check on the throttle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Judged {
     Nothing,
@@ -147,20 +145,19 @@ impl Admission {
         self.throttle.is_some()
     }
 
-    /// When the next write may be admitted, at the earliest; `None`: at any time.
+    /// Returns the earliest time of the next admission; `None`: at once.
     pub(super) fn opens_at(&self) -> Option<Duration> {
         self.throttle.as_ref().map(|throttle| throttle.taken_at.saturating_sub(BURST))
     }
 
-    /// A write has to wait.
     pub(super) fn note_waits(&mut self, now: Duration) {
         if let Some(throttle) = &mut self.throttle {
             throttle.waited_at = now;
         }
     }
 
-    /// A write is admitted that costs the link so many bytes. What was admitted because it had waited long enough is
-    /// not held against others for longer than `wait_max`.
+    /// Spends the tokens of an admitted write. A write that was admitted because its wait was over delays others for at most
+    /// `wait_max`.
     pub(super) fn spend(&mut self, now: Duration, bytes: u64, wait_max: Duration) {
         if let Some(throttle) = &mut self.throttle {
             let cost = Duration::try_from_secs_f64(bytes as f64 / throttle.bytes_per_second);
@@ -169,7 +166,7 @@ impl Admission {
         }
     }
 
-    /// Judges the window, if it is over.
+    /// Checks convergence at the end of a window.
     pub(super) fn judge(&mut self, now: Duration, rate: Option<f64>, situation: Situation) -> Judged {
         let elapsed = now.saturating_sub(self.window_began);
         if elapsed < WINDOW {
@@ -199,7 +196,7 @@ impl Admission {
         }
     }
 
-    /// Takes the throttle off at once: there is nothing that it would be for.
+    /// Removes the throttle at once, because there is no reason for it.
     pub(super) fn free(&mut self) {
         self.throttle = None;
     }

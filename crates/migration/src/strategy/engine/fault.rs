@@ -1,4 +1,4 @@
-//! What faults of either store lead to: a pause, another try, or the end of the migration.
+//! The handling of faults in either store: a pause, a retry, or the end of the migration.
 
 use std::time::Duration;
 
@@ -10,27 +10,26 @@ use crate::journal::FailureCode;
 use crate::planted::{Bug, broken};
 use crate::strategy::{TargetFault, VolumeAction};
 
-/// Faults of the target in a row, with growing pauses between them, before the migration fails.
+/// The most consecutive faults of the target, with growing pauses, before the migration fails.
 const TARGET_FAULTS_MAX: u32 = 5;
-/// Tries at reading blocks of the source before the migration fails.
+/// The most attempts to read blocks of the source before the migration fails.
 const SOURCE_FAULTS_MAX: u32 = 3;
-/// Pause after the first fault in a row; each further one doubles it.
+/// The pause after the first of several faults; each further fault doubles it.
 const FAULT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Mirroring rests: guest writes only become bits.
+/// A suspension of mirroring: guest writes only make blocks missing.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Suspension {
     pub(super) reason: &'static str,
-    /// When to try again; `None`: when the target has answered everything that it was sent.
+    /// When to try again; `None`: when the target has answered every request.
     pub(super) until: Option<Duration>,
 }
 
-/// Faults in a row.
 #[derive(Debug, Default)]
 pub(super) struct FaultCounts {
-    /// Of the target, since it last did something.
+    /// The faults of the target since its last success.
     target: u32,
-    /// Of the source, since a chunk was copied.
+    /// The faults of the source since a chunk was last copied.
     source: u32,
 }
 
@@ -45,7 +44,7 @@ impl FaultCounts {
 }
 
 impl Engine {
-    /// What was submitted before the target restarted has failed, whatever the answer says.
+    /// Turns the answer into a failure if the target has restarted since the request.
     pub(super) fn under_present_incarnation<T>(
         &self,
         restarts: u32,
@@ -54,14 +53,13 @@ impl Engine {
         if restarts == self.restarts || broken(Bug::TargetRestart) { result } else { Err(TargetFault::Error) }
     }
 
-    /// When the migration fails because the target has left a request unanswered for too long, and what is waited for until
-    /// then.
+    /// Returns when the migration fails because of a request that the target has left unanswered, and the reason of the wait.
     pub(in crate::strategy) fn gives_up_at(&self) -> Option<(Duration, &'static str)> {
         let since = self.oldest_unanswered()?;
         Some((since + self.settings.no_progress_max, "the target to answer a request"))
     }
 
-    /// Fails if that has come.
+    /// Fails the migration once that time has come.
     pub(in crate::strategy) fn give_up_if_stuck(&mut self, now: Duration) {
         if self.gives_up_at().is_some_and(|(at, _)| now >= at) {
             let seconds = self.settings.no_progress_max.as_secs();
@@ -70,14 +68,14 @@ impl Engine {
         }
     }
 
-    /// Since when the target has owed an answer. What it answers meanwhile does not count: a migration can neither
-    /// end without that answer nor take it for a failure (design §5.20).
+    /// Returns since when the target has owed an answer. Other answers do not count: a migration can neither end without this
+    /// answer, nor take its absence for a failure (design §5.20).
     fn oldest_unanswered(&self) -> Option<Duration> {
         match self.link {
             _ if self.stage != Stage::Copying => return None,
             Link::Up => {}
             Link::Away => return None,
-            // What happened before counts for nothing.
+            // The time without a link does not count.
             Link::Returning { since } => return Some(since),
         }
         let late = self.writes.iter().filter(|write| matches!(write.state, WriteState::Late { .. }));
@@ -88,8 +86,8 @@ impl Engine {
         answers.into_iter().flatten().min()
     }
 
-    /// The target has lost what was not durable there, by a restart or by a flush that failed; what is under way may be lost,
-    /// too, also if it is answered.
+    /// Handles that the target has lost data that was not durable, by a restart or a failed flush. Data under way may be lost,
+    /// too, even if it is answered.
     pub(super) fn target_lost_the_volatile(&mut self) {
         self.restarts += 1;
         self.tellings.forget();
@@ -97,7 +95,7 @@ impl Engine {
         if !broken(Bug::TargetRestart) {
             self.replica.target_restarted();
         }
-        // Also if it lacks nothing: what it was about to promise it has forgotten.
+        // Reported even if the target lacks nothing, because it has forgotten its imminent promise.
         self.say(Standing::Behind);
     }
 
@@ -146,7 +144,7 @@ impl Engine {
         }
     }
 
-    /// Goes on if mirroring was suspended and the reason is gone.
+    /// Resumes a suspended mirror once the reason is gone.
     pub(in crate::strategy) fn resume(&mut self, now: Duration) {
         let owed = self.chunks.copying_since().is_some()
             || self.tellings.telling_since().is_some()
@@ -176,7 +174,7 @@ impl Engine {
         }
     }
 
-    /// Guests wait no longer for the target's answers, and none is missed until it can be heard again.
+    /// Handles a lost link: guests do not wait for the target's answers, and no answer is overdue until the link is back.
     pub(super) fn link_lost(&mut self) {
         self.link = Link::Away;
         self.drain.interrupt();
@@ -189,7 +187,7 @@ impl Engine {
         self.stop();
     }
 
-    /// Nothing is sent any more. Whatever is held is to be submitted next.
+    /// Stops sending. The caller then submits the held writes.
     pub(super) fn stop(&mut self) {
         self.stage = Stage::Stopped;
         self.suspension = None;
@@ -200,7 +198,7 @@ impl Engine {
         self.answer_waiting();
     }
 
-    /// Answers all writes that only the target is waited for.
+    /// Answers all writes that wait only for the target.
     fn answer_waiting(&mut self) {
         let waiting =
             |state| matches!(state, WriteState::Mirrored { source: SourceSide::Answered { .. }, .. });

@@ -1,4 +1,4 @@
-//! Flushes of the target: when one is due, and what it has confirmed.
+//! The flushes of the target: when one is due, and what it has confirmed.
 
 use std::time::Duration;
 
@@ -7,27 +7,26 @@ use super::{Engine, Verdict};
 use crate::planted::{Bug, broken};
 use crate::strategy::{FlushId, TargetFault, VolumeAction};
 
-/// Bytes applied at the target before they are flushed, so that the flush at the handover finds little to do.
+/// The bytes applied at the target that trigger a flush, so that the flush at the handover is short.
 const FLUSH_EVERY_BYTES: u64 = 256 << 20;
 
-/// What is known of flushes besides the one under way, which [`ReplicaBlocks`](super::replica::ReplicaBlocks) has.
+/// The state of flushes apart from the one under way, which is in [`ReplicaBlocks`](super::replica::ReplicaBlocks).
 #[derive(Debug)]
 pub(super) struct Flushes {
-    /// Whether what the mover has copied is durable.
     bulk: Bulk,
-    /// Whether somebody wants what the target has to be durable soon.
+    /// Whether the target's data should become durable soon.
     is_wanted: bool,
-    /// Whether a flush of the target may have failed that nobody has told of yet.
+    /// Whether a flush of the target may have failed without a report so far.
     is_answer_owed: bool,
     next: u64,
 }
 
-/// What has become of the chunks that have landed.
+/// The state of the chunks that have landed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bulk {
     /// The target has applied them.
     Applied,
-    /// The last of them have been applied, and the flush that confirms them is under way.
+    /// All of them are applied, and the flush that confirms them is under way.
     Flushing,
     /// All of them survive a power cut.
     Durable,
@@ -48,19 +47,18 @@ impl Flushes {
         self.is_answer_owed = true;
     }
 
-    /// A chunk has been applied, or what was applied may be lost.
+    /// Notes that a chunk has been applied, or that applied data may be lost.
     pub(super) fn bulk_is_applied(&mut self) {
         self.bulk = Bulk::Applied;
     }
 }
 
 impl Engine {
-    /// Tells whether the target may be flushed.
     pub(in crate::strategy) fn may_flush(&self) -> bool {
         !self.replica.is_flushing() && self.is_mirroring() && !self.gate.is_frozen()
     }
 
-    /// Flushes the target if there is a reason to: the verdict, or one that is the same for all strategies.
+    /// Flushes the target if the verdict, or a reason common to all strategies, asks for it.
     pub(in crate::strategy) fn flush_if_due(&mut self, now: Duration, verdict: Verdict) {
         let confirms = verdict == Verdict::Confirm;
         let much = self.replica.blocks_unconfirmed() >= FLUSH_EVERY_BYTES / self.block_bytes();
@@ -98,7 +96,7 @@ impl Engine {
                 if !broken(Bug::FailedFlushConfirmed) {
                     self.target_lost_the_volatile();
                 }
-                // A request that was under way when the target was started again fails for that.
+                // A request that was under way during the target's restart fails because of it.
                 if ended == Ended::UnderWay {
                     self.target_failed(now, fault);
                 }
@@ -106,18 +104,18 @@ impl Engine {
         }
     }
 
-    /// Tells whether chunks have landed that no flush has been asked for as the last one.
+    /// Returns whether chunks have landed since the last confirming flush was requested.
     pub(in crate::strategy) fn is_bulk_applied(&self) -> bool {
         self.flushes.bulk == Bulk::Applied
     }
 
-    /// Tells whether every chunk that has landed survives a power cut.
+    /// Returns whether every chunk that has landed survives a power cut.
     pub(in crate::strategy) fn is_bulk_durable(&self) -> bool {
         self.flushes.bulk == Bulk::Durable
     }
 
-    /// Tells whether how a flush of the target ends is still to be heard: it must not end, and fail, beside one by which the
-    /// target promises.
+    /// Returns whether the result of a flush is still awaited. Such a flush must not end, and fail, beside the flush of the
+    /// target's promise.
     pub(super) fn awaits_flush(&self) -> bool {
         (self.flushes.is_answer_owed || self.replica.is_flushing()) && !broken(Bug::FailedFlushConfirmed)
     }

@@ -1,16 +1,16 @@
-//! What is known of the volume's gate, and how long it has kept guests waiting.
+//! The state of the volume's gate, and how long it has kept guests waiting.
 
 use std::time::Duration;
 
-/// How long the requests that waited at a gate take to arrive here once it is open.
+/// How long requests take to arrive from a gate after it has opened.
 const EMPTIES_WITHIN: Duration = Duration::from_millis(5);
 
-/// The gate, and when it was closed the last time.
+/// The gate, and when it last closed.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     position: Position,
     closed: Duration,
-    /// When it opened again; `None`: it is closed, or never was.
+    /// When it opened again; `None` if it is closed, or never was.
     opened: Option<Duration>,
 }
 
@@ -20,7 +20,7 @@ enum Position {
     Open,
     /// Closing, or closed.
     Closing,
-    /// Closed, and what the target has is about to be promised: nothing is sent to it.
+    /// Closed, and the target is about to promise: nothing is sent to it.
     Frozen,
 }
 
@@ -51,7 +51,7 @@ impl Gate {
         self.opened = Some(now);
     }
 
-    /// How long a write that arrives now may have waited at the gate.
+    /// Returns how long a write that arrives now may have waited at the gate.
     pub(super) fn held_for(&self, now: Duration) -> Duration {
         let was_held = self.opened.is_some_and(|opened| now <= opened + EMPTIES_WITHIN);
         if was_held { now.saturating_sub(self.closed) } else { Duration::ZERO }

@@ -1,10 +1,10 @@
-//! A volume that becomes larger while it is copied.
+//! The growth of a volume while it is copied.
 
 use super::Engine;
 
 impl Engine {
-    /// Goes on with a volume of `size_bytes`. What is new reads as zeroes on both sides: it is neither missing nor to be
-    /// copied, and a pass that was over is still over.
+    /// Grows the volume. The new part reads as zeroes on both sides, so it is neither missing nor copied, and a finished pass
+    /// stays finished.
     pub(super) fn grown(&mut self, size_bytes: u64) {
         let first_pass_is_over = self.is_pass_over();
         self.settings.size_bytes = self.settings.size_bytes.max(size_bytes);

@@ -1,4 +1,4 @@
-//! Guest writes: how each is submitted, and when the guest has its answer.
+//! Guest writes: how each is submitted, and when the guest is answered.
 
 use std::time::Duration;
 
@@ -11,8 +11,7 @@ use crate::planted::{Bug, broken};
 use crate::strategy::{Route, SourceFault, TargetFault, VolumeAction, WriteId};
 
 impl Engine {
-    /// A write has arrived: it is held until it is submitted, and its guest is kept waiting no longer than it may be, what
-    /// it may have waited at the gate included.
+    /// Notes that a write has arrived. It is held until it is submitted, within its patience; time at the gate counts.
     pub(super) fn arrive(&mut self, now: Duration, id: WriteId, range: ByteRange) {
         let blocks = self.covering(range);
         self.note_heat(blocks);
@@ -20,24 +19,24 @@ impl Engine {
         self.writes.arrive(id, range, blocks, now, now + patience_left);
     }
 
-    /// The writes that are held, in the order they arrived; each is to be decided about once more.
+    /// Returns the held writes in order of arrival; each is to be decided again.
     pub(in crate::strategy) fn take_held(&mut self) -> Vec<WriteId> {
         self.queue = Queue::Empty;
         if self.writes.has_held() { self.writes.held() } else { Vec::new() }
     }
 
-    /// Tells whether the target holds up a write: one that arrives takes its turn behind it.
+    /// Returns whether a slow target holds a write: later arrivals queue behind it.
     pub(in crate::strategy) fn is_queueing(&self) -> bool {
         self.queue != Queue::Empty
     }
 
-    /// The target holds up a write; `until`: when it may go, at the earliest.
+    /// Notes that a slow target holds a write until `until`.
     pub(in crate::strategy) fn queue(&mut self, now: Duration, until: Option<Duration>) {
         self.admission.note_waits(now);
         self.queue = until.map_or(Queue::UntilTaken, Queue::Until);
     }
 
-    /// Submits a held write. Its guest waits for every store that it goes to.
+    /// Submits a held write whose guest waits for every store that it goes to.
     pub(in crate::strategy) fn mirror(&mut self, now: Duration, write: &Write, route: Route) {
         let state = match route {
             Route::SourceOnly => WriteState::SourceOnly,
@@ -50,7 +49,7 @@ impl Engine {
         self.submit(now, write, route, state);
     }
 
-    /// Submits a held write. Its guest waits for the source only.
+    /// Submits a held write whose guest waits for the source only.
     pub(in crate::strategy) fn send(
         &mut self,
         now: Duration,
@@ -74,7 +73,7 @@ impl Engine {
         self.submit(now, write, route, WriteState::SourceOnly);
     }
 
-    /// Submits a held write to the source only, because as much is on its way to the target as may be.
+    /// Submits a held write to the source only, because the limit of bytes in flight is reached.
     pub(in crate::strategy) fn overflow(&mut self, now: Duration, write: &Write, toll: Option<Toll>) {
         self.costs.tally.writes_as_bits += 1;
         self.send(now, write, Route::SourceOnly, toll);
@@ -100,8 +99,8 @@ impl Engine {
         self.actions.push_back(VolumeAction::Admit { write: write.id, route });
     }
 
-    /// Only synchronised blocks are mirrored by value (design §5.2): each by itself, because a write that carried its
-    /// synchronised blocks back to missing would let large writes undo what the mover does, for ever (design §5.18).
+    /// Returns the route of a write. Only synchronised blocks are mirrored by value (design §5.2), each on its own. If one
+    /// missing block made the whole write missing, large writes would undo the mover's work for ever (design §5.18).
     pub(in crate::strategy) fn route(&self, range: ByteRange, blocks: BlockRange) -> Route {
         if !self.is_mirroring() {
             return Route::SourceOnly;
@@ -123,8 +122,8 @@ impl Engine {
         if parts.is_empty() { Route::SourceOnly } else { Route::BothInPart(parts) }
     }
 
-    /// The first of `blocks`, which `range` touches, that are not synchronised, or to which something else is on its way in
-    /// `range` that could land later.
+    /// Returns the first of `blocks` that are not synchronised, or to which other data is in flight within `range` that could
+    /// land later.
     fn first_obstacle(&self, range: ByteRange, blocks: BlockRange) -> Option<BlockRange> {
         if blocks.start >= self.cursor {
             return (!blocks.is_empty()).then_some(blocks);
@@ -227,7 +226,7 @@ impl Engine {
         }
     }
 
-    /// The guest gets its answer without the target's.
+    /// Answers the guest without the target's answer.
     pub(super) fn answer_late(&mut self, id: WriteId) {
         let Some(write) = self.writes.get(id) else { return };
         let WriteState::Mirrored { restarts, .. } = write.state else { return };
@@ -242,7 +241,7 @@ impl Engine {
         self.chunks.write_ended(id);
     }
 
-    /// Ends the patience of writes whose time has come.
+    /// Answers writes whose patience is over.
     pub(in crate::strategy) fn give_up_waiting(&mut self, now: Duration) {
         let impatient = |state| matches!(state, WriteState::Mirrored { source: SourceSide::Answered { patience_ends }, .. } if patience_ends <= now);
         let late: Vec<_> =
@@ -256,7 +255,6 @@ impl Engine {
     }
 }
 
-/// The bytes that both ranges have in common, if they have any.
 fn overlap(one: ByteRange, other: ByteRange) -> ByteRange {
     let start = one.offset.max(other.offset);
     ByteRange::new(start, one.end().min(other.end()).saturating_sub(start))

@@ -1,11 +1,11 @@
-//! Blocks that guests write again and again, and that are copied once rather than again and again.
+//! Hot blocks, which guests write again and again: they are copied once instead of each time.
 //!
 //! ```text
 //!                    hot, and the policy puts them off              the policy takes them up
 //!   missing ────────────────────────────────────────────► put off ───────────────────────────► missing
 //!   synchronised ── a write that is merged ──────────────────▲
 //! ```
-//! What is put off is missing, whatever is asked: nothing is handed over before it is taken up and copied.
+//! Blocks that are put off count as missing: nothing is handed over before they are taken up and copied.
 
 use std::time::Duration;
 
@@ -16,15 +16,13 @@ use crate::strategy::heat::{Heat, THRESHOLD};
 use crate::strategy::{HotBlocks, Route};
 
 impl Engine {
-    /// Takes note that guests write these blocks.
     pub(super) fn note_heat(&mut self, blocks: BlockRange) {
         if self.terms.hot == HotBlocks::PutOff {
             self.heat.note(blocks);
         }
     }
 
-    /// The next run of missing blocks, round and round, that are not hot; those that are, and were looked at for it, are put
-    /// off.
+    /// Returns the next run of cold missing blocks, in a cycle; hot ones on the way are put off.
     pub(in crate::strategy) fn next_cold(&mut self) -> Option<BlockRange> {
         loop {
             let run = self.next_missing()?;
@@ -36,7 +34,7 @@ impl Engine {
         }
     }
 
-    /// The first part of a run of missing blocks that were not written so many times of late; what is before it is put off.
+    /// Returns the first cold part of a run of missing blocks; hot blocks before it are put off.
     pub(super) fn first_cold(&mut self, run: BlockRange, times: u32) -> Option<BlockRange> {
         let mut rest = run;
         while !rest.is_empty() {
@@ -50,23 +48,21 @@ impl Engine {
         None
     }
 
-    /// What was put off is to be copied.
     pub(in crate::strategy) fn take_up(&mut self) {
         self.replica.take_up();
     }
 
-    /// Blocks that were put off.
     pub(in crate::strategy) fn blocks_put_off(&self) -> u64 {
         self.replica.blocks_put_off()
     }
 
-    /// Tells whether guests have written each of these blocks so often of late, and it is to be made something of that.
+    /// Returns whether hot blocks are put off, and each of these was written `times` times recently.
     pub(in crate::strategy) fn were_written(&self, blocks: BlockRange, times: u32) -> bool {
         self.terms.hot == HotBlocks::PutOff && self.heat.were_written(blocks, times)
     }
 
-    /// Submits a held write to synchronised blocks to the source only: they are put off, and what else is written to them
-    /// until they are taken up costs the target nothing.
+    /// Submits a held write to synchronised blocks to the source only. The blocks are put off, so that further writes to them
+    /// cost the target nothing until they are taken up.
     pub(in crate::strategy) fn merge(&mut self, now: Duration, write: &Write, toll: Option<Toll>) {
         self.costs.tally.writes_merged += 1;
         self.replica.put_off(write.blocks);

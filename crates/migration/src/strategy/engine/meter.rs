@@ -1,19 +1,19 @@
-//! How fast blocks become synchronised, and when that will be all of them.
+//! Measures how fast blocks become synchronised, and predicts the end.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// Time between two samples.
+/// The time between two samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
-/// Samples looked back upon: five seconds, so that one stall neither hides in the mean nor rules it.
+/// The samples considered: five seconds, so that a single stall neither disappears in the mean nor dominates it.
 const SAMPLES_MAX: usize = 20;
-/// Below this many samples nothing is foretold.
+/// The least number of samples for a prediction.
 const SAMPLES_MIN: usize = 3;
 
-/// What is shown as 100.0 % when rounded is shown only after the handover.
+/// A fraction that is rounded to 100.0 % is shown only after the handover.
 const FRACTION_MAX: f64 = 0.999;
 
-/// Counts what became synchronised, over the last seconds and in all.
+/// Counts synchronised blocks, over the last seconds and in total.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     blocks: u64,
@@ -33,7 +33,7 @@ impl Meter {
         }
     }
 
-    /// Goes on from what a daemon before this one had counted.
+    /// Continues the counts of an earlier daemon.
     pub(super) fn carry(&mut self, blocks: u64, fraction: f64) {
         self.blocks = blocks;
         self.fraction_max = fraction.clamp(0.0, FRACTION_MAX);
@@ -43,7 +43,7 @@ impl Meter {
         self.blocks
     }
 
-    /// Blocks a second over the samples kept.
+    /// Returns the blocks a second over the kept samples.
     pub(super) fn rate(&self) -> f64 {
         match (self.samples.front(), self.samples.back()) {
             (Some(first), Some(last)) => rate_between(first, last),
@@ -51,7 +51,7 @@ impl Meter {
         }
     }
 
-    /// The time that `remaining` blocks will take, at the fastest and at the slowest pace seen of late.
+    /// Returns the time for `remaining` blocks at the fastest and at the slowest recent pace.
     pub(super) fn remaining(&self, remaining: u64) -> Option<(Duration, Duration)> {
         if self.samples.len() < SAMPLES_MIN {
             return None;
@@ -64,8 +64,8 @@ impl Meter {
         Some((time(fast)?, time(slow)?))
     }
 
-    /// The part that is done, given what remains. It never falls (design §5.19), and never reaches 1: as long as the
-    /// volume has not changed hands, a write may make a block missing again.
+    /// Returns the part that is done. It never falls (design §5.19), and never reaches 1, because a write may make a block
+    /// missing until the handover.
     pub(super) fn fraction(&mut self, remaining: u64) -> f64 {
         let all = self.blocks + remaining;
         if all > 0 {

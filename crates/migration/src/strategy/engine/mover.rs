@@ -1,4 +1,4 @@
-//! Chunks: which there could be next, and what has become of each.
+//! The chunks: the candidates for the next one, and the result of each.
 
 use std::time::Duration;
 
@@ -10,23 +10,23 @@ use crate::pacing::PacingSettings;
 use crate::planted::{Bug, broken};
 use crate::strategy::{ChunkId, Copied, CopyFault, SourceFault, VolumeAction};
 
-/// Chunks in flight where bytes count, however small: each is looked at whenever a guest writes.
+/// The most chunks in flight where bytes are limited, however small: every guest write checks each of them.
 const CHUNKS_MAX: usize = 256;
-/// Chunks below this are small: more of them are in flight, or a disk would wait for the next scattered block most of the
-/// time …
+/// Chunks below this size are small. More of them are in flight, because a disk would otherwise wait for the next scattered
+/// block most of the time …
 const CHUNK_BYTES_SMALL: u64 = 64 << 10;
-/// … but no more than so many times the usual number: each is a request that guests' requests wait behind.
+/// … but at most this many times the usual number, because guests' requests wait behind them.
 const SMALL_CHUNKS: usize = 4;
 
 impl Engine {
-    /// Tells whether another chunk may begin, if there is one.
+    /// Returns whether another chunk may begin, if there is one.
     pub(in crate::strategy) fn may_begin_chunk(&mut self, now: Duration) -> bool {
         self.tokens_at = None;
         if !self.wants_chunk() {
             return false;
         }
         let start_at = self.pacing.next_start(now);
-        // Behind closed gates guests wait for what is left: it is counted, and kept to no rate.
+        // Behind closed gates guests wait for the rest: it is counted, but not limited in rate.
         if start_at > now && self.gate.is_open() {
             self.tokens_at = Some(start_at);
             return false;
@@ -34,7 +34,7 @@ impl Engine {
         true
     }
 
-    /// The next run of the first pass, which looks at each block once; `None`: it is over.
+    /// Returns the next run of the first pass, which visits each block once; `None` when the pass is over.
     pub(in crate::strategy) fn next_of_pass(&mut self) -> Option<BlockRange> {
         if self.is_pass_over() {
             return None;
@@ -44,7 +44,7 @@ impl Engine {
         run
     }
 
-    /// The same, of blocks that were not written so many times of late; those that were, and were looked at for it, are put off.
+    /// Returns the next cold run of the first pass; blocks written `times` times recently are put off.
     pub(in crate::strategy) fn next_cold_of_pass(&mut self, times: u32) -> Option<BlockRange> {
         loop {
             let run = self.next_of_pass()?;
@@ -56,21 +56,21 @@ impl Engine {
         }
     }
 
-    /// The next run of missing blocks, round and round.
+    /// Returns the next run of missing blocks, in a cycle.
     pub(in crate::strategy) fn next_missing(&mut self) -> Option<BlockRange> {
         let run = self.unclaimed_run(self.scan).or_else(|| self.unclaimed_run(BlockIndex(0)))?;
         self.scan = run.end;
         Some(run)
     }
 
-    /// Copies a run for the first time, as soon as the writes submitted to it have ended.
+    /// Claims a run for its first copy, which starts once the earlier writes to it have ended.
     pub(in crate::strategy) fn begin_chunk(&mut self, now: Duration, blocks: BlockRange) {
         self.claim(blocks, Pass::First);
         self.pacing.spend(now, self.byte_range(blocks).length);
     }
 
-    /// The first run of blocks at or behind `from` that are missing and not in flight: what is in flight is not sent
-    /// again before it has landed (hard case 4).
+    /// Returns the first run at or behind `from` that is missing and not in flight. Blocks in flight are not sent again before
+    /// they have landed (hard case 4).
     fn unclaimed_run(&self, from: BlockIndex) -> Option<BlockRange> {
         let blocks_max = (self.settings.pacing.chunk_bytes / self.settings.block_size.bytes()).max(1);
         let mut from = from;
@@ -94,7 +94,7 @@ impl Engine {
             && (!self.replica.is_complete() || !self.is_pass_over())
     }
 
-    /// Tells whether as much is in flight as may be.
+    /// Returns whether the limit of chunks in flight is reached.
     pub(super) fn is_mover_full(&self) -> bool {
         let PacingSettings { depth, chunk_bytes, .. } = self.settings.pacing;
         let (count, bytes) = (self.chunks.len(), self.chunks.blocks() * self.block_bytes());
@@ -121,7 +121,7 @@ impl Engine {
         self.chunks.push(blocks, pass, waits_for, self.restarts);
     }
 
-    /// Copies the claimed runs that wait for no write any more.
+    /// Starts the claimed runs that wait for no write.
     pub(in crate::strategy) fn start_chunks(&mut self, now: Duration) {
         let ready = self.chunks.start_ready(now);
         if !ready.is_empty() {

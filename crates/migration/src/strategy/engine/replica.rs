@@ -1,4 +1,4 @@
-//! What the target has of a volume: missing blocks, and what is applied there but not known to be durable.
+//! The state of a volume's blocks at the target: missing, or applied there without confirmation.
 //!
 //! ```text
 //!            claim                 applied                       confirmed
@@ -6,11 +6,11 @@
 //!      ▲                 │ failed, or written meanwhile │ target restarted      │
 //!      └─────────────────┴──────────────────────────────┴───────────────────────┘ (a write that is not mirrored)
 //! ```
-//! *In flight* is kept by the strategy, which knows what it is in flight for.
+//! The strategy keeps the blocks *in flight*, because it knows the purpose of each.
 //!
-//! A strategy that copies in rounds has two sets of missing blocks: those of the round under way, and those that guests have
-//! written in the epoch that is open, which are the next round's. [`ReplicaBlocks::advance_epoch`] makes the one the other.
-//! A third one is missing and put off, until the policy takes it up (`hot.rs`).
+//! A strategy with rounds has two sets of missing blocks: those of the current round, and those that guests have written in the
+//! open epoch, for the next round. [`ReplicaBlocks::advance_epoch`] moves the second into the first. A third set is missing but
+//! put off, until the policy takes it up (`hot.rs`).
 
 use std::time::Duration;
 
@@ -22,32 +22,31 @@ use crate::strategy::FlushId;
 /// A replica's live missing set, and its unconfirmed blocks.
 pub(super) struct ReplicaBlocks {
     missing: LayeredBitmap,
-    /// Missing as well, because guests have written them since the epoch began: not copied before it ends. Empty unless
-    /// the strategy copies in rounds.
+    /// Also missing: guests have written these since the epoch began, and they are not copied before it ends. Empty without
+    /// rounds.
     dirty: LayeredBitmap,
-    /// Missing as well, but not copied before that is taken up.
+    /// Also missing, but not copied before they are taken up.
     put_off: LayeredBitmap,
-    /// Applied at the target since the last flush that succeeded was asked for.
+    /// Applied at the target since the last successful flush was requested.
     unconfirmed: LayeredBitmap,
     flushing: Option<Flush>,
 }
 
-/// The flush under way.
 struct Flush {
     id: FlushId,
     since: Duration,
-    /// What it will confirm; `None`: that is missing again, and only whether it fails is still to be heard.
+    /// The blocks that it will confirm; `None`: these are missing again, and only its result is awaited.
     confirms: Option<LayeredBitmap>,
 }
 
-/// What a flush that has ended was.
+/// The kind of a flush that has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// The one under way.
+    /// The flush under way.
     UnderWay,
-    /// One that was asked for before the target was started again, or before another one failed: it confirms nothing.
+    /// A flush requested before a restart of the target or a failed flush: it confirms nothing.
     Void,
-    /// None that is waited for.
+    /// A flush that is not awaited.
     Unknown,
 }
 
@@ -57,7 +56,7 @@ impl ReplicaBlocks {
         Self { missing: empty(), dirty: empty(), put_off: empty(), unconfirmed: empty(), flushing: None }
     }
 
-    /// Makes it the replica of a larger volume; what is new is neither missing nor unconfirmed.
+    /// Grows the replica; the new part is neither missing nor unconfirmed.
     pub(super) fn grow(&mut self, blocks: BlockCount) {
         let confirms = self.flushing.as_mut().and_then(|flush| flush.confirms.as_mut());
         [&mut self.missing, &mut self.dirty, &mut self.put_off, &mut self.unconfirmed]
@@ -71,12 +70,12 @@ impl ReplicaBlocks {
         self.missing.is_empty() && self.dirty.is_empty() && is_taken_up
     }
 
-    /// Tells whether nothing is left to be claimed before the epoch ends.
+    /// Returns whether nothing is left to claim in this epoch.
     pub(super) fn is_epoch_copied(&self) -> bool {
         self.missing.is_empty()
     }
 
-    /// What is missing, and what is not known to be durable.
+    /// Returns the blocks that are missing or not known to be durable.
     pub(super) fn lacking(&self) -> LayeredBitmap {
         let mut lacking = self.missing.clone();
         lacking.union_with(&self.dirty);
@@ -105,18 +104,17 @@ impl ReplicaBlocks {
         self.sets().into_iter().any(|set| set.contains_any(blocks))
     }
 
-    /// What is missing, in each way.
     fn sets(&self) -> [&LayeredBitmap; 3] {
         [&self.missing, &self.dirty, &self.put_off]
     }
 
-    /// The first run within `within` that is missing in any way.
+    /// Returns the first run within `within` that is missing in any set.
     pub(super) fn first_missed_within(&self, within: BlockRange) -> Option<BlockRange> {
         let runs = self.sets().map(|set| first_run_within(set, within));
         runs.into_iter().flatten().min_by_key(|run| run.start)
     }
 
-    /// How many of these blocks are not missing.
+    /// Returns how many of these blocks are not missing.
     pub(super) fn blocks_there(&self, blocks: BlockRange) -> u64 {
         if self.dirty.is_empty() && self.put_off.is_empty() {
             return blocks.len() - self.missing.count_in(blocks);
@@ -129,23 +127,21 @@ impl ReplicaBlocks {
         there + blocks.end.0.saturating_sub(from.0)
     }
 
-    /// All of these blocks are missing.
     pub(super) fn mark_all_missing(&mut self, blocks: &LayeredBitmap) {
         self.missing.union_with(blocks);
     }
 
-    /// Guests have written these blocks in the epoch that is open; what is put off is copied with what was written when it is
-    /// taken up.
+    /// Notes guests' writes in the open epoch. Blocks that are put off stay in that set, and are copied with their new content.
     pub(super) fn mark_dirty(&mut self, blocks: BlockRange) {
         insert_unless(&mut self.dirty, &[&self.put_off], blocks);
     }
 
-    /// The same, but what is still to be copied in this round adds nothing: it is copied with what was written.
+    /// Like `mark_dirty`, but blocks that this round has still to copy are copied with their new content.
     pub(super) fn mark_dirty_unless_missing(&mut self, blocks: BlockRange) {
         insert_unless(&mut self.dirty, &[&self.missing, &self.put_off], blocks);
     }
 
-    /// Ends the epoch: what was written in it is to be copied.
+    /// Ends the epoch: the blocks written in it are to be copied.
     pub(super) fn advance_epoch(&mut self) {
         self.missing.union_with(&self.dirty);
         self.dirty.clear();
@@ -155,35 +151,32 @@ impl ReplicaBlocks {
         self.missing.insert(blocks);
     }
 
-    /// The same of what guests write; what is put off is copied with what was written when it is taken up.
+    /// Notes guests' writes without rounds. Blocks that are put off stay in that set, and are copied with their new content.
     pub(super) fn mark_written(&mut self, blocks: BlockRange) {
         insert_unless(&mut self.missing, &[&self.put_off], blocks);
     }
 
-    /// Puts blocks off that are missing, or become so.
+    /// Puts off blocks that are missing, or become so.
     pub(super) fn put_off(&mut self, blocks: BlockRange) {
         self.missing.remove(blocks);
         self.dirty.remove(blocks);
         self.put_off.insert(blocks);
     }
 
-    /// What was put off is to be copied.
     pub(super) fn take_up(&mut self) {
         self.missing.union_with(&self.put_off);
         self.put_off.clear();
     }
 
-    /// The first run of missing blocks at or behind `from`.
     pub(super) fn next_missing(&self, from: BlockIndex, blocks_max: u64) -> Option<BlockRange> {
         self.missing.next_run(from, blocks_max)
     }
 
-    /// The first run of missing blocks within `within`.
     pub(super) fn missing_within(&self, within: BlockRange) -> Option<BlockRange> {
         first_run_within(&self.missing, within)
     }
 
-    /// Takes the blocks out of the missing set, before they are read for sending (design §5.2).
+    /// Removes blocks from the missing set before they are read for sending (design §5.2).
     pub(super) fn claim(&mut self, blocks: BlockRange) {
         self.missing.remove(blocks);
     }
@@ -200,7 +193,7 @@ impl ReplicaBlocks {
         self.flushing.is_some()
     }
 
-    /// A flush is asked for: it confirms what is applied by now, and nothing that is applied later.
+    /// Begins a flush, which confirms everything applied so far, and nothing that is applied later.
     pub(super) fn begin_flush(&mut self, id: FlushId, since: Duration) {
         let blocks = self.unconfirmed.blocks();
         let confirms = std::mem::replace(&mut self.unconfirmed, LayeredBitmap::new(blocks));
@@ -211,7 +204,7 @@ impl ReplicaBlocks {
         self.flushing.as_ref().map(|flush| flush.since)
     }
 
-    /// A flush has ended so; returns what it was.
+    /// Ends a flush with this result; returns its kind.
     pub(super) fn end_flush(&mut self, flush: FlushId, confirmed: Confirmed) -> Ended {
         match self.flushing.take_if(|under_way| under_way.id == flush) {
             None => Ended::Unknown,
@@ -225,10 +218,10 @@ impl ReplicaBlocks {
         }
     }
 
-    /// The target has lost what was not durable: all of that is missing (hard case 13).
+    /// Handles the target's loss of data that was not durable: all of it is missing (hard case 13).
     ///
-    /// **N.B.** a flush under way is waited for all the same: if it fails beside one by which the target promises, nobody is told of
-    /// what it has lost.
+    /// **N.B.** A flush under way is still awaited. If it failed beside the flush of the target's promise, the loss would not
+    /// be reported.
     pub(super) fn target_restarted(&mut self) {
         if let Some(confirms) = self.flushing.as_mut().and_then(|flush| flush.confirms.take()) {
             self.missing.union_with(&confirms);
@@ -238,7 +231,7 @@ impl ReplicaBlocks {
     }
 }
 
-/// Inserts those blocks that are in none of the other sets.
+/// Inserts the blocks that are in none of the other sets.
 fn insert_unless(set: &mut LayeredBitmap, others: &[&LayeredBitmap], blocks: BlockRange) {
     let mut rest = blocks;
     while !rest.is_empty() {

@@ -1,54 +1,53 @@
-//! What a strategy has decided, counted: for reports, and for nobody else.
+//! Counts a strategy's decisions, for reports only.
 
 use std::time::Duration;
 
-/// How often a strategy has decided what.
+/// The counts of a strategy's decisions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Guest writes that went to both stores in whole.
+    /// Guest writes that went to both stores in full.
     pub writes_mirrored: u64,
     /// Guest writes of which some blocks went to both stores, the others to the source only.
     pub writes_in_part: u64,
     /// Guest writes that went to the source only; their blocks are copied later.
     pub writes_source_only: u64,
-    /// Of all these, those that were held before they were submitted.
+    /// Those of all these writes that were held before submission.
     pub writes_held: u64,
-    /// Longest that one of them was held.
+    /// The longest time that one of them was held.
     pub held_longest: Duration,
-    /// Mirrored writes whose guest got its answer before the target had given one.
+    /// Mirrored writes whose guest was answered before the target had answered.
     pub writes_answered_late: u64,
-    /// Chunks that were copied.
+    /// The number of chunks copied.
     pub chunks_copied: u64,
-    /// Of these, those that were copied because guests had written to them while they were being copied.
+    /// Those copied again because guests wrote to them during their copy.
     pub chunks_copied_again: u64,
-    /// Flushes of the target before the handover.
+    /// The flushes of the target before the handover.
     pub target_flushes: u64,
-    /// Answers of the target that were errors.
+    /// The answers of the target that were errors.
     pub target_faults: u64,
-    /// Chunks that the source could not be read for.
+    /// The chunks for which the source could not be read.
     pub source_faults: u64,
-    /// How often mirroring was suspended.
+    /// The number of suspensions of mirroring.
     pub suspensions: u64,
-    /// Of an asynchronous mirror: writes that became bits although their blocks were synchronised, because as much was
-    /// on its way as may be.
+    /// For an asynchronous mirror: writes to synchronised blocks that made these missing, because the limit of bytes in flight
+    /// was reached.
     pub writes_as_bits: u64,
-    /// Of an asynchronous mirror: writes to synchronised blocks that are written again and again, which were not sent one by
-    /// one.
+    /// For an asynchronous mirror: writes to hot synchronised blocks that were merged instead of sent singly.
     pub writes_merged: u64,
-    /// Writes that were held because the target did not take what guests wrote as fast as they did.
+    /// Writes that were held because guests wrote faster than the target could take.
     pub writes_throttled: u64,
-    /// How long these were held, all together.
+    /// The total time that these were held.
     pub throttled: Duration,
-    /// How often guests began to be throttled.
+    /// How often throttling of guests began.
     pub throttles: u64,
-    /// Bytes that followed a volume which had left before it was copied.
+    /// The bytes that followed a volume after its handover.
     pub bytes_followed: u64,
-    /// Of these, those that guests waited for.
+    /// Those of them that guests waited for.
     pub bytes_pulled: u64,
 }
 
 impl Tally {
-    /// Both together, as of several volumes of a migration.
+    /// Returns the sum of both, for several volumes of a migration.
     pub fn and(self, other: Self) -> Self {
         Self {
             writes_mirrored: self.writes_mirrored + other.writes_mirrored,
@@ -73,7 +72,7 @@ impl Tally {
         }
     }
 
-    /// Notes that a write was held for so long; zero: it was not.
+    /// Notes how long a write was held; zero if it was not.
     pub(super) fn note_held(&mut self, held_for: Duration) {
         if held_for > Duration::ZERO {
             self.writes_held += 1;

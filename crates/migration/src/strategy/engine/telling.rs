@@ -1,13 +1,13 @@
-//! What the target is told to lack, before the volume is handed over to it all the same (\[TPM\] §IV-A-3).
+//! The missing-set updates to the target, before a handover of an incomplete volume (\[TPM\] §IV-A-3).
 //!
 //! ```text
 //!   Untold ──everything──► Telling ──durable there──► Told ──what has become missing since──► Telling ──► …
 //!     ▲                                                 │ something is copied, or the target has restarted
 //!     └─────────────────────────────────────────────────┘
 //! ```
-//! What is told is what the target does not have durably. What becomes durable after that stays told: it is fetched once more,
-//! which does no harm. What becomes missing after that is told in the next telling; behind a closed gate nothing does, so the
-//! last one is exact.
+//! An update holds the blocks that the target does not have durably. Blocks that become durable later stay in it: they are
+//! fetched again, which is harmless. Blocks that become missing later are in the next update. Behind a closed gate none do, so
+//! the last update is exact.
 
 use std::time::Duration;
 
@@ -18,16 +18,16 @@ use crate::filling::Manifest;
 use crate::planted::{Bug, broken};
 use crate::strategy::{TargetFault, TellingId, VolumeAction};
 
-/// Blocks that may have become missing while guests work before they are told: behind the gate little is left to be told.
+/// The most blocks that may become missing while guests work before the next update, so that little is left behind the gate.
 const UNTOLD_MAX: u64 = 4096;
 
-/// What was told, and what was not.
+/// The missing set that was sent, and the rest.
 #[derive(Debug)]
 pub(super) struct Tellings {
     state: State,
-    /// Everything that was told since the last base.
+    /// All blocks sent since the last complete set.
     told: LayeredBitmap,
-    /// What has become missing since the latest telling began.
+    /// The blocks that have become missing since the latest update began.
     untold: LayeredBitmap,
     next: u64,
 }
@@ -35,7 +35,7 @@ pub(super) struct Tellings {
 #[derive(Debug)]
 enum State {
     Untold,
-    /// `is_void`: it counts for nothing any more, and may still be on its way.
+    /// `is_void`: the update does not count, but may still be under way.
     Telling {
         id: TellingId,
         is_base: bool,
@@ -62,10 +62,10 @@ impl Tellings {
         self.untold.grow(blocks);
     }
 
-    /// What was told does not count any more.
+    /// Invalidates the updates so far.
     ///
-    /// **N.B.** a telling under way is waited for all the same: it could reach the target when that has promised, and be taken for
-    /// the word of a source that goes on.
+    /// **N.B.** An update under way is still awaited. It could reach the target after its promise, and be taken for a message
+    /// of a source that has given the attempt up.
     pub(super) fn forget(&mut self) {
         match &mut self.state {
             State::Untold => return,
@@ -76,7 +76,7 @@ impl Tellings {
         self.untold.clear();
     }
 
-    /// Since when the target has owed an answer to a telling.
+    /// Returns since when the target has owed an answer to an update.
     pub(super) fn telling_since(&self) -> Option<Duration> {
         match &self.state {
             State::Telling { since, .. } => Some(*since),
@@ -84,7 +84,6 @@ impl Tellings {
         }
     }
 
-    /// Blocks have become missing.
     pub(super) fn missing(&mut self, blocks: BlockRange) {
         if !matches!(self.state, State::Untold) {
             self.untold.insert(blocks);
@@ -93,17 +92,17 @@ impl Tellings {
 }
 
 impl Engine {
-    /// Tells whether everything was told that the target lacked when the last telling began.
+    /// Returns whether the target knows the missing set as of the last update.
     pub(in crate::strategy) fn is_told(&self) -> bool {
         matches!(self.tellings.state, State::Told)
     }
 
-    /// Tells whether the target knows exactly what it lacks.
+    /// Returns whether the target knows its missing set exactly.
     pub(in crate::strategy) fn is_all_told(&self) -> bool {
         self.is_told() && (self.tellings.untold.is_empty() || broken(Bug::ManifestOlderThanGate))
     }
 
-    /// Tells whether nothing is on its way to the target, and what it has is durable.
+    /// Returns whether nothing is in flight to the target, and its data is durable.
     pub(in crate::strategy) fn is_at_rest(&self) -> bool {
         self.chunks.is_empty()
             && self.values.is_empty()
@@ -113,9 +112,9 @@ impl Engine {
             && self.replica.blocks_unconfirmed() == 0
     }
 
-    /// Tells the target what it lacks, as far as that was not told.
+    /// Sends an update if blocks are not known to the target.
     pub(in crate::strategy) fn tell_if_due(&mut self, now: Duration) {
-        // N.B. whatever is heard of a target that is about to promise, or may have: it would take its promise back.
+        // **N.B.** Never to a target that is about to promise, or may have: it would withdraw its promise.
         if self.gate.is_frozen() {
             return;
         }
@@ -137,7 +136,7 @@ impl Engine {
         self.actions.push_back(VolumeAction::TellMissing { telling: id });
     }
 
-    /// What a telling under way says, and whether it is all that the target lacks.
+    /// Returns the content of an update under way, and whether it is a complete set.
     pub(in crate::strategy) fn telling(&self, telling: TellingId) -> Option<(&LayeredBitmap, bool)> {
         match &self.tellings.state {
             State::Telling { id, is_base, blocks, is_void: false, .. } if *id == telling => {
@@ -175,7 +174,7 @@ impl Engine {
         }
     }
 
-    /// What the target lacks by all that it was told.
+    /// Returns the manifest of all updates.
     pub(in crate::strategy) fn manifest(&self) -> Manifest {
         let (block_bytes, size_bytes) = (self.block_bytes(), self.settings.size_bytes);
         Manifest::of(&crate::filling::to_units(&self.tellings.told, block_bytes, size_bytes))

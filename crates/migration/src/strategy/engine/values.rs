@@ -1,13 +1,13 @@
-//! Guest writes that are on their way to the target by value, while their guests have their answers or are about to.
+//! Guest writes in flight to the target by value, whose guests are answered or about to be.
 //!
 //! ```text
 //!              ┌── the source has it ──┐
 //!   admitted ──┤                       ├──► over: its blocks are synchronised, or missing
 //!              └── the target has it ──┘
 //! ```
-//! No two values in flight have a byte in common: whatever is written over one meanwhile
-//! makes its block missing, so it does not matter in which order frames of several connections arrive (hard case 4).
-//! There may be as many as fit into the buffer, tens of thousands, so they are found by where they lie.
+//! No two values in flight share a byte: a write over a value in flight makes its block missing. So the order in which frames
+//! of several connections arrive does not matter (hard case 4). Tens of thousands may fit into the buffer, so they are indexed
+//! by position.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -16,33 +16,30 @@ use chronicle::{BlockRange, ByteRange};
 
 use crate::strategy::WriteId;
 
-/// A write that is on its way by value.
+/// A write that is in flight by value.
 #[derive(Debug)]
 pub(super) struct Value {
-    /// What goes by value, and the blocks that it touches; others of the write have become missing.
+    /// The parts sent by value, with their blocks; other blocks of the write are missing.
     pub(super) parts: Vec<(ByteRange, BlockRange)>,
     pub(super) since: Duration,
-    /// How often the target had restarted when it was submitted.
+    /// The number of target restarts at its submission.
     pub(super) restarts: u32,
     pub(super) source: Part,
     pub(super) target: Part,
 }
 
-/// How far one store is with a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     UnderWay,
     Ended,
 }
 
-/// All values in flight.
 #[derive(Debug, Default)]
 pub(super) struct Values {
     by_id: BTreeMap<WriteId, Value>,
-    /// Where each part begins, of which write it is, and where it ends. Since no two have a byte in common, the one that
-    /// begins later ends later.
+    /// The begin and write of each part, with its end. No two share a byte, so the part that begins later ends later.
     by_offset: BTreeMap<(u64, WriteId), u64>,
-    /// In the order of their submission; those that the target has answered are dropped when they come first.
+    /// In order of submission. Answered values are dropped when they come first.
     order: VecDeque<WriteId>,
     bytes: u64,
     at_target: usize,
@@ -57,7 +54,6 @@ impl Values {
         self.by_id.insert(id, value);
     }
 
-    /// The blocks that each part of a value touches.
     pub(super) fn ranges(&self) -> impl Iterator<Item = BlockRange> {
         self.by_id.values().flat_map(|value| value.parts.iter().map(|(_, blocks)| *blocks))
     }
@@ -74,18 +70,18 @@ impl Values {
         self.bytes
     }
 
-    /// Tells whether the target owes answers.
+    /// Returns whether the target owes answers.
     pub(super) fn await_target(&self) -> bool {
         self.at_target > 0
     }
 
-    /// The values in flight that have a byte of `range`; those of several parts may be named more than once.
+    /// Returns the values in flight that overlap `range`; a value with several parts may appear repeatedly.
     pub(super) fn overlapping(&self, range: ByteRange) -> impl Iterator<Item = WriteId> {
         let before = self.by_offset.range(..(range.end(), WriteId(0))).rev();
         before.take_while(move |(_, end)| **end > range.offset).map(|((_, id), _)| *id)
     }
 
-    /// The bytes of `range` that the first part in flight has of those that have some.
+    /// Returns the bytes of `range` that the first overlapping part covers.
     pub(super) fn first_within(&self, range: ByteRange) -> Option<ByteRange> {
         let covering = self.by_offset.range(..=(range.offset, WriteId(u64::MAX))).next_back();
         let covering = covering.filter(|(_, end)| **end > range.offset);
@@ -95,14 +91,14 @@ impl Values {
         Some(ByteRange::new(start, range.end().min(*end).saturating_sub(start)))
     }
 
-    /// Since when the target has owed its oldest answer.
+    /// Returns since when the target has owed its oldest answer.
     pub(super) fn oldest(&self) -> Option<Duration> {
         let owed = |id: &&WriteId| self.by_id.get(id).is_some_and(|value| value.target == Part::UnderWay);
         let oldest = self.order.iter().find(owed)?;
         self.by_id.get(oldest).map(|value| value.since)
     }
 
-    /// The source has it; tells whether that was all.
+    /// Notes the source's completion; returns whether the value is over.
     pub(super) fn source_ended(&mut self, id: WriteId) -> bool {
         if let Some(value) = self.by_id.get_mut(&id) {
             value.source = Part::Ended;
@@ -110,7 +106,7 @@ impl Values {
         self.remove_if_over(id)
     }
 
-    /// The target has answered for it; `None` if that is known already.
+    /// Notes the target's answer; `None` if it is known already.
     pub(super) fn target_ended(&mut self, id: WriteId) -> Option<&Value> {
         let value = self.by_id.get_mut(&id).filter(|value| value.target == Part::UnderWay)?;
         value.target = Part::Ended;
@@ -118,7 +114,7 @@ impl Values {
         Some(value)
     }
 
-    /// Forgets it if both stores have ended; tells whether they have.
+    /// Forgets a value if both stores have ended; returns whether they have.
     pub(super) fn remove_if_over(&mut self, id: WriteId) -> bool {
         let over = |value: &Value| (value.source, value.target) == (Part::Ended, Part::Ended);
         if !self.by_id.get(&id).is_some_and(over) {

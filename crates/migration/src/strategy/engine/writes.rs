@@ -1,4 +1,4 @@
-//! Guest writes in flight, and the order of those that overlap.
+//! Guest writes in flight, and the order of overlapping ones.
 //!
 //! ```text
 //!            ┌────────────► at the source only ──────────────────────► gone
@@ -6,8 +6,8 @@
 //!            └────────────► mirrored ──► answered late ──► landed ───► gone
 //!                              └───── both have answered ────────────► gone
 //! ```
-//! While a volume is mirrored, a write that overlaps one which is mirrored waits for it, so that both copies see one
-//! order (design §5.4). A write that only goes to the source needs no order: its blocks are copied later.
+//! While a volume is mirrored, a write that overlaps a mirrored one waits for it, so that both copies see one order (design
+//! §5.4). A write to the source only needs no order: its blocks are copied later.
 
 use std::time::Duration;
 
@@ -16,36 +16,35 @@ use chronicle::{BlockRange, ByteRange};
 
 use crate::strategy::WriteId;
 
-/// A guest write that has arrived and is not gone.
+/// A guest write, from its arrival until it is over.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::strategy) struct Write {
     pub(super) id: WriteId,
     pub(in crate::strategy) range: ByteRange,
-    /// The blocks that it touches.
     pub(in crate::strategy) blocks: BlockRange,
     pub(super) arrived: Duration,
     /// Until when the guest may be kept waiting for the migration.
     pub(in crate::strategy) patience_ends: Duration,
-    /// Bytes that go to the target by value; 0 while it is held.
+    /// The bytes that go to the target by value; 0 while it is held.
     pub(super) mirrored_bytes: u64,
     pub(super) state: WriteState,
 }
 
-/// Where a write is.
+/// The state of a guest's write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteState {
     Held,
     /// Submitted to the source only.
     SourceOnly,
     Mirrored {
-        /// Since when the source has answered and only the target is waited for, and until when that goes on.
+        /// The state of the source's part; once it has ended, the limit of the wait for the target.
         source: SourceSide,
-        /// How often the target had restarted when it was submitted.
+        /// The number of target restarts at its submission.
         restarts: u32,
     },
-    /// The guest has its answer; the target has not answered yet.
+    /// The guest is answered; the target has not answered yet.
     Late {
-        /// How often the target had restarted when it was submitted.
+        /// The number of target restarts at its submission.
         restarts: u32,
     },
 }
@@ -55,7 +54,7 @@ pub(super) enum WriteState {
 pub(super) enum SourceSide {
     /// Under way; the target's part may have ended.
     UnderWay { target_answered: TargetSide, patience: Duration },
-    /// Ended; the guest waits for the target until then.
+    /// Ended; the guest waits for the target until `patience_ends`.
     Answered { patience_ends: Duration },
 }
 
@@ -66,9 +65,7 @@ pub(super) enum TargetSide {
     Answered,
 }
 
-/// The table of guest writes, in the order they arrived.
-///
-/// There are as many as the guest has outstanding, a few dozen: a scan is cheaper than any index.
+/// The guest writes in order of arrival. A guest has only a few dozen outstanding, so a scan is cheaper than an index.
 #[derive(Debug, Default)]
 pub(super) struct Writes {
     writes: Vec<Write>,
@@ -94,7 +91,7 @@ impl Writes {
         self.writes.iter().find(|write| write.id == id)
     }
 
-    /// A held write is submitted, with so many of its bytes to the target too.
+    /// Submits a held write; `mirrored_bytes` of it go to the target, too.
     pub(super) fn submit(&mut self, id: WriteId, state: WriteState, mirrored_bytes: u64) {
         if let Some(write) = self.writes.iter_mut().find(|write| write.id == id) {
             write.mirrored_bytes = mirrored_bytes;
@@ -134,19 +131,18 @@ impl Writes {
         self.writes.iter()
     }
 
-    /// Bytes of the writes that are held.
     pub(super) fn bytes_held(&self) -> u64 {
         let held = self.writes.iter().filter(|write| write.state == WriteState::Held);
         held.map(|write| write.range.length).sum()
     }
 
-    /// Held writes, by name, in the order they arrived.
+    /// Returns the held writes in order of arrival.
     pub(super) fn held(&self) -> Vec<WriteId> {
         self.writes.iter().filter(|write| write.state == WriteState::Held).map(|write| write.id).collect()
     }
 
-    /// Tells whether an earlier write to some of the same bytes is held, or mirrored and not answered: a write that
-    /// is to be mirrored waits for it.
+    /// Returns whether an earlier write to some of the same bytes is held, or mirrored and unanswered. A write that is to be
+    /// mirrored waits for it.
     pub(super) fn must_follow(&self, id: WriteId, range: ByteRange) -> bool {
         let earlier = self.writes.iter().take_while(|write| write.id != id);
         let orders = |write: &Write| matches!(write.state, WriteState::Held | WriteState::Mirrored { .. });
@@ -154,8 +150,8 @@ impl Writes {
         waits && !broken(Bug::OverlapsUnordered)
     }
 
-    /// The first blocks within `within` that a write touches which the target has yet to answer, but its guest no longer
-    /// waits for.
+    /// Returns the first blocks within `within` of a write that its guest does not wait for, but the target has still to
+    /// answer.
     pub(super) fn first_late_within(&self, within: BlockRange) -> Option<BlockRange> {
         if self.late == 0 {
             return None;
@@ -165,7 +161,7 @@ impl Writes {
         touched.min_by_key(|blocks| blocks.start)
     }
 
-    /// The writes already submitted, to either store, that touch `blocks`.
+    /// Returns the submitted writes, to either store, that touch `blocks`.
     pub(super) fn submitted_to(&self, blocks: BlockRange) -> Vec<WriteId> {
         let submitted = self.writes.iter().filter(|write| write.state != WriteState::Held);
         submitted.filter(|write| write.blocks.overlaps(&blocks)).map(|write| write.id).collect()

@@ -1,13 +1,13 @@
-//! Sequences of faults against a VM with two disks: all of them end on one side, with their bytes.
+//! Sequences of faults for a VM with two disks: each ends with both disks, and their bytes, on one side.
 
 use super::*;
 
-/// A VM with two disks, as its hypervisor and the journal have it.
+/// A VM with two disks, as its hypervisor and the journal see it.
 #[derive(Clone, Debug)]
 struct World {
     domain: Domain,
     disks: Vec<SeenDisk>,
-    /// Whether the bytes of the disk are in its file, and in its volume's image.
+    /// Whether the disk's bytes are in its file, and in its volume's image.
     has_bytes: Vec<(bool, bool)>,
 }
 
@@ -18,7 +18,7 @@ impl World {
         Self { domain: Domain::Runs, disks: vec![disk; 2], has_bytes: vec![(!is_adopted, is_adopted); 2] }
     }
 
-    /// Carries a step out; `None`: all is done.
+    /// Carries a step out; `None` if all is done.
     fn take(&mut self, step: Step) -> Option<()> {
         let is_running = self.domain == Domain::Runs;
         match step {
@@ -83,7 +83,7 @@ impl World {
                 let disk = &mut self.disks[index];
                 assert!(!is_running && disk.volume == Volume::GivenBack && self.has_bytes[index].1);
                 (disk.over, disk.next, disk.volume) = (Over::File, Over::File, Volume::Absent);
-                // The image is the file by now.
+                // The image has become the file.
                 self.has_bytes[index] = (true, false);
             }
         }
@@ -109,13 +109,13 @@ impl World {
     }
 }
 
-/// Plays a change of sides; what happens at each step comes from `fates`: 0 done, 1 refused, 2 done and the daemon killed, 3 the
-/// copies fail, 4 somebody else's job, 5 the VM is shut off.
+/// Simulates a change of sides. `fates` chooses what happens at each step: 0 done, 1 refused, 2 done and the daemon killed, 3
+/// the copies fail, 4 a foreign job, 5 the VM is shut off.
 fn play(goal: Goal, fates: &[u8]) -> Goal {
     let mut world = World::new(goal == Goal::Files);
     let mut copied = Copied::towards(goal);
     for turn in 0..200 {
-        // After what goes wrong all goes well.
+        // Without further fates every step succeeds.
         match fates.get(turn).copied().unwrap_or(0) {
             1 => {
                 let step = copied.next_step(world.domain, &world.disks);
@@ -210,7 +210,7 @@ fn on_what_is_unknown_or_stands_on_a_volume_nothing_is_touched() {
         let mut copied = Copied::towards(Goal::Files);
         assert_eq!(copied.next_step(domain, &[disk]), Step::Complete(Goal::Volumes), "{disk:?}");
         assert_eq!(copied.obstacle(), Some(obstacle));
-        // With a disk that has changed sides already there is no way back: it waits, and says for what.
+        // If a disk has changed sides already, there is no way back: it waits, and names the reason.
         let done = SeenDisk { volume: Volume::Absent, ..served(Over::File) };
         let mut copied = Copied::towards(Goal::Files);
         assert_eq!(copied.next_step(domain, &[disk, done]), Step::Wait, "{disk:?}");
@@ -278,7 +278,6 @@ fn failures_are_tried_again_ever_more_slowly() {
     assert_eq!((0..100).map(|_| copied.failed(Domain::Runs, &[])).last(), Some(PAUSE_MOST));
 }
 
-/// A disk without a volume.
 fn seen(over: Over) -> SeenDisk {
     SeenDisk { over, next: over, job: Job::None, volume: Volume::Absent, copy: CopyMade::No }
 }

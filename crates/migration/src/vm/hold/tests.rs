@@ -1,10 +1,10 @@
-//! Every interleaving of what a hypervisor, a journal and a killed daemon can do to a guest, up to a depth.
+//! Tries every interleaving of hypervisor, journal and kills for a guest, up to a depth.
 
 use super::*;
 
 const STEP: Duration = Duration::from_millis(50);
 
-/// A guest, its note, and the daemon that may be killed between any two of them.
+/// A guest, its note, and the daemon, which may be killed at any point.
 struct World {
     hold: Hold,
     now: Duration,
@@ -12,10 +12,10 @@ struct World {
     is_paused: bool,
     memory: Memory,
     is_told: bool,
-    /// Whether a disk of it fails, which stops it as soon as it runs; and how often it was let run.
+    /// Whether a disk fails, which stops the guest as soon as it runs; and how often the guest was resumed.
     disk_fails: bool,
     let_run: u32,
-    /// Whether anybody has asked for it to be paused, and for it to run again.
+    /// Whether the guest was to be paused, and to run again.
     is_over: bool,
 }
 
@@ -38,8 +38,7 @@ impl World {
         self.hold.handle_event(self.now, event);
     }
 
-    /// Does what is to be done, with one of these fates: 0 it is done, 1 it is refused, 2 the daemon is killed before it,
-    /// 3 after it.
+    /// Carries out an action with one of these fates: 0 done, 1 refused, 2 the daemon is killed before it, 3 after it.
     fn act(&mut self, fate: u8) {
         let Some(action) = self.hold.poll_action() else {
             self.now += STEP;
@@ -95,7 +94,7 @@ impl World {
         }
     }
 
-    /// A killed daemon knows what is durable.
+    /// A killed daemon knows only what is durable.
     fn restart(&mut self) {
         self.hold = if self.is_noted { Hold::found(Reason::Resume) } else { Hold::free() };
         self.is_over = true;
@@ -161,7 +160,7 @@ fn one_whose_disk_stops_it_again_is_let_run_now_and_then_and_runs_when_the_disk_
         world.act(0);
     }
     assert!(world.is_paused && world.is_told && world.is_noted);
-    // Six times a second at first, and every five seconds then.
+    // Six times a second at first, later every five seconds.
     assert!((100..300).contains(&world.let_run), "{}", world.let_run);
     world.disk_fails = false;
     (0..10).for_each(|_| world.act(0));
@@ -205,7 +204,7 @@ fn one_that_is_gone_is_forgotten_in_any_phase() {
 #[test]
 fn what_somebody_else_has_paused_while_it_moved_is_left_as_it_is() {
     let seen = |running| Event::Seen(Seen { running, memory: Memory::Still, is_over_nothing: false });
-    // Its hypervisor stops it for the move: one that is paused was paused by an order.
+    // Its hypervisor stops it for the move. A guest in the state *paused* was paused by an order.
     for (reason, running, event, runs) in [
         (Reason::Move, Running::Paused, Event::LetRun, false),
         (Reason::Move, Running::No, Event::LetRun, true),
