@@ -1,4 +1,4 @@
-//! What another host may ask for, at every stage of a migration and after it.
+//! Tests what another host may ask for, at every stage of a migration and after it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -89,7 +89,7 @@ impl Journal {
         vec![(DISK, Generation(self.generation))]
     }
 
-    /// What `peer` may do as the source and as the former owner: use the store, use the volume.
+    /// Returns what `peer` may do as the source (use the store) and as the former owner (use the volume).
     fn judged(&self, peer: HostId, remote: MigrationId) -> [Result<(), Denied>; 2] {
         let source = Role::Source { migration: remote, volume: FIRST };
         let former = Role::FormerOwner { migration: remote };
@@ -132,7 +132,7 @@ fn a_source_uses_the_store_until_the_volume_is_ours_and_the_volume_from_then_on(
     assert_eq!(journal.judged(A, THERE), [Err(Denied::Over), Ok(())]);
     journal.end(migration, moved());
     assert_eq!(journal.judged(A, THERE), [Err(Denied::Over), Ok(())]);
-    // Another host, another number.
+    // Another host, or another number.
     assert_eq!(journal.judged(C, THERE), [Err(Denied::Unknown); 2]);
     assert_eq!(journal.judged(A, MigrationId(41)), [Err(Denied::Unknown); 2]);
 }
@@ -153,7 +153,7 @@ fn a_source_tells_of_copies_as_long_as_the_stay_lasts_that_it_has_begun() {
     assert_eq!([tells(&journal, A), tells(&journal, C)], [Ok(()), Err(Denied::Unknown)]);
     journal.leaves(C);
     assert_eq!(tells(&journal, A), Err(Denied::Over));
-    // It is here once more, and that is another stay.
+    // The volume is here once more, in another residency.
     journal.arrives(C, MigrationId(31));
     assert_eq!(tells(&journal, A), Err(Denied::Over));
 }
@@ -216,12 +216,12 @@ fn what_is_said_of_a_vms_memory_is_of_the_vm_that_the_migration_brought_and_of_n
     let names = vec![journal.state.volumes[&DISK].record.name.clone()];
     assert_eq!(says(&journal, THERE), Ok(names));
     assert_eq!(judge_memory(&journal.state, C, THERE), Err(Denied::Unknown));
-    // The volume goes on, and comes back by another host: the first has no word any more.
+    // The volume leaves, and returns by another host: the first host has lost its permission.
     journal.leaves(C);
     assert_eq!(says(&journal, THERE), Err(Denied::Over));
     journal.arrives(C, MigrationId(31));
     assert_eq!(says(&journal, THERE), Err(Denied::Over));
-    // One that came to nothing never had one.
+    // A failed migration never gave a permission.
     let mut journal = Journal::default();
     let migration = journal.comes(A, THERE);
     journal.end(migration, failed());
@@ -236,7 +236,7 @@ fn the_right_to_a_volume_ends_when_it_is_removed_and_when_it_is_forgotten() {
     assert_eq!(journal.judged(A, THERE)[1], Err(Denied::Over));
     let mut journal = Journal::default();
     journal.arrives(A, THERE);
-    // It goes on to another host: clients of the first are led there.
+    // The volume moves on to another host: clients of the first are forwarded there.
     journal.leaves(C);
     assert_eq!(journal.judged(A, THERE)[1], Ok(()));
     journal.apply(Record::MovedForgotten { volume: DISK });
@@ -274,7 +274,7 @@ fn what_gives_a_right_is_not_forgotten_and_what_has_ended_it_is_not_forgotten_be
     many(&mut journal);
     assert_eq!(journal.judged(A, THERE)[1], Ok(()));
     assert!(journal.state.migrations.len() <= 1002);
-    // Where a volume went, and as which of a migration's, is known for as long as its clients are led there.
+    // The record of a departure stays while its clients are forwarded.
     journal.leaves(C);
     let by = journal.state.moved[&DISK].migration;
     many(&mut journal);

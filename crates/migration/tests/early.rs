@@ -1,5 +1,5 @@
-//! A try at the handover that begins while a VM's devices are still sent: it releases nothing before the VM is
-//! loaded at the target, and a request that waits at its gates ends it.
+//! Tests an early attempt at the handover, while a VM's devices are still sent. It releases nothing before the VM is loaded at
+//! the target, and a request that waits at its gates ends it.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use migration::{Attempt, MigrationId, Phase, Source, VolumeId, VolumeIndex};
 const DISK: VolumeIndex = VolumeIndex(0);
 const SWITCH_OVER_MAX: Duration = Duration::from_secs(1);
 
-/// A source, and the clock that it is told.
+/// A source, and its clock.
 struct Scene {
     source: Source,
     now: Duration,
 }
 
 impl Scene {
-    /// A source whose VM's memory is being copied.
+    /// Returns a source whose VM's memory is being copied.
     fn in_memory() -> Self {
         let settings = SourceSettings {
             migration: MigrationId(1),
@@ -38,7 +38,7 @@ impl Scene {
         scene
     }
 
-    /// The same, in an early try that the target has promised to wait for.
+    /// Like `in_memory`, in an early attempt that the target has promised.
     fn promised_early() -> Self {
         let mut scene = Self::in_memory();
         scene.tell(SourceEvent::VmPaused);
@@ -74,7 +74,7 @@ impl Scene {
     }
 }
 
-/// The records that are to be committed, of all these actions.
+/// Returns the records in all commits of these actions.
 fn records(actions: &[SourceAction]) -> Vec<&Record> {
     let commits = actions.iter().filter_map(|action| match action {
         SourceAction::Commit { records, .. } => Some(records),
@@ -91,7 +91,7 @@ fn releases(actions: &[SourceAction]) -> bool {
 fn nothing_is_released_before_the_machine_is_loaded_however_ready_its_disks_are() {
     let mut scene = Scene::promised_early();
     assert!(!releases(&scene.actions()));
-    // The memory may take longer than the disks may.
+    // The memory may take longer than the limit of the disks.
     scene.pass(10 * SWITCH_OVER_MAX);
     assert_eq!(scene.actions(), vec![], "it waits for the VM, and for nothing else");
     assert_eq!(scene.source.phase(), Phase::Memory);
@@ -123,7 +123,7 @@ fn what_the_hypervisor_still_wants_of_a_disk_ends_the_early_try() {
     assert_eq!(records(&actions), [&aborted]);
     assert_eq!(scene.source.phase(), Phase::Memory);
 
-    // It is not begun early again, and what is late of it changes nothing.
+    // There is no second early attempt, and late answers of the first change nothing.
     scene.tell(SourceEvent::Received(ToSource::Prepared(early)));
     scene.tell(SourceEvent::Synchronised(DISK));
     assert_eq!(scene.actions(), vec![]);

@@ -1,4 +1,4 @@
-//! Devices and exports that a migration leaves, or does not reach, are fenced by the very record that makes it so.
+//! Tests that the record which leaves a device or export behind, or incomplete, also fences it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -56,7 +56,7 @@ fn files_are_not_fenced_for_they_are_renamed_or_deleted() {
     assert_eq!(reservations(&state), []);
 }
 
-/// A migration from a device to an export has begun.
+/// Returns the state after the start of a migration from a device to an export.
 fn started(keep_source: bool) -> (State, ImageLocation, ImageLocation) {
     let mut state = State::default();
     let at = |place| ImageLocation { store: "a".to_owned(), place, format: ImageFormat::Raw };

@@ -1,4 +1,4 @@
-//! A volume whose former host is lost: what is missing of it is refused, and not waited for.
+//! Tests a volume whose former host is lost: reads of missing blocks are refused instead of held.
 
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -22,7 +22,7 @@ fn refuse(request: u64) -> FillingAction {
     FillingAction::Refuse { request: RequestId(request), why: Refusal::Unreadable }
 }
 
-/// Carries out what is asked for, fetches aside: the former host never answers. Returns the rest.
+/// Carries out all actions except fetches, because the former host never answers. Returns the rest.
 fn carry_out(filling: &mut Filling) -> Vec<FillingAction> {
     let mut rest = Vec::new();
     while let Some(action) = filling.poll_action() {
@@ -71,7 +71,7 @@ fn who_waits_for_what_was_given_up_is_refused_and_who_overwrites_it_is_not() {
         assert!(done.contains(&FillingAction::Written { request }), "{done:?}");
         said.extend(done.into_iter().filter(|action| *action == FillingAction::Whole));
     }
-    // N.B. no time has passed: what came last is recorded at once.
+    // **N.B.** No time has passed: the last units are recorded at once.
     assert_eq!(said, [FillingAction::Whole], "nothing is missing, although the former host never answered");
 }
 
@@ -82,7 +82,7 @@ fn apply(state: &mut State, records: Vec<Record>) {
     state.apply(&Entry { at_unix_ms: 0, records }).expect("the records fit the state");
 }
 
-/// The volume comes, with blocks missing or as a whole.
+/// Brings the volume, incomplete or complete.
 fn comes(state: &mut State, remote: MigrationId, lacks: Option<Manifest>) {
     let (migration, attempt) = (MigrationId(state.next_migration), Attempt(1));
     let image = |store: &str| ImageLocation::raw_file(store, format!("/{store}"));
@@ -116,17 +116,17 @@ fn what_was_given_up_is_remembered_and_never_said_to_be_whole() {
     apply(&mut state, vec![Record::MissingGivenUp { volume: DISK }]);
     assert!(state.fillings[&DISK].is_given_up);
 
-    // A journal that is written anew, and a restart.
+    // A new journal file, and a restart.
     let snapshot = state.snapshot();
     let mut state = State::default();
     apply(&mut state, snapshot);
     assert!(state.fillings[&DISK].is_given_up);
 
-    // Its former host asks, and must not delete what may be the last of it.
+    // The former host asks, and must not delete what may be the only copy.
     apply(&mut state, vec![Record::VolumeRemoved { volume: DISK }]);
     assert!(state.fillings_from(FORMER, remote).next().is_some());
 
-    // It is here once more, as a whole.
+    // The volume is here once more, complete.
     comes(&mut state, MigrationId(6), None);
     assert!(state.fillings.is_empty());
 }

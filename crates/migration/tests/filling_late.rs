@@ -1,4 +1,4 @@
-//! A volume whose former host does not answer, and guests that are better off with an error than with a wait without an end.
+//! Tests a volume whose former host is silent, with guests that prefer an error to an endless wait.
 
 #[path = "filling/support.rs"]
 mod support;
@@ -19,12 +19,12 @@ fn at(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// It fetches one unit at a time in the background.
+/// Returns a filling that fetches one unit at a time in the background.
 fn filling() -> Filling {
     support::filling(PacingSettings { depth: 1, chunk_bytes: UNIT_BYTES, bytes_per_second: None })
 }
 
-/// What is asked for at this moment, without what concerns durability.
+/// Returns the current actions, without those for durability.
 fn asked(filling: &mut Filling, now: Duration) -> Vec<FillingAction> {
     filling.handle_timeout(now);
     let mut actions = Vec::new();
@@ -57,7 +57,7 @@ fn pulls(actions: &[FillingAction]) -> Vec<(FetchId, ByteRange)> {
     pulled.collect()
 }
 
-/// Lets a fetch arrive and be stored.
+/// Reports that a fetch has arrived and is stored.
 fn arrives(filling: &mut Filling, now: Duration, fetch: FetchId) {
     filling.handle_event(now, FillingEvent::Fetched { fetch, result: Ok(()) });
     filling.handle_event(now, FillingEvent::Stored { fetch, result: Ok(()) });
@@ -68,7 +68,7 @@ fn reads_wait_for_ever_unless_that_is_limited() {
     let mut filling = filling();
     read(&mut filling, at(0), 1, units(4, 5));
     assert!(refuses(&asked(&mut filling, at(100_000))).is_empty());
-    // Those that wait already have waited long enough.
+    // Reads that have waited long enough already are refused at once.
     filling.handle_event(at(100_000), FillingEvent::WaitsLimited { to: Some(WAIT_MAX) });
     assert_eq!(refuses(&asked(&mut filling, at(100_000))), [1]);
 }
@@ -88,7 +88,7 @@ fn a_read_is_refused_when_the_reservoir_has_said_nothing_for_so_long_and_finds_i
     assert_eq!((progress.reads_late, progress.units_owed, progress.requests_waiting), (1, 2, 0));
     assert_eq!(filling.poll_timeout(), None, "nobody waits");
 
-    // The host was started again meanwhile: it is asked once more, as urgently, although nobody waits.
+    // The host was restarted meanwhile: the same units are fetched again with the same urgency, although no guest waits.
     let (fetch, _) = pulled[0];
     filling.handle_event(at(60), FillingEvent::Fetched { fetch, result: Err(FetchFault::Away) });
     let again = pulls(&asked(&mut filling, at(61)));
@@ -115,11 +115,11 @@ fn a_reservoir_that_answers_somebody_is_not_away() {
 fn what_waits_for_this_hosts_own_store_is_not_refused() {
     let mut filling = filling();
     filling.handle_event(at(0), FillingEvent::WaitsLimited { to: Some(WAIT_MAX) });
-    // One that a guest is about to write.
+    // A unit that a guest is about to write.
     let write = RequestId(1);
     filling.handle_event(at(0), FillingEvent::WriteArrived { request: write, range: units(7, 8) });
     read(&mut filling, at(0), 2, units(7, 8));
-    // One that has arrived, and is being stored.
+    // A unit that has arrived, and is being stored.
     read(&mut filling, at(0), 3, units(4, 5));
     let pulled = pulls(&asked(&mut filling, at(0)));
     filling.handle_event(at(0), FillingEvent::Fetched { fetch: pulled[0].0, result: Ok(()) });

@@ -1,5 +1,5 @@
-//! Random guests, faults and power cuts on a volume that is being filled, against a model that knows only what was promised:
-//! a read sees the last write that was answered or one that is under way, and after a power cut what was flushed, or later.
+//! Random guests, faults and power cuts for a volume that is being filled, against a model of the promises. A read sees the
+//! last answered write or one under way. After a power cut the flushed data is there, or later data.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -18,14 +18,14 @@ const UNITS: u64 = 48;
 const SIZE: u64 = UNITS * UNIT_BYTES;
 const WHOSE: [u8; 32] = [7; 32];
 
-/// How long reads may wait, where that is limited: long enough that most do not.
+/// The limit of reads' waits, if there is one: most reads stay below it.
 const WAIT_MAX: Duration = Duration::from_millis(600);
 
 fn boot(number: u8) -> [u8; 16] {
     [number; 16]
 }
 
-/// A small generator: the seed is all that a failure needs.
+/// A small generator, so that a seed reproduces a failure.
 struct Random(u64);
 
 impl Random {
@@ -50,21 +50,21 @@ impl Random {
     }
 }
 
-/// What the store has of a unit: versions are numbers, 0 is what was there before anything came.
+/// A unit in the store. Versions are numbers; 0 is the content before the first arrival.
 #[derive(Clone, Copy, Default)]
 struct Cell {
     volatile: u64,
     durable: u64,
 }
 
-/// What a guest may see of a unit.
+/// The versions of a unit that a guest may see.
 #[derive(Clone)]
 struct Promise {
-    /// What was answered last, or, after a power cut, any of these.
+    /// The version answered last; after a power cut, any of these.
     answered: BTreeSet<u64>,
-    /// What survives a power cut at least: one of these, or anything later.
+    /// The versions that survive a power cut: one of these, or a later one.
     flushed: BTreeSet<u64>,
-    /// Written since that flush was asked for.
+    /// The versions written since that flush was requested.
     since: BTreeSet<u64>,
 }
 
@@ -73,7 +73,6 @@ struct World {
     now: Duration,
     filling: Filling,
     store: Vec<Cell>,
-    /// Version in the reservoir.
     reservoir: Vec<u64>,
     log: Vec<u8>,
     log_durable: usize,
@@ -91,14 +90,14 @@ struct World {
     store_flushes: Vec<(RecordingId, OnBehalf)>,
     recordings: Vec<(RecordingId, Vec<BlockRange>)>,
     notes: Vec<(NoteId, Vec<BlockRange>)>,
-    /// Writes that are made, and not answered.
+    /// Writes that are made, but not answered.
     made: BTreeMap<RequestId, (BlockRange, u64)>,
     boot: u8,
-    /// Whether another machine keeps the store: it may start again while the host runs.
+    /// Whether another machine keeps the store, and may restart while the host runs.
     is_far: bool,
     whole: bool,
     reads_checked: u64,
-    /// How long reads may wait for the reservoir.
+    /// The limit of reads' waits for the reservoir.
     wait_max: Option<Duration>,
     reads_refused: u64,
 }
@@ -128,7 +127,7 @@ impl World {
         let entry = LogEntry::Missing { telling: Telling::Everything, runs: missing.runs().collect() };
         assert!(encode_entry(0, &entry, &mut log));
         let version = |unit: u64| 1000 + unit;
-        // What is present was copied; of what is missing the store has something else.
+        // Present units were copied. For missing ones the store has something else.
         let is_missing = |unit: u64| missing.contains(chronicle::BlockIndex(unit));
         let cell = |unit| {
             if is_missing(unit) {
@@ -231,7 +230,7 @@ impl World {
     }
 
     fn step(&mut self) {
-        // Also once more after a restart.
+        // Repeated, because of restarts.
         self.event(FillingEvent::WaitsLimited { to: self.wait_max });
         self.now += Duration::from_millis(self.random.below(120));
         match self.random.below(100) {
@@ -261,7 +260,7 @@ impl World {
 
     fn write(&mut self) {
         let range = self.random.range();
-        // Claims above keep overlapping changes apart.
+        // In the product, claims keep overlapping changes apart.
         let busy = self.writes.values().chain(self.made.values());
         if busy.into_iter().any(|(busy, _)| busy.overlaps(&range)) {
             return;
@@ -271,7 +270,7 @@ impl World {
         let version = self.next_version;
         for unit in range.iter() {
             let promise = &mut self.promises[unit.0 as usize];
-            // It may be seen from here on, and survive.
+            // From here on the version may be seen, and may survive.
             promise.answered.insert(version);
             promise.since.insert(version);
         }
@@ -322,7 +321,7 @@ impl World {
                 let at = self.random.below(self.stores.len() as u64) as usize;
                 let (fetch, parts) = self.stores.swap_remove(at);
                 for unit in parts.into_iter().flat_map(|part| units(part).iter()) {
-                    // A write that fails may have been made.
+                    // A failed write may have been made.
                     if !faulty || self.random.percent(50) {
                         self.store[unit.0 as usize].volatile = self.reservoir[unit.0 as usize];
                     }
@@ -360,14 +359,14 @@ impl World {
         }
     }
 
-    /// The start of the host by which the file of presence is read.
+    /// Returns the start of the host with which the presence file is read.
     fn start(&self) -> [u8; 16] {
         if self.is_far { NO_START } else { boot(self.boot) }
     }
 
     fn note(&mut self, runs: Vec<BlockRange>) {
         if self.is_far {
-            // Nothing that is only noted would be believed.
+            // Mere notes would not be trusted.
             self.store.iter_mut().for_each(|cell| cell.durable = cell.volatile);
             assert!(encode_entry(self.sequence, &LogEntry::Present { runs }, &mut self.log));
             self.sequence += 1;
@@ -379,7 +378,7 @@ impl World {
         self.sequence += 1;
     }
 
-    /// The daemon goes: what was asked of the store lands or does not, what was answered stays.
+    /// Kills the daemon: requests to the store land or not, and answered ones stay.
     fn kill(&mut self) {
         for (range, version) in std::mem::take(&mut self.writes).into_values() {
             for unit in range.iter().filter(|_| self.random.percent(50)).collect::<Vec<_>>() {
@@ -399,18 +398,18 @@ impl World {
         self.restart();
     }
 
-    /// Everything volatile is lost, or not, unit by unit; the file of presence ends somewhere behind what is durable.
+    /// Cuts the power: each volatile unit is lost or not, and the presence file ends at or behind its durable part.
     fn power_cut(&mut self) {
         self.lose_what_is_volatile();
         self.boot += 1;
-        // What was only noted may be there or not.
+        // Mere notes may be there or not.
         if self.random.percent(70) {
             self.log.truncate(self.log_durable);
         }
         self.restart();
     }
 
-    /// The machine that keeps the store, and the daemon: the host runs on.
+    /// Restarts the store's machine and the daemon, while the host runs on.
     fn both_start_again(&mut self) {
         self.lose_what_is_volatile();
         self.restart();
@@ -451,7 +450,7 @@ impl World {
         self.made.clear();
     }
 
-    /// Lets everything that is under way come to its end.
+    /// Lets everything under way complete.
     fn finish(&mut self) {
         for _ in 0..100_000 {
             if self.whole && self.reads.is_empty() && self.writes.is_empty() && self.made.is_empty() {
@@ -509,7 +508,7 @@ fn a_file_of_presence_that_is_damaged_or_of_another_is_not_believed_at_all() {
     let (presence, position, sequence) = replay(&log, SIZE, WHOSE, boot(0)).unwrap();
     assert_eq!((presence.missing.count(), presence.late.count(), presence.manifest.units), (18, 1, 21));
     assert_eq!((position, sequence), (log.len(), 4));
-    // What is cut off was never relied on; whatever else is changed is noticed.
+    // A cut end was never relied on; any other change is noticed.
     for length in 0..log.len() {
         let cut = replay(&log[..length], SIZE, WHOSE, boot(0));
         assert_eq!(cut.is_ok(), length >= 48, "{length}");

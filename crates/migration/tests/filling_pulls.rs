@@ -1,4 +1,4 @@
-//! What a guest waits for waits for no limit of the background; and what goes back where the rest is.
+//! Tests that guests' reads do not wait for limits of the background fetches, and what returns to the former host.
 
 #![expect(clippy::panic, reason = "a test fails by panicking")]
 
@@ -16,7 +16,7 @@ use support::{UNITS, units};
 
 const NOW: Duration = Duration::from_secs(1);
 
-/// It asks for all that is missing in the background, as one.
+/// Returns a filling that requests all missing units in the background at once.
 fn filling() -> Filling {
     support::filling(PacingSettings { depth: 4, chunk_bytes: UNITS * UNIT_BYTES, bytes_per_second: None })
 }
@@ -50,7 +50,7 @@ fn stores(actions: &[FillingAction]) -> Vec<ByteRange> {
     stores.flatten().collect()
 }
 
-/// All is on its way in the background, and a guest reads two units of it.
+/// Everything is requested in the background, and a guest reads two units of it.
 fn pulled() -> (Filling, FetchId, FetchId) {
     let mut filling = filling();
     filling.handle_timeout(NOW);

@@ -1,5 +1,5 @@
-//! The source's and the target's machine over a channel that delays, reorders, repeats and loses messages, and a journal
-//! that fails: at most one side lets writes through, the journal stays consistent, and the migration ends.
+//! The source's and the target's machine, with a channel that delays, reorders, repeats and loses messages, and a journal that
+//! fails. At most one side admits writes, the journal stays consistent, and the migration ends.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -26,7 +26,7 @@ enum Gate {
     Closed,
 }
 
-/// Something that has been asked for and has not happened.
+/// A request that has not been carried out.
 #[derive(Clone, Debug)]
 enum Pending {
     ToTarget(ToTarget),
@@ -35,7 +35,7 @@ enum Pending {
     Target(TargetEvent),
 }
 
-/// A commit that has been asked for. The journal takes them in the order in which they were asked for.
+/// A requested commit. The journal takes them in the order of the requests.
 #[derive(Debug)]
 enum Commit {
     Source(CommitId, Vec<Record>),
@@ -53,12 +53,12 @@ struct Model {
     source_gates: Vec<Gate>,
     target_gates: Vec<Gate>,
     phase: Phase,
-    /// What the source was last told of each volume's replica.
+    /// The last report to the source about each volume's replica.
     synchronised: Vec<bool>,
     faults: Faults,
     discarded: bool,
     outcome: Option<Outcome>,
-    /// Somebody was told that it is cancelled.
+    /// Whether a client was told that the migration is cancelled.
     was_cancelled: bool,
 }
 
@@ -170,7 +170,7 @@ impl Model {
         }
     }
 
-    /// Somebody cancels it; says whether that is early enough, and durable.
+    /// Cancels the migration; returns whether that was early enough, and is durable.
     fn order_cancel(&mut self) -> bool {
         let records = orders::cancel(&self.journal, MIGRATION);
         let is_taken =
@@ -225,7 +225,7 @@ impl Model {
                 applied => applied.unwrap(),
             }
         }
-        // An unknown fate is either.
+        // An unknown result may be either.
         if fate <= 2 { Err(CommitFault::Unknown) } else { Ok(()) }
     }
 

@@ -1,4 +1,4 @@
-//! The filter that tells hot blocks: it never misses one, hardly ever names another, and takes a fixed memory.
+//! Tests the filter for hot blocks: it never misses one, hardly ever reports another, and has a fixed memory.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,7 +6,7 @@ use chronicle::{BlockIndex, BlockRange};
 use migration::strategy::{GENERATION_WRITES, HeatFilter, THRESHOLD};
 use proptest::prelude::*;
 
-/// Counts exactly what was written among the last writes.
+/// Exact counts of the latest writes.
 #[derive(Default)]
 struct Exact {
     latest: VecDeque<u64>,
@@ -42,13 +42,12 @@ impl Random {
     }
 }
 
-/// What a guest does for a while.
 #[derive(Clone, Debug)]
 struct Stretch {
     seed: u64,
-    /// Writes of single blocks.
+    /// The number of writes of single blocks.
     writes: u64,
-    /// Of how many blocks, from which one on, and how far apart they are.
+    /// The number of blocks written, the first of them, and their distance.
     blocks: u64,
     from: u64,
     apart: u64,

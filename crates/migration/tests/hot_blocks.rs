@@ -1,4 +1,4 @@
-//! What putting hot blocks off saves in rounds, under loads that are Zipf-distributed, uniform, and all hot.
+//! Tests how much copying is saved by putting hot blocks off, under Zipf-distributed, uniform and entirely hot loads.
 
 use std::time::Duration;
 
@@ -11,36 +11,36 @@ use migration::strategy::{
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 1 << 15;
-/// Blocks a second that the target takes.
+/// The target's rate in blocks a second.
 const RATE: u32 = 8192;
 
-/// How blocks are chosen that a guest writes.
+/// How the guest chooses the blocks that it writes.
 #[derive(Clone, Copy, Debug)]
 enum Load {
-    /// The one of rank r as often as 1/r.
+    /// The block of rank r with frequency 1/r.
     Zipf,
-    /// Each as often as any other.
+    /// Each block equally often.
     Uniform,
-    /// Each of the first so many.
+    /// Each of the first blocks, up to this number.
     Few(u64),
 }
 
-/// What a migration has copied.
+/// The result of a migration.
 #[derive(Debug)]
 struct Seen {
     rounds: Vec<Round>,
-    /// Blocks of the round that is copied while the guest is held.
+    /// The blocks of the round that is copied while the guest is held.
     last: u64,
     blocks: u64,
-    /// Blocks that guests wrote for the first time when they had been copied: whoever learns only from writes meanwhile copies
-    /// them twice.
+    /// Blocks that guests wrote for the first time after their copy. A strategy that learns only from writes must copy them
+    /// twice.
     unforeseen: u64,
-    /// Whether it was handed over in the end, rather than given up.
+    /// Whether it ended with a handover, not by giving up.
     converged: bool,
 }
 
-/// Copies a volume to its end, one block after the other, beside so many writes for a hundred blocks; `within`: so many blocks
-/// may be left.
+/// Copies a volume to its end, block by block, with `per_hundred` writes for each hundred blocks. At most `within` blocks may
+/// be left.
 fn migrate(load: Load, per_hundred: u64, within: u64, hot: HotBlocks) -> Seen {
     let settings = CopyingSettings {
         block_size: BlockSize::DEFAULT,
@@ -111,7 +111,7 @@ impl Load {
         match self {
             Self::Zipf => {
                 let uniform = random.below(1 << 32) as f64 / f64::from(u32::MAX);
-                // Neighbours in rank are no neighbours on the volume.
+                // Neighbours in rank are not neighbours on the volume.
                 (BLOCKS as f64).powf(uniform) as u64 * 7919 % BLOCKS
             }
             Self::Uniform => random.below(BLOCKS),
@@ -120,7 +120,7 @@ impl Load {
     }
 }
 
-/// Blocks that are copied with hot ones put off, and as all others.
+/// Returns the results with hot blocks put off, and without.
 fn compare(load: Load, per_hundred: u64, within: u64) -> (Seen, Seen) {
     let copied = |hot| migrate(load, per_hundred, within, hot);
     (copied(HotBlocks::PutOff), copied(HotBlocks::AsOthers))
@@ -138,7 +138,7 @@ fn of_a_zipf_load_that_needs_many_rounds_they_copy_a_third_less_with_hot_blocks_
     }
 }
 
-/// What is saved of the blocks that are copied more than once, and what could be at most.
+/// Returns the part of repeated copies that is saved, and the largest possible saving.
 fn saved(load: Load, per_hundred: u64, within: u64) -> (f64, f64) {
     let (put_off, as_others) = compare(load, per_hundred, within);
     assert!(put_off.converged && as_others.converged, "{put_off:?} {as_others:?}");
@@ -186,7 +186,7 @@ fn hot_blocks_are_copied_in_the_last_round_but_one_and_not_before() {
     let cold = seen.rounds.iter().skip(1).take_while(|round| round.put_off > 0);
     let put_off: Vec<_> = cold.map(|round| round.put_off / BLOCK).collect();
     assert!(!put_off.is_empty(), "{seen:?}");
-    // They become more, and one round copies them all.
+    // Their number grows, and one round copies them all.
     assert!(put_off.windows(2).all(|pair| pair[0] <= pair[1]), "{seen:?}");
     let with_all = &seen.rounds[put_off.len() + 1];
     assert!(with_all.put_off == 0 && with_all.blocks >= *put_off.last().unwrap(), "{seen:?}");
@@ -197,7 +197,7 @@ fn a_guest_that_writes_everywhere_faster_than_is_copied_is_given_up_all_the_same
     for load in [Load::Uniform, Load::Few(8192)] {
         let (put_off, as_others) = compare(load, 200, 256);
         assert!(!put_off.converged && !as_others.converged, "{load:?}");
-        // It takes longer to see, for rounds that put blocks off say nothing of convergence, but not for ever.
+        // Detection takes longer, because rounds that put blocks off do not show convergence, but it is bounded.
         let copied = |seen: &Seen| BLOCKS + seen.blocks;
         assert!(copied(&put_off) <= 2 * copied(&as_others), "{put_off:?} {as_others:?}");
     }

@@ -1,4 +1,4 @@
-//! Journals that were written by earlier versions are read to the last record.
+//! Tests that journals of earlier versions are read up to the last record.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,8 +9,8 @@ use migration::journal::{
 };
 use migration::{Attempt, MigrationId, VolumeId};
 
-/// A journal as version 3 wrote it: a snapshot with a volume, one that left, and one that left and has just come home; then
-/// the last is handed back.
+/// A journal as version 3 wrote it: a snapshot with a volume, a volume that left, and one that left and has just returned. Then
+/// the last one is handed back.
 const VERSION_3: &str = "\
     535445524e414a03ae0200002342f26c0000000000000000020100021111111111111111111111111111111111111111111111111111\
     11111111111101768080808004808004016100082f612f762e696d67000400000000004d010033333333333333333333333333333333\
@@ -55,7 +55,7 @@ fn journal_of_version_3_says_what_it_said() {
 
 #[test]
 fn journal_of_another_version_is_not_gone_on_with() {
-    // An entry of this version means something else, or nothing, in a journal of the one before.
+    // An entry of this version means something else, or nothing, in an earlier version's journal.
     let mut bytes = bytes(VERSION_3);
     let whole = Frames::new(&bytes).unwrap().count() as u64;
     let record = migration::journal::Record::ReservationLifted { place: Place::Device("/dev/x".to_owned()) };
@@ -74,7 +74,7 @@ fn bytes(hex: &str) -> Vec<u8> {
     hex.as_bytes().chunks(2).map(digits).collect()
 }
 
-/// What is written is believed ever after: a variant that is put in between, or goes, makes a device of an export.
+/// Stored numbers are trusted for ever: inserting or removing a variant would turn an export into a device.
 #[test]
 fn what_was_written_once_is_never_renumbered() {
     fn number(value: &impl serde::Serialize) -> u8 {

@@ -1,4 +1,4 @@
-//! Flushes of a mirror's target that fail: what they may have lost is missing again, whoever had asked for them.
+//! Tests failed flushes of a mirror's target: blocks that may be lost are missing again, whatever caused the flush.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -12,17 +12,17 @@ use migration::strategy::{
 
 const BYTES: u64 = 1 << 20;
 const BLOCKS: u64 = BYTES / 4096;
-/// Longer than a mirror pauses after a fault.
+/// Longer than the pause of a mirror after a fault.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A mirror, and the time that it is told.
+/// A mirror, and its clock.
 struct Scene {
     mirror: Copying,
     now: Duration,
 }
 
 impl Scene {
-    /// A mirror that has copied everything and waits for the flush that is returned.
+    /// Returns a mirror that has copied everything and waits for the returned flush.
     fn copied(strategy: Strategy) -> (Self, FlushId) {
         let mirror = Copying::new(
             CopyingSettings {
@@ -57,7 +57,7 @@ impl Scene {
         self.mirror.handle_timeout(self.now);
     }
 
-    /// Has everything copied that is asked for; returns how many blocks, and the flush that is asked for.
+    /// Completes all requested copies; returns the number of blocks, and the requested flush.
     fn go_on(&mut self) -> (u64, Option<FlushId>) {
         let (mut blocks, mut asked) = (0, None);
         while let Some(action) = self.mirror.poll_action() {
@@ -144,7 +144,7 @@ fn a_flush_that_confirms_nothing_any_more_is_waited_for_and_what_it_may_have_los
         scene.tell(VolumeEvent::TargetRestarted);
         let (copied, again) = scene.go_on();
         assert_eq!((copied, again), (BLOCKS, None), "no other flush beside it");
-        // What has been written since may be lost with it.
+        // Later writes may be lost with it.
         scene.flushed(flush, Err(TargetFault::Error));
         let (copied, again) = scene.go_on();
         assert_eq!(copied, BLOCKS);

@@ -1,4 +1,4 @@
-//! A mirror whose target is about to promise: it sends nothing, whatever it hears, until the gate opens again.
+//! Tests that a mirror whose target is about to promise sends nothing, whatever happens, until the gate opens again.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -23,7 +23,7 @@ fn settings() -> CopyingSettings {
     }
 }
 
-/// A mirror behind a closed gate, all of whose blocks have been copied; few of them durably.
+/// Returns a mirror behind a closed gate, with all blocks copied, but few of them durably.
 fn copied() -> Copying {
     let mut mirror = Copying::new(
         settings(),
@@ -75,7 +75,7 @@ fn a_mirror_that_is_not_frozen_goes_on_at_once() {
     let mut mirror = copied();
     mirror.handle_event(NOW, VolumeEvent::TargetRestarted);
     assert!(sends(&actions(&mut mirror)));
-    // Only a try whose gate is closed can freeze it.
+    // Only an attempt with a closed gate can freeze it.
     let mut mirror = copied();
     mirror.handle_event(NOW, VolumeEvent::GateOpens);
     mirror.handle_event(NOW, VolumeEvent::Freeze);
@@ -83,7 +83,7 @@ fn a_mirror_that_is_not_frozen_goes_on_at_once() {
     assert!(sends(&actions(&mut mirror)));
 }
 
-/// A post-copy without rounds, all of which is missing, behind its closing gate; what it asked for, and what it tells the target.
+/// Returns a post-copy without rounds behind its closing gate, with everything missing, and its missing-set update.
 fn left_behind() -> (Copying, TellingId) {
     let mut copying = Copying::new(settings(), Strategy::PostCopy { rounds_max: 0 });
     copying.handle_event(NOW, VolumeEvent::GateCloses);

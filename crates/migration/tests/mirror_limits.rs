@@ -1,4 +1,4 @@
-//! What a mirror puts up with, and for how long.
+//! Tests which faults and delays a mirror tolerates, and for how long.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -19,7 +19,7 @@ fn mirror_of(blocks: u64) -> Copying {
     mirror_with(blocks, Strategy::Mirror)
 }
 
-/// A mirror whose guests do not wait for the target.
+/// Returns a mirror whose guests do not wait for the target.
 fn asynchronous_mirror_of(blocks: u64) -> Copying {
     let (buffer_bytes_max, drain_max) = (2 * BLOCK, Duration::from_millis(100));
     mirror_with(blocks, Strategy::AsynchronousMirror { buffer_bytes_max, drain_max, hot: HotBlocks::PutOff })
@@ -52,7 +52,7 @@ fn a_request_that_hangs_is_noticed_although_others_are_answered() {
     assert_eq!(chunks.iter().filter(|action| matches!(action, VolumeAction::Copy { .. })).count(), 2);
     let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
     mirror.handle_event(Duration::ZERO, VolumeEvent::ChunkCopied { chunk: ChunkId(0), result });
-    // The second chunk is never answered; mirrored writes to the first block are, every second.
+    // The second chunk is never answered, but every second a mirrored write to the first block is.
     let mut now = Duration::ZERO;
     for number in 0.. {
         now += Duration::from_secs(1);
@@ -94,7 +94,7 @@ fn a_large_write_does_not_undo_what_has_been_copied() {
     };
     landed(&mut mirror);
     assert_eq!(mirror.blocks_remaining(), 0);
-    // Block 3 is behind, and may not be copied at once.
+    // Block 3 is missing, and may not be copied at once.
     mirror.set_bandwidth(now, Some(1));
     let result = Err(TargetFault::Error);
     mirror.handle_event(now, write(0, 3, 1));
@@ -128,7 +128,7 @@ fn a_mirror_that_waits_for_the_guests_own_disk_says_so() {
     assert_eq!(mirror.waits_for(), None);
 }
 
-/// Answers every copy that is asked for, until there are no more.
+/// Answers every requested copy, until there are no more.
 fn copy_all(mirror: &mut Copying, now: Duration) -> Vec<VolumeAction> {
     let mut said = Vec::new();
     loop {
@@ -170,7 +170,7 @@ fn writes_go_by_value_while_the_buffer_has_room_and_are_bits_beyond() {
     // The buffer is full.
     assert_eq!(arrive(&mut mirror, now, 2, 2), Some(Route::SourceOnly));
     assert_eq!(mirror.tally().writes_as_bits, 1);
-    // The guest has its answer when the source has, and there is room again when the target has.
+    // The source's completion answers the guest; the target's makes room again.
     for write in [WriteId(0), WriteId(1)] {
         mirror.handle_event(now, VolumeEvent::SourceWritten { write, result: Ok(()) });
         assert!(actions(&mut mirror).contains(&VolumeAction::Complete { write }));
@@ -178,7 +178,7 @@ fn writes_go_by_value_while_the_buffer_has_room_and_are_bits_beyond() {
     assert_eq!(arrive(&mut mirror, now, 3, 3), Some(Route::SourceOnly));
     mirror.handle_event(now, VolumeEvent::TargetWritten { write: WriteId(0), result: Ok(()) });
     assert_eq!(arrive(&mut mirror, now, 4, 4), Some(Route::Both));
-    // What is on its way already does not go once more.
+    // A block in flight is not sent once more.
     assert_eq!(arrive(&mut mirror, now, 5, 4), Some(Route::SourceOnly));
 }
 
@@ -195,7 +195,7 @@ fn a_migration_that_is_paused_copies_nothing_says_so_and_goes_on() {
     assert!(!actions(&mut mirror).iter().any(|action| matches!(action, VolumeAction::Copy { .. })));
     assert!(mirror.is_paused());
     assert_eq!(mirror.waits_for(), Some("somebody to resume it"));
-    // Guests are still mirrored where that is due, and wait for nothing.
+    // Due guest writes are still mirrored, and do not wait.
     assert_eq!(arrive(&mut mirror, now, 0, 0), Some(Route::Both));
     assert_eq!(arrive(&mut mirror, now, 1, 63), Some(Route::SourceOnly));
     for write in [WriteId(0), WriteId(1)] {
@@ -225,7 +225,7 @@ fn a_link_that_is_away_for_an_hour_fails_nothing_and_holds_nobody() {
     assert_eq!(actions(&mut mirror), []);
     assert_eq!(mirror.waits_for(), Some("the other host to be reachable again"));
     mirror.handle_event(now, VolumeEvent::LinkBack);
-    // Nothing is sent before it is known what became of what was on its way.
+    // Nothing is sent before the requests under way are resolved.
     assert_eq!(actions(&mut mirror), []);
     for chunk in 0..8 {
         let result = Err(CopyFault::Target(TargetFault::Error));
@@ -238,7 +238,7 @@ fn a_link_that_is_away_for_an_hour_fails_nothing_and_holds_nobody() {
 #[test]
 fn a_write_that_has_waited_at_a_gate_is_not_kept_waiting_for_as_long_again() {
     let second = Duration::from_secs(1);
-    // How long the gate was closed, when the write came after it opened, and for how long the target may keep it waiting.
+    // How long the gate was closed, when the write came after its opening, and how long the target may delay it.
     for (closed_for, after, patience) in [
         (Duration::ZERO, Duration::ZERO, second),
         (second / 4, Duration::ZERO, second * 3 / 4),
@@ -262,7 +262,7 @@ fn a_write_that_has_waited_at_a_gate_is_not_kept_waiting_for_as_long_again() {
             "closed for {closed_for:?}, {after:?} ago"
         );
     }
-    // One that has waited for as long as it may goes to the source alone, and is answered when that has it.
+    // A write whose wait is over goes to the source alone, and is answered by it.
     let mut mirror = mirror_of(1);
     let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
     mirror.handle_event(Duration::ZERO, VolumeEvent::ChunkCopied { chunk: ChunkId(0), result });

@@ -1,5 +1,5 @@
-//! An asynchronous mirror over a link that is slower than its guest: the guest keeps more than half of the link, waits
-//! for a second at most, and the migration comes to its end all the same.
+//! Tests an asynchronous mirror over a link that is slower than its guest. The guest keeps more than half of the link and waits
+//! for at most a second, and the migration ends.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -34,7 +34,7 @@ fn check(setting: &Setting) {
     assert!(seen.held_longest <= Duration::from_millis(1001), "a write was held for {:?}", seen.held_longest);
     let closed_max = Duration::from_millis(500) + setting.round_trip;
     assert!(seen.drained_in <= closed_max, "gates closed for {:?}", seen.drained_in);
-    // Twice the time that the volume and what the guest may write meanwhile need.
+    // Twice the time for the volume and the guest's writes meanwhile.
     let alone = setting.volume_bytes as f64 / setting.link_bytes_per_second as f64;
     assert!(seen.took.as_secs_f64() < 8.0 * alone, "it took {:?}, alone {alone:.1} s", seen.took);
 }
@@ -65,13 +65,13 @@ fn a_guest_that_the_link_carries_easily_is_never_throttled() {
     let seen = Bench::run(&setting);
     assert_eq!((seen.throttles, seen.held_longest), (0, Duration::ZERO));
     assert!(seen.took.as_secs_f64() < 1.5 * 128.0 / 12.0, "it took {:?}", seen.took);
-    // Far less than gates may be closed: what is left becomes that little with hardly any patience.
+    // Far less than gates may be closed: little patience makes the rest that small.
     assert!(seen.drained_in < Duration::from_millis(60), "gates closed for {:?}", seen.drained_in);
 }
 
 #[test]
 fn a_bandwidth_limit_of_the_mover_throttles_no_guest() {
-    // The guest takes most of the link, and the mover makes the little progress that it was told to.
+    // The guest takes most of the link, and the mover makes the little progress that its limit permits.
     let bandwidth = Some(2 * MIB);
     let setting =
         Setting { bandwidth, disk_latency: Duration::from_millis(4), volume_bytes: 32 * MIB, ..setting() };
@@ -95,7 +95,7 @@ fn a_bandwidth_limit_does_not_bind_behind_closed_gates() {
     assert!(seen.drained_in <= Duration::from_millis(300), "gates closed for {:?}", seen.drained_in);
 }
 
-/// Bytes that the link carries besides the volume with hot blocks merged, as a part of those that it carries otherwise.
+/// Returns the link's bytes besides the volume with hot blocks merged, relative to those without merging.
 fn merged(setting: &Setting) -> f64 {
     let [merged, one_by_one] =
         [HotBlocks::PutOff, HotBlocks::AsOthers].map(|hot| Bench::run(&Setting { hot, ..setting.clone() }));
@@ -111,7 +111,7 @@ fn what_is_written_again_and_again_is_merged_and_its_writes_cost_the_link_a_thir
     let disk_latency = Duration::from_millis(1);
     let part = merged(&Setting { disk_latency, pattern: Pattern::Zipf, ..setting() });
     assert!(part <= 0.7, "{part} of the bytes are carried");
-    // It is carried easily, and writes to a part of the volume only.
+    // The link suffices, and the guest writes only to a part of the volume.
     for milliseconds in [2, 5] {
         let disk_latency = Duration::from_millis(milliseconds);
         let part = merged(&Setting { disk_latency, pattern: Pattern::Hot { bytes: 8 * MIB }, ..setting() });

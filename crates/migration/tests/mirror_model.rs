@@ -1,5 +1,5 @@
-//! The strategies against two arrays of sectors: whatever the order in which stores carry things out, fail or
-//! stall, the replica equals the volume whenever the strategy says so.
+//! Tests the strategies against two arrays of sectors. However stores reorder, fail or stall, the replica equals the volume
+//! whenever the strategy reports that.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -19,11 +19,11 @@ const BLOCKS: u64 = 24;
 const SECTORS: usize = (BLOCKS * BLOCK / SECTOR) as usize;
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// Something a store has been asked for and has not carried out.
+/// A request that a store has not carried out.
 #[derive(Clone, Debug)]
 enum Pending {
     SourceWrite(usize),
-    /// A part of a write; the last of them answers.
+    /// A part of a write; the last part answers.
     TargetWrite(usize, ByteRange),
     ChunkRead(ChunkId, ByteRange),
     ChunkWrite(ChunkId, ByteRange, Vec<u32>),
@@ -33,7 +33,7 @@ enum Pending {
 struct Write {
     range: ByteRange,
     arrived: Duration,
-    /// When it was admitted, when the source answered, when the guest was answered.
+    /// When it was admitted, answered by the source, and answered to the guest.
     admitted: Option<(Duration, Route)>,
     source_answered: Option<Duration>,
     answered: Option<Duration>,
@@ -201,7 +201,7 @@ impl Model {
         self.event(VolumeEvent::WriteArrived { write: id, range });
     }
 
-    /// A store carries out something, anything, that it was asked for; or fails.
+    /// Lets a store carry out any request, or fail it.
     fn store_acts(&mut self) {
         if self.pending.is_empty() {
             return;
@@ -266,7 +266,7 @@ impl Model {
         self.event(VolumeEvent::SourceWritten { write: WriteId(write as u64), result });
     }
 
-    /// The link goes, or comes back. What it swallowed is answered by then: it landed, or never will.
+    /// Breaks or restores the link. Swallowed requests are answered by then: as landed, or as failed for good.
     fn link_changes(&mut self) {
         if self.link == Link::Up {
             self.link = Link::Away;
@@ -291,7 +291,7 @@ impl Model {
         self.event(VolumeEvent::LinkBack);
     }
 
-    /// A request that the link swallowed fails, without having been applied.
+    /// Fails a request that the link swallowed, without applying it.
     fn answered_lost(&mut self, index: usize) {
         match self.pending.swap_remove(index) {
             Pending::TargetWrite(write, _) => {
@@ -314,7 +314,7 @@ impl Model {
         }
     }
 
-    /// The gate closes once no write is below it, or opens again.
+    /// Closes the gate once no write is below it, or opens it.
     fn gate_changes(&mut self) {
         if self.gate == Gate::Closed {
             self.gate = Gate::Open;
@@ -325,7 +325,7 @@ impl Model {
         }
     }
 
-    /// What of a write lands: all, or a part if it fails.
+    /// Returns the part of a write that lands: all of it, or less if it fails.
     fn landed(&mut self, range: ByteRange, fails: bool) -> ByteRange {
         let length = if fails { self.random.below(range.length / SECTOR + 1) * SECTOR } else { range.length };
         ByteRange::new(range.offset, length)
@@ -369,7 +369,7 @@ impl Model {
             );
         }
         if self.said_synchronised && self.mode != Mode::Both {
-            // With nothing in flight, not even a flush need be waited for.
+            // With nothing in flight not even a flush is awaited.
             assert_eq!(self.source, self.target, "the replica differs from the volume");
         }
         let quiet = self.pending.iter().all(|pending| matches!(pending, Pending::Flush(_)));
@@ -378,7 +378,7 @@ impl Model {
         }
     }
 
-    /// Carries everything out without faults, until nothing changes any more.
+    /// Carries everything out without faults, until nothing changes.
     fn settle(&mut self) {
         self.fault_percent = 0;
         if self.link == Link::Away {
@@ -402,7 +402,7 @@ impl Model {
     }
 }
 
-/// The content that a write leaves.
+/// Returns the content that a write leaves.
 fn stamp(write: usize) -> u32 {
     u32::try_from(write).unwrap() + 2
 }
@@ -493,7 +493,7 @@ proptest! {
     }
 }
 
-/// It was met once: a mirror that had failed kept the deadline of its policy, and whoever drives it was called for ever.
+/// A found failure: a failed mirror kept its policy's deadline, and its driver was called for ever.
 #[test]
 fn a_copying_that_has_stopped_has_no_deadline_that_is_never_met() {
     run(656_053_786_680_962_609, 600, 19, Mode::Source);

@@ -1,4 +1,4 @@
-//! What is ordered of a migration is durable before it is answered, and a restart keeps to it.
+//! Tests that an order for a migration is durable before it is answered, and that a restart obeys it.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -60,7 +60,7 @@ fn begun(side: Side) -> State {
     state
 }
 
-/// What a restart makes of a state.
+/// Returns the state after a restart.
 fn restarted(state: &State) -> State {
     let mut file = HEADER.to_vec();
     encode(0, &Entry { at_unix_ms: 0, records: state.snapshot() }, &mut file).unwrap();
@@ -106,7 +106,7 @@ fn what_is_cancelled_is_not_handed_over_also_by_the_next_daemon() {
 fn what_is_handed_over_or_may_be_is_not_cancelled() {
     for (side, handed_over) in [(outgoing(), released()), (incoming(), prepared())] {
         let mut state = begun(side);
-        // Somebody looked before the handover was durable.
+        // A client looked before the handover was durable.
         let late = orders::cancel(&state, ID).unwrap();
         apply(&mut state, vec![handed_over]).unwrap();
         assert_eq!(orders::cancel(&state, ID), Err(TooLate(ID)));
@@ -132,6 +132,6 @@ fn a_host_that_leads_clients_on_offers_the_size_that_the_owner_has_also_after_a_
     apply(&mut state, grew(3 << 20)).unwrap();
     apply(&mut state, grew(2 << 20)).unwrap();
     assert_eq!((offered(&state), offered(&restarted(&state))), (3 << 20, 3 << 20));
-    // Of a volume that is here, or unknown, it says nothing.
+    // The record does not affect a volume that is here, or is unknown.
     apply(&mut State::default(), grew(1)).unwrap();
 }

@@ -1,4 +1,4 @@
-//! Whose the content of a volume was: known wherever it goes, and never taken for Sterna's own.
+//! Tests the origin of a volume's content: it stays known wherever the volume goes, and `Given` is never lost.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -34,7 +34,7 @@ fn apply(state: &mut State, records: Vec<Record>) {
     state.apply(&Entry { at_unix_ms: 0, records }).unwrap();
 }
 
-/// What a restart makes of a state.
+/// Returns the state after a restart.
 fn restarted(state: &State) -> State {
     read(state.snapshot())
 }
@@ -60,7 +60,7 @@ fn owned(migration: MigrationId, side: Side, moving: MigratingVolume, origin: Or
     ]
 }
 
-/// A host with a volume that was given, one that was made, and one that comes from another host.
+/// Returns a host with a volume that was given, one that was made, and one that comes from another host.
 fn host() -> State {
     let mut state = State::default();
     apply(&mut state, vec![Record::VolumeAdded(volume(GIVEN, image("", GIVEN)))]);
@@ -74,7 +74,7 @@ fn host() -> State {
     let moving =
         MigratingVolume { volume: COMING, source: image("beta", COMING), target: image("a", COMING) };
     let mut arrives = owned(MigrationId(0), side, moving, Origin::Given);
-    // It is the source that releases.
+    // The release is the source's record.
     arrives.remove(3);
     apply(&mut state, arrives);
     state
@@ -92,7 +92,7 @@ fn an_origin_is_known_after_moves_and_restarts() {
         let source = state.volumes[&volume].record.image.clone();
         let moving = MigratingVolume { volume, source, target: image("b", volume) };
         let migration = MigrationId(number as u64 + 1);
-        // Nobody makes what was somebody's Sterna's own by saying so.
+        // A contrary report does not change the origin `Given`.
         apply(&mut state, owned(migration, Side::OneHost, moving, Origin::Made));
         state = restarted(&state);
         assert!(!state.volumes[&volume].record.image.is_adopted());
@@ -138,7 +138,7 @@ fn only_what_sterna_made_is_deleted_unasked() {
     ];
     for (origin, wish, fate) in table {
         assert_eq!(ImageFate::of(&in_store, origin, wish), fate, "{origin:?} {wish:?}");
-        // What was served where it was, and what is no file, stays whatever is wished.
+        // An image served in place, or one that is not a file, stays in any case.
         assert_ne!(ImageFate::of(&image("", GIVEN), origin, wish), ImageFate::Delete);
         let device = ImageLocation { place: Place::Device("/dev/vg/lv".to_owned()), ..in_store.clone() };
         assert_eq!(ImageFate::of(&device, origin, wish), ImageFate::Keep);

@@ -1,4 +1,4 @@
-//! A journal that was put back: what it says of its volumes, who is asked, and what people may order.
+//! Tests a restored journal: what it says of its volumes, which hosts are asked, and which orders are possible.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -46,7 +46,7 @@ fn folded(records: Vec<Record>) -> State {
     state
 }
 
-/// Where every host is known.
+/// Returns surroundings in which every host is known.
 fn found(at_unix_ms: u64) -> Surroundings {
     Surroundings { backup_unix_ms: 5, at_unix_ms, list: HostList::Complete, ..Surroundings::default() }
 }
@@ -72,7 +72,7 @@ fn leaves(generation: u64) -> Vec<Record> {
     ]
 }
 
-/// Records of the target of that, whose source is `peer`.
+/// Returns the records of a target whose source is `peer`.
 fn comes(peer: HostId, generation: u64) -> Vec<Record> {
     let (migration, attempt) = (MigrationId(0), Attempt(1));
     let volumes = vec![record(file("/b/v.img"), generation)];
@@ -92,7 +92,7 @@ fn nothing_of_a_backup_is_this_hosts_and_no_number_is_given_again() {
     assert!(state.volumes.is_empty() && state.unfinished().next().is_none());
     assert!(matches!(state.migrations[&MigrationId(0)].stage, Stage::Ended(Outcome::Failed { .. })));
     assert_eq!(state.next_migration, 2_000_000_000);
-    // Behind a clock that stands before its time as well.
+    // Also with a clock that is behind.
     assert!(restore(&backup, &found(0)).next_migration > 1_000_000);
     assert_eq!(state.questioned_named("v").unwrap().0, VOLUME);
     // Its journal says the same after the next start.
@@ -110,7 +110,7 @@ fn what_may_have_been_released_since_is_not_discarded_by_a_word_of_before() {
     let state = restore(&backup, &found(2_000_000_000_000));
     assert_eq!((answer(&state, 0), answer(&state, 7)), (None, None));
     assert_eq!(answer(&state, 2_000_000_001), Some(ToTarget::Discard));
-    // What it had released then, it has.
+    // The target has what was released before the backup.
     let released = restore(&folded(leaves(0)), &found(2_000_000_000_000));
     let commit = ToTarget::Commit { attempt: Attempt(1), generations: vec![(VOLUME, Generation(1))] };
     assert_eq!(answer(&released, 0), Some(commit));
@@ -145,7 +145,7 @@ fn a_host_says_what_it_knows_of_a_volume_and_the_asker_what_that_means() {
     );
 }
 
-/// A host whose volume waits, its machine, and the time.
+/// A host whose volume waits, with its machine and the time.
 struct Asking {
     state: State,
     machine: Restoration,
@@ -182,7 +182,7 @@ impl Asking {
         self.standing().words
     }
 
-    /// What it comes to if nobody orders anything.
+    /// Returns the decision without an order.
     fn ruling(&self) -> Ruling {
         ruling(&self.standing(), None)
     }
@@ -201,7 +201,7 @@ fn a_volume_is_confirmed_when_all_have_answered_and_its_image_is_fit() {
     assert_eq!(asking.words(), Words::Unheard(vec![THREE]));
     assert_eq!(asking.answer(THREE, Some((2, Whereabouts::Elsewhere))), [Action::Confirm(VOLUME)]);
     assert_eq!(asking.answer(THREE, None), [], "once");
-    // That it is so could not be made durable: with the next answers.
+    // The record could not be made durable: it is tried again with the next answers.
     assert_eq!(asking.tell(Event::NotRecorded(VOLUME)), []);
     assert_eq!(asking.answer(TWO, None), [Action::Look(VOLUME)]);
     assert_eq!(asking.tell(Event::Looked(VOLUME, Look::Fit)), [Action::Confirm(VOLUME)]);
@@ -216,7 +216,7 @@ fn who_has_said_nothing_is_asked_again_and_who_has_is_asked_what_is_so_by_now() 
     asking.now = again.max(ASK_AGAIN);
     asking.machine.handle_timeout(asking.now);
     assert_eq!(asking.machine.poll_action(), Some(Action::Ask(TWO)));
-    // It has it meanwhile: somebody has moved it there.
+    // The other host has the volume meanwhile, after a move there.
     asking.answer(TWO, Some((4, Whereabouts::Here)));
     assert_eq!(asking.words(), Words::Contradicted(vec![(TWO, Word::HasIt(Generation(4)))]));
 }
@@ -235,7 +235,7 @@ fn what_another_host_says_of_before_its_way_back_contradicts_nothing() {
     let [Record::Reinstated { generation: Generation(4), branch: None, .. }] = records[..] else {
         panic!("{records:?}")
     };
-    // No other place can have it: the host that gave it back is believed.
+    // No other place can have it: the host that gave it back is trusted.
     assert_eq!(asking.tell(Event::Looked(VOLUME, Look::Fit)), [Action::Confirm(VOLUME)]);
     assert_eq!(confirm(&asking.state, VOLUME, &asking.standing()), Ok(records));
     asking.answer(TWO, Some((5, Whereabouts::Elsewhere)));
@@ -268,7 +268,7 @@ fn hosts_that_cannot_be_asked_are_no_hosts_that_have_nothing() {
         assert_eq!(ask(HostList::Unknown(why), &[], paired()).lacks, Lacks::Unknown(why));
         assert_eq!(ask(HostList::Complete, &[], Err(why)).lacks, Lacks::Unknown(why));
     }
-    // What is known of hosts is unknown before somebody has said it.
+    // Before the first report the hosts are unknown.
     let mut asking = Asking::of(&self::backup());
     asking.machine = Restoration::default();
     asking.tell(Event::waiting(&asking.state));
@@ -310,7 +310,7 @@ fn a_copy_that_waited_is_the_volume_if_its_source_has_released_it() {
     assert!(matches!(records[..], [Record::Reinstated { generation: Generation(5), branch: None, .. }]));
     let mut state = asking.state.clone();
     state.apply(&Entry { at_unix_ms: 9, records }).unwrap();
-    // Its source, which waits for that, is told.
+    // Its source, which waits for that, is answered.
     let commit = ToTarget::Commit { attempt: Attempt(1), generations: vec![(VOLUME, Generation(5))] };
     assert_eq!(recovery::answer_as_target(&asking.state, TWO, MigrationId(0), &commit), None);
     let answer = recovery::answer_as_target(&state, TWO, MigrationId(0), &commit);
@@ -362,7 +362,7 @@ fn a_departure_of_a_backup_is_believed_when_the_host_that_has_it_says_so() {
     let mut state = asking.state.clone();
     state.apply(&Entry { at_unix_ms: 9, records }).unwrap();
     assert!(state.in_question().next().is_none() && state.moved.contains_key(&VOLUME));
-    // It has come home since.
+    // The volume has returned since.
     let mut asking = Asking::of(&leaves(2));
     asking.tell(Event::Looked(VOLUME, Look::Fit));
     asking.answer(THREE, None);
@@ -372,7 +372,7 @@ fn a_departure_of_a_backup_is_believed_when_the_host_that_has_it_says_so() {
     state.apply(&Entry { at_unix_ms: 9, records }).unwrap();
     assert_eq!(state.volumes[&VOLUME].record.generation, Generation(4));
     assert!(state.moved.is_empty() && state.in_question().next().is_none());
-    // Nobody knows where it is: somebody forgets it, or takes what is here.
+    // The volume's place is unknown: an order forgets it, or takes the copy here.
     let records = forget(&asking.state, VOLUME).unwrap();
     let mut state = asking.state.clone();
     state.apply(&Entry { at_unix_ms: 9, records }).unwrap();
@@ -381,7 +381,7 @@ fn a_departure_of_a_backup_is_believed_when_the_host_that_has_it_says_so() {
     assert!(restored_twice.is_departure_in_question(VOLUME));
 }
 
-/// What hosts say × how the image looks × what remains in doubt × what somebody orders.
+/// Answers of hosts × state of the image × remaining doubt × order.
 #[test]
 fn each_combination_of_words_look_doubt_and_order_is_decided_by_one_table() {
     let word = |word| Words::Contradicted(vec![(TWO, word)]);
@@ -405,7 +405,7 @@ fn each_combination_of_words_look_doubt_and_order_is_decided_by_one_table() {
         ("fit", Some(Look::Fit)),
         ("fit", Some(Look::NotAlone("/dev/x".to_owned()))),
     ];
-    // Of nobody's order, of one that says that no other host has it, of one by force: o is served, b is a branch, a stays away.
+    // For no order, `Known` and `Force`: o is served, b is a branch, a stays away.
     let expected = |words, look, doubt| match (words, look, doubt) {
         (_, _, InDoubt::Hollow) => "---",
         ("away", "none", _) => "a--",

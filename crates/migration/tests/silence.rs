@@ -1,4 +1,4 @@
-//! A target whose source says nothing: what is not promised ends by itself, and what is promised never does.
+//! Tests a target with a silent source: without a promise it ends by itself, with a promise it never does.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use migration::{Attempt, MigrationId, Target, VolumeIndex};
 const PATIENCE: SourcePatience =
     SourcePatience { silent_max: Duration::from_secs(600), away_max: Duration::from_secs(86_400) };
 
-/// A target, and what becomes of it.
+/// A target, with its messages and its end.
 struct Scene {
     target: Target,
     now: Duration,
@@ -19,7 +19,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// A target that begins long after its host did.
+    /// Returns a target that begins long after its host did.
     fn new() -> Self {
         let target = Target::between_hosts(MigrationId(1), 1).with_patience(PATIENCE);
         Self { target, now: Duration::from_secs(1_000_000), told: Vec::new(), ended: None }
@@ -30,7 +30,6 @@ impl Scene {
         self.carry_out();
     }
 
-    /// Lets time go by.
     fn wait(&mut self, time: Duration) {
         let until = self.now + time;
         while let Some((at, _)) = self.target.poll_timeout().filter(|(at, _)| *at <= until) {
@@ -82,7 +81,7 @@ fn an_arrival_whose_source_says_nothing_ends_and_one_that_is_promised_does_not()
 
 #[test]
 fn a_source_that_answers_or_is_away_is_waited_for() {
-    // A source that goes on, or is paused, answers each question.
+    // A source that continues, or is paused, answers each question.
     let mut scene = Scene::new();
     for _ in 0..1000 {
         scene.wait(Duration::from_secs(31));

@@ -1,4 +1,4 @@
-//! What lacks blocks goes back to where they are: what both journals say of that, at each step.
+//! Tests the return of an incomplete volume to its reservoir: both journals at each step.
 
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -17,7 +17,7 @@ const THERE: HostId = HostId([2; 32]);
 const DISK: VolumeId = VolumeId([1; 16]);
 const OTHER_DISK: VolumeId = VolumeId([2; 16]);
 const ATTEMPT: Attempt = Attempt(1);
-/// The way there, and the way back, as both hosts number them.
+/// The departure and the return, in both hosts' numbering.
 const DEPARTURE: MigrationId = MigrationId(0);
 const RETURN: MigrationId = MigrationId(1);
 
@@ -62,7 +62,7 @@ fn moved() -> Outcome {
     Outcome::Moved { left_over: String::new() }
 }
 
-/// The journal of the host that the volume has left with blocks missing.
+/// Returns the journal of the host that the volume has left incomplete.
 fn reservoir() -> State {
     let mut state = State::default();
     let side = Side::Outgoing {
@@ -80,7 +80,7 @@ fn reservoir() -> State {
     state
 }
 
-/// The volume begins to come back into the image that it has left.
+/// Begins the return of the volume to the image that it has left.
 fn begin_return(state: &mut State, migration: MigrationId) {
     let volumes = vec![record(home(), 2)];
     let side = Side::Incoming { peer: THERE, peer_name: "b".to_owned(), remote: migration, volumes };
@@ -94,7 +94,7 @@ fn own(state: &mut State, migration: MigrationId) {
     apply(state, vec![Record::Owned { migration, attempt: ATTEMPT, generations }]);
 }
 
-/// What the host that the volume went to may read here.
+/// Returns whether the volume's new host may read missing blocks here.
 fn reads_what_is_missing(state: &State) -> Result<(), Denied> {
     let filler = Role::Filler { migration: DEPARTURE, volume: VolumeIndex(0) };
     judge(state, THERE, filler, Request::Reservoir(VolumeIndex(0)))
@@ -127,7 +127,7 @@ fn the_departure_is_over_when_the_volume_is_back_for_good() {
     assert_eq!(state.migrations[&DEPARTURE].ended_unix_ms, Some(5));
     assert!(state.moved.is_empty() && recover(&state).is_empty());
 
-    // A journal that is written anew says the same.
+    // A new journal file says the same.
     let mut again = State::default();
     apply(&mut again, state.snapshot());
     assert_eq!(again, state);
@@ -147,7 +147,7 @@ fn a_reservoir_is_deleted_by_nothing_that_comes_to_nothing() {
     assert_eq!(state.taken_back_by(DEPARTURE), None, "the departure goes on");
     assert_eq!(state.migrations[&DEPARTURE].stage, Stage::Released(ATTEMPT));
 
-    // Handed back, it is a reservoir once more.
+    // Handed back, the image is a reservoir once more.
     begin_return(&mut state, MigrationId(2));
     own(&mut state, MigrationId(2));
     assert!(!state.is_reservoir("/a/v.img"), "it is the volume's own image");
@@ -245,7 +245,7 @@ fn what_came_together_goes_back_together_also_if_some_of_it_lacks_nothing() {
     assert_eq!(state.came_with(&state.fillings[&DISK]), disks);
 }
 
-/// What becomes of the lane that the volume has left.
+/// Returns the state of the lane that the volume has left.
 fn lane_left(state: &State, users: Users<'_>) -> LaneLeft {
     state.lane_left(DISK, users)
 }
@@ -273,7 +273,7 @@ fn the_lane_that_a_volume_has_left_is_needed_while_anybody_lacks_what_it_has_or_
         (Users { clients: 1, ..nobody }, LaneLeft::Needed),
         (Users { has_vm: true, ..nobody }, LaneLeft::Needed),
         (led(&[HERE]), LaneLeft::Needed),
-        // Which has the volume itself.
+        // The host that has the volume itself.
         (led(&[THERE]), unneeded),
     ] {
         assert_eq!(lane_left(&state, users), left, "{users:?}");

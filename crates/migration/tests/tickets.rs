@@ -1,4 +1,4 @@
-//! A ticket lets exactly that migration be taken over which its source has released.
+//! Tests that a ticket permits the takeover of exactly the migration that its source has released.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -62,7 +62,7 @@ fn a_forced_promotion_opens_a_branch_once_and_only_of_what_was_promised() {
     assert!(target.clone().apply(&entry).is_err(), "half a copy is promoted");
     apply(&mut target, Record::TargetPrepared { migration: HERE, attempt: Attempt(1) });
     apply(&mut target, promoted.clone());
-    // A commit of unknown fate is made again.
+    // A commit with an unknown result is made again.
     apply(&mut target, promoted);
     let branches = &target.branches[&VOLUME];
     assert_eq!(branches.len(), 1);
@@ -76,7 +76,7 @@ fn a_host_remembers_where_a_volume_went_until_it_is_told_to_forget() {
     assert!(source.volumes.is_empty());
     let (_, moved) = source.moved_named("v").unwrap();
     assert_eq!((moved.host, moved.generation, moved.forwarding), (B, Generation(2), Forwarding::Always));
-    // While the target may yet hand it back this is all that there is of it.
+    // While the target may hand the volume back, no other trace of it exists.
     let forget = Entry { at_unix_ms: 0, records: vec![Record::MovedForgotten { volume: VOLUME }] };
     assert!(source.clone().apply(&forget).is_err());
     let mut back = source.clone();
@@ -148,7 +148,7 @@ fn what_is_complete_may_be_promoted_and_nothing_else() {
     assert_eq!(look(&target), Ok(Waits::ForDiscard));
     assert!(!target.migrations[&HERE].has_arrived());
 
-    // Once it is worthless nobody promotes it, whatever has been deleted of it: the journal itself refuses.
+    // Once it is worthless the journal itself refuses a promotion, whatever has been deleted.
     let (waiting, _) = waiting_named(&target, "v").unwrap();
     let mut worthless = target.clone();
     let outcome = Outcome::HandedBack { detail: "it did not start".to_owned() };

@@ -1,4 +1,4 @@
-//! Copying in rounds: what a round copies, and how it is judged.
+//! Tests copying in rounds: what a round copies, and the convergence check.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -14,12 +14,12 @@ use migration::strategy::{
 
 const BLOCK: u64 = 4096;
 const BLOCKS: u64 = 4096;
-/// Blocks a second that the target takes.
+/// The target's rate in blocks a second.
 const RATE: u64 = 8192;
-/// What may be left: so many blocks at that rate.
+/// The permitted rest: this many blocks at that rate.
 const WITHIN: u64 = 256;
 
-/// A volume that is copied at a steady rate, one block after the other, while a guest writes.
+/// A volume that is copied at a steady rate, block by block, while a guest writes.
 struct Scene {
     copying: Copying,
     now: Duration,
@@ -92,7 +92,7 @@ impl Scene {
         self.event(VolumeEvent::WriteArrived { write, range: ByteRange::new(block * BLOCK, BLOCK) });
     }
 
-    /// The oldest chunk lands; returns whether there was one.
+    /// Lands the oldest chunk; returns whether there was one.
     fn copy_one(&mut self) -> bool {
         if self.chunks.is_empty() {
             return false;
@@ -105,7 +105,8 @@ impl Scene {
         true
     }
 
-    /// Copies until that is near enough, or fails, while a guest writes: so many of `working_set` blocks for a hundred copied.
+    /// Copies until the rest is small enough or the copying fails. For each hundred blocks copied the guest writes
+    /// `per_hundred` of `working_set` blocks.
     fn copy_while_guests_write(&mut self, per_hundred: u64, working_set: u64) {
         let mut random = Random(7);
         let mut due = 0;
@@ -194,7 +195,7 @@ fn a_guest_that_rewrites_a_little_all_the_time_is_handed_over_with_that() {
 #[test]
 fn a_burst_of_writes_in_one_round_is_no_reason_to_give_up() {
     let mut scene = Scene::new(Recording::Incremental);
-    // Less is written in the second round than in the first, everything in the third, and then nothing.
+    // The second round has fewer writes than the first, the third writes everything, and then there are none.
     for round in 0..3 {
         while scene.rounds().len() == round {
             if scene.chunks.len() == 1 {
@@ -242,7 +243,7 @@ fn a_block_that_is_written_while_it_is_copied_is_copied_in_the_next_round() {
 fn a_round_reads_no_block_before_the_writes_of_the_round_before_have_ended() {
     let mut scene = Scene::new(Recording::Incremental);
     scene.copy_while_guests_write(0, BLOCKS);
-    // Writes that the source does not complete yet: more than may be left.
+    // Writes that the source has not completed yet: more than the permitted rest.
     for block in 0..4 * WITHIN {
         let write = WriteId(1_000_000 + block);
         let range = ByteRange::new(block * BLOCK, BLOCK);

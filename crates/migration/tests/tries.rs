@@ -1,4 +1,4 @@
-//! Tries at the handover: which are counted, and whose promise is taken for whose.
+//! Tests the attempts at the handover: which are counted, and which promise belongs to which.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -20,7 +20,7 @@ const ID: MigrationId = MigrationId(1);
 const VOLUME: VolumeId = VolumeId([1; 16]);
 const SWITCH_OVER_MAX: Duration = Duration::from_millis(500);
 
-/// A source's half, the time that it is told, and what its journal says.
+/// A source's machine, with its clock and its journal.
 struct Leaving {
     source: Source,
     now: Duration,
@@ -70,8 +70,8 @@ impl Leaving {
         std::iter::from_fn(|| self.source.poll_action()).collect()
     }
 
-    /// The replica is near enough, and the source's store is flushed while the guest works; what happens before that has
-    /// ended is `meanwhile`.
+    /// The replica is near enough, and the source's store is flushed while the guest works. `meanwhile` happens before the
+    /// flush has ended.
     fn settle(&mut self, meanwhile: Option<SourceEvent>) {
         self.now += Duration::from_secs(2);
         self.tell(SourceEvent::Converged(DISK));
@@ -84,7 +84,7 @@ impl Leaving {
         self.tell(SourceEvent::Settled { volume: DISK, settling, result });
     }
 
-    /// A busy guest: whenever the source's store is flushed the replica is behind again.
+    /// Simulates a busy guest: after each flush of the source's store the replica is behind again.
     fn busy(&mut self, times: u32) {
         for _ in 0..times {
             self.settle(Some(SourceEvent::Behind(DISK)));
@@ -92,7 +92,7 @@ impl Leaving {
         }
     }
 
-    /// Makes a try that comes as far as its prepare.
+    /// Makes an attempt up to its prepare.
     fn prepare(&mut self) -> Attempt {
         self.settle(None);
         let attempt = self.source.attempt();
@@ -102,7 +102,7 @@ impl Leaving {
         attempt
     }
 
-    /// The try is given up, for it takes too long; that is durable, and what is said to the target is returned.
+    /// Lets the attempt exceed its time limit, durably; returns the messages to the target.
     fn give_up(&mut self) -> Vec<ToTarget> {
         self.now += SWITCH_OVER_MAX;
         self.source.handle_timeout(self.now);
@@ -120,7 +120,7 @@ impl Leaving {
         said
     }
 
-    /// The daemon is killed, and another one goes on.
+    /// Kills the daemon and resumes.
     fn restart(&mut self) {
         for step in recover(&self.journal.clone()) {
             if let Step::Commit(records) = step {
@@ -144,12 +144,11 @@ fn settings() -> SourceSettings {
     }
 }
 
-/// What a target does.
 fn actions(target: &mut Target) -> Vec<TargetAction> {
     std::iter::from_fn(|| target.poll_action()).collect()
 }
 
-/// A target that has promised `attempt`, durably.
+/// Returns a target that has promised `attempt`, durably.
 fn promised(attempt: Attempt) -> Target {
     let (mut target, now) = (Target::between_hosts(ID, 1), Duration::ZERO);
     target.handle_event(now, TargetEvent::Received(ToTarget::Prepare(attempt)));
@@ -219,11 +218,11 @@ fn a_promise_of_the_run_before_is_not_taken_for_one_of_this() {
         }
         let mut target = promised(old);
         leaving.restart();
-        // The target asks what became of its try, and is told.
+        // The target asks for the outcome of its attempt, and is answered.
         leaving.tell(SourceEvent::Received(ToSource::Query(old)));
         let aborted = leaving.actions();
         assert!(aborted.contains(&SourceAction::Send(ToTarget::Abort(old))), "{aborted:?}");
-        // It does not hear that. Each try of this run is flushed for.
+        // The answer is lost. Each attempt of this run is flushed for.
         for _ in 1..ATTEMPTS_MAX {
             let attempt = leaving.prepare();
             target.handle_event(leaving.now, TargetEvent::Received(ToTarget::Prepare(attempt)));
@@ -239,7 +238,7 @@ fn a_promise_of_the_run_before_is_not_taken_for_one_of_this() {
 
 #[test]
 fn numbers_that_version_0_1_gave_are_none_of_a_later_run() {
-    // It gave one to each settling, and recorded at most ten more than were aborted.
+    // Version 0.1 assigned a number to each flush, and recorded at most ten more than were aborted.
     let mut leaving = Leaving::begin();
     leaving.record(vec![Record::AttemptAborted { migration: ID, attempt: Attempt(10) }]);
     leaving.restart();
@@ -263,7 +262,7 @@ fn a_source_that_goes_on_changing_has_its_promise_taken_back_first() {
     );
     target.handle_event(now, TargetEvent::Committed { commit: *commit, result: Ok(()) });
     assert!(target.is_receiving());
-    // That it is asked for once more, late, is of a try that is over.
+    // A late repetition of the request belongs to an attempt that is over.
     target.handle_event(now, TargetEvent::Received(ToTarget::Prepare(Attempt(1))));
     assert_eq!(actions(&mut target), vec![]);
 }
@@ -283,7 +282,7 @@ fn a_source_that_has_its_volumes_again_ends_when_the_copy_is_promoted_also_after
         SourceAction::Commit { records, .. } => Some(records),
         _ => None,
     });
-    // The journal takes it: what does not fit the stage would be refused each time that it is tried.
+    // The journal accepts it: a record that does not fit the stage would be refused at each attempt.
     leaving.record(ends.unwrap());
     let stage = &leaving.journal.migrations[&ID].stage;
     assert!(matches!(stage, Stage::Ended(Outcome::HandedBack { .. })), "{stage:?}");

@@ -1,5 +1,5 @@
-//! Two hosts with a journal each, over a link that delays, reorders, repeats and loses messages; either host crashes at
-//! any point, also while a commit is under way: at most one host ever serves the volumes, and in the end exactly one does.
+//! Two hosts with a journal each, over a link that delays, reorders, repeats and loses messages. Either host crashes at any
+//! point, even during a commit. At most one host ever serves the volumes, and in the end exactly one does.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -16,7 +16,7 @@ use migration::source::Moves;
 use proptest::prelude::*;
 use random::Random;
 
-/// Steps with faults, and those without at the end, in which everything has to come to rest.
+/// The steps with faults, and those without at the end, in which everything must complete.
 const FAULTY_STEPS: u32 = 600;
 const CALM_STEPS: u32 = 6000;
 
@@ -26,7 +26,7 @@ struct Model {
     link: Vec<Message>,
     random: Random,
     moves: Moves,
-    /// Messages that the link lost, crashes of either host: what the run was made of.
+    /// Crashes of either host, for the statistics of a run.
     crashes: (u32, u32),
 }
 
@@ -62,7 +62,7 @@ impl Model {
             if step == faulty {
                 self.source.restart_if_down(&mut self.link);
                 self.target.restart_if_down(&mut self.link);
-                // The volume keeps being synchronised from now on.
+                // The volume stays synchronised from now on.
                 self.source.synchronise();
                 self.target.link_back(&mut self.link);
             }
@@ -117,14 +117,14 @@ impl Model {
         }
     }
 
-    /// The link does something with one of the messages on it.
+    /// Delivers, repeats or loses one of the messages on the link.
     fn carry(&mut self, faults: Faults) {
         if self.link.is_empty() {
             return;
         }
         let index = self.random.below(self.link.len() as u64) as usize;
         let message = self.link.swap_remove(index);
-        // Also bytes are what is carried.
+        // Messages are carried as bytes.
         let bytes = migration::wire::encode(&message.0).unwrap();
         assert_eq!(migration::wire::decode(&bytes).as_ref(), Ok(&message.0));
         match self.random.below(8) {
@@ -166,7 +166,7 @@ impl Model {
             assert!(released, "the target owns what the source has not released: {given:?}");
             assert_eq!(self.target.flushed, self.source.version(), "the target promised an earlier state");
         }
-        // A volume is in the books of one owner at most, and its generation says how often it changed hands.
+        // At most one journal has the volume, and its generation counts the handovers.
         let owners = usize::from(self.source.owns()) + usize::from(self.target.owns());
         assert!(owners <= 1, "both journals say that their host owns the volumes");
         if self.target.image_is_gone() {

@@ -1,4 +1,5 @@
-//! A source whose volumes have left with blocks missing hears when nothing is missing any more, without asking; and until then how much is.
+//! Tests that the source of incomplete volumes is informed without asking: of their completeness, and until then of the missing
+//! units.
 
 #![expect(clippy::expect_used, reason = "a test fails by panicking")]
 
@@ -62,7 +63,7 @@ fn ended(migration: MigrationId) -> Record {
     Record::MigrationEnded { migration, outcome, summary: Summary::default() }
 }
 
-/// The journal of a host that owns both disks, and lacks some of each.
+/// Returns the journal of a host that owns both disks, and lacks some of each.
 fn owner() -> State {
     let mut state = State::default();
     let volumes = moving().into_iter().map(|moving| record(moving.volume, moving.target)).collect();
@@ -75,7 +76,7 @@ fn owner() -> State {
     state
 }
 
-/// What is said unasked when these records become durable.
+/// Returns the messages sent unasked when these records become durable.
 fn said(state: &mut State, records: &[Record]) -> Vec<ToSource> {
     let asked = asked_by_itself(state, records);
     apply(state, records);
@@ -92,14 +93,14 @@ fn it_is_said_unasked_once_all_is_there_and_not_before() {
     let mut state = owner();
     assert_eq!(said(&mut state, &[ended(HERE)]), []);
     assert_eq!(said(&mut state, std::slice::from_ref(&one)), [], "the other disk lacks something");
-    // A journal that is written anew knows as much.
+    // A new journal file knows as much.
     let mut again = State::default();
     apply(&mut again, &state.snapshot());
     assert_eq!(again, state);
     assert_eq!(said(&mut state, std::slice::from_ref(&other)), [ToSource::Whole(ATTEMPT)]);
     assert!(state.migrations[&HERE].hollow.is_none(), "nobody needs it any more");
 
-    // What was missing may come before the end of the migration is durable: it is said with that.
+    // The last block may arrive before the end of the migration is durable. It is reported with that end.
     let mut state = owner();
     assert_eq!(said(&mut state, &[one, other]), []);
     assert_eq!(said(&mut state, &[ended(HERE)]), [ToSource::Whole(ATTEMPT)]);
@@ -130,7 +131,7 @@ fn settings() -> SourceSettings {
     }
 }
 
-/// The source of both, after a restart; its target has said that it works.
+/// Returns the source of both disks after a restart, once its target is active.
 fn restarted() -> Source {
     restarted_with(4)
 }

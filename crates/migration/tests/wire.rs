@@ -1,4 +1,4 @@
-//! What hosts say to each other: read as it was sent, bounded, and never a reason to panic.
+//! Tests the messages between hosts: decoded as they were sent, bounded, and without panics.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -74,7 +74,7 @@ fn a_look_ahead_and_its_answer_are_read_as_they_were_sent() {
         has_hooks: true,
     };
     check(&Message::Surveyed { question: 7, surveyed: surveyed(2) });
-    // What is too much is left out.
+    // A message beyond a limit is refused.
     let probe =
         |count| Message::Probe { question: 7, store: "fast".to_owned(), secrets: vec![[7; 32]; count] };
     check(&probe(PROBES_MAX));
@@ -164,7 +164,7 @@ proptest! {
             *version = VERSION;
         }
         if let Ok(message) = decode(&bytes) {
-            // What can be read can be said.
+            // Every decoded message can be encoded.
             prop_assert!(encode(&message).is_ok());
         }
     }

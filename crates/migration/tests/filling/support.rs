@@ -1,4 +1,4 @@
-//! A volume that is being filled.
+//! A volume that is being filled, for tests.
 
 use chronicle::{BlockRange, ByteRange, LayeredBitmap};
 use migration::PacingSettings;
@@ -6,12 +6,11 @@ use migration::filling::{Filling, FillingSettings, Manifest, Told, UNIT_BYTES, U
 
 pub(crate) const UNITS: u64 = 8;
 
-/// The bytes of some of its units.
 pub(crate) fn units(start: u64, end: u64) -> ByteRange {
     ByteRange::new(start * UNIT_BYTES, (end - start) * UNIT_BYTES)
 }
 
-/// One that lacks all but its first unit.
+/// Returns a filling that lacks all but its first unit.
 pub(crate) fn filling(pacing: PacingSettings) -> Filling {
     let size_bytes = UNITS * UNIT_BYTES;
     let empty = || LayeredBitmap::new(units_of(size_bytes));

@@ -1,5 +1,4 @@
-//! A guest in a closed loop, its disk, a link with a rate and a round trip, and an asynchronous mirror between them, in
-//! virtual time.
+//! A guest in a closed loop with its disk, a link with a rate and a round trip, and an asynchronous mirror, in virtual time.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, VecDeque};
@@ -12,22 +11,22 @@ use migration::strategy::{
     VolumeEvent, WriteId,
 };
 
-/// Time after which a run has failed.
+/// The time after which a run has failed.
 const TOO_LONG: Duration = Duration::from_secs(600);
 
-/// Seconds over which a guest's rate is looked at.
+/// The seconds over which a guest's rate is measured.
 const SECONDS: usize = 3;
 
-/// What a run is made of.
+/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     pub(crate) link_bytes_per_second: u64,
     pub(crate) round_trip: Duration,
     pub(crate) volume_bytes: u64,
     pub(crate) write_bytes: u32,
-    /// Writes that the guest has outstanding at all times.
+    /// The guest's outstanding writes at all times.
     pub(crate) depth: usize,
-    /// How long the source's disk takes for one.
+    /// The time that the source's disk takes for a write.
     pub(crate) disk_latency: Duration,
     pub(crate) pattern: Pattern,
     pub(crate) bandwidth: Option<u64>,
@@ -38,24 +37,24 @@ pub(crate) struct Setting {
 pub(crate) enum Pattern {
     Random,
     Sequential,
-    /// At random within the first so many bytes.
+    /// Random writes within the first bytes of the volume.
     Hot {
         bytes: u64,
     },
-    /// Zipf-distributed over all of it, and scattered.
+    /// Zipf-distributed over the whole volume, and scattered.
     Zipf,
 }
 
 #[derive(Debug)]
 pub(crate) struct Seen {
     pub(crate) took: Duration,
-    /// From the closing of the gate to the replica's being equal.
+    /// The time from the closing of the gate until the replica is equal.
     pub(crate) drained_in: Duration,
-    /// The least over any few seconds, without the last one that has begun.
+    /// The lowest rate over [`SECONDS`], without the last, unfinished second.
     pub(crate) guest_bytes_per_second: f64,
     pub(crate) held_longest: Duration,
     pub(crate) throttles: u64,
-    /// Bytes that the link has carried.
+    /// The bytes that the link has carried.
     pub(crate) carried: u64,
 }
 
@@ -92,7 +91,7 @@ pub(crate) struct Bench<'a> {
     gate_closed_at: Option<Duration>,
     converged: bool,
     synchronised_at: Option<Duration>,
-    /// Bytes that the guest wrote in each second.
+    /// The bytes that the guest wrote in each second.
     seconds: Vec<u64>,
     held_longest: Duration,
     carried: u64,
@@ -218,7 +217,7 @@ impl<'a> Bench<'a> {
             Pattern::Hot { bytes: hot } => self.random(places(hot)),
             Pattern::Zipf => {
                 let all = places(self.setting.volume_bytes);
-                // The inverse of a sum of 1/rank that an integral stands for; neighbours in rank are no neighbours.
+                // Inverts the integral of 1/rank. Neighbours in rank are not neighbours on the volume.
                 let uniform = self.random(1 << 32) as f64 / f64::from(u32::MAX);
                 let rank = (all as f64).powf(uniform) as u64;
                 (rank * 7919) % all
@@ -267,7 +266,7 @@ impl<'a> Bench<'a> {
         self.after(self.setting.disk_latency, Happening::SourceWritten(id));
     }
 
-    /// The link takes the next frame, values first; its answer comes a round trip after its last byte has left.
+    /// Sends the next frame, values first. Its answer arrives a round trip after its last byte.
     fn carry(&mut self) {
         if self.link_is_busy {
             return;

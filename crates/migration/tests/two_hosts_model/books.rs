@@ -1,4 +1,4 @@
-//! What both hosts of the model have: a clock of its own, a journal, and commits that are under way.
+//! The parts that both hosts of the model have: a clock, a journal, and commits under way.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,7 +10,6 @@ use migration::{CommitFault, CommitId, MigrationId};
 
 use crate::random::Random;
 
-/// A host's clock, journal, and commits.
 pub(crate) struct Books {
     pub(crate) now: Duration,
     pub(crate) state: State,
@@ -22,7 +21,7 @@ impl Books {
         self.accept(records).unwrap();
     }
 
-    /// Applies records that no order has overtaken; as a daemon's journal, all or none.
+    /// Applies records that no order has overtaken; like a daemon's journal, all or none.
     fn accept(&mut self, records: Vec<Record>) -> Result<(), Inconsistent> {
         let mut next = self.state.clone();
         next.apply(&Entry { at_unix_ms: 1, records })?;
@@ -30,7 +29,7 @@ impl Books {
         Ok(())
     }
 
-    /// Somebody cancels the migration; says whether that is early enough, and durable.
+    /// Cancels the migration; returns whether that was early enough, and is durable.
     pub(crate) fn order_cancel(&mut self, id: MigrationId) -> bool {
         orders::cancel(&self.state, id).is_ok_and(|records| self.accept(records).is_ok())
     }
@@ -39,7 +38,7 @@ impl Books {
         self.state.migrations[&id].is_cancelled
     }
 
-    /// The oldest commit ends; its answer.
+    /// Ends the oldest commit, and returns its result.
     pub(crate) fn journal_acts(
         &mut self,
         random: &mut Random,
@@ -61,7 +60,7 @@ impl Books {
         Some((commit?, result))
     }
 
-    /// The first commits under way are in the journal, the others never were.
+    /// Keeps the first commits under way in the journal, and drops the others.
     pub(crate) fn crash(&mut self, random: &mut Random) {
         let kept = random.below(self.commits.len() as u64 + 1);
         let commits = std::mem::take(&mut self.commits);
@@ -77,7 +76,7 @@ impl Books {
         self.state.migrations[&id].stage.clone()
     }
 
-    /// Does what comes before serving; returns whether a VM is to go on, and whether images were deleted.
+    /// Runs the recovery before serving; returns whether a VM is to resume, and whether images were deleted.
     pub(crate) fn recover(&mut self) -> (bool, bool) {
         let (mut resumes, mut discards) = (false, false);
         for step in recovery::recover(&self.state) {

@@ -1,5 +1,5 @@
-//! The two hosts of the model: a VM, a journal, gates, and what a daemon makes of them after a crash.
-//! A commit that is under way then is in the journal or not; the gate of a host that is down is closed.
+//! The two hosts of the model: a VM, a journal, gates, and a daemon that recovers after a crash. A commit that is under way
+//! during a crash is in the journal or not; the gate of a crashed host is closed.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -24,16 +24,16 @@ const MIGRATION: MigrationId = MigrationId(7);
 const THERE: MigrationId = MigrationId(40);
 const FIRST: Generation = Generation(4);
 
-/// A message on the link; which way it goes, its variant says.
+/// A message on the link; its variant determines the direction.
 #[derive(Clone, Debug)]
 pub(crate) struct Message(pub(crate) wire::Message);
 
-/// What the VM that goes along with the volumes does at one host.
+/// The state, at one host, of the VM that moves with the volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Guest {
     Runs,
     Stands,
-    /// It has written, and stands for ever.
+    /// It has written, and stopped for ever.
     Broken,
 }
 
@@ -47,14 +47,14 @@ pub(crate) struct Giving {
     pending: Vec<SourceEvent>,
     phase: Phase,
     volumes: u8,
-    /// Grows whenever its gate opens: the guest writes then.
+    /// Grows whenever the gate opens, because the guest writes then.
     version: u64,
     moves: Moves,
     /// Survives a crash of the daemon.
     pub(crate) guest: Guest,
 }
 
-/// The host that they are to go to.
+/// The host that the volumes go to.
 pub(crate) struct Bringing {
     books: Books,
     machine: Option<Target>,
@@ -63,7 +63,7 @@ pub(crate) struct Bringing {
     image_is_gone: bool,
     pending: Vec<TargetEvent>,
     volumes: u8,
-    /// The version that its stores held when they were last flushed; `None` if the guest was writing then.
+    /// The version in its stores at their last flush; `None` if the guest was writing then.
     pub(crate) flushed: Option<u64>,
     pub(crate) flushes: u32,
     moves: Moves,
@@ -126,7 +126,7 @@ impl Giving {
         !self.books.state.volumes.is_empty()
     }
 
-    /// What the guest has written; `None` while it may be writing.
+    /// Returns the version that the guest has written; `None` while it may be writing.
     pub(crate) fn version(&self) -> Option<u64> {
         (!self.serves()).then_some(self.version)
     }
@@ -155,7 +155,7 @@ impl Giving {
         let (resumes, _) = self.books.recover();
         self.is_open = self.owns();
         self.version += u64::from(self.is_open);
-        // A daemon that has restarted lets a VM go on whose volumes are its own.
+        // A restarted daemon resumes the VM of its own volumes.
         if self.owns() {
             self.guest = Guest::Runs;
         }
@@ -173,7 +173,7 @@ impl Giving {
         }
     }
 
-    /// One thing happens at this host.
+    /// Lets one thing happen at this host.
     pub(crate) fn act(&mut self, random: &mut Random, faulty: bool, link: &mut Vec<Message>) {
         if !self.is_up {
             if random.below(10) == 0 {
@@ -410,7 +410,7 @@ impl Bringing {
         }
     }
 
-    /// One thing happens at this host.
+    /// Lets one thing happen at this host.
     pub(crate) fn act(&mut self, random: &mut Random, faulty: bool, link: &mut Vec<Message>) {
         if !self.is_up {
             if random.below(10) == 0 {
