@@ -404,10 +404,16 @@ mod tests {
     #[test]
     fn an_impossible_cell_that_is_reached_is_found() {
         assert_eq!(struck(&possible()).contradictions(Table::OneHost), []);
-        let wrong = [(Fault::JournalError, Phase::Closing)];
+        let wrong = [(Fault::TargetFull, Phase::Committing)];
         assert_eq!(struck(&wrong).contradictions(Table::OneHost), wrong);
         let table = reached(3, &wrong).to_string();
         assert!(table.contains("3!"), "{table}");
+    }
+
+    #[test]
+    fn a_cancellation_can_be_committed_while_the_gates_close() {
+        let cells = [(Fault::JournalError, Phase::Closing), (Fault::JournalSlow, Phase::Closing)];
+        assert_eq!(struck(&cells).contradictions(Table::OneHost), []);
     }
 
     #[test]
