@@ -1,8 +1,7 @@
 //! Measures the chronicle: the cost of recording a write, the cost of scanning a large disk, and memory use.
 //!
-//! The disk has 16 TiB, of which 0.1 % is dirty. Two layouts are measured: random single blocks, where layering does
-//! not help, and clusters of 64 blocks, which resemble guest writes. The memory of a flat bitmap is printed for
-//! comparison.
+//! The disk has 16 TiB, of which 0.1 % is dirty. Two layouts are measured: random single blocks, where layering does not help,
+//! and clusters of 64 blocks, which resemble guest writes. The memory of a flat bitmap is printed for comparison.
 
 use std::hint::black_box;
 

@@ -140,8 +140,7 @@ impl LayeredBitmap {
         newly_set
     }
 
-    /// Removes the blocks of the range and returns how many were in the set. Frees the memory of parts that become
-    /// clean.
+    /// Removes the blocks of the range and returns how many were in the set. Frees the memory of parts that become clean.
     pub fn remove(&mut self, range: BlockRange) -> u64 {
         let range = self.clip(range);
         if range.is_empty() {

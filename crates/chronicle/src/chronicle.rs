@@ -57,9 +57,8 @@ impl Chronicle {
 
     /// Starts a new history after a crash that lost the old one.
     ///
-    /// `through` is the highest number in anything durable. The open epoch follows it, so that no number is given out
-    /// twice (hard case 11). Earlier writes are not known: for `through` and every older epoch, [`Chronicle::since`]
-    /// returns every block.
+    /// `through` is the highest number in anything durable. The open epoch follows it, so that no number is given out twice (hard
+    /// case 11). Earlier writes are not known: for `through` and every older epoch, [`Chronicle::since`] returns every block.
     pub fn resume(block_size: BlockSize, size_bytes: u64, through: Epoch) -> Self {
         let open = through.next();
         Self { known_after: open, ..Self::new(block_size, size_bytes, open) }
@@ -68,10 +67,9 @@ impl Chronicle {
     /// Restores a kept history. It is exact after a clean stop, and as coarse as the marks of [`MarkPolicy::Regions`]
     /// after a crash.
     ///
-    /// `kept` lists the blocks that may have been written in each epoch later than `known_after`. An epoch that is
-    /// absent counts as an epoch without writes; entries of older epochs are ignored. The open epoch follows `through`
-    /// and every number in `kept`, so that no number is given out twice. Blocks beyond the volume's end are dropped:
-    /// marks cover whole regions.
+    /// `kept` lists the blocks that may have been written in each epoch later than `known_after`. An epoch that is absent counts
+    /// as an epoch without writes; entries of older epochs are ignored. The open epoch follows `through` and every number in
+    /// `kept`, so that no number is given out twice. Blocks beyond the volume's end are dropped: marks cover whole regions.
     pub fn restore(
         block_size: BlockSize,
         size_bytes: u64,
@@ -226,9 +224,8 @@ impl Chronicle {
 
     /// Freezes the open epoch, opens the next one and returns its number.
     ///
-    /// **N.B.** The number must be durable before anything that bears it leaves this host (design §5.8). The blocks of
-    /// the frozen epoch may be read for copying only after every write submitted before this call has completed (design
-    /// §5.1).
+    /// **N.B.** The number must be durable before anything that bears it leaves this host (design §5.8). The blocks of the frozen
+    /// epoch may be read for copying only after every write submitted before this call has completed (design §5.1).
     pub fn advance(&mut self) -> Epoch {
         let empty = LayeredBitmap::new(self.blocks());
         let written = std::mem::replace(&mut self.open_blocks, empty);
@@ -350,9 +347,8 @@ pub enum Recorded {
     Marked(Epoch),
     /// This is the first write into a region in this epoch; the region's mark must be durable before it.
     ///
-    /// The caller stores `(epoch, regions_to_mark(…))` durably, calls [`Chronicle::regions_marked_durable`] and records
-    /// again until no wait is requested, because the epoch may have advanced meanwhile. Never returned under
-    /// [`MarkPolicy::Volatile`].
+    /// The caller stores `(epoch, regions_to_mark(…))` durably, calls [`Chronicle::regions_marked_durable`] and records again
+    /// until no wait is requested, because the epoch may have advanced meanwhile. Never returned under [`MarkPolicy::Volatile`].
     WaitForMark(Epoch),
 }
 

@@ -45,9 +45,8 @@ pub enum ReplicaOf {
     Migration(u64),
     /// A host that had the volume before, and kept its image when the volume left.
     ///
-    /// **N.B.** A generation does not identify that image. After a forced promotion two branches of the history have
-    /// volumes of the same generation, and both may have been at that host (hard case 9). The number of the departure
-    /// does identify it.
+    /// **N.B.** A generation does not identify that image. After a forced promotion two branches of the history have volumes of
+    /// the same generation, and both may have been at that host (hard case 9). The number of the departure does identify it.
     Host {
         /// The identity of the host.
         host: [u8; 32],
@@ -207,7 +206,6 @@ fn put_set(bytes: &mut Vec<u8>, set: &LayeredBitmap) {
     }
 }
 
-/// The bytes that are still to be read.
 struct Rest<'a>(&'a [u8]);
 
 impl Rest<'_> {

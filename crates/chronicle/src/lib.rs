@@ -1,8 +1,7 @@
 //! The history of a volume's writes: layered bitmaps, epochs, and what replicas lack of them.
 //!
-//! The *chronicle* records which blocks were written in which epoch. A replica lacks what was written after the epoch
-//! as of which it is current. [`Kept`] carries both across a restart. This crate is pure: no runtime, socket, file,
-//! clock or randomness.
+//! The *chronicle* records which blocks were written in which epoch. A replica lacks what was written after the epoch as of which
+//! it is current. [`Kept`] carries both across a restart. This crate is pure: no runtime, socket, file, clock or randomness.
 
 pub mod bitmap;
 mod branch;

@@ -1,8 +1,7 @@
 //! Decides what another host may ask for, according to this host's journal.
 //!
-//! Knowing a migration's number or a volume's identity gives no permission. A call is carried out only if the journal
-//! has the named migration with this peer, in this role, with this volume, at a stage that allows the call (design
-//! §5.22):
+//! Knowing a migration's number or a volume's identity gives no permission. A call is carried out only if the journal has the
+//! named migration with this peer, in this role, with this volume, at a stage that allows the call (design §5.22):
 //!
 //! ```text
 //!   the peer is    it may                                    while the migration is here
@@ -226,8 +225,7 @@ fn judge_former_owner(
     match last_between(state, peer, id, volume).map(|later| &later.side) {
         // The volume was brought here once more: requests under way by the earlier migration have the same right.
         None | Some(Side::Incoming { .. } | Side::OneHost) => Ok(()),
-        // **N.B.** Requests under way still ask here for a volume that returned to the peer, until it is at a third
-        // host.
+        // **N.B.** Requests under way still ask here for a volume that returned to the peer, until it is at a third host.
         Some(Side::Outgoing { .. }) if !is_here => Ok(()),
         Some(Side::Outgoing { .. }) => over(),
     }

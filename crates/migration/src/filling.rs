@@ -469,7 +469,6 @@ impl Filling {
         }
     }
 
-    /// Takes every step that is possible now.
     fn advance(&mut self, now: Duration) {
         self.background.end_pause(now);
         self.reread(now);

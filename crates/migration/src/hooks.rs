@@ -7,9 +7,8 @@
 //!
 //!   before ──ended──► after          after is wanted while before runs: it waits for its end, also after a restart
 //! ```
-//! A program is started behind a gate. So a daemon that is killed at any instant leaves one of three states: nothing was begun,
-//! a recorded process runs, or a process has ended and left its result. The next daemon finds out which, and continues from
-//! there.
+//! A program is started behind a gate. So a daemon that is killed at any instant leaves one of three states: nothing was begun, a
+//! recorded process runs, or a process has ended and left its result. The next daemon finds out which, and continues from there.
 //!
 //! The daemon decides what a hook receives as input, and how a process is recognised.
 
@@ -19,7 +18,6 @@ use std::time::Duration;
 use crate::identity::MigrationId;
 use crate::planted::{Bug, broken};
 
-/// The pause before a failed record is tried again.
 const RECORD_RETRY: Duration = Duration::from_secs(1);
 
 /// The time at which a hook runs.
@@ -142,7 +140,6 @@ struct Entry {
     after: Step,
     /// The running hook before is not needed: it is killed as soon as possible.
     is_unwanted: bool,
-    /// The number of records requested so far.
     records: u64,
 }
 

@@ -45,7 +45,6 @@ impl Pacing {
         }
     }
 
-    /// Spends the tokens of a chunk that begins now.
     pub(crate) fn spend(&mut self, now: Duration, bytes: u64) {
         if let Some(rate) = self.settings.bytes_per_second {
             let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));

@@ -152,7 +152,6 @@ pub enum Withdrawal<W> {
 #[derive(Debug)]
 pub struct Queue<W> {
     limits: QueueLimits,
-    /// The most migrations that may wait.
     waiting_max: usize,
     /// Migrations that wait, and those whose turn it is until the journal knows them; in order.
     waiting: BTreeMap<MigrationId, Waiting<W>>,

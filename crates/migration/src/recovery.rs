@@ -167,7 +167,6 @@ pub fn answer_as_target(
     }
 }
 
-/// Returns whether a volume has come here with this generation or a later one.
 fn has_come(state: &State, (volume, generation): &(VolumeId, Generation)) -> bool {
     let here = state.volumes.get(volume).map(|here| here.record.generation);
     let gone = state.moved.get(volume).map(|gone| gone.generation);

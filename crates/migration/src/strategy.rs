@@ -94,8 +94,7 @@ pub enum Distance {
 /// The treatment of hot blocks, which guests write again and again (\[ESX\] §2.3.1).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HotBlocks {
-    /// They are put off, so that they are copied only once: with rounds until the last but one, otherwise until the pass is
-    /// over.
+    /// They are put off, so that they are copied only once: with rounds until the last but one, otherwise until the pass is over.
     #[default]
     PutOff,
     /// They are copied like all other blocks.

@@ -10,9 +10,8 @@
 //!   source ◄── Accepted, or Refused ── target what the target has of them already, or why not
 //!   source ◄── ToTarget, ToSource ──► target  the conversation of `crate::message`
 //! ```
-//! The peer may be hostile: [`decode`] never panics, and limits the length of messages ([`MESSAGE_BYTES_MAX`]), lists and
-//! texts. Text for people is [cleaned](words::clean). The wire has types of its own, so those of the core may change
-//! independently.
+//! The peer may be hostile: [`decode`] never panics, and limits the length of messages ([`MESSAGE_BYTES_MAX`]), lists and texts.
+//! Text for people is [cleaned](words::clean). The wire has types of its own, so those of the core may change independently.
 
 mod forms;
 mod opening;

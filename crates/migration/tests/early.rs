@@ -13,7 +13,6 @@ use migration::{Attempt, MigrationId, Phase, Source, VolumeId, VolumeIndex};
 const DISK: VolumeIndex = VolumeIndex(0);
 const SWITCH_OVER_MAX: Duration = Duration::from_secs(1);
 
-/// A source, and its clock.
 struct Scene {
     source: Source,
     now: Duration,
@@ -74,7 +73,6 @@ impl Scene {
     }
 }
 
-/// Returns the records in all commits of these actions.
 fn records(actions: &[SourceAction]) -> Vec<&Record> {
     let commits = actions.iter().filter_map(|action| match action {
         SourceAction::Commit { records, .. } => Some(records),

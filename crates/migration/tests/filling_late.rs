@@ -57,7 +57,6 @@ fn pulls(actions: &[FillingAction]) -> Vec<(FetchId, ByteRange)> {
     pulled.collect()
 }
 
-/// Reports that a fetch has arrived and is stored.
 fn arrives(filling: &mut Filling, now: Duration, fetch: FetchId) {
     filling.handle_event(now, FillingEvent::Fetched { fetch, result: Ok(()) });
     filling.handle_event(now, FillingEvent::Stored { fetch, result: Ok(()) });

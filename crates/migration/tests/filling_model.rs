@@ -57,7 +57,6 @@ struct Cell {
     durable: u64,
 }
 
-/// The versions of a unit that a guest may see.
 #[derive(Clone)]
 struct Promise {
     /// The version answered last; after a power cut, any of these.
@@ -90,7 +89,6 @@ struct World {
     store_flushes: Vec<(RecordingId, OnBehalf)>,
     recordings: Vec<(RecordingId, Vec<BlockRange>)>,
     notes: Vec<(NoteId, Vec<BlockRange>)>,
-    /// Writes that are made, but not answered.
     made: BTreeMap<RequestId, (BlockRange, u64)>,
     boot: u8,
     /// Whether another machine keeps the store, and may restart while the host runs.
@@ -450,7 +448,6 @@ impl World {
         self.made.clear();
     }
 
-    /// Lets everything under way complete.
     fn finish(&mut self) {
         for _ in 0..100_000 {
             if self.whole && self.reads.is_empty() && self.writes.is_empty() && self.made.is_empty() {

@@ -26,7 +26,6 @@ enum Gate {
     Closed,
 }
 
-/// A request that has not been carried out.
 #[derive(Clone, Debug)]
 enum Pending {
     ToTarget(ToTarget),

@@ -45,7 +45,6 @@ impl Random {
 #[derive(Clone, Debug)]
 struct Stretch {
     seed: u64,
-    /// The number of writes of single blocks.
     writes: u64,
     /// The number of blocks written, the first of them, and their distance.
     blocks: u64,

@@ -25,7 +25,6 @@ enum Load {
     Few(u64),
 }
 
-/// The result of a migration.
 #[derive(Debug)]
 struct Seen {
     rounds: Vec<Round>,

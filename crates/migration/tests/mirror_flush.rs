@@ -15,7 +15,6 @@ const BLOCKS: u64 = BYTES / 4096;
 /// Longer than the pause of a mirror after a fault.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// A mirror, and its clock.
 struct Scene {
     mirror: Copying,
     now: Duration,

@@ -128,7 +128,6 @@ fn a_mirror_that_waits_for_the_guests_own_disk_says_so() {
     assert_eq!(mirror.waits_for(), None);
 }
 
-/// Answers every requested copy, until there are no more.
 fn copy_all(mirror: &mut Copying, now: Duration) -> Vec<VolumeAction> {
     let mut said = Vec::new();
     loop {

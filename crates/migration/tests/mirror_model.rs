@@ -19,7 +19,6 @@ const BLOCKS: u64 = 24;
 const SECTORS: usize = (BLOCKS * BLOCK / SECTOR) as usize;
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
-/// A request that a store has not carried out.
 #[derive(Clone, Debug)]
 enum Pending {
     SourceWrite(usize),
@@ -402,7 +401,6 @@ impl Model {
     }
 }
 
-/// Returns the content that a write leaves.
 fn stamp(write: usize) -> u32 {
     u32::try_from(write).unwrap() + 2
 }

@@ -60,7 +60,6 @@ fn begun(side: Side) -> State {
     state
 }
 
-/// Returns the state after a restart.
 fn restarted(state: &State) -> State {
     let mut file = HEADER.to_vec();
     encode(0, &Entry { at_unix_ms: 0, records: state.snapshot() }, &mut file).unwrap();

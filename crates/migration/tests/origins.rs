@@ -34,7 +34,6 @@ fn apply(state: &mut State, records: Vec<Record>) {
     state.apply(&Entry { at_unix_ms: 0, records }).unwrap();
 }
 
-/// Returns the state after a restart.
 fn restarted(state: &State) -> State {
     read(state.snapshot())
 }

@@ -92,7 +92,6 @@ impl Scene {
         self.event(VolumeEvent::WriteArrived { write, range: ByteRange::new(block * BLOCK, BLOCK) });
     }
 
-    /// Lands the oldest chunk; returns whether there was one.
     fn copy_one(&mut self) -> bool {
         if self.chunks.is_empty() {
             return false;

@@ -92,7 +92,6 @@ impl Leaving {
         }
     }
 
-    /// Makes an attempt up to its prepare.
     fn prepare(&mut self) -> Attempt {
         self.settle(None);
         let attempt = self.source.attempt();
@@ -120,7 +119,6 @@ impl Leaving {
         said
     }
 
-    /// Kills the daemon and resumes.
     fn restart(&mut self) {
         for step in recover(&self.journal.clone()) {
             if let Step::Commit(records) = step {

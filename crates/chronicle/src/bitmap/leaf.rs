@@ -6,8 +6,7 @@
 /// The number of blocks of a leaf: 64 words of 64 blocks.
 pub(super) const LEAF_BLOCKS: u64 = 4096;
 
-/// One bit for each of 4096 blocks. A leaf is clean or full only while its part is being changed; the part then frees
-/// it.
+/// One bit for each of 4096 blocks. A leaf is clean or full only while its part is being changed; the part then frees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Leaf {
     /// The words with at least one bit set.
@@ -39,13 +38,11 @@ impl Leaf {
         64 * ones(self.full) + self.words.iter().map(|&word| ones(word)).sum::<u64>()
     }
 
-    /// Counts the set blocks of `start..end` (not empty).
     pub(super) fn count_in(&self, start: u64, end: u64) -> u64 {
         let (first, last) = (start / 64, (end - 1) / 64);
         (first..=last).map(|index| ones(self.word(index) & mask_in_word(index, start, end))).sum()
     }
 
-    /// Returns whether all blocks of `start..end` (not empty) are set.
     pub(super) fn contains_all(&self, start: u64, end: u64) -> bool {
         let (first, last) = (start / 64, (end - 1) / 64);
         (first..=last).all(|index| {
@@ -229,7 +226,6 @@ pub(super) fn lowest_above(mask: u64, index: u64) -> Option<u64> {
     (above != 0).then(|| lowest(above))
 }
 
-/// Returns whether a word is neither clean nor full, and therefore stored.
 const fn is_stored(word: u64) -> bool {
     word != 0 && word != u64::MAX
 }

@@ -1,8 +1,7 @@
 //! The upper layers of a [`LayeredBitmap`](super::LayeredBitmap): a tree of parts, down to the leaves.
 //!
-//! A part does not store its height; the caller passes it. A part of height 0 spans one leaf, and each layer above
-//! spans 64 times as much. Positions are relative to the part's first block. Ranges are not empty and lie inside the
-//! part.
+//! A part does not store its height; the caller passes it. A part of height 0 spans one leaf, and each layer above spans 64 times
+//! as much. Positions are relative to the part's first block. Ranges are not empty and lie inside the part.
 //!
 //! ```text
 //!             insert                     insert that completes it
@@ -26,8 +25,7 @@ const fn shift(height: u32) -> u32 {
     LEAF_BLOCKS.trailing_zeros() + 6 * height
 }
 
-/// A stretch of the volume. Canonical: an `Upper` or a `Leaf` is neither clean nor full, except while it is being
-/// changed.
+/// A stretch of the volume. Canonical: an `Upper` or a `Leaf` is neither clean nor full, except while it is being changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Part {
     Clean,

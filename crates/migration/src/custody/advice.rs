@@ -15,8 +15,7 @@ pub enum Remedy {
     NoFile,
 }
 
-/// Chooses the advice for an image of `found` bytes whose volume has `wanted`. No message ever advises to shorten an
-/// image.
+/// Chooses the advice for an image of `found` bytes whose volume has `wanted`. No message ever advises to shorten an image.
 pub fn remedy_for_size(place: &Place, format: ImageFormat, found: u64, wanted: u64) -> Remedy {
     match (place, format) {
         (Place::Device(_) | Place::Nbd(_), _) => Remedy::NoFile,

@@ -181,8 +181,7 @@ impl Book {
                 (Kind::Foreign { .. } | Kind::Unknown { .. }, true) => {
                     !matches!(step, Step::Discard | Step::Create | Step::Resize | Step::Mark | Step::Unmark)
                 }
-                // A file that a volume has written to until this moment has no backing chain. A rename is safe in any
-                // case.
+                // A file that a volume has written to until this moment has no backing chain. A rename is safe in any case.
                 (Kind::Unknown { .. }, false) if is_left && step == Step::Fence => false,
                 // The migration continues to fill the image that it reuses.
                 (Kind::Left { .. } | Kind::Reservoir { .. }, true) => matches!(step, Step::Discard),

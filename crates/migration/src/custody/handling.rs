@@ -5,9 +5,8 @@
 //!     │ gone            │ refused   │ another image has the name
 //!     └──► Sync ──► gone └──────────┴──► refused
 //! ```
-//! *Open* opens the folder and the image once, without following a link. *Lock* takes the locks of Sterna and QEMU,
-//! which are held until the end. *Claims* asks the [`Book`] with facts gathered after the lock. *Compare* looks the
-//! name up once more.
+//! *Open* opens the folder and the image once, without following a link. *Lock* takes the locks of Sterna and QEMU, which are
+//! held until the end. *Claims* asks the [`Book`] with facts gathered after the lock. *Compare* looks the name up once more.
 
 use super::book::{Book, Found, Object, Refused};
 use super::claim::{Claim, Kind};

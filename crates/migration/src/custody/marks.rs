@@ -17,8 +17,7 @@ pub fn completes(record: &Record) -> bool {
     )
 }
 
-/// Returns the images that these durable records have made complete. Their marks are removed before the records are
-/// answered.
+/// Returns the images that these durable records have made complete. Their marks are removed before the records are answered.
 pub fn completed_by(records: &[Record], state: &State) -> Vec<Place> {
     if broken(Bug::MarkOutlivesOutcome) {
         return Vec::new();

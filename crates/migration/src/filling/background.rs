@@ -28,7 +28,6 @@ pub(super) struct Background {
     /// The end of the current pause, and its reason.
     pause: Option<(Duration, Pause)>,
     store_pause: Duration,
-    /// When unreadable units are tried again.
     reread_at: Option<Duration>,
     /// Whether the background fetches are paused by an event.
     rests: bool,
@@ -128,7 +127,6 @@ impl Pause {
 }
 
 impl Filling {
-    /// Requests unreadable units again once that is due.
     pub(super) fn reread(&mut self, now: Duration) {
         if self.is_given_up || self.background.reread_at.is_none_or(|at| now < at) {
             return;
@@ -139,7 +137,6 @@ impl Filling {
         runs.into_iter().for_each(|run| self.want(run));
     }
 
-    /// Requests the next units, up to the limits.
     pub(super) fn fetch_rest(&mut self, now: Duration) {
         self.background.tokens_at = None;
         if self.background.pause.is_some() || self.background.rests {

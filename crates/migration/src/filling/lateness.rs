@@ -13,7 +13,6 @@ use super::requests::Waiting;
 use super::units::{within, without};
 use super::{Filling, FillingAction, Refusal, RequestId};
 
-/// The reported reason of the deadline.
 const REASON: &str = "a guest's read to be failed, so that the guest is stopped";
 
 /// The limit on waits, and the units owed to reads that were refused.
@@ -57,7 +56,6 @@ impl Lateness {
 }
 
 impl Filling {
-    /// Refuses the reads that have reached the limit.
     pub(super) fn refuse_late(&mut self, now: Duration) {
         self.lateness.due_at = None;
         let Some(wait_max) = self.lateness.wait_max else { return };

@@ -17,7 +17,6 @@ use super::units::within;
 use super::{Filling, FillingAction, NoteId, RequestId, StoreFault};
 use crate::planted::{Bug, broken};
 
-/// The pause before a failed note is tried again.
 const RETRY: Duration = Duration::from_millis(100);
 
 /// The units that are present, but would be forgotten with this daemon.
@@ -44,7 +43,6 @@ impl Noting {
         Self { unnoted, waiting: Vec::new(), under_way: None, next: 0, retry_at: None }
     }
 
-    /// Notes that units have become present.
     pub(super) fn present(&mut self, units: BlockRange) {
         self.unnoted.insert(units);
     }
@@ -82,7 +80,6 @@ impl Noting {
         self.under_way.is_none() && self.waiting.is_empty()
     }
 
-    /// Begins a note if a write waits for one.
     pub(super) fn begin_if_due(&mut self, now: Duration) -> Option<FillingAction> {
         if self.under_way.is_some() || self.waiting.is_empty() || self.retry_at.is_some_and(|at| now < at) {
             return None;

@@ -29,7 +29,6 @@ pub(super) struct Recording {
     unrecorded: LayeredBitmap,
     /// The filled units among them that no guest has written since: they can be fetched again.
     filled: LayeredBitmap,
-    /// Flushes that wait for the next round.
     flushes: Vec<RequestId>,
     round: Option<Round>,
     next: u64,
@@ -113,7 +112,6 @@ impl Recording {
         self.round.is_none() && self.unrecorded.is_empty() && self.flushes.is_empty()
     }
 
-    /// Begins a round if something waits for one.
     pub(super) fn begin_if_due(&mut self, now: Duration, is_filled: bool) -> Option<FillingAction> {
         if self.round.is_some() {
             return None;

@@ -39,7 +39,6 @@ impl Waiting {
         }
     }
 
-    /// Returns the request if it reads some of these units.
     pub(super) fn read_of(&self, touched: BlockRange) -> Option<RequestId> {
         match self {
             Self::Read { request, units, .. } if units.overlaps(&touched) => Some(*request),

@@ -26,7 +26,6 @@ pub struct Told {
     /// Whether the whole missing set is durable, up to the last entry. An update under way, or one that could not be kept,
     /// makes this false until the next complete set.
     is_kept: bool,
-    /// The number of the latest update to be kept.
     latest: u64,
 }
 

@@ -16,7 +16,6 @@ pub const fn units_of(size_bytes: u64) -> BlockCount {
     UNIT.blocks_of(size_bytes)
 }
 
-/// Returns the units that a range touches.
 pub(super) fn covering(range: ByteRange) -> BlockRange {
     UNIT.covering(range.offset, range.length)
 }

@@ -40,7 +40,6 @@ pub(crate) enum Completeness {
 }
 
 impl Completeness {
-    /// Returns the completeness of an attempt that is released.
     pub(crate) fn of(recorded: &MigrationState) -> Self {
         if recorded.hollow_now().is_some() { Self::Hollow } else { Self::Whole }
     }
@@ -79,16 +78,11 @@ enum State {
     Over,
 }
 
-/// The result of a step of the handover.
 #[derive(Debug)]
 pub(crate) enum Step {
     Stay,
     Entered,
-    /// The guest works at the target.
-    Active {
-        own: Duration,
-    },
-    /// The caller must make these records durable.
+    Active { own: Duration },
     Commit(Vec<Record>),
     Over(Outcome),
 }
@@ -179,7 +173,6 @@ impl Handover {
         }
     }
 
-    /// Continues once the volumes are in use at the target.
     fn target_works(&mut self, now: Duration, actions: &mut VecDeque<SourceAction>) {
         match self.left {
             Completeness::Hollow if !broken(Bug::RetiredBeforeWhole) => {

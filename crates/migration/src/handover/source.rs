@@ -42,9 +42,7 @@ pub struct Source {
     state: State,
     /// The current attempt, or the last one. A number is assigned when a gate begins to close.
     attempt: Attempt,
-    /// The number of attempts in this run.
     tries: u32,
-    /// The number of flushes while the guests worked.
     settlings: u32,
     /// The number of them that failed since the last success.
     settlings_failed: u32,
@@ -67,7 +65,6 @@ pub struct Source {
 #[derive(Debug)]
 enum State {
     Copying {
-        /// The earliest time of the next attempt.
         not_before: Duration,
     },
     /// The source's stores are flushed while the guests work, so that the flush behind the closed gates is short (hard case
@@ -126,9 +123,13 @@ enum ReleaseFate {
 #[derive(Debug)]
 enum DiscardStep {
     /// *Aborted* is being made durable; the target must not learn of it earlier.
-    Aborting { retry_at: Option<Duration> },
-    /// The target deletes its images.
-    Telling { repeat_at: Duration, began: Duration },
+    Aborting {
+        retry_at: Option<Duration>,
+    },
+    Telling {
+        repeat_at: Duration,
+        began: Duration,
+    },
 }
 
 impl Source {

@@ -47,7 +47,6 @@ pub struct SourcePatience {
     pub away_max: Duration,
 }
 
-/// The pause before a failed commit is tried again.
 const COMMIT_RETRY: Duration = Duration::from_millis(200);
 /// When planted bug 1 makes a prepared target leave.
 const PLANTED_PATIENCE: Duration = Duration::from_millis(50);
@@ -62,7 +61,6 @@ pub struct Target {
     moves: Moves,
     journal: Journal,
     state: State,
-    /// The latest attempt known to be aborted.
     aborted: Attempt,
     /// The latest attempt with incomplete volumes, and the manifest of each volume.
     hollow: Option<(Attempt, Vec<Manifest>)>,
@@ -83,9 +81,7 @@ pub struct Target {
 /// Whose records are in the journal that the target commits to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Journal {
-    /// The records of both sides.
     Shared,
-    /// The target's records only.
     Own,
 }
 
@@ -371,7 +367,6 @@ impl Target {
         }
     }
 
-    /// Submits the commit of the current state.
     fn commit(&mut self) {
         let migration = self.migration;
         let ended = |outcome: Outcome| {
@@ -429,7 +424,6 @@ impl Target {
         self.heard_at.map(|heard| heard + wait).filter(|_| !broken(Bug::SilentArrivalStays))
     }
 
-    /// Returns the outcome in that case.
     fn abandoned(&self) -> Outcome {
         let patience =
             self.patience.unwrap_or(SourcePatience { silent_max: Duration::ZERO, away_max: Duration::ZERO });

@@ -26,7 +26,6 @@ impl Scene {
         Self { book, now: Duration::ZERO }
     }
 
-    /// Reports an event, and returns the actions that follow.
     fn say(&mut self, migration: MigrationId, event: HookEvent) -> Vec<HookAction> {
         self.book.handle_event(self.now, migration, event);
         self.actions()

@@ -14,7 +14,6 @@ pub use super::framing::{Ending, FRAME_BYTES_MAX};
 
 /// The version of the encoding that this program writes.
 pub const VERSION: u8 = 4;
-/// The oldest version that this program reads.
 const OLDEST_VERSION: u8 = 3;
 /// The first bytes of every journal.
 pub const HEADER: [u8; 8] = [b'S', b'T', b'E', b'R', b'N', b'A', b'J', VERSION];

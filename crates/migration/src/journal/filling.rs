@@ -98,7 +98,6 @@ impl MigrationState {
             && self.hollow_now().is_some()
     }
 
-    /// Returns the position of a volume in this migration.
     fn index_of(&self, volume: VolumeId) -> Option<VolumeIndex> {
         let position = self.volumes.iter().position(|moving| moving.volume == volume)?;
         VolumeIndex::all(self.volumes.len()).nth(position)

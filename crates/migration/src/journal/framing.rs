@@ -62,7 +62,6 @@ impl<'a> Frames<'a> {
         frame(self.rest, |sequence| sequence == self.sequence)
     }
 
-    /// Continues behind the frame of this payload.
     pub(crate) fn accept(&mut self, payload: &[u8]) {
         let length = FRAME_HEADER_BYTES + payload.len();
         self.rest = self.rest.get(length..).unwrap_or_default();

@@ -161,8 +161,7 @@ pub enum Record {
         /// The volume that is complete.
         volume: VolumeId,
     },
-    /// The missing blocks of a volume being filled are given up, because the host that had them is lost. Also follows a
-    /// snapshot.
+    /// The missing blocks of a volume being filled are given up, because the host that had them is lost. Also follows a snapshot.
     MissingGivenUp {
         /// The volume that stays incomplete.
         volume: VolumeId,

@@ -40,8 +40,7 @@ pub struct State {
     /// The volumes of this host that are incomplete after a handover. In records behind the snapshot.
     #[serde(skip)]
     pub fillings: BTreeMap<VolumeId, VolumeFilling>,
-    /// The open questions since this journal was restored from a backup; `None` if it never was. In records behind the
-    /// snapshot.
+    /// The open questions since this journal was restored from a backup; `None` if it never was. In records behind the snapshot.
     #[serde(skip)]
     pub restored: Option<Restored>,
 }

@@ -169,9 +169,7 @@ enum Operation {
     Turn,
     /// An admitted order becomes known as under way, and gives its right back.
     Known(prop::sample::Index),
-    /// An admitted order waits again.
     Again(prop::sample::Index),
-    /// An order under way ends.
     End(prop::sample::Index),
     Withdraw(prop::sample::Index),
 }
@@ -188,7 +186,6 @@ fn operation() -> impl Strategy<Value = Operation> {
     ]
 }
 
-/// A host that obeys a queue.
 struct Host {
     queue: Queue<Ordered>,
     next: u64,

@@ -51,7 +51,6 @@ pub fn since(backup: &State, backup_unix_ms: u64) -> u64 {
     }
 }
 
-/// Returns the state of a backup's list of hosts.
 pub(super) fn list(found: &Surroundings, backup: &State) -> HostList {
     let earlier = backup.restored.as_ref().filter(|_| backup.in_question().next().is_some());
     match (found.list, earlier.map(|earlier| earlier.more.list)) {
@@ -112,7 +111,6 @@ pub fn hosts_to_ask(state: &State, paired: Result<BTreeSet<HostId>, Unlisted>) -
     Hosts { paired, lacks }
 }
 
-/// Returns the hosts that must be asked about a backup's volumes.
 pub(super) fn named(found: &Surroundings, backup: &State, waiting: &[RestoredVolume]) -> BTreeSet<NamedHost> {
     let mut hosts = found.hosts.clone();
     let earlier = backup.restored.iter().filter(|_| found.known_by == KnownBy::Look);

@@ -104,7 +104,6 @@ pub fn knows_all(state: &State) -> bool {
     state.restored.is_none() || broken(Bug::RestoredVouches)
 }
 
-/// Returns a migration's knowledge of one of its volumes.
 fn of_migration(migration: &MigrationState, asker: HostId, volume: VolumeId) -> Option<Knowledge> {
     let Side::Incoming { peer, volumes, .. } = &migration.side else { return None };
     let source = volumes.iter().find(|record| record.volume == volume)?.generation;

@@ -93,7 +93,6 @@ pub struct Restoration {
     hosts: BTreeMap<HostId, Asked>,
     lacks: Lacks,
     looks: BTreeMap<VolumeId, Look>,
-    /// Images whose inspection is under way.
     looking: BTreeSet<VolumeId>,
     confirmed: BTreeSet<VolumeId>,
     /// When images are inspected again, on a host without other hosts.
@@ -253,7 +252,6 @@ impl Restoration {
         Some(Standing { words: self.all_words(claim, &words, came_back), look, doubt, came_back })
     }
 
-    /// Combines the answers of all hosts.
     fn all_words(
         &self,
         claim: &Claim,

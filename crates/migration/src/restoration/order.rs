@@ -108,7 +108,6 @@ pub fn forget(state: &State, volume: VolumeId) -> Result<Vec<Record>, Refused> {
 }
 
 impl Words {
-    /// Returns the highest generation in contradicting answers.
     fn generation(&self) -> Option<Generation> {
         match self {
             Self::Contradicted(words) => words.iter().filter_map(|(_, word)| word.generation()).max(),

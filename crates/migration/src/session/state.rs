@@ -46,7 +46,6 @@ enum State {
         outcome: Outcome,
         retry_at: Option<Duration>,
     },
-    /// The earlier steps are being undone.
     Undoing {
         outcome: Outcome,
     },
@@ -223,7 +222,6 @@ impl MigrationSession {
         }
     }
 
-    /// Begins the step after `done`.
     fn go_on(&mut self, now: Duration, done: Option<Step>) {
         let steps = self.role.steps(self.has_vm);
         let next = match done {
@@ -369,7 +367,6 @@ impl MigrationSession {
         }
     }
 
-    /// Continues once the end is durable.
     fn ended(&mut self, outcome: Outcome) {
         if outcome == Outcome::TakenBack {
             // The migration that returned the volumes knows where everything is, including the VM.

@@ -45,7 +45,6 @@ fn moved() -> Outcome {
     Outcome::Moved { left_over: String::new() }
 }
 
-/// Does all steps before `until`.
 fn done_until(session: &mut MigrationSession, until: Step) {
     while let Some(step) = session.doing().filter(|step| *step != until) {
         tell(session, 0, done(step));

@@ -106,7 +106,6 @@ pub struct Stay {
     round: u64,
     /// Whether a restart may find a kept state, from the moment it is requested.
     restart_finds: bool,
-    /// The number of requests to keep a state.
     kept_asked: u64,
     /// Whether the volume has left, so that nothing of this residency is needed.
     is_over: bool,
@@ -398,7 +397,6 @@ impl Stay {
         Forgetting { through: Epoch(u64::MAX), ..self.forgetting() }
     }
 
-    /// Forgets all copies, and ends referrals.
     fn know_nobody(&mut self) {
         self.replicas.clear();
         self.round += 1;

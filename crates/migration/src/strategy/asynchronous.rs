@@ -36,7 +36,6 @@ const AGAIN: u32 = 2;
 
 /// The divisors of the permitted rest, which are aimed at one after the other.
 const AIMS: [u64; 4] = [8, 4, 2, 1];
-/// How long each of them is aimed at.
 const AIM_LASTS: Duration = Duration::from_secs(1);
 
 /// The policy of a mirror whose guests wait for the source only.
@@ -160,7 +159,6 @@ struct Aim {
 }
 
 impl Aim {
-    /// Returns the divisor of the permitted drain time.
     fn divisor(&mut self, now: Duration, said: Standing, is_as_near_as_it_must_be: bool) -> u64 {
         match self.missed_since {
             _ if !is_as_near_as_it_must_be => *self = Self::default(),

@@ -29,8 +29,7 @@ pub struct CopyingSettings {
 
 /// Brings one volume's replica up to date.
 ///
-/// The caller passes an event or the time, and drains all actions before it passes the next.
-/// else is told.
+/// The caller passes an event or the time, and drains all actions before it passes the next. else is told.
 pub struct Copying {
     engine: Engine,
     policy: Chosen,
@@ -66,8 +65,7 @@ impl Copying {
         self.advance(now);
     }
 
-    /// Notes that the target lacks these blocks. Same as [`VolumeEvent::Allocated`] for each run, of which there may be
-    /// millions.
+    /// Notes that the target lacks these blocks. Same as [`VolumeEvent::Allocated`] for each run, of which there may be millions.
     pub fn lacks(&mut self, lacking: &LayeredBitmap) {
         self.engine.lacks(lacking);
     }
@@ -157,7 +155,6 @@ impl Copying {
         self.engine.is_paused()
     }
 
-    /// Takes every step that is possible now.
     fn advance(&mut self, now: Duration) {
         if !self.engine.is_stopped() {
             self.engine.resume(now);
@@ -201,7 +198,6 @@ impl Copying {
         }
     }
 
-    /// Applies the policy's decision to a held write.
     fn decide(&mut self, now: Duration, id: WriteId) {
         let Some(write) = self.engine.write(id) else { return };
         match self.policy.course(&self.engine, now, &write) {

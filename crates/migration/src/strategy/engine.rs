@@ -95,13 +95,9 @@ pub(super) struct Engine {
 /// The parameters that an engine takes from its strategy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Terms {
-    /// How the limit of data in flight is measured.
     pub(super) in_flight: InFlight,
-    /// When blocks are copied again that were written during their copy.
     pub(super) rewritten: Rewritten,
-    /// When blocks are copied that guests have written outside of a copy.
     pub(super) written: Written,
-    /// Whether writes to each block are counted.
     pub(super) hot: HotBlocks,
 }
 
@@ -162,7 +158,6 @@ enum Stage {
     Stopped,
 }
 
-/// Whether the mover may begin chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mover {
     Works,
@@ -170,7 +165,6 @@ enum Mover {
     Rests,
 }
 
-/// The state of the link to the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Link {
     Up,
@@ -314,7 +308,6 @@ impl Engine {
         }
     }
 
-    /// Reports the standing of the replica if it has changed.
     pub(super) fn say(&mut self, standing: Standing) {
         if standing != self.said {
             self.said = standing;

@@ -119,7 +119,6 @@ impl Generation {
     }
 }
 
-/// Returns the position of a block's counter in each stage.
 fn places(block: BlockIndex) -> [usize; STAGES] {
     // SplitMix64: it scatters neighbours, which guests write together.
     let mut mixed = block.0.wrapping_add(0x9E37_79B9_7F4A_7C15);

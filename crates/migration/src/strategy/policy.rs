@@ -27,7 +27,6 @@ use super::{Round, Route, Strategy};
 /// Every method may rely on an engine that has handled all events. The engine enforces the rules common to all strategies:
 /// blocks in flight are not sent again, a copy waits for earlier writes, and only synchronised blocks take values.
 pub(super) trait Policy {
-    /// Returns the engine's parameters.
     fn terms(&self) -> Terms;
 
     /// Decides the route of a write that has arrived or is held. A held write is decided again after each event, and at the end
@@ -105,7 +104,6 @@ pub(super) enum RoundVerdict {
     GiveUp(String),
 }
 
-/// The policy of the chosen strategy.
 pub(super) enum Chosen {
     Mirror(Mirror),
     AsynchronousMirror(AsynchronousMirror),

@@ -64,12 +64,10 @@ impl Policy for PostCopy {
         }
     }
 
-    /// Always chooses the source only.
     fn course(&mut self, _: &Engine, _: Duration, _: &Write) -> Course {
         Course::Send { route: Route::SourceOnly, toll: None }
     }
 
-    /// Does nothing: guests are not throttled.
     fn judge_convergence(&mut self, _: &mut Engine, _: Duration) {}
 
     fn judge_round(&mut self, engine: &Engine, now: Duration) -> RoundVerdict {
@@ -124,7 +122,6 @@ impl Policy for PostCopy {
         Standing::Converged
     }
 
-    /// Returns `None`: only events change the standing.
     fn deadline(&self, _: &Engine) -> Option<(Duration, &'static str)> {
         None
     }

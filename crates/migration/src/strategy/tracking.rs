@@ -68,7 +68,6 @@ pub(super) struct Tracking {
     /// The rests of the latest rounds, in order; at most [`ROUNDS_JUDGED`].
     left: Vec<u64>,
     ended: u64,
-    /// The duration of the first round, and of all rounds.
     first_took: Duration,
     took: Duration,
 }
@@ -80,12 +79,9 @@ enum Lap {
     Cold,
 }
 
-/// The current aim of the copying.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Aim {
-    /// A smaller rest.
     Less,
-    /// The handover.
     HandOver,
 }
 
@@ -96,7 +92,6 @@ struct UnderWay {
     suspensions: u64,
 }
 
-/// Whether a round counts for the convergence check.
 enum Ended {
     Judged,
     /// The target failed meanwhile, or was unreachable.
@@ -132,7 +127,6 @@ impl Tracking {
         }
     }
 
-    /// Ends and records the current round, if there is one.
     fn end_round(&mut self, engine: &Engine, now: Duration) -> Option<Ended> {
         let under_way = self.under_way.take()?;
         let (blocks, bytes) = engine.copied_so_far();
@@ -181,7 +175,6 @@ impl Tracking {
         self.left.len() < ROUNDS_JUDGED || self.left.windows(2).any(smaller)
     }
 
-    /// Records the rest of a round that copied everything.
     fn note_left(&mut self, left: u64) {
         if self.left.len() == ROUNDS_JUDGED {
             self.left.remove(0);
@@ -261,12 +254,10 @@ impl Policy for Tracking {
         }
     }
 
-    /// Always chooses the source only.
     fn course(&mut self, _: &Engine, _: Duration, _: &Write) -> Course {
         Course::Send { route: Route::SourceOnly, toll: None }
     }
 
-    /// Does nothing: guests are not throttled.
     fn judge_convergence(&mut self, _: &mut Engine, _: Duration) {}
 
     fn judge_round(&mut self, engine: &Engine, now: Duration) -> RoundVerdict {
@@ -350,7 +341,6 @@ impl Policy for Tracking {
         if is_near { Standing::Converged } else { Standing::Behind }
     }
 
-    /// Returns `None`: only events change the standing.
     fn deadline(&self, _: &Engine) -> Option<(Duration, &'static str)> {
         None
     }

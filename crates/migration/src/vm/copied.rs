@@ -279,8 +279,7 @@ impl Copied {
         }
     }
 
-    /// Notes that a step has failed, and returns the pause before the next. Turns round unless a disk has changed sides
-    /// already.
+    /// Notes that a step has failed, and returns the pause before the next. Turns round unless a disk has changed sides already.
     pub fn failed(&mut self, domain: Domain, disks: &[SeenDisk]) -> Duration {
         let pause = PAUSE_LEAST.saturating_mul(2_u32.saturating_pow(self.failures)).min(PAUSE_MOST);
         self.failures = self.failures.saturating_add(1);

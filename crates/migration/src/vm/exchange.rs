@@ -174,7 +174,6 @@ mod tests {
             Self { is_running: true, disks: vec![SeenDisk { over, is_served: is_adopted }; 2] }
         }
 
-        /// Carries a step out; `None` if all is done.
         fn take(&mut self, step: Step) -> Option<()> {
             let is_paused = !self.is_running;
             let disks = &mut self.disks;

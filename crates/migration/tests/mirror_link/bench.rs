@@ -11,13 +11,11 @@ use migration::strategy::{
     VolumeEvent, WriteId,
 };
 
-/// The time after which a run has failed.
 const TOO_LONG: Duration = Duration::from_secs(600);
 
 /// The seconds over which a guest's rate is measured.
 const SECONDS: usize = 3;
 
-/// The parameters of a run.
 #[derive(Clone, Debug)]
 pub(crate) struct Setting {
     pub(crate) link_bytes_per_second: u64,
@@ -54,13 +52,11 @@ pub(crate) struct Seen {
     pub(crate) guest_bytes_per_second: f64,
     pub(crate) held_longest: Duration,
     pub(crate) throttles: u64,
-    /// The bytes that the link has carried.
     pub(crate) carried: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Happening {
-    /// The guest issues its next write.
     Guest,
     SourceWritten(u64),
     /// The link can carry the next frame.

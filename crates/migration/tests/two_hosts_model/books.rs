@@ -38,7 +38,6 @@ impl Books {
         self.state.migrations[&id].is_cancelled
     }
 
-    /// Ends the oldest commit, and returns its result.
     pub(crate) fn journal_acts(
         &mut self,
         random: &mut Random,

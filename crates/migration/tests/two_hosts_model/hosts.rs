@@ -173,7 +173,6 @@ impl Giving {
         }
     }
 
-    /// Lets one thing happen at this host.
     pub(crate) fn act(&mut self, random: &mut Random, faulty: bool, link: &mut Vec<Message>) {
         if !self.is_up {
             if random.below(10) == 0 {
@@ -410,7 +409,6 @@ impl Bringing {
         }
     }
 
-    /// Lets one thing happen at this host.
     pub(crate) fn act(&mut self, random: &mut Random, faulty: bool, link: &mut Vec<Message>) {
         if !self.is_up {
             if random.below(10) == 0 {

@@ -18,7 +18,6 @@ use crate::planted::{Bug, broken};
 pub const ATTEMPTS_MAX: u32 = 10;
 /// The most consecutive failed flushes while the guests work, before the migration fails.
 const SETTLINGS_FAILED_MAX: u32 = 30;
-/// The pause after an attempt that was given up.
 const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
 /// The pause between the end of copying and an attempt. Requests that copying delayed at the disks complete first, so that
 /// guests do not wait for these and for the closed gate at once.
@@ -48,7 +47,6 @@ impl Source {
         }
     }
 
-    /// Notes that mirroring of a volume is suspended for this reason.
     pub(super) fn suspended(&mut self, volume: VolumeIndex, reason: &'static str) {
         if let Some(hindrance) = self.hindrances.get_mut(volume.as_usize()) {
             *hindrance = Some(reason);
@@ -375,7 +373,6 @@ impl Source {
     }
 }
 
-/// How close a replica is to its volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum SyncState {
     Behind,

@@ -22,7 +22,6 @@ use crate::handover::phase::Phase;
 use crate::identity::Attempt;
 use crate::journal::{FailureCode, Outcome};
 
-/// The state of the early attempt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Early {
     /// The VM works, or there is none.

@@ -299,7 +299,6 @@ impl Target {
         self.commit();
     }
 
-    /// Begins to delete the images.
     pub(super) fn discard(&mut self, outcome: Outcome) {
         if self.journal == Journal::Own && !broken(Bug::DiscardedBeforeNoted) {
             self.state = State::Aborting { outcome, retry_at: None };

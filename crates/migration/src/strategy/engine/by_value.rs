@@ -12,14 +12,12 @@ use crate::strategy::{Route, TargetFault, VolumeAction, WriteId};
 /// The cost of a guest's write for the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::strategy) struct Toll {
-    /// The bytes sent by value.
     pub(in crate::strategy) by_value: u64,
     /// The bytes of blocks that the mover has copied, or is copying, and must copy again.
     pub(in crate::strategy) undone: u64,
 }
 
 impl Toll {
-    /// Returns the bytes that the target has to take.
     pub(in crate::strategy) fn bytes(self) -> u64 {
         self.by_value + self.undone
     }
@@ -57,7 +55,6 @@ impl Engine {
         undone * self.block_bytes()
     }
 
-    /// Records a write of which `parts` go by value.
     pub(super) fn send_values(&mut self, now: Duration, id: WriteId, parts: &[ByteRange]) {
         let value = Value {
             parts: parts.iter().map(|part| (*part, self.covering(*part))).collect(),
@@ -79,7 +76,6 @@ impl Engine {
         }
     }
 
-    /// Handles the target's answer to a value.
     pub(super) fn target_has_value(&mut self, now: Duration, id: WriteId, result: Result<(), TargetFault>) {
         let Some(value) = self.values.target_ended(id) else { return };
         let (restarts, bytes) = (value.restarts, value.bytes());

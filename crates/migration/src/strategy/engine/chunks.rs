@@ -75,7 +75,6 @@ impl Chunks {
         self.chunks.iter().any(|chunk| chunk.blocks.overlaps(&blocks))
     }
 
-    /// Returns the first chunk in flight that touches `blocks`.
     pub(super) fn first_touching(&self, blocks: BlockRange) -> Option<BlockRange> {
         let touching =
             self.chunks.iter().map(|chunk| chunk.blocks).filter(|claimed| claimed.overlaps(&blocks));
@@ -86,7 +85,6 @@ impl Chunks {
         self.chunks.iter().any(|chunk| chunk.pass == Pass::Second && chunk.blocks.overlaps(&blocks))
     }
 
-    /// Removes an ended write from all waits.
     pub(super) fn write_ended(&mut self, write: WriteId) {
         for chunk in &mut self.chunks {
             chunk.waits_for.retain(|waited| *waited != write);
@@ -109,7 +107,6 @@ impl Chunks {
         self.chunks.iter().any(|chunk| chunk.state == ChunkState::Waiting)
     }
 
-    /// Returns when the oldest chunk that is being copied was started.
     pub(super) fn copying_since(&self) -> Option<Duration> {
         let copying = self.chunks.iter().filter_map(|chunk| match chunk.state {
             ChunkState::Waiting => None,

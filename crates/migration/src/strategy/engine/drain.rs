@@ -41,7 +41,6 @@ pub(super) struct Drain {
 }
 
 impl Drain {
-    /// Notes that the target has taken `bytes`, and the load that remains.
     pub(super) fn note(&mut self, now: Duration, bytes: u64, load: Load) {
         if let Some((since, before)) = self.since {
             let elapsed = now.saturating_sub(since);
@@ -68,7 +67,6 @@ impl Drain {
         }
     }
 
-    /// Returns the bytes a second; `None` while unknown.
     pub(super) fn rate(&self) -> Option<f64> {
         let first = || (self.time >= SAMPLE_MIN).then(|| self.bytes as f64 / self.time.as_secs_f64());
         self.rate.map(|(rate, _)| rate).or_else(first)
@@ -81,7 +79,6 @@ impl Drain {
     }
 }
 
-/// The load of the target.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Load {
     #[default]
@@ -120,7 +117,6 @@ pub(super) enum Situation {
     Other,
 }
 
-/// The effect of a convergence check on the throttle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Judged {
     Nothing,
@@ -166,7 +162,6 @@ impl Admission {
         }
     }
 
-    /// Checks convergence at the end of a window.
     pub(super) fn judge(&mut self, now: Duration, rate: Option<f64>, situation: Situation) -> Judged {
         let elapsed = now.saturating_sub(self.window_began);
         if elapsed < WINDOW {
@@ -196,7 +191,6 @@ impl Admission {
         }
     }
 
-    /// Removes the throttle at once, because there is no reason for it.
     pub(super) fn free(&mut self) {
         self.throttle = None;
     }

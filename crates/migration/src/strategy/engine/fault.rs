@@ -59,7 +59,6 @@ impl Engine {
         Some((since + self.settings.no_progress_max, "the target to answer a request"))
     }
 
-    /// Fails the migration once that time has come.
     pub(in crate::strategy) fn give_up_if_stuck(&mut self, now: Duration) {
         if self.gives_up_at().is_some_and(|(at, _)| now >= at) {
             let seconds = self.settings.no_progress_max.as_secs();
@@ -144,7 +143,6 @@ impl Engine {
         }
     }
 
-    /// Resumes a suspended mirror once the reason is gone.
     pub(in crate::strategy) fn resume(&mut self, now: Duration) {
         let owed = self.chunks.copying_since().is_some()
             || self.tellings.telling_since().is_some()
@@ -198,7 +196,6 @@ impl Engine {
         self.answer_waiting();
     }
 
-    /// Answers all writes that wait only for the target.
     fn answer_waiting(&mut self) {
         let waiting =
             |state| matches!(state, WriteState::Mirrored { source: SourceSide::Answered { .. }, .. });

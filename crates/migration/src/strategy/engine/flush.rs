@@ -14,7 +14,6 @@ const FLUSH_EVERY_BYTES: u64 = 256 << 20;
 #[derive(Debug)]
 pub(super) struct Flushes {
     bulk: Bulk,
-    /// Whether the target's data should become durable soon.
     is_wanted: bool,
     /// Whether a flush of the target may have failed without a report so far.
     is_answer_owed: bool,

@@ -5,7 +5,6 @@ use std::time::Duration;
 /// How long requests take to arrive from a gate after it has opened.
 const EMPTIES_WITHIN: Duration = Duration::from_millis(5);
 
-/// The gate, and when it last closed.
 #[derive(Debug, Default)]
 pub(super) struct Gate {
     position: Position,

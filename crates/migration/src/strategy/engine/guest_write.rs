@@ -226,7 +226,6 @@ impl Engine {
         }
     }
 
-    /// Answers the guest without the target's answer.
     pub(super) fn answer_late(&mut self, id: WriteId) {
         let Some(write) = self.writes.get(id) else { return };
         let WriteState::Mirrored { restarts, .. } = write.state else { return };
@@ -241,7 +240,6 @@ impl Engine {
         self.chunks.write_ended(id);
     }
 
-    /// Answers writes whose patience is over.
     pub(in crate::strategy) fn give_up_waiting(&mut self, now: Duration) {
         let impatient = |state| matches!(state, WriteState::Mirrored { source: SourceSide::Answered { patience_ends }, .. } if patience_ends <= now);
         let late: Vec<_> =

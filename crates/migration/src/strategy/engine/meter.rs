@@ -3,7 +3,6 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The time between two samples.
 const SAMPLE_INTERVAL: Duration = Duration::from_millis(250);
 /// The samples considered: five seconds, so that a single stall neither disappears in the mean nor dominates it.
 const SAMPLES_MAX: usize = 20;

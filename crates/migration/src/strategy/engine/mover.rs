@@ -19,7 +19,6 @@ const CHUNK_BYTES_SMALL: u64 = 64 << 10;
 const SMALL_CHUNKS: usize = 4;
 
 impl Engine {
-    /// Returns whether another chunk may begin, if there is one.
     pub(in crate::strategy) fn may_begin_chunk(&mut self, now: Duration) -> bool {
         self.tokens_at = None;
         if !self.wants_chunk() {
@@ -94,7 +93,6 @@ impl Engine {
             && (!self.replica.is_complete() || !self.is_pass_over())
     }
 
-    /// Returns whether the limit of chunks in flight is reached.
     pub(super) fn is_mover_full(&self) -> bool {
         let PacingSettings { depth, chunk_bytes, .. } = self.settings.pacing;
         let (count, bytes) = (self.chunks.len(), self.chunks.blocks() * self.block_bytes());
@@ -121,7 +119,6 @@ impl Engine {
         self.chunks.push(blocks, pass, waits_for, self.restarts);
     }
 
-    /// Starts the claimed runs that wait for no write.
     pub(in crate::strategy) fn start_chunks(&mut self, now: Duration) {
         let ready = self.chunks.start_ready(now);
         if !ready.is_empty() {

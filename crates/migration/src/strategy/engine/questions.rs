@@ -68,7 +68,6 @@ impl Engine {
         !self.is_growing && self.is_mirroring() && self.mover == Mover::Works
     }
 
-    /// Returns the last reported standing of the replica.
     pub(in crate::strategy) fn said(&self) -> Standing {
         self.said
     }
@@ -119,12 +118,10 @@ impl Engine {
 
 // The rate of the target.
 impl Engine {
-    /// Returns the target's bytes a second; `None` while unknown.
     pub(in crate::strategy) fn drain_rate(&self) -> Option<f64> {
         self.drain.rate()
     }
 
-    /// Returns whether guest writes are admitted only at the target's rate.
     pub(in crate::strategy) fn is_throttled(&self) -> bool {
         self.admission.is_throttled()
     }

@@ -42,11 +42,9 @@ struct Flush {
 /// The kind of a flush that has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// The flush under way.
     UnderWay,
     /// A flush requested before a restart of the target or a failed flush: it confirms nothing.
     Void,
-    /// A flush that is not awaited.
     Unknown,
 }
 
@@ -114,7 +112,6 @@ impl ReplicaBlocks {
         runs.into_iter().flatten().min_by_key(|run| run.start)
     }
 
-    /// Returns how many of these blocks are not missing.
     pub(super) fn blocks_there(&self, blocks: BlockRange) -> u64 {
         if self.dirty.is_empty() && self.put_off.is_empty() {
             return blocks.len() - self.missing.count_in(blocks);
@@ -156,7 +153,6 @@ impl ReplicaBlocks {
         insert_unless(&mut self.missing, &[&self.put_off], blocks);
     }
 
-    /// Puts off blocks that are missing, or become so.
     pub(super) fn put_off(&mut self, blocks: BlockRange) {
         self.missing.remove(blocks);
         self.dirty.remove(blocks);
@@ -204,7 +200,6 @@ impl ReplicaBlocks {
         self.flushing.as_ref().map(|flush| flush.since)
     }
 
-    /// Ends a flush with this result; returns its kind.
     pub(super) fn end_flush(&mut self, flush: FlushId, confirmed: Confirmed) -> Ended {
         match self.flushing.take_if(|under_way| under_way.id == flush) {
             None => Ended::Unknown,
@@ -231,7 +226,6 @@ impl ReplicaBlocks {
     }
 }
 
-/// Inserts the blocks that are in none of the other sets.
 fn insert_unless(set: &mut LayeredBitmap, others: &[&LayeredBitmap], blocks: BlockRange) {
     let mut rest = blocks;
     while !rest.is_empty() {

@@ -15,7 +15,6 @@ use crate::journal::FailureCode;
 use crate::planted::{Bug, broken};
 
 impl Engine {
-    /// Returns whether guests' writes wait for a round of their own.
     pub(super) fn copies_in_rounds(&self) -> bool {
         self.terms.written != Written::AnyTime
     }

@@ -174,7 +174,6 @@ impl Engine {
         }
     }
 
-    /// Returns the manifest of all updates.
     pub(in crate::strategy) fn manifest(&self) -> Manifest {
         let (block_bytes, size_bytes) = (self.block_bytes(), self.settings.size_bytes);
         Manifest::of(&crate::filling::to_units(&self.tellings.told, block_bytes, size_bytes))

@@ -16,7 +16,6 @@ use chronicle::{BlockRange, ByteRange};
 
 use crate::strategy::WriteId;
 
-/// A write that is in flight by value.
 #[derive(Debug)]
 pub(super) struct Value {
     /// The parts sent by value, with their blocks; other blocks of the write are missing.
@@ -70,7 +69,6 @@ impl Values {
         self.bytes
     }
 
-    /// Returns whether the target owes answers.
     pub(super) fn await_target(&self) -> bool {
         self.at_target > 0
     }
@@ -91,7 +89,6 @@ impl Values {
         Some(ByteRange::new(start, range.end().min(*end).saturating_sub(start)))
     }
 
-    /// Returns since when the target has owed its oldest answer.
     pub(super) fn oldest(&self) -> Option<Duration> {
         let owed = |id: &&WriteId| self.by_id.get(id).is_some_and(|value| value.target == Part::UnderWay);
         let oldest = self.order.iter().find(owed)?;

@@ -30,11 +30,9 @@ pub(in crate::strategy) struct Write {
     pub(super) state: WriteState,
 }
 
-/// The state of a guest's write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum WriteState {
     Held,
-    /// Submitted to the source only.
     SourceOnly,
     Mirrored {
         /// The state of the source's part; once it has ended, the limit of the wait for the target.
@@ -49,7 +47,6 @@ pub(super) enum WriteState {
     },
 }
 
-/// The source's part of a mirrored write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SourceSide {
     /// Under way; the target's part may have ended.
@@ -58,7 +55,6 @@ pub(super) enum SourceSide {
     Answered { patience_ends: Duration },
 }
 
-/// The target's part of a mirrored write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TargetSide {
     UnderWay,
@@ -91,7 +87,6 @@ impl Writes {
         self.writes.iter().find(|write| write.id == id)
     }
 
-    /// Submits a held write; `mirrored_bytes` of it go to the target, too.
     pub(super) fn submit(&mut self, id: WriteId, state: WriteState, mirrored_bytes: u64) {
         if let Some(write) = self.writes.iter_mut().find(|write| write.id == id) {
             write.mirrored_bytes = mirrored_bytes;
@@ -136,7 +131,6 @@ impl Writes {
         held.map(|write| write.range.length).sum()
     }
 
-    /// Returns the held writes in order of arrival.
     pub(super) fn held(&self) -> Vec<WriteId> {
         self.writes.iter().filter(|write| write.state == WriteState::Held).map(|write| write.id).collect()
     }
@@ -150,8 +144,7 @@ impl Writes {
         waits && !broken(Bug::OverlapsUnordered)
     }
 
-    /// Returns the first blocks within `within` of a write that its guest does not wait for, but the target has still to
-    /// answer.
+    /// Returns the first blocks within `within` of a write that its guest does not wait for, but the target has still to answer.
     pub(super) fn first_late_within(&self, within: BlockRange) -> Option<BlockRange> {
         if self.late == 0 {
             return None;
@@ -161,7 +154,6 @@ impl Writes {
         touched.min_by_key(|blocks| blocks.start)
     }
 
-    /// Returns the submitted writes, to either store, that touch `blocks`.
     pub(super) fn submitted_to(&self, blocks: BlockRange) -> Vec<WriteId> {
         let submitted = self.writes.iter().filter(|write| write.state != WriteState::Held);
         submitted.filter(|write| write.blocks.overlaps(&blocks)).map(|write| write.id).collect()

@@ -18,7 +18,6 @@ impl World {
         Self { domain: Domain::Runs, disks: vec![disk; 2], has_bytes: vec![(!is_adopted, is_adopted); 2] }
     }
 
-    /// Carries a step out; `None` if all is done.
     fn take(&mut self, step: Step) -> Option<()> {
         let is_running = self.domain == Domain::Runs;
         match step {
