@@ -1,12 +1,12 @@
-//! The audit log: who has ordered what of this host, a line of JSON a piece, in a file that only the daemon's user reads.
+//! The audit log: who has ordered what of this host, one line of JSON each, in a file that only the daemon's user can read.
 //!
 //! ```text
 //!   http: every request that is not safe, when it is answered ──┐
-//!   peers: what other hosts offer                              ─┼─try_send─► queue ─► thread ─► audit.log, audit.log.1 …
-//!   hosts: who has joined by an invitation                     ─┘    └─ full: counted as lost
+//!   peers: offers of other hosts                               ─┼─try_send─► queue ─► thread ─► audit.log, audit.log.1 …
+//!   hosts: hosts that have joined by an invitation             ─┘    └─ full: counted as lost
 //! ```
-//! Nobody waits for it: an order is carried out whether or not it can be written down. What was lost is said in the daemon's log and
-//! counted. It decides nothing, and nothing is read from it.
+//! No operation waits for it: an order is carried out whether or not it can be logged. Lost entries are reported in the
+//! daemon's log and counted. Nothing is decided by it, and the daemon never reads it.
 
 pub(crate) mod details;
 mod writer;
@@ -23,35 +23,34 @@ use serde_json::{Map, Value};
 
 use crate::journal::now_unix_ms;
 
-/// Name of the file in the data folder.
 pub(crate) const FILE: &str = "audit.log";
-/// Lines that wait to be written: some seconds' worth of orders as fast as the API takes them, and little memory.
+/// The number of lines in the queue: some seconds of orders at the API's full rate, and little memory.
 const QUEUE_MAX: usize = 1024;
-/// Longest that the end of the daemon waits for lines to be written.
+/// The longest time that the end of the daemon waits for lines to be written.
 const END_WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// The audit log of a daemon. Clones are the same one.
+/// The audit log of a daemon. Clones share it.
 #[derive(Clone, Debug)]
 pub(crate) struct Audit {
     queue: SyncSender<Message>,
     state: Arc<State>,
 }
 
-/// What the writer is told.
+/// A message to the writer.
 #[derive(Debug)]
 enum Message {
-    /// A line, with its end.
+    /// A line, with its line end.
     Line(Vec<u8>),
-    /// All lines before have been written when this is answered.
+    /// Answered when all earlier lines have been written.
     Flush(SyncSender<()>),
 }
 
-/// What has become of lines.
+/// The counters of the log.
 #[derive(Debug, Default)]
 pub(crate) struct State {
     written: AtomicU64,
     lost: AtomicU64,
-    /// Whether the latest line was lost: the log says so once.
+    /// Whether the latest line was lost, so that the loss is logged once.
     is_losing: AtomicBool,
 }
 
@@ -60,27 +59,24 @@ pub(crate) struct State {
 pub(crate) enum By {
     /// A process of this host, as the kernel knew it when it connected to the API's socket.
     Process {
-        /// Number of its user.
         uid: u32,
-        /// Number of its group.
         gid: u32,
-        /// Its number; it may have ended since. `None`: the kernel does not say.
+        /// Its process number; it may have ended since. `None`: the kernel does not say.
         #[serde(skip_serializing_if = "Option::is_none")]
         pid: Option<i32>,
     },
-    /// Whoever has a key that may use the API over TLS.
+    /// A client with a key for the API over TLS.
     Grant {
-        /// What he is called.
+        /// The name of the grant.
         grant: String,
-        /// The digest of his key.
+        /// The digest of the client's key.
         #[serde(serialize_with = "as_text")]
         key: HostId,
-        /// What he may do; `None`: he was invited.
+        /// The client's role; `None`: it has an access token.
         #[serde(skip_serializing_if = "Option::is_none")]
         role: Option<api::Role>,
     },
     Host {
-        /// The identity by which it is known.
         #[serde(rename = "host", serialize_with = "as_text")]
         id: HostId,
     },
@@ -88,26 +84,25 @@ pub(crate) enum By {
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Entry {
-    /// Who orders; `None`: the kernel does not say.
+    /// The client; `None`: the kernel does not say.
     pub(crate) by: Option<By>,
-    /// What is ordered: a method of HTTP, or what another host does.
+    /// The order: an HTTP method, or the action of another host.
     pub(crate) order: String,
-    /// What it is about: a path of the API.
+    /// The object: a path of the API.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) path: Option<String>,
-    /// How: what `details` lets through.
+    /// The parameters that `details` lets through.
     #[serde(skip_serializing_if = "Map::is_empty")]
     pub(crate) details: Map<String, Value>,
-    /// Status of the answer; `None`: the client did not wait for it.
+    /// The status of the answer; `None`: the client did not wait for it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) status: Option<u16>,
-    /// How it ended: `done`, `unanswered`, or why it was refused.
+    /// The outcome: `done`, `unanswered`, or why it was refused.
     pub(crate) outcome: String,
-    /// How long it took.
     pub(crate) seconds: f64,
 }
 
-/// An entry with the time at which it was made.
+/// An entry with its time.
 #[derive(Serialize)]
 struct Line<'a> {
     time_unix_ms: u64,
@@ -116,7 +111,7 @@ struct Line<'a> {
 }
 
 impl Audit {
-    /// Begins the log in a data folder. A file that cannot be opened is tried again with each line.
+    /// Begins the log in a data folder. If the file cannot be opened, each line tries again.
     pub(crate) fn begin(data_dir: &Path) -> Self {
         let (queue, lines) = sync_channel(QUEUE_MAX);
         let audit = Self { queue, state: Arc::default() };
@@ -128,7 +123,7 @@ impl Audit {
         audit
     }
 
-    /// Writes an entry down, soon. Never waits.
+    /// Queues an entry without waiting.
     pub(crate) fn note(&self, entry: &Entry) {
         let Ok(mut line) = serde_json::to_vec(&Line { time_unix_ms: now_unix_ms(), entry }) else {
             self.state.lose(1, "it cannot be written as JSON");
@@ -142,15 +137,15 @@ impl Audit {
         }
     }
 
-    /// Lines that were written, and lines that were lost.
+    /// Returns the numbers of written and of lost lines.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.state.written.load(Ordering::Relaxed), self.state.lost.load(Ordering::Relaxed))
     }
 
-    /// Waits a little until what was noted is written. It sleeps.
+    /// Waits for a limited time until queued entries are written. Blocks.
     pub(crate) fn flush(&self) {
         let (flushed, is_flushed) = sync_channel(1);
-        // A queue that is full has lost lines already.
+        // A full queue has lost lines already.
         if self.queue.try_send(Message::Flush(flushed)).is_ok() {
             let _ = is_flushed.recv_timeout(END_WAIT_MAX);
         }
@@ -158,7 +153,7 @@ impl Audit {
 }
 
 impl State {
-    /// So many lines are on the disk.
+    /// Counts written lines.
     fn write(&self, lines: u64) {
         self.written.fetch_add(lines, Ordering::Relaxed);
         if self.is_losing.swap(false, Ordering::Relaxed) {
@@ -167,7 +162,7 @@ impl State {
         }
     }
 
-    /// So many lines are not.
+    /// Counts lost lines.
     fn lose(&self, lines: u64, reason: &str) {
         self.lost.fetch_add(lines, Ordering::Relaxed);
         if !self.is_losing.swap(true, Ordering::Relaxed) {

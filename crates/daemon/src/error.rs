@@ -1,4 +1,4 @@
-//! Why a request was not carried out, by cause; each says what to do next.
+//! Errors of requests, by cause. Each says what to do next.
 
 mod images;
 mod lacking;
@@ -38,54 +38,35 @@ use crate::names::InvalidName;
 use crate::stores::{Occupant, StoreProblem};
 use crate::vms::VmError;
 
-/// Why a request was not carried out.
-///
-/// Nothing has changed then, unless the cause says otherwise.
+/// Why a request was not carried out. Nothing has changed then, unless the cause says otherwise.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
-    /// No volume has the name.
     #[error("there is no volume \"{0}\"; see: sterna volume list")]
     VolumeNotFound(String),
-    /// Nothing that could be moved has the name.
     #[error("there is no volume and no VM \"{0}\"; see: sterna volume list, sterna vm list")]
     NothingToMove(String),
-    /// No store has the name.
     #[error("there is no store \"{name}\"; there are: {known}")]
     StoreNotFound {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// The names there are.
         known: String,
     },
-    /// Neither a store nor a host has the name.
     #[error(
         "there is no store and no host \"{name}\"; stores: {stores}; hosts: {hosts} (write HOST or HOST:STORE)"
     )]
-    DestinationNotFound {
-        /// What was asked for.
-        name: String,
-        /// The stores there are.
-        stores: String,
-        /// The hosts that are known.
-        hosts: String,
-    },
-    /// Nothing of the volume waits for a promotion.
+    DestinationNotFound { name: String, stores: String, hosts: String },
+    /// The volume has no copy here that waits for a promotion.
     #[error(
         "volume \"{0}\" does not wait here for another host's word, so there is nothing to promote; see: sterna volume show {0}"
     )]
     NotPrepared(String),
-    /// The descriptors that another volume needs are not left.
+    /// Too few descriptors are left for another volume.
     #[error(
         "this daemon has {open} files and sockets open and may have {limit}, which leaves too few for another volume; start it with \
          a higher limit: LimitNOFILE= of its systemd unit, or ulimit -n"
     )]
-    TooManyFiles {
-        /// How many it has.
-        open: u64,
-        /// How many it may have.
-        limit: u64,
-    },
-    /// What has come of the volume cannot be promoted.
+    TooManyFiles { open: u64, limit: u64 },
+    /// The copy of the volume cannot be promoted.
     #[error("volume \"{volume}\" cannot be promoted: {reason}; see: sterna migration show {migration}")]
     NotPromotable {
         volume: String,
@@ -93,29 +74,25 @@ pub(crate) enum RequestError {
         migration: MigrationId,
         reason: NotPromotable,
     },
-    /// A promotion is founded on nothing.
+    /// A promotion has neither a ticket nor `--force`.
     #[error(
         "give the ticket that the other host prints (sterna migration show), or --force: if that host goes on with the \
          volume, there are two of it from then on"
     )]
     NoTicket,
-    /// The ticket does not fit.
     #[error(transparent)]
     Ticket(#[from] TicketError),
-    /// Another host cannot be reached.
     #[error("host \"{host}\" cannot be reached: {reason}; see: sterna host show {host}")]
     HostUnreachable {
         host: String,
-        /// What was tried, and what came of it.
+        /// The attempt, and its result.
         reason: String,
     },
-    /// Another host cannot run a VM.
     #[error("host \"{host}\" cannot run the VM \"{vm}\": {reason}")]
     VmRefused { vm: String, host: String, reason: String },
-    /// A VM cannot be moved as it is.
     #[error("the VM \"{vm}\" cannot be moved: {reason}")]
     VmUnmovable { vm: String, reason: String },
-    /// A VM cannot stand still for as short as it is to.
+    /// A VM's downtime limit cannot be met.
     #[error(
         "the VM \"{vm}\" cannot be moved within --max-downtime {}: the way to the other host is so long that an idle \
          one stands still for {:.0} ms at least; allow {} ms, or more",
@@ -123,213 +100,183 @@ pub(crate) enum RequestError {
     )]
     DowntimeUnreachable {
         vm: String,
-        /// How long an idle one would stand still.
+        /// The shortest downtime of an idle VM.
         least: std::time::Duration,
-        /// How long it may.
+        /// The requested limit.
         wanted: std::time::Duration,
     },
-    /// Another host does not take a volume.
     #[error("host \"{host}\" does not take the volume: {}", refusal.detail)]
     HostRefused { host: String, refusal: Refusal },
-    /// A volume has gone to another host.
+    /// The volume is at another host.
     #[error(
         "volume \"{volume}\" is at host \"{host}\" ({migration}), and only forwarded here: do it there, or end the forwarding \
          with: sterna volume remove {volume}"
     )]
     VolumeElsewhere {
         volume: String,
-        /// Which host has it.
+        /// The host that has the volume.
         host: String,
         /// The migration that took it there.
         migration: MigrationId,
     },
-    /// A volume has gone to another host, and nothing of it is left here.
+    /// The volume is at another host, and nothing of it is left here.
     #[error("volume \"{volume}\" has gone to host \"{host}\" ({migration}): do it there")]
     VolumeGone {
         volume: String,
-        /// Which host it went to.
         host: String,
         /// The migration that took it there.
         migration: MigrationId,
     },
-    /// Something depends on another host that was to be forgotten.
+    /// A host that is to be forgotten is still needed.
     #[error("host \"{host}\" is needed: {needed}; to forget it all the same: --force")]
     HostNeeded {
         host: String,
-        /// By what, and what to do about it.
+        /// What needs it, and what to do about that.
         needed: String,
     },
-    /// No migration has the identity.
     #[error("there is no migration \"{0}\"; see: sterna migration list")]
     MigrationNotFound(String),
-    /// The API has no such path, or not for this method.
     #[error(transparent)]
     Route(#[from] RouteError),
-    /// The name is taken.
     #[error("a volume \"{0}\" exists; choose another name, or remove it first")]
     VolumeExists(String),
-    /// A volume that is offered is a branch of the history of one that is here. Said to the host that offers it.
+    /// An offered volume is another branch of the history of one that is here. Sent to the host that offers it.
     #[error(
         "it has volume \"{volume}\" already, as another branch of the same history, with generation {here} (this one has \
          {offered}): a promotion was forced, and both may have been written to since. Decide which is to stay, and remove the \
          other at its host: sterna volume remove {volume}"
     )]
     BranchPresent {
-        /// What the other branch is called here.
+        /// The name of the other branch here.
         volume: String,
         here: Generation,
-        /// That of the branch that is offered.
+        /// The generation of the offered branch.
         offered: Generation,
     },
-    /// Clients here use another branch of the history of a volume that is offered. Said to the host that offers it.
+    /// Clients here use another branch of an offered volume's history. Sent to the host that offers it.
     #[error(
         "its clients of volume \"{volume}\" are led to host \"{host}\", to another branch of the same history, with generation \
          {there} (this one has {offered}), and must not find another content; end that there with: sterna volume remove \
          {volume}, and try again"
     )]
     BranchLedTo {
-        /// What it is called here.
+        /// The volume's name here.
         volume: String,
         /// The host that has the other branch, or had it last.
         host: String,
         /// The generation with which the other branch went there.
         there: Generation,
-        /// That of the branch that is offered.
+        /// The generation of the offered branch.
         offered: Generation,
     },
-    /// The name cannot be one.
     #[error("\"{name}\" cannot be the name of a volume: {reason}")]
-    Name {
-        name: String,
-        /// What is wrong with it.
-        reason: InvalidName,
-    },
-    /// The request cannot be understood or has a value that cannot be meant.
+    Name { name: String, reason: InvalidName },
+    /// The request cannot be parsed, or has a contradictory value.
     #[error("{0}")]
     Invalid(String),
-    /// The body is too large.
     #[error("the request is larger than {} bytes", api::REQUEST_BYTES_MAX)]
     TooLarge,
-    /// There are several stores.
+    /// There are several stores, and the request names none.
     #[error("say in which store: --store with one of {known}")]
-    StoreNotChosen {
-        /// The names there are.
-        known: String,
-    },
-    /// A store cannot be used.
+    StoreNotChosen { known: String },
     #[error("store \"{name}\" cannot be used: {problem}")]
     StoreUnusable { name: String, problem: StoreProblem },
-    /// A store that holds one volume has one.
+    /// A store for one volume already has one.
     #[error("store \"{name}\" takes one volume, and {occupant}{}", if_kept(.name, .occupant))]
     StoreOccupied { name: String, occupant: Occupant },
-    /// A place is another volume's.
+    /// Another volume has the place.
     #[error("{place} is the volume \"{volume}\" already; see: sterna volume show {volume}")]
     PlaceTaken { place: Place, volume: String },
-    /// A place holds what a migration left there.
+    /// The place holds what a migration left there.
     #[error("{place} holds {}; to serve that all the same: --fenced", fenced(.fence))]
     Fenced { place: Place, fence: Reservation },
     /// A file in a store is left as it is.
     #[error(transparent)]
     StoreFile(#[from] StoreFileError),
-    /// A new volume could not be filled.
     #[error(transparent)]
     Fill(#[from] FillError),
-    /// A file is where the image would be.
+    /// A file has the image's path.
     #[error("{path} exists already; move it away if nothing uses it, or take another name or another store")]
     TargetExists { path: PathBuf },
-    /// The place cannot take as many bytes.
+    /// The place is too small.
     #[error("{needed} bytes do not fit into {place}: {detail}")]
     TargetTooSmall {
         place: String,
-        /// What is needed, in bytes.
+        /// The needed size in bytes.
         needed: u64,
-        /// What is in the way.
+        /// The obstacle.
         detail: String,
     },
-    /// The volume is there already.
+    /// The volume is in the target store already.
     #[error("volume \"{volume}\" is in store \"{store}\" already; choose another one")]
     SameStore { volume: String, store: String },
-    /// The store is too full.
     #[error(
         "store \"{store}\" has {} free, and {} are needed; make room there, or choose another store", Bytes(*.free), Bytes(*.needed)
     )]
-    NoSpace {
-        store: String,
-        /// What is free, in bytes.
-        free: u64,
-        /// What is needed, in bytes.
-        needed: u64,
-    },
-    /// The volume is being migrated.
+    NoSpace { store: String, free: u64, needed: u64 },
     #[error(
         "volume \"{volume}\" is being migrated ({migration}); wait for it, or cancel it: sterna migration cancel {migration}"
     )]
     AlreadyMigrating { volume: String, migration: MigrationId },
-    /// The volume lacks blocks.
     #[error(transparent)]
     Lacking(#[from] LackingError),
-    /// The journal was put back, and it is not known whose the volume is.
+    /// The journal was restored, and the volume's owner is unknown.
     #[error(transparent)]
     Restored(#[from] RestoredError),
-    /// The migration is not under way.
     #[error("migration {0} has ended; see: sterna migration show {0}")]
     NotMigrating(MigrationId),
     /// The migration was cancelled before anything was copied.
     #[error("migration {0} was cancelled before it had begun")]
     CancelledBeforehand(MigrationId),
-    /// The migration cannot be cancelled any more.
+    /// The migration can be cancelled only before its handover.
     #[error("migration {0} can no longer be cancelled: it is being completed")]
     TooLate(MigrationId),
-    /// The migration has not begun.
     #[error("migration {0} waits for its turn; until then it can be cancelled: sterna migration cancel {0}")]
     MigrationWaits(MigrationId),
-    /// As many migrations wait as may.
+    /// The queue of waiting migrations is full.
     #[error("{waiting} migrations wait for their turn; order more when some of them have begun")]
     QueueFull { waiting: usize },
-    /// Another host has as much as it may have here.
+    /// Another host has used up its share here.
     #[error("{0}; try again later")]
     ShareUsedUp(UsedUp),
-    /// There is nothing to do once more.
+    /// The migration cannot be repeated.
     #[error("migration {migration} cannot be done once more: {reason}")]
     CannotRetry {
         migration: MigrationId,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         reason: RetryObstacle,
     },
     #[error("volume \"{volume}\" is in use by {clients}; stop the guest, or cut it off with --force")]
     VolumeInUse { volume: String, clients: crate::volumes::registry::Users },
-    /// Clients may have been left at the host that it came from.
+    /// The volume's former host may forward clients here.
     #[error(
         "the host that volume \"{0}\" came from has not said yet whether it leads clients here; try again in a minute, or cut \
          them off with --force"
     )]
     ClientsUnknown(String),
-    /// Something else is being done with the volume.
+    /// Another operation holds the volume.
     #[error(
         "volume \"{0}\" is being created, removed, resized or begins to migrate; try again when that is done"
     )]
     VolumeBusy(String),
-    /// The volume is on its way from another host.
     #[error(
         "volume \"{volume}\" is on its way here ({migration}); wait for it, or cancel it: sterna migration cancel {migration}"
     )]
     VolumeArriving { volume: String, migration: MigrationId },
-    /// The volume is not served.
     #[error("volume \"{volume}\" is not being served: {reason}")]
     VolumeUnavailable { volume: String, reason: String },
     /// No image of the volume was kept, or none by this migration.
     #[error("no such image of \"{volume}\" was kept{}", if_others(.known))]
     ReplicaNotFound {
         volume: String,
-        /// The migrations that left one, for people; empty: none did.
+        /// The migrations that left one; empty: none did.
         known: String,
     },
-    /// An image that was kept is in use.
     #[error("the image that was kept of \"{volume}\" is in use: {user}")]
     ReplicaInUse {
-        /// Which volume, or which file.
+        /// The volume, or the file.
         volume: String,
-        /// Who uses it, and what to do.
+        /// What uses it, and what to do.
         user: String,
     },
     /// Volumes do not shrink.
@@ -339,74 +286,65 @@ pub(crate) enum RequestError {
     )]
     Shrinks {
         volume: String,
-        /// Its size in bytes.
+        /// The present size in bytes.
         size: u64,
-        /// What was asked for.
+        /// The requested size in bytes.
         asked: u64,
     },
-    /// A store in which the volume must fit cannot hold as much.
+    /// A store of the volume cannot hold the new size.
     #[error("volume \"{volume}\" cannot have {needed} bytes: {reason}")]
     CannotGrow {
         volume: String,
-        /// What was asked for, in bytes.
+        /// The requested size in bytes.
         needed: u64,
-        /// What is in the way, and what to do.
+        /// The obstacle, and what to do.
         reason: String,
     },
-    /// A resize that was interrupted could not be ended.
+    /// An interrupted resize could not be completed.
     #[error("a resize that was interrupted cannot be ended")]
     Grow(#[from] GrowError),
-    /// An image cannot be used.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// A qcow2 image cannot be used.
     #[error(transparent)]
     Qcow2(#[from] Qcow2Error),
-    /// The export of another server cannot be used.
     #[error(transparent)]
     Remote(#[from] RemoteError),
-    /// An image is none that can be served.
     #[error("{path} cannot be served: {detail}")]
     ImageUnsuitable {
         path: PathBuf,
-        /// Why, and what to do.
+        /// The reason, and what to do.
         detail: String,
     },
-    /// Others use an image, or may.
+    /// Others use an image, or may use it.
     #[error("{path}: {refused}")]
     Claimed {
         path: PathBuf,
-        /// Who, and what was not done.
+        /// Who uses it, and which step was refused.
         refused: migration::custody::Refused,
     },
-    /// An image could not be copied.
     #[error(transparent)]
     Copy(#[from] CopyError),
-    /// Something about other hosts was not done.
+    /// An operation on other hosts failed.
     #[error(transparent)]
     Hosts(#[from] HostsError),
-    /// Something about who may use the API was not done.
+    /// An operation on access to the API failed.
     #[error(transparent)]
     Grants(#[from] GrantsError),
-    /// Something about VMs was not done.
+    /// An operation on VMs failed.
     #[error(transparent)]
     Vm(#[from] VmError),
-    /// The volume is a disk of a VM.
     #[error("volume \"{volume}\" is a disk of the VM \"{vm}\"; remove that first: sterna vm remove {vm}")]
     VolumeOfVm { volume: String, vm: String },
-    /// The daemon is going down.
     #[error("the daemon is shutting down; try again when it is back")]
     ShuttingDown,
-    /// The journal did not take what must be remembered.
+    /// The journal did not accept a record.
     #[error("the journal could not be written: {0}; the daemon's log says why")]
     Journal(#[from] CommitFault),
-    /// A store answered with an error.
     #[error("cannot {operation} {path}: {detail}")]
     Storage {
-        /// What was tried, as a verb.
+        /// The failed operation, as a verb.
         operation: &'static str,
         path: PathBuf,
-        /// What the system answered.
         detail: String,
     },
     #[error("the daemon contradicted itself: {0}; please report this, with its log")]
@@ -414,12 +352,12 @@ pub(crate) enum RequestError {
 }
 
 impl RequestError {
-    /// An I/O error with the file it is about.
+    /// Returns an I/O error with the file that it is about.
     pub(crate) fn storage(operation: &'static str, path: &std::path::Path, error: &std::io::Error) -> Self {
         Self::Storage { operation, path: path.to_owned(), detail: error.to_string() }
     }
 
-    /// The cause, as the API calls it.
+    /// Returns the API's code of the error.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
             Self::VolumeNotFound(_)
@@ -484,19 +422,19 @@ impl RequestError {
         }
     }
 
-    /// The sentence for people: the error and its causes.
+    /// Returns the message: the error and its causes.
     pub(crate) fn message(&self) -> String {
         with_causes(self)
     }
 }
 
-/// An error and its causes, in one line: names and answers of others that are in it are cleaned.
+/// Returns an error and its causes in one line, with names and texts of others cleaned.
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let detail = error.to_string();
-        // Some errors have their cause's text in their own.
+        // Some errors contain the text of their cause.
         if !text.contains(&detail) {
             text = format!("{text}: {detail}");
         }

@@ -1,72 +1,72 @@
-//! Steps at which a test kills the daemon: what `kill -9` or a power cut leaves is then known exactly.
+//! Steps at which a test kills the daemon, so that it knows exactly what `kill -9` or a power cut leaves.
 //!
 //! `STERNA_FAIL_POINT=before-released` makes the process kill itself just before a *released* record is written,
-//! `after-released` just after it is durable; `after-discard@2` at the second time that this step is passed.
+//! `after-released` just after it is durable; `after-discard@2` when this step is passed for the second time.
 //!
-//! They are always compiled in. What tests kill is then the very program that is shipped; a pass costs one atomic
-//! load on paths that end in a disk write; and who may set the environment of a daemon may kill it anyway.
+//! Fail points are always compiled in, so tests kill the very program that is shipped. Passing one costs one atomic load on
+//! paths that end in a disk write. A user who can set the daemon's environment can kill it anyway.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::process::{Signal, getpid, kill_process};
 
-/// The environment variable.
+/// The environment variable that names a fail point.
 pub const VARIABLE: &str = "STERNA_FAIL_POINT";
 
 /// A step that changes what is found after a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// The journal takes a volume that was added.
+    /// The journal records an added volume.
     Added,
-    /// The journal takes the removal of a volume.
+    /// The journal records the removal of a volume.
     Removed,
-    /// The journal takes the start of a migration.
+    /// The journal records the start of a migration.
     Started,
-    /// The journal takes a target's promise to wait.
+    /// The journal records a target's promise to wait.
     Prepared,
-    /// The journal takes the end of a try at the handover.
+    /// The journal records the end of an attempt at the handover.
     Aborted,
-    /// The journal takes that a target's images are about to be deleted.
+    /// The journal records that a target's images are about to be deleted.
     Discarding,
-    /// The journal takes the release: the commit point.
+    /// The journal records the release: the commit point.
     Released,
-    /// The journal takes the new ownership.
+    /// The journal records the new ownership.
     Owned,
-    /// The journal takes that a volume was handed back.
+    /// The journal records that a volume was handed back.
     HandedBack,
-    /// The journal takes the end of a migration.
+    /// The journal records the end of a migration.
     Ended,
-    /// The journal takes that a volume is about to grow.
+    /// The journal records that a volume is about to grow.
     ResizeBegun,
-    /// The journal takes a volume's new size, or that it keeps the old one.
+    /// The journal records a volume's new size, or that it keeps the old one.
     Resized,
-    /// The image of a growth that was interrupted is brought to its size.
+    /// The image of an interrupted growth is brought to its size.
     Grow,
     /// An image file is made.
     CreateImage,
     /// A half-made target is deleted.
     Discard,
-    /// A source image that was left is deleted or renamed.
+    /// A source image after a move is deleted or renamed.
     Retire,
-    /// A compacted journal takes the place of the old one.
+    /// A compacted journal replaces the old one.
     Compact,
     /// The process of a VM is started.
     Launch,
     /// A disk of a VM changes hands by one step.
     Exchange,
-    /// A daemon that has ended passes its clients on.
+    /// An ended daemon passes its clients on.
     PassOn,
-    /// The next one goes on with them.
+    /// The next daemon adopts these clients.
     TakeUp,
 }
 
-/// Where the process is to end, if anywhere.
+/// The armed fail point, if there is one.
 #[derive(Debug)]
 struct Armed {
     side: Side,
     step: Step,
-    /// Passes left before it happens.
+    /// The number of passes before it takes effect.
     passes_left: AtomicU32,
 }
 
@@ -74,7 +74,7 @@ struct Armed {
 enum Side {
     Before,
     After,
-    /// Only the lane that asks for the step ends, by a panic.
+    /// Only the lane that passes the step ends, by a panic.
     Lane,
 }
 
@@ -90,10 +90,10 @@ pub struct UnknownFailPoint {
     steps: String,
 }
 
-/// Reads [`VARIABLE`]. Until this is called, and without the variable, nothing happens at any step.
+/// Reads [`VARIABLE`]. Before this call, and without the variable, no step has an effect.
 ///
 /// # Errors
-/// [`UnknownFailPoint`]: a test that would test nothing is refused.
+/// [`UnknownFailPoint`]: the variable names no step, so a test with it would test nothing.
 pub fn arm_from_environment() -> Result<(), UnknownFailPoint> {
     let Some(text) = std::env::var_os(VARIABLE) else { return Ok(()) };
     let text = text.to_string_lossy();
@@ -107,17 +107,17 @@ pub fn arm_from_environment() -> Result<(), UnknownFailPoint> {
     Ok(())
 }
 
-/// Ends the process here if that was asked for.
+/// Ends the process here if the fail point is armed.
 pub(crate) fn before(step: Step) {
     pass(Side::Before, step);
 }
 
-/// Ends the process here if that was asked for.
+/// Ends the process here if the fail point is armed.
 pub(crate) fn after(step: Step) {
     pass(Side::After, step);
 }
 
-/// Ends the lane here, on whose thread this is called, if that was asked for.
+/// Ends the lane on the calling thread if the fail point is armed.
 #[expect(clippy::panic, reason = "a test asks for it, to see that the daemon survives a defect of a lane")]
 pub(crate) fn in_lane(step: Step) {
     if is_reached(Side::Lane, step) {
@@ -125,7 +125,7 @@ pub(crate) fn in_lane(step: Step) {
     }
 }
 
-/// Tells whether a pass is the one that was asked for.
+/// Returns whether a pass is the armed one.
 fn is_reached(side: Side, step: Step) -> bool {
     let Some(Some(armed)) = ARMED.get() else { return false };
     let is_it = armed.side == side && armed.step == step;
@@ -160,7 +160,7 @@ fn parse(text: &str) -> Option<Armed> {
 }
 
 impl Step {
-    /// All steps.
+    /// All steps in their order.
     pub const ALL: [Self; 21] = [
         Self::Added,
         Self::Removed,
@@ -185,7 +185,7 @@ impl Step {
         Self::TakeUp,
     ];
 
-    /// The name in [`VARIABLE`].
+    /// Returns the step's name in [`VARIABLE`].
     pub fn name(self) -> &'static str {
         match self {
             Self::Added => "added",

@@ -1,12 +1,12 @@
-//! Files, folders, sockets and descriptors. Nothing here knows what a volume is.
+//! Files, folders, sockets and descriptors. Nothing here depends on volumes.
 //!
 //! ```text
 //!   whole_file       a file that is read and replaced as a whole
-//!   listing          a list of things that have names, in such a file
+//!   listing          a list of named entries in such a file
 //!   folder_entries   renaming without replacing; names made durable
-//!   lock             one daemon a folder
+//!   lock             one daemon for each folder
 //!   sockets          Unix sockets at stable paths, ports
-//!   descriptors      how many may be open
+//!   descriptors      the limit of open descriptors
 //! ```
 
 pub(crate) mod descriptors;

@@ -1,12 +1,12 @@
-//! Who may use the API over TLS: keys, each with a role. It says who somebody is; what he may do is said by `http/roles.rs`.
+//! The keys that may use the API over TLS, each with a role. `http/roles.rs` says what a role may do.
 //!
 //! ```text
-//!   grant() ─► invited: the key of a token ── redeem() ─► known: a key of his own ── revoke() ─► gone
-//!                 └─ its time is over: as if it were not there
+//!   grant() ─► invited: the key of a token ── redeem() ─► known: the client's own key ── revoke() ─► gone
+//!                 └─ expired: as if it did not exist
 //!   data_dir/api/         the daemon's key and certificate: made at the first start with [api_tls]
 //!   data_dir/access.json  the grants
 //! ```
-//! A problem with it keeps nothing else from working: nobody is let in then, and `sterna access list` says why.
+//! A problem here affects nothing else: no client is admitted then, and `sterna access list` says why.
 
 #[cfg(test)]
 mod tests;
@@ -24,62 +24,60 @@ use crate::error::with_causes;
 use crate::files::listing::{Listed, Listing, ListingError};
 use crate::hosts::LIFETIME_S_MAX;
 
-/// Name of the folder of the daemon's key in the data folder.
+/// The folder of the daemon's key, in the data folder.
 const IDENTITY_FOLDER: &str = "api";
-/// What its certificate is called.
+/// The name in the daemon's certificate.
 const IDENTITY_NAME: &str = "sterna-api";
-/// Grants that there may be: more people and programs than look after one host, and few enough to be looked through at each
-/// connection.
+/// The largest number of grants: more than one host needs, and few enough to be searched at each connection.
 const GRANTS_MAX: usize = 256;
 
-/// Who may use the API over TLS.
+/// The grants for the API over TLS.
 pub(crate) struct Grants {
     data_dir: PathBuf,
-    /// Where the daemon listens, as it is told to people.
+    /// The address at which the daemon listens, for descriptions.
     listen: Option<String>,
-    /// Who the daemon is; `Ok(None)`: it does not listen.
+    /// The daemon's identity; `Ok(None)`: it does not listen.
     identity: Result<Option<Identity>, String>,
-    /// Why the list cannot be used is kept instead of it.
+    /// `Err` holds why the list could not be loaded.
     listing: RwLock<Result<Arc<Listing<Entry>>, String>>,
 }
 
-/// Somebody who is let in.
+/// An admitted client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Granted {
-    /// What he is called.
+    /// The name of its grant.
     pub(crate) name: String,
     pub(crate) key: HostId,
-    /// How far he is let in.
+    /// What it may do.
     pub(crate) standing: Standing,
 }
 
-/// How far somebody is let in.
+/// What an admitted client may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
-    /// To redeem his invitation.
+    /// Redeem its access token.
     Invited,
-    /// To do what this role may.
+    /// Everything that this role allows.
     Has(Role),
 }
 
-/// What is remembered of a grant.
+/// The record of a grant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
     name: String,
     role: Role,
-    /// Whose key it is; of an invitation that of its token.
+    /// The client's key, or the key of an access token.
     #[serde(with = "crate::hosts::id_text")]
     key: HostId,
-    /// Until when the invitation is good; `None`: the key is his own.
+    /// The expiry of the access token; `None`: the key is the client's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     invited_until_unix_ms: Option<u64>,
     granted_unix_ms: u64,
 }
 
-/// Why something about grants was not done.
+/// Why an operation on grants failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GrantsError {
-    /// The daemon does not listen.
     #[error(
         "this daemon does not serve its API over TLS: set api_tls.listen in the configuration, for example listen = \
          \"0.0.0.0:7425\", and restart it, which breaks no connection"
@@ -87,45 +85,41 @@ pub(crate) enum GrantsError {
     NotListening,
     #[error("nobody is let in over TLS: {0}")]
     Unusable(String),
-    /// Nobody has the name.
     #[error("nobody called \"{0}\" may use the API over TLS; see: sterna access list")]
     NotFound(String),
-    /// Somebody has the name, or the key.
+    /// Another grant has the name, or the key.
     #[error(
         "\"{0}\" may use the API over TLS already; change it with sterna access set, or revoke it: sterna access revoke {0}"
     )]
     Exists(String),
-    /// There are as many as may be.
+    /// The largest number of grants is reached.
     #[error(
         "{GRANTS_MAX} may use the API over TLS, and there can be no more: sterna access revoke those that are not needed"
     )]
     TooMany,
-    /// The name is none.
     #[error(transparent)]
     Name(IdentityError),
-    /// The key is none.
     #[error(
         "a key is written as 64 hexadecimal digits, the SHA-256 of the public key; sterna remote key prints it"
     )]
     Key,
-    /// How long an invitation may be good.
+    /// The lifetime of an access token is out of its range.
     #[error("an invitation is good for between 1 and {LIFETIME_S_MAX} seconds, not for {0}")]
     Lifetime(u64),
-    /// The invitation is none any more.
+    /// The access token is not valid.
     #[error(
         "the invitation is redeemed, revoked, or its time is over; have another one made: sterna access grant"
     )]
     NotInvited,
-    /// There is no randomness for a secret, or no key of it.
+    /// The system has no randomness for a secret, or no key can be made of it.
     #[error("a key for the invitation cannot be made; the daemon's log says more")]
     Secret,
-    /// The list cannot be written.
     #[error(transparent)]
     Listing(#[from] ListingError),
 }
 
 impl Grants {
-    /// Reads the list, and makes the daemon's key if it is to listen and has none. May sleep.
+    /// Reads the list. Makes the daemon's key if the daemon listens and has none. May block.
     pub(crate) fn begin(config: &Config) -> Arc<Self> {
         let data_dir = config.data_dir.clone();
         let identity = config.api_tls.listen.map(|_| identity(&data_dir)).transpose();
@@ -139,7 +133,7 @@ impl Grants {
         Arc::new(grants)
     }
 
-    /// Reads the list again: somebody may have changed or restored the file. May sleep.
+    /// Reads the list again, because the file may have been changed or restored. May block.
     pub(crate) fn reload(&self) {
         match Listing::open(&self.data_dir) {
             Ok(listing) => {
@@ -152,7 +146,7 @@ impl Grants {
         }
     }
 
-    /// Lets in whose key is known; `None`: the daemon does not listen, or cannot.
+    /// Returns an acceptor that admits known keys; `None`: the daemon does not listen, or cannot.
     pub(crate) fn acceptor(self: &Arc<Self>) -> Option<Acceptor> {
         let Ok(Some(identity)) = &self.identity else { return None };
         let grants = Arc::clone(self);
@@ -160,25 +154,25 @@ impl Grants {
         acceptor.inspect_err(|error| tracing::error!(%error, "the API is not served over TLS")).ok()
     }
 
-    /// Whose key this is, if he is let in at this moment.
+    /// Returns the client with this key, if it is admitted at this moment.
     pub(crate) fn who(&self, key: HostId) -> Option<Granted> {
         let now = crate::journal::now_unix_ms();
         self.listing().ok()?.find(|entry| entry.key == key && entry.is_good(now)).map(Granted::from)
     }
 
-    /// Why nobody is let in; `None`: nothing is wrong.
+    /// Returns why no client is admitted; `None`: there is no problem.
     pub(crate) fn problem(&self) -> Option<String> {
         self.listen.as_ref()?;
         let of_listing = || self.listing().err().map(|error| error.to_string());
         self.identity.as_ref().err().cloned().or_else(of_listing)
     }
 
-    /// Describes who is let in, and where.
+    /// Describes the grants, and the address.
     pub(crate) fn describe(&self) -> Result<api::Access, GrantsError> {
         let key = self.identity.as_ref().ok().and_then(Option::as_ref);
         let problem = self.problem();
         let entries = self.listing().map(|listing| listing.list()).or_else(|error| match problem {
-            // It is told what is wrong.
+            // The description includes the problem.
             Some(_) => Ok(Vec::new()),
             None => Err(error),
         })?;
@@ -190,7 +184,7 @@ impl Grants {
         })
     }
 
-    /// Lets somebody in, by his key or by an invitation. May sleep.
+    /// Admits a client by its key or by an access token. May block.
     pub(crate) fn grant(
         &self,
         order: api::NewGrant,
@@ -220,7 +214,7 @@ impl Grants {
             granted_unix_ms: now_unix_ms,
         };
         self.listing()?.change(|entries| {
-            // Invitations whose time is over take no room, and no names.
+            // Expired access tokens use neither a place nor a name.
             entries.retain(|_, entry| entry.is_good(now_unix_ms));
             let same = entries.values().find(|other| other.name == entry.name || other.key == entry.key);
             if let Some(same) = same {
@@ -236,7 +230,7 @@ impl Grants {
         Ok(api::NewlyGranted { grant: entry.into(), token, listen })
     }
 
-    /// Changes what somebody may do; holds from his next request on. May sleep.
+    /// Changes the role of a client, in effect from its next request. May block.
     pub(crate) fn set(&self, name: &str, role: Role) -> Result<api::Grant, GrantsError> {
         let changed = self.listing()?.change(|entries| {
             let entry = entries.get_mut(name)?;
@@ -246,13 +240,13 @@ impl Grants {
         changed.map(api::Grant::from).ok_or_else(|| GrantsError::NotFound(name.to_owned()))
     }
 
-    /// Lets somebody in no more; holds from his next request on. May sleep.
+    /// Revokes a grant, in effect from the client's next request. May block.
     pub(crate) fn revoke(&self, name: &str) -> Result<api::Grant, GrantsError> {
         let revoked = self.listing()?.remove(name)?;
         revoked.map(api::Grant::from).ok_or_else(|| GrantsError::NotFound(name.to_owned()))
     }
 
-    /// Has who was invited known by a key of his own from now on. May sleep.
+    /// Replaces the key of an access token by the client's own key. May block.
     pub(crate) fn redeem(
         &self,
         invited: HostId,
@@ -268,7 +262,7 @@ impl Grants {
                 entry.key == invited && entry.invited_until_unix_ms.is_some() && entry.is_good(now_unix_ms)
             };
             let entry = entries.values_mut().find(is_invited).ok_or(GrantsError::NotInvited)?;
-            // N.B. the token is worth nothing from here on.
+            // N.B. the token is invalid from here on.
             (entry.key, entry.invited_until_unix_ms) = (key, None);
             Ok(entry.clone().into())
         })?
@@ -281,7 +275,7 @@ impl Grants {
 }
 
 impl GrantsError {
-    /// The cause, for programs.
+    /// Returns the API's code of the error.
     pub(crate) fn code(&self) -> api::ErrorCode {
         use api::ErrorCode;
         match self {
@@ -297,7 +291,7 @@ impl GrantsError {
 }
 
 impl Entry {
-    /// Whether it lets anybody in at this time.
+    /// Returns whether the grant is valid at this time.
     fn is_good(&self, now_unix_ms: u64) -> bool {
         self.invited_until_unix_ms.is_none_or(|until| now_unix_ms < until)
     }
@@ -329,11 +323,11 @@ impl From<Entry> for api::Grant {
     }
 }
 
-/// Who the daemon is to clients of its API.
+/// Returns the daemon's identity for clients of its API.
 fn identity(data_dir: &std::path::Path) -> Result<Identity, IdentityError> {
     let folder = data_dir.join(IDENTITY_FOLDER);
     match Identity::load(&folder) {
-        // N.B. a folder without its key is not replaced: every client knows the one that was there.
+        // N.B. a folder without its key is not replaced, because every client knows the former key.
         Err(error) if error.is_missing() && !folder.exists() => Identity::create(&folder, IDENTITY_NAME),
         loaded => loaded,
     }

@@ -1,14 +1,14 @@
-//! Other hosts: this host's identity, the hosts it is paired with, and the endpoint that connects them.
+//! Other hosts: this host's identity, the paired hosts, and the endpoint that connects them.
 //!
 //! ```text
 //!   data_dir/identity/    key, certificate, name: made once by `sterna host init`
-//!   data_dir/hosts.json   the hosts that are paired with this one, and where they are
-//!   data_dir/hosts-history.json   what has happened to that list
+//!   data_dir/hosts.json   the paired hosts, and their addresses
+//!   data_dir/hosts-history.json   the changes of that list
 //!   [hosts] listen, links in the configuration
 //! ```
 //!
-//! The endpoint runs from the moment that there is an identity. A problem with it keeps nothing else from working: it is
-//! shown by `sterna host show`. What goes over sessions is not known here: whoever starts this gives the receiver.
+//! The endpoint runs once there is an identity. A problem with it affects nothing else, and `sterna host show` displays it. The
+//! caller provides the receiver of all messages.
 
 mod history;
 mod known;
@@ -34,27 +34,26 @@ use crate::audit::Audit;
 use crate::config::{Config, HostsConfig};
 use crate::files::listing::ListingError;
 
-/// Name of the identity's folder in the data folder.
+/// The identity's folder in the data folder.
 const IDENTITY_FOLDER: &str = "identity";
-/// Longest that an invitation may be good: long enough to reach somebody, short enough to be forgotten safely.
+/// The longest lifetime of a host invitation: long enough to reach an administrator, short enough to be forgotten safely.
 pub(crate) const LIFETIME_S_MAX: u64 = 7 * 24 * 60 * 60;
 
-/// The other hosts, and this one as they see it.
+/// The other hosts, and this host's identity.
 pub(crate) struct Hosts {
     identity_folder: PathBuf,
     config: HostsConfig,
     receiver: Arc<dyn Receiver>,
-    /// Why the list cannot be used is kept instead of it.
+    /// `Err` holds why the list could not be loaded.
     known: Result<Arc<Known>, String>,
     state: Mutex<State>,
 }
 
-/// Whether others can be reached.
+/// Whether other hosts can be reached.
 enum State {
-    /// There is no identity yet.
     NoIdentity,
     Running(Arc<Endpoint>, Identity),
-    /// There is one, but it cannot be used.
+    /// The identity exists but cannot be used.
     Failed {
         identity: Option<Identity>,
         problem: String,
@@ -62,43 +61,36 @@ enum State {
     Stopped,
 }
 
-/// Why something about other hosts was not done.
+/// Why an operation on other hosts failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HostsError {
-    /// There is no identity yet.
     #[error("this host has no identity yet: sterna host init")]
     NoIdentity,
-    /// There is one, but it cannot be used.
+    /// The identity exists but cannot be used.
     #[error("this host cannot reach others: {0}")]
     Unusable(String),
-    /// No other host has the name.
     #[error("there is no host \"{0}\"; see: sterna host list")]
     NotFound(String),
-    /// How long an invitation may be good.
+    /// The lifetime of a host invitation is out of its range.
     #[error("an invitation is good for between 1 and {LIFETIME_S_MAX} seconds, not for {0}")]
     Lifetime(u64),
-    /// This host does not listen.
     #[error(
         "this host does not listen for others: set hosts.listen in the configuration, for example listen = \
          [\"0.0.0.0:7423\"], and hosts.links if others reach it elsewhere; then start the daemon again"
     )]
     NotListening,
-    /// The identity cannot be made.
     #[error(transparent)]
     Identity(#[from] IdentityError),
-    /// The list of hosts cannot be changed.
     #[error(transparent)]
     Known(#[from] ListingError),
-    /// What was given is no token.
     #[error(transparent)]
     Token(#[from] GarbledToken),
-    /// The hosts could not be paired.
     #[error(transparent)]
     Join(JoinError),
 }
 
 impl Hosts {
-    /// Begins: with an identity, others can be reached from now on; `receiver` is told what arrives from them.
+    /// Starts the endpoint, if there is an identity; `receiver` gets the messages of other hosts.
     pub(crate) fn start(config: &Config, audit: Audit, receiver: Arc<dyn Receiver>) -> Arc<Self> {
         let known = Known::open(&config.data_dir).map(|known| Arc::new(known.audited(audit)));
         let hosts = Self {
@@ -116,7 +108,7 @@ impl Hosts {
         Arc::new(hosts)
     }
 
-    /// Makes this host's identity, and begins to listen for others. It may sleep.
+    /// Creates this host's identity, and begins to listen for other hosts. May block.
     pub(crate) fn create_identity(&self, name: &str) -> Result<(), HostsError> {
         if let Err(problem) = &self.known {
             return Err(HostsError::Unusable(problem.clone()));
@@ -127,19 +119,19 @@ impl Hosts {
         Ok(())
     }
 
-    /// Makes an invitation; whoever redeems it is trusted so far.
+    /// Makes a host invitation; the host that redeems it gets this trust.
     pub(crate) fn invite(&self, lifetime_s: u64, trust: Trust) -> Result<Token, HostsError> {
         if !(1..=LIFETIME_S_MAX).contains(&lifetime_s) {
             return Err(HostsError::Lifetime(lifetime_s));
         }
         let known = self.known()?;
         let token = self.endpoint()?.invite(Duration::from_secs(lifetime_s)).map_err(HostsError::join)?;
-        // Nobody has it yet.
+        // No host has it yet.
         known.agree(token.invitation(), trust);
         Ok(token)
     }
 
-    /// Redeems another host's invitation, and trusts it so far; as before, if that is not said. It waits for the other host.
+    /// Redeems another host's invitation, and trusts that host; `None` keeps the former trust. Waits for the other host.
     pub(crate) fn join(
         &self,
         token: &str,
@@ -149,7 +141,7 @@ impl Hosts {
         let token: Token = token.parse()?;
         let token = address.into_iter().fold(token, Token::at);
         let known = self.known()?;
-        // Whoever stops the endpoint ends the waiting.
+        // Stopping the endpoint ends the wait.
         let joining = self.endpoint()?.joining(token);
         let joined = known.add(&joining.wait().map_err(HostsError::join)?, trust)?;
         tracing::info!(host = %joined.peer.name, id = %joined.peer.id, "paired with a host");
@@ -157,7 +149,7 @@ impl Hosts {
         Ok(joined)
     }
 
-    /// Changes what another host is trusted with. It may sleep.
+    /// Changes what another host is trusted with. May block.
     pub(crate) fn set_trust(&self, name: &str, trust: Trust) -> Result<Acquaintance, HostsError> {
         let changed = self.known()?.set_trust(name, trust)?;
         let changed = changed.ok_or_else(|| HostsError::NotFound(name.to_owned()))?;
@@ -165,18 +157,18 @@ impl Hosts {
         Ok(changed)
     }
 
-    /// Whether a host may bring VMs here.
+    /// Returns whether a host may bring VMs here.
     pub(crate) fn may_bring_vms(&self, host: migration::HostId) -> bool {
         let trust = self.known().map(|known| known.trust(transport::HostId(host.0)));
         self.config.machines && trust.is_ok_and(|trust| trust.machines)
     }
 
-    /// Forgets another host and closes the session with it. It may sleep.
+    /// Forgets another host and closes the session with it. May block.
     pub(crate) fn remove(&self, name: &str) -> Result<Peer, HostsError> {
         let known = self.known()?;
         let missing = || HostsError::NotFound(name.to_owned());
         let id = known.get(name).ok_or_else(missing)?.id;
-        // N.B. first: it must not come back by what it has redeemed once it is forgotten.
+        // N.B. first, so that a forgotten host cannot return by an invitation that it has redeemed.
         let endpoint = self.endpoint().ok();
         if let Some(endpoint) = &endpoint {
             endpoint.end_invitations_of(id);
@@ -189,38 +181,32 @@ impl Hosts {
         Ok(removed)
     }
 
-    /// The host of that name; `None`: nobody is called so, or nobody is known.
+    /// Returns the host with this name; `None`: there is none, or the list cannot be read.
     pub(crate) fn find(&self, name: &str) -> Option<Peer> {
         self.known().ok()?.get(name)
     }
 
-    /// All other hosts.
-    ///
-    /// # Errors
-    /// The list cannot be read.
+    /// Returns all other hosts, or why the list cannot be read.
     pub(crate) fn paired(&self) -> Result<BTreeSet<migration::HostId>, Unlisted> {
         let known = self.known().map_err(|_| Unlisted::Unreadable)?.list();
         Ok(known.into_iter().map(|peer| migration::HostId(peer.id.0)).collect())
     }
 
-    /// Whether a host is in the list.
     pub(crate) fn is_paired(&self, host: migration::HostId) -> bool {
         self.paired().is_ok_and(|paired| paired.contains(&host))
     }
 
-    /// The session with another host, for whoever has something to say to it.
     pub(crate) fn session(&self, peer: &Peer) -> Result<Session, HostsError> {
         Ok(self.endpoint()?.session(peer))
     }
 
-    /// The session with the host that is known by this identifier.
     pub(crate) fn session_with(&self, host: migration::HostId) -> Result<Session, HostsError> {
         let id = transport::HostId(host.0);
         let peer = self.known()?.list().into_iter().find(|peer| peer.id == id);
         self.session(&peer.ok_or_else(|| HostsError::NotFound(id.short()))?)
     }
 
-    /// Why nothing is heard of another host; `None`: it is connected.
+    /// Returns why another host is not connected; `None`: it is.
     pub(crate) fn silence_of(&self, host: migration::HostId) -> Option<String> {
         let status = match self.session_with(host) {
             Ok(session) => session.status(),
@@ -231,7 +217,7 @@ impl Hosts {
             .then(|| format!("the host that has it, which has not been connected for {seconds} s"))
     }
 
-    /// This host's identifier; `None`: it has no identity.
+    /// Returns this host's identity; `None`: it has none.
     pub(crate) fn own(&self) -> Option<migration::HostId> {
         match &*self.lock() {
             State::Running(_, identity) => Some(migration::HostId(identity.id().0)),
@@ -239,26 +225,25 @@ impl Hosts {
         }
     }
 
-    /// Whether this host itself is called so.
     pub(crate) fn is_own_name(&self, name: &str) -> bool {
         matches!(&*self.lock(), State::Running(_, identity) if identity.name() == name)
     }
 
-    /// Names of all other hosts, for people.
+    /// Returns the names of all other hosts, for messages.
     pub(crate) fn names(&self) -> String {
         let peers = self.known().map(|known| known.list()).unwrap_or_default();
         let names: Vec<String> = peers.into_iter().map(|peer| peer.name).collect();
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     }
 
-    /// The name by which people know a host here.
+    /// Returns a host's name here.
     pub(crate) fn name_of(&self, host: migration::HostId) -> String {
         let id = transport::HostId(host.0);
         let peers = self.known().map(|known| known.list()).unwrap_or_default();
         peers.into_iter().find(|peer| peer.id == id).map_or_else(|| id.short(), |peer| peer.name)
     }
 
-    /// Ends all sessions. It may sleep for a second or two.
+    /// Ends all sessions. May block for a second or two.
     pub(crate) fn stop(&self) {
         let before = std::mem::replace(&mut *self.lock(), State::Stopped);
         if let State::Running(endpoint, _) = before {
@@ -282,7 +267,7 @@ impl Hosts {
         let peers = known.list();
         match Endpoint::start(settings, known, Arc::clone(&self.receiver)) {
             Ok(endpoint) => {
-                // Connections are there before they are needed, and `host list` says whether they can be made.
+                // Connects before connections are needed, so that `host list` shows whether it is possible.
                 peers.iter().for_each(|peer| drop(endpoint.session(peer)));
                 *self.lock() = State::Running(Arc::new(endpoint), identity);
             }
@@ -300,7 +285,7 @@ impl Hosts {
         self.known.as_ref().map_err(|problem| HostsError::Unusable(problem.clone()))
     }
 
-    /// The endpoint, to be used without the lock: it may wait for its receiver, and that asks who this host is.
+    /// Returns the endpoint, for use without the lock: it may wait for its receiver, which asks for this host's identity.
     fn endpoint(&self) -> Result<Arc<Endpoint>, HostsError> {
         match &*self.lock() {
             State::Running(endpoint, _) => Ok(Arc::clone(endpoint)),
@@ -323,7 +308,7 @@ impl HostsError {
         }
     }
 
-    /// The cause, as the API calls it.
+    /// Returns the API's code of the error.
     pub(crate) fn code(&self) -> api::ErrorCode {
         use api::ErrorCode;
         match self {

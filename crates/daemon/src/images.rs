@@ -1,14 +1,14 @@
-//! Image files as the control plane handles them: looked at, opened, copied in. What changes their names or deletes them is in
-//! `crate::custody`. Everything here may sleep.
+//! Image files in the control plane: examined, opened, copied in. `crate::custody` renames and deletes them. Everything here
+//! may block.
 //!
 //! ```text
 //!   opening     opens the images of volumes, and makes those of targets
 //!   copying     fills a new image from another one
-//!   growing     ends a growth that was interrupted
-//!   replicas    images that a volume left behind, and that it may come home to
+//!   growing     completes an interrupted growth
+//!   replicas    images that a volume left behind, for an incremental return
 //!   inventory   every image that a migration left and that was kept
-//!   half_made   what says of a target that it is not complete
-//!   content     everything that lies in a store, and what it is
+//!   half_made   marks of incomplete targets
+//!   content     all files of a store, and what they are
 //! ```
 
 pub(crate) mod content;
@@ -34,43 +34,36 @@ use rustix::io::Errno;
 
 use crate::files::folder_entries::with_suffix;
 
-/// Size of the sectors that guests see: the size of every volume is a multiple of it.
+/// The size of the sectors that guests see: every volume's size is a multiple of it.
 pub(crate) const SECTOR_BYTES: u64 = 512;
-/// What Sterna rounds sizes up to where nobody says one, and steps of growth: such a volume can move to disks with 4 KiB
+/// The unit to which default sizes and steps of growth are rounded up, so that such a volume can move to disks with 4 KiB
 /// sectors.
 pub(crate) const SIZE_STEP_BYTES: u64 = 4096;
-/// Bytes that are copied between two looks at the clock of progress.
+/// How many bytes are copied between two updates of the progress.
 const COPY_STEP_BYTES: usize = 4 << 20;
 
 /// Why an image was not copied.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CopyError {
-    /// The store is full.
     #[error("the store ran out of space while {from} was copied; make room there, or choose another store")]
     NoSpace { from: PathBuf },
-    /// Reading or writing failed.
     #[error("copy {from} to {to}")]
-    Io {
-        from: PathBuf,
-        to: PathBuf,
-        /// What the system answered.
-        source: io::Error,
-    },
+    Io { from: PathBuf, to: PathBuf, source: io::Error },
 }
 
-/// Where the source's image is kept after `migration`: no autostart of anybody finds it under this name.
+/// Returns the path of the source's kept image after `migration`: no autostart finds it under this name.
 pub(crate) fn fenced_path(path: &Path, migration: MigrationId) -> PathBuf {
     with_suffix(path, &format!(".moved-{migration}"))
 }
 
-/// Bytes that a file takes in its store.
+/// Returns the allocated bytes of a file.
 pub(crate) fn allocated_bytes(path: &Path) -> io::Result<u64> {
     // The unit of st_blocks is 512 bytes, whatever the file system's own is.
     std::fs::metadata(path).map(|metadata| metadata.blocks().saturating_mul(512))
 }
 
-/// Lets who may use `from` use `to` as well: its owner, group and mode. An image that leaves Sterna again is then its
-/// owner's as before. What this user may not give away stays this user's.
+/// Gives `to` the owner, group and mode of `from`, so that an image which leaves Sterna again is its owner's as before. What
+/// this user may not give away stays this user's.
 pub(crate) fn dress(to: &File, from: &Path) {
     let dressed = std::fs::metadata(from).and_then(|found| {
         if let Err(error) = std::os::unix::fs::fchown(to, Some(found.uid()), Some(found.gid())) {
@@ -84,9 +77,8 @@ pub(crate) fn dress(to: &File, from: &Path) {
     }
 }
 
-/// Copies the data of one file into another that is all zeroes and at least as large; holes stay holes.
-///
-/// `done` follows the position, for whoever watches. The copy is durable when this returns.
+/// Copies the data of one file into another that is all zeroes and at least as large; holes stay holes. `done` follows the
+/// position. The copy is durable when this returns.
 pub(crate) fn copy_into(from: &Held, to: &Path, done: &AtomicU64) -> Result<(), CopyError> {
     copy_data(from, to, done).map_err(|source| match source.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -113,12 +105,12 @@ fn copy_data(from: &Held, to: &Path, done: &AtomicU64) -> io::Result<()> {
     target.sync_all()
 }
 
-/// The next run of data from `position` on, or `None` if there is none.
+/// Returns the next run of data from `position` on, or `None` if there is none.
 fn next_data(file: &File, position: u64, size: u64) -> io::Result<Option<(u64, u64)>> {
     let start = match rustix::fs::seek(file, SeekFrom::Data(position)) {
         Ok(start) => start,
         Err(Errno::NXIO) => return Ok(None),
-        // A file system without holes: all of it is data.
+        // On a file system without holes everything is data.
         Err(Errno::INVAL) => return Ok(Some((position, size))),
         Err(errno) => return Err(errno.into()),
     };

@@ -1,14 +1,14 @@
-//! The owner of the journal file: makes records durable, and knows what is true.
+//! The owner of the journal file: makes records durable, and holds the durable state.
 //!
 //! ```text
-//!   lanes, API ──commit(records)──► queue ──► journal thread: what is queued becomes one frame
+//!   lanes, API ──commit(records)──► queue ──► journal thread: queued commits become one frame
 //!                                                │ one durable write into preallocated space (`file`)
 //!   callers    ◄──── Ok, or a CommitFault ───────┤
 //!   readers    ◄──── State, as far as it is durable
 //! ```
 //!
-//! What records mean, and their encoding, is in `migration::journal`. One frame is in flight at a time: a crash can
-//! tear the last one only, and a torn frame was never acknowledged. Damage anywhere else is refused at the start.
+//! `migration::journal` defines the meaning and the encoding of records. One frame is in flight at a time, so a crash can tear
+//! only the last one, which was never acknowledged. Damage anywhere else is refused at the start.
 
 mod examine;
 mod export;
@@ -38,12 +38,11 @@ pub use restore::{HostToAsk, HostsSaid, Replacing, RestoreError, RestoredJournal
 pub(crate) use writer::step_of;
 use writer::{Request, Writer};
 
-/// Name of the journal in the data folder.
+/// The name of the journal in the data folder.
 pub const JOURNAL_FILE: &str = "journal";
 
-/// The journal; a clone is another handle to it.
-///
-/// The journal's thread, and with it the lock on the data folder, ends when the last handle is gone.
+/// The journal; a clone is another handle to it. Its thread, and with it the lock on the data folder, ends when the last handle
+/// is dropped.
 #[derive(Clone)]
 pub(crate) struct Journal {
     requests: mpsc::Sender<Request>,
@@ -52,84 +51,80 @@ pub(crate) struct Journal {
     figures: SharedFigures,
 }
 
-/// Why there is no journal to go by.
+/// Why the journal cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum JournalError {
     /// The file cannot be read or made.
     #[error("the journal {path} cannot be {operation}")]
     Io {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What was tried, as a participle.
+        /// The failed operation, as a participle.
         operation: &'static str,
-        /// What the system answered.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The file is larger than a journal becomes.
+    /// The file is too large for a journal.
     #[error("the journal {path} has {bytes} bytes, more than a journal ever has: it is something else")]
     TooLarge {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Its size.
+        /// The size of the file.
         bytes: u64,
     },
     /// The file is no journal of this version.
     #[error("the journal {path} cannot be read; {}", advice(.source))]
     Codec {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault of the encoding.
         source: CodecError,
     },
-    /// A newer program wrote records that mean nothing to this one.
+    /// A newer program wrote records that this one cannot decode.
     #[error(
         "the journal {path} has records of a newer program at byte {position}: start the program that wrote it, or \
          a newer one"
     )]
     Newer {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Where they begin.
+        /// The position of the first such record.
         position: usize,
     },
-    /// Acknowledged records lie behind a damaged part.
+    /// Acknowledged records are behind a damaged part.
     #[error(
         "the journal {path} is damaged at byte {position}, with more records behind it: do not go on with it, \
          but put a backup back: sterna journal restore"
     )]
     Damaged {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// Where the damage begins.
+        /// The position of the damage.
         position: usize,
     },
-    /// Its records contradict each other.
+    /// The records contradict each other.
     #[error(
         "the journal {path} contradicts itself: do not go on with it, but put a backup back: sterna journal restore"
     )]
     Inconsistent {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// How.
+        /// The contradiction that was found.
         source: Inconsistent,
     },
 }
 
-/// Says what a journal of these bytes says; `path` is for messages. Changes nothing.
+/// Decodes the bytes of a journal; `path` is for messages. Changes nothing.
 ///
 /// # Errors
-/// [`JournalError`]: a daemon would not go on with it.
+/// [`JournalError`]: a daemon would not start with it.
 pub fn read_journal(path: &Path, bytes: &[u8]) -> Result<State, JournalError> {
     file::fold(path, bytes).map(|found| found.state)
 }
 
 impl Journal {
-    /// Opens the journal of the data folder, or begins one, and starts the journal's thread.
-    ///
-    /// A commit that a crash cut off is dropped. The file is rewritten as one snapshot, if the disk has room for it.
-    ///
-    /// # Errors
-    /// [`JournalError`]: what the journal says has not changed then.
+    /// Opens the journal of the data folder, or begins one, and starts the journal's thread. Drops a commit that a crash cut
+    /// off. Rewrites the file as one snapshot, if the disk has room for it. After an error the content is unchanged.
     pub(crate) fn open(data_dir: &Path, lock: FolderLock) -> Result<Self, JournalError> {
         let path = data_dir.join(JOURNAL_FILE);
         let found = file::read(&path, &*path)?;
@@ -137,7 +132,7 @@ impl Journal {
         let failed = |source| JournalError::Io { path: path.clone(), operation: "written", source };
         let file = match (JournalFile::create(&path, &state), found) {
             (Ok(file), _) => file,
-            // A full disk must not keep guests from their volumes: the old file has room for a while.
+            // A full disk must not keep guests from their volumes; the old file still has room.
             (Err(ReplaceFault::Kept(error)), Some(found)) => {
                 tracing::warn!(%error, "the journal cannot be compacted; it goes on as it is");
                 JournalFile::reopen(&path, &found).map_err(failed)?
@@ -158,9 +153,9 @@ impl Journal {
         Ok(Self { requests, durable, changes, figures })
     }
 
-    /// Makes the records durable, all or none. What one caller commits is applied in the order of its calls.
+    /// Makes the records durable, all or none. The commits of one caller are applied in the order of its calls.
     ///
-    /// Records that do not follow from what is true are refused as [`CommitFault::NotWritten`]. Dropping the future
+    /// Records that do not follow from the present state are refused as [`CommitFault::NotWritten`]. Dropping the future
     /// changes nothing: the records are written all the same. It may be awaited on any executor.
     pub(crate) fn commit(
         &self,
@@ -171,23 +166,23 @@ impl Journal {
         async move {
             match queued {
                 Ok(()) => answer.await.unwrap_or(Err(CommitFault::Unknown)),
-                // The thread is gone, so the request never was with it.
+                // The thread has ended, so it never had the request.
                 Err(_) => Err(CommitFault::NotWritten),
             }
         }
     }
 
-    /// A number that is another one whenever what is durably true is something else.
+    /// Returns a number that changes with the durable state.
     pub(crate) fn version(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// What its thread has done so far.
+    /// Returns the counters of the journal's thread.
     pub(crate) fn figures(&self) -> Figures {
         self.figures.read()
     }
 
-    /// Looks at what is durably true. `look` is called under a lock that commits wait for: it only copies.
+    /// Calls `look` with the durable state. Commits wait for the lock meanwhile, so it should only copy.
     pub(crate) fn read<T>(&self, look: impl FnOnce(&State) -> T) -> T {
         look(&self.durable.read().unwrap_or_else(PoisonError::into_inner))
     }

@@ -3,21 +3,21 @@
 //! ```text
 //!   serve ── start-up order, signals
 //!     │
-//!   http ──► host ──► volumes ──► lane (one thread a volume)
+//!   http ──► host ──► volumes ──► lane (one thread for each volume)
 //!              │                    │ Control: commits, images, reports
 //!              ├──► migrations ◄────┤
 //!              ├──► journal    ◄────┘
 //!              ├──► stores, images ──► files
 //!              ├──► vms ──► hypervisor: QEMU processes
-//!              ├──► grants: who may use the API over TLS
-//!              └──► hosts ──► transport ──► peers: what other hosts say
+//!              ├──► grants: clients of the API over TLS
+//!              └──► hosts ──► transport ──► peers: messages of other hosts
 //! ```
 //!
-//! `host` has the operations, what can be asked for: those on volumes in `host/volumes/`, for example. The other rooms
-//! have what operations need; only `serve`, `http` and `peers` know a `Host`.
+//! `host` has the operations of the API: those on volumes in `host/volumes/`, for example. The other modules have what
+//! operations need; only `serve`, `http` and `peers` use a `Host`.
 //!
-//! Nothing here is on the path of a guest's request. What must be remembered is in the journal before it is acted
-//! upon; what is here besides is forgotten at a restart, and found again from the journal.
+//! Nothing here is on the path of a guest's request. Durable state is in the journal before it is acted upon. All other state
+//! is lost at a restart, and rebuilt from the journal.
 
 mod audit;
 pub mod config;

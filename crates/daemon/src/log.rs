@@ -1,12 +1,12 @@
-//! Writes the log of a daemon, and never waits for whoever reads it.
+//! Writes the log of a daemon without waiting for its reader.
 //!
 //! ```text
 //!   lanes, tasks ── one line each ──► queue, QUEUE_BYTES_MAX ──► a thread of its own ──► standard error
 //!                                        │ full: counted             │ closed pipe, full disk: counted
-//!                                        └──────────► lost ◄─────────┘ … said once lines can be written again
+//!                                        └──────────► lost ◄─────────┘ … reported once lines can be written again
 //! ```
-//! A log that cannot be written costs lines, and neither a request nor the daemon. What is suppressed on purpose is decided by
-//! [`words::Limiter`]; this module counts it.
+//! If the log cannot be written, lines are lost, but no request fails and the daemon runs on. [`words::Limiter`] decides which
+//! lines are suppressed; this module counts them.
 
 use std::collections::VecDeque;
 use std::io::{self, Write};
@@ -14,16 +14,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes of lines that wait to be written. A reader that stands still costs this much memory, and then lines.
+/// The bytes of queued lines. If the reader stops, this much memory is used, and then lines are lost.
 const QUEUE_BYTES_MAX: usize = 1 << 20;
-/// Pause after a write that failed because the other end takes nothing at the moment.
+/// The pause after a write that failed because the other end accepts nothing.
 const RETRY: Duration = Duration::from_millis(50);
-/// How long a program that ends waits for its last lines.
+/// How long an ending program waits for its last lines.
 const FLUSH_MAX: Duration = Duration::from_secs(1);
 
-/// Lines that were not written: nothing takes them, or too many waited.
+/// Lines that were not written, because writing failed or the queue was full.
 static LOST: AtomicU64 = AtomicU64::new(0);
-/// Lines that were suppressed: too many of one kind came in a short time.
+/// Lines that were suppressed, because too many of one kind came in a short time.
 static SUPPRESSED: AtomicU64 = AtomicU64::new(0);
 
 /// Returns how many lines of this process's log could not be written.
@@ -36,12 +36,12 @@ pub fn suppressed() -> u64 {
     SUPPRESSED.load(Ordering::Relaxed)
 }
 
-/// Counts a line that is suppressed.
+/// Counts a suppressed line in [`suppressed`].
 pub fn count_suppressed() {
     SUPPRESSED.fetch_add(1, Ordering::Relaxed);
 }
 
-/// The log of this process; clones are the same one.
+/// The log of this process; clones share it.
 #[derive(Clone)]
 pub struct Log {
     shared: Arc<Shared>,
@@ -49,7 +49,7 @@ pub struct Log {
 
 struct Shared {
     queue: Mutex<Queue>,
-    /// Something has come, or has been written.
+    /// Notified when a line has been queued or written.
     changed: Condvar,
 }
 
@@ -57,11 +57,11 @@ struct Shared {
 struct Queue {
     lines: VecDeque<Vec<u8>>,
     bytes: usize,
-    /// The thread has taken lines and has not written them yet.
+    /// Whether the thread is writing lines that it has taken.
     is_writing: bool,
 }
 
-/// Collects one line; it is queued when this is dropped.
+/// Collects one line, which is queued when this is dropped.
 pub struct Line {
     log: Log,
     bytes: Vec<u8>,
@@ -71,7 +71,7 @@ impl Log {
     /// Starts a log that writes to `sink`, on a thread of its own.
     ///
     /// # Errors
-    /// The system starts no thread.
+    /// The system cannot start a thread.
     pub fn start(sink: impl Write + Send + 'static) -> io::Result<Self> {
         let shared = Arc::new(Shared { queue: Mutex::default(), changed: Condvar::new() });
         let log = Self { shared: Arc::clone(&shared) };
@@ -79,12 +79,12 @@ impl Log {
         Ok(log)
     }
 
-    /// Begins a line.
+    /// Begins a new line of the log.
     pub fn line(&self) -> Line {
         Line { log: self.clone(), bytes: Vec::new() }
     }
 
-    /// Waits a moment until everything is written that was queued.
+    /// Waits for a limited time until all queued lines are written.
     pub fn flush(&self) {
         let until = Instant::now() + FLUSH_MAX;
         let mut queue = self.shared.lock();
@@ -134,7 +134,7 @@ impl Shared {
     }
 }
 
-/// Writes what is queued, for ever. **N.B.** nothing here may panic or log: this is what would write it.
+/// Writes queued lines without end. **N.B.** nothing here may panic or log, because this thread would have to write it.
 fn write_all(shared: &Shared, mut sink: impl Write) {
     let mut failing: Option<(u64, io::Error)> = None;
     loop {
@@ -151,7 +151,7 @@ fn write_all(shared: &Shared, mut sink: impl Write) {
             let written = match &failing {
                 None => write(&mut sink, &line),
                 Some((before, error)) => {
-                    // The last line may be torn: this one begins anew.
+                    // The last line may be torn, so this one begins on a new line.
                     let lost = lost().saturating_sub(*before);
                     let said = format!("\n{lost} lines of the log could not be written: {error}\n");
                     write(&mut sink, said.as_bytes()).and_then(|()| write(&mut sink, &line))
@@ -176,7 +176,7 @@ fn write(sink: &mut impl Write, mut line: &[u8]) -> io::Result<()> {
             Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
             Ok(written) => line = line.get(written..).unwrap_or_default(),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            // Somebody has made the descriptor non-blocking. This thread has nothing else to do.
+            // Another process has made the descriptor non-blocking. This thread has nothing else to do.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::thread::sleep(RETRY),
             Err(error) => return Err(error),
         }
@@ -188,7 +188,7 @@ fn write(sink: &mut impl Write, mut line: &[u8]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    /// Takes lines as long as it is told to.
+    /// Accepts lines as long as its flag is set.
     #[derive(Clone, Default)]
     struct Sink(Arc<Mutex<(bool, Vec<u8>)>>);
 

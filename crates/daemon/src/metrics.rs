@@ -1,8 +1,7 @@
-//! Families of samples, as Prometheus reads them. What there is to be told is collected by `host/metrics.rs`.
+//! Families of samples in Prometheus' format. `host/metrics.rs` collects the values.
 //!
-//! Names follow Prometheus' conventions: base units, `_total` for what only grows. Labels are names of things of which a
-//! host has few (volumes, stores, hosts, links) or words of closed lists (states, phases, reasons), never identities of
-//! migrations.
+//! Names follow Prometheus' conventions: base units, `_total` for counters. Labels are names of objects of which a host has few
+//! (volumes, stores, hosts, links) or words of closed lists (states, phases, reasons), never identities of migrations.
 
 use std::time::Duration;
 
@@ -10,47 +9,42 @@ use lane::Latencies;
 use prometheus::TextEncoder;
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 
-/// The media type of the text.
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The shortest and the longest bound of a histogram, as powers of two of microseconds: 64 µs and 17 s. At powers of
-/// two latencies are counted exactly.
+/// The smallest and the largest bound of a histogram, as powers of two of microseconds: 64 µs and 17 s. At powers of two
+/// latencies are counted exactly.
 const BOUNDS: std::ops::RangeInclusive<u32> = 6..=24;
 
 /// Labels of a sample: names and values.
 pub(crate) type Labels<'a> = &'a [(&'a str, &'a str)];
 
-/// What is told in one answer.
+/// The samples of one answer.
 #[derive(Default)]
 pub(crate) struct Exposition {
     families: Vec<MetricFamily>,
 }
 
-/// Samples of one name.
 pub(crate) struct Family<'a> {
     family: &'a mut MetricFamily,
 }
 
 impl Exposition {
-    /// Begins a family of what only grows.
+    /// Begins a family of counters.
     pub(crate) fn counter(&mut self, name: &str, help: &str) -> Family<'_> {
         self.begin(name, help, MetricType::COUNTER)
     }
 
-    /// Begins a family of what goes up and down.
+    /// Begins a family of gauges.
     pub(crate) fn gauge(&mut self, name: &str, help: &str) -> Family<'_> {
         self.begin(name, help, MetricType::GAUGE)
     }
 
-    /// Begins a family of times that requests or writes took.
+    /// Begins a family of durations.
     pub(crate) fn histogram(&mut self, name: &str, help: &str) -> Family<'_> {
         self.begin(name, help, MetricType::HISTOGRAM)
     }
 
-    /// The text; families without samples are left out.
-    ///
-    /// # Errors
-    /// A family is without a name.
+    /// Returns the text; leaves out families without samples. Fails if a family has no name.
     pub(crate) fn text(mut self) -> Result<String, prometheus::Error> {
         self.families.retain(|family| !family.get_metric().is_empty());
         TextEncoder::new().encode_to_string(&self.families)
@@ -86,12 +80,12 @@ impl Family<'_> {
         self.add(labels, count as f64);
     }
 
-    /// Adds 1 for what is so, 0 for what is not.
+    /// Adds 1 for true, 0 for false.
     pub(crate) fn flag(&mut self, labels: Labels, is_so: impl Into<bool>) {
         self.add(labels, f64::from(u8::from(is_so.into())));
     }
 
-    /// Adds times that were counted.
+    /// Adds counted durations.
     pub(crate) fn times(&mut self, labels: Labels, latencies: &Latencies) {
         let buckets = BOUNDS.map(|power| {
             let bound = Duration::from_micros(1 << power);

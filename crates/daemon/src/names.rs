@@ -1,22 +1,22 @@
 //! Names of volumes and stores: they become file names, export names and parts of paths.
 
-/// Longest name: with every suffix it stays below the 255 bytes of a file name, and with a usual folder below the
-/// 107 bytes of a socket's path.
+/// The longest name. With every suffix it stays below the 255 bytes of a file name, and with a usual folder below the 107 bytes
+/// of a socket's path.
 pub const NAME_BYTES_MAX: usize = 64;
 
 /// Why a text cannot be a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidName {
-    /// It is empty.
+    /// The text is empty.
     #[error("it is empty")]
     Empty,
-    /// It is too long.
+    /// The text is too long.
     #[error("it is longer than {NAME_BYTES_MAX} characters")]
     TooLong,
-    /// It begins with something else than a letter or digit.
+    /// The text does not begin with a letter or digit.
     #[error("it must begin with a letter or a digit")]
     Start,
-    /// It contains something else than letters, digits, `.`, `_` and `-`.
+    /// The text contains something else than letters, digits, `.`, `_` and `-`.
     #[error("only letters a to z and A to Z, digits, '.', '_' and '-' are allowed")]
     Character,
 }
@@ -24,7 +24,7 @@ pub enum InvalidName {
 /// Checks a name of a volume or a store.
 ///
 /// # Errors
-/// [`InvalidName`].
+/// [`InvalidName`]: the text cannot be a name.
 pub fn check(name: &str) -> Result<(), InvalidName> {
     let Some(first) = name.bytes().next() else { return Err(InvalidName::Empty) };
     if name.len() > NAME_BYTES_MAX {

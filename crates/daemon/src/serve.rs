@@ -1,13 +1,13 @@
-//! A daemon from its start to its end.
+//! The life of a daemon, from its start to its end.
 //!
 //! ```text
 //!   lock the data folder ► journal ► stores ► end interrupted migrations ► settle left-over files
-//!        ► volumes get their lanes, waiting where somebody holds an image ► API
-//!        ► the service manager is told
+//!        ► volumes get their lanes, waiting for locked images ► API
+//!        ► the service manager is notified
 //!   SIGTERM, SIGINT, another daemon ► API closed ► operations end ► lanes drain ► sockets removed, or passed on with their
 //!                                     clients; a second signal: at once
 //! ```
-//! Nothing is served before the journal says who owns it. What one volume lacks keeps no other from being served.
+//! Nothing is served before the journal says who owns it. A volume with a problem keeps no other from being served.
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -47,9 +47,9 @@ use crate::take_over::{
 };
 use crate::volumes::chronicles::Chronicles;
 
-/// Time between two tries to have a port: a daemon that is being replaced gives it up in less.
+/// The time between two attempts to get a port: a daemon that is being replaced releases it sooner.
 const PORT_RETRY: Duration = Duration::from_secs(1);
-/// How long clients of the API may take to take their answers when guests wait for the next daemon.
+/// How long clients of the API have to read their answers when guests wait for the next daemon.
 const ANSWERS_WAIT_MAX: Duration = Duration::from_millis(20);
 
 /// Why a daemon could not start, or had to stop.
@@ -58,15 +58,15 @@ pub enum ServeError {
     /// A folder cannot be made.
     #[error("the folder {path} cannot be made")]
     Folder {
-        /// Which.
+        /// The path of the folder.
         path: PathBuf,
-        /// What the system answered.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// The data folder is another daemon's.
+    /// Another daemon has locked the data folder.
     #[error("the data folder cannot be used")]
     DataFolder(#[source] LockError),
-    /// There is no journal to go by.
+    /// The journal cannot be used.
     #[error(transparent)]
     Journal(#[from] JournalError),
     /// The journal cannot be written.
@@ -75,36 +75,36 @@ pub enum ServeError {
     /// The sockets cannot be made.
     #[error(transparent)]
     Socket(#[from] SocketError),
-    /// There is no certificate or key to serve TLS with.
+    /// The certificate or key for TLS cannot be used.
     #[error("volumes cannot be served over TLS: correct nbd.tls in the configuration")]
     Credentials(#[source] lane::CredentialsError),
     /// The API cannot be served.
     #[error("the API cannot be served")]
     Api(#[source] std::io::Error),
-    /// The environment names a fail point that there is not.
+    /// The environment names an unknown fail point.
     #[error(transparent)]
     FailPoint(#[from] UnknownFailPoint),
-    /// The daemon that serves cannot be taken over.
+    /// The running daemon cannot be replaced.
     #[error("cannot take over")]
     TakeOver(#[source] TakeOverError),
-    /// It was told to stop a second time.
+    /// A second signal ended the process at once.
     #[error("stopped at once; what was under way is left to the next start")]
     StoppedAtOnce,
 }
 
-/// Whose clients a daemon begins with.
+/// Whose clients a daemon adopts at its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Those that the service manager has kept, if it has started this one.
+    /// Those that the service manager has kept, if it has started this daemon.
     Alone,
-    /// Those of the daemon that has the data folder now: that is asked to end.
+    /// Those of the daemon that has the data folder, which is asked to end.
     TakeOver,
 }
 
-/// Runs a daemon until SIGTERM or SIGINT, or until another one takes over. SIGHUP has `read` read the configuration again.
+/// Runs a daemon until SIGTERM or SIGINT, or until another one replaces it. At SIGHUP it reads the configuration by `read`.
 ///
 /// # Errors
-/// [`ServeError`].
+/// [`ServeError`]: the daemon could not start, or had to stop.
 pub async fn serve(config: Config, start: Start, read: ReadConfig) -> Result<(), ServeError> {
     let (mut terminate, mut interrupt) = (
         signal(SignalKind::terminate()).map_err(ServeError::Api)?,
@@ -124,7 +124,7 @@ pub async fn serve(config: Config, start: Start, read: ReadConfig) -> Result<(),
         };
         Daemon::start_with(config, manager, left, ending).await
     };
-    // Also while it starts: an image may be held for long.
+    // Also while it starts, because an image may be locked for long.
     let daemon = tokio::select! {
         daemon = starting => daemon?,
         signal = asked() => {
@@ -148,22 +148,22 @@ pub struct Daemon {
     host: Arc<Host>,
     listener: UnixListener,
     api: PathBuf,
-    /// Orders to read certificates and configuration again. Taken from the start on: who did not would be ended by one.
+    /// SIGHUP. Received from the start on, because without a handler it would end the process.
     hang_ups: Signal,
-    /// Daemons that ask to go on with its clients.
+    /// Daemons that ask to adopt this one's clients.
     successors: Successors,
 }
 
 impl Daemon {
-    /// Starts: when this returns, volumes are served, and the API's socket takes connections.
+    /// Starts: when this returns, volumes are served, and the API's socket accepts connections.
     ///
     /// # Errors
-    /// [`ServeError`]; nothing is served then.
+    /// [`ServeError`]: nothing is served.
     pub async fn start(config: Config) -> Result<Self, ServeError> {
         Self::start_with(config, ServiceManager::Absent, Estate::default(), Ending::ToBeSeen).await
     }
 
-    /// Starts with what a daemon before has left.
+    /// Starts with the restart state of an earlier daemon.
     async fn start_with(
         config: Config,
         manager: ServiceManager,
@@ -241,7 +241,7 @@ impl Daemon {
     /// Serves the API until `stop` resolves, then stops in order.
     ///
     /// # Errors
-    /// [`ServeError::Api`].
+    /// [`ServeError::Api`]: the API cannot be served.
     pub async fn run(self, stop: impl Future<Output = ()> + Send + 'static) -> Result<(), ServeError> {
         let stop = async move {
             stop.await;
@@ -253,7 +253,7 @@ impl Daemon {
         run(host, listener, api, (hang_ups, read), stop).await.map(drop)
     }
 
-    /// Serves until a signal, which `signals` tells of, or until another daemon asks to take over; see [`Departure`].
+    /// Serves until a signal from `signals`, or until another daemon asks to replace it; see [`Departure`].
     async fn run_until_asked(
         self,
         manager: ServiceManager,
@@ -263,7 +263,7 @@ impl Daemon {
         let Self { host, listener, api, hang_ups, mut successors } = self;
         let mut departure = Departure::new(manager);
         let (stop, stopped) = oneshot::channel::<Clients>();
-        // Whoever asks is there until the end: an error would mean that nobody can ask any more.
+        // The sender exists until the end: an error would mean that no stop can be requested.
         let stopped = async move { stopped.await.unwrap_or(Clients::Closed) };
         let mut running = pin!(run(host, listener, api, (hang_ups, read), stopped));
         let (mut stop, mut left) = (Some(stop), None);
@@ -291,7 +291,7 @@ impl Daemon {
                             tracing::info!("stopping: another daemon takes over");
                             successors.accept(successor);
                         }
-                        // N.B. there is no way back.
+                        // N.B. this cannot be undone.
                         let _ = stop.take().map(|stop| stop.send(clients));
                     }
                     Action::Deliver(heir) => {
@@ -307,7 +307,7 @@ impl Daemon {
     }
 }
 
-/// Delivers what is left, and says what has come of it.
+/// Delivers the restart state, and returns the result.
 async fn deliver(successors: &mut Successors, heir: Heir, estate: Estate) -> Event {
     let (clients, sockets) = (estate.clients.len(), estate.listeners.len());
     fail_point::before(fail_point::Step::PassOn);
@@ -331,7 +331,7 @@ async fn deliver(successors: &mut Successors, heir: Heir, estate: Estate) -> Eve
     }
 }
 
-/// Serves the API until `stop` resolves and says what becomes of clients, then stops in order. Returns what is left.
+/// Serves the API until `stop` resolves with what happens to clients, then stops in order. Returns the restart state.
 async fn run(
     host: Arc<Host>,
     listener: UnixListener,
@@ -343,22 +343,22 @@ async fn run(
     let router = http::router(Arc::clone(&host));
     let watched = router.clone();
     let server = tokio::spawn(http::serve(listener, router, async move {
-        // Nobody listens if the server has failed.
+        // The receiver is gone if the server has failed.
         let _ = closing.send(stop.await);
     }));
     let page = host.config.web.listen.map(|address| tokio::spawn(serve_page(address, Arc::clone(&host))));
     let remote = tokio::spawn(serve_remote(Arc::clone(&host)));
     let hang_ups = tokio::spawn(Arc::clone(&host).reload_at_hang_up(hang_ups, read));
-    // Until the end: stopping may take its time, and is to be seen alive meanwhile.
+    // Until the end, because stopping may take long, and the daemon must be seen alive meanwhile.
     let is_alive = move || http::answers(watched.clone());
     let alive = tokio::spawn(service_manager::feed_watchdog(is_alive));
     service_manager::tell_ready(host.volumes.list().len());
-    // Resolves when it is to stop, or when the server has failed and dropped its side.
+    // Resolves at a stop, or when the server has failed and dropped its side.
     let ending = closed.await.ok();
     hang_ups.abort();
     page.iter().for_each(JoinHandle::abort);
     service_manager::tell_stopping();
-    // Connections under way get their answers while the lanes drain.
+    // Open connections get their answers while the lanes drain.
     if let Err(error) = sockets::remove(&api) {
         tracing::warn!(path = %api.display(), %error, "the API's socket is left over");
     }
@@ -374,10 +374,10 @@ async fn run(
     if answered.is_err() {
         tracing::warn!("a client of the API does not take its answer");
     }
-    // The next daemon is to have the port.
+    // The next daemon needs the port.
     remote_end.abort();
     alive.abort();
-    // Nothing is ordered any more.
+    // No further order can come.
     if tokio::task::spawn_blocking(move || host.audit.flush()).await.is_err() {
         tracing::warn!("the audit log may lack its last entries");
     }
@@ -388,14 +388,14 @@ async fn run(
     Ok(left)
 }
 
-/// Serves the page on a port, as soon as that can be had, until the daemon is to stop.
+/// Serves the page on a port, as soon as the port is free, until the daemon stops.
 async fn serve_page(address: SocketAddr, host: Arc<Host>) {
     let listener = listen_in_the_end(address, "the page").await;
     tracing::info!(url = %format_args!("http://{address}/"), "the page is served");
     http::serve(listener, http::page_router(Arc::clone(&host)), host.stopping()).await;
 }
 
-/// Serves the API over TLS, if it is to be, as soon as its port can be had, until the daemon is to stop.
+/// Serves the API over TLS, if configured, as soon as its port is free, until the daemon stops.
 async fn serve_remote(host: Arc<Host>) {
     let (Some(address), Some(acceptor)) = (host.config.api_tls.listen, host.grants.acceptor()) else {
         return;
@@ -409,7 +409,7 @@ async fn serve_remote(host: Arc<Host>) {
     http::remote::serve(listener, acceptor, Arc::clone(&host.grants), router, host.stopping()).await;
 }
 
-/// Listens on a port as soon as it can be had.
+/// Listens on a port as soon as it is free.
 async fn listen_in_the_end(address: SocketAddr, what: &str) -> TcpListener {
     let mut was_refused = false;
     loop {
@@ -431,7 +431,7 @@ fn make_folder(path: &Path) -> Result<(), ServeError> {
     made.map_err(|source| ServeError::Folder { path: path.to_owned(), source })
 }
 
-/// What others may read in the data folder, or beside it in the lists of an earlier version, is closed to them.
+/// Removes other users' access to the data folder, or to the lists of an earlier version in it.
 fn keep_to_owner(data_dir: &Path) -> Result<(), ServeError> {
     use std::os::unix::fs::PermissionsExt as _;
     let failed = |source| ServeError::Folder { path: data_dir.to_owned(), source };
@@ -440,7 +440,7 @@ fn keep_to_owner(data_dir: &Path) -> Result<(), ServeError> {
         return Ok(());
     }
     let closed = std::fs::set_permissions(data_dir, std::fs::Permissions::from_mode(mode & 0o7700));
-    // Somebody else's folder, which this daemon may use: its owner decides.
+    // Another user owns the folder, and decides.
     if let Err(error) = closed {
         tracing::warn!(path = %data_dir.display(), %error, "others may look into the data folder");
     }
@@ -448,7 +448,7 @@ fn keep_to_owner(data_dir: &Path) -> Result<(), ServeError> {
 }
 
 fn open_stores(config: &Config) -> Result<Stores, ServeError> {
-    // The store that nobody configured is made; one that was configured may be a disk that is not mounted.
+    // The default store is made. A configured one may be a disk that is not mounted.
     if let Some(folder) = config
         .stores
         .get(DEFAULT_STORE)

@@ -1,8 +1,6 @@
-//! Stores: where volumes can be. A folder holds any number of images, a block device or another server's export one
-//! volume at a time.
-//!
-//! What is in a device or an export is not known beforehand, and stays when a volume has left: whoever takes one for a
-//! target must write zeroes where the volume has holes.
+//! Stores: places for volumes. A folder holds any number of images, a block device or another server's export one volume at a
+//! time. The content of a device or an export is unknown beforehand, and remains when a volume has left. So a migration to one
+//! must write zeroes where the volume has holes.
 
 mod folder;
 mod scheduler;
@@ -24,21 +22,20 @@ use crate::files::lock::LockError;
 pub(crate) use folder::{Folder, image_name, is_unsettled_name, new_path, removed_path, space_at};
 pub(crate) use scheduler::LateDisk;
 
-/// All stores of the host.
 #[derive(Debug)]
 pub(crate) struct Stores {
     configured: BTreeMap<String, StoreConfig>,
     by_name: BTreeMap<String, Store>,
     impaired: BTreeMap<String, Impaired>,
-    /// Those that were added since. Whoever has a store has it for as long as the daemon lives, so none is ever taken away.
+    /// Stores that were added later. Other code holds references to stores for the life of the daemon, so none is ever removed.
     later: OnceLock<Box<Stores>>,
 }
 
-/// A store that is slowed down or fails on purpose.
+/// A store with intentional delays or faults.
 struct Impaired {
-    /// How, for people.
+    /// A description of them.
     words: String,
-    /// What does it; all devices of the store share it.
+    /// The filters, which all devices of the store share.
     filters: Impairment,
 }
 
@@ -52,24 +49,23 @@ impl std::fmt::Debug for Impaired {
 pub(crate) struct Store {
     name: String,
     kind: StoreKind,
-    /// Set while an operation takes a store that holds one volume.
+    /// Set while an operation claims a store that holds one volume.
     is_claimed: Arc<AtomicBool>,
 }
 
-/// The right to take a store for a volume; there is one at a time for a store that holds one.
+/// The right to use a store for a volume; exclusive for a store that holds one.
 #[derive(Debug)]
 pub(crate) struct StoreClaim {
     /// `None` for a folder: any number of volumes fit.
     claimed: Option<Arc<AtomicBool>>,
 }
 
-/// What a store is.
+/// The kind of a store.
 #[derive(Debug)]
 pub(crate) enum StoreKind {
-    /// A folder of images.
     Folder {
         folder: Folder,
-        /// Format of new images, if the configuration says one.
+        /// The configured format of new images.
         format: Option<ImageFormat>,
     },
     /// A block device, or the export of another NBD server.
@@ -79,42 +75,30 @@ pub(crate) enum StoreKind {
 /// Why a store cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreProblem {
-    /// The folder is not there.
     #[error("{0} does not exist; create it, or mount its disk")]
     Missing(PathBuf),
-    /// What was to be a folder is none.
     #[error(
         "{0} is no folder; a device belongs into a store with device = …, a single image is served by: sterna volume add"
     )]
     NoFolder(PathBuf),
-    /// The device is not there.
     #[error("the device {0} does not exist; activate it, or correct the configuration")]
     MissingDevice(PathBuf),
-    /// What was to be a device is none.
     #[error("{0} is no block device; a folder or a file in it belongs into a store with path = …")]
     NoDevice(PathBuf),
-    /// The folder cannot be locked.
     #[error("{}", with_causes(.0))]
     Locked(#[from] LockError),
-    /// The file system or the device cannot be asked for its space.
     #[error("{path} cannot be examined: {source}")]
-    Unreadable {
-        /// The folder or device.
-        path: PathBuf,
-        /// What the system answered.
-        source: std::io::Error,
-    },
+    Unreadable { path: PathBuf, source: std::io::Error },
 }
 
-/// Space of a store, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Space {
     pub total: u64,
-    /// What this process may still use.
+    /// The space that this process may still use.
     pub free: u64,
 }
 
-/// What a store that holds one volume holds.
+/// The content of a store that holds one volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Occupant {
     #[error("it holds the volume \"{0}\"; move or remove that first")]
@@ -125,18 +109,13 @@ pub(crate) enum Occupant {
     /// A volume that is on its way there.
     #[error("the migration {0} is filling it")]
     Migration(migration::MigrationId),
-    /// The old copy of a volume, which somebody wanted to keep.
+    /// The old copy of a volume, which was kept on request.
     #[error("it holds what migration {migration} kept of the volume \"{volume}\"")]
-    Kept {
-        /// Name of the volume.
-        volume: String,
-        /// The migration that left it there.
-        migration: migration::MigrationId,
-    },
+    Kept { volume: String, migration: migration::MigrationId },
 }
 
 impl Stores {
-    /// The stores of a configuration. One that is not there is no error: its disk may be mounted later.
+    /// Returns the stores of a configuration. A missing one is no error: its disk may be mounted later.
     pub(crate) fn new(configured: &BTreeMap<String, StoreConfig>) -> Self {
         let stores = configured.iter().map(|(name, config)| {
             let kind = match config {
@@ -151,7 +130,7 @@ impl Stores {
         Self { configured: configured.clone(), by_name, impaired, later: OnceLock::new() }
     }
 
-    /// Adds stores, of names that there are not.
+    /// Adds stores with new names.
     pub(crate) fn add(
         &self,
         configured: &BTreeMap<String, StoreConfig>,
@@ -162,25 +141,25 @@ impl Stores {
         let mut added = Box::new(Self::new(configured).with_impairments(&impaired));
         let mut last = self;
         while let Err(returned) = last.later.set(added) {
-            // It has been added to before.
+            // A later batch was added at the same time.
             added = returned;
             let Some(later) = last.later.get() else { return };
             last = later;
         }
     }
 
-    /// How they are configured.
+    /// Returns the configuration of all stores.
     pub(crate) fn configured(&self) -> BTreeMap<String, StoreConfig> {
         let all = self.batches().flat_map(|stores| stores.configured.clone());
         all.collect()
     }
 
-    /// What was configured at first, and what was added, one after the other.
+    /// Returns the first stores, and each batch that was added.
     fn batches(&self) -> impl Iterator<Item = &Self> {
         std::iter::successors(Some(self), |stores| stores.later.get().map(Box::as_ref))
     }
 
-    /// Lets some of them be slow, or fail, as the configuration says.
+    /// Adds the configured delays and faults.
     pub(crate) fn with_impairments(mut self, configured: &BTreeMap<String, ImpairmentConfig>) -> Self {
         let impaired = configured.iter().map(|(name, config)| {
             (name.clone(), Impaired { words: config.to_string(), filters: config.filters() })
@@ -189,7 +168,7 @@ impl Stores {
         self
     }
 
-    /// How a store is slowed down or fails on purpose, for people; `None`: it is as it is.
+    /// Describes the delays and faults of a store; `None`: it has none.
     pub(crate) fn impairment(&self, store: &str) -> Option<&str> {
         self.impaired_named(store).map(|impaired| impaired.words.as_str())
     }
@@ -198,28 +177,24 @@ impl Stores {
         self.batches().find_map(|stores| stores.impaired.get(store))
     }
 
-    /// What was opened at `location`, as slow and as faulty as its store is to be.
+    /// Adds the delays and faults of its store to an opened image.
     pub(crate) fn impair(&self, location: &ImageLocation, opened: Opened) -> Opened {
         opened.impaired(self.impaired_named(&location.store).map(|impaired| impaired.filters.clone()))
     }
 
-    /// The stores, by name.
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Store> {
         let all: BTreeMap<&String, &Store> = self.batches().flat_map(|stores| &stores.by_name).collect();
         all.into_values()
     }
 
-    /// The store of that name, whether it can be used or not.
-    ///
-    /// # Errors
-    /// [`RequestError::StoreNotFound`].
+    /// Returns the store with this name, usable or not; fails with [`RequestError::StoreNotFound`].
     pub(crate) fn get(&self, name: &str) -> Result<&Store, RequestError> {
         self.batches()
             .find_map(|stores| stores.by_name.get(name))
             .ok_or_else(|| RequestError::StoreNotFound { name: name.to_owned(), known: self.known() })
     }
 
-    /// The store of that name, or the only one.
+    /// Returns the store with this name, or the only one.
     ///
     /// # Errors
     /// [`RequestError::StoreNotFound`], [`RequestError::StoreNotChosen`].
@@ -234,7 +209,7 @@ impl Stores {
         self.get(name)
     }
 
-    /// Name of the store that is this device or export.
+    /// Returns the name of the store that is this device or export.
     pub(crate) fn of_place(&self, place: &Place) -> Option<&str> {
         let is_it = |store: &&Store| matches!(&store.kind, StoreKind::Single(single) if single == place);
         self.iter().find(is_it).map(Store::name)
@@ -244,14 +219,13 @@ impl Stores {
         RequestError::StoreNotChosen { known: self.known() }
     }
 
-    /// The names of all, for people.
+    /// Returns the names of all stores, for messages.
     pub(crate) fn known(&self) -> String {
         self.iter().map(Store::name).collect::<Vec<_>>().join(", ")
     }
 }
 
 impl Store {
-    /// Its name in the configuration.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -260,10 +234,8 @@ impl Store {
         &self.kind
     }
 
-    /// Where the image of a volume would be; `format`: what the user asks for, `otherwise`: if nobody says.
-    ///
-    /// # Errors
-    /// [`RequestError::Invalid`]: there can be none of this format, or its path is not UTF-8.
+    /// Returns the place of a volume's image; `format` is the requested format, `otherwise` the default.
+    /// [`RequestError::Invalid`]: the store does not support the format, or the path is not UTF-8.
     pub(crate) fn image_of(
         &self,
         volume: &str,
@@ -288,12 +260,8 @@ impl Store {
         }
     }
 
-    /// Checks that it is there, and that a folder is used by this daemon alone; may sleep.
-    ///
-    /// Whether a server answers is seen when its export is opened.
-    ///
-    /// # Errors
-    /// [`StoreProblem`].
+    /// Checks that the store exists, and that only this daemon uses a folder. Opening an export shows whether its server
+    /// answers. May block.
     pub(crate) fn check(&self) -> Result<(), StoreProblem> {
         match &self.kind {
             StoreKind::Folder { folder, .. } => folder.check(),
@@ -302,18 +270,12 @@ impl Store {
         }
     }
 
-    /// As [`Store::check`], and names the store in the error.
-    ///
-    /// # Errors
-    /// [`RequestError::StoreUnusable`].
+    /// Does the same as [`Store::check`], with the store's name in the error.
     pub(crate) fn require(&self) -> Result<(), RequestError> {
         self.check().map_err(|problem| RequestError::StoreUnusable { name: self.name.clone(), problem })
     }
 
-    /// Names of images in it that the journal knows nothing of: a folder's. May sleep.
-    ///
-    /// # Errors
-    /// What the system answers.
+    /// Returns the names of images in a folder that the journal does not have. May block.
     pub(crate) fn unknown_images(&self, state: &State) -> std::io::Result<Vec<String>> {
         match &self.kind {
             StoreKind::Folder { folder, .. } => folder.unknown_images(state),
@@ -321,10 +283,7 @@ impl Store {
         }
     }
 
-    /// Its space; may sleep. `None`: it does not say.
-    ///
-    /// # Errors
-    /// [`StoreProblem`].
+    /// Returns the store's space; `None`: it reports none. May block.
     pub(crate) fn space(&self) -> Result<Option<Space>, StoreProblem> {
         match &self.kind {
             StoreKind::Folder { folder, .. } => folder.space().map(Some),
@@ -340,7 +299,7 @@ impl Store {
         }
     }
 
-    /// Its disk, if guests wait there behind a copy; may sleep.
+    /// Returns the store's disk, if guests wait there behind a copy. May block.
     pub(crate) fn late_disk(&self) -> Option<LateDisk> {
         match &self.kind {
             StoreKind::Folder { folder, .. } => LateDisk::below(folder.path()),
@@ -349,7 +308,7 @@ impl Store {
         }
     }
 
-    /// Checks that so many bytes are free, in a folder.
+    /// Checks that this many bytes are free, in a folder.
     ///
     /// # Errors
     /// [`RequestError::NoSpace`], [`RequestError::StoreUnusable`].
@@ -364,7 +323,7 @@ impl Store {
         Ok(())
     }
 
-    /// What keeps a store that holds one volume from taking another; never anything in a folder.
+    /// Returns what keeps a store that holds one volume from accepting another; `None` for a folder.
     pub(crate) fn occupant(&self, state: &State) -> Option<Occupant> {
         let StoreKind::Single(place) = &self.kind else { return None };
         let is_here = |image: &ImageLocation| image.store == self.name || image.place == *place;
@@ -382,10 +341,7 @@ impl Store {
         Some(Occupant::Kept { volume: fence.volume.clone(), migration: fence.migration })
     }
 
-    /// Takes it for another volume, until the journal knows of that.
-    ///
-    /// # Errors
-    /// [`RequestError::StoreOccupied`].
+    /// Claims the store for another volume, until the journal has that volume. Fails with [`RequestError::StoreOccupied`].
     pub(crate) fn claim(&self, state: &State) -> Result<StoreClaim, RequestError> {
         if matches!(self.kind, StoreKind::Folder { .. }) {
             return Ok(StoreClaim { claimed: None });
@@ -401,12 +357,8 @@ impl Store {
         }
     }
 
-    /// Brings a folder in line with the journal, after a daemon that was killed.
-    ///
-    /// To be called before any volume is served, with the interrupted migrations ended.
-    ///
-    /// # Errors
-    /// The folder cannot be read.
+    /// Makes a folder consistent with the journal, after a daemon was killed. Call this before any volume is served, after the
+    /// interrupted migrations have ended. Fails if the folder cannot be read.
     pub(crate) fn settle(&self, custody: &Custody, state: &State) -> std::io::Result<()> {
         match &self.kind {
             StoreKind::Folder { folder, .. } => folder.settle(&self.name, custody, state),
@@ -423,10 +375,7 @@ impl Drop for StoreClaim {
     }
 }
 
-/// The journal and the API hold paths as text.
-///
-/// # Errors
-/// [`RequestError::Invalid`].
+/// Converts a path to text, because the journal and the API hold paths as text. Fails with [`RequestError::Invalid`].
 pub(crate) fn path_text(path: &Path) -> Result<String, RequestError> {
     let text = path.to_str().map(str::to_owned);
     text.ok_or_else(|| RequestError::Invalid(format!("the path {} is not UTF-8", path.display())))
@@ -444,7 +393,6 @@ fn check_device(path: &Path) -> Result<(), StoreProblem> {
     }
 }
 
-/// Size of a block device in bytes.
 fn device_bytes(path: &Path) -> std::io::Result<u64> {
     use std::io::Seek as _;
     std::fs::File::open(path)?.seek(std::io::SeekFrom::End(0))

@@ -1,18 +1,17 @@
-//! A restart that no guest notices: the sockets of volumes and the connections of their clients outlive the daemon.
+//! A restart that no guest notices: the volumes' sockets and the connections of their clients outlive the daemon.
 //!
 //! ```text
-//!   the daemon before                                                         the next one
-//!   requests end ─► lanes end ─► image locks go ─► estate ═══════════════════► waits ─► data folder ─► lanes ─► requests
+//!   the earlier daemon                                                        the next one
+//!   requests end ─► lanes end ─► image locks go ─► state ════════════════════► waits ─► data folder ─► lanes ─► requests
 //!                                                   │  by `serve --take-over`: over a socket in the data folder
-//!                                                   └  or kept by the service manager, until that starts the next one
+//!                                                   └  or kept by the service manager, until it starts the next one
 //! ```
-//! A connection is cut where no request is in flight and every reply has been sent; what its client had sent already goes along.
-//! The next daemon's lane is told of it as of a client that comes: fencing tokens and stays begin as after every restart. So a
-//! connection that is passed on is worth no more than one that is made anew, and no less: whoever drops one at any point has its
-//! client connect again, and send again what was not answered.
+//! A connection is handed over when no request is in flight and every reply has been sent, together with the data that its
+//! client has sent. The next daemon's lane treats it like a new client: fencing tokens and residencies begin as after every
+//! restart. So losing a connection at any point does no harm: its client connects again, and repeats unanswered requests.
 //!
-//! Whoever dies in between takes along what it has, and the kernel closes it. After `kill -9` there is nothing but the listening
-//! sockets, which the service manager has from when they are made: a connection would be in the midst of a request.
+//! If a daemon dies in between, the kernel closes its connections. After `kill -9` only the listening sockets remain, which the
+//! service manager has from the moment they are made: a connection would be in the middle of a request.
 
 mod channel;
 mod decision;
@@ -31,17 +30,15 @@ pub(crate) use listening::Listening;
 
 use crate::service_manager;
 
-/// What the service manager calls the list of what is left.
+/// The service manager's name of the restart state's document.
 const DOCUMENT: &str = "take-over";
-/// And connections, before their number.
+/// The prefix of its names of connections, before their number.
 const CLIENT: &str = "client.";
 
-/// Has the service manager keep what is left, for the daemon that it starts next; sleeps.
-///
-/// # Errors
-/// What the system answers; the next daemon may find a part, and uses none of that.
+/// Passes the restart state to the service manager, for the next daemon. Blocks. After an error the next daemon may find a part
+/// of it, and does not use that.
 pub(crate) fn keep(estate: &Estate) -> io::Result<()> {
-    // It has the sockets that are listened on since they were made.
+    // It has the listening sockets since they were made.
     let document = estate.write_clients()?;
     for (number, client) in estate.clients.iter().enumerate() {
         service_manager::keep(&format!("{CLIENT}{number}"), client.connection.socket.as_fd())?;
@@ -50,12 +47,12 @@ pub(crate) fn keep(estate: &Estate) -> io::Result<()> {
     service_manager::wait_until_heard()
 }
 
-/// What the service manager has kept of a daemon before. To be called once, before anything is opened.
+/// Returns the restart state that the service manager has kept. Call this once, before anything is opened.
 pub(crate) fn kept() -> Estate {
     sort(service_manager::kept(), service_manager::keep_no_longer)
 }
 
-/// Tells by their names what descriptors are. Has what is used up, or not used, kept no longer.
+/// Assigns descriptors by their names. Makes the service manager close those that are used up or not used.
 fn sort(kept: Vec<(String, OwnedFd)>, keep_no_longer: impl Fn(&str)) -> Estate {
     let (mut listeners, mut clients, mut document) = (Vec::new(), BTreeMap::new(), None);
     for (name, descriptor) in kept {
@@ -97,7 +94,7 @@ mod tests {
 
     use super::*;
 
-    /// What a service manager would have of two clients, and their other ends.
+    /// Returns what a service manager would have of two clients, and their other ends.
     fn kept_clients() -> (Vec<(String, OwnedFd)>, Vec<UnixStream>) {
         let (mut clients, mut ends) = (Vec::new(), Vec::new());
         for number in 0..2 {

@@ -1,9 +1,9 @@
-//! What the audit log keeps of an order besides its path: words of a closed list, so that nothing secret comes through by being new.
+//! Selects what the audit log keeps of an order besides its path: a closed list of keys, so that a new secret is not logged.
 
 use serde_json::{Map, Value};
 
-/// What is kept of a request. Left out on purpose: `token` and `ticket`, which are secrets, and `definition`, a command that may have
-/// passwords in it.
+/// The keys that are kept of a request. Left out on purpose: `token` and `ticket`, which are secrets, and `definition`, a
+/// command that may contain passwords.
 const KEPT: [&str; 46] = [
     "address",
     "allocation",
@@ -52,18 +52,18 @@ const KEPT: [&str; 46] = [
     "together_with",
     "wait_s",
 ];
-/// Bytes of a text that are kept.
+/// How many bytes of a text are kept.
 const TEXT_BYTES_MAX: usize = 256;
-/// Elements of a list that are kept: a migration has no more volumes.
+/// How many elements of a list are kept: a migration has no more volumes.
 const LIST_MAX: usize = 64;
-/// How deep objects may lie in each other.
+/// How deep objects may be nested.
 const DEPTH_MAX: usize = 3;
-/// What invitations and tickets begin with, wherever somebody has put one.
+/// The beginnings of tokens and tickets, wherever a client has put one.
 const SECRETS: [&str; 3] = ["sterna-access-", "sterna-invitation-", "sterna-ticket-"];
-/// What stands for what is not kept of a text.
+/// Replaces a text that is not kept.
 const WITHHELD: &str = "(withheld)";
 
-/// What is kept of the body of a request; nothing of one that is no object of JSON.
+/// Returns what is kept of a request's body; nothing if it is not a JSON object.
 pub(crate) fn of_body(bytes: &[u8]) -> Map<String, Value> {
     match serde_json::from_slice(bytes) {
         Ok(Value::Object(object)) => kept(object, DEPTH_MAX),
@@ -71,14 +71,14 @@ pub(crate) fn of_body(bytes: &[u8]) -> Map<String, Value> {
     }
 }
 
-/// What is kept of a query.
+/// Returns what is kept of a query.
 pub(crate) fn of_query(query: &str) -> Map<String, Value> {
     let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
     let kept = pairs.filter(|(key, _)| is_kept(key));
     kept.map(|(key, value)| (key.to_owned(), Value::String(text(value)))).collect()
 }
 
-/// A text without what is secret in it, and no longer than is useful.
+/// Returns a text without secrets, cut to a useful length.
 pub(crate) fn text(text: &str) -> String {
     if SECRETS.iter().any(|secret| text.contains(secret)) {
         return WITHHELD.to_owned();
@@ -100,7 +100,7 @@ fn kept(object: Map<String, Value>, depth: usize) -> Map<String, Value> {
     fields.filter_map(|(key, value)| Some((key, value_of(value, depth)?))).collect()
 }
 
-/// A value as it is kept; `None`: it says nothing, or lies too deep.
+/// Returns what is kept of a value; `None`: it is empty, or nested too deep.
 fn value_of(value: Value, depth: usize) -> Option<Value> {
     match value {
         Value::Null => None,

@@ -1,4 +1,4 @@
-//! The audit log on real files: what is written, what is kept, and that nobody waits for it.
+//! Tests of the audit log with real files: what is written and kept, and that no order waits for it.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -29,7 +29,7 @@ fn an_entry_is_a_line_that_only_the_owner_reads_also_after_a_restart() {
         audit.note(&entry(order));
         audit.flush();
         assert_eq!(audit.counts(), (1, 0));
-        // Whatever somebody else has made of it.
+        // Another program has changed its mode.
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o644)).unwrap();
         let host = Some(By::Host { id: HostId([1; 32]) });
         audit.note(&Entry { by: host, status: None, path: Some("a\nb".to_owned()), ..entry("offer") });
@@ -83,17 +83,17 @@ fn what_cannot_be_written_is_counted_and_what_comes_after_it_is_whole() {
 fn a_disk_that_hangs_keeps_nobody_waiting() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join(FILE);
-    // Opening it to write waits for a reader.
+    // Opening it for writing blocks until it has a reader.
     rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
     let audit = Audit::begin(folder.path());
     let beyond = 10;
-    // One batch may be in the thread's hands.
+    // The thread may hold one batch.
     for _ in 0..2 * QUEUE_MAX + beyond {
         audit.note(&entry("POST"));
     }
     let (written, lost) = audit.counts();
     assert!(written == 0 && lost >= beyond as u64, "{written} {lost}");
-    // The thread ends: there is somebody now, and nobody sends any more.
+    // The thread ends: the pipe has a reader, and no sender is left.
     drop(audit);
     drop(std::fs::File::open(&path).unwrap());
 }

@@ -1,4 +1,4 @@
-//! The thread that writes the audit log, and keeps it from growing without end.
+//! The thread that writes the audit log, and limits its size.
 //!
 //! ```text
 //!   audit.log ── FILE_BYTES_MAX ──► audit.log.1 ──► … ──► audit.log.7 ──► deleted
@@ -12,16 +12,16 @@ use std::sync::mpsc::{Receiver, SyncSender};
 
 use super::{Message, State};
 
-/// Bytes of a file after which another one is begun: some ten thousand orders.
+/// The size at which a new file is begun: some ten thousand orders.
 pub(super) const FILE_BYTES_MAX: u64 = 8 << 20;
-/// Files that are full and kept.
+/// How many full files are kept.
 pub(super) const KEPT_FILES: u32 = 7;
-/// Lines that are made durable together.
+/// How many lines are made durable together.
 const BATCH_MAX: usize = 256;
-/// Nobody but the daemon's user reads who ordered what.
+/// Only the daemon's user may read who ordered what.
 const MODE: u32 = 0o600;
 
-/// Writes what comes, until nobody can send any more.
+/// Writes messages until all senders are gone.
 pub(super) fn run(path: &Path, messages: &Receiver<Message>, state: &State) {
     while let Ok(first) = messages.recv() {
         let (mut lines, mut bytes, mut flushed) = (0, Vec::new(), Vec::<SyncSender<()>>::new());
@@ -41,13 +41,13 @@ pub(super) fn run(path: &Path, messages: &Receiver<Message>, state: &State) {
             }
         }
         for done in flushed {
-            // Whoever has asked may have gone.
+            // The caller may have given up.
             let _ = done.try_send(());
         }
     }
 }
 
-/// Appends lines durably: all of them, or none if that can be had.
+/// Appends lines durably: all of them, or none if possible.
 fn append(path: &Path, lines: &[u8]) -> io::Result<()> {
     let mut file = open(path)?;
     let mut length = file.metadata()?.len();
@@ -58,13 +58,13 @@ fn append(path: &Path, lines: &[u8]) -> io::Result<()> {
     }
     let written = file.write_all(lines).and_then(|()| file.sync_data());
     if written.is_err() {
-        // Half a line would spoil the next one. What cannot be cut off, no reader takes for a line.
+        // Half a line would spoil the next one. If it cannot be cut off, readers skip the broken line.
         let _ = file.set_len(length);
     }
     written
 }
 
-/// Opens the file for each batch: it may have been deleted or moved by hand, and orders are rare.
+/// Opens the file for each batch: orders are rare, and the file may have been deleted or moved by hand.
 fn open(path: &Path) -> io::Result<File> {
     let file = OpenOptions::new().create(true).append(true).mode(MODE).open(path)?;
     if file.metadata()?.permissions().mode() & 0o777 != MODE && file.metadata()?.is_file() {
@@ -73,7 +73,7 @@ fn open(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Gives each file the name of the next older one; the oldest is replaced.
+/// Renames each file to the next older name; the oldest is replaced.
 fn rotate(path: &Path) -> io::Result<()> {
     for number in (1..KEPT_FILES).rev() {
         match std::fs::rename(numbered(path, number), numbered(path, number + 1)) {
@@ -84,7 +84,7 @@ fn rotate(path: &Path) -> io::Result<()> {
     std::fs::rename(path, numbered(path, 1))
 }
 
-/// The name of a file that is full.
+/// Returns the name of a full file.
 pub(super) fn numbered(path: &Path, number: u32) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(format!(".{number}"));

@@ -1,18 +1,18 @@
-//! What is wrong with an image, as the API calls it.
+//! The API's codes for errors of images.
 
 use api::ErrorCode;
 use block::store::{ImageError, Qcow2Error, RemoteError};
 
-/// The cause of what is wrong with a qcow2 image, as the API calls it.
+/// Returns the API's code of a qcow2 error.
 pub(super) fn code_of_qcow2(error: &Qcow2Error) -> ErrorCode {
     match error {
         Qcow2Error::Image(error) => code_of_image(error),
-        // Whatever is wrong with what it stands on: it cannot be served.
+        // Any fault of its backing file means that it cannot be served.
         _ => ErrorCode::ImageUnsuitable,
     }
 }
 
-/// The cause of what is wrong with another server's export.
+/// Returns the API's code of an error of another server's export.
 pub(super) fn code_of_remote(error: &RemoteError) -> ErrorCode {
     match error {
         RemoteError::Unreachable { .. } => ErrorCode::StorageFailed,
@@ -28,7 +28,7 @@ pub(super) fn code_of_remote(error: &RemoteError) -> ErrorCode {
     }
 }
 
-/// The cause of what is wrong with an image.
+/// Returns the API's code of an image error.
 pub(super) fn code_of_image(error: &ImageError) -> ErrorCode {
     match error {
         ImageError::NotFound { .. } => ErrorCode::ImageNotFound,

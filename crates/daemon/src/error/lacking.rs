@@ -1,18 +1,18 @@
-//! What is refused because a volume was handed over before all of it had come.
+//! Refusals for volumes that were handed over while they were incomplete.
 
 use api::ErrorCode;
 
-/// Why something is not done with a volume that lacks blocks.
+/// Why an operation on an incomplete volume is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LackingError {
-    /// Another host still has them.
+    /// Another host still has the missing blocks.
     #[error(
         "volume \"{volume}\" is still being filled from host \"{host}\": it can be moved, resized and removed when nothing is missing any \
          more (sterna volume show {volume})"
     )]
     BeingFilled {
         volume: String,
-        /// The host that has what is missing.
+        /// The host that has the missing blocks.
         host: String,
     },
     #[error(
@@ -21,16 +21,16 @@ pub(crate) enum LackingError {
     )]
     ForGood {
         volume: String,
-        /// The host that had what is missing.
+        /// The host that had the missing blocks.
         host: String,
     },
-    /// Nothing is missing, or it still comes.
+    /// Nothing is missing, or the missing blocks are still coming.
     #[error("volume \"{volume}\" is not taken without what is missing of it: {reason}")]
     NotGivenUp { volume: String, reason: String },
 }
 
 impl LackingError {
-    /// What programs are told.
+    /// Returns the API's code of the error.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
             Self::BeingFilled { .. } => ErrorCode::VolumeBusy,

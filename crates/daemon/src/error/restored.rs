@@ -1,24 +1,24 @@
-//! What is refused because a journal was put back from a backup.
+//! Refusals after the journal was restored from a backup.
 
 use api::ErrorCode;
 use migration::restoration::{Refused, SizeUnknown};
 
-/// Why a volume of a journal that was put back is not taken by somebody's order.
+/// Why a volume of a restored journal is not taken by an order.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoredError {
-    /// It is no such volume.
+    /// The volume is not waiting.
     #[error(
         "volume \"{0}\" does not wait for that: only one that is unconfirmed is taken so (sterna volume list)"
     )]
     NotWaiting(String),
-    /// It is one, and something else was ordered.
+    /// The volume waits, and something else was ordered.
     #[error("volume \"{volume}\" is not served: {standing}")]
     Unconfirmed {
         volume: String,
         /// What it waits for, and what can be done.
         standing: String,
     },
-    /// Something speaks against it.
+    /// A host or the image contradicts the order.
     #[error("volume \"{volume}\" is not taken: {reason}; {standing}")]
     Refused {
         volume: String,
@@ -26,7 +26,7 @@ pub(crate) enum RestoredError {
         /// What it waits for, and what can be done.
         standing: String,
     },
-    /// How large it is, is not known.
+    /// The volume's size is unknown.
     #[error(
         "volume \"{volume}\" is not taken: {reason}; say how large it is: sterna volume promote {volume} --restored --size SIZE"
     )]
@@ -34,7 +34,7 @@ pub(crate) enum RestoredError {
 }
 
 impl RestoredError {
-    /// What programs are told.
+    /// Returns the API's code of the error.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
             Self::NotWaiting(_) | Self::Refused { .. } | Self::Size { .. } => ErrorCode::NotPrepared,

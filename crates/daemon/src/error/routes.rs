@@ -1,46 +1,45 @@
-//! Requests for what the API does not have.
+//! Refusals of requests that no operation of the API accepts.
 
 use api::{ErrorCode, Role};
 
 /// Why no operation answers a request.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RouteError {
-    /// There is no such path.
     #[error("the API has no {path}: is the client newer than the daemon?")]
     NotFound { path: String },
-    /// There is the path, and not for this method.
+    /// The path exists, but not for this method.
     #[error("the API has {path}, and not for {method}: see the header Allow, and /v1/openapi.json")]
     Method { method: String, path: String },
-    /// The client calls this host by a name that may be anybody's.
+    /// The client uses a host name that may be an attacker's.
     #[error("this host is not called that here: write localhost or 127.0.0.1 in the address")]
     Elsewhere,
-    /// The client's role does not reach so far.
+    /// The client's role is too low.
     #[error(
         "this takes the role {needed}, and \"{name}\" has the role {role}; an administrator of this host grants it: \
          sterna access set {name} --role {needed}"
     )]
     Role {
-        /// What the client is called.
+        /// The name of the client's grant.
         name: String,
         role: Role,
         needed: Role,
     },
-    /// The client has the key of an invitation.
+    /// The client has the key of an access token.
     #[error(
         "this key is that of the invitation of \"{0}\", which can be redeemed and nothing else: sterna remote add https://HOST:PORT"
     )]
     Invited(String),
-    /// An invitation is redeemed by who has none.
+    /// A client without an access token tries to redeem one.
     #[error(
         "an invitation is redeemed over TLS, by the key that it holds: sterna remote add https://HOST:PORT"
     )]
     NotInvited,
-    /// The client was known when it connected.
+    /// The client's key was revoked while it was connected.
     #[error(
         "this key is not known any more; an administrator of this host grants access: sterna access grant NAME --role ROLE"
     )]
     Revoked,
-    /// A page of somebody's makes a browser give orders.
+    /// A web page makes a browser give orders.
     #[error(
         "a web page asks for this, and pages may only read: use the sterna commands, or a client that is no browser"
     )]
@@ -48,7 +47,7 @@ pub(crate) enum RouteError {
 }
 
 impl RouteError {
-    /// The cause, for programs.
+    /// Returns the API's code of the error.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
             Self::NotFound { .. } => ErrorCode::RouteNotFound,

@@ -7,55 +7,49 @@ use api::ErrorCode;
 #[error("the file {} in store \"{store}\" {obstacle}{}", spelled(.file), advice(.store, .file, .obstacle))]
 pub(crate) struct StoreFileError {
     pub(crate) store: String,
-    /// The name of the file.
     pub(crate) file: String,
     pub(crate) obstacle: StoreFileObstacle,
 }
 
-/// What is in the way.
+/// The obstacle.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreFileObstacle {
     #[error("does not exist")]
     NotFound,
-    /// What was given is no name of a file.
+    /// The given text is not a file name.
     #[error("is no name of a file in it: write STORE/FILE as sterna store scan does")]
     NoName,
     /// The store holds one volume.
     #[error("is no file: the store takes one volume, and is no folder")]
     NoFolder,
-    /// A volume is served from it.
     #[error("is the volume \"{0}\"; see: sterna volume show {0}")]
     OfVolume(String),
-    /// A migration fills it.
     #[error("is being filled by {0}; see: sterna migration show {0}")]
     OfMigration(String),
-    /// An image stands on it.
+    /// It is the backing file of another image.
     #[error("is what another image stands on: {0}; a guest that wrote there would break that")]
     Backing(String),
     /// It is a part of a disk.
     #[error("is a half-made target: parts of the disk are missing")]
     HalfMade,
-    /// A migration left it.
     #[error("is what {migration} left of the volume \"{volume}\", as old as that")]
     Replica { volume: String, migration: String },
-    /// It is being made or deleted.
     #[error(
         "is being made or deleted; if nothing does that any more, the next start of the daemon settles it"
     )]
     Unsettled,
-    /// It is no image.
     #[error("is no image that can be served: {0}")]
     NoImage(String),
     /// Only half-made targets are deleted.
     #[error("is no half-made target but {0}, and is not deleted")]
     NotHalfMade(&'static str),
-    /// Somebody has it open.
+    /// A program has it open.
     #[error("is in use: {0}")]
     InUse(String),
 }
 
 impl StoreFileError {
-    /// The cause, as the API calls it.
+    /// Returns the API's code of the error.
     pub(super) fn code(&self) -> ErrorCode {
         match &self.obstacle {
             StoreFileObstacle::NotFound => ErrorCode::ImageNotFound,
@@ -73,7 +67,7 @@ impl StoreFileError {
     }
 }
 
-/// What to do, if what is in the way does not say it.
+/// Returns what to do, if the obstacle does not say it.
 fn advice(store: &str, file: &str, obstacle: &StoreFileObstacle) -> String {
     match obstacle {
         StoreFileObstacle::NotFound | StoreFileObstacle::NotHalfMade(_) => {
@@ -96,7 +90,7 @@ fn advice(store: &str, file: &str, obstacle: &StoreFileObstacle) -> String {
     }
 }
 
-/// A name as it can be printed and typed.
+/// Returns a name in a form that can be printed and typed.
 fn spelled(file: &str) -> String {
     let is_plain = file.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-+".contains(&byte));
     if is_plain { file.to_owned() } else { format!("{file:?}") }

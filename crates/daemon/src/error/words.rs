@@ -1,10 +1,10 @@
-//! Parts of what errors say.
+//! Parts of error messages.
 
 use migration::journal::{Reservation, ReservedContent};
 
 use crate::stores::Occupant;
 
-/// What is to be done about what is kept in a store.
+/// Returns what to do about the kept content of a store.
 pub(super) fn if_kept(store: &str, occupant: &Occupant) -> String {
     match occupant {
         Occupant::Kept { .. } => format!("; if nobody needs that: sterna store release {store}"),
@@ -12,7 +12,7 @@ pub(super) fn if_kept(store: &str, occupant: &Occupant) -> String {
     }
 }
 
-/// Which other images of the volume were kept.
+/// Returns which other images of the volume were kept.
 pub(super) fn if_others(known: &str) -> String {
     match known {
         "" => "; see: sterna replica list".to_owned(),
@@ -20,7 +20,7 @@ pub(super) fn if_others(known: &str) -> String {
     }
 }
 
-/// What a fenced place holds.
+/// Returns what a fenced place holds.
 pub(crate) fn fenced(fence: &Reservation) -> String {
     let Reservation { volume, migration, content } = fence;
     match content {

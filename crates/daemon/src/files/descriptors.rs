@@ -1,17 +1,16 @@
-//! How many files, sockets and devices the daemon may have open, and whether that is enough for another volume.
-//!
-//! A volume that is made, but cannot be served, is worse than one that is refused: so it is counted before.
+//! The limit of the daemon's open files, sockets and devices, and whether another volume fits. It is checked before a volume is
+//! made: refusing it is better than a volume that cannot be served.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::error::RequestError;
 
-/// Descriptors of one volume: its image and what that stands on, its sockets, its ring, its clients, a migration's target.
+/// The descriptors of one volume: its image and backing files, its sockets, its ring, its clients, a migration's target.
 const VOLUME_DESCRIPTORS: u64 = 24;
-/// Descriptors that are kept free for everything else: the API's clients, other hosts, the journal, QEMU's monitors.
+/// The descriptors that are reserved for everything else: the API's clients, other hosts, the journal, QEMU's monitors.
 const KEPT_FREE: u64 = 64;
 
-/// Lets this process open as many files as it may give itself.
+/// Raises this process's limit of open files to the allowed maximum.
 pub(crate) fn raise_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -25,13 +24,10 @@ pub(crate) fn raise_limit() {
     }
 }
 
-/// Refuses another volume if the descriptors that it needs are not left; may sleep.
-///
-/// # Errors
-/// [`RequestError::TooManyFiles`].
+/// Refuses another volume if too few descriptors are left, with [`RequestError::TooManyFiles`]. May block.
 pub(crate) fn require_for_volume() -> Result<(), RequestError> {
     let Some(limit) = getrlimit(Resource::Nofile).current else { return Ok(()) };
-    // Whoever cannot see them cannot count them: it is met when they are needed.
+    // If they cannot be counted, the limit shows when they are needed.
     let Ok(open) = std::fs::read_dir("/proc/self/fd") else { return Ok(()) };
     let open = open.count() as u64;
     if is_enough(open, limit) { Ok(()) } else { Err(RequestError::TooManyFiles { open, limit }) }

@@ -1,7 +1,7 @@
-//! Lists of things that have names, each in a file of its own, which is replaced as a whole.
+//! Lists of named entries, each in a file of its own, which is replaced as a whole.
 //!
-//! They are not in the journal: which volumes there are, and who owns them, does not depend on them; people may read and back
-//! the files up; and a broken one keeps no volume from being served.
+//! They are not in the journal, because no volume and no ownership depends on them. Users may read the files and back them up,
+//! and a broken file keeps no volume from being served.
 //!
 //! ```text
 //!   vms.json       {"version": 1, "vms":      [ … ]}    VMs            vms/catalogue.rs
@@ -21,21 +21,21 @@ use serde_json::{Map, Value};
 
 use crate::files::whole_file;
 
-/// Largest size of a file: hundreds of VMs with the longest definitions, thousands of hosts.
+/// The largest file size: hundreds of VMs with the longest definitions, thousands of hosts.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// A thing in a list.
+/// An entry of a list.
 pub(crate) trait Listed: Clone + Serialize + DeserializeOwned {
-    /// Name of the file in the data folder.
+    /// The name of the file in the data folder.
     const FILE: &'static str;
-    /// Version of its format; another one is not read.
+    /// The version of its format; other versions are not read.
     const VERSION: u32;
-    /// What its list is called in the file.
+    /// The list's key in the file.
     const KEY: &'static str;
-    /// What a file is not that cannot be read, and how there is one again.
+    /// For a file that cannot be read: what it is not, and how to get a valid one.
     const OTHERWISE: &'static str;
 
-    /// What it is found by: no other in the list has it.
+    /// Returns the entry's name, unique in the list.
     fn name(&self) -> &str;
 }
 
@@ -51,25 +51,19 @@ pub(crate) enum ListingError {
     #[error("the file {path} cannot be {done}")]
     Io {
         path: PathBuf,
-        /// What was to be done with it.
+        /// The failed operation.
         done: &'static str,
-        /// What the system answered.
         source: io::Error,
     },
-    /// It holds something else.
+    /// The file has another content.
     #[error("the file {path} is {otherwise}")]
-    Malformed {
-        path: PathBuf,
-        /// [`Listed::OTHERWISE`].
-        otherwise: &'static str,
-        source: serde_json::Error,
-    },
-    /// It is from another version of the program.
+    Malformed { path: PathBuf, otherwise: &'static str, source: serde_json::Error },
+    /// Another version of the program wrote the file.
     #[error("the file {path} has version {version}; this program knows {known}")]
     Version {
         path: PathBuf,
         version: u32,
-        /// The one that is known.
+        /// The version that is supported.
         known: u32,
     },
 }
@@ -82,7 +76,7 @@ struct Content {
 }
 
 impl<T: Listed> Listing<T> {
-    /// Reads the file, if there is one. It may sleep, as everything that reads or writes the file.
+    /// Reads the file, if it exists. May block, like everything that reads or writes the file.
     pub(crate) fn open(data_dir: &Path) -> Result<Self, ListingError> {
         let path = data_dir.join(T::FILE);
         let failed = |source| ListingError::Io { path: path.clone(), done: "read", source };
@@ -93,32 +87,31 @@ impl<T: Listed> Listing<T> {
         Ok(Self { path, entries: Mutex::new(entries) })
     }
 
-    /// All things, by name.
+    /// Returns all entries, by name.
     pub(crate) fn list(&self) -> Vec<T> {
         self.lock().values().cloned().collect()
     }
 
-    /// The thing of that name.
     pub(crate) fn get(&self, name: &str) -> Option<T> {
         self.lock().get(name).cloned()
     }
 
-    /// The first thing that is as `wanted`.
+    /// Returns the first entry for which `wanted` is true.
     pub(crate) fn find(&self, wanted: impl Fn(&T) -> bool) -> Option<T> {
         self.lock().values().find(|entry| wanted(entry)).cloned()
     }
 
-    /// Adds a thing durably, or replaces the one of that name.
+    /// Adds an entry durably, or replaces the one with its name.
     pub(crate) fn put(&self, entry: &T) -> Result<(), ListingError> {
         self.change(|entries| drop(entries.insert(entry.name().to_owned(), entry.clone())))
     }
 
-    /// Forgets a thing durably; returns it, if it was there.
+    /// Removes an entry durably; returns it, if it existed.
     pub(crate) fn remove(&self, name: &str) -> Result<Option<T>, ListingError> {
         self.change(|entries| entries.remove(name))
     }
 
-    /// Changes the list durably; if that fails nothing is changed.
+    /// Changes the list durably; if that fails, nothing is changed.
     pub(crate) fn change<R>(
         &self,
         change: impl FnOnce(&mut BTreeMap<String, T>) -> R,
@@ -133,7 +126,7 @@ impl<T: Listed> Listing<T> {
         Ok(result)
     }
 
-    /// A panic elsewhere does not make the map wrong.
+    /// The map stays consistent after a panic of another holder.
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, T>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,7 @@
 //! Locks that keep two daemons from using one folder.
 //!
-//! A lock is a `flock` on a file in the folder. The kernel gives it up when the last thread of its holder is gone:
-//! a daemon that was killed holds it until no write of it can come any more.
+//! A lock is a `flock` on a file in the folder. The kernel releases it when the last thread of its holder has ended. So a
+//! killed daemon holds the lock until none of its writes can land.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -12,20 +12,20 @@ use std::time::{Duration, Instant};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-/// Name of the file that is locked.
+/// The name of the locked file.
 const LOCK_FILE: &str = ".sterna-lock";
-/// Bytes of a lock file that are read; it holds a process number.
+/// How many bytes of a lock file are read; it contains a process number.
 const LOCK_FILE_BYTES_MAX: u64 = 64;
 
-/// How long the lock of a process is waited for that is ending: its last writes have been seen to take 4.5 s.
+/// How long the lock of an ending process is waited for: its last writes have been seen to take 4.5 s.
 const ENDING_MAX: Duration = Duration::from_secs(30);
-/// How long that of any other is: it may have been killed a moment ago, and not know it yet.
+/// How long any other lock is waited for: its holder may have been killed a moment ago.
 const KILLED_MAX: Duration = Duration::from_secs(1);
-/// How often it is tried meanwhile.
+/// How often the lock is tried.
 const LOCK_POLL: Duration = Duration::from_millis(20);
-/// And if guests wait for that.
+/// How often the lock is tried while guests wait.
 const ANNOUNCED_POLL: Duration = Duration::from_millis(1);
-/// The flag of a process that is ending (`PF_EXITING`), in the ninth field of `/proc/PID/stat`.
+/// The flag of an ending process (`PF_EXITING`), in the ninth field of `/proc/PID/stat`.
 const EXITING: u64 = 4;
 
 /// The right to use a folder, until it is dropped.
@@ -34,46 +34,43 @@ pub(crate) struct FolderLock {
     file: File,
 }
 
-/// What is known of the end of a lock's holder.
+/// Whether a lock's holder is known to end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// It has said that it ends.
+    /// It has announced its end.
     Announced,
-    /// The system tells whether it does.
+    /// The kernel shows whether it is ending.
     ToBeSeen,
 }
 
 /// Why a folder could not be locked.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another process has it.
+    /// Another process has locked the folder.
     #[error("{folder} is in use by {}", holder(.process))]
     Held {
-        /// The folder.
+        /// The path of the folder.
         folder: PathBuf,
-        /// Who has it, if that could be found out.
+        /// The number of that process, if it could be found out.
         process: Option<u32>,
     },
     /// The lock file cannot be used.
     #[error("{folder} cannot be locked")]
     Io {
-        /// The folder.
+        /// The path of the folder.
         folder: PathBuf,
-        /// What the system answered.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
-/// Tells whether a file of this name is what a folder is locked by.
+/// Returns whether this is the name of a lock file.
 pub(crate) fn is_lock_file(name: &str) -> bool {
     name == LOCK_FILE
 }
 
 impl FolderLock {
-    /// Locks the folder, or says who has it. Does not wait.
-    ///
-    /// # Errors
-    /// [`LockError`].
+    /// Locks the folder without waiting, or returns which process has it.
     pub(crate) fn acquire(folder: &Path) -> Result<Self, LockError> {
         let failed = |source| LockError::Io { folder: folder.to_owned(), source };
         let path = folder.join(LOCK_FILE);
@@ -92,15 +89,12 @@ impl FolderLock {
             }
             Err(errno) => return Err(failed(errno.into())),
         }
-        // For people only: the lock is what counts, so a full disk is no obstacle.
+        // For messages only: the lock is what counts, so a full disk is no obstacle.
         let _ = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
         Ok(Self { file })
     }
 
-    /// Locks the folder; if its holder is about to end, as soon as it has, and says so.
-    ///
-    /// # Errors
-    /// [`LockError`].
+    /// Locks the folder; if its holder is about to end, waits for that and logs it.
     pub(crate) async fn acquire_after_its_holder(folder: &Path, ending: Ending) -> Result<Self, LockError> {
         let began = Instant::now();
         let mut has_said = ending == Ending::Announced;
@@ -124,7 +118,7 @@ impl FolderLock {
         }
     }
 
-    /// Tells whether the lock is on the folder that has this path now: another file system may have been mounted.
+    /// Returns whether the lock is on the folder with this path: another file system may have been mounted there.
     pub(crate) fn is_of(&self, folder: &Path) -> bool {
         let Ok(locked) = self.file.metadata() else { return false };
         std::fs::metadata(folder.join(LOCK_FILE))
@@ -139,19 +133,19 @@ fn read_process(file: &mut File) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// How long the lock of a process is worth waiting for.
+/// Returns how long the lock of a process is waited for.
 fn patience(process: Option<u32>) -> Duration {
     let Some(process) = process else { return KILLED_MAX };
     match std::fs::read_to_string(format!("/proc/{process}/stat")) {
         Ok(stat) if !is_ending(&stat) => KILLED_MAX,
-        // It is gone, and what it has asked the kernel for is not.
+        // The process has ended, but its requests to the kernel may not have.
         _ => ENDING_MAX,
     }
 }
 
-/// Tells from `/proc/PID/stat` whether a process is ending, or has ended and is not reaped.
+/// Returns whether a process is ending or a zombie, from `/proc/PID/stat`.
 fn is_ending(stat: &str) -> bool {
-    // Its name may hold anything, also brackets.
+    // Its name may contain anything, also brackets.
     let Some((_, fields)) = stat.rsplit_once(") ") else { return false };
     let mut fields = fields.split(' ');
     let state = fields.next();

@@ -1,4 +1,4 @@
-//! Unix sockets at stable paths: made with their mode, put in place in one step, never taken from somebody else.
+//! Unix sockets at stable paths: made with their mode, put in place in one step, and never taken from another process.
 
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, Permissions};
@@ -19,44 +19,44 @@ use crate::config::SocketAccess;
 use crate::files::lock::{FolderLock, LockError};
 use crate::take_over::Listening;
 
-/// Who may look into the folders of sockets: the user that runs the daemon.
+/// The mode of a private folder of sockets, for the daemon's user alone.
 const FOLDER_MODE: u32 = 0o700;
-/// And if others may connect to some of them: everybody passes through, and each socket says who may connect.
+/// The mode if others may connect to some sockets: every user may pass through, and each socket's mode says who may connect.
 const SHARED_FOLDER_MODE: u32 = 0o711;
-/// Bits of a socket's mode that let its owner connect.
+/// The bits of a socket's mode that let its owner connect.
 const OWNER_CONNECTS: u32 = 0o600;
-/// Connections that the kernel may hold for a volume's port before they are accepted.
+/// How many connections the kernel queues for a volume's port.
 const PORT_BACKLOG: i32 = 128;
-/// How often the lock of the folder is tried, and the pause in between: a process that ends lets go of all its locks within
-/// a moment.
+/// How often the lock of the folder is tried, and the pause in between: an ending process releases all its locks within a
+/// moment.
 const LOCK_TRIES: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(1);
-/// Name under which a socket is made; shorter than any volume's, so that it fits wherever they do.
+/// The temporary name of a new socket. It is shorter than any volume's name, so it fits wherever those do.
 const UNFINISHED: &str = ".bind";
 
-/// The folder in which the sockets of this daemon are.
+/// The folder with this daemon's sockets.
 pub(crate) struct SocketFolder {
     folder: PathBuf,
-    /// Whether the folder above it is ours as well.
+    /// Whether this daemon also made the folder above it.
     made_parent: bool,
-    /// Held while a socket is made: they all begin under one name.
+    /// Held while a socket is made, because all have the same temporary name.
     binding: Mutex<()>,
     grants: Arc<Grants>,
     listening: Listening,
     _lock: FolderLock,
 }
 
-/// The users of VMs' QEMUs, by the volumes that are their disks: only they may connect to those.
+/// The users of VMs' QEMUs by volume: only they may connect to their disks.
 #[derive(Debug, Default)]
 pub(crate) struct Grants(Mutex<BTreeMap<String, u32>>);
 
 impl Grants {
-    /// A volume's socket is a user's, from when it is made the next time.
+    /// Gives a volume's socket to a user, when it is made the next time.
     pub(crate) fn give(&self, volume: &str, user: u32) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(volume.to_owned(), user);
     }
 
-    /// A volume's socket is nobody's but the daemon's, from when it is made the next time.
+    /// Takes a volume's socket back, when it is made the next time.
     pub(crate) fn take(&self, volume: &str) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).remove(volume);
     }
@@ -66,72 +66,69 @@ impl Grants {
     }
 }
 
-/// Why there is no socket.
+/// Why a socket cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum SocketError {
-    /// The system cannot bind such a path.
+    /// The path is not valid for a socket.
     #[error("the path of the socket cannot be used; choose a folder with a shorter path: --api unix:PATH")]
     Path(#[from] AddressError),
-    /// Somebody listens there.
+    /// Another process listens at the path.
     #[error("another daemon listens at {0}; stop it, or choose another address with --api unix:PATH")]
     Taken(PathBuf),
-    /// Something that is no socket has that name.
+    /// Something else than a socket has the path.
     #[error("{0} exists and is no socket; move it away")]
     NotASocket(PathBuf),
-    /// The folder could be changed by somebody else.
+    /// Another user could change the folder.
     #[error("{folder} belongs to another user ({owner}); choose another folder with --api unix:PATH")]
     NotOurs {
-        /// The folder.
+        /// The path of the folder.
         folder: PathBuf,
-        /// The number of its owner.
+        /// The number of the folder's owner.
         owner: u32,
     },
-    /// The folder could be exchanged for another one by somebody else.
+    /// Another user could replace the folder.
     #[error(
         "others than root can put another folder in the place of {folder}: a folder above it belongs to them, or they may write there; \
          choose another folder with --api unix:PATH"
     )]
     Exchangeable {
-        /// The folder.
+        /// The path of the folder.
         folder: PathBuf,
     },
-    /// Another daemon has its sockets there.
+    /// Another daemon has locked the folder.
     #[error("the folder of the sockets cannot be used")]
     Locked(#[from] LockError),
-    /// The socket cannot be given to somebody else.
+    /// The socket cannot be given to its configured owner.
     #[error(
         "{path} cannot be given to {owner}: a daemon that is not root can give sockets to its own groups only"
     )]
     Owner {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// To whom.
+        /// The configured owner.
         owner: String,
-        /// What the system answered.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The system refused something.
+    /// The system refused an operation.
     #[error("cannot {operation} {path}")]
     Io {
-        /// What was tried, as a verb.
+        /// The failed operation, as a verb.
         operation: &'static str,
-        /// The folder or socket.
+        /// The path of the folder or socket.
         path: PathBuf,
-        /// What the system answered.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
 impl SocketFolder {
-    /// Makes the folder if need be, and takes it for this daemon.
-    ///
-    /// # Errors
-    /// [`SocketError`].
+    /// Makes the folder if it does not exist, and locks it for this daemon.
     pub(crate) fn open(folder: &Path, listening: Listening) -> Result<Self, SocketError> {
         let failed = |source| SocketError::Io { operation: "make", path: folder.to_owned(), source };
         let made_parent = folder.parent().is_some_and(|parent| !parent.exists());
         DirBuilder::new().recursive(true).mode(FOLDER_MODE).create(folder).map_err(failed)?;
-        // A folder below one that another user owns can be exchanged for another at any time.
+        // A folder below another user's folder can be replaced at any time.
         let held = held::find(folder).map_err(failed)?;
         if !held::is_own_user(held.owner()) {
             return Err(SocketError::NotOurs { folder: folder.to_owned(), owner: held.owner() });
@@ -140,7 +137,7 @@ impl SocketFolder {
             return Err(SocketError::Exchangeable { folder: folder.to_owned() });
         }
         let lock = acquire_soon(folder)?;
-        // It may be there from a time when its sockets were shared.
+        // Its sockets may have been shared earlier.
         std::fs::set_permissions(folder, Permissions::from_mode(FOLDER_MODE)).map_err(failed)?;
         Ok(Self {
             folder: folder.to_owned(),
@@ -156,20 +153,16 @@ impl SocketFolder {
         &self.folder
     }
 
-    /// Where a volume's socket is.
     pub(crate) fn volume_socket(&self, volume: &str) -> PathBuf {
         self.folder.join(format!("{volume}.sock"))
     }
 
-    /// Whose QEMUs the volumes' sockets are for.
+    /// Returns which QEMU users may connect to the volumes' sockets.
     pub(crate) fn grants(&self) -> Arc<Grants> {
         Arc::clone(&self.grants)
     }
 
-    /// Gives a volume's socket, now and whenever it is made again, to a user whose QEMU has it as a disk.
-    ///
-    /// # Errors
-    /// [`SocketError`].
+    /// Gives a volume's socket, also whenever it is made again, to a user whose QEMU has the volume as a disk.
     pub(crate) fn grant(&self, volume: &str, user: u32) -> Result<(), SocketError> {
         let path = self.volume_socket(volume);
         let failed = |source| SocketError::Io { operation: "give to QEMU", path: path.clone(), source };
@@ -183,37 +176,28 @@ impl SocketFolder {
         }
     }
 
-    /// Checks that a volume's socket can have its path.
-    ///
-    /// # Errors
-    /// [`SocketError::Path`].
+    /// Checks that a volume's socket can have its path; fails with [`SocketError::Path`].
     pub(crate) fn check(&self, volume: &str) -> Result<(), SocketError> {
         Address::unix(self.volume_socket(volume))?;
         Ok(())
     }
 
-    /// What is listened on, and what a daemon before has left.
+    /// Returns the listening sockets, and what an earlier daemon has left.
     pub(crate) fn listening(&self) -> &Listening {
         &self.listening
     }
 
-    /// Ends the listening for a volume, and takes its socket away.
-    ///
-    /// # Errors
-    /// What the system answers.
+    /// Stops listening for a volume, and removes its socket.
     pub(crate) fn forget_volume(&self, volume: &str) -> io::Result<()> {
         self.listening.forget(volume);
         remove(&self.volume_socket(volume))
     }
 
-    /// Listens at a volume's socket: at the one that a daemon before has left, if it is there.
+    /// Listens at a volume's socket: at the one that an earlier daemon has left, if it exists.
     ///
-    /// A socket that is there is replaced, in one step: clients find the old one or the new one. It is that of a
-    /// daemon that is gone, for this folder is locked; it may seem alive for a while, because the kernel closes the
-    /// listener of a killed daemon only when its io_uring has been taken down.
-    ///
-    /// # Errors
-    /// [`SocketError`].
+    /// Replaces an existing socket in one step: clients find the old one or the new one. This folder is locked, so the old one
+    /// belongs to a daemon that has ended. It may seem alive for a while, because the kernel closes the listener of a killed
+    /// daemon only when its io_uring has been taken down.
     pub(crate) fn bind_volume(&self, volume: &str, access: &SocketAccess) -> Result<OwnedFd, SocketError> {
         let (path, user) = (self.volume_socket(volume), self.grants.user_of(volume));
         if let Some(left) = self.listening.claim_path(volume, &path) {
@@ -227,10 +211,7 @@ impl SocketFolder {
         Ok(listener)
     }
 
-    /// Listens at `path`, which is in the folder above this one. A socket that nobody listens to is replaced.
-    ///
-    /// # Errors
-    /// [`SocketError`].
+    /// Listens at `path`, which is in the folder above this one. Replaces a socket at which no process listens.
     pub(crate) fn bind_api(&self, path: &Path, access: &SocketAccess) -> Result<OwnedFd, SocketError> {
         if UnixStream::connect(path).is_ok() {
             return Err(SocketError::Taken(path.to_owned()));
@@ -238,7 +219,7 @@ impl SocketFolder {
         self.bind(path, access, None)
     }
 
-    /// Listens at `path`. `user`: whom a VM's QEMU runs as that has it as a disk.
+    /// Listens at `path`. `user` is the user of a VM's QEMU that has it as a disk.
     fn bind(&self, path: &Path, access: &SocketAccess, user: Option<u32>) -> Result<OwnedFd, SocketError> {
         Address::unix(path)?;
         check_replaceable(path)?;
@@ -252,7 +233,7 @@ impl SocketFolder {
         Ok(listener.into())
     }
 
-    /// Lets those connect to the socket at `made` who may, and nobody else. `path`: where it will be.
+    /// Sets the owner and the mode of the socket at `made`; `path` is its final path.
     fn give_access(
         &self,
         made: &Path,
@@ -269,7 +250,7 @@ impl SocketFolder {
         if user.is_some() {
             std::os::unix::fs::lchown(made, user, None).map_err(failed)?;
         }
-        // After the owner: nobody may connect in between who may not afterwards.
+        // After the owner, so that no user can connect in between who may not afterwards.
         let mode = access.mode.bits() | user.map_or(0, |_| OWNER_CONNECTS);
         let mode = Permissions::from_mode(mode);
         std::fs::set_permissions(made, mode).map_err(failed)?;
@@ -280,7 +261,7 @@ impl SocketFolder {
         Ok(())
     }
 
-    /// Lets other users reach sockets that are shared with them. A folder above that is not ours is left as it is.
+    /// Lets other users reach shared sockets. Leaves a folder above unchanged if this daemon did not make it.
     fn let_others_through(&self) -> io::Result<()> {
         std::fs::set_permissions(&self.folder, Permissions::from_mode(SHARED_FOLDER_MODE))?;
         let Some(parent) = self.folder.parent() else { return Ok(()) };
@@ -295,10 +276,7 @@ impl SocketFolder {
     }
 }
 
-/// Listens on a port; also on one of an address that this host does not have yet.
-///
-/// # Errors
-/// What the system answers.
+/// Listens on a port, also of an address that this host does not have yet.
 pub(crate) fn listen(address: &str) -> io::Result<TcpListener> {
     let listener = TcpListener::bind(address);
     let Err(error) = &listener else { return listener };
@@ -317,7 +295,7 @@ pub(crate) fn listen(address: &str) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
-/// Takes a socket away; one that is gone is a success.
+/// Removes a socket, if it exists.
 pub(crate) fn remove(path: &Path) -> io::Result<()> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
@@ -325,9 +303,9 @@ pub(crate) fn remove(path: &Path) -> io::Result<()> {
     }
 }
 
-/// What an NBD client connects to.
+/// Returns the address for an NBD client.
 pub(crate) fn volume_uri(volume: &str, socket: &Path) -> String {
-    // Names need no escapes. Paths may: whatever is not allowed in a query.
+    // Names need no escapes. Paths may, for characters that a query does not allow.
     let escaped = socket.as_os_str().as_encoded_bytes().iter().map(|byte| match byte {
         b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'-' | b'.' | b'_' | b'~' => {
             char::from(*byte).to_string()
@@ -337,7 +315,7 @@ pub(crate) fn volume_uri(volume: &str, socket: &Path) -> String {
     format!("nbd+unix:///{volume}?socket={}", escaped.collect::<String>())
 }
 
-/// Locks the folder. Whoever had the data folder a moment ago has ended, and may have let go of this one a little later.
+/// Locks the folder. The daemon that had the data folder has ended, and may release this lock a moment later.
 fn acquire_soon(folder: &Path) -> Result<FolderLock, LockError> {
     for _ in 0..LOCK_TRIES {
         match FolderLock::acquire(folder) {
@@ -389,7 +367,7 @@ mod tests {
         let _listener = folder.bind_api(&path, &private).unwrap();
         UnixStream::connect(&path).unwrap();
 
-        // In its own folder there is nobody else.
+        // In this folder no other process makes sockets.
         let _ghost = folder.bind_volume("a", &private).unwrap();
         let _listener = folder.bind_volume("a", &private).unwrap();
         UnixStream::connect(folder.volume_socket("a")).unwrap();
@@ -426,7 +404,7 @@ mod tests {
             let found = std::fs::metadata(folder.volume_socket(volume)).unwrap();
             (found.uid(), found.permissions().mode() & 0o777)
         };
-        // Whatever is said of its owner: the disk's is the one that connects.
+        // Whatever its configured owner, the disk's user connects.
         let access = SocketAccess { mode: "0060".parse().unwrap(), owner: Some("7:8".parse().unwrap()) };
         let _listener = folder.bind_volume("a", &access).unwrap();
         assert_eq!(owner("a"), (7, 0o060));

@@ -12,12 +12,12 @@ use std::path::Path;
 
 use crate::files::folder_entries::sync_folder_of;
 
-/// A file that a former process may have left in the page cache, in part or as a whole.
+/// A file that an earlier process may have left in the page cache, in part or as a whole.
 pub(crate) trait Left {
-    /// Makes durable what is there, and that it is there.
+    /// Makes the content and the name durable.
     fn settle(&self) -> io::Result<()>;
 
-    /// What is there; `None`: nothing.
+    /// Returns the content; `None`: there is no file.
     fn content(&self, bytes_max: u64) -> io::Result<Option<Vec<u8>>>;
 }
 
@@ -35,22 +35,19 @@ impl Left for Path {
     }
 }
 
-/// Reads a file of our own that is to be acted upon; `None`: there is none.
+/// Reads a file of this daemon that is to be acted upon; `None`: there is no file.
 ///
-/// **N.B.** A process that was killed may have written it, or given it its name, and not have synced that. Whoever acts on
-/// what a power cut can still take back has told others what this host will not know.
+/// **N.B.** A killed process may have written or renamed it without syncing. If this daemon acted on content that a power cut
+/// can still revert, other hosts would know what this host has forgotten.
 ///
 /// # Errors
-/// What the system answers, also that it cannot be made durable; that it has more than `bytes_max` bytes.
+/// Errors of the system, also if the file cannot be made durable; or it has more than `bytes_max` bytes.
 pub(crate) fn believe(left: &(impl Left + ?Sized), bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
     left.settle()?;
     left.content(bytes_max)
 }
 
-/// Reads a file; `None`: there is none.
-///
-/// # Errors
-/// What the system answers; that it has more than `bytes_max` bytes.
+/// Reads a file; `None`: there is none. Fails if it has more than `bytes_max` bytes.
 pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -59,13 +56,10 @@ pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
     content(file, bytes_max).map(Some)
 }
 
-/// Reads a file that is open, from where it stands.
-///
-/// # Errors
-/// As [`read`].
+/// Reads the rest of an open file. Fails like [`read`].
 pub(crate) fn content(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
     let mut content = Vec::new();
-    // One byte more tells that there is more.
+    // One more byte shows that there is more.
     file.take(bytes_max.saturating_add(1)).read_to_end(&mut content)?;
     if content.len() as u64 > bytes_max {
         let message = format!("it has more than {bytes_max} bytes");
@@ -74,25 +68,19 @@ pub(crate) fn content(file: File, bytes_max: u64) -> io::Result<Vec<u8>> {
     Ok(content)
 }
 
-/// Replaces a file: after a power cut there is the old one or the new one. Nobody but its owner reads it, whatever the umask
-/// says: it may name hosts, or hold what a VM is started with.
-///
-/// # Errors
-/// What the system answers; the file is as before then, or the new one.
+/// Replaces a file: after a power cut there is the old one or the new one. Only its owner may read it, whatever the umask,
+/// because it may name hosts or the command of a VM. After an error it is the old file or the new one.
 pub(crate) fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     replace_with(path, |_| Ok(content.to_vec()))
 }
 
-/// The same with a content that speaks of the new file itself.
-///
-/// # Errors
-/// As [`replace`], and those of `content`.
+/// Does the same with a content that depends on the new file itself.
 pub(crate) fn replace_with(
     path: &Path,
     content: impl FnOnce(&File) -> io::Result<Vec<u8>>,
 ) -> io::Result<()> {
     let begun = path.with_extension("new");
-    // One that is left over may have been made with another mode.
+    // A leftover may have been made with another mode.
     match fs::remove_file(&begun) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -105,7 +93,7 @@ pub(crate) fn replace_with(
     sync_folder_of(path)
 }
 
-/// A file whose end was in the page cache only when its process was killed.
+/// A simulated file whose end is only in the page cache when its process is killed.
 #[cfg(test)]
 pub(crate) mod page_cache {
     use std::cell::RefCell;
@@ -113,7 +101,7 @@ pub(crate) mod page_cache {
 
     use super::Left;
 
-    /// A file by what processes read, and by what a power cut leaves of it.
+    /// A file as processes read it, and as a power cut leaves it.
     pub(crate) struct Cached {
         pub(crate) seen: Vec<u8>,
         pub(crate) durable: RefCell<Vec<u8>>,
@@ -172,7 +160,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("list.json");
-        // As an earlier version left it, and what it had begun.
+        // As an earlier version left it, and its unfinished replacement.
         for left in [&path, &path.with_extension("new")] {
             std::fs::write(left, b"old").unwrap();
             std::fs::set_permissions(left, std::fs::Permissions::from_mode(0o644)).unwrap();

@@ -1,4 +1,4 @@
-//! Grants as administrators and clients change them, across restarts.
+//! Tests of grants as administrators and clients change them, across restarts.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -47,7 +47,7 @@ fn an_invitation_is_redeemed_once_by_whoever_has_it_and_in_its_time() {
     assert_eq!((standing(&list, invited), standing(&list, own)), (None, Some(Standing::Has(Role::Operate))));
     let again = list.redeem(invited, &HostId([8; 32]).to_string(), now);
     assert!(matches!(again, Err(GrantsError::NotInvited)));
-    // A key of one's own is no invitation.
+    // A client's own key is no access token.
     assert!(matches!(list.redeem(own, &HostId([8; 32]).to_string(), now), Err(GrantsError::NotInvited)));
 }
 
@@ -76,7 +76,7 @@ fn keys_have_roles_that_change_and_end_and_nobody_has_the_name_or_key_of_another
     assert_eq!(list.set("a", Role::Admin).unwrap().role, Role::Admin);
     assert_eq!(standing(&list, one), Some(Standing::Has(Role::Admin)));
     assert!(matches!(list.set("b", Role::Read), Err(GrantsError::NotFound(_))));
-    // Who was invited cannot take somebody's key for his own.
+    // A client with an access token cannot claim another client's key.
     let token = list.grant(order("c", Role::Read, None), now).unwrap().token.unwrap();
     let invited = token.parse::<AccessToken>().unwrap().identity().unwrap().id();
     assert!(matches!(list.redeem(invited, &one.to_string(), now), Err(GrantsError::Exists(_))));
@@ -100,7 +100,7 @@ fn a_list_that_is_changed_by_hand_holds_once_it_is_read_again_and_a_broken_one_d
     std::fs::write(&file, "{").unwrap();
     list.reload();
     assert_eq!(standing(&list, key), Some(Standing::Has(Role::Admin)));
-    // Who begins with a broken one lets nobody in, and says so.
+    // A daemon that begins with a broken list admits no client, and says so.
     let broken = grants(folder.path());
     assert_eq!(standing(&broken, key), None);
     assert!(broken.describe().unwrap().problem.unwrap().contains("access.json"));

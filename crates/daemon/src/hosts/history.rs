@@ -1,13 +1,13 @@
-//! What has happened to the list of hosts: so that it can be told later whether the list names every host that can have taken a volume.
+//! The history of the list of hosts. It shows later whether the list names every host that may have received a volume.
 //!
 //! ```text
 //!   data_dir/hosts.json           the list
-//!   data_dir/hosts-history.json   since when the list has been kept without a gap │ hosts that were removed, and when
+//!   data_dir/hosts-history.json   since when the list has no gap │ removed hosts, and when they were removed
 //!                                 the list's digest │ the inode and the birth of this very file
 //! ```
-//! A file that was put back from a backup is another file: it has another inode, or was born at another time. So a copy of the data
-//! folder is told from the folder itself. A list that was changed by hand has another digest. **N.B.** If anything is not as it was left,
-//! it is unknown which hosts there are. A file system that keeps no time of birth leaves that unknown, too.
+//! A file that was restored from a backup is another file: its inode or its time of birth differs. This distinguishes a copy of
+//! the data folder from the folder itself. A list that was changed by hand has another digest. **N.B.** If anything differs,
+//! the list counts as incomplete. It also does on a file system without times of birth.
 
 use std::collections::BTreeSet;
 use std::fs::{File, Metadata};
@@ -26,11 +26,9 @@ use super::known::{Known, id};
 use crate::files::whole_file;
 use crate::journal::now_unix_ms;
 
-/// Name of the file in the data folder.
 const FILE: &str = "hosts-history.json";
-/// Largest size of a file.
 const FILE_BYTES_MAX: u64 = 16 << 20;
-/// Removed hosts that are remembered. Older ones are forgotten, and the history begins when the last of these was removed.
+/// How many removed hosts are kept. When older ones are dropped, the history begins at the last of their removals.
 const REMOVED_MAX: usize = 1000;
 
 /// The history of one list.
@@ -43,20 +41,20 @@ pub(super) struct History {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Content {
     version: u32,
-    /// This very file; `None`: its file system does not say when it was born.
+    /// The identity of this file; `None`: its file system has no time of birth.
     file: Option<Born>,
-    /// Since when the list has been kept without a gap.
+    /// Since when the list has no gap.
     since_unix_ms: u64,
-    /// Of the list, in hexadecimal digits; `None`: there is no list.
+    /// The digest of the list in hexadecimal; `None`: there is no list.
     list_digest: Option<String>,
     removed: Vec<Removed>,
 }
 
-/// Which file a file is.
+/// The identity of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Born {
     inode: u64,
-    /// In nanoseconds since 1970.
+    /// The time of birth in nanoseconds since 1970.
     at: String,
 }
 
@@ -69,7 +67,7 @@ struct Removed {
 }
 
 impl History {
-    /// Goes on with the history of a data folder, or begins one. It may sleep.
+    /// Continues the history of a data folder, or begins one. May block.
     pub(super) fn open(data_dir: &Path, list: &Path) -> Self {
         let path = data_dir.join(FILE);
         let (found, begins) = match read(&path, list) {
@@ -83,7 +81,7 @@ impl History {
         history
     }
 
-    /// The list has changed; `removed`: a host has gone from it. It may sleep.
+    /// Records a change of the list; `removed` is a host that was removed from it. May block.
     pub(super) fn list_changed(&self, removed: Option<&Peer>) {
         self.write(|content| {
             if let Some(Peer { id, name, .. }) = removed {
@@ -96,7 +94,7 @@ impl History {
         });
     }
 
-    /// **N.B.** If it cannot be written the file does not fit the list any more, and that is noticed by who reads it.
+    /// **N.B.** if the file cannot be written, it does not match the list, which a reader notices.
     fn write(&self, change: impl FnOnce(&mut Content)) {
         let mut content = self.content.lock().unwrap_or_else(PoisonError::into_inner);
         change(&mut content);
@@ -113,8 +111,8 @@ impl History {
     }
 }
 
-/// Says whether the list of a data folder names every host that was paired since `since_unix_ms`, and which hosts these are. It may
-/// sleep.
+/// Returns whether the list of a data folder names every host that was paired since `since_unix_ms`, and these hosts. May
+/// block.
 pub(crate) fn hosts_since(data_dir: &Path, since_unix_ms: u64) -> (HostList, BTreeSet<NamedHost>) {
     let unknown = |why| HostList::Unknown(why);
     let list = Known::list_path(data_dir);
@@ -130,14 +128,14 @@ pub(crate) fn hosts_since(data_dir: &Path, since_unix_ms: u64) -> (HostList, BTr
     hosts.extend(
         removed.map(|removed| NamedHost { id: migration::HostId(removed.id.0), name: removed.name.clone() }),
     );
-    // N.B. a backup of a time that has not come yet says that the clock was wrong: nothing is compared with that.
+    // N.B. a backup from the future shows that the clock was wrong, so nothing can be compared with it.
     match (content.since_unix_ms..=now_unix_ms()).contains(&since_unix_ms) {
         true => (HostList::Complete, hosts),
         false => (unknown(Unlisted::OfAnotherTime), hosts),
     }
 }
 
-/// The hosts in the list of a data folder. It may sleep.
+/// Returns the hosts in the list of a data folder. May block.
 pub(crate) fn listed(data_dir: &Path) -> Result<BTreeSet<NamedHost>, String> {
     let known = Known::read(data_dir).map_err(|error| crate::error::with_causes(&error))?;
     Ok(known
@@ -159,7 +157,7 @@ impl Born {
     }
 }
 
-/// Reads a history that fits the list beside it.
+/// Reads a history that matches the list beside it.
 fn read(path: &Path, list: &Path) -> Result<Content, Unlisted> {
     let text = match whole_file::read(path, FILE_BYTES_MAX) {
         Ok(Some(text)) => text,
@@ -193,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    /// An instant later than all that has happened.
+    /// Returns an instant later than all recorded ones.
     fn later() -> u64 {
         let now = now_unix_ms();
         while now_unix_ms() == now {
@@ -223,7 +221,7 @@ mod tests {
         known.add(&peer(1, "one"), None).unwrap();
         known.add(&peer(2, "two"), None).unwrap();
         known.remove("one").unwrap();
-        // As a later daemon goes on with it.
+        // A later daemon continues it.
         drop(Known::open(folder.path()).unwrap());
         let (list, hosts) = hosts_since(folder.path(), later());
         assert_eq!((list, names(&hosts)), (HostList::Complete, vec!["two"]));
@@ -265,7 +263,7 @@ mod tests {
         assert_eq!(judged(), Some(Unlisted::Unreadable));
         fs::remove_file(&list).unwrap();
         assert_eq!(judged(), Some(Unlisted::Missing));
-        // Copies, as a backup of the folder puts them back.
+        // Copies, as a restore of the folder makes them.
         for (path, content) in [(&list, &now[0]), (&history, &now[1])] {
             let _ = fs::remove_file(path);
             fs::write(path, content).unwrap();
@@ -275,7 +273,7 @@ mod tests {
         assert_eq!(judged(), Some(Unlisted::OfAnotherTime));
         fs::remove_file(&list).unwrap();
         assert_eq!(judged(), Some(Unlisted::Missing));
-        // A daemon that finds no history begins one: of what was before it knows nothing.
+        // A daemon without a history begins a new one, which covers nothing before.
         drop(Known::open(folder.path()).unwrap());
         assert_eq!(
             (hosts_since(folder.path(), later()).0, hosts_since(folder.path(), 0).0),

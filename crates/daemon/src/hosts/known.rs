@@ -1,4 +1,4 @@
-//! The hosts that this one is paired with, by name, and what each of them is trusted with.
+//! The paired hosts by name, and what each of them is trusted with.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -12,41 +12,40 @@ use super::history::History;
 use crate::audit::{self, Audit, By};
 use crate::files::listing::{Listed, Listing, ListingError};
 
-/// Invitations whose terms are remembered: as many as can be open.
+/// The number of invitations with terms: as many as can be open.
 const TERMS_MAX: usize = 1000;
 
-/// The hosts that this one is paired with.
+/// The paired hosts.
 pub(crate) struct Known {
     listing: Listing<Entry>,
     history: History,
-    /// What invitations give to whoever redeems them. As they, it does not outlast the daemon.
+    /// What each invitation gives to the host that redeems it. Like the invitations, it does not outlast the daemon.
     terms: Mutex<BTreeMap<InvitationId, Trust>>,
-    /// No other host is called as this one is.
+    /// This host's own name, which no other host may have.
     own_name: OnceLock<String>,
-    /// Where it is written down who has joined.
+    /// The audit log for hosts that join.
     audit: Option<Audit>,
 }
 
-/// What another host is trusted with, besides the volumes that it is given or brings.
+/// What another host is trusted with, besides the volumes that it gets or brings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Trust {
-    /// It may bring VMs, which run here. Who paired with version 0.1 may not.
+    /// It may bring VMs, which run here. Hosts that were paired by version 0.1 may not.
     #[serde(default)]
     pub(crate) machines: bool,
 }
 
-/// Another host, as this one knows it.
+/// A paired host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acquaintance {
-    /// By the name that it has here.
+    /// The host, by its name here.
     pub(crate) peer: Peer,
-    /// What it is trusted with.
     pub(crate) trust: Trust,
-    /// What it calls itself, if another host had that name when it came.
+    /// Its own name, if another host had that name when it came.
     pub(crate) calls_itself: Option<String>,
 }
 
-/// What is remembered of a host.
+/// The record of a host.
 #[derive(Clone, Serialize, Deserialize)]
 struct Entry {
     name: String,
@@ -60,30 +59,29 @@ struct Entry {
 }
 
 impl Known {
-    /// Reads the file, if there is one.
+    /// Reads the file, if it exists.
     pub(crate) fn open(data_dir: &Path) -> Result<Self, ListingError> {
         let listing = Listing::open(data_dir)?;
         let history = History::open(data_dir, &Self::list_path(data_dir));
         Ok(Self { listing, history, terms: Mutex::default(), own_name: OnceLock::new(), audit: None })
     }
 
-    /// The hosts in the file of a data folder.
+    /// Returns the hosts in the file of a data folder.
     pub(super) fn read(data_dir: &Path) -> Result<Vec<Peer>, ListingError> {
         let listing = Listing::<Entry>::open(data_dir)?;
         Ok(listing.list().into_iter().map(Peer::from).collect())
     }
 
-    /// Where the list of a data folder is.
     pub(super) fn list_path(data_dir: &Path) -> PathBuf {
         data_dir.join(Entry::FILE)
     }
 
-    /// Has it written down who joins.
+    /// Logs hosts that join from now on.
     pub(crate) fn audited(self, audit: Audit) -> Self {
         Self { audit: Some(audit), ..self }
     }
 
-    /// Says what this host is called.
+    /// Sets this host's own name.
     pub(crate) fn is_called(&self, own_name: &str) {
         // It has one name.
         let _ = self.own_name.set(own_name.to_owned());
@@ -105,16 +103,16 @@ impl Known {
         self.listing.get(name).map(Acquaintance::from)
     }
 
-    /// What a host is trusted with; one that is not known, with nothing.
+    /// Returns what a host is trusted with; an unknown host with nothing.
     pub(crate) fn trust(&self, id: HostId) -> Trust {
         self.listing.find(|known| known.id == id).map(|known| known.trust).unwrap_or_default()
     }
 
-    /// Remembers what an invitation gives.
+    /// Keeps what an invitation gives.
     pub(crate) fn agree(&self, invitation: InvitationId, trust: Trust) {
         let mut terms = lock(&self.terms);
         if terms.len() >= TERMS_MAX {
-            // Whoever redeems one of those is trusted with less than was said, never with more.
+            // A host that redeems one of these is trusted with less than promised, never with more.
             terms.clear();
         }
         terms.insert(invitation, trust);
@@ -131,12 +129,12 @@ impl Known {
         Ok(changed)
     }
 
-    /// Adds a host durably, or replaces what is known of it; it gets another name if its own is another host's, or this one's.
-    /// Without terms it is trusted as before, or with nothing.
+    /// Adds a host durably, or replaces its record. It gets another name if another host, or this one, has its name. Without
+    /// terms it keeps its former trust, or gets none.
     pub(crate) fn add(&self, peer: &Peer, trust: Option<Trust>) -> Result<Acquaintance, ListingError> {
         let own_name = self.own_name.get().map(String::as_str);
         let added = self.listing.change(|hosts| {
-            // A host that is paired again keeps the name that people know it by.
+            // A host that is paired again keeps its name here.
             let before = hosts.values().find(|known| known.id == peer.id).cloned();
             let trust = trust.or_else(|| Some(before.as_ref()?.trust)).unwrap_or_default();
             let name = before.map_or_else(|| free_name(hosts, own_name, &peer.name), |before| before.name);
@@ -150,7 +148,6 @@ impl Known {
         Ok(added)
     }
 
-    /// Forgets a host durably.
     pub(crate) fn remove(&self, name: &str) -> Result<Option<Peer>, ListingError> {
         let removed = self.listing.remove(name)?.map(Peer::from);
         self.history.list_changed(removed.as_ref());
@@ -171,7 +168,7 @@ impl Peers for Known {
     fn joined(&self, peer: &Peer, by: InvitationId) -> Result<(), String> {
         let trust = lock(&self.terms).get(&by).copied();
         let added = self.add(peer, trust).map_err(|error| crate::error::with_causes(&error))?;
-        // N.B. once: a host that redeems it again is trusted as it is by then.
+        // N.B. once: a host that redeems it again keeps its present trust.
         lock(&self.terms).remove(&by);
         let (Acquaintance { peer, trust, calls_itself }, calls) = (added, peer.name.as_str());
         if let Some(audit) = &self.audit {
@@ -185,7 +182,7 @@ impl Peers for Known {
     }
 }
 
-/// What is written down of a host that has joined.
+/// Returns the audit record of a host that has joined.
 fn joined(peer: &Peer, trust: Trust) -> audit::Entry {
     let details = serde_json::json!({ "name": peer.name, "allow_machines": trust.machines });
     audit::Entry {
@@ -217,7 +214,7 @@ fn free_name(hosts: &BTreeMap<String, Entry>, own_name: Option<&str>, name: &str
     names.find(is_free).unwrap_or_else(|| name.to_owned())
 }
 
-/// Identifiers are written as people see them elsewhere.
+/// Stores identities in the form that users see.
 pub(crate) mod id {
     use serde::{Deserialize as _, Deserializer, Serializer};
     use transport::HostId;
@@ -299,7 +296,7 @@ mod tests {
         known.joined(&peer(2, "c"), trusting).unwrap();
         let trust = |byte| Known::open(folder.path()).unwrap().trust(HostId([byte; 32]));
         assert_eq!([1, 2, 3].map(trust), [Trust::default(), TRUSTED, Trust::default()]);
-        // Whoever redeems it once more has no more than it was left.
+        // A host that redeems it again keeps its reduced trust.
         assert_eq!(known.set_trust("c", Trust::default()).unwrap().unwrap().trust, Trust::default());
         known.joined(&peer(2, "c"), trusting).unwrap();
         assert_eq!(trust(2), Trust::default());

@@ -1,4 +1,4 @@
-//! Hosts that are removed while something arrives from them.
+//! Tests of hosts that are removed while their messages arrive.
 
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, Weak, mpsc};
@@ -15,7 +15,7 @@ use crate::{Config, Folders};
 /// Longer than anything here takes that does not hang.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Asks who this host is while it is told of a message, as whoever judges messages does, when another host is being removed.
+/// Asks for this host's identity while it receives a message, like the real receiver, while another host is being removed.
 #[derive(Default)]
 struct Asks {
     hosts: OnceLock<Weak<Hosts>>,
@@ -32,7 +32,7 @@ impl Receiver for Asks {
             while hosts.find("b").is_some() {
                 std::thread::yield_now();
             }
-            // It is not known any more: the session is being closed, which nothing tells of.
+            // The host is unknown already: the session is being closed, which sends no notification.
             std::thread::sleep(Duration::from_millis(50));
         }
         assert!(hosts.own().is_some());

@@ -1,4 +1,4 @@
-//! What people see of this host and of others.
+//! Descriptions of this host and of others.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use transport::ConnectionStatus;
 use super::{Acquaintance, Hosts, HostsError, State};
 
 impl Hosts {
-    /// Describes this host as others see it.
+    /// Describes this host's identity for other hosts.
     pub(crate) fn describe_identity(&self) -> Result<api::Identity, HostsError> {
         let (identity, endpoint, mut problem) = match &*self.lock() {
             State::Running(endpoint, identity) => (identity.clone(), Some(Arc::clone(endpoint)), None),
@@ -30,8 +30,8 @@ impl Hosts {
         Ok(api::Identity { id, name, listening, problem, refused })
     }
 
-    /// Clients at other hosts by what people call these; one that is not known here, for clients may be led here by way of
-    /// another, by the beginning of its identity.
+    /// Returns clients at other hosts by these hosts' names. Clients may be forwarded here by way of another host: an unknown
+    /// host is shown by the beginning of its identity.
     pub(crate) fn clients_by_name(&self, clients: &ByHost) -> Vec<(String, u32)> {
         let known = self.known().map(|known| known.list()).unwrap_or_default();
         let name_of = |host: HostId| {
@@ -44,7 +44,6 @@ impl Hosts {
         clients.iter().map(|(host, clients)| (name_of(host), clients)).collect()
     }
 
-    /// Describes the other hosts, by name.
     pub(crate) fn describe_all(&self) -> Result<Vec<api::Peer>, HostsError> {
         Ok(self.known()?.acquaintances().iter().map(|known| self.describe(known)).collect())
     }
@@ -99,7 +98,7 @@ impl Hosts {
     }
 }
 
-/// Where others cannot reach this host yet, and why.
+/// Returns at which addresses others cannot reach this host yet, and why.
 fn unheard(endpoint: &transport::Endpoint) -> Option<String> {
     let addresses = endpoint.unheard().into_iter().map(|(address, problem)| {
         format!("{address} cannot be listened on yet, and is tried every second: {problem}")

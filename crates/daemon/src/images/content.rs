@@ -1,13 +1,13 @@
-//! Everything that lies in a store, and what it is: which volume or migration each file is of, what is only a part of a disk, and
-//! what nobody knows.
+//! Lists all files of a store with their roles: which volume or migration each belongs to, which are parts of a disk, and which
+//! are unknown.
 //!
 //! ```text
 //!   journal      volumes, migrations under way ─┐
-//!   chains       what images stand on           ├──► role of each file ──► listed, imported, dropped
+//!   chains       backing files of images        ├──► role of each file ──► listed, imported, dropped
 //!   names        IMAGE.moved-mN, …sterna-new    │
 //!   half_made    half-made                     ─┘
 //! ```
-//! Nothing is changed or locked. A file is opened only if it is one, so a pipe is not waited for. Everything here may sleep.
+//! Changes and locks nothing. Opens only regular files, so a pipe does not block it. Everything here may block.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Metadata;
@@ -25,21 +25,21 @@ use crate::images::{half_made, inventory, replicas};
 use crate::migrations::view::api_format;
 use crate::stores::{image_name, is_unsettled_name};
 
-/// Files of one folder that are looked at: more than any store has volumes.
+/// How many files of one folder are examined: more than any store has volumes.
 const FILES_MAX: usize = 10_000;
-/// Images whose chains are followed.
+/// How many images' chains are followed.
 const CHAINED_MAX: usize = 4 * FILES_MAX;
 
-/// What is known of the files of a folder, before any of them is looked at.
+/// What is known of a folder's files before any of them is examined.
 pub(crate) struct Known {
     claims: BTreeMap<PathBuf, Claim>,
-    /// Of images that were served in place: they may have other names. Device and number of the file.
+    /// Claims on images that are served in place, which may have other names, by device and inode.
     in_place: BTreeMap<(u64, u64), Claim>,
-    /// What other images stand on, and one of those.
+    /// The backing files of other images, each with one of those.
     backing: BTreeMap<PathBuf, PathBuf>,
 }
 
-/// Whose a file is.
+/// The owner of a file.
 #[derive(Clone)]
 struct Claim {
     role: FileRole,
@@ -48,10 +48,7 @@ struct Claim {
     format: ImageFormat,
 }
 
-/// Everything in a folder, by name; and how many files were left out.
-///
-/// # Errors
-/// The folder cannot be read.
+/// Returns all files of a folder by name, and how many were left out. Fails if the folder cannot be read.
 pub(crate) fn of_folder(folder: &Path, data_dir: &Path, state: &State) -> io::Result<(Vec<StoreFile>, u64)> {
     let (mut paths, mut left_out) = (Vec::new(), 0);
     for entry in std::fs::read_dir(folder)? {
@@ -62,22 +59,19 @@ pub(crate) fn of_folder(folder: &Path, data_dir: &Path, state: &State) -> io::Re
         if paths.len() < FILES_MAX { paths.push(path) } else { left_out += 1 }
     }
     let known = Known::new(&paths, state);
-    // One that has just been deleted is not there.
+    // A file that was just deleted is left out.
     let mut files: Vec<StoreFile> = paths.iter().filter_map(|path| known.look(path, data_dir)).collect();
     files.sort_by(|one, other| one.name.cmp(&other.name));
     Ok((files, left_out))
 }
 
-/// One file; `None`: there is none.
-///
-/// # Errors
-/// The folder cannot be read.
+/// Returns one file; `None`: it does not exist. Fails if the folder cannot be read.
 pub(crate) fn of_file(path: &Path, data_dir: &Path, state: &State) -> io::Result<Option<StoreFile>> {
     if is_of_ours(path) {
         return Ok(None);
     }
     let Some(folder) = path.parent() else { return Ok(None) };
-    // What stands on it may be any of them.
+    // Any of them may have it as a backing file.
     let paths: io::Result<Vec<PathBuf>> =
         std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect();
     Ok(Known::new(&paths?, state).look(path, data_dir))
@@ -99,14 +93,14 @@ impl Known {
             path.file_name().and_then(|name| name.to_str()).is_some_and(is_named_qcow2)
                 && !known.claims.contains_key(*path)
         });
-        // N.B. not what begins as qcow2 otherwise: a guest can have written that, with any name in it.
+        // N.B. other files with a qcow2 header are ignored: a guest can have written that, with any name in it.
         let qcow2 = known.claims.iter().filter(|(_, claim)| claim.format == ImageFormat::Qcow2);
         let tops: Vec<PathBuf> = qcow2.map(|(path, _)| path).chain(named).cloned().collect();
         known.backing = chains(tops);
         known
     }
 
-    /// What the file at `path` is; `None`: there is none.
+    /// Returns what the file at `path` is; `None`: it does not exist.
     fn look(&self, path: &Path, data_dir: &Path) -> Option<StoreFile> {
         let metadata = match std::fs::symlink_metadata(path) {
             Ok(metadata) => metadata,
@@ -114,7 +108,7 @@ impl Known {
             Err(error) => return Some(unreadable(path, &error)),
         };
         let claim = self.claim_of(path, &metadata);
-        // What a volume is served from may be a link to it.
+        // A volume's path may be a link to the file.
         let metadata = claim.and_then(|_| std::fs::metadata(path).ok()).unwrap_or(metadata);
         let mut file = plain(path, FileRole::Other, &metadata);
         match claim {
@@ -131,7 +125,7 @@ impl Known {
         Some(file)
     }
 
-    /// Says what a file is that nothing claims.
+    /// Determines what an unclaimed file is.
     fn judge(&self, file: &mut StoreFile, path: &Path, metadata: &Metadata, data_dir: &Path) {
         let Some(name) = path.file_name().and_then(|name| name.to_str()) else {
             file.note = Some("its name is not UTF-8: rename it".to_owned());
@@ -172,7 +166,7 @@ impl Known {
     }
 }
 
-/// Files that the journal has a use for.
+/// Returns the files that the journal uses.
 fn claims(state: &State) -> BTreeMap<PathBuf, Claim> {
     let mut claims = BTreeMap::new();
     let mut add = |image: &ImageLocation, role, volume: Option<&String>, migration: Option<String>| {
@@ -186,7 +180,7 @@ fn claims(state: &State) -> BTreeMap<PathBuf, Claim> {
             if known.side.has_source() {
                 add(&moving.source, FileRole::Volume, name, migration.clone());
             }
-            // That of a volume which goes to another host is there.
+            // The target of a volume that goes to another host is there.
             if known.side.has_target() {
                 add(&moving.target, FileRole::Target, name, migration);
             }
@@ -201,14 +195,14 @@ fn claims(state: &State) -> BTreeMap<PathBuf, Claim> {
     claims
 }
 
-/// What images stand on, each with the image above it.
+/// Returns the backing files of images, each with the image above it.
 fn chains(mut tops: Vec<PathBuf>) -> BTreeMap<PathBuf, PathBuf> {
     let (mut backing, mut seen) = (BTreeMap::new(), BTreeSet::new());
     while let Some(top) = tops.pop() {
         if seen.len() >= CHAINED_MAX || !seen.insert(top.clone()) {
             continue;
         }
-        // A pipe would be waited for.
+        // Opening a pipe would block.
         let is_file = std::fs::metadata(&top).is_ok_and(|found| found.is_file());
         let named =
             if is_file { TopLayer::of(&top, &ByName).ok().and_then(|layer| layer.backing) } else { None };
@@ -223,7 +217,7 @@ fn chains(mut tops: Vec<PathBuf>) -> BTreeMap<PathBuf, PathBuf> {
     backing
 }
 
-/// Adds what the file's first bytes say; the error is for people.
+/// Adds what the file's first bytes say; the error is for messages.
 fn describe(file: &mut StoreFile, path: &Path) -> Result<(), String> {
     let unreadable = |error: block::store::ImageError| crate::error::with_causes(&error);
     file.format = match probe_format(path).map_err(unreadable)? {
@@ -237,7 +231,7 @@ fn describe(file: &mut StoreFile, path: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Size of the disk in a file of that format.
+/// Returns the size of the disk in a file with this format.
 fn size_as(format: ImageFormat, path: &Path, metadata: &Metadata) -> Option<u64> {
     match format {
         ImageFormat::Raw => Some(metadata.len()),
@@ -292,7 +286,7 @@ fn kind_of(metadata: &Metadata) -> &'static str {
     }
 }
 
-/// Tells whether a file is no image, but what Sterna keeps beside them.
+/// Returns whether a file is not an image but a file that Sterna keeps beside images.
 fn is_of_ours(path: &Path) -> bool {
     let name = path.file_name().and_then(|name| name.to_str());
     name.is_some_and(|name| is_lock_file(name) || lane::shared_storage::image_of(name).is_some())

@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   source ── extents that hold data ──► pieces, several at once ──► target
-//!             what does not is zero      zeroes are left out of a target that is zero
+//!             the rest is zero           zeroes are left out of a target that is zero
 //! ```
 //!
-//! The stores are devices of a lane's kind, so they run on an engine and an executor of their own here, which end with
-//! the work. Files in raw format have a faster way: `images::copy_into`, by the kernel.
+//! The stores are devices as in a lane, so they run on an engine and an executor of their own here. Raw files have a faster
+//! way: `images::copy_into`, by the kernel.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -19,40 +19,34 @@ use block::{
 use futures_util::future::try_join_all;
 use lane::TargetContent;
 
-/// Bytes that are copied by one request.
+/// The bytes of one request.
 const PIECE_BYTES: u64 = 1 << 20;
-/// Pieces under way at once: enough to keep a disk busy.
+/// The number of concurrent pieces: enough to keep a disk busy.
 const PIECES: usize = 8;
-/// Bytes whose extents are asked for at once, and that are zeroed by one request.
+/// The bytes whose extents are queried at once, and that one request zeroes.
 const STEP_BYTES: u64 = 256 << 20;
 
 /// Why a volume was not filled.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FillError {
-    /// There is no engine to work with.
+    /// No I/O engine can be started.
     #[error("open an I/O engine")]
     Engine(#[source] block::engine::EngineError),
-    /// The given image cannot be read.
     #[error("the image cannot be read: {0}")]
     Source(IoError),
-    /// The target cannot be written.
     #[error("the new volume cannot be written: {0}")]
     Target(IoError),
 }
 
-/// Makes `target` hold the bytes of `source`, and zeroes behind them or without a source; durably when this returns.
-///
-/// `done` follows the position, for whoever watches.
-///
-/// # Errors
-/// [`FillError`]; the target holds anything then.
+/// Makes `target` hold the bytes of `source`, and zeroes behind them or without a source; durably when this returns. `done`
+/// follows the position. After an error the target may hold anything.
 pub(crate) fn fill(
     source: Option<Opened>,
     target: Opened,
     content: TargetContent,
     done: &Arc<AtomicU64>,
 ) -> Result<(), FillError> {
-    // Threads, because io_uring may be refused where this runs, and nobody waits for a guest's request here.
+    // Threads, because io_uring may be refused here, and no guest's request waits for this.
     let (driver, engine) = block::engine::open(EngineChoice::Threads).map_err(FillError::Engine)?;
     let mut executor = Executor::new(driver);
     let (handle, done) = (executor.handle(), Arc::clone(done));
@@ -168,7 +162,7 @@ mod tests {
         file.set_len(2 << 20).unwrap();
         std::os::unix::fs::FileExt::write_all_at(&file, &[7; 4096], (1 << 20) + 4096).unwrap();
         check(TargetContent::Unknown, 0);
-        // What is said of the target is believed.
+        // The declared content of the target is trusted.
         check(TargetContent::Zero, 9);
     }
 }

@@ -1,10 +1,10 @@
-//! Images that are not of this host alone: what keeps them starts without it, and loses then what was not flushed.
+//! Images that do not belong to this host alone: their server may restart without this host, and lose unflushed data then.
 //!
 //! ```text
-//!   file                 this host's page cache, and its disk        as long as the host runs nothing is lost that was written
+//!   file                 this host's page cache, and its disk        nothing written is lost as long as the host runs
 //!   device               this host's disk, unless a network is in    as above, or as an export
 //!                        between: nbd, iSCSI, RBD, DRBD, NVMe-oF …
-//!   export of a server   that server's                               lost when it starts again, and it does not say that it did
+//!   export of a server   that server's                               lost when it restarts, which it does not report
 //! ```
 
 use std::fs;
@@ -13,15 +13,15 @@ use std::path::{Path, PathBuf};
 
 use migration::journal::Place;
 
-/// Where the kernel shows block devices by their numbers.
+/// The kernel's list of block devices by their numbers.
 const DEVICES: &str = "/sys/dev/block";
 /// Parts of the kernel's paths of devices at the other end of a network.
 const FAR: [&str; 6] = ["/block/nbd", "/session", "/rbd", "/block/drbd", "nvme-fabrics", "/fc_host"];
-/// Devices that stand on each other, at most.
+/// The deepest stack of devices that is followed.
 const DEPTH_MAX: u32 = 16;
 
-/// Tells whether what keeps the image may lose what was written and not flushed while this host runs. What cannot be told counts as so.
-/// May sleep for as long as the kernel takes to name a device.
+/// Returns whether the image's server may lose unflushed writes while this host runs. Unknown cases count as such. May block
+/// for as long as the kernel takes to name a device.
 pub(crate) fn starts_alone(place: &Place) -> bool {
     match place {
         Place::File(_) => false,
@@ -36,13 +36,13 @@ fn is_far(path: &Path) -> bool {
     stands_far(&Path::new(DEVICES).join(format!("{major}:{minor}")), 0)
 }
 
-/// Tells that of a device, as the kernel shows it, and of what it stands on.
+/// Returns the same for a device, as the kernel shows it, and for the devices below it.
 fn stands_far(shown: &Path, depth: u32) -> bool {
     let Ok(path) = fs::canonicalize(shown) else { return true };
     if depth > DEPTH_MAX || FAR.iter().any(|far| path.to_string_lossy().contains(far)) {
         return true;
     }
-    // A partition stands on what its disk does.
+    // A partition is on the same devices as its disk.
     let disk = if path.join("partition").exists() { path.join("..") } else { path };
     below(&disk).iter().any(|below| stands_far(below, depth + 1))
 }
@@ -89,7 +89,7 @@ mod tests {
         fs::create_dir_all(&partition).unwrap();
         fs::write(partition.join("partition"), "1").unwrap();
         assert!(!stands_far(&partition, 0));
-        // Devices that stand on each other without end.
+        // Devices that are on each other without end.
         let round = device("dm-2", &[]);
         symlink(&round, round.join("slaves/dm-2")).unwrap();
         assert!(stands_far(&round, 0));

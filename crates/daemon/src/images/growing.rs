@@ -1,6 +1,5 @@
-//! Ends a growth that was interrupted, on a control thread: the image is brought to its new size, or back to the old one.
-//!
-//! Guests are not served meanwhile. What a lane does itself, with guests at work, is in `lane::growth`.
+//! Completes an interrupted growth on a control thread: brings the image to its new size, or back to the old one. Guests are
+//! not served meanwhile. `lane::growth` does it in a lane, while guests work.
 
 use std::rc::Rc;
 
@@ -9,33 +8,29 @@ use block::{BlockDevice, Executor, IoError, Opened};
 
 use crate::fail_point::{self, Step};
 
-/// Why an image is neither as large as it was to be nor as it was.
+/// Why an image has neither its new size nor its old one.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum GrowError {
-    /// There is no engine to work with.
+    /// No I/O engine can be started.
     #[error("open an I/O engine")]
     Engine(#[source] block::engine::EngineError),
-    /// The image cannot be used.
     #[error("the image cannot be brought to its size: {0}")]
     Image(IoError),
 }
 
-/// What has become of an image.
+/// The result for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grown {
-    /// It has the new size, and zeroes where it had nothing.
+    /// It has the new size, with zeroes in the new part.
     Larger,
-    /// It could not, and has the size that it had.
+    /// It could not grow, and has its old size.
     AsBefore(IoError),
 }
 
-/// Brings `image`, which was narrowed to its volume, to `size` bytes.
-///
-/// # Errors
-/// [`GrowError`]; it may be tried again.
+/// Brings `image`, which was narrowed to its volume, to `size` bytes. After an error it may be tried again.
 pub(crate) fn finish(image: Opened, size: u64) -> Result<Grown, GrowError> {
     fail_point::before(Step::Grow);
-    // Threads, because io_uring may be refused where this runs.
+    // Threads, because io_uring may be refused here.
     let (driver, engine) = block::engine::open(EngineChoice::Threads).map_err(GrowError::Engine)?;
     let mut executor = Executor::new(driver);
     let handle = executor.handle();

@@ -1,11 +1,11 @@
-//! Marks of targets that are not complete: a file beside the image says so, also to who has lost the journal.
+//! Marks of incomplete targets: a file beside the image. It is also useful to an administrator who has lost the journal.
 //!
 //! ```text
-//!   IMAGE made, empty ─► .IMAGE.partial ─► filled … ─► the journal says whose it is, and that nothing is missing ─► mark deleted
+//!   IMAGE made, empty ─► .IMAGE.partial ─► filled … ─► the journal has an owner, and nothing is missing ─► mark deleted
 //!                                              └─► discarded: the image goes, then its mark
 //! ```
-//! While there is a journal it says what an image is, and a mark that says anything else is only late. A daemon that was killed may
-//! leave one; [`settle`] deletes it. Everything here may sleep.
+//! While there is a journal, it decides what an image is, and a contradicting mark is only a leftover. A killed daemon may
+//! leave one; [`settle`] deletes it. Everything here may block.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read as _, Write as _};
@@ -20,54 +20,45 @@ use rustix::fs::OFlags;
 use crate::files::folder_entries::sync_folder_of;
 use crate::journal::Journal;
 
-/// What the names of marks end in, and those of files that other programs have not completed.
+/// The suffix of marks, and of other programs' incomplete files.
 pub(crate) const SUFFIX: &str = ".partial";
-/// What a mark begins with: a file of somebody else's that has such a name marks nothing.
+/// The first bytes of a mark: another program's file with such a name marks nothing.
 const MAGIC: &[u8] = b"sterna: half-made\n";
-/// And goes on with, for people.
+/// The explanation for users that follows.
 const EXPLANATION: &[u8] =
     b"A migration fills the image beside this file and has not completed it. See: sterna store scan\n";
 
-/// Marks the image at `path` as half-made, durably together with the image's name.
-///
-/// # Errors
-/// What the system answers; there is no mark then, or one that a power cut may take away.
+/// Marks the image at `path` as half-made, durably together with the image's name. After an error there is no mark, or one that
+/// a power cut may remove.
 pub(crate) fn mark(path: &Path) -> io::Result<()> {
     let mark = mark_of(path);
-    // One of an image of this name that was deleted by hand.
+    // A leftover of an image with this name that was deleted by hand.
     remove(&mark)?;
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&mark)?;
     let written = file.write_all(&[MAGIC, EXPLANATION].concat()).and_then(|()| file.sync_all());
     written.and_then(|()| sync_folder_of(path)).inspect_err(|_| drop(remove(&mark)))
 }
 
-/// Takes the mark of the image at `path` away; that there is none is a success.
-///
-/// # Errors
-/// What the system answers.
+/// Removes the mark of the image at `path`, if there is one.
 pub(crate) fn unmark(path: &Path) -> io::Result<()> {
     if is_marked(path) { remove(&mark_of(path)) } else { Ok(()) }
 }
 
-/// Tells whether the image at `path` is marked as half-made.
 pub(crate) fn is_marked(path: &Path) -> bool {
     is_mark(&mark_of(path))
 }
 
-/// The image that the file at `path` marks; `None`: it is no mark.
+/// Returns the image that the file at `path` marks; `None`: it is not a mark.
 pub(crate) fn image_of(path: &Path) -> Option<PathBuf> {
     let name = path.file_name()?.as_bytes().strip_prefix(b".")?.strip_suffix(SUFFIX.as_bytes())?;
     let is_name = !name.is_empty() && name != b"." && name != b"..";
     (is_name && is_mark(path)).then(|| path.with_file_name(std::ffi::OsStr::from_bytes(name)))
 }
 
-/// Deletes marks that say what is not so any more: of images that are gone, and of those that are complete. One that cannot be
-/// deleted stays, which is logged.
+/// Deletes outdated marks: of images that are gone, and of complete ones. A mark that cannot be deleted stays, which is logged.
+/// Fails if the folder cannot be read.
 ///
-/// **N.B.** `is_complete` is to ask the journal as it is when it is asked: the image may be another one than some time before.
-///
-/// # Errors
-/// The folder cannot be read.
+/// **N.B.** `is_complete` must ask the journal at the time of the call, because another image may have the name since.
 pub(crate) fn settle(folder: &Path, is_complete: impl Fn(&Path) -> bool) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();
@@ -83,12 +74,12 @@ pub(crate) fn settle(folder: &Path, is_complete: impl Fn(&Path) -> bool) -> io::
     Ok(())
 }
 
-/// Tells whether the journal says that a volume has all that it is to have in the image.
+/// Returns whether the journal says that the image is complete.
 pub(crate) fn is_complete(image: &Path, state: &State) -> bool {
     image.to_str().is_some_and(|image| custody::is_complete(&Place::File(image.to_owned()), state))
 }
 
-/// Takes the marks of the images away that are complete since these records, durably but for the folder's own entry.
+/// Removes the marks of the images that these records make complete, durably except for the folder's entry.
 pub(crate) fn unmark_completed(journal: &Journal, records: &[Record]) {
     for place in journal.read(|state| custody::completed_by(records, state)) {
         let Some(path) = place.file().map(Path::new) else { continue };
@@ -106,7 +97,7 @@ fn mark_of(image: &Path) -> PathBuf {
 }
 
 fn is_mark(path: &Path) -> bool {
-    // What is no file is neither waited for nor followed.
+    // Neither waits for nor follows what is not a file.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
     let Ok(mut file) = OpenOptions::new().read(true).custom_flags(flags).open(path) else { return false };
     let mut beginning = [0; MAGIC.len()];
@@ -145,7 +136,7 @@ mod tests {
         }
         let path = folder.path().join(".v.img.partial");
         assert_eq!((is_marked(&image), image_of(&path)), (true, Some(image.clone())));
-        // A journal that knows nothing of it does not say that it is complete.
+        // A journal that does not have it does not say that it is complete.
         settle(folder.path(), |_| false).unwrap();
         assert!(is_marked(&image));
         std::fs::remove_file(&image).unwrap();

@@ -1,12 +1,12 @@
-//! Images that migrations left and that were kept, as they are found: what is there, of which volume, and since when.
+//! Lists the images that migrations kept, with their volumes and times.
 //!
 //! ```text
 //!   folders of stores    IMAGE.moved-mN ─┐
 //!   journal: migrations  served in place ├──► Kept ──► listed, dropped
 //!   journal: fences      devices, exports┘
 //! ```
-//! There is no list that could contradict the stores: a file that is there is listed, one that is gone is not, whoever
-//! deleted it. What the journal remembers of the migration is said besides. Everything here may sleep.
+//! There is no list that could contradict the stores: an existing file is listed and a missing one is not, whoever deleted it.
+//! The journal's knowledge of the migration is added. Everything here may block.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -22,32 +22,27 @@ use crate::images;
 use crate::migrations::registry::parse_id;
 use crate::stores::{Store, StoreKind, Stores, image_name};
 
-/// What stands between the name of an image and the migration that left it: see [`images::fenced_path`].
+/// The part of a kept image's name between the image and the migration: see [`images::fenced_path`].
 const MARK: &str = ".moved-";
 
 /// An image that a migration left and that was kept.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Kept {
-    /// Name of its volume.
     pub(crate) volume: String,
-    /// The migration that left it.
     pub(crate) migration: MigrationId,
-    /// Where it is; without a store: it was served in place.
+    /// Its place; without a store it was served in place.
     pub(crate) image: ImageLocation,
-    /// Where the volume went, as people write it; `None`: forgotten.
+    /// Where the volume went, in the form for users; `None`: forgotten.
     pub(crate) went_to: Option<String>,
-    /// Size of the volume in bytes; `None`: not known.
+    /// The volume's size in bytes; `None`: not known.
     pub(crate) size_bytes: Option<u64>,
-    /// Bytes that the file takes; `None`: it is none.
+    /// The allocated bytes of the file; `None`: it is a device or an export.
     pub(crate) allocated_bytes: Option<u64>,
-    /// When it was left, in milliseconds since 1970; `None`: not known.
+    /// When the volume left it, in milliseconds since 1970; `None`: not known.
     pub(crate) kept_unix_ms: Option<u64>,
 }
 
-/// What is kept in one store.
-///
-/// # Errors
-/// What the system answers.
+/// Returns the kept images of one store.
 pub(crate) fn in_store(store: &Store, state: &State) -> io::Result<Vec<Kept>> {
     let StoreKind::Folder { folder, .. } = store.kind() else { return Ok(Vec::new()) };
     let mut found = Vec::new();
@@ -63,7 +58,7 @@ pub(crate) fn in_store(store: &Store, state: &State) -> io::Result<Vec<Kept>> {
     Ok(found)
 }
 
-/// What is kept outside of folders: images that were served in place, devices and exports.
+/// Returns the kept images outside of folders: images that were served in place, devices and exports.
 pub(crate) fn elsewhere(stores: &Stores, state: &State) -> Vec<Kept> {
     let mut found = Vec::new();
     let folders: BTreeSet<&Path> = stores.iter().filter_map(folder_of).collect();
@@ -79,7 +74,7 @@ pub(crate) fn elsewhere(stores: &Stores, state: &State) -> Vec<Kept> {
                 continue;
             }
             let image = ImageLocation { place: Place::File(text.to_owned()), ..moving.source.clone() };
-            // One that cannot be looked at is no use either.
+            // An image that cannot be examined is of no use.
             found.extend(look(&kept, name, *id, image, state).ok().flatten());
         }
     }
@@ -94,7 +89,7 @@ pub(crate) fn elsewhere(stores: &Stores, state: &State) -> Vec<Kept> {
     found
 }
 
-/// One file, if it is there.
+/// Returns one file, if it exists.
 fn look(
     path: &Path,
     volume: &str,
@@ -104,7 +99,7 @@ fn look(
 ) -> io::Result<Option<Kept>> {
     let metadata = match std::fs::symlink_metadata(path) {
         Ok(metadata) if metadata.is_file() => metadata,
-        // It may just have been deleted, or taken.
+        // It may just have been deleted or reused.
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => return Ok(None),
     };
@@ -116,13 +111,13 @@ fn look(
     };
     // The unit of st_blocks is 512 bytes, whatever the file system's own is.
     kept.allocated_bytes = Some(metadata.blocks().saturating_mul(512));
-    // Renaming it was the last that was done to it.
+    // Renaming was its last change.
     let changed_ms = u64::try_from(metadata.ctime()).ok().map(|seconds| seconds.saturating_mul(1000));
     kept.kept_unix_ms = kept.kept_unix_ms.or(changed_ms);
     Ok(Some(kept))
 }
 
-/// What the journal remembers of an image.
+/// Returns what the journal has about an image.
 fn remembered(volume: &str, migration: MigrationId, mut image: ImageLocation, state: &State) -> Kept {
     // A new journal gives the same numbers to other migrations.
     let known = state.migrations.get(&migration);
@@ -131,7 +126,7 @@ fn remembered(volume: &str, migration: MigrationId, mut image: ImageLocation, st
     let position = known.and_then(|known| known.names.iter().position(|name| name == volume));
     let target = known.zip(position).and_then(|(known, position)| known.volumes.get(position));
     if target.is_some_and(|moving| moving.source.is_adopted()) {
-        // Also if it lies in the folder of a store: it was somebody's.
+        // Also if it is in the folder of a store: it belongs to a user.
         image.store.clear();
     }
     Kept {
@@ -145,7 +140,7 @@ fn remembered(volume: &str, migration: MigrationId, mut image: ImageLocation, st
     }
 }
 
-/// Size of the volume of that name, wherever it is now.
+/// Returns the size of the volume with this name, wherever it is.
 fn size_of(volume: &str, state: &State) -> Option<u64> {
     let here = state.volume_named(volume).map(|(_, known)| known.record.size_bytes);
     here.or_else(|| Some(state.moved_named(volume)?.1.volume.record.size_bytes))
@@ -162,14 +157,14 @@ fn folder_of(store: &Store) -> Option<&Path> {
     }
 }
 
-/// Reads the name of a kept file, `web1.img.moved-m7`.
+/// Parses the name of a kept file, `web1.img.moved-m7`.
 pub(crate) fn parse(name: &str) -> Option<(&str, ImageFormat, MigrationId)> {
     let (image, migration) = name.rsplit_once(MARK)?;
     let (volume, format) = image_name(image)?;
     Some((volume, format, parse_id(migration).ok()?))
 }
 
-/// The file of a kept image, if it is one.
+/// Returns the file of a kept image, if it is one.
 pub(crate) fn file_of(kept: &Kept) -> Option<PathBuf> {
     kept.image.place.file().map(PathBuf::from)
 }

@@ -1,11 +1,10 @@
-//! Opens what the bytes of a volume are in, whatever kind it is, and makes the targets of migrations. Everything here may
-//! sleep.
+//! Opens images of all kinds, and makes the targets of migrations. Everything here may block.
 //!
 //! ```text
 //!                    raw            qcow2
-//!   file             Image          Qcow2Image      locked; a killed daemon's last writes are waited for
+//!   file             Image          Qcow2Image      locked; waits for a killed daemon's last writes
 //!   block device     Image          -               locked; may be larger than its volume
-//!   NBD export       RemoteImage    -               not locked: its server says who else may use it
+//!   NBD export       RemoteImage    -               not locked: its server decides who else may use it
 //! ```
 
 use std::fs::File;
@@ -29,22 +28,22 @@ use crate::fail_point::{self, Step};
 use crate::files::folder_entries::sync_folder_of;
 use crate::stores::new_path;
 
-/// How much of a new image's space is taken at once.
+/// When a new image's space is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Allocation {
-    /// None: it grows as it is written.
+    /// As it is written.
     Thin,
     /// All of it, before anything is copied.
     Thick,
 }
 
-/// Opens the image of a volume, as large as the volume, waiting while another process holds it.
+/// Opens a volume's image with the volume's size, waiting while another process has it locked.
 ///
-/// `finder` says which file may be opened. `grows_to`: what its size may be if a growth was interrupted. `on_held` is told who holds it, and says whether to go
-/// on.
+/// `finder` says which file may be opened. `grows_to` is the image's possible size after an interrupted growth. `on_held` is
+/// called with the process that has the lock, and returns whether to wait.
 ///
 /// # Errors
-/// [`RequestError`]: it cannot be used, or is no longer what the journal says.
+/// [`RequestError`]: the image cannot be used, or differs from the journal.
 pub(crate) fn open(
     record: &VolumeRecord,
     grows_to: Option<u64>,
@@ -72,7 +71,7 @@ pub(crate) fn open(
     Err(RequestError::ImageUnsuitable { path: record.image.place.name().into(), detail })
 }
 
-/// What to do about an image that has not the size of its volume.
+/// Returns what to do about an image that does not have the size of its volume.
 fn size_advice(record: &VolumeRecord, found: u64) -> String {
     let (image, name, wanted) = (&record.image, &record.name, record.size_bytes);
     let again = format!(
@@ -84,7 +83,7 @@ fn size_advice(record: &VolumeRecord, found: u64) -> String {
                 "its end is missing: bring it back from a backup, or put zeroes there: truncate -s {wanted} FILE"
             )
         }
-        // N.B. nothing is ever said that would cut bytes off.
+        // N.B. no advice may ever cut bytes off.
         Remedy::KeepLonger => format!("what lies behind may be the guest's: do not cut it off; {again}"),
         Remedy::ByItsProgram => {
             format!("do not change the file's own size: that destroys a qcow2 image; {again}")
@@ -93,10 +92,7 @@ fn size_advice(record: &VolumeRecord, found: u64) -> String {
     }
 }
 
-/// Opens an image at once, all of it, which nobody has proved before.
-///
-/// # Errors
-/// [`RequestError`].
+/// Opens a whole image at once, without a proof of its files.
 pub(crate) fn open_whole(
     image: &ImageLocation,
     access: Access,
@@ -105,10 +101,7 @@ pub(crate) fn open_whole(
     open_found(image, access, &ByName, on_held)
 }
 
-/// As [`open_whole`], if `finder` says that the files of the image may be opened.
-///
-/// # Errors
-/// [`RequestError`].
+/// Does the same as [`open_whole`], if `finder` allows the files of the image.
 pub(crate) fn open_found(
     image: &ImageLocation,
     access: Access,
@@ -140,17 +133,14 @@ pub(crate) fn open_found(
     }
 }
 
-/// For images that nobody else may hold: there is nothing to wait for.
+/// For images that no other process may have locked: there is nothing to wait for.
 pub(crate) fn at_once(_: &Holder) -> Patience {
     Patience::GiveUp
 }
 
-/// The target of a migration: its name is the volume's by now, and the journal knows of it.
-///
-/// `reserved` is its empty file, if it is a file. Of a thick one all space is taken before this returns. `chain`: it
-/// stands on what this one stands on.
-///
-/// # Errors
+/// Makes the target of a migration; its name is the volume's, and the journal has it. `reserved` is its empty file, if it is a
+/// file. A thick one has all its space when this returns. With `chain` it gets the same backing file as the source. After an
+/// error the caller deletes a file that was made so far.
 /// [`RequestError`]; a file that was made so far is for the caller to delete.
 pub(crate) fn make_target(
     image: &ImageLocation,
@@ -189,10 +179,7 @@ pub(crate) fn make_target(
     Ok(MigrationTarget { store, content, zeroes })
 }
 
-/// The target of a migration that a restart goes on with: it is there, and holds what was copied.
-///
-/// # Errors
-/// [`RequestError`]; it is unchanged.
+/// Opens the target of a migration that a restart resumes, with what was copied. Changes nothing.
 pub(crate) fn open_target_again(
     image: &ImageLocation,
     size: u64,
@@ -200,7 +187,7 @@ pub(crate) fn open_target_again(
 ) -> Result<MigrationTarget, RequestError> {
     let opened = open_whole(image, Access::ReadWrite, at_once)?;
     let store = match image.place {
-        // One of another size is another file: the lane refuses it.
+        // A file with another size is another file, which the lane refuses.
         Place::File(_) => opened,
         Place::Device(_) | Place::Nbd(_) => narrow(opened, &image.place, size)?,
     };
@@ -208,14 +195,11 @@ pub(crate) fn open_target_again(
         api::Allocation::Thin => ZeroMode::MayUnmap,
         api::Allocation::Thick => ZeroMode::KeepAllocated,
     };
-    // If it turns out that what it lacks is not known, it may hold anything.
+    // If its missing set turns out to be unknown, it may hold anything.
     Ok(MigrationTarget { store, content: TargetContent::Unknown, zeroes })
 }
 
-/// Makes a new image file that reads as zeroes.
-///
-/// # Errors
-/// [`RequestError`]; there is no file then.
+/// Makes a new image file that reads as zeroes. After an error there is no file.
 pub(crate) fn create_file(path: &Path, format: ImageFormat, size: u64) -> Result<Opened, RequestError> {
     match format {
         ImageFormat::Raw => Ok(Image::create(path, size)?.into()),
@@ -226,10 +210,7 @@ pub(crate) fn create_file(path: &Path, format: ImageFormat, size: u64) -> Result
     }
 }
 
-/// Uses the first `size` bytes of what is larger.
-///
-/// # Errors
-/// [`RequestError::TargetTooSmall`], and what opening its end says.
+/// Uses the first `size` bytes of something larger; fails with [`RequestError::TargetTooSmall`] if it is smaller.
 pub(crate) fn narrow(opened: Opened, place: &Place, size: u64) -> Result<Opened, RequestError> {
     if opened.size() < size {
         let detail = format!("it has {} bytes; choose or make a larger one", opened.size());
@@ -243,13 +224,13 @@ pub(crate) fn narrow(opened: Opened, place: &Place, size: u64) -> Result<Opened,
     }
 }
 
-/// Bytes that a qcow2 image of `size` bytes takes at most: its clusters, and their tables. An entry of eight bytes and
+/// Returns the most bytes that a qcow2 image of `size` bytes takes: its clusters and their tables. An entry of eight bytes and
 /// a count of two bytes for each cluster of 64 KiB are less than one part in 4,096; the first tables are a few clusters.
 pub(crate) fn qcow2_bytes_max(size: u64) -> u64 {
     size.saturating_add(size / 4096).saturating_add(8 * CLUSTER_SIZE)
 }
 
-/// A device that was given as a file would be deleted as one, and the other way round.
+/// Checks the kind: a device that was given as a file would be deleted like one, and the other way round.
 fn check_kind(place: &Place, kind: Kind) -> Result<(), RequestError> {
     let detail = match (place, kind) {
         (Place::File(_), Kind::Device) => "it is a block device; give it with --device",
@@ -271,7 +252,7 @@ fn size_file(file: &File, path: &Path, size: u64) -> Result<(), RequestError> {
     })
 }
 
-/// Puts an empty qcow2 image in the place of the empty file that has kept its name.
+/// Puts an empty qcow2 image in place of the empty file that has kept its name.
 fn put_qcow2(path: &Path, reserved: &File, size: u64, chain: Option<&TopLayer>) -> Result<(), RequestError> {
     let new = new_path(path);
     custody::clear_unfinished(&new).map_err(|error| RequestError::storage("delete", &new, &error))?;
@@ -283,7 +264,7 @@ fn put_qcow2(path: &Path, reserved: &File, size: u64, chain: Option<&TopLayer>) 
     placed.map_err(|error| RequestError::storage("make", path, &error))
 }
 
-/// Takes all the space that an image will need; it reads as zeroes before and after.
+/// Allocates all the space that an image will need; it reads as zeroes before and after.
 fn allocate(image: &ImageLocation, size: u64) -> Result<(), RequestError> {
     let path = Path::new(image.place.name());
     let bytes = match image.format {

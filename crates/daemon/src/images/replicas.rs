@@ -1,12 +1,12 @@
-//! Images that volumes left behind when they went to other hosts, and that may be what coming home begins with.
+//! Images that volumes left behind when they went to other hosts, and with which an incremental return may begin.
 //!
 //! ```text
-//!   handed over, the image kept ──► record(): of which generation it is, and how its file looks
-//!   the volume comes home ────────► take(): looks the same? Then it becomes the target, and the record goes
+//!   handed over, the image kept ──► record(): its generation, and the attributes of its file
+//!   the volume returns ───────────► take(): unchanged? Then it becomes the target, and the record is deleted
 //! ```
-//! A file whose size, mtime or ctime is not what it was has been touched by somebody: it is not trusted, and the volume is
-//! copied whole. (Comparing it block by block would trust more; that is not done.) A replica is one no more from the moment
-//! that something may be written to it. Everything here may sleep.
+//! A file with another size, mtime or ctime has been touched, so it is not trusted and the volume is copied completely. (A
+//! comparison block by block would trust more files; there is none.) A replica ends when it may be written. Everything here may
+//! block.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
@@ -20,23 +20,20 @@ use crate::custody::CustodyError;
 use crate::files::folder_entries::sync_folder_of;
 use crate::files::whole_file;
 
-/// Name of the folder of records in the data folder.
 const FOLDER: &str = "replicas";
-/// Version of the records.
 const VERSION: u32 = 2;
-/// Longest record: many times what one has.
+/// The longest record: many times the usual length.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
 
 /// What is known of a replica, besides its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Facts {
-    /// Identity of the volume, 32 hexadecimal digits.
+    /// The volume's identity, 32 hexadecimal digits.
     pub(crate) volume: String,
     /// The migration by which the volume left.
     pub(crate) departure: u64,
-    /// The generation of the volume that it is: it ended with the handover.
+    /// The generation of the replica, which ended with the handover.
     pub(crate) generation: u64,
-    /// Size of the volume in bytes.
     pub(crate) size_bytes: u64,
 }
 
@@ -48,7 +45,7 @@ struct Record {
     look: Look,
 }
 
-/// How a file looks from outside.
+/// The attributes of a file.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Look {
     size_bytes: u64,
@@ -56,16 +53,13 @@ struct Look {
     ctime: (i64, i64),
 }
 
-/// Tells whether an image that is kept can be what coming home begins with: a raw file in a store. What is in a qcow2 file
-/// may still be moved about when it is closed, and what was served in place is its owner's.
+/// Returns whether an incremental return can begin with a kept image: a raw file in a store. The content of a qcow2 file may
+/// still be rearranged when it is closed, and an image that was served in place belongs to its owner.
 pub(crate) fn is_replica(image: &ImageLocation) -> bool {
     image.place.file().is_some() && image.format == ImageFormat::Raw && !image.is_adopted()
 }
 
-/// Records durably that `image` is what `facts` say.
-///
-/// # Errors
-/// The system's: it is an image that is kept, and nothing more.
+/// Records durably that `image` has these `facts`. After an error it is a kept image without a record.
 pub(crate) fn record(data_dir: &Path, image: &Path, facts: Facts) -> io::Result<()> {
     let folder = data_dir.join(FOLDER);
     match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
@@ -78,11 +72,9 @@ pub(crate) fn record(data_dir: &Path, image: &Path, facts: Facts) -> io::Result<
     whole_file::replace(&path, &serde_json::to_vec_pretty(&record)?)
 }
 
-/// Makes the replica of a volume of `size_bytes` the file at `path` by `take`, which is given where it is, and says which it is;
-/// `None`: there is none in that folder that can be trusted, or somebody uses it. It is recorded no more, unless it is used.
-///
-/// # Errors
-/// The system's: what is at `path` may be either of them.
+/// Makes the replica of a volume of `size_bytes` the file at `path`, by `take`, which gets its present path. Returns the
+/// replica's facts; `None`: the folder has none that can be trusted, or a program uses it. Deletes the record, unless the
+/// replica is in use. After an error the file at `path` may be either of them.
 pub(crate) fn take(
     data_dir: &Path,
     volume: &str,
@@ -97,7 +89,7 @@ pub(crate) fn take(
         Ok(found) if found.len() > RECORD_BYTES_MAX => return Err(io::ErrorKind::FileTooLarge.into()),
         Ok(_) => std::fs::read(&record)?,
     };
-    // N.B. first, and durably: the image may be written to from here on.
+    // N.B. first, and durably: the image may be written from here on.
     std::fs::remove_file(&record)?;
     sync_folder_of(&record)?;
     let Ok(Record { version, facts, image, look }) = serde_json::from_slice(&bytes) else { return Ok(None) };
@@ -119,7 +111,7 @@ pub(crate) fn take(
         Ok(Ending::Gone) => Ok(None),
         Err(CustodyError::Refused { refused, .. }) => {
             tracing::warn!(image = %image.display(), %refused, "the image that was kept stays as it is, and the volume is copied whole");
-            // It is as it was, and may be taken another time.
+            // It is unchanged, and may be used another time.
             whole_file::replace(&record, &bytes)?;
             Ok(None)
         }
@@ -127,7 +119,7 @@ pub(crate) fn take(
     }
 }
 
-/// Tells whether [`take`] would find a replica of the volume for the file at `path`. Changes nothing; may sleep.
+/// Returns whether [`take`] would find a replica of the volume for the file at `path`. Changes nothing; may block.
 pub(crate) fn would_take(data_dir: &Path, volume: &str, size_bytes: u64, path: &Path) -> bool {
     records(data_dir).unwrap_or_default().into_iter().any(|(_, record)| {
         record.facts.volume == volume
@@ -137,16 +129,13 @@ pub(crate) fn would_take(data_dir: &Path, volume: &str, size_bytes: u64, path: &
     })
 }
 
-/// Tells whether the image at `path` is recorded, and looks as it did then: a way home may begin with it.
+/// Returns whether the image at `path` is recorded and unchanged, so that a return may begin with it.
 pub(crate) fn is_untouched(data_dir: &Path, path: &Path) -> bool {
     let known = records(data_dir).unwrap_or_default().into_iter().find(|(_, record)| record.image == path);
     known.is_some_and(|(_, record)| Look::at(path).is_ok_and(|found| found == record.look))
 }
 
-/// Forgets the image at `path`, durably; one that is not recorded is a success.
-///
-/// # Errors
-/// The system's: it may be recorded still.
+/// Deletes the record of the image at `path` durably, if there is one.
 pub(crate) fn forget(data_dir: &Path, path: &Path) -> io::Result<()> {
     let known = records(data_dir)?.into_iter().filter(|(_, record)| record.image == path);
     for (record, _) in known {
@@ -156,7 +145,7 @@ pub(crate) fn forget(data_dir: &Path, path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// All records that mean something, and where they are.
+/// Returns all valid records, and their paths.
 fn records(data_dir: &Path) -> io::Result<Vec<(PathBuf, Record)>> {
     let entries = match std::fs::read_dir(data_dir.join(FOLDER)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
@@ -169,7 +158,7 @@ fn records(data_dir: &Path) -> io::Result<Vec<(PathBuf, Record)>> {
             continue;
         }
         let Some(bytes) = whole_file::read(&path, RECORD_BYTES_MAX)? else { continue };
-        // What another version wrote means nothing here, as when it is taken.
+        // Records of other versions are ignored, here as in [`take`].
         let record = serde_json::from_slice::<Record>(&bytes).ok().filter(|record| record.version == VERSION);
         found.extend(record.map(|record| (path, record)));
     }
@@ -199,7 +188,7 @@ mod tests {
 
     const VOLUME: &str = "0707";
 
-    /// A data folder and an image that was kept.
+    /// Makes a data folder and a kept image.
     fn kept() -> (tempfile::TempDir, PathBuf, PathBuf) {
         let folder = tempfile::tempdir().unwrap();
         let (image, target) = (folder.path().join("v.img.moved-m1"), folder.path().join("v.img"));
@@ -212,7 +201,7 @@ mod tests {
         (folder, image, target)
     }
 
-    /// Takes it as custody does, of which nothing else is known.
+    /// Takes it like custody without further claims.
     fn taken(data_dir: &Path, volume: &str, size: u64, target: &Path) -> Option<Facts> {
         let rename = |kept: &Path| {
             std::fs::rename(kept, target).unwrap();
@@ -266,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_file_that_somebody_touched_is_not_trusted() {
-        // Its mtime can be put back, its ctime cannot.
+        // Its mtime can be restored, its ctime cannot.
         let (folder, image, target) = kept();
         let before = Look::at(&image).unwrap();
         let mtime = std::fs::metadata(&image).unwrap().modified().unwrap();

@@ -1,12 +1,12 @@
-//! A look at a journal from outside: whether a daemon would go on with it, and what it says. Nothing is locked, changed or made
-//! durable, so it may run beside the daemon.
+//! Examines a journal from outside: whether a daemon would start with it, and what it contains. Locks and changes nothing, and
+//! makes nothing durable, so it may run beside the daemon.
 //!
 //! ```text
-//!   file ──► bytes ──► verdict (`file::fold`, as at a start) ─┐
-//!                └───► entries, as far as they are whole      ├──► examination ──► text, JSON, export
+//!   file ──► bytes ──► decision (`file::fold`, as at a start) ─┐
+//!                └───► entries, up to the first fault        ├──► examination ──► text, JSON, export
 //!                          └──► state, folded                ─┘
 //! ```
-//! A file that is written to meanwhile may be read with a hole where a commit was on its way: it is read again then.
+//! A file that is written meanwhile may be read with a gap where a commit was in flight. Then it is read again.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -23,37 +23,36 @@ use super::{JOURNAL_FILE, JournalError, export};
 use crate::error::with_causes;
 use crate::hosts::listed;
 
-/// How often a journal is read that is written to whenever it is read.
+/// How often a journal is read that changes during each read.
 const READS_MAX: usize = 20;
 
-/// What was found in a journal.
+/// The result of examining a journal.
 #[derive(Debug, Serialize)]
 pub struct JournalExamination {
-    /// The file.
+    /// The path of the file.
     pub path: PathBuf,
-    /// Whether a daemon would go on with it.
+    /// Whether a daemon would start with the journal.
     pub intact: bool,
-    /// Why not, and what to do; `None`: it is intact. What is told besides is what comes before the fault.
+    /// Why not, and what to do; `None`: it is intact. The other fields describe what comes before the fault.
     pub problem: Option<String>,
-    /// The version of its encoding; `None`: it does not begin as a journal does.
+    /// The version of the encoding; `None`: it does not begin like a journal.
     pub version: Option<u8>,
-    /// Its size in bytes, room that is reserved included.
+    /// The size in bytes, including reserved space.
     pub size_bytes: u64,
-    /// Entries: commits that are durable as a whole.
+    /// The number of entries: completely durable commits.
     pub entries: u64,
-    /// Records in them.
+    /// The number of records in the entries.
     pub records: u64,
-    /// When the last of them was written, in milliseconds since 1970.
+    /// When the last entry was written, in milliseconds since 1970.
     pub last_unix_ms: Option<u64>,
-    /// Where it ends, in bytes from the beginning of the file.
+    /// The end of the last entry, in bytes from the beginning of the file.
     pub end_bytes: u64,
-    /// Bytes behind it of a commit that was cut off, or is on its way at this moment. Nobody was told that it is durable.
+    /// The bytes behind the end, of a commit that was cut off or is in flight. It was not acknowledged.
     pub torn_bytes: u64,
-    /// What it says of each volume.
+    /// The volumes in the journal.
     pub volumes: Vec<JournalVolume>,
-    /// Migrations that have not ended.
+    /// The migrations that have not ended.
     pub migrations: Vec<JournalMigration>,
-    /// Its bytes, as far as they are whole.
     /// The list of hosts beside it; `None`: there is none, or it cannot be read.
     #[serde(skip)]
     pub(super) hosts: Option<BTreeSet<NamedHost>>,
@@ -65,65 +64,65 @@ pub struct JournalExamination {
     state: State,
 }
 
-/// What a journal says of a volume.
+/// A volume in a journal.
 #[derive(Debug, Serialize)]
 pub struct JournalVolume {
-    /// Its name.
+    /// The name of the volume.
     pub name: String,
-    /// Its identity.
+    /// The identity of the volume.
     pub id: String,
-    /// Whose it is.
+    /// Which host owns the volume.
     pub owner: JournalOwner,
-    /// The other host that has it, or from which it comes or is being filled.
+    /// The other host that has the volume, or from which it comes or is being filled.
     pub host: Option<String>,
-    /// How often it has changed hands, as far as this host knows.
+    /// How often the volume has changed hands, as far as this host knows.
     pub generation: u64,
-    /// Size in bytes.
+    /// The size of the volume in bytes.
     pub size_bytes: u64,
-    /// The store that its image is in; `None`: in none, or at the other host.
+    /// The store of its image; `None`: in no store, or at the other host.
     pub store: Option<String>,
-    /// Where its image is; `None`: at the other host.
+    /// The place of its image; `None`: at the other host.
     pub image: Option<String>,
 }
 
-/// Whose a volume is.
+/// The owner of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum JournalOwner {
-    /// This host's.
+    /// This host owns the volume.
     Here,
-    /// This host's, and some of it is still at another one.
+    /// This host owns the volume, and another one still has missing blocks.
     BeingFilled,
-    /// Another host's, to which it has gone.
+    /// Another host owns the volume, which has moved there.
     Elsewhere,
-    /// Another host's, from which it is on its way here.
+    /// Another host owns the volume, which is on its way here.
     Arriving,
-    /// The journal was put back from a backup, and nobody has said whose it is.
+    /// The journal was restored, and no host has confirmed the owner.
     Unconfirmed,
 }
 
-/// What a journal says of a migration that has not ended.
+/// A migration in a journal that has not ended.
 #[derive(Debug, Serialize)]
 pub struct JournalMigration {
-    /// Its identity.
+    /// The identity of the migration.
     pub id: String,
-    /// How far it has come.
+    /// The stage of the migration.
     pub stage: &'static str,
-    /// The other host; `None`: it goes to a store of this one.
+    /// The other host; `None`: the target is a store of this host.
     pub host: Option<String>,
-    /// Whether its volumes come from that host.
+    /// Whether the volumes come from the other host.
     pub incoming: bool,
-    /// Names of its volumes.
+    /// The names of the volumes.
     pub volumes: Vec<String>,
-    /// When it began, in milliseconds since 1970.
+    /// When the migration began, in milliseconds since 1970.
     pub started_unix_ms: u64,
 }
 
 impl JournalExamination {
-    /// Examines the journal at `path`, which is the file or its data folder. It may sleep.
+    /// Examines the journal at `path`, which is the file or its data folder. May block.
     ///
     /// # Errors
-    /// [`JournalError::Io`], [`JournalError::TooLarge`]: it cannot be read. That it is damaged is no error.
+    /// [`JournalError::Io`], [`JournalError::TooLarge`]: it cannot be read. A damaged journal is no error.
     pub fn of(path: &Path) -> Result<Self, JournalError> {
         let path = if path.is_dir() { path.join(JOURNAL_FILE) } else { path.to_owned() };
         let mut reads = 1;
@@ -132,7 +131,7 @@ impl JournalExamination {
             let (mut found, fault) = Self::of_bytes(&path, &bytes);
             found.hosts = path.parent().and_then(|folder| listed(folder).ok());
             let looks_torn = matches!(fault, Some(JournalError::Damaged { .. } | JournalError::Codec { .. }));
-            // The daemon writes one commit after the other, and they are not read in one instant.
+            // The daemon writes one commit after the other, and the file is not read in one instant.
             if !looks_torn || reads == READS_MAX || before == read(&path)?.1 {
                 return Ok(found);
             }
@@ -140,17 +139,17 @@ impl JournalExamination {
         }
     }
 
-    /// Everything that the journal says, as JSON: each record, and what they come to.
+    /// Returns everything in the journal as JSON: each record, and the resulting state.
     pub fn export(&self) -> serde_json::Value {
         export::document(self, &self.content, &self.found, &self.state)
     }
 
-    /// Examines what a journal that is said to be at `path` holds.
+    /// Examines the content of a journal; `path` is for messages.
     pub fn of_content(path: &Path, content: &[u8]) -> Self {
         Self::of_bytes(path, content).0
     }
 
-    /// Examines the bytes of a journal; also says why a daemon would not go on with it.
+    /// Examines the bytes of a journal; also returns why a daemon would not start with it.
     fn of_bytes(path: &Path, bytes: &[u8]) -> (Self, Option<JournalError>) {
         let fault = fold(path, bytes).err();
         let (mut found, mut state, mut version, mut end) = (Vec::new(), State::default(), None, 0);
@@ -189,12 +188,12 @@ impl JournalExamination {
     }
 }
 
-/// How a file looks from outside.
+/// The attributes of a file.
 type Look = (u64, i64, i64, u64);
 
 fn read(path: &Path) -> Result<(Vec<u8>, Look), JournalError> {
     let failed = |source| JournalError::Io { path: path.to_owned(), operation: "read", source };
-    // A pipe is not waited for.
+    // Opening a pipe would block.
     let flags = OFlags::NONBLOCK.bits() as i32;
     let file = OpenOptions::new().read(true).custom_flags(flags).open(path).map_err(failed)?;
     let found = file.metadata().map_err(failed)?;
@@ -285,7 +284,7 @@ fn migrations(state: &State) -> Vec<JournalMigration> {
     under_way.collect()
 }
 
-/// How far a migration has come, in a word.
+/// Returns the name of a stage.
 pub(super) fn stage_in_words(stage: &Stage) -> &'static str {
     match stage {
         Stage::Copying => "copying",

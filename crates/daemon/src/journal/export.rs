@@ -1,5 +1,5 @@
-//! A journal as JSON, for support, to look up what was true once, and to be put back (`super::restore`), for which the journal itself
-//! is in it as well: words are never read again.
+//! Exports a journal as JSON, for support, for the history, and for `super::restore`. A restore reads the journal's own bytes
+//! in the document, never the text.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,10 +15,10 @@ use super::examine::{JournalExamination, stage_in_words};
 use super::restore;
 use crate::migrations::view::failure_name;
 
-/// Version of the document. Within it fields are only added.
+/// The version of the document. Within a version fields are only added.
 const VERSION: u32 = 1;
 
-/// All that a journal says.
+/// Returns the whole document.
 pub(super) fn document(
     examination: &JournalExamination,
     content: &[u8],
@@ -40,7 +40,7 @@ pub(super) fn document(
         "examination": examination,
         "state": whole_state(state),
         "entries": entries,
-        // Public identities, so that a restore knows whom to ask. No host is let in by them.
+        // Public identities, so that a restore knows which hosts to ask. They give no host access.
         restore::HOSTS: examination.hosts.as_ref().map(hosts),
         restore::FIELD: restore::in_digits(content),
     })
@@ -175,7 +175,7 @@ fn volume(record: &VolumeRecord) -> Map<String, Value> {
     });
     match shown {
         Value::Object(fields) => fields,
-        // It is made as one.
+        // It is made as an object.
         _ => Map::new(),
     }
 }
@@ -206,7 +206,7 @@ fn migration(known: &MigrationState) -> Value {
     })
 }
 
-/// A record: what it is called, and what it says.
+/// Returns a record: its name and its fields.
 pub(super) fn record(record: &Record) -> Value {
     let about = |name: &str, fields: Value| with("record", name, fields);
     match record {
@@ -382,7 +382,7 @@ fn by_volume(generations: &[(VolumeId, Generation)]) -> BTreeMap<String, u64> {
     generations.iter().map(|(volume, generation)| (volume.to_string(), generation.0)).collect()
 }
 
-/// The name of a variant without fields, as programs write it: `WhileConnected` becomes `while-connected`.
+/// Returns the name of a variant without fields in the form for programs: `WhileConnected` becomes `while-connected`.
 fn in_words(value: &impl std::fmt::Debug) -> String {
     let mut words = String::new();
     for c in format!("{value:?}").chars() {
@@ -394,7 +394,7 @@ fn in_words(value: &impl std::fmt::Debug) -> String {
     words
 }
 
-/// An object with one field more, in front.
+/// Returns an object with an additional first field.
 fn with(field: &str, value: impl Into<Value>, fields: Value) -> Value {
     let mut object = Map::from_iter([(field.to_owned(), value.into())]);
     if let Value::Object(fields) = fields {

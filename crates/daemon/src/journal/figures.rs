@@ -1,23 +1,21 @@
-//! What the journal's thread has done since it began, for who looks at the host.
+//! Counters of the journal's thread since it began, for monitoring.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use lane::Latencies;
 
-/// Figures of a journal.
 #[derive(Clone, Debug)]
 pub(crate) struct Figures {
-    /// Commits that became durable.
     pub(crate) commits: u64,
     pub(crate) records: u64,
-    /// Commits that were refused, or of which it is not known whether they are durable.
+    /// Commits that were refused, or that may not be durable.
     pub(crate) failures: u64,
-    /// Whether the latest commit that fitted could be made durable.
+    /// Whether the latest valid commit could be made durable.
     pub(crate) is_writable: bool,
-    /// Bytes of the file that hold something.
+    /// The used bytes of the file.
     pub(crate) file_bytes: u64,
-    /// How long durable writes took; several commits may share one.
+    /// The durations of durable writes; several commits may share one.
     pub(crate) writes: Latencies,
 }
 
@@ -28,7 +26,7 @@ impl Default for Figures {
     }
 }
 
-/// Figures that the journal's thread changes and anybody reads.
+/// Counters that the journal's thread changes and other threads read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct SharedFigures(Arc<Mutex<Figures>>);
 
@@ -37,12 +35,12 @@ impl SharedFigures {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// A durable write took so long.
+    /// Adds the duration of a durable write.
     pub(super) fn wrote(&self, took: Duration) {
         self.change(|figures| figures.writes.add(took));
     }
 
-    /// So many commits of so many records were answered, and the file ends here.
+    /// Counts answered commits, and sets the end of the file.
     pub(super) fn answered(&self, result: Result<usize, ()>, commits: usize, file_bytes: usize) {
         self.change(|figures| {
             figures.is_writable = result.is_ok();
@@ -57,12 +55,12 @@ impl SharedFigures {
         });
     }
 
-    /// A commit contradicts what is true.
+    /// Counts a commit that contradicts the state.
     pub(super) fn refused(&self) {
         self.change(|figures| figures.failures += 1);
     }
 
-    /// The file ends here.
+    /// Sets the end of the file.
     pub(super) fn ends_at(&self, file_bytes: usize) {
         self.change(|figures| figures.file_bytes = file_bytes as u64);
     }

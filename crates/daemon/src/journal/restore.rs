@@ -1,9 +1,9 @@
-//! Puts a journal back from a backup, without a daemon: what it says is not believed before other hosts have confirmed it
+//! Restores a journal from a backup, without a daemon. Its volumes are not trusted before other hosts have confirmed them
 //! (`migration::restoration`).
 //!
 //! ```text
 //!   an exported document │ a journal file │ a data folder ──read, as at a start──► State ──restore()──► journal of the data folder
-//!                                                                  what was there ──► journal.before-restore-SECONDS
+//!                                                                  the former journal ──► journal.before-restore-SECONDS
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -22,104 +22,104 @@ use crate::files::folder_entries::with_suffix;
 use crate::files::lock::{FolderLock, LockError};
 use crate::hosts::hosts_since;
 
-/// What begins the name of a journal that was replaced.
+/// The prefix of the name of a replaced journal.
 const REPLACED: &str = "journal.before-restore-";
-/// Names that are tried for it.
+/// How many names are tried for it.
 const ASIDE_MAX: u32 = 100;
-/// The field of an exported document that has the journal itself, in hexadecimal digits.
+/// The field of an exported document with the journal itself, in hexadecimal.
 pub(super) const FIELD: &str = "journal";
-/// The field of an exported document that has the list of hosts.
+/// The field of an exported document with the list of hosts.
 pub(super) const HOSTS: &str = "hosts";
 
-/// Whether a journal that a daemon would go on with may be replaced.
+/// Whether an intact journal may be replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Replacing {
-    /// It may not.
+    /// An intact journal stays.
     Refused,
-    /// It may: somebody has said so.
+    /// An intact journal is replaced, as ordered.
     Ordered,
 }
 
-/// What somebody says of the list of hosts in the data folder.
+/// What the administrator says about the list of hosts in the data folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HostsSaid {
-    /// Nothing: it is looked at.
+    /// Nothing: the history of the list decides.
     Nothing,
-    /// It names every other host that can have a volume of this one.
+    /// The list names every other host that can have a volume of this one.
     Complete,
 }
 
-/// What has been put back.
+/// The result of a restore.
 #[derive(Debug, Serialize)]
 pub struct RestoredJournal {
-    /// The journal.
+    /// The path of the journal.
     pub path: PathBuf,
-    /// What it was put back from.
+    /// The path of the backup.
     pub from: PathBuf,
-    /// When the last commit was made that this has, in milliseconds since 1970.
+    /// When the last restored commit was made, in milliseconds since 1970.
     pub backup_unix_ms: u64,
-    /// The journal that was there before, under its new name; `None`: there was none.
+    /// The former journal under its new name; `None`: there was none.
     pub replaced: Option<PathBuf>,
-    /// What it says of each volume.
+    /// The volumes in the restored journal.
     pub volumes: Vec<JournalVolume>,
-    /// Whether it is known which hosts have to be asked.
+    /// Whether all hosts that have to be asked are known.
     pub hosts_known: bool,
-    /// The hosts that are known to be asked, by name and identity.
+    /// The known hosts that have to be asked.
     pub hosts: Vec<HostToAsk>,
 }
 
-/// A host that has to be asked about the volumes of a journal that was put back.
+/// A host that has to be asked about the volumes of a restored journal.
 #[derive(Debug, Serialize)]
 pub struct HostToAsk {
-    /// Its name here.
+    /// The name of the host here.
     pub name: String,
-    /// Its identity.
+    /// The identity of the host.
     pub id: String,
 }
 
-/// Why a journal was not put back; nothing has changed.
+/// Why a journal was not restored; nothing has changed.
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// A daemon has the data folder, or it cannot be used.
+    /// A daemon has locked the data folder, or it cannot be used.
     #[error("the data folder cannot be used")]
     DataFolder(#[source] LockError),
-    /// There is nothing to put back.
+    /// The backup has no valid journal.
     #[error(transparent)]
     Journal(#[from] JournalError),
-    /// The document has no journal in it.
+    /// The document does not contain a journal.
     #[error(
         "{path} has no journal in it to put back: a document of `sterna journal export` from version 0.2 on has, and a journal file"
     )]
     Document {
-        /// The document.
+        /// The path of the document.
         path: PathBuf,
     },
-    /// A journal that is intact would be replaced.
+    /// An intact journal would be replaced.
     #[error(
         "{path} is a journal that a daemon would go on with, and what it says later than the backup would be lost: if that is what you \
          want, say --replace"
     )]
     Intact {
-        /// The journal.
+        /// The path of the journal.
         path: PathBuf,
     },
-    /// A step failed.
+    /// A step of the restore failed.
     #[error("the journal {path} cannot be {operation}")]
     Io {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What was tried, as a participle.
+        /// The failed operation, as a participle.
         operation: &'static str,
-        /// What the system answered.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
-/// Puts the journal that is in `from` into the data folder; `from` may be the journal of that folder, which came from a backup as
-/// a whole. It may sleep.
+/// Restores the journal in `from` into the data folder; `from` may be the journal of that folder, which was restored as a
+/// whole. May block.
 ///
 /// # Errors
-/// [`RestoreError`]: the data folder is as it was.
+/// [`RestoreError`]: the data folder is unchanged.
 pub fn restore_journal(
     data_dir: &Path,
     from: &Path,
@@ -157,7 +157,7 @@ pub fn restore_journal(
     let (list, mut hosts) = hosts_since(data_dir, restoration::since(&backup, backup_unix_ms));
     let (list, known_by) = match said {
         HostsSaid::Complete => (HostList::Complete, KnownBy::People),
-        // What came from a backup as a whole has the list of then.
+        // A folder that was restored as a whole has the list of that time.
         HostsSaid::Nothing if is_in_place => (HostList::default(), KnownBy::Look),
         HostsSaid::Nothing => (list, KnownBy::Look),
     };
@@ -179,7 +179,7 @@ pub fn restore_journal(
     Ok(RestoredJournal { path, from, backup_unix_ms, replaced, volumes: volumes(&state), hosts_known, hosts })
 }
 
-/// Gives a file a second name: `aside`, or that with a number if another restore of the same second has taken it.
+/// Gives a file a second name: `aside`, or that with a number if another restore in the same second has used it.
 fn keep_aside(path: &Path, aside: &Path) -> io::Result<PathBuf> {
     for number in 0..ASIDE_MAX {
         let name = if number == 0 { aside.to_owned() } else { with_suffix(aside, &format!("-{number}")) };
@@ -191,33 +191,32 @@ fn keep_aside(path: &Path, aside: &Path) -> io::Result<PathBuf> {
     Err(io::ErrorKind::AlreadyExists.into())
 }
 
-/// Adds a host that is not known by its identity yet.
+/// Adds a host unless its identity is in the set.
 fn name(hosts: &mut BTreeSet<NamedHost>, host: NamedHost) {
     if !hosts.iter().any(|known| known.id == host.id) {
         hosts.insert(host);
     }
 }
 
-/// The sizes of this host's volumes in the journal that is replaced, if a daemon would go on with that.
+/// Returns the sizes of this host's volumes in the replaced journal, if it is intact.
 fn sizes(path: &Path, bytes: &[u8]) -> BTreeMap<VolumeId, u64> {
     let later = fold(path, bytes).map(|found| found.state).unwrap_or_default();
     later.volumes.iter().map(|(volume, known)| (*volume, known.record.size_bytes)).collect()
 }
 
-/// A journal that is to be put back.
+/// A journal that is to be restored.
 struct Backup {
     state: State,
-    /// When it was made.
     at_unix_ms: u64,
-    /// The list of hosts of then, as far as it was exported.
+    /// The list of hosts of that time, as far as it was exported.
     hosts: Vec<NamedHost>,
 }
 
-/// What a backup says, and when it was made.
+/// Reads a backup and its time.
 fn read(from: &Path) -> Result<Backup, RestoreError> {
     let failed = |source| JournalError::Io { path: from.to_owned(), operation: "read", source };
     let size = std::fs::metadata(from).map_err(failed)?.len();
-    // A document has the journal twice over in digits, and once in words.
+    // A document has the journal in hexadecimal, which doubles its size, and once as text.
     if size > FILE_BYTES_MAX.saturating_mul(8) {
         return Err(JournalError::TooLarge { path: from.to_owned(), bytes: size }.into());
     }
@@ -233,7 +232,7 @@ fn read(from: &Path) -> Result<Backup, RestoreError> {
     Ok(Backup { state: found.state, at_unix_ms: last, hosts })
 }
 
-/// The journal in an exported document, and the hosts that it names.
+/// Returns the journal in an exported document, and the hosts that it names.
 fn document(document: &[u8]) -> Option<(Vec<u8>, Vec<NamedHost>)> {
     let document: serde_json::Value = serde_json::from_slice(document).ok()?;
     let host = |host: &serde_json::Value| {
@@ -253,7 +252,7 @@ fn from_digits(digits: &str) -> Option<Vec<u8>> {
     pairs.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect()
 }
 
-/// A journal as an exported document has it.
+/// Returns a journal in the form of an exported document.
 pub(super) fn in_digits(journal: &[u8]) -> String {
     journal.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,4 +1,5 @@
-//! What the journal promises: durable or not at all, told apart from unknown; torn tails go, damage is refused.
+//! Tests of the journal's promises: a commit is durable, not durable, or reported as unknown; torn ends are dropped, damage is
+//! refused.
 
 use std::cell::RefCell;
 use std::io;
@@ -21,7 +22,7 @@ use crate::files::lock::FolderLock;
 use crate::files::whole_file::page_cache::Cached;
 
 fn open(folder: &Path) -> Result<Journal, JournalError> {
-    // A journal that was dropped gives its lock up a moment later, when its thread has ended.
+    // A dropped journal releases its lock a moment later, when its thread has ended.
     let lock = loop {
         if let Ok(lock) = FolderLock::acquire(folder) {
             break lock;
@@ -51,7 +52,7 @@ fn added(number: u8) -> Record {
     })
 }
 
-/// The commits of a migration, each one entry.
+/// Returns the commits of a migration, each one entry.
 fn migration_of(volume: VolumeId, number: u64) -> Vec<Record> {
     let migration = MigrationId(number);
     let attempt = Attempt(1);
@@ -106,7 +107,7 @@ async fn contradiction_is_refused_whole_and_changes_nothing() {
     let before = journal.read(State::clone);
     let mut records = migration_of(volume(1), 0);
     records.remove(1);
-    // Released without a promise of the target.
+    // Released without the target's promise.
     assert_eq!(journal.commit(records).await, Err(CommitFault::NotWritten));
     assert_eq!(journal.read(State::clone), before);
     journal.commit(vec![added(2)]).await.unwrap();
@@ -128,7 +129,7 @@ async fn journal_is_compacted_and_says_the_same_afterwards() {
         generation: Generation(0),
         export: ExportSettings::default(),
     });
-    // More than the room of a file in total, while a migration keeps it from being compacted early.
+    // More than a file's space in total, while a migration keeps it from being compacted.
     journal.commit(vec![migration_of(volume(1), 0).remove(0)]).await.unwrap();
     for _ in 0..20 {
         journal.commit(vec![wide.clone()]).await.unwrap();
@@ -146,7 +147,7 @@ async fn journal_that_cannot_be_compacted_goes_on_where_it_ended() {
     let journal = open(folder.path()).unwrap();
     journal.commit(vec![added(1)]).await.unwrap();
     drop(journal);
-    // No new file can be made under a name that a folder has.
+    // No new file can be made under the name of a folder.
     std::fs::create_dir(folder.path().join("journal.new")).unwrap();
     for number in 2..5 {
         let journal = open(folder.path()).unwrap();
@@ -158,7 +159,7 @@ async fn journal_that_cannot_be_compacted_goes_on_where_it_ended() {
     assert!(matches!(open(folder.path()), Err(JournalError::Io { operation: "written", .. })));
 }
 
-/// A journal of a snapshot and the given commits, followed by zeroes, with the position of each frame's end.
+/// Returns a journal of a snapshot and these commits, followed by zeroes, and the end of each frame.
 fn bytes_of(commits: &[Vec<Record>]) -> (Vec<u8>, Vec<usize>) {
     let mut bytes = HEADER.to_vec();
     let snapshot = vec![Record::Snapshot(Box::default())];
@@ -195,7 +196,7 @@ fn journal_torn_at_any_byte_of_the_last_frame_is_what_it_was_before_that_commit(
         let mut wrong = whole.clone();
         wrong[torn] ^= 0x55;
         for (kind, bytes) in [("zeroes", &zeroes[..]), ("wrong", &wrong), ("short", &whole[..torn])] {
-            // A frame may end in zeroes: then it is whole without them.
+            // A frame may end in zeroes, and is complete without them.
             let is_whole = bytes.get(start..end) == Some(&whole[start..end]);
             let expected = if is_whole { 2 } else { 1 };
             assert_eq!(open_bytes(bytes).unwrap().volumes.len(), expected, "{kind} at {torn}");
@@ -224,11 +225,11 @@ fn foreign_newer_and_empty_files_are_refused_and_left_alone() {
         let error = open_bytes(foreign).unwrap_err();
         assert!(error.to_string().contains("is this the right data folder?"), "{error}");
     }
-    // The first frame is there before the file is: without it the file was damaged.
+    // The first frame exists before the file has its name, so a file without it is damaged.
     let mut beheaded = bytes.clone();
     beheaded[HEADER_BYTES..ends[0]].fill(0);
     assert!(matches!(open_bytes(&beheaded), Err(JournalError::Codec { .. })));
-    // A record that does not follow.
+    // A record that does not follow from the state.
     let (inconsistent, _) = bytes_of(&[vec![Record::VolumeRemoved { volume: volume(9) }]]);
     assert!(matches!(open_bytes(&inconsistent), Err(JournalError::Inconsistent { .. })));
 }
@@ -237,7 +238,7 @@ fn foreign_newer_and_empty_files_are_refused_and_left_alone() {
 fn whole_frame_of_a_newer_program_is_not_taken_for_a_torn_one() {
     let (mut bytes, ends) = bytes_of(&[]);
     bytes.truncate(ends[0]);
-    // An entry whose only record has a number that no variant has yet: time 1, one record, variant 99.
+    // An entry whose only record has the number of no variant: time 1, one record, variant 99.
     let payload = [1, 1, 99];
     let sequence = 1_u64.to_le_bytes();
     let checksum = crc32c::crc32c_append(crc32c::crc32c(&sequence), &payload);
@@ -249,18 +250,18 @@ fn whole_frame_of_a_newer_program_is_not_taken_for_a_torn_one() {
     assert!(matches!(open_bytes(&bytes), Err(JournalError::Newer { .. })));
 }
 
-/// A file in memory whose writes fail as told.
+/// A file in memory with chosen write failures.
 #[derive(Clone, Default)]
 struct Faulty {
     bytes: Rc<RefCell<Vec<u8>>>,
-    /// Outcomes of the next writes; afterwards all succeed.
+    /// Whether each of the next writes fails; afterwards all succeed.
     faults: Rc<RefCell<Vec<bool>>>,
 }
 
 impl Storage for Faulty {
     fn write_at(&self, position: usize, bytes: &[u8]) -> io::Result<()> {
         let fails = !self.faults.borrow().is_empty() && self.faults.borrow_mut().remove(0);
-        // A write that fails has written a part.
+        // A failed write has written a part.
         let length = if fails { bytes.len() / 2 } else { bytes.len() };
         let mut file = self.bytes.borrow_mut();
         let end = file.len().max(position + length);
@@ -278,8 +279,8 @@ impl Storage for Faulty {
     }
 }
 
-/// Commits `added(1)`, `added(2)`, … with the given faults of the writes; returns the answers and the volumes that
-/// readers and a restart see.
+/// Commits `added(1)`, `added(2)`, … with these write failures; returns the answers, and the volumes that readers and a restart
+/// see.
 fn check_faults(commits: u8, faults: &[bool]) -> (Vec<Result<(), CommitFault>>, usize, usize) {
     let (bytes, ends) = bytes_of(&[]);
     let storage =
@@ -310,7 +311,7 @@ fn failed_write_that_could_not_be_wiped_out_is_unknown_until_it_is() {
     use CommitFault::Unknown;
     let answers = vec![Ok(()), Err(Unknown), Ok(())];
     assert_eq!(check_faults(3, &[false, true, true]), (answers, 2, 2));
-    // While the disk fails, nothing is certain, whoever asks.
+    // While the disk fails, every answer is unknown.
     let answers = vec![Ok(()), Err(Unknown), Err(Unknown), Err(Unknown), Ok(())];
     assert_eq!(check_faults(5, &[false, true, true, true, true]), (answers, 2, 2));
 }
@@ -325,7 +326,7 @@ fn a_commit_that_only_the_page_cache_has_is_durable_before_it_is_believed() {
         encode(sequence, &Entry { at_unix_ms: 1, records: vec![record] }, &mut bytes).unwrap();
     }
     let path = Path::new(JOURNAL_FILE);
-    // The daemon was killed when it had written *released*, and nothing of that has reached the disk.
+    // The daemon was killed after it had written *released*, and nothing of that has reached the disk.
     let left = Cached::new(&bytes, &bytes[..whole_before]);
     let believed = file::read(path, &left).unwrap().unwrap().state;
     let released = believed.migrations.values().any(|found| matches!(found.stage, Stage::Released(_)));

@@ -1,4 +1,4 @@
-//! The journal's thread: queued commits become one frame, and are answered when it is durable.
+//! The journal's thread: combines queued commits into one frame, and answers them when it is durable.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,38 +14,38 @@ use super::figures::SharedFigures;
 use super::file::{COMPACT_BYTES, JournalFile, NextFrame, ReplaceFault, Storage, now_unix_ms};
 use crate::fail_point::{self, Step};
 
-/// Commits that become one frame at most.
+/// The largest number of commits in one frame.
 const GROUP_MAX: usize = 64;
 
-/// Records to make durable, and who waits for that.
+/// Records to make durable, and the channel for the answer.
 pub(super) struct Request {
     pub(super) records: Vec<Record>,
     pub(super) reply: oneshot::Sender<Result<(), CommitFault>>,
 }
 
-/// The journal's file and what it says.
+/// The journal's file and its state.
 pub(super) struct Writer<S> {
     storage: S,
-    /// Where the next frame goes, and its number.
+    /// The position and the number of the next frame.
     next: NextFrame,
-    /// What is true once the frame that is being built is durable.
+    /// The state including the frame that is being built.
     state: State,
-    /// What is true durably; read by others.
+    /// The durable state, which other threads read.
     durable: Arc<RwLock<State>>,
-    /// Grows whenever what is durably true has changed.
+    /// Grows with each change of the durable state.
     changes: Arc<AtomicU64>,
     figures: SharedFigures,
-    /// Length of a frame that may be at that place or not, because its write failed, and so did wiping it out.
-    /// Nothing is written, and nobody is told anything but *unknown*, until it is wiped out.
+    /// The length of a frame that may or may not be in the file, because its write failed, and wiping it out failed too. Until
+    /// it is wiped out, nothing is written, and every answer is *unknown*.
     doubtful: Option<usize>,
-    /// Set when two files may be found after a crash. Both say what is true, as long as nothing more is written.
+    /// Set when two files may be found after a crash. Both have the same state, as long as nothing more is written.
     is_closed: bool,
-    /// Set when compacting has failed, until it succeeds: it is said once.
+    /// Set when compacting has failed, until it succeeds, so that this is logged once.
     compaction_failed: bool,
 }
 
 impl Writer<JournalFile> {
-    /// A writer that goes on where the file ends.
+    /// Returns a writer that continues at the end of the file.
     pub(super) fn new(file: JournalFile, state: State, durable: Arc<RwLock<State>>) -> Self {
         let next = file.next();
         Self::over(file, next, state, durable)
@@ -69,22 +69,21 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    /// What grows whenever what is durably true has changed.
+    /// Returns the counter of changes of the durable state.
     pub(super) fn changes(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.changes)
     }
 
-    /// What is counted of its work.
     pub(super) fn figures(&self) -> SharedFigures {
         self.figures.clone()
     }
 
-    /// Writes what is queued until all senders are gone.
+    /// Writes queued commits until all senders are gone.
     pub(super) fn run(mut self, queue: &mpsc::Receiver<Request>) {
         while let Ok(first) = queue.recv() {
             let group = std::iter::once(first).chain(queue.try_iter().take(GROUP_MAX - 1)).collect();
             self.write_group(group);
-            // The answers are out; who commits next during a migration is not made to wait for this.
+            // After the answers, and without a migration, so that no commit of a migration waits for this.
             let is_idle = self.doubtful.is_none() && self.state.unfinished().next().is_none();
             if self.next.position > COMPACT_BYTES && is_idle {
                 self.compact();
@@ -92,7 +91,7 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    /// Makes one frame of the commits that fit what is true, and answers them all.
+    /// Makes one frame of the valid commits, and answers all.
     pub(super) fn write_group(&mut self, group: Vec<Request>) {
         let mut records = Vec::new();
         let mut waiting = Vec::new();
@@ -103,7 +102,7 @@ impl<S: Storage> Writer<S> {
                     records.extend(request.records);
                     waiting.push(request.reply);
                 }
-                // Of an order and a handover the other one came first.
+                // The opposite order was committed first.
                 Err(Inconsistent::Overtaken(migration)) => {
                     tracing::info!(%migration, "the journal takes a handover, or that it is cancelled, and not both");
                     answer(request.reply, Err(CommitFault::NotWritten));
@@ -125,7 +124,7 @@ impl<S: Storage> Writer<S> {
         self.figures.answered(result.map(|()| count).map_err(drop), waiting.len(), self.next.position);
         match result {
             Ok(()) => steps.iter().copied().for_each(fail_point::after),
-            // What the frame would have made true is forgotten.
+            // Discards the state of the failed frame.
             Err(_) => self.state.clone_from(&self.durable.read().unwrap_or_else(PoisonError::into_inner)),
         }
         for reply in waiting {
@@ -133,17 +132,17 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    /// Applies records that do not contradict what is true.
+    /// Applies records that do not contradict the state.
     fn accept(&mut self, at_unix_ms: u64, records: &[Record]) -> Result<(), Inconsistent> {
         let entry = Entry { at_unix_ms, records: records.to_vec() };
-        // A contradiction is found on a copy of what the records touch: it leaves no half of a commit behind.
+        // A contradiction is found on a copy of the affected parts, so it leaves no half of a commit behind.
         excerpt(&self.state, records).apply(&entry)?;
         self.state.apply(&entry)
     }
 
     fn write(&mut self, entry: &Entry) -> Result<(), CommitFault> {
-        // N.B. Who was told *unknown* asks again, and takes *not written* for the answer about the first time: that
-        // is said only once the doubtful frame is gone.
+        // N.B. a caller that got *unknown* asks again, and takes *not written* as the answer about the first attempt. That is
+        // answered only once the doubtful frame is wiped out.
         if let Some(length) = self.doubtful {
             self.wipe(length)?;
         }
@@ -166,12 +165,12 @@ impl<S: Storage> Writer<S> {
             // It was applied to the same state before it was written.
             tracing::error!(%error, "a commit was durable before it contradicted the journal");
         }
-        // N.B. under the lock: whoever sees the number sees what it is of, or something later.
+        // N.B. under the lock, so that a reader of the number sees its state or a later one.
         self.changes.fetch_add(1, Ordering::Release);
         Ok(())
     }
 
-    /// Makes certain that there is no frame at that place; `length` bytes may be there.
+    /// Makes certain that there is no frame at that place, where `length` bytes may be.
     fn wipe(&mut self, length: usize) -> Result<(), CommitFault> {
         match self.storage.write_at(self.next.position, &vec![0; length]) {
             Ok(()) => {
@@ -186,7 +185,7 @@ impl<S: Storage> Writer<S> {
         }
     }
 
-    /// The frame of `entry`, with room made for it.
+    /// Returns the frame of `entry`, after making room for it.
     fn frame(&mut self, entry: &Entry) -> Result<Vec<u8>, CommitFault> {
         let encoded = |sequence| {
             let mut frame = Vec::new();
@@ -207,7 +206,7 @@ impl<S: Storage> Writer<S> {
         Err(CommitFault::NotWritten)
     }
 
-    /// Replaces the file by a snapshot of what is durable; on failure the old file goes on being used.
+    /// Replaces the file by a snapshot of the durable state; after a failure the old file remains in use.
     fn compact(&mut self) {
         let state = self.durable.read().unwrap_or_else(PoisonError::into_inner).clone();
         match self.storage.replace(&state) {
@@ -227,7 +226,7 @@ impl<S: Storage> Writer<S> {
                 }
                 self.compaction_failed = true;
             }
-            // N.B. Both files say the same as long as nothing is written: so nothing is.
+            // N.B. both files have the same state only as long as nothing is written.
             Err(ReplaceFault::Unknown(error)) => {
                 tracing::error!(%error, "the journal's folder cannot be made durable; restart the daemon");
                 self.is_closed = true;
@@ -236,7 +235,7 @@ impl<S: Storage> Writer<S> {
     }
 }
 
-/// The volumes and migrations that the records name, and nothing else: small, however much there is.
+/// Returns only the volumes and migrations that the records name, which is little, however large the state.
 fn excerpt(state: &State, records: &[Record]) -> State {
     let mut volumes = BTreeSet::<VolumeId>::new();
     let mut migrations = BTreeSet::<MigrationId>::new();
@@ -295,7 +294,7 @@ fn excerpt(state: &State, records: &[Record]) -> State {
     }
 }
 
-/// The fail point that a record passes.
+/// Returns the fail point that a record passes.
 pub(crate) fn step_of(record: &Record) -> Option<Step> {
     Some(match record {
         Record::VolumeAdded(_) => Step::Added,
@@ -329,6 +328,6 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
 }
 
 fn answer(reply: oneshot::Sender<Result<(), CommitFault>>, result: Result<(), CommitFault>) {
-    // Who asked may be gone; the journal says the same either way.
+    // The caller may be gone; the journal is the same in any case.
     let _ = reply.send(result);
 }

@@ -2,12 +2,12 @@
 //!
 //! ```text
 //!   NAME.img, NAME.qcow2       the image of volume NAME, or the target of a migration of it
-//!   IMAGE.sterna-new           an image that is being made: IMAGE once the journal knows the volume
-//!   IMAGE.sterna-removed       an image that is being deleted: IMAGE again if the journal still knows the volume
+//!   IMAGE.sterna-new           an image that is being made: IMAGE once the journal has the volume
+//!   IMAGE.sterna-removed       an image that is being deleted: IMAGE again if the journal still has the volume
 //!   IMAGE.moved-mN             the source's image that migration mN left, kept
-//!   .IMAGE.partial             says that IMAGE is a target, and not complete (images::half_made)
-//!   IMAGE.sterna-token-…       what shows the target of a migration to a source that has the same folder (lane::shared_storage)
-//!   IMAGE.sterna-answer-…      what that source answers
+//!   .IMAGE.partial             marks IMAGE as an incomplete target (images::half_made)
+//!   IMAGE.sterna-token-…       shows the target of a migration to a source with the same folder (lane::shared_storage)
+//!   IMAGE.sterna-answer-…      the answer of that source
 //! ```
 
 use std::collections::BTreeSet;
@@ -26,9 +26,9 @@ use crate::names;
 
 const RAW_SUFFIX: &str = ".img";
 const QCOW2_SUFFIX: &str = ".qcow2";
-/// Added to the name of an image that is being made.
+/// The suffix of an image that is being made.
 const NEW_SUFFIX: &str = ".sterna-new";
-/// Added to the name of an image that is being deleted.
+/// The suffix of an image that is being deleted.
 const REMOVED_SUFFIX: &str = ".sterna-removed";
 
 /// A folder of images, used by one daemon at a time.
@@ -48,7 +48,6 @@ impl Folder {
         &self.path
     }
 
-    /// Where the image of a volume is.
     pub(crate) fn image_path(&self, volume: &str, format: ImageFormat) -> PathBuf {
         let suffix = match format {
             ImageFormat::Raw => RAW_SUFFIX,
@@ -57,10 +56,10 @@ impl Folder {
         self.path.join(format!("{volume}{suffix}"))
     }
 
-    /// Checks that the folder is there, and that it is used by this daemon alone; may sleep.
+    /// Checks that the folder exists, and that only this daemon uses it. May block.
     pub(super) fn check(&self) -> Result<(), StoreProblem> {
         let mut lock = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another file system may have been mounted over the folder that was locked.
+        // Another file system may have been mounted over the locked folder.
         if lock.as_ref().is_some_and(|lock| lock.is_of(&self.path)) {
             return Ok(());
         }
@@ -73,13 +72,13 @@ impl Folder {
         Ok(())
     }
 
-    /// Space of its file system; may sleep.
+    /// Returns the space of its file system. May block.
     pub(super) fn space(&self) -> Result<Space, StoreProblem> {
         self.check()?;
         space_at(&self.path).map_err(|source| StoreProblem::Unreadable { path: self.path.clone(), source })
     }
 
-    /// Brings the folder in line with the journal, after a daemon that was killed.
+    /// Makes the folder consistent with the journal, after a daemon was killed.
     pub(super) fn settle(&self, store: &str, custody: &Custody, state: &State) -> std::io::Result<()> {
         let images = state.claimed_records().filter_map(|record| record.image.place.file());
         let known: BTreeSet<&Path> = images.map(Path::new).collect();
@@ -109,7 +108,7 @@ impl Folder {
         Ok(())
     }
 
-    /// Names of the images that are of no volume and no migration of `state`; may sleep.
+    /// Returns the names of images that belong to no volume and no migration of `state`. May block.
     pub(super) fn unknown_images(&self, state: &State) -> std::io::Result<Vec<String>> {
         let here = state.claimed_records().map(|record| &record.image);
         let moving = state.unfinished().flat_map(|(_, migration)| &migration.volumes);
@@ -127,37 +126,37 @@ impl Folder {
     }
 }
 
-/// Space of the file system of a path; may sleep.
+/// Returns the space of a path's file system. May block.
 pub(crate) fn space_at(path: &Path) -> std::io::Result<Space> {
     let told = rustix::fs::statvfs(path)?;
     let bytes = |blocks: u64| blocks.saturating_mul(told.f_frsize);
     Ok(Space { total: bytes(told.f_blocks), free: bytes(told.f_bavail) })
 }
 
-/// Reads the name of an image, `web1.img`: its volume and its format.
+/// Parses the name of an image, `web1.img`: its volume and its format.
 pub(crate) fn image_name(name: &str) -> Option<(&str, ImageFormat)> {
     let raw = name.strip_suffix(RAW_SUFFIX).map(|volume| (volume, ImageFormat::Raw));
     let found = raw.or_else(|| Some((name.strip_suffix(QCOW2_SUFFIX)?, ImageFormat::Qcow2)));
     found.filter(|(volume, _)| names::check(volume).is_ok())
 }
 
-/// Tells whether an image whose file has this name is being made or deleted.
+/// Returns whether this is the name of an image that is being made or deleted.
 pub(crate) fn is_unsettled_name(name: &str) -> bool {
     let image = name.strip_suffix(NEW_SUFFIX).or_else(|| name.strip_suffix(REMOVED_SUFFIX));
     image.is_some_and(|image| image_name(image).is_some())
 }
 
-/// Name of an image while it is being made.
+/// Returns the name of an image while it is being made.
 pub(crate) fn new_path(image: &Path) -> PathBuf {
     with_suffix(image, NEW_SUFFIX)
 }
 
-/// Name of an image while it is being deleted.
+/// Returns the name of an image while it is being deleted.
 pub(crate) fn removed_path(image: &Path) -> PathBuf {
     with_suffix(image, REMOVED_SUFFIX)
 }
 
-/// Deletes what was put beside the image of a migration that has ended.
+/// Deletes a token or an answer beside the image of an ended migration.
 fn settle_secret(path: &Path, awaited: &BTreeSet<&Path>) -> std::io::Result<()> {
     let name = path.file_name().and_then(|name| name.to_str());
     let Some(image) = name.and_then(lane::shared_storage::image_of) else { return Ok(()) };
@@ -177,7 +176,7 @@ fn settle_file(custody: &Custody, path: &Path, known: &BTreeSet<&Path>) -> std::
     }
     let image = path.with_file_name(image);
     match (staged, known.contains(image.as_path())) {
-        // The journal knows the volume: it was made, or its removal was not recorded.
+        // The journal has the volume: it was made, or its removal was not recorded.
         (Some(_), true) => {
             tracing::info!(image = %image.display(), "an interrupted change of an image is completed");
             custody.rename(path, &image, &Owner::Housekeeping)?;
@@ -186,7 +185,7 @@ fn settle_file(custody: &Custody, path: &Path, known: &BTreeSet<&Path>) -> std::
             tracing::info!(path = %path.display(), "a left-over of an interrupted change is deleted");
             custody.delete(path, &Owner::Housekeeping)?;
         }
-        // The target of a migration that did not get as far as the journal. It is empty: nothing is lost.
+        // The target of a migration that did not reach the journal. It is empty, so nothing is lost.
         (None, false)
             if std::fs::symlink_metadata(path)?.is_file() && std::fs::metadata(path)?.len() == 0 =>
         {

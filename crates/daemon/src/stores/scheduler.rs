@@ -1,23 +1,23 @@
-//! Disks whose scheduler has guests wait behind a copy. Everything here sleeps.
+//! Disks whose scheduler makes guests wait behind a copy. Everything here blocks.
 //!
-//! `mq-deadline` gives a disk large sequential requests first, until a small one has waited for `read_expire`: whoever copies at
-//! full speed starves whoever else uses the disk (docs/performance.md). It is the kernel's default for disks with one queue.
+//! `mq-deadline` prefers large sequential requests until a small one has waited for `read_expire`: a copy at full speed starves
+//! all other users of the disk (docs/performance.md). It is the kernel's default for disks with one queue.
 
 use std::fmt;
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
-/// Where the kernel describes block devices, by their numbers.
+/// The kernel's descriptions of block devices, by number.
 const DEVICES: &str = "/sys/dev/block";
-/// The scheduler, as the kernel marks it among those that there are.
+/// The scheduler, as the kernel marks it in its list.
 const MARKED: &str = "[mq-deadline]";
-/// For how long it lets a read wait if it does not say, in milliseconds.
+/// The default time in milliseconds for which it lets a read wait.
 const READ_EXPIRE_MS: u32 = 500;
-/// Levels of devices that stand on others (a logical volume, encrypted, on a RAID): no more are looked through.
+/// The deepest stack of devices that is followed (a logical volume, encrypted, on a RAID).
 const LEVELS_MAX: u32 = 8;
 
-/// A disk that is scheduled so.
+/// A disk with this scheduler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LateDisk {
     name: String,
@@ -25,8 +25,8 @@ pub(crate) struct LateDisk {
 }
 
 impl LateDisk {
-    /// The disk below a folder, a file or a device, if it is scheduled so; one of them, if it is several. What is not there yet
-    /// will be on the disk of its folder.
+    /// Returns the disk below a folder, a file or a device, if it has this scheduler; one of them, if there are several. A
+    /// missing file will be on the disk of its folder.
     pub(crate) fn below(path: &Path) -> Option<Self> {
         let found =
             fs::metadata(path).or_else(|error| path.parent().ok_or(error).and_then(fs::metadata)).ok()?;
@@ -35,7 +35,7 @@ impl LateDisk {
         Self::of_device(&Path::new(DEVICES).join(format!("{major}:{minor}")), LEVELS_MAX)
     }
 
-    /// The same of what the kernel describes in `folder`.
+    /// Returns the same for a device that the kernel describes in `folder`.
     fn of_device(folder: &Path, levels: u32) -> Option<Self> {
         let folder = fs::canonicalize(folder).ok()?;
         // A partition is described in the folder of its disk, which has the queue.

@@ -1,4 +1,4 @@
-//! Folders in line with the journal, and stores that are there or not.
+//! Tests of folders that are made consistent with the journal, and of missing stores.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -102,7 +102,7 @@ fn store_without_a_folder_has_a_problem_until_the_folder_is_there() {
     let space = store.space().unwrap().unwrap();
     assert!(space.free > 0 && space.free <= space.total);
     assert!(matches!(store.require_space(u64::MAX), Err(RequestError::NoSpace { .. })));
-    // Another daemon cannot have it at the same time.
+    // Another daemon cannot use it at the same time.
     assert!(matches!(
         Stores::new(&BTreeMap::from([("b".to_owned(), folder_store(&folder))])).get("b").unwrap().require(),
         Err(RequestError::StoreUnusable { .. })

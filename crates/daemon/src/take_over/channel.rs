@@ -1,11 +1,11 @@
-//! How the next daemon asks this one, and gets what it leaves: a unix socket in the data folder, which nobody else may enter.
+//! Hands the restart state to the next daemon: over a unix socket in the data folder, which only this user may enter.
 //!
 //! ```text
 //!   next ── "sterna take-over 1\n" ──────────────────────────► this
-//!        ◄── A, it begins to end ── D, with descriptors, as often as need be ── E, that was all ──
+//!        ◄── A, it begins to end ── D, with descriptors, as often as needed ── E, complete ──
 //!        ◄── R, and why not
 //! ```
-//! The first descriptor is the document. Whoever hears the end of the stream before E has got nothing.
+//! The first descriptor is the document. If the stream ends before E, nothing was handed over.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -27,19 +27,18 @@ use tokio::sync::mpsc;
 use super::document::{DocumentFault, Estate};
 use super::{Refusal, Successor};
 
-/// Name of the socket in the data folder.
 const SOCKET: &str = "take-over.sock";
-/// What whoever asks says; the digit is the version.
+/// The request; its digit is the version.
 const REQUEST: &[u8] = b"sterna take-over 1\n";
-/// How long it may take to say it.
+/// How long the request may take.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(1);
-/// Daemons that ask at a time, one of which is heard.
+/// How many daemons may ask at a time; one of them is accepted.
 const SUCCESSORS_MAX: usize = 4;
-/// Descriptors of one message; the kernel takes 253.
+/// The number of descriptors in one message; the kernel accepts 253.
 const DESCRIPTORS_PER_MESSAGE: usize = 200;
-/// Descriptors that are taken at most: a process can have no more by default.
+/// The largest number of received descriptors: the default limit of a process.
 const DESCRIPTORS_MAX: usize = 1 << 20;
-/// Bytes of a reason.
+/// The longest reason in bytes.
 const REASON_BYTES_MAX: u64 = 1 << 10;
 
 const ACCEPTED: u8 = b'A';
@@ -47,30 +46,30 @@ const DESCRIPTORS: u8 = b'D';
 const END: u8 = b'E';
 const REFUSED: u8 = b'R';
 
-/// Why nothing can be taken over.
+/// Why the running daemon cannot be replaced.
 #[derive(Debug, thiserror::Error)]
 pub enum TakeOverError {
-    /// The daemon before does not let itself be taken over.
+    /// The running daemon refuses to be replaced.
     #[error("{0}")]
     Refused(String),
-    /// Nobody can be asked.
+    /// The running daemon cannot be asked.
     #[error("the daemon cannot be asked at {path}")]
     Io {
-        /// The socket.
+        /// The path of the socket.
         path: PathBuf,
-        /// What the system answered.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
-/// Another daemon asks, or has gone.
+/// An event of the channel: another daemon asks, or has gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asked {
     Asks(Successor),
     Gone(Successor),
 }
 
-/// Other daemons that ask to go on with this one's clients.
+/// Other daemons that ask to adopt this one's clients.
 pub(crate) struct Successors {
     heard: mpsc::Receiver<(Asked, Option<UnixStream>)>,
     waiting: BTreeMap<Successor, UnixStream>,
@@ -79,7 +78,7 @@ pub(crate) struct Successors {
 }
 
 impl Successors {
-    /// Listens in a data folder that is this daemon's. Where that cannot be, nobody asks, and the log says so.
+    /// Listens in this daemon's data folder. If that fails, no daemon can ask, which is logged.
     pub(crate) fn listen(folder: &Path) -> Self {
         let (tell, heard) = mpsc::channel(SUCCESSORS_MAX);
         let listening = match bind(folder) {
@@ -92,7 +91,7 @@ impl Successors {
         Self { heard, waiting: BTreeMap::new(), listening, folder: folder.to_owned() }
     }
 
-    /// The next that happens.
+    /// Returns the next event.
     pub(crate) async fn next(&mut self) -> Asked {
         loop {
             tokio::select! {
@@ -112,25 +111,22 @@ impl Successors {
         }
     }
 
-    /// Tells one that this daemon begins to end.
+    /// Tells a daemon that this one begins to end.
     pub(crate) fn accept(&self, successor: Successor) {
         if let Some(stream) = self.waiting.get(&successor) {
-            // If it has gone, that is heard by itself.
+            // Its disconnection is a separate event.
             let _ = stream.try_write(&[ACCEPTED]);
         }
     }
 
-    /// Tells one that it cannot take over.
+    /// Refuses a daemon.
     pub(crate) fn refuse(&mut self, successor: Successor, reason: Refusal) {
         if let Some(stream) = self.waiting.remove(&successor) {
             let _ = stream.try_write(format!("R{reason}\n").as_bytes());
         }
     }
 
-    /// Delivers what is left; it is not touched here any more if that succeeds.
-    ///
-    /// # Errors
-    /// What the system answers: the other one has gone.
+    /// Delivers the restart state; after success this process does not touch it. Fails if the other daemon has gone.
     pub(crate) async fn deliver(&mut self, successor: Successor, estate: &Estate) -> io::Result<()> {
         let stream = self.waiting.remove(&successor).ok_or(io::ErrorKind::NotConnected)?;
         let document = estate.write()?;
@@ -153,16 +149,13 @@ impl Successors {
 impl Drop for Successors {
     fn drop(&mut self) {
         self.listening.abort();
-        // N.B. while the folder is this daemon's: the next one makes its own.
+        // N.B. while the folder is locked by this daemon: the next one makes its own socket.
         let _ = std::fs::remove_file(self.folder.join(SOCKET));
     }
 }
 
-/// Asks the daemon that has a data folder for what it leaves; `None` if there is no daemon, or it left nothing. Sleeps until
-/// it has ended, or is about to.
-///
-/// # Errors
-/// [`TakeOverError`].
+/// Asks the daemon that has a data folder for its restart state; `None`: there is no daemon, or it left nothing. Blocks until
+/// that daemon has ended, or is about to.
 pub(crate) fn take_over(folder: &Path) -> Result<Option<Estate>, TakeOverError> {
     let failed = |source| TakeOverError::Io { path: folder.join(SOCKET), source };
     let mut stream = match by_short_path(folder, |path| StdStream::connect(path)) {
@@ -196,7 +189,7 @@ enum Fault {
     Io(io::Error),
 }
 
-/// Receives to the end; `None` if it ends too early.
+/// Receives the whole restart state; `None` if the stream ends too early.
 fn receive(stream: &mut StdStream) -> Result<Option<Estate>, Fault> {
     let mut descriptors = Vec::new();
     loop {
@@ -254,7 +247,7 @@ async fn gone(waiting: &BTreeMap<Successor, UnixStream>) -> Successor {
     let looks = waiting.iter().map(|(successor, stream)| {
         Box::pin(async move {
             loop {
-                // What it says after its request is of no interest.
+                // Data after the request is ignored.
                 let is_open = stream.readable().await.is_ok()
                     && match stream.try_read(&mut [0; 64]) {
                         Ok(count) => count > 0,
@@ -297,7 +290,7 @@ fn bind(folder: &Path) -> io::Result<UnixListener> {
     by_short_path(folder, |path| UnixListener::bind(path))
 }
 
-/// Does something with the path of the socket. A data folder's own may be too long for a socket's.
+/// Calls `work` with a short path of the folder, because a data folder's own may be too long for a socket.
 fn by_short_path<T>(folder: &Path, work: impl FnOnce(&Path) -> io::Result<T>) -> io::Result<T> {
     let folder = File::open(folder)?;
     work(&PathBuf::from(format!("/proc/self/fd/{}/{SOCKET}", folder.as_raw_fd())))
@@ -331,7 +324,7 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_asks_gets_everything_in_order() {
-        // A path that no socket could have.
+        // A path that is too long for a socket.
         let folder = tempfile::tempdir().unwrap();
         let folder = folder.path().join("x".repeat(120));
         std::fs::create_dir(&folder).unwrap();

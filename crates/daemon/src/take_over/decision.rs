@@ -1,4 +1,4 @@
-//! What becomes of a daemon's clients when it ends, without I/O: who goes on with them, and from when on that stands.
+//! Decides what happens to a daemon's clients when it ends, without I/O: who adopts them, and when that is final.
 //!
 //! ```text
 //!             Asks ───► End(PassedOn)                          Ended
@@ -7,54 +7,55 @@
 //!                                          └──────────┘                      └   Failed: Close
 //!                                           Gone: no heir; Signal: StopAtOnce
 //! ```
-//! The heir of a daemon that a service manager has started is that, which keeps all for the daemon that it starts next; of any
-//! other it is the daemon that has asked, if one has. Without an heir connections are closed, and clients connect again.
+//! The heir of a daemon that a service manager has started is the service manager, which keeps everything for the daemon that
+//! it starts next. Otherwise it is the daemon that has asked, if there is one. Without an heir connections are closed, and
+//! clients connect again.
 //!
-//! N.B. with `End` there is no way back: requests are not taken on any more, and whoever goes on does so in another process.
-//! Before it a daemon that has asked may go, and nothing has happened. After `Exit` this process touches no connection: it
-//! neither reads nor shuts down what another one has. Until then no other can serve: the lock of the data folder is this one's.
+//! N.B. `End` is final: this process accepts no further requests, and only another process continues. Before it, a daemon that
+//! has asked may go without consequences. After `Exit` this process touches no connection: it neither reads nor shuts down what
+//! another one has. Until then no other daemon can serve, because this one holds the lock of the data folder.
 
 use std::collections::VecDeque;
 
-/// Number of a connection by which another daemon has asked.
+/// The number of a connection by which another daemon has asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Successor(pub(crate) u64);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// Another daemon asks to take over.
+    /// Another daemon asks to replace this one.
     Asks(Successor),
     Gone(Successor),
     Signal,
-    /// Nothing is served any more, and what is left of it can be delivered.
+    /// Nothing is served, and the restart state can be delivered.
     Ended,
-    /// Whoever it was delivered to has all of it.
+    /// The heir has everything.
     Delivered,
-    /// Whoever it was to be delivered to does not have it.
+    /// The heir did not get it.
     Failed,
 }
 
-/// What is to be done.
+/// An action for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Tells another daemon that it cannot take over.
+    /// Refuse another daemon.
     Refuse(Successor, Refusal),
-    /// Stops serving in order.
+    /// Stop serving in order.
     End(Clients),
-    /// Delivers what is left; answered by [`Event::Delivered`] or [`Event::Failed`].
+    /// Deliver the restart state; answered by [`Event::Delivered`] or [`Event::Failed`].
     Deliver(Heir),
-    /// Closes what is left: its clients have to connect again.
+    /// Close the rest: its clients have to connect again.
     Close,
     Exit,
-    /// Ends the process without waiting for anything.
+    /// End the process without waiting for anything.
     StopAtOnce,
 }
 
-/// What becomes of connections when serving ends.
+/// What happens to connections when serving ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clients {
     Closed,
-    /// They are left open where that can be.
+    /// They are left open where possible.
     PassedOn,
 }
 
@@ -62,16 +63,16 @@ pub(crate) enum Clients {
 pub(crate) enum Heir {
     /// A daemon that waits for it.
     Successor(Successor),
-    /// The service manager keeps it for the next daemon.
+    /// The service manager, which keeps it for the next daemon.
     ServiceManager,
 }
 
-/// Why another daemon cannot take over.
+/// Why another daemon is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
     #[error("the daemon is being taken over by another one already")]
     Taken,
-    /// The service manager would take its end for that of the service.
+    /// The service manager would take this daemon's end for that of the service.
     #[error(
         "the daemon was started by a service manager, which keeps its clients over a restart: systemctl restart sterna"
     )]
@@ -109,12 +110,12 @@ impl Departure {
         Self { manager, stage: Stage::Serving, actions: VecDeque::new() }
     }
 
-    /// What is to be done next; to be asked for until there is nothing.
+    /// Returns the next action; call this until there is none.
     pub(crate) fn poll_action(&mut self) -> Option<Action> {
         self.actions.pop_front()
     }
 
-    /// Takes an event into account. One that does not fit the stage changes nothing.
+    /// Handles an event. An event that does not fit the stage changes nothing.
     pub(crate) fn handle(&mut self, event: Event) {
         match (self.stage, event) {
             (Stage::Serving, Event::Asks(successor)) => match self.manager {
@@ -139,7 +140,7 @@ impl Departure {
             (Stage::Ending { heir }, Event::Ended) => self.deliver(heir),
             (Stage::Delivering { .. }, Event::Delivered) => self.exit(),
             (Stage::Delivering { .. }, Event::Failed) => self.deliver(None),
-            // Nobody but the heir matters, and before the end has begun not even that.
+            // Only the heir matters, and only after the end has begun.
             (_, Event::Gone(_))
             | (Stage::Over, _)
             | (Stage::Serving, Event::Ended | Event::Delivered | Event::Failed)
@@ -238,7 +239,7 @@ mod tests {
         let gone = |event| after(ServiceManager::Absent, &[Asks(FIRST), event, Ended])[1];
         assert_eq!(gone(Gone(FIRST)), Action::Close);
         assert_eq!(gone(Gone(SECOND)), Action::Deliver(Heir::Successor(FIRST)));
-        // It goes in the very moment.
+        // It disconnects at this very moment.
         let late = after(ServiceManager::Absent, &[Asks(FIRST), Ended, Failed]);
         assert_eq!(late[2..], [Action::Close, Action::Exit]);
         let full = after(ServiceManager::Present, &[Event::Signal, Ended, Failed]);
@@ -260,15 +261,15 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens in whatever order: it ends once, delivers after that, exits once and then does nothing, and
-        /// never closes what somebody has.
+        /// For any events in any order: it ends once, delivers after that, exits once and then does nothing, and never closes
+        /// what an heir has.
         #[test]
         fn an_end_is_one_end(events in events(), managed in any::<bool>()) {
             let manager = if managed { ServiceManager::Present } else { ServiceManager::Absent };
             let mut departure = Departure::new(manager);
             let (mut ends, mut exits, mut delivering, mut has_ended) = (0, 0, None, false);
             for event in events {
-                // What the world says only when it was asked.
+                // Events that can only follow an action.
                 let is_possible = match event {
                     Event::Ended => ends == 1 && !std::mem::replace(&mut has_ended, true),
                     Event::Delivered | Event::Failed => delivering.is_some(),

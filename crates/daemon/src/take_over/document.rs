@@ -1,10 +1,10 @@
-//! What one daemon leaves to the next, as bytes and a list of descriptors.
+//! The restart state of a daemon as bytes and a list of descriptors.
 //!
 //! ```text
-//!   mark, 8 bytes ─ length of the list, 8 bytes ─ list, JSON ─ what clients had sent, one after the other
+//!   mark, 8 bytes ─ length of the list, 8 bytes ─ list, JSON ─ unread data of clients, one after the other
 //!   descriptors:    listeners ─ connections, in the order of the list
 //! ```
-//! The mark is taken away before anything is served: what bears another one has been used, and its connections with it.
+//! The mark is removed before anything is served: a document with another mark has been used, and so have its connections.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -16,42 +16,41 @@ use migration::VolumeId;
 use rustix::fs::{MemfdFlags, memfd_create};
 use serde::{Deserialize, Serialize};
 
-/// What a document begins with; the digit is its version.
+/// The first bytes of a document; the digit is its version.
 const MARK: &[u8; 8] = b"STERNAT1";
-/// And what one that has been used begins with.
+/// The first bytes of a used document.
 const USED: &[u8; 8] = b"STERNAT0";
-/// Longest list, in bytes: some 300,000 connections.
+/// The longest list, in bytes: some 300,000 connections.
 const LIST_BYTES_MAX: u64 = 64 << 20;
-/// Most that a connection's client may have sent, in bytes: the largest request, and what is read ahead.
+/// The largest unread data of a connection, in bytes: the largest request, and what is read ahead.
 const UNREAD_BYTES_MAX: u64 = 64 << 20;
 
-/// What one daemon leaves to the next.
+/// The restart state: what one daemon leaves to the next.
 #[derive(Default)]
 pub(crate) struct Estate {
-    /// When its clients began to wait, in milliseconds since 1970; 0 if that is not known.
+    /// When its clients began to wait, in milliseconds since 1970; 0 if unknown.
     pub(crate) since_unix_ms: u64,
     pub(crate) listeners: Vec<PassedListener>,
     pub(crate) clients: Vec<PassedClient>,
 }
 
-/// A socket that is listened on.
+/// A listening socket.
 pub(crate) struct PassedListener {
-    /// Name of the volume.
     pub(crate) volume: String,
     pub(crate) place: ListenerPlace,
     pub(crate) socket: OwnedFd,
 }
 
-/// Where it is listened.
+/// The place of a listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ListenerPlace {
-    /// At the volume's path, which is this file.
+    /// The volume's path, with this file.
     Path {
-        /// Number of its file system's device.
+        /// The device number of its file system.
         device: u64,
         inode: u64,
     },
-    /// At the volume's port.
+    /// The volume's port.
     Port,
 }
 
@@ -60,7 +59,7 @@ pub(crate) struct PassedClient {
     pub(crate) connection: PassedConnection,
 }
 
-/// Why nothing is found in a document.
+/// Why a document cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DocumentFault {
     #[error("it has been used before")]
@@ -118,24 +117,18 @@ enum ListedReplies {
 }
 
 impl Estate {
-    /// The descriptors, in the order of the list.
+    /// Returns the descriptors, in the order of the list.
     pub(crate) fn descriptors(&self) -> Vec<BorrowedFd<'_>> {
         let listeners = self.listeners.iter().map(|listener| listener.socket.as_fd());
         listeners.chain(self.clients.iter().map(|client| client.connection.socket.as_fd())).collect()
     }
 
-    /// Writes all but the descriptors to a file in memory.
-    ///
-    /// # Errors
-    /// What the system answers.
+    /// Writes everything except the descriptors to a file in memory.
     pub(crate) fn write(&self) -> io::Result<OwnedFd> {
         self.write_with(&self.listeners)
     }
 
-    /// The same as if there were no listeners.
-    ///
-    /// # Errors
-    /// What the system answers.
+    /// Does the same without the listeners.
     pub(crate) fn write_clients(&self) -> io::Result<OwnedFd> {
         self.write_with(&[])
     }
@@ -161,11 +154,8 @@ impl Estate {
         Ok(file.into())
     }
 
-    /// Reads what [`Self::write`] wrote, and marks it as used: nobody reads it once more. `descriptors` are those of
-    /// [`Self::descriptors`], in the same order.
-    ///
-    /// # Errors
-    /// [`DocumentFault`]; the descriptors are closed.
+    /// Reads the document of [`Self::write`], and marks it as used, so that it is not read again. `descriptors` are those of
+    /// [`Self::descriptors`], in the same order. After a [`DocumentFault`] the descriptors are closed.
     pub(crate) fn read(document: OwnedFd, descriptors: Vec<OwnedFd>) -> Result<Self, DocumentFault> {
         let file = File::from(document);
         let mut mark = [0; MARK.len()];
@@ -173,7 +163,7 @@ impl Estate {
         if &mark != MARK {
             return Err(if &mark == USED { DocumentFault::Used } else { DocumentFault::Version });
         }
-        // N.B. whoever has the descriptors may use the connections from here on, and only once.
+        // N.B. from here on the holder of the descriptors may use the connections, and only once.
         file.write_all_at(USED, 0)?;
         let mut length = [0; 8];
         read_exactly_at(&file, &mut length, MARK.len() as u64)?;
@@ -349,7 +339,7 @@ mod tests {
         let mut other = whole.clone();
         other[7] = b'9';
         assert!(matches!(read(&other, clones(&left)), Err(DocumentFault::Version)));
-        // A length that promises what is not there takes no memory.
+        // A length beyond the file's end allocates no memory.
         let mut long = whole.clone();
         long[8..16].copy_from_slice(&u64::MAX.to_le_bytes());
         assert!(matches!(read(&long, clones(&left)), Err(DocumentFault::Truncated)));

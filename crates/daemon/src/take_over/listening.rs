@@ -1,10 +1,10 @@
-//! The sockets that volumes are listened for on, and the clients that wait for volumes: what outlives a daemon.
+//! The listening sockets of volumes, and the clients that wait for volumes: they outlive a daemon.
 //!
 //! ```text
-//!   a daemon before ── left ──► waits here, by volume ──► claimed by the volume's lane ── made anew, or kept ──► left again
+//!   an earlier daemon ── left ──► waits here, by volume ──► claimed by the volume's lane ── made anew, or kept ──► left again
 //! ```
-//! A socket that is listened on here is a clone of the lane's: it stays open when the lane ends, and is given to whoever goes
-//! on. The service manager has one, too, under a name that says all that is to be known after a crash.
+//! A listening socket here is a clone of the lane's: it stays open when the lane ends, and is handed to the next daemon. The
+//! service manager has a clone too, under a name with everything that is needed after a crash.
 
 use std::collections::BTreeMap;
 use std::fs::Metadata;
@@ -21,7 +21,7 @@ use migration::VolumeId;
 use super::{Estate, ListenerPlace, PassedClient, PassedListener, ServiceManager};
 use crate::service_manager;
 
-/// What is listened on, and who waits.
+/// The listening sockets, and the clients that wait.
 pub(crate) struct Listening {
     manager: ServiceManager,
     state: Mutex<State>,
@@ -31,7 +31,7 @@ pub(crate) struct Listening {
 struct State {
     paths: BTreeMap<String, Socket>,
     ports: BTreeMap<String, Socket>,
-    /// Clients of a daemon before whose volumes have no lane.
+    /// Clients of an earlier daemon whose volumes have no lane.
     clients: BTreeMap<VolumeId, Vec<PassedConnection>>,
 }
 
@@ -41,17 +41,17 @@ struct Socket {
     origin: Origin,
 }
 
-/// Who has made a socket.
+/// The origin of a socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
-    /// A daemon before, and no lane of this one has it.
+    /// An earlier daemon has made it, and no lane of this one has it.
     Left,
-    /// This one, or one of its lanes has it.
+    /// This daemon has made it, or one of its lanes has it.
     Ours,
 }
 
 impl Listening {
-    /// Begins with what a daemon before has left.
+    /// Begins with the restart state of an earlier daemon.
     pub(crate) fn new(manager: ServiceManager, left: Estate) -> Self {
         let mut state = State::default();
         for PassedListener { volume, place, socket } in left.listeners {
@@ -64,7 +64,7 @@ impl Listening {
         Self { manager, state: Mutex::new(state) }
     }
 
-    /// The socket at a volume's path that a daemon before has left, if it is what is there.
+    /// Returns an earlier daemon's socket at a volume's path, if it is the one that exists there.
     pub(crate) fn claim_path(&self, volume: &str, path: &Path) -> Option<OwnedFd> {
         let found = std::fs::symlink_metadata(path).ok()?;
         let mut state = self.lock();
@@ -75,7 +75,7 @@ impl Listening {
         left.claim()
     }
 
-    /// The socket at a volume's port that a daemon before has left, if it is at this address.
+    /// Returns an earlier daemon's socket at a volume's port, if it has this address.
     pub(crate) fn claim_port(&self, volume: &str, address: &str) -> Option<OwnedFd> {
         let mut state = self.lock();
         let left = state.ports.get_mut(volume)?;
@@ -86,14 +86,14 @@ impl Listening {
         left.claim()
     }
 
-    /// Says that a volume is listened for at its path.
+    /// Adds the listening socket at a volume's path.
     pub(crate) fn made_path(&self, volume: &str, socket: &OwnedFd, path: &Path) {
         let kept =
             std::fs::symlink_metadata(path).and_then(|found| Ok((socket.try_clone()?, place_of(&found))));
         self.made(volume, kept);
     }
 
-    /// Says that a volume is listened for at its port.
+    /// Adds the listening socket at a volume's port.
     pub(crate) fn made_port(&self, volume: &str, socket: BorrowedFd<'_>) {
         self.made(volume, socket.try_clone_to_owned().map(|socket| (socket, ListenerPlace::Port)));
     }
@@ -113,12 +113,12 @@ impl Listening {
         state.kind(place).insert(volume.to_owned(), Socket { socket, place, origin: Origin::Ours });
     }
 
-    /// The clients of a volume that a daemon before has left, for its lane.
+    /// Returns an earlier daemon's clients of a volume, for its lane.
     pub(crate) fn claim_clients(&self, volume: VolumeId) -> Vec<PassedConnection> {
         self.lock().clients.remove(&volume).unwrap_or_default()
     }
 
-    /// Says that nobody listens for a volume any more.
+    /// Removes the listening sockets of a volume.
     pub(crate) fn forget(&self, volume: &str) {
         let mut state = self.lock();
         let former = [state.paths.remove(volume), state.ports.remove(volume)];
@@ -128,12 +128,12 @@ impl Listening {
         }
     }
 
-    /// Tells whether clients of a volume wait that a daemon before has left.
+    /// Returns whether an earlier daemon's clients of a volume wait.
     pub(crate) fn has_clients_of(&self, volume: VolumeId) -> bool {
         self.lock().clients.contains_key(&volume)
     }
 
-    /// Closes the connections of clients that were left for volumes which are not here; returns how many.
+    /// Closes an earlier daemon's connections to unknown volumes; returns their number.
     pub(crate) fn close_clients(&self, is_known: impl Fn(VolumeId) -> bool) -> usize {
         let mut state = self.lock();
         let unknown: Vec<VolumeId> =
@@ -141,7 +141,7 @@ impl Listening {
         unknown.iter().filter_map(|volume| state.clients.remove(volume)).map(|clients| clients.len()).sum()
     }
 
-    /// The volumes for which sockets were left that no lane has.
+    /// Returns the volumes with an earlier daemon's sockets that no lane has.
     pub(crate) fn unclaimed(&self) -> Vec<String> {
         let state = self.lock();
         let sockets = state.paths.iter().chain(&state.ports);
@@ -149,12 +149,12 @@ impl Listening {
         left.map(|(volume, _)| volume.clone()).collect()
     }
 
-    /// How many clients wait for the lane of their volume.
+    /// Returns how many clients wait for the lane of their volume.
     pub(crate) fn waiting(&self) -> usize {
         self.lock().clients.values().map(Vec::len).sum()
     }
 
-    /// What is left to the next daemon, besides the clients that lanes have passed on.
+    /// Returns the restart state, without the clients that lanes have passed on.
     pub(crate) fn leave(&self) -> Estate {
         let state = std::mem::take(&mut *self.lock());
         let listeners = state.paths.into_iter().chain(state.ports);
@@ -206,7 +206,7 @@ fn place_of(found: &Metadata) -> ListenerPlace {
     ListenerPlace::Path { device: found.dev(), inode: found.ino() }
 }
 
-/// What the service manager calls a socket: neither part has a colon, which it does not take.
+/// Returns the service manager's name of a socket. Neither part has a colon, which it does not accept.
 pub(super) fn name_of(volume: &str, place: ListenerPlace) -> String {
     match place {
         ListenerPlace::Path { device, inode } => format!("path.{device}.{inode}.{volume}"),
@@ -214,7 +214,7 @@ pub(super) fn name_of(volume: &str, place: ListenerPlace) -> String {
     }
 }
 
-/// Which socket the service manager calls so.
+/// Returns which socket has this name.
 pub(super) fn named(name: &str) -> Option<(String, ListenerPlace)> {
     if let Some(volume) = name.strip_prefix("port.") {
         return Some((volume.to_owned(), ListenerPlace::Port));

@@ -1,4 +1,4 @@
-//! What files in a store are taken for, whatever lies there.
+//! Tests of the roles of files in a store.
 
 use std::os::unix::ffi::OsStrExt as _;
 
@@ -9,7 +9,7 @@ use migration::{MigrationId, VolumeId};
 
 use super::*;
 
-/// A folder, and a journal that knows `v.img`, and that migration 7 moves it to `w.img`.
+/// Makes a folder, and a journal that has `v.img`, which migration 7 moves to `w.img`.
 fn scene() -> (tempfile::TempDir, State) {
     let folder = tempfile::tempdir().unwrap();
     let image = |name: &str| ImageLocation::raw_file("a", folder.path().join(name).display().to_string());
@@ -44,7 +44,7 @@ fn found(folder: &Path, state: &State) -> Vec<StoreFile> {
 fn role(folder: &Path, state: &State, name: &str) -> FileRole {
     let files = found(folder, state);
     let file = files.iter().find(|file| file.name == name).unwrap_or_else(|| panic!("{name}: {files:?}"));
-    // Asked for by itself it is the same.
+    // Asking for the single file gives the same.
     assert_eq!(of_file(&folder.join(name), folder, state).unwrap().as_ref(), Some(file));
     file.role
 }
@@ -58,7 +58,7 @@ fn a_file_is_what_the_journal_its_mark_and_its_name_say() {
     {
         std::fs::write(folder.join(name), [7; 4096]).unwrap();
     }
-    // The journal knows better than a mark that is late.
+    // The journal overrides a mark that was left over.
     for name in ["v.img", "half.img"] {
         half_made::mark(&folder.join(name)).unwrap();
     }
@@ -78,7 +78,7 @@ fn a_file_is_what_the_journal_its_mark_and_its_name_say() {
     let volume = files.iter().find(|file| file.name == "v.img").unwrap();
     assert_eq!((volume.volume.as_deref(), volume.migration.as_deref()), (Some("v"), Some("m7")));
     assert_eq!((volume.size_bytes, volume.format), (Some(4096), Some(api::ImageFormat::Raw)));
-    // Marks, and the lock, are no files of their own.
+    // Marks, and the lock, are not listed as files.
     assert_eq!(files.len(), 8, "{files:?}");
 }
 

@@ -1,4 +1,4 @@
-//! Journals that are torn, flipped and made up are told as they are, and never believed more than a daemon would.
+//! Tests that torn, corrupted and forged journals are described correctly, and never trusted more than by a daemon.
 
 use chronicle::{BranchId, Generation, StayId};
 use migration::filling::Manifest;
@@ -52,7 +52,7 @@ fn incoming() -> Side {
     Side::Incoming { peer: PEER, peer_name, remote, volumes: vec![volume()] }
 }
 
-/// A journal of these commits, behind an empty snapshot, and where each entry ends.
+/// Returns a journal of these commits behind an empty snapshot, and the end of each entry.
 fn journal(commits: &[Vec<Record>]) -> (Vec<u8>, Vec<usize>) {
     let (mut bytes, mut ends) = (HEADER.to_vec(), Vec::new());
     let snapshot = vec![Record::Snapshot(Box::default())];
@@ -76,14 +76,14 @@ fn a_move() -> Vec<Vec<Record>> {
 fn examine(bytes: &[u8]) -> JournalExamination {
     let path = Path::new("journal");
     let (found, fault) = JournalExamination::of_bytes(path, bytes);
-    // It is what a daemon would say.
+    // A daemon decides the same.
     let read = read_journal(path, bytes);
     assert_eq!((found.intact, fault.is_none()), (read.is_ok(), read.is_ok()));
     assert_eq!(found.problem.is_some(), read.is_err());
     if let Ok(state) = read {
         assert_eq!(state, found.state);
     }
-    // And it can be printed, whatever it is.
+    // It can be printed in any case.
     let exported = found.export();
     assert_eq!(exported["entries"].as_array().unwrap().len() as u64, found.entries);
     serde_json::to_string(&exported).unwrap();
@@ -121,14 +121,14 @@ fn a_journal_that_ends_anywhere_is_told_up_to_there() {
         for room in [0, 100] {
             let bytes = [&whole[..length], &vec![0; room][..]].concat();
             let found = examine(&bytes);
-            // Where only zeroes are missing, the room has them.
+            // If only zeroes are missing, the reserved space has them.
             let is_whole =
                 |end: usize| end <= length || room > 0 && whole[length..end].iter().all(|byte| *byte == 0);
             let entries = ends.iter().filter(|end| is_whole(**end)).count();
             assert_eq!(found.entries, entries as u64, "{length}");
             assert_eq!(found.intact, entries > 0, "{length}: {found:?}");
             if found.intact {
-                // Zeroes at the end of what is torn cannot be told from room.
+                // Zeroes at the end of a torn commit look like reserved space.
                 let torn = bytes.get(ends[entries - 1]..).unwrap_or_default();
                 let last = torn.iter().rposition(|byte| *byte != 0);
                 assert_eq!(found.torn_bytes, last.map_or(0, |last| last as u64 + 1), "{length}");
@@ -150,7 +150,7 @@ fn no_flipped_bit_is_believed() {
             if at >= HEADER_BYTES {
                 assert_eq!(found.entries, before as u64, "byte {at}, bit {bit}");
                 assert_ne!(found.state, sound, "byte {at}, bit {bit}");
-                // Only what nobody was told of may be missing: the last entry.
+                // Only the last entry, which may not have been acknowledged, may be missing.
                 assert_eq!(found.intact, before + 1 == ends.len(), "byte {at}, bit {bit}: {found:?}");
             }
         }
