@@ -64,8 +64,7 @@ impl Chronicle {
         Self { known_after: open, ..Self::new(block_size, size_bytes, open) }
     }
 
-    /// Restores a kept history. It is exact after a clean stop, and as coarse as the marks of [`MarkPolicy::Regions`]
-    /// after a crash.
+    /// Restores a kept history, exactly after a clean stop, otherwise as coarse as the marks of [`MarkPolicy::Regions`].
     ///
     /// `kept` lists the blocks that may have been written in each epoch later than `known_after`. An epoch that is absent counts
     /// as an epoch without writes; entries of older epochs are ignored. The open epoch follows `through` and every number in
@@ -106,8 +105,7 @@ impl Chronicle {
         self.mark_policy
     }
 
-    /// Returns the regions written in the open epoch; these are likely to be written in the next one, too. Empty while
-    /// marks are volatile.
+    /// Returns the regions written in the open epoch, likely to be written in the next, too. Empty while marks are volatile.
     pub fn regions_written(&self) -> Vec<BlockRange> {
         let mut regions: Vec<BlockRange> = Vec::new();
         let mut from = BlockIndex(0);
@@ -181,8 +179,7 @@ impl Chronicle {
     /// completes, with success or error, and [`Chronicle::open_epoch`] has changed, the caller records the range once
     /// more: a copy of the earlier epoch may have read the block during the write (design §5.1).
     ///
-    /// On [`Recorded::WaitForMark`] nothing has been recorded, and the write must not be submitted. A write of no bytes
-    /// records nothing.
+    /// On [`Recorded::WaitForMark`] nothing was recorded, and the write must not be submitted. Empty writes record nothing.
     ///
     /// # Errors
     /// [`BeyondTheEnd`]: nothing was recorded, and the write must not be submitted. The volume has grown without a call

@@ -29,6 +29,7 @@ impl BlockSize {
     pub const DEFAULT: Self = Self { shift: 12 };
 
     /// Returns the block size of `bytes` bytes.
+    ///
     /// # Errors
     /// [`InvalidBlockSize`] if `bytes` is not a power of two or out of bounds.
     pub const fn new(bytes: u32) -> Result<Self, InvalidBlockSize> {
@@ -147,8 +148,7 @@ number! {
 }
 
 number! {
-    /// The number of times that a volume has changed hands. If two hosts both claim a volume, the one with the lower
-    /// generation is wrong.
+    /// The number of handovers of a volume. If two hosts both claim a volume, the one with the lower generation is wrong.
     Generation
 }
 

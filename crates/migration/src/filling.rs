@@ -386,9 +386,8 @@ impl Filling {
         runs.into_iter().for_each(|run| self.refuse_readers(run));
     }
 
-    /// Returns the blocks that the reservoir lacks. `written` holds the blocks written by guests since the handover; `None` if
-    /// they are not known. The reservoir has every block that is missing here. A block of which only a part is missing counts
-    /// as lacking there.
+    /// Returns the blocks that the reservoir lacks. The reservoir has every block that is wholly missing here. `written` holds
+    /// the blocks written by guests since the handover; `None` if they are not known.
     pub fn lacking_there(&self, written: Option<LayeredBitmap>, block_size: BlockSize) -> LayeredBitmap {
         let blocks = block_size.blocks_of(self.settings.size_bytes);
         let mut lacking = written.unwrap_or_else(|| {
@@ -447,8 +446,8 @@ impl Filling {
         within(&self.missing, covering(range)).into_iter().map(|run| self.bytes(run)).collect()
     }
 
-    /// Returns whether a restart would forget the presence of some unit in the range. A durable change is answered only after
-    /// that is recorded.
+    /// Returns whether a restart would forget that some unit in the range is present. Durable changes wait until that is
+    /// recorded.
     pub fn is_unrecorded(&self, range: ByteRange) -> bool {
         self.recording.touches(covering(range))
     }

@@ -17,8 +17,7 @@ pub struct PacingSettings {
 }
 
 impl Default for PacingSettings {
-    /// Eight chunks of 512 KiB: enough to keep a local disk busy, while a second pass over a chunk holds a write for only a few
-    /// milliseconds.
+    /// Eight chunks of 512 KiB keep a local disk busy, and a second pass over a chunk holds a write for only a few milliseconds.
     fn default() -> Self {
         Self { depth: 8, chunk_bytes: 512 << 10, bytes_per_second: None }
     }

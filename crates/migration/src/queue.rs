@@ -93,7 +93,7 @@ pub enum UnderWay {
     Migration {
         /// The party that ordered it.
         of: Party,
-        /// Its volumes.
+        /// The volumes that it moves.
         volumes: Vec<VolumeId>,
         /// The stores that it uses.
         need: Need,

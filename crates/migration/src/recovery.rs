@@ -40,8 +40,7 @@ pub enum Step {
     Discard(ImageLocation),
     /// Delete or keep a source image that its volume has left.
     Retire(ImageLocation, Retirement),
-    /// Resume the migration: make its machine by [`crate::Source::resume`] or [`crate::Target::resume`] from the journal's
-    /// current state.
+    /// Resume the migration: make its machine by [`crate::Source::resume`] or [`crate::Target::resume`] from the current journal.
     Resume(MigrationId),
 }
 
@@ -173,8 +172,7 @@ fn has_come(state: &State, (volume, generation): &(VolumeId, Generation)) -> boo
     here.or(gone).is_some_and(|known| known >= *generation)
 }
 
-/// Returns all answers to `message`, in order: [`answer_as_target`], preceded by the reason of an end that the source does not
-/// know yet.
+/// Returns all answers to `message` in order: the reason of an end that the source does not know, then [`answer_as_target`].
 pub fn answers_as_target(
     state: &State,
     peer: HostId,

@@ -117,8 +117,7 @@ fn settled(mut known: VolumeState) -> VolumeState {
     known
 }
 
-/// Returns the complete copies that waited for their source. The release may have come since, so they do not continue by
-/// themselves.
+/// Returns the complete copies that waited for their source. They do not continue by themselves: the release may have come since.
 fn waiting_copies(migration: &MigrationState) -> Vec<RestoredVolume> {
     let (Side::Incoming { peer, peer_name, volumes, .. }, Stage::Prepared(_)) =
         (&migration.side, &migration.stage)

@@ -45,11 +45,11 @@ pub struct Amount {
 /// The limit that is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsedUp {
-    /// The limit of migrations.
+    /// The limit of arriving migrations.
     Migrations(u32),
-    /// The limit of volumes.
+    /// The limit of the host's volumes.
     Volumes(u32),
-    /// The limit of bytes.
+    /// The limit of arriving bytes.
     Bytes(u64),
     /// The limit of offers; another one is permitted after this time.
     Offers(Duration),

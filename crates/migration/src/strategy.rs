@@ -123,8 +123,7 @@ pub enum VolumeEvent {
     /// This range of the source is, or may be, allocated. Reported only before [`VolumeEvent::AllocationKnown`], or for a part
     /// by which the volume has just grown.
     Allocated(ByteRange),
-    /// All allocated ranges have been reported. Every guest write now passes through the strategy, and earlier ones have
-    /// completed.
+    /// All allocated ranges are reported. Every guest write now passes through the strategy, and earlier ones have completed.
     AllocationKnown,
     /// A guest's write has arrived. It waits for [`VolumeAction::Admit`].
     WriteArrived {
@@ -161,8 +160,7 @@ pub enum VolumeEvent {
         /// Whether everything applied before the request is durable.
         result: Result<(), TargetFault>,
     },
-    /// The target has restarted and lost everything that was not durable. Answers to earlier requests may still arrive, and
-    /// count as failures.
+    /// The target has restarted and lost everything not durable. Later answers to earlier requests count as failures.
     TargetRestarted,
     /// The target has recorded a missing-set update durably, or has failed to.
     MissingTold {
@@ -192,8 +190,8 @@ pub enum VolumeEvent {
     Resume,
     /// The volume is about to grow; there is no handover until the growth has ended.
     GrowthBegins,
-    /// The volume has this size, unchanged if the growth failed. The new part reads as zeroes at both ends, and no write has
-    /// reached it yet.
+    /// The volume has this size, unchanged if the growth failed. The new part reads as zeroes at both ends, and is not written
+    /// yet.
     GrowthEnds {
         /// The size in bytes.
         size_bytes: u64,
@@ -240,9 +238,8 @@ pub enum VolumeAction {
         /// The manifest of the missing set.
         manifest: Manifest,
     },
-    /// The replica equals the volume, or the target knows its missing set and may lack it: the handover may begin. If both
-    /// stores acknowledge writes, everything copied in bulk is durable, too. Otherwise this is reported only while the gate is
-    /// closing or closed.
+    /// The handover may begin: the replica equals the volume, or the target knows its missing set and may lack it. If both stores
+    /// acknowledge writes, all copied data is durable. Otherwise this is reported only while the gate is closing or closed.
     Synchronised,
     /// The rest of the replica will arrive soon enough for the gate to be closed. Only if the source alone acknowledges writes.
     Converged,

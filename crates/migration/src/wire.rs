@@ -170,7 +170,7 @@ pub enum WireError {
     Malformed,
 }
 
-/// Encodes a message.
+/// Encodes a message with its version.
 ///
 /// # Errors
 /// [`WireError::TooLong`], [`WireError::TooMany`]: the message exceeds the limits of this module.

@@ -31,15 +31,13 @@ struct Seen {
     /// The blocks of the round that is copied while the guest is held.
     last: u64,
     blocks: u64,
-    /// Blocks that guests wrote for the first time after their copy. A strategy that learns only from writes must copy them
-    /// twice.
+    /// Blocks that guests first wrote after their copy: a strategy that learns only from writes must copy them twice.
     unforeseen: u64,
     /// Whether it ended with a handover, not by giving up.
     converged: bool,
 }
 
-/// Copies a volume to its end, block by block, with `per_hundred` writes for each hundred blocks. At most `within` blocks may
-/// be left.
+/// Copies a volume block by block, with `per_hundred` writes for each hundred blocks. At most `within` blocks may be left.
 fn migrate(load: Load, per_hundred: u64, within: u64, hot: HotBlocks) -> Seen {
     let settings = CopyingSettings {
         block_size: BlockSize::DEFAULT,

@@ -70,8 +70,7 @@ impl Leaving {
         std::iter::from_fn(|| self.source.poll_action()).collect()
     }
 
-    /// The replica is near enough, and the source's store is flushed while the guest works. `meanwhile` happens before the
-    /// flush has ended.
+    /// The replica is near enough, and the source's store is flushed while the guest works; `meanwhile` happens during the flush.
     fn settle(&mut self, meanwhile: Option<SourceEvent>) {
         self.now += Duration::from_secs(2);
         self.tell(SourceEvent::Converged(DISK));

@@ -73,8 +73,7 @@ impl Leaf {
         Some(index * 64 + lowest(!self.word(index)))
     }
 
-    /// Returns the first run at or after `from` if it ends in this leaf. A run that reaches the leaf's end may continue
-    /// in the next.
+    /// Returns the first run at or after `from` if it ends in this leaf. A longer one may continue in the next leaf.
     pub(super) fn next_run_inside(&self, from: u64) -> Option<(u64, u64)> {
         let start = self.next_set(from)?;
         Some((start, self.next_clear(start)?))

@@ -43,8 +43,7 @@ fn against_strangers(step: Step, owner: &Owner) -> bool {
     }
 }
 
-/// Returns the steps that a volume may take on its own image while it is served. To delete the image, the volume is
-/// removed first.
+/// Returns whether a volume may take this step on its own image while served. To delete the image, the volume is removed first.
 fn may_own_volume(step: Step) -> bool {
     matches!(
         step,

@@ -2,7 +2,6 @@
 //!
 //! The source sends two missing-set updates: a complete set while the guests work, and later changes behind the closed gate. An
 //! update is sent in pieces. Once the target has answered the last piece, the update is durable there.
-//! gate. A telling is cut into pieces; the target has made it durable when it has answered the last of them.
 
 use chronicle::{BlockRange, ByteRange, LayeredBitmap};
 

@@ -241,8 +241,7 @@ impl Handover {
         }
     }
 
-    /// Returns the missing units that the target reported; the inner `None` if they are not known. `None` if the target lacks
-    /// nothing.
+    /// Returns the missing units as the target reported them; the inner `None` before a report. `None` if the target is complete.
     pub(crate) fn units_missing(&self) -> Option<Option<u64>> {
         match (&self.state, self.left) {
             (State::Committing { .. }, Completeness::Hollow) => Some(None),

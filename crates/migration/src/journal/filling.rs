@@ -162,9 +162,8 @@ impl State {
         left.find(|(_, left)| left.is_brought_back_by(brings)).map(|(id, _)| id)
     }
 
-    /// Returns whether volumes of these names are moving in this direction, so that their migration handles a VM recorded as
-    /// moving with them. Volumes that have left may be returning: that is another migration, which belongs to a VM recorded as
-    /// coming.
+    /// Returns whether volumes of these names are moving in this direction. Their migration then handles a VM recorded as moving
+    /// with them. A return is another migration, which belongs to a VM recorded as coming.
     pub fn is_under_way(&self, names: &[String], way: Way) -> bool {
         let is_it = |known: &MigrationState| match &known.side {
             Side::Incoming { .. } => way == Way::Here,

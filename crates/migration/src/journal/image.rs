@@ -67,8 +67,7 @@ impl Place {
         }
     }
 
-    /// Returns whether the content stays in place after its volume: a device or an export cannot be deleted, and keeps its last
-    /// content.
+    /// Returns whether the content outlasts its volume: a device or an export cannot be deleted, and keeps its last content.
     pub fn outlasts_its_volume(&self) -> bool {
         match self {
             Self::File(_) => false,

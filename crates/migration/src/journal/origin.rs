@@ -49,8 +49,7 @@ pub enum ImageFate {
 }
 
 impl ImageFate {
-    /// Decides what happens to `image`, whose volume has this origin. A device, an export or a file served in place stays in
-    /// any case.
+    /// Decides what happens to `image`, whose volume has this origin. Devices, exports and files served in place always stay.
     pub fn of(image: &ImageLocation, origin: Origin, wish: ImageWish) -> Self {
         if image.place.outlasts_its_volume() {
             return Self::Keep;

@@ -30,8 +30,7 @@ pub struct Restored {
     pub numbers_from: u64,
     /// The volumes whose owner is not settled.
     pub volumes: Vec<RestoredVolume>,
-    /// Further facts, in a record of their own. A journal restored by an earlier version has none, so its list of hosts is
-    /// unknown.
+    /// Further facts, in a record of their own. An earlier version wrote none, so the list of hosts is then unknown.
     #[serde(skip)]
     pub more: RestoredMore,
 }

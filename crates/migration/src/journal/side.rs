@@ -78,8 +78,7 @@ pub struct Moved {
 pub enum Promotion {
     /// The administrator used the ticket that the source printed after *released*: no other host owns the volumes.
     Ticket,
-    /// The administrator forced it. **N.B.** The source may own the volumes as well, so each volume begins a branch of its
-    /// history.
+    /// The administrator forced it. **N.B.** The source may own the volumes as well, so each begins a branch of its history.
     Force {
         /// The identities of the new branches.
         branches: Vec<(VolumeId, BranchId)>,

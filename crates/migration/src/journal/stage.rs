@@ -39,8 +39,8 @@ pub enum Stage {
     HandedBack,
     /// Nothing is left to do.
     Ended(Outcome),
-    /// The source owns the volumes, and the target never will. The target's images, at this host or in another of its stores,
-    /// are being deleted.
+    /// The source owns the volumes, and the target never will. The target's images, perhaps in another store here, are being
+    /// deleted.
     Discarding(Outcome),
 }
 

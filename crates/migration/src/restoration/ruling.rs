@@ -39,7 +39,7 @@ pub struct Standing {
 pub enum Words {
     /// The volume had left, and this host has it with this generation.
     Away(HostId, Generation),
-    /// These answers contradict.
+    /// These answers contradict the backup.
     Contradicted(Vec<(HostId, Word)>),
     /// Some hosts cannot be asked.
     Unlisted(Lacks),
@@ -54,7 +54,7 @@ pub enum Words {
 /// Whether a doubt remains that no host can settle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InDoubt {
-    /// No doubt remains.
+    /// No doubt remains about the volume.
     No,
     /// The administrator must decide.
     Yes,

@@ -55,7 +55,7 @@ pub enum SizeUnknown {
 /// time of the loss. `said`: the size that the administrator gives.
 ///
 /// # Errors
-/// [`SizeUnknown`]: the volume must not be served. [`SizeUnknown`]: it is not served.
+/// [`SizeUnknown`]: the volume must not be served.
 pub fn size_now(
     recorded: u64,
     is_known: bool,

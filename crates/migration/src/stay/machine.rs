@@ -293,8 +293,7 @@ impl Stay {
         })
     }
 
-    /// Makes a copy known, and returns the state to keep. Everything up to the copy's epoch must be durable in the volume's
-    /// store.
+    /// Makes a copy known, and returns the state to keep. The volume's store must be durable up to the copy's epoch.
     pub fn refer(&mut self, referral: Referral) -> Option<Kept> {
         if !self.ends(&referral) {
             return None;

@@ -23,8 +23,7 @@ use super::policy::{Course, Policy};
 use super::{HotBlocks, Route};
 use crate::planted::{Bug, broken};
 
-/// The most unflushed bytes at the target with which a replica is near enough. The flush behind the closed gates has no more to
-/// do.
+/// The most unflushed bytes at the target with which a replica is near enough: the flush behind closed gates does no more.
 const UNCONFIRMED_MAX: u64 = 32 << 20;
 /// A replica reported as near enough stays so until it is this many times further off, because a busy guest changes the
 /// distance all the time.

@@ -7,8 +7,7 @@ use super::{Distance, HotBlocks, Recording, Strategy};
 /// A strategy as it is ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// One pass, while guest writes to copied blocks go to both stores. Towards another host writes to hot blocks may follow
-    /// later.
+    /// One pass, while guest writes to copied blocks go to both stores; towards another host, writes to hot blocks may follow.
     Mirror(HotBlocks),
     /// Rounds, while guest writes go to the source only.
     Tracking(Recording, HotBlocks),

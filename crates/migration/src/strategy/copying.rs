@@ -29,7 +29,7 @@ pub struct CopyingSettings {
 
 /// Brings one volume's replica up to date.
 ///
-/// The caller passes an event or the time, and drains all actions before it passes the next. else is told.
+/// The caller passes an event or the time, and drains all actions before it passes the next.
 pub struct Copying {
     engine: Engine,
     policy: Chosen,
@@ -144,8 +144,7 @@ impl Copying {
         self.engine.is_throttled()
     }
 
-    /// Returns whether nothing is under way, and everything at the target is durable. For a copying that is paused, or has
-    /// nothing to copy.
+    /// Returns whether nothing is under way, and the target's data is durable. For a copying that is paused or has no work.
     pub fn is_settled(&self) -> bool {
         self.engine.is_settled()
     }

@@ -13,8 +13,7 @@
 
 use chronicle::{BlockIndex, BlockRange};
 
-/// The arrays of counters, each with a hash function of its own. With this number hardly any block has only counters that
-/// others have raised.
+/// The arrays of counters, each with its own hash function: enough that hardly any block shares all its counters with others.
 const STAGES: usize = 3;
 const COUNTERS: usize = 1 << COUNTER_BITS;
 const COUNTER_BITS: u32 = 17;

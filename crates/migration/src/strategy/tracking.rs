@@ -39,8 +39,7 @@ const SHRINKS_TO_PERCENT: u64 = 90;
 const ROUNDS_JUDGED: usize = 3;
 /// The factor by which everything may exceed the first round before a smaller last round is not expected.
 const PATIENCE: u32 = 3;
-/// Cold rounds end when they leave at most this part of the blocks put off: with less, the round that copies those is hardly
-/// shorter.
+/// Cold rounds end when they leave at most this part of the blocks put off: with less, the next round is hardly shorter.
 const COLD_PART: u64 = 4;
 /// A round counts as cold only if at least this part of the rest was put off; otherwise it has copied nearly everything.
 const PUT_OFF_PART: u64 = 8;

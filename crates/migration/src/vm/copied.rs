@@ -60,7 +60,7 @@ pub enum Over {
 /// The job that copies a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
-    /// No job runs.
+    /// No job works on the disk.
     None,
     /// An unfinished copy to the other side.
     Copying,
@@ -211,7 +211,7 @@ impl Copied {
         self.obstacle
     }
 
-    /// Changes the goal.
+    /// Changes the goal to this side.
     pub fn turn_to(&mut self, goal: Goal) {
         if self.goal != goal {
             (self.goal, self.begun) = (goal, Vec::new());

@@ -17,7 +17,7 @@ use crate::planted::{Bug, broken};
 /// The run state of a VM, as its hypervisor reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Does {
-    /// Its processors run.
+    /// The VM's processors run.
     Runs,
     /// Another party has paused it, or it was never started.
     Paused,
@@ -151,8 +151,7 @@ impl Departure {
         self.then
     }
 
-    /// Makes the preflight check after the copying of the disks. The returned run state must be durable before the memory is
-    /// sent.
+    /// Makes the preflight check after the disks are copied. The returned run state must be durable before memory is sent.
     ///
     /// # Errors
     /// The reason why the VM does not move.

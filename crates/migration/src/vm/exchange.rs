@@ -211,8 +211,7 @@ mod tests {
         }
     }
 
-    /// Simulates an exchange. `fates` chooses what happens at each step: 0 done, 1 refused, 2 done and the daemon killed, 3
-    /// killed before it.
+    /// Simulates an exchange. `fates` decides each step: 0 done, 1 refused, 2 done and the daemon killed, 3 killed before it.
     fn play(goal: Goal, fates: &[u8]) {
         let mut world = World::adopted(goal == Goal::Files);
         let mut exchange = Exchange::towards(goal);

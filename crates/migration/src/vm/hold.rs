@@ -32,8 +32,7 @@ pub enum Reason {
     Adopt,
     /// The guest's disks are being given back.
     Release,
-    /// The guest moves to another host. Its hypervisor stops it for that, without a pause by Sterna: if it is paused, another
-    /// party did that.
+    /// The guest moves to another host, and its hypervisor stops it for that. If it is paused, another party has done that.
     Move,
     /// The guest moves to another host, and is paused so that the rest of its memory can follow later.
     MoveAhead,
@@ -103,7 +102,7 @@ pub struct Seen {
 /// Whether a guest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Running {
-    /// It does.
+    /// The guest's processors run.
     Yes,
     /// The guest is stopped, and can be resumed.
     No,

@@ -69,7 +69,7 @@ pub enum Difference {
     DeviceExchanged {
         /// The name of the device.
         name: String,
-        /// The described device.
+        /// The device in the description.
         was: String,
         /// The device that exists.
         is: String,
@@ -81,7 +81,7 @@ pub enum Difference {
     DiskExchanged {
         /// The name of the drive's device.
         device: String,
-        /// The described medium.
+        /// The medium in the description.
         was: String,
         /// The medium that is attached.
         is: String,
@@ -103,7 +103,7 @@ pub enum Difference {
     DiskRemoved {
         /// The name of the drive's device.
         device: String,
-        /// The described medium.
+        /// The medium in the description.
         was: String,
     },
     /// A layer was inserted between a drive and its medium.

@@ -41,7 +41,7 @@ pub enum Note {
 /// The run state of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guest {
-    /// It runs.
+    /// The guest's processors run.
     Runs,
     /// An I/O error has stopped it.
     StoppedByError,
@@ -73,7 +73,7 @@ pub enum Step {
     Say,
     /// Withdraw the report about the guest.
     Unsay,
-    /// Resume the guest.
+    /// Resume the stopped guest.
     Continue,
     /// Remove the note about the VM.
     Forget,

@@ -262,7 +262,7 @@ impl Source {
         }
     }
 
-    /// **N.B.** Once this commit is durable, the source never serves these volumes again from this attempt.
+    /// **N.B.** Once this commit is durable, the source serves nothing of these volumes unless the target hands them back.
     pub(super) fn commit_release(&mut self) {
         let released = Record::Released {
             migration: self.settings.migration,

@@ -34,8 +34,7 @@ pub enum Moves {
     /// Volumes only; their clients continue by themselves.
     #[default]
     Volumes,
-    /// Volumes, with hooks before the handover, for example to change routes. The hooks run once, after the copying, while
-    /// clients work on.
+    /// Volumes, with hooks before the handover, for example to change routes. They run once, after the copying; clients work on.
     VolumesAfterHooks,
     /// Volumes and the VM that uses them. The VM is paused before the gates close, and runs at the target after they have
     /// opened there (design §5.15).

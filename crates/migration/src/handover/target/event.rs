@@ -100,8 +100,7 @@ pub enum TargetAction {
         /// The attempt to use in the answer.
         attempt: Attempt,
     },
-    /// Flush a volume's store, and check that the durable missing set equals this manifest. A difference counts as a failed
-    /// flush.
+    /// Flush a volume's store, and check that the durable missing set has this manifest. A difference is a failed flush.
     FlushHollow {
         /// The volume whose store is flushed.
         volume: VolumeIndex,
@@ -129,7 +128,7 @@ pub enum TargetAction {
     RunVm,
     /// Stop serving a volume.
     Close(VolumeIndex),
-    /// Delete all images.
+    /// Delete all images of the target.
     Discard,
     /// Nothing is left to do here; this host's journal has recorded that. Only with a journal of the target's own.
     End {

@@ -3,8 +3,7 @@
 use super::Engine;
 
 impl Engine {
-    /// Grows the volume. The new part reads as zeroes on both sides, so it is neither missing nor copied, and a finished pass
-    /// stays finished.
+    /// Grows the volume. The new part reads as zeroes on both sides, so it is not missing, and a finished pass stays finished.
     pub(super) fn grown(&mut self, size_bytes: u64) {
         let first_pass_is_over = self.is_pass_over();
         self.settings.size_bytes = self.settings.size_bytes.max(size_bytes);

@@ -122,8 +122,7 @@ impl Engine {
         if parts.is_empty() { Route::SourceOnly } else { Route::BothInPart(parts) }
     }
 
-    /// Returns the first of `blocks` that are not synchronised, or to which other data is in flight within `range` that could
-    /// land later.
+    /// Returns the first of `blocks` that are not synchronised, or have other data in flight within `range` that may land later.
     fn first_obstacle(&self, range: ByteRange, blocks: BlockRange) -> Option<BlockRange> {
         if blocks.start >= self.cursor {
             return (!blocks.is_empty()).then_some(blocks);

@@ -22,8 +22,7 @@ use crate::strategy::FlushId;
 /// A replica's live missing set, and its unconfirmed blocks.
 pub(super) struct ReplicaBlocks {
     missing: LayeredBitmap,
-    /// Also missing: guests have written these since the epoch began, and they are not copied before it ends. Empty without
-    /// rounds.
+    /// Also missing: blocks that guests have written in this epoch, not copied before it ends. Empty without rounds.
     dirty: LayeredBitmap,
     /// Also missing, but not copied before they are taken up.
     put_off: LayeredBitmap,
@@ -215,8 +214,7 @@ impl ReplicaBlocks {
 
     /// Handles the target's loss of data that was not durable: all of it is missing (hard case 13).
     ///
-    /// **N.B.** A flush under way is still awaited. If it failed beside the flush of the target's promise, the loss would not
-    /// be reported.
+    /// **N.B.** A flush under way is still awaited: if it failed beside the flush of a promise, the loss would not be reported.
     pub(super) fn target_restarted(&mut self) {
         if let Some(confirms) = self.flushing.as_mut().and_then(|flush| flush.confirms.take()) {
             self.missing.union_with(&confirms);

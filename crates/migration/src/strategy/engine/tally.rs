@@ -29,8 +29,7 @@ pub struct Tally {
     pub source_faults: u64,
     /// The number of suspensions of mirroring.
     pub suspensions: u64,
-    /// For an asynchronous mirror: writes to synchronised blocks that made these missing, because the limit of bytes in flight
-    /// was reached.
+    /// For an asynchronous mirror: writes that made synchronised blocks missing at the limit of bytes in flight.
     pub writes_as_bits: u64,
     /// For an asynchronous mirror: writes to hot synchronised blocks that were merged instead of sent singly.
     pub writes_merged: u64,
