@@ -1,4 +1,4 @@
-//! Many seeds on a few threads, and what they have shown together.
+//! Runs many seeds on a few threads, and merges their results.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,49 +14,43 @@ use crate::simulation::{Finding, simulate};
 use crate::trace::Audience;
 use crate::world::Violation;
 
-/// Violations that are kept; more of them say nothing new.
+/// The limit of kept violations; more of them say nothing new.
 const VIOLATIONS_MAX: usize = 100;
 
-/// Which seeds to run.
 #[derive(Clone, Debug)]
 pub(crate) struct Order {
     pub(crate) first: u64,
-    /// How many seeds, one after the other.
     pub(crate) count: u64,
     pub(crate) threads: usize,
     pub(crate) options: Options,
     pub(crate) until: Until,
 }
 
-/// When a campaign ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Until {
-    /// When all seeds have been run.
     AllAreRun,
-    /// When a violation has been found.
     OneIsFound,
 }
 
-/// What the seeds of a campaign have shown.
 #[derive(Debug, Default)]
 pub(crate) struct Summary {
     pub(crate) seeds: u64,
     pub(crate) operations: u64,
-    /// Recoveries during which there was another crash.
+    /// Recoveries that were hit by another crash.
     pub(crate) recoveries_hit: u64,
-    /// The fewest guest requests that a simulation without a violation had.
+    /// The fewest guest requests of a simulation without a violation.
     pub(crate) operations_min: Option<u64>,
     pub(crate) coverage: Coverage,
     pub(crate) tally: Tally,
     pub(crate) violations: Vec<(u64, Violation)>,
-    /// Cells of the table that are said to be impossible, by the seed that reached them.
+    /// Reached cells of the table that are listed as impossible, by seed.
     pub(crate) contradictions: Vec<(u64, Fault, Phase)>,
-    /// Simulations with a violation, also those that were not kept.
+    /// Simulations with a violation, with those that were not kept.
     pub(crate) violated: u64,
     pub(crate) took: Duration,
 }
 
-/// Runs seeds. `prepare` is called on each thread before its first.
+/// Runs seeds. `prepare` is called on each thread before its first one.
 pub(crate) fn run(order: &Order, prepare: impl Fn() + Sync) -> Summary {
     let began = Instant::now();
     let next = AtomicU64::new(order.first);
@@ -92,7 +86,7 @@ pub(crate) fn run(order: &Order, prepare: impl Fn() + Sync) -> Summary {
     summary
 }
 
-/// Runs one seed; a panic of what is simulated is a violation like others.
+/// Runs one seed; a panic in the simulation counts as a violation.
 fn simulate_caught(seed: u64, options: &Options) -> Finding {
     catch_unwind(AssertUnwindSafe(|| simulate(seed, options, Audience::Nobody))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();

@@ -1,4 +1,4 @@
-//! What must hold, one rule a file. Each checker is told what happened and says what is wrong.
+//! The rules that must hold, one in each file. A checker receives the events and returns what is wrong.
 
 pub(crate) mod content;
 pub(crate) mod journal;

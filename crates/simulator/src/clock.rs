@@ -1,11 +1,11 @@
-//! Virtual time: a heap of events that stands in for disks, wires and people.
+//! Virtual time: a heap of events that stands in for disks, links and administrators.
 //!
 //! ```text
 //!   executors: tasks of daemons ──nothing to do──► step(): next event or deadline, whichever is first
 //!        ▲                                                       │ the event runs; it wakes tasks
 //!        └───────────────────────────────────────────────────────┘
 //! ```
-//! Events of the same instant run in an order that the seed draws. Nothing waits for real.
+//! Events of the same instant run in an order drawn from the seed. No real time passes.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -15,15 +15,14 @@ use std::time::Duration;
 
 use crate::random::Random;
 
-/// The time of one simulation, and what will happen when.
 pub(crate) struct Clock {
     now: Cell<Duration>,
     events: RefCell<BinaryHeap<Reverse<Scheduled>>>,
     random: RefCell<Random>,
     sequence: Cell<u64>,
-    /// Steps: what a simulation costs.
+    /// The number of steps: the cost of a simulation.
     steps: Cell<u64>,
-    /// Set when there is neither an event nor a deadline: nothing will ever happen again.
+    /// Set when there is neither an event nor a deadline: the simulation cannot continue.
     is_dead: Cell<bool>,
 }
 
@@ -31,13 +30,12 @@ struct Scheduled {
     at: Duration,
     /// Draws the order among events of one instant.
     tie: u64,
-    /// Decides between equal ties.
     sequence: u64,
     run: Box<dyn FnOnce()>,
 }
 
 impl Clock {
-    /// A clock at zero; `random` orders what happens at the same instant.
+    /// Makes a clock at zero; `random` orders the events of one instant.
     pub(crate) fn new(random: Random) -> Rc<Self> {
         Rc::new(Self {
             now: Cell::default(),
@@ -62,7 +60,6 @@ impl Clock {
         self.events.borrow_mut().push(Reverse(Scheduled { at, tie, sequence, run: Box::new(event) }));
     }
 
-    /// Runs `event` after `delay`.
     pub(crate) fn after(&self, delay: Duration, event: impl FnOnce() + 'static) {
         self.at(self.now() + delay, event);
     }
@@ -71,18 +68,17 @@ impl Clock {
         self.steps.get()
     }
 
-    /// Tells whether nothing will ever happen again.
     pub(crate) fn is_dead(&self) -> bool {
         self.is_dead.get()
     }
 
-    /// Forgets all events; they may hold what holds the clock.
+    /// Forgets all events, which may hold the clock alive.
     pub(crate) fn clear(&self) {
         let events = std::mem::take(&mut *self.events.borrow_mut());
         drop(events);
     }
 
-    /// Lets time pass until the next event, which runs, or until `deadline`.
+    /// Advances to the next event and runs it, or to `deadline`.
     pub(crate) fn step(&self, deadline: Option<Duration>) {
         let next = self.events.borrow().peek().map(|Reverse(event)| event.at);
         self.steps.set(self.steps.get() + 1);

@@ -1,7 +1,7 @@
-//! Which faults have really struck in which phases, and which cannot.
+//! Counts which faults have struck in which phases, and lists which cannot.
 //!
-//! A cell of the table is either possible, and then enough seeds must reach it, or impossible for a reason that is
-//! written down, and then none may: a reason that no longer holds is as much a failure as a cell that is missed.
+//! A cell of the table is possible, and then enough seeds must reach it; or impossible for a recorded reason, and then no seed
+//! may. An outdated reason is as much a failure as a missed cell.
 
 mod by_strategy;
 
@@ -12,23 +12,23 @@ use crate::faults::Fault;
 
 pub(crate) use by_strategy::ByStrategy;
 
-/// Which table is meant: what can happen in which phase is another story between hosts.
+/// The tables differ: other faults are possible in a phase between hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Table {
     /// Migrations between stores of one host.
     #[default]
     OneHost,
-    /// Migrations between two hosts of two.
+    /// Migrations with two hosts.
     Pair,
-    /// Migrations between hosts, of which there are more than two.
+    /// Migrations with more than two hosts.
     Hosts,
 }
 
-/// The cells that one simulation has reached, by strategy; each counts once a seed, however often it was struck.
+/// The cells that one simulation has reached, by strategy; each counts once per seed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Struck([[[bool; PHASES]; Fault::COUNT]; Kind::ALL.len()]);
 
-/// By which strategy what was struck copied.
+/// The strategy of the migration that was struck.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Kind {
     #[default]
@@ -42,7 +42,6 @@ impl Kind {
     pub(crate) const ALL: [Self; 4] =
         [Self::Mirror, Self::AsynchronousMirror, Self::Tracking, Self::PostCopy];
 
-    /// What a strategy counts as.
     pub(crate) fn of(strategy: Strategy) -> Self {
         match strategy {
             Strategy::Mirror => Self::Mirror,
@@ -61,13 +60,12 @@ impl Kind {
         }
     }
 
-    /// Whether migrations that copy so are to have met a phase: what leaves blocks behind is drawn too seldom to ask for all, and it
-    /// alone has what follows.
+    /// Returns whether migrations of this kind must meet a phase. Handing over incomplete volumes is drawn too seldom for all
+    /// cells, and only it has the phases that follow.
     pub(crate) fn is_to_meet(self, phase: Phase) -> bool {
         self != Self::PostCopy && phase != Phase::Filling
     }
 
-    /// Whether migrations of this table may copy so.
     fn is_of(self, table: Table) -> bool {
         match self {
             Self::Mirror => table == Table::OneHost,
@@ -82,21 +80,19 @@ impl Kind {
 pub(crate) struct Coverage {
     table: Table,
     counts: [[u64; PHASES]; Fault::COUNT],
-    /// The same by strategy.
     by_kind: [[[u64; PHASES]; Fault::COUNT]; Kind::ALL.len()],
 }
 
 const PHASES: usize = Phase::ALL.len();
-/// What each possible cell is to reach in [`SEEDS_OF_WANTED`] seeds: rare enough a way to go wrong is seen then.
+/// The seeds of [`SEEDS_OF_WANTED`] that must reach each possible cell: enough to see rare failures.
 const SEEDS_WANTED: u64 = 50;
 /// The same between hosts, where a fault must find the migration, the phase and the host.
 const SEEDS_WANTED_OF_HOSTS: u64 = 10;
-/// What each possible cell is to reach with each strategy.
+/// The seeds that must reach each possible cell with each strategy.
 const SEEDS_WANTED_OF_KIND: u64 = 10;
-/// The seeds of a full run; of fewer seeds, proportionally less is wanted.
+/// The seeds of a full run; fewer seeds must reach proportionally less.
 const SEEDS_OF_WANTED: u64 = 100_000;
 
-/// A cell of the table and how many seeds have reached it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Cell {
     pub(crate) fault: Fault,
@@ -104,7 +100,6 @@ pub(crate) struct Cell {
     pub(crate) seeds: u64,
 }
 
-/// How many of `seeds` seeds are to reach each possible cell.
 pub(crate) fn wanted(table: Table, seeds: u64) -> u64 {
     let wanted = match table {
         Table::OneHost => SEEDS_WANTED,
@@ -113,13 +108,11 @@ pub(crate) fn wanted(table: Table, seeds: u64) -> u64 {
     wanted * seeds / SEEDS_OF_WANTED
 }
 
-/// How many of `seeds` seeds are to reach each possible cell with each strategy.
 pub(crate) fn wanted_of_kind(seeds: u64) -> u64 {
     SEEDS_WANTED_OF_KIND * seeds / SEEDS_OF_WANTED
 }
 
 impl Struck {
-    /// A fault has struck in a phase of a migration that copies so.
     pub(crate) fn add(&mut self, kind: Kind, fault: Fault, phase: Phase) {
         self.0[kind as usize][fault as usize][phase as usize] = true;
     }
@@ -128,7 +121,6 @@ impl Struck {
         self.0.iter().any(|cells| cells[fault as usize][phase as usize])
     }
 
-    /// The cells that were reached and are said to be impossible.
     pub(crate) fn contradictions(&self, table: Table) -> Vec<(Fault, Phase)> {
         cells(table)
             .filter(|cell| self.has(cell.0, cell.1) && impossible(table, cell.0, cell.1).is_some())
@@ -137,7 +129,6 @@ impl Struck {
 }
 
 impl Table {
-    /// That of so many hosts.
     pub(crate) fn of_hosts(hosts: usize) -> Self {
         match hosts {
             ..=1 => Self::OneHost,
@@ -155,12 +146,10 @@ impl Table {
 }
 
 impl Coverage {
-    /// An empty table of this kind.
     pub(crate) fn of(table: Table) -> Self {
         Self { table, ..Self::default() }
     }
 
-    /// Adds the cells of one simulation.
     pub(crate) fn add(&mut self, struck: &Struck) {
         for (fault, phase) in cells(self.table) {
             let (row, column) = (fault as usize, phase as usize);
@@ -171,7 +160,6 @@ impl Coverage {
         }
     }
 
-    /// Adds another table, of other seeds.
     pub(crate) fn merge(&mut self, other: &Self) {
         let rows = self.by_kind.iter_mut().flatten().zip(other.by_kind.iter().flatten());
         for (counts, others) in rows.chain(self.counts.iter_mut().zip(&other.counts)) {
@@ -181,7 +169,6 @@ impl Coverage {
         }
     }
 
-    /// What each strategy has met: a table for each that migrations of this kind have.
     pub(crate) fn by_strategy(&self) -> impl Iterator<Item = (Kind, Self)> {
         let kinds = Kind::ALL.into_iter().filter(|kind| kind.is_of(self.table));
         kinds.map(|kind| {
@@ -190,12 +177,10 @@ impl Coverage {
         })
     }
 
-    /// The possible cells that fewer than `wanted` seeds have reached.
     pub(crate) fn below(&self, wanted: u64) -> Vec<Cell> {
         self.possible().filter(|cell| cell.seeds < wanted).collect()
     }
 
-    /// The fewest seeds that have reached a possible cell.
     pub(crate) fn fewest(&self) -> u64 {
         self.possible().map(|cell| cell.seeds).min().unwrap_or(0)
     }
@@ -256,12 +241,11 @@ fn table(
     Ok(())
 }
 
-/// All cells of the table, row by row.
 fn cells(table: Table) -> impl Iterator<Item = (Fault, Phase)> {
     table.faults().iter().flat_map(|fault| Phase::ALL.map(|phase| (*fault, phase)))
 }
 
-/// Why a fault cannot strike in a phase; `None` if it can.
+/// Returns why a fault cannot strike in a phase; `None` if it can.
 pub(crate) fn impossible(table: Table, fault: Fault, phase: Phase) -> Option<&'static str> {
     match table {
         Table::OneHost => impossible_on_one_host(fault, phase),
@@ -279,7 +263,7 @@ fn impossible_between_hosts(fault: Fault, phase: Phase) -> Option<&'static str> 
         (Fault::Cancel, Releasing | Committing | Filling | Retiring | TakingBack | Discarding) => {
             Some("it is too late for that")
         }
-        // Of a volume that goes back to what it lacks the departure may be in this phase still.
+        // The departure of a volume that returns into its reservoir may still be in this phase.
         (Fault::HandBack, phase) if !matches!(phase, Committing | Filling | TakingBack | Discarding) => {
             Some("trials are made once the volumes have been handed over, and not given back")
         }
@@ -287,48 +271,47 @@ fn impossible_between_hosts(fault: Fault, phase: Phase) -> Option<&'static str> 
     }
 }
 
-/// Tells whether a fault of one host is planned for a phase.
 pub(crate) fn is_planned(fault: Fault, phase: Phase) -> bool {
     impossible(Table::OneHost, fault, phase).is_none() && !commits_a_cancellation(fault, phase)
 }
 
-/// Nothing is committed while the gates close, unless a cancellation is ordered just then.
+/// No record is committed while the gates close, unless a cancellation is ordered just then.
 fn commits_a_cancellation(fault: Fault, phase: Phase) -> bool {
     matches!(fault, Fault::JournalError | Fault::JournalSlow) && phase == Phase::Closing
 }
 
-/// Tells whether a fault strikes in a phase only if something else has gone wrong as well: that is not asked for.
+/// Returns whether a fault strikes in a phase only if another one has struck as well: such cells are not required.
 fn is_seldom(table: Table, fault: Fault, phase: Phase) -> bool {
     use Phase::{
         Closing, Committing, Discarding, Filling, Memory, Preparing, Releasing, Retiring, TakingBack,
     };
     if table == Table::OneHost {
-        // What a copy lacks is kept while it is made: the flush of the source that belongs to it may end later.
+        // The missing set of a copy is kept during the copying: the source's flush for it may end later.
         let is_late = matches!(fault, Fault::SourceError | Fault::SourceSlow)
             && matches!(phase, Releasing | Committing | TakingBack);
         return is_late || commits_a_cancellation(fault, phase);
     }
     match fault {
-        // Nothing is asked of the source's disk past the commit point, and before it only if the mirror is behind.
+        // The source's disk gets no request past the commit point, and before it only if the mirror is behind.
         Fault::SourceSlow if phase == Filling => false,
         Fault::SourceError | Fault::SourceSlow => !matches!(phase, Phase::Copying | Discarding),
-        // Nothing is asked of the target's between its promise and the commit, nor once it has given the volumes back.
+        // The target's disk gets no request between its promise and the commit, nor after a hand-back.
         Fault::TargetError | Fault::TargetHang | Fault::TargetSlow => {
             matches!(phase, Releasing | Filling | Retiring | TakingBack | Discarding)
         }
         Fault::TargetFull => {
             matches!(phase, Preparing | Releasing | Committing | Filling | Retiring | TakingBack)
         }
-        // Nothing is committed but what an earlier try has left.
+        // No record is committed except late ones of an earlier attempt.
         Fault::JournalError | Fault::JournalSlow => matches!(phase, Memory | Closing | TakingBack),
-        // A target that has promised something cannot.
+        // A target that has promised something cannot cancel.
         Fault::CancelThere => {
             matches!(phase, Releasing | Committing | Filling | Retiring | TakingBack | Discarding)
         }
         Fault::HandBack => phase != Committing,
-        // Of two hosts the one has the volume, and the other's image is in use while it moves.
+        // With two hosts, one has the volume, and the other's image is in use during the move.
         Fault::ImageTouched if table == Table::Pair => true,
-        // Few migrations get there, and fewer with this.
+        // Few migrations get there, and fewer with this fault.
         Fault::KillOther | Fault::PowerCutOther | Fault::OtherLinkCut | Fault::ImageTouched => {
             matches!(phase, TakingBack | Memory)
         }
@@ -352,7 +335,7 @@ fn impossible_on_one_host(fault: Fault, phase: Phase) -> Option<&'static str> {
         (Fault::TargetFull | Fault::TargetRestart, Retiring) => {
             Some("the target is the owner: its faults are no longer the migration's")
         }
-        // The trials of several volumes end one after the other: the first that fails begins the way back.
+        // The trials of several volumes end one after the other: the first failure begins the hand-back.
         (Fault::HandBack, phase) if !matches!(phase, Committing | TakingBack | Discarding) => {
             Some("trials are made once the volumes have been handed over, and not given back")
         }

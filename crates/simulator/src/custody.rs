@@ -1,11 +1,11 @@
-//! What is done to images, in a world of its own: one host with the product's journal, its book of claims and its order of steps,
-//! and files and devices that others use as well.
+//! Simulates the handling of images: one host with the product's journal, custody and order of steps, and files and devices that
+//! others use as well.
 //!
 //! ```text
-//!   volumes are made, leave (kept, deleted, or read by their new owner), come home, are removed       (life.rs)
-//!   administrators add what lies there under any of its names, drop, release; the daemon starts anew  (life.rs)
-//!   strangers open images, stand chains on them, exchange them between two steps of the daemon        (files.rs)
-//!   checked: what a guest, a chain, a stranger or another host uses is there, under its name, and as it was
+//!   volumes are made, leave (kept, deleted, or read by their new owner), return, are removed          (life.rs)
+//!   administrators add images under any of their names, drop, release; the daemon restarts            (life.rs)
+//!   strangers open images, make overlays over them, exchange them between two steps of the daemon     (files.rs)
+//!   checked: images that a guest, a chain, a stranger or another host uses keep existence, name and content
 //! ```
 //! The same seed gives the same simulation.
 
@@ -22,24 +22,22 @@ use self::files::{Content, Files, ObjectId};
 use crate::random::Random;
 use crate::restored::Telling;
 
-/// Steps of a simulation.
 const STEPS: u32 = 150;
 
-/// What seeds have shown.
 #[derive(Debug, Default)]
 pub(crate) struct Shown {
     pub(crate) seeds: u64,
-    /// Steps on images that were taken.
+    /// Steps on images that were permitted.
     pub(crate) taken: u64,
     /// Steps on images that were refused.
     pub(crate) refused: u64,
-    /// Volumes that came home into a kept image.
+    /// Volumes that returned into a kept image.
     pub(crate) taken_back: u64,
-    /// Rules that were broken, by seed.
+    /// Violated rules, by seed.
     pub(crate) violations: Vec<(u64, String)>,
 }
 
-/// Runs seeds one after the other; with `until_found` only up to the first that breaks a rule.
+/// Runs seeds one after the other; with `until_found` only up to the first violation.
 pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
     let mut shown = Shown::default();
     for seed in first..first.saturating_add(count) {
@@ -58,22 +56,20 @@ pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
     shown
 }
 
-/// Runs one seed; returns the rule that was broken.
+/// Runs one seed; returns the violated rule.
 pub(crate) fn replay(seed: u64, telling: Telling) -> Option<String> {
     World::run(seed, telling).violation
 }
 
-/// A volume that guests use.
 #[derive(Clone, Debug)]
 struct Serving {
     path: String,
     object: ObjectId,
     is_written: bool,
-    /// What it stands on, and as it was when it was opened.
+    /// Its backing file, with its identity and content when it was opened.
     base: Option<(String, ObjectId, Content)>,
 }
 
-/// What another host reads here.
 #[derive(Clone, Debug)]
 struct Reservoir {
     volume: VolumeId,
@@ -81,7 +77,6 @@ struct Reservoir {
     object: ObjectId,
     content: Content,
     record: ImageRecord,
-    /// Whether a lane holds its lock.
     has_lane: bool,
 }
 
@@ -91,13 +86,12 @@ struct World {
     files: Files,
     serving: BTreeMap<VolumeId, Serving>,
     reservoirs: BTreeMap<MigrationId, Reservoir>,
-    /// Migrations that fill a target, and the volume that comes.
+    /// Incoming migrations, with volume and image.
     coming: BTreeMap<MigrationId, (VolumeId, String)>,
-    /// What was kept, and as it was.
+    /// Kept images, with their content.
     kept: BTreeMap<VolumeId, (String, Content)>,
-    /// Writes that were acknowledged, of each volume.
     acknowledged: BTreeMap<VolumeId, u64>,
-    /// Of whom some image has the last acknowledged write and no other.
+    /// Images that alone hold the last acknowledged write.
     only_copy: BTreeSet<ObjectId>,
     volumes_made: u8,
     taken: u64,
@@ -149,7 +143,6 @@ impl World {
         }
     }
 
-    /// Guests write to all volumes that they may write to.
     fn write(&mut self) {
         for (volume, serving) in &self.serving {
             if serving.is_written && self.random.percent(50) {

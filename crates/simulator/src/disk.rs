@@ -1,12 +1,12 @@
-//! A disk that reorders, fails, hangs, forgets what was not flushed, and lets a dead daemon's writes land late.
+//! A disk that reorders, fails, hangs, loses unflushed data, and lets a dead daemon's writes land late.
 //!
 //! ```text
 //!   request ──► in flight ──(its latency; or a fault)──► medium: applied, volatile ──flush──► durable
 //!                  │ the daemon is killed: it lands later, or never; the disk stays locked until then
 //!                  │ power is cut: it lands by sectors, or not
 //! ```
-//! One [`SimDisk`] is one image in a store. Requests that are in flight together are applied in the order in which
-//! they end, whatever the order in which they came: the contract of [`BlockDevice`] allows it.
+//! One [`SimDisk`] is one image in a store. Concurrent requests are applied in the order of their ends, as the
+//! contract of [`BlockDevice`] allows.
 
 mod medium;
 mod operation;
@@ -38,20 +38,19 @@ use operation::{Answer, Fate, Operation, Slot, What, answer, apply};
 
 pub(crate) use medium::{Medium, SECTOR_BYTES};
 
-/// Error number of a disk that fails its owner's requests; its image's number is added.
+/// Base error number of a failing owner's disk; its image's number is added.
 const OWNER_ERRNO: i32 = 1000;
-/// Error number of a disk that fails requests which are not its owner's.
+/// Base error number of a disk that fails requests other than its owner's.
 pub(crate) const FOREIGN_ERRNO: i32 = 2000;
-/// Owners' requests that take longer than this excuse a guest that waits.
+/// Owners' requests that take longer than this excuse a guest's wait.
 const EXCUSED_AFTER: Duration = Duration::from_millis(10);
-/// How late a killed daemon's write may land; 4.5 s were seen (hard case 12).
+/// How late a killed daemon's write may land; 4.5 s were observed (hard case 12).
 const GHOST_DELAY_MAX: Duration = Duration::from_secs(5);
-/// What takes longer than this is not slowed down as well.
+/// Slower requests are not slowed down further.
 const SLOWED_MAX: Duration = Duration::from_millis(50);
-/// How long a request hangs at most, unless it hangs for ever.
+/// The longest time that a request hangs, unless it hangs for ever.
 const HANG_MAX: Duration = Duration::from_secs(8);
 
-/// Faults that strike single requests.
 const DISK_FAULTS: [Fault; 7] = [
     Fault::SourceSlow,
     Fault::SourceError,
@@ -62,26 +61,20 @@ const DISK_FAULTS: [Fault; 7] = [
     Fault::HandBack,
 ];
 
-/// What a disk is like.
 #[derive(Clone, Debug)]
 pub(crate) struct DiskSettings {
     pub(crate) size_bytes: u64,
-    /// Bytes of a sector: what is written whole or not at all. 512 or 4096.
+    /// Bytes of a sector, which is written atomically: 512 or 4096.
     pub(crate) sector_bytes: u32,
-    /// How long a request takes at least.
     pub(crate) latency: Duration,
-    /// In how many of a hundred cases a request takes up to thirty times as long.
+    /// The percentage of requests that take up to thirty times as long.
     pub(crate) tail_percent: u64,
 }
 
-/// What a disk is to the migration under way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// It takes no part.
     Bystander,
-    /// Volumes are copied from it.
     Source,
-    /// Volumes are copied to it.
     Target,
 }
 
@@ -94,18 +87,16 @@ pub(crate) struct SimDisk {
     medium: RefCell<Medium>,
     in_flight: RefCell<BTreeMap<u64, Operation>>,
     next_operation: Cell<u64>,
-    /// Whoever waits for the lock, held as long as requests of a dead daemon are in flight.
+    /// Tasks that wait for the lock, held as long as requests of a dead daemon are in flight.
     idle_waiters: RefCell<Vec<Waker>>,
     role: Cell<Role>,
     volume: RefCell<Weak<Volume>>,
-    /// What the journal lets a daemon do here; kept by the host.
+    /// The daemon's permission by the journal; set by the host.
     permission: Cell<Permission>,
-    /// When its owner's flush failed last.
     lost_at: Cell<Option<Duration>>,
 }
 
 impl SimDisk {
-    /// An image that reads as zeroes.
     pub(crate) fn new(world: &Rc<World>, number: u32, settings: DiskSettings, random: Random) -> Rc<Self> {
         Rc::new_cyclic(|me| Self {
             me: Weak::clone(me),
@@ -124,12 +115,12 @@ impl SimDisk {
         })
     }
 
-    /// Looks at, or changes, what is on it, past all requests.
+    /// Calls `look` with the content, bypassing all requests.
     pub(crate) fn with_medium<T>(&self, look: impl FnOnce(&mut Medium) -> T) -> T {
         look(&mut self.medium.borrow_mut())
     }
 
-    /// How it looks from outside, with nobody using it.
+    /// Returns how it looks from outside while it is unused.
     pub(crate) fn look(&self) -> Look {
         let mut hasher = std::hash::DefaultHasher::new();
         self.medium.borrow().current().hash(&mut hasher);
@@ -137,22 +128,21 @@ impl SimDisk {
         Look { which, state, changed_at: 0 }
     }
 
-    /// When its owner's flush failed last, if reads still see something of what it has lost.
+    /// Returns when its owner's flush last failed, if reads still see lost data.
     pub(crate) fn lost_at(&self) -> Option<Duration> {
         self.lost_at.get().filter(|_| self.medium.borrow().has_lost())
     }
 
-    /// What it is to the migration under way.
     pub(crate) fn set_role(&self, role: Role) {
         self.role.set(role);
     }
 
-    /// The volume that a target is to serve.
+    /// Sets the volume that a target is to serve.
     pub(crate) fn set_volume(&self, volume: &Rc<Volume>) {
         *self.volume.borrow_mut() = Rc::downgrade(volume);
     }
 
-    /// Tells whether it has been handed a volume and has yet to show that it answers; or had, and it no longer matters.
+    /// Returns whether it was handed a volume and has yet to prove that it answers, or failed to.
     fn is_on_trial(&self) -> bool {
         let trials = [Phase::Committing, Phase::TakingBack, Phase::Discarding];
         self.role.get() == Role::Target
@@ -160,18 +150,17 @@ impl SimDisk {
             && !self.serves_guests()
     }
 
-    /// Tells whether the migration has ended for this target: what guests do goes to it, and to it only.
+    /// Returns whether the migration has ended for this target: guests' requests go to it only.
     pub(crate) fn serves_guests(&self) -> bool {
         let is_open = |volume: Rc<Volume>| volume.gate().mode() == GateMode::Open;
         self.permission.get() == Permission::Owner && self.volume.borrow().upgrade().is_some_and(is_open)
     }
 
-    /// What the journal lets a daemon do here.
     pub(crate) fn set_permission(&self, permission: Permission) {
         self.permission.set(permission);
     }
 
-    /// Resolves when nothing of a dead daemon is in flight any more: when its lock can be had.
+    /// Resolves when no request of a dead daemon is in flight, so that the lock is free.
     pub(crate) fn idle(&self) -> impl Future<Output = ()> + use<> {
         let disk = Weak::upgrade(&self.me);
         poll_fn(move |context| match &disk {
@@ -183,7 +172,7 @@ impl SimDisk {
         })
     }
 
-    /// The daemon was killed: what is in flight lands as it would have, or later, or never began.
+    /// Kills the daemon: requests in flight land as they would have, or later, or never.
     pub(crate) fn daemon_killed(&self) {
         let mut random = self.random.borrow_mut();
         let now = self.world.now();
@@ -206,7 +195,7 @@ impl SimDisk {
         self.wake_if_idle();
     }
 
-    /// Power is cut: of what was not durable, and of what was in flight, some sectors are there and some are not.
+    /// Cuts power: of volatile data and requests in flight, some sectors stay and some do not.
     pub(crate) fn power_cut(&self) {
         let in_flight = std::mem::take(&mut *self.in_flight.borrow_mut());
         let mut random = self.random.borrow_mut();
@@ -219,7 +208,7 @@ impl SimDisk {
         self.wake_if_idle();
     }
 
-    /// It loses its cache and goes on; what is in flight fails, having landed in part.
+    /// Loses the cache and continues; requests in flight fail, having landed in part.
     pub(crate) fn restart(&self) {
         let in_flight = std::mem::take(&mut *self.in_flight.borrow_mut());
         let (mut random, mut medium) = (self.random.borrow_mut(), self.medium.borrow_mut());
@@ -236,13 +225,13 @@ impl SimDisk {
         self.wake_if_idle();
     }
 
-    /// The window of a fault has opened: what is in flight may be struck.
+    /// Opens the window of a fault: requests in flight may be struck.
     pub(crate) fn afflict(&self, fault: Fault) {
         let ids: Vec<u64> = self.in_flight.borrow().keys().copied().collect();
         for id in ids {
             let mut in_flight = self.in_flight.borrow_mut();
             let Some(operation) = in_flight.get_mut(&id) else { continue };
-            // What a dead daemon asked for lands or not, and is heard of by nobody: it would hang for ever.
+            // A dead daemon's request lands or not, but has no caller: it would hang for ever.
             let is_asked_for = operation.slot.is_some();
             let applies = is_asked_for && self.can_strike(fault, &operation.what, operation.asked_by);
             if !applies || operation.ends.is_none() || !self.world.strikes(fault) {
@@ -259,7 +248,6 @@ impl SimDisk {
         }
     }
 
-    /// Lets go whatever hangs for ever.
     pub(crate) fn release_hung(&self) {
         let now = self.world.now();
         let hung: Vec<u64> = {
@@ -275,14 +263,13 @@ impl SimDisk {
     }
 
     fn errno(&self, asked_by: Permission) -> Errno {
-        // While it is on trial a target owns its volume, but must not be noticed: it may yet give it back.
+        // A target on trial owns its volume, but its faults must stay invisible: it may still give the volume back.
         let is_owners = asked_by == Permission::Owner && !self.is_on_trial();
         let kind = if is_owners { OWNER_ERRNO } else { FOREIGN_ERRNO };
         Errno::from_raw_os_error(kind + i32::try_from(self.number).unwrap_or(0))
     }
 }
 
-// Operations.
 impl SimDisk {
     fn submit(&self, what: What) -> Rc<Slot> {
         let permission = self.permission.get();
@@ -325,7 +312,7 @@ impl SimDisk {
         });
     }
 
-    /// How long a request takes that no fault strikes.
+    /// Returns the time of a request that no fault strikes.
     fn draw_latency(&self, what: &What) -> Duration {
         let mut random = self.random.borrow_mut();
         let base = self.settings.latency;
@@ -339,11 +326,11 @@ impl SimDisk {
         latency
     }
 
-    /// Tells whether a fault is one of this disk's, and of such a request's.
+    /// Returns whether a fault concerns this disk, and such a request.
     fn can_strike(&self, fault: Fault, what: &What, asked_by: Permission) -> bool {
         let is_target = self.role.get() == Role::Target;
         match fault {
-            // What only a reservoir has, and cannot be read, a guest hears of: that is not simulated.
+            // A guest sees an unreadable block that only the reservoir has: that is not simulated.
             Fault::SourceError if asked_by == Permission::Reservoir => false,
             Fault::TargetError if is_pulled(what, asked_by) => false,
             Fault::SourceError | Fault::SourceSlow => self.role.get() == Role::Source,
@@ -356,7 +343,7 @@ impl SimDisk {
         }
     }
 
-    /// A fault strikes a request: it ends later (`None`: never), or badly.
+    /// Lets a fault strike a request, which ends later (`None`: never), or badly.
     fn strike(
         &self,
         fault: Fault,
@@ -369,14 +356,14 @@ impl SimDisk {
         match fault {
             Fault::SourceSlow | Fault::TargetSlow => {
                 self.world.struck(fault);
-                // What hangs is slow enough.
+                // A hanging request is slow enough.
                 if let Some(ends) = ends.as_mut().filter(|ends| **ends - now < SLOWED_MAX) {
                     *ends = now + (*ends - now) * (20 + random.below(180) as u32);
                 }
             }
             Fault::TargetHang => {
                 self.world.struck(fault);
-                // An owner that hangs for ever is nobody's fault but its own; so is what an owner's guests read elsewhere.
+                // An owner that hangs for ever is only to blame itself; likewise reads of its guests at another host.
                 let is_owners = asked_by == Permission::Owner || is_pulled(what, asked_by);
                 let for_ever = !is_owners && random.percent(30);
                 let hang = random.duration(Duration::from_millis(100), HANG_MAX);
@@ -407,14 +394,14 @@ impl SimDisk {
                 if operation.is_awaited() {
                     self.world.struck_late(struck_by, operation.era);
                 } else {
-                    // A read whose request has failed already, by another part of it: no phase meets that.
+                    // A read whose request has already failed by another part: no phase meets that.
                     self.world.struck_in(struck_by, None);
                 }
                 apply(&mut self.medium.borrow_mut(), &operation, applied_percent);
                 if matches!(operation.what, What::Flush { .. }) && operation.asked_by == Permission::Owner {
                     self.lost_at.set(Some(now));
                 }
-                // A flush that outlasts a handover says of its owner's changes, too, that they may be lost.
+                // A failed flush that outlasts a handover means that the owner's changes may be lost, too.
                 let outlasts = matches!(operation.what, What::Flush { .. })
                     && self.permission.get() == Permission::Owner
                     && errno != Errno::NOSPC;
@@ -504,7 +491,7 @@ impl BlockDevice for SimDisk {
         })
     }
 }
-/// Tells whether a target is read by the host that lacks this: what comes back to it is only written.
+/// Returns whether the host that lacks these blocks reads the target; returning data is only written.
 fn is_pulled(what: &What, asked_by: Permission) -> bool {
     matches!(asked_by, Permission::Refilled | Permission::Reservoir) && matches!(what, What::Read(..))
 }

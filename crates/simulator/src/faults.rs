@@ -1,8 +1,8 @@
-//! Faults: which kinds there are, which are planned for which phase, and which are at work.
+//! Faults: their kinds, the planned ones by phase, and the active ones.
 //!
-//! A fault is drawn as "this kind, once that phase has been entered for the n-th time, and so much later". When it
-//! falls due, a kill, a power cut or a cancel happens at once; the others open a *window* in which disks, the journal
-//! and the messengers ask [`FaultBoard::take`] whether they are struck.
+//! A fault is drawn with a kind, a phase, the number of the entry into that phase, and a delay. When it is due, a kill, a power
+//! cut or a cancellation happens at once. The others open a *window* in which disks, the journal and the messengers ask
+//! [`FaultBoard::take`] whether they are struck.
 
 use std::cell::RefCell;
 use std::time::Duration;
@@ -11,66 +11,58 @@ use migration::Phase;
 
 use crate::random::Random;
 
-/// A kind of fault, as the table of coverage knows it.
+/// A kind of fault, as the table of coverage lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fault {
     /// `kill -9` of the daemon; writes in flight may still land.
     Kill,
-    /// The host loses power, and with it everything volatile.
+    /// The host loses power, with all volatile data.
     PowerCut,
     /// The source's disk answers with EIO.
     SourceError,
     /// The target's disk answers with EIO.
     TargetError,
-    /// The target's store is full.
     TargetFull,
     /// The target's disk does not answer for seconds, or for ever.
     TargetHang,
     /// The target's disk is a hundred times slower.
     TargetSlow,
-    /// The target's disk loses its cache and goes on.
+    /// The target's disk loses its cache and continues.
     TargetRestart,
-    /// The journal cannot be written, or nobody knows whether it was.
+    /// The journal cannot be written, or the result is unknown.
     JournalError,
     /// A message comes late, out of order, twice or never.
     MessageMishap,
-    /// Somebody cancels the migration, or tries to.
+    /// The migration is cancelled, perhaps too late.
     Cancel,
-    /// The target's disk does not pass its trial, so the volumes are given back.
+    /// The target's disk fails its trial, so the volumes are handed back.
     HandBack,
     /// The source's disk is a hundred times slower.
     SourceSlow,
-    /// The journal takes long.
     JournalSlow,
-    /// `kill -9` of the target's daemon.
     KillTarget,
-    /// `kill -9` of the daemon of a host that takes no part.
+    /// `kill -9` of the daemon of an uninvolved host.
     KillOther,
-    /// The target's host loses power.
     PowerCutTarget,
-    /// A host that takes no part loses power.
     PowerCutOther,
-    /// The link between both hosts breaks, and both are told.
+    /// The link between both hosts breaks, and both learn of it.
     LinkCut,
-    /// The link swallows what it is given, and nobody is told for a while.
+    /// The link swallows all messages, unnoticed for a while.
     LinkSilent,
-    /// The link breaks for longer than anybody waits.
+    /// The link breaks for longer than any wait.
     LinkGone,
-    /// The link of one of both to a host that takes no part breaks.
+    /// The link of source or target to an uninvolved host breaks.
     OtherLinkCut,
-    /// Somebody cancels the migration at the target.
     CancelThere,
-    /// Somebody writes to an image that was kept.
+    /// Another program writes to a kept image.
     ImageTouched,
     /// A host's time of day is set, by hours.
     ClockJump,
 }
 
 impl Fault {
-    /// How many kinds there are.
     pub(crate) const COUNT: usize = Self::ClockJump as usize + 1;
 
-    /// Those of one host, in the order of the table.
     pub(crate) const OF_ONE_HOST: [Self; 14] = [
         Self::Kill,
         Self::PowerCut,
@@ -88,7 +80,6 @@ impl Fault {
         Self::Cancel,
     ];
 
-    /// Those between hosts, in the order of the table.
     pub(crate) const BETWEEN_HOSTS: [Self; 23] = [
         Self::Kill,
         Self::KillTarget,
@@ -115,7 +106,6 @@ impl Fault {
         Self::ClockJump,
     ];
 
-    /// The name that people see.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Kill => "kill -9",
@@ -147,25 +137,21 @@ impl Fault {
     }
 }
 
-/// A fault that is to come.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planned {
     pub(crate) fault: Fault,
-    /// The phase that brings it.
     pub(crate) phase: Phase,
-    /// How many entries into the phase are let go by first.
+    /// How many entries into the phase are skipped first.
     pub(crate) skip: u32,
-    /// How long after the entry.
     pub(crate) delay: Duration,
-    /// How long its window is open; of no meaning for what happens at once.
+    /// How long its window is open; meaningless for immediate faults.
     pub(crate) window: Duration,
-    /// How often it strikes within the window at most.
+    /// The limit of its strikes within the window.
     pub(crate) strikes_max: u32,
-    /// In how many of a hundred cases it strikes whom it meets.
+    /// The probability of a strike in percent.
     pub(crate) percent: u64,
 }
 
-/// The faults planned and at work.
 pub(crate) struct FaultBoard {
     planned: RefCell<Vec<Planned>>,
     windows: RefCell<Vec<Window>>,
@@ -181,17 +167,15 @@ struct Window {
 }
 
 impl FaultBoard {
-    /// A board without faults.
     pub(crate) fn new(random: Random) -> Self {
         Self { planned: RefCell::default(), windows: RefCell::default(), random: RefCell::new(random) }
     }
 
-    /// Adds a fault that is to come.
     pub(crate) fn plan(&self, planned: Planned) {
         self.planned.borrow_mut().push(planned);
     }
 
-    /// Takes the faults that the entry into `phase` brings.
+    /// Takes the faults that the entry into `phase` triggers.
     pub(crate) fn due(&self, phase: Phase) -> Vec<Planned> {
         let mut due = Vec::new();
         self.planned.borrow_mut().retain_mut(|planned| {
@@ -208,7 +192,6 @@ impl FaultBoard {
         due
     }
 
-    /// Opens the window of a fault.
     pub(crate) fn open(&self, planned: &Planned, now: Duration) {
         self.windows.borrow_mut().push(Window {
             fault: planned.fault,
@@ -218,7 +201,7 @@ impl FaultBoard {
         });
     }
 
-    /// Tells whether somebody who can be struck by `fault` is.
+    /// Returns whether `fault` strikes a possible victim.
     pub(crate) fn take(&self, fault: Fault, now: Duration) -> bool {
         let mut windows = self.windows.borrow_mut();
         if windows.is_empty() {
@@ -233,7 +216,7 @@ impl FaultBoard {
         strikes
     }
 
-    /// Nothing is broken any more: closes all windows and forgets what was planned.
+    /// Closes all windows and forgets all planned faults.
     pub(crate) fn end(&self) {
         self.planned.borrow_mut().clear();
         self.windows.borrow_mut().clear();

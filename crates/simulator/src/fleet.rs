@@ -1,16 +1,15 @@
-//! Hosts, one or several: the halves of the product's driver on either side of links that lose, delay and reorder, a journal,
-//! clocks and a daemon that crashes for each host, and volumes that tour them.
+//! One or several hosts: the halves of the product's driver on either side of links that lose, delay and reorder messages. Each
+//! host has a journal, clocks and a daemon that crashes. Volumes tour the hosts.
 //!
 //! ```text
 //!   guests ──► volume (gate, align, tracker, mirror) ──► disks             disks ◄── volume (gate closed)
 //!                │ a host: SourceDriver                    another: TargetDriver │
 //!                └───── PeerStore, messages ═══ link: late, out of order, broken ═══ Service
 //!
-//!   A ──► B ──► A ──► C ──► B …      operators: begin migrations, promote, bring guests to where their volumes are
+//!   A ──► B ──► A ──► C ──► B …      operators: begin migrations, promote, move guests after their volumes
 //! ```
-//! Each host has an executor of its own, and clocks of its own. What a host's daemon does dies with it; disks, journals,
-//! kept images and guests stay. Guests stay where they are, follow their volumes, or go to
-//! any host that leads to them, leaving behind what was not answered; their requests find the owner.
+//! Each host has its own executor and clocks. A daemon's tasks die with it; disks, journals, kept images and guests stay. Guests
+//! stay at their host, follow their volumes, or go to any host that forwards to the owner. They leave unanswered requests behind.
 
 mod alone;
 mod branch;
@@ -67,19 +66,16 @@ use crate::simulation::Finding;
 use crate::trace::{Audience, Trace};
 use crate::world::{Stop, World};
 
-/// A simulation that has not ended by then never will: links that are cut for ever are mended in the end.
+/// The time limit of a simulation: links that are cut for ever are mended in the end.
 const TIME_MAX: Duration = Duration::from_secs(3600);
-/// Steps of the executors and the clock.
 const STEPS_MAX: u64 = 5_000_000;
-/// Turns of one executor at one instant: beyond it a task wakes itself for ever.
+/// The limit of an executor's turns at one instant: beyond it a task wakes itself for ever.
 const TURNS_MAX: u32 = 20_000;
-/// How long a daemon is down at most.
 const DOWN_MAX: Duration = Duration::from_secs(2);
 
-/// The stream of numbers that draws which starts are struck.
+/// The random stream that draws which starts are struck.
 const RECOVERIES_STREAM: u64 = 0x4EC0_7E41;
 
-/// All hosts and what is between them.
 pub(crate) struct Fleet {
     pub(crate) world: Rc<World>,
     random: RefCell<Random>,
@@ -87,20 +83,16 @@ pub(crate) struct Fleet {
     links: Vec<Rc<Link>>,
     branches: Branches,
     operators: Operators,
-    /// So many daemons are still to be killed soon after it is durable that they know a copy no more.
+    /// How many daemons are still to be killed soon after they have durably forgotten a copy.
     kills_after_forgetting: Cell<u32>,
     neighbours: Neighbours,
-    /// The VM that goes along, if one does.
     vm: Option<Rc<SimVm>>,
     crashes: RefCell<Vec<(Place, Stop)>>,
-    /// What draws whether a daemon is hit before it serves anything.
     recoveries: RefCell<Random>,
-    /// How often that has happened.
     recoveries_hit: Cell<u64>,
     tally: RefCell<Tally>,
 }
 
-/// Runs the simulation of `seed`.
 pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Finding {
     let hosts = options.hosts;
     let mut random = Random::new(seed ^ 0x5EED_0F70_B057_5000);
@@ -145,7 +137,7 @@ pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Find
     fleet.finding()
 }
 
-/// Runs a host's tasks until all of them wait; tells for when at the latest.
+/// Runs a host's tasks until all of them wait; returns the latest time for the next turn.
 fn rest(executor: &mut Executor<HostDriver>, world: &World) -> Result<Option<Duration>, &'static str> {
     for _ in 0..TURNS_MAX {
         executor.driver().idle = None;
@@ -176,7 +168,7 @@ impl Fleet {
             Operators::draw(random, seed, (count, scenario.migrations.len() as u32), vm.is_some());
         let neighbours = match vm {
             None => Neighbours::draw(random, scenario.volumes.iter().map(|plan| plan.disk.size_bytes)),
-            // It stands still before its disks change hands, and so would they have to.
+            // A VM stops before its disks change hands, so they would have to as well.
             Some(_) => Neighbours::none(random),
         };
         let fleet = Rc::new(Self {
@@ -220,13 +212,12 @@ impl Fleet {
         self.links.iter().find(|link| link.connects(one, other))
     }
 
-    /// Something has happened that a campaign is to see.
     fn tally(&self, event: Event) {
         self.world.say(|| format!("{event:?}"));
         self.tally.borrow_mut().add(event);
     }
 
-    /// A daemon is to be killed, or a host to lose power, at the end of this instant.
+    /// Plans a kill of a daemon, or a power cut, at the end of this instant.
     fn crash(&self, place: Place, how: Stop) {
         self.crashes.borrow_mut().push((place, how));
     }
@@ -256,7 +247,7 @@ impl Fleet {
             }
         }
         let down = {
-            // Often so short that what the dead daemon had asked for is still under way.
+            // Often so short that the dead daemon's requests are still in flight.
             let mut random = self.random.borrow_mut();
             let longest = random.pick(&[Duration::from_micros(300), Duration::from_millis(5), DOWN_MAX]);
             random.duration(Duration::from_micros(10), longest)
@@ -270,9 +261,9 @@ impl Fleet {
         });
     }
 
-    /// A daemon that is killed between a failed flush and its answer takes with it that anything was lost; nothing finds that
-    /// out afterwards (`docs/failure-model.md`). So nothing is lost then. Nor is what has been released: it is compared with the
-    /// target's, which has what guests have seen.
+    /// Makes lost data durable after all. A daemon that is killed between a failed flush and its answer takes the knowledge of
+    /// the loss with it (`docs/failure-model.md`), so nothing may be lost then. The same holds for released data: it is compared
+    /// with the target's, which guests have seen.
     fn keep_what_nobody_was_told_of(&self, host: &SimHost) {
         if host.may_have_released() {
             host.images.borrow().values().for_each(|disk| disk.with_medium(Medium::keep_lost));
@@ -289,8 +280,8 @@ impl Fleet {
         }
     }
 
-    /// A server that loses power loses what it has answered and not flushed, also to clients elsewhere that live on; they
-    /// are no part of this. So a host loses power only while no guest can notice that at another.
+    /// Returns whether a host may lose power. Power cuts lose answered but unflushed data, even of clients at other hosts that
+    /// live on; that is not simulated. So power is cut only while no guest at another host can notice.
     fn may_lose_power(&self, place: Place) -> bool {
         self.branches.all().iter().all(|branch| {
             let mut owners = self.hosts.iter().filter(|host| host.may_own(branch.number));
@@ -301,13 +292,13 @@ impl Fleet {
         })
     }
 
-    /// At most one host has a volume in its books, also if what is on its way to any journal is found there.
+    /// Checks that at most one host has a volume in its journal, with or without commits in flight.
     fn journal_changed(self: &Rc<Self>, changed: &SimHost) {
         self.see_promotion(changed);
         let (here, perhaps_here) = changed.owners();
         for other in self.hosts.iter().filter(|other| other.place != changed.place) {
             let (there, perhaps_there) = other.owners();
-            // What is certain of one must not be possible of the other.
+            // A volume that one certainly owns must not possibly be the other's.
             for (certain, possible) in [(&here, &perhaps_there), (&there, &perhaps_here)] {
                 if let Some((branch, volume)) = certain.intersection(possible).next() {
                     let (one, two) = (changed.place, other.place);
@@ -322,11 +313,11 @@ impl Fleet {
         }
     }
 
-    /// Past the commit point, and by way of another host, requests take as long as that and the links do.
+    /// Excuses waits past the commit point, and at other hosts: requests then take as long as the links do.
     fn excuse(&self, branch: &Branch) {
         let now = self.world.now();
         let mut excuses = self.world.excuses.borrow_mut();
-        // Nor is it up to the owner how long what is missing there takes.
+        // The time for missing blocks is not the owner's fault either.
         let lacks = |host: &&Rc<SimHost>| host.journal().look(|state, _| !state.fillings.is_empty());
         let is_whole = !self.hosts.iter().any(|host| lacks(&host));
         match self.host(branch.home()).owns(branch.number) && is_whole {
@@ -335,13 +326,12 @@ impl Fleet {
         }
     }
 
-    /// What a volume of a branch holds at its owner.
     fn content_of(&self, branch: usize, index: usize) -> Option<Vec<u64>> {
         let owner = self.hosts.iter().find(|host| host.owns(branch))?;
         owner.content_of(index)
     }
 
-    /// What a volume was when it was released last, while nobody owns it.
+    /// Returns a volume's content at its last release, while it has no owner.
     fn left_content(&self, index: usize) -> Option<Vec<u64>> {
         let left = self.hosts.iter().filter_map(|host| host.left_content(index));
         left.max_by_key(|(generation, _)| *generation).map(|(_, content)| content)
@@ -383,7 +373,7 @@ impl Fleet {
         let guests = branches.iter().flat_map(|branch| &branch.guests);
         let mut tally = *self.tally.borrow();
         guests.clone().filter(|guest| guest.was_late()).for_each(|_| tally.add(Event::LateRead));
-        // With two branches there may be two migrations at once, and no phase that is meant.
+        // With two branches there may be two migrations at once, and the phase is ambiguous.
         let is_clear = tally.count(Event::Branch) == 0;
         Finding {
             violation: self.world.violation(),
@@ -403,7 +393,7 @@ impl Fleet {
         format!("{}; {}", hosts.join("; "), guests.join("; "))
     }
 
-    /// Takes apart what holds each other.
+    /// Breaks cycles of references.
     fn clear(&self) {
         self.hosts.iter().for_each(|host| host.clear());
         self.links.iter().for_each(|link| link.clear());

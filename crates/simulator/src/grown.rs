@@ -1,11 +1,11 @@
-//! One volume that grows on its tour over three hosts: wherever it is, whoever leads clients to it, and whatever is kept of it at the
-//! hosts that it has left. The product's [`Stay`] and journal, against a daemon that is killed between any two steps.
+//! One volume that grows on its tour over three hosts, at its owner, at hosts that forward clients, and in kept images. Uses the
+//! product's [`Stay`] and journal; the daemon is killed between any two steps.
 //!
 //! ```text
-//!   write │ grow │ killed ──► moves on, with or without its image left behind ──► comes back with what that lacks
-//!           └──► told to the hosts that lead clients on, sooner or later
+//!   write │ grow │ killed ──► moves on, with or without its image left behind ──► returns incrementally
+//!           └──► reported to the hosts that forward clients, sooner or later
 //! ```
-//! It has no disks of its own and takes no part in a migration of the seed: a story of its own, beside it.
+//! It has no disks and takes no part in the seed's migrations: a separate simulation.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -28,12 +28,12 @@ const TURNS: u64 = 60;
 const VOLUME: VolumeId = VolumeId([9; 16]);
 const BLOCK: u64 = BlockSize::DEFAULT.bytes();
 const REGIONS: MarkPolicy = MarkPolicy::Regions { blocks_per_region: 4 };
-/// Blocks at first, and by which it grows at most; beyond so many it does not.
+/// Blocks at first, the largest growth, and the limit.
 const BLOCKS: u64 = 6;
 const GROWTH_MAX: u64 = 8;
 const BLOCKS_MAX: u64 = 64;
 
-/// Plays the story of a seed.
+/// Runs the simulation of a seed.
 pub(crate) fn play(seed: u64) -> Option<Violation> {
     let mut random = Random::new(seed ^ 0x6772_6f77).fork();
     let mut tour = Tour::new();
@@ -43,16 +43,14 @@ pub(crate) fn play(seed: u64) -> Option<Violation> {
     })
 }
 
-/// What a host has left behind, or has kept, of the volume.
 #[derive(Default)]
 struct Host {
     /// Its journal: where the volume has gone.
     state: State,
-    /// The image that it kept, the number of the departure, and the generation that it had.
+    /// The kept image, with the number of the departure, and its generation.
     kept: Option<(u64, Generation, Vec<u64>)>,
-    /// Migrations that it has counted.
     numbers: u64,
-    /// The size at its owner that it has not heard of yet.
+    /// The size at its owner that it has not learned of yet.
     untold: Option<u64>,
 }
 
@@ -60,10 +58,10 @@ struct Tour {
     hosts: [Host; HOSTS],
     owner: usize,
     generation: Generation,
-    /// What the owner's image holds: numbers of writes, by block.
+    /// The owner's image: numbers of writes, by block.
     content: Vec<u64>,
     stay: Stay,
-    /// What is durable of the stay.
+    /// The durable records of the residency.
     kept: Option<Kept>,
     marks: Vec<(Epoch, Vec<BlockRange>)>,
     writes: u64,
@@ -91,7 +89,7 @@ impl Tour {
         self.content.len() as u64 * BLOCK
     }
 
-    /// One thing happens; what is wrong then.
+    /// Makes one random step; returns what is wrong then.
     fn turn(&mut self, random: &mut Random) -> Option<String> {
         match random.below(10) {
             0 => {
@@ -114,7 +112,7 @@ impl Tour {
         }
     }
 
-    /// A client writes, at whichever host, within what is offered there.
+    /// Writes as a client at any host, within the size offered there.
     fn write(&mut self, random: &mut Random) -> Option<String> {
         let host = random.index(HOSTS);
         let offered = if host == self.owner { self.size() } else { self.offered(host)? };
@@ -139,7 +137,7 @@ impl Tour {
         None
     }
 
-    /// The size that a host offers which the volume has left; `None`: it leads nobody there.
+    /// Returns the size that a former host offers; `None` if it does not forward clients.
     fn offered(&self, host: usize) -> Option<u64> {
         self.hosts[host].state.moved.get(&VOLUME).map(|moved| moved.volume.record.size_bytes)
     }
@@ -154,7 +152,7 @@ impl Tour {
         }
     }
 
-    /// A host hears how large the volume is.
+    /// Reports the volume's size to a host.
     fn tell(&mut self, host: usize) -> Option<String> {
         self.offered(host)?;
         let told = self.hosts[host].untold.take()?;
@@ -162,18 +160,16 @@ impl Tour {
         if let Err(error) = self.hosts[host].state.apply(&Entry { at_unix_ms: 0, records }) {
             return Some(error.to_string());
         }
-        // A restart finds what is in the journal, and nothing else.
+        // A restart knows only the journal.
         let offered = self.offered(host)?;
         (offered < told).then(|| format!("host {host} offers {offered} bytes of {told}"))
     }
 
-    /// The owner's daemon is killed, and another one begins.
     fn restart(&mut self) {
         let believed = self.kept.clone().map(|kept| kept.with_marks(self.marks.clone()));
         self.stay = Stay::resume(beginning(self.stay.id(), self.size()), believed);
     }
 
-    /// A copy is known from now on.
     fn refer(&mut self, of: ReplicaOf, generation: Generation, missing: LayeredBitmap) {
         let premarks = self.stay.premarks();
         self.marks.push((premarks.epoch, premarks.blocks.clone()));
@@ -184,7 +180,7 @@ impl Tour {
         }
     }
 
-    /// The volume goes to another host; what is wrong there.
+    /// Moves the volume to another host; returns what is wrong there.
     fn go_to(&mut self, to: usize, random: &mut Random) -> Option<String> {
         let (from, size, name) = (self.owner, self.size(), |host: usize| [host as u8; 32]);
         let known = self.hosts[to].kept.take().and_then(|(departure, generation, content)| {

@@ -1,8 +1,7 @@
-//! A random guest: overlapping writes, reads, flushes, discards, with many requests in flight, through restarts of the
-//! daemon.
+//! A random guest: overlapping writes, reads, flushes and discards, with many requests in flight, across restarts of the daemon.
 //!
-//! It lives outside the daemon: when the daemon is killed it keeps its requests, and asks for what was not answered
-//! again once it is served again, as QEMU does with `reconnect-delay`. A power cut takes it with it; it begins anew.
+//! It outlives the daemon: it keeps its requests, and repeats unanswered ones once it is served again, as QEMU does with
+//! `reconnect-delay`. A power cut ends it; then it starts again.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -20,37 +19,31 @@ use crate::disk::SECTOR_BYTES;
 use crate::random::Random;
 use crate::world::World;
 
-/// Numbers of requests between those of two guests of one volume: more than one ever makes.
+/// The distance of request numbers between two guests of one volume: more than one ever makes.
 const BETWEEN_GUESTS: u32 = 1 << 24;
 
-/// What a guest does.
 #[derive(Clone, Debug)]
 pub(crate) struct GuestSettings {
-    /// Size of its disk in bytes.
     pub(crate) size_bytes: u64,
     pub(crate) depth: u32,
-    /// Requests after which it has done its work.
+    /// Requests after which its work is done.
     pub(crate) operations: u32,
-    /// The longest pause between an answer and the next request.
     pub(crate) pause: Duration,
-    /// What its offsets and lengths are multiples of.
+    /// The alignment of offsets and lengths.
     pub(crate) grain_bytes: u64,
-    /// In how many of a hundred cases it goes to the few blocks that are hot.
+    /// The percentage of requests to the few hot blocks.
     pub(crate) hot_percent: u64,
-    /// Where those begin at first.
     pub(crate) hot_offset: u64,
-    /// After so many requests others are hot, which may have been cold for long; `None`: the same are for ever.
+    /// The number of requests after which other, perhaps long cold blocks are hot; `None`: never.
     pub(crate) hot_for: Option<u32>,
-    /// In how many of a hundred cases it changes something.
+    /// The percentage of changes.
     pub(crate) change_percent: u64,
-    /// Whether it may be told that a disk's answer is late: its hypervisor asks again for it.
+    /// Whether it accepts late answers of a disk as errors: its hypervisor asks again.
     pub(crate) is_stopped_by_errors: bool,
 }
 
-/// What is hot at a time.
 const HOT_BYTES: u64 = 64 << 10;
 
-/// One guest and its disk.
 pub(crate) struct Guest {
     me: Weak<Self>,
     world: Rc<World>,
@@ -61,14 +54,13 @@ pub(crate) struct Guest {
     requests: RefCell<BTreeMap<u32, Request>>,
     next_request: Cell<u32>,
     answered: Cell<u32>,
-    /// Whether a request of it was refused because another host did not answer.
+    /// Whether a request failed because another host did not answer.
     was_late: Cell<bool>,
-    /// The way to its disk; `None` while there is no daemon.
+    /// Its connection; `None` while there is no daemon.
     connection: RefCell<Option<Connection>>,
-    /// Requests that are to begin; each has its pause behind it.
+    /// Requests that have yet to begin after a pause.
     idle_slots: Cell<u32>,
     mood: Cell<Mood>,
-    /// When a flush of its failed last.
     told_of_loss_at: Cell<Option<Duration>>,
     buffers: BufferPool,
 }
@@ -77,23 +69,19 @@ pub(crate) struct Guest {
 pub(crate) struct Connection {
     pub(crate) device: Rc<dyn BlockDevice>,
     pub(crate) handle: Handle,
-    /// The guest's end of it.
     pub(crate) caller: Rc<Caller>,
 }
 
-/// A guest at the other end of a connection, until it hangs up.
 #[derive(Default)]
 pub(crate) struct Caller {
     has_left: Cell<bool>,
 }
 
 impl Caller {
-    /// It is there no more.
     pub(crate) fn hang_up(&self) {
         self.has_left.set(true);
     }
 
-    /// Whether it has not hung up.
     pub(crate) fn is_connected(&self) -> bool {
         !self.has_left.get()
     }
@@ -105,18 +93,15 @@ impl Presence for Caller {
     }
 }
 
-/// Whether a guest goes on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mood {
     Busy,
-    /// It asks for nothing more.
     Quiet,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Request {
     what: What,
-    /// For reads and flushes.
     began: Option<Began>,
 }
 
@@ -130,7 +115,7 @@ enum What {
 }
 
 impl Guest {
-    /// A guest whose disk holds `initial`; it begins when it is connected.
+    /// Makes a guest whose disk holds `initial`; it begins when it is connected.
     pub(crate) fn new(
         world: &Rc<World>,
         number: usize,
@@ -139,7 +124,7 @@ impl Guest {
         initial: &[u64],
         buffers: BufferPool,
     ) -> Rc<Self> {
-        // What lies behind its part of the disk is not its affair.
+        // It ignores everything behind its part of the disk.
         let own = initial.len().min((settings.size_bytes / SECTOR_BYTES) as usize);
         let initial = &initial[..own];
         Rc::new_cyclic(|me| Self {
@@ -161,7 +146,7 @@ impl Guest {
         })
     }
 
-    /// The daemon serves its disk (again): what was not answered is asked for again.
+    /// Connects it, and repeats its unanswered requests.
     pub(crate) fn connect(&self, connection: Connection) {
         *self.connection.borrow_mut() = Some(connection);
         let unanswered: Vec<_> = self.requests.borrow().keys().copied().collect();
@@ -171,14 +156,14 @@ impl Guest {
         }
     }
 
-    /// The daemon is gone, or it hangs up: nothing of what was not answered will be.
+    /// Disconnects it: unanswered requests stay unanswered.
     pub(crate) fn disconnect(&self) {
         if let Some(connection) = self.connection.take() {
             connection.caller.hang_up();
         }
     }
 
-    /// Power was cut: nothing of what was not answered is asked for again.
+    /// Cuts its power: unanswered requests are not repeated.
     pub(crate) fn power_cut(&self) {
         self.disconnect();
         let lost = std::mem::take(&mut *self.requests.borrow_mut());
@@ -186,19 +171,18 @@ impl Guest {
         self.idle_slots.set(self.idle_slots.get() + lost.len() as u32);
     }
 
-    /// Checks what its disk holds after a restart.
     pub(crate) fn check(&self, found: &[u64]) {
         let checked = self.content.borrow().check(found);
         self.judge(checked.map_err(|wrong| format!("after a restart volume {}: {wrong}", self.number)));
     }
 
-    /// Checks what its disk holds after a power cut, and goes on from there.
+    /// Checks its disk after a power cut, and continues from there.
     pub(crate) fn check_after_power_cut(&self, found: &[u64]) {
         let checked = self.content.borrow_mut().check_after_power_cut(found);
         self.judge(checked.map_err(|wrong| format!("after a power cut volume {}: {wrong}", self.number)));
     }
 
-    /// Somebody else writes to a sector of its disk, durably, while nobody serves it; returns which, and what it finds there.
+    /// Writes durably to a sector of its unused disk as another program; returns the sector and its content.
     pub(crate) fn finds_written(&self, random: &mut Random) -> (usize, u64) {
         // An image may be a little larger than the disk that the guest sees.
         let sector = random.below(self.settings.size_bytes / SECTOR_BYTES) as usize;
@@ -210,51 +194,42 @@ impl Guest {
         (sector, content::token(request, sector))
     }
 
-    /// Another guest of this kind, with a disk that holds `initial`.
     pub(crate) fn begin_anew(&self, random: Random, initial: &[u64]) -> Rc<Self> {
         let settings = GuestSettings { operations: self.settings.operations / 2, ..self.settings.clone() };
         let guest = Self::new(&self.world, self.number, settings, random, initial, self.buffers.clone());
-        // What it writes is told from what this one writes.
+        // The number distinguishes its writes from this guest's.
         guest.next_request.set(self.next_request.get() + BETWEEN_GUESTS);
         guest
     }
 
-    /// When a flush of its failed last.
     pub(crate) fn told_of_loss_at(&self) -> Option<Duration> {
         self.told_of_loss_at.get()
     }
 
-    /// Asks for something again.
     pub(crate) fn be_busy(&self) {
         self.mood.set(Mood::Busy);
     }
 
-    /// Asks for nothing more from now on.
     pub(crate) fn be_quiet(&self) {
         self.mood.set(Mood::Quiet);
     }
 
-    /// Tells whether nothing is asked for.
     pub(crate) fn is_idle(&self) -> bool {
         self.requests.borrow().is_empty()
     }
 
-    /// Requests that were answered.
     pub(crate) fn answered(&self) -> u32 {
         self.answered.get()
     }
 
-    /// Tells whether it has done its work.
     pub(crate) fn has_done_its_work(&self) -> bool {
         self.answered.get() >= self.settings.operations
     }
 
-    /// What it waits for, for people.
     pub(crate) fn waits_for(&self) -> String {
         format!("volume {}: {:?}", self.number, self.requests.borrow().values().collect::<Vec<_>>())
     }
 
-    /// Tells whether a request of it was refused because another host did not answer.
     pub(crate) fn was_late(&self) -> bool {
         self.was_late.get()
     }
@@ -272,13 +247,11 @@ impl Guest {
     }
 }
 
-// Requests.
 impl Guest {
-    /// Waits a while and asks for something.
     fn pause(&self) {
         let mut pause = self.random.borrow_mut().duration(Duration::from_micros(1), self.settings.pause);
         if self.has_done_its_work() {
-            // It goes on while a migration does, ever more slowly: it does not make a long story longer.
+            // It continues during a migration, ever more slowly, so that the simulation does not get longer.
             let beyond = self.answered.get() - self.settings.operations;
             pause *= 200 * (1 + beyond / 20);
         }
@@ -419,7 +392,6 @@ fn outcome(durability: Durability, result: &Result<Vec<u64>, IoError>) -> Outcom
     }
 }
 
-/// Carries a request out; a read returns tokens.
 async fn carry_out(
     device: &Rc<dyn BlockDevice>,
     buffers: &BufferPool,
@@ -452,7 +424,6 @@ async fn carry_out(
     Ok(Vec::new())
 }
 
-/// First sector and number of sectors.
 fn sectors(range: ByteRange) -> (usize, usize) {
     ((range.offset / SECTOR_BYTES) as usize, (range.length / SECTOR_BYTES) as usize)
 }

@@ -1,6 +1,6 @@
-//! A journal that is slow, fails, and tears when the daemon is killed or power is cut. It keeps to the real encoding
-//! and to the rules of the daemon's journal: one frame in flight, queued commits share a frame, a commit that
-//! contradicts what is true is refused, and behind a frame of unknown fate nothing is written.
+//! A journal that is slow, fails, and tears when the daemon is killed or power is cut. It uses the real encoding and the rules of
+//! the daemon's journal: one frame in flight; queued commits share a frame; a commit that contradicts the state is refused;
+//! nothing is written behind a frame of unknown fate.
 //!
 //! ```text
 //!   commit ──► queue ──► frame in flight ──► on the medium, acknowledged
@@ -24,39 +24,35 @@ use crate::faults::Fault;
 use crate::random::Random;
 use crate::world::World;
 
-/// How long a frame takes at most, without faults; it takes at least a fifth of that.
 const LATENCY: Duration = Duration::from_micros(100);
-/// Frames that take longer than this excuse a guest that waits.
+/// Frames that take longer excuse a guest's wait.
 const EXCUSED_AFTER: Duration = Duration::from_millis(2);
-/// The pause of whoever repeats a commit that failed; it excuses a guest that waits.
+/// The pause before a failed commit is repeated; it excuses a guest's wait.
 const REPEAT_PAUSE: Duration = Duration::from_millis(250);
 
-/// The journal of the simulated host.
 pub(crate) struct SimJournal {
     me: Weak<Self>,
     world: Rc<World>,
     random: RefCell<Random>,
-    /// The host's time of day, in milliseconds since 1970.
     wall: Box<dyn Fn() -> u64>,
     log: RefCell<Log>,
-    /// Called whenever what is true, or may be, has changed.
+    /// Called whenever the acknowledged or the possible state has changed.
     changed: Box<dyn Fn(&SimJournal)>,
 }
 
 struct Log {
-    /// Bytes of the file: the header, frames, and what a crash has left behind them.
+    /// Bytes of the file: the header, frames, and remains of a crash behind them.
     medium: Vec<u8>,
     position: usize,
     sequence: u64,
     queue: VecDeque<Request>,
     in_flight: Option<Frame>,
-    /// What is true for those who were told.
     acknowledged: State,
-    /// What a restart may find instead: with the frame in flight, or one of unknown fate.
+    /// The states that a restart may find instead: with the frame in flight, or one of unknown fate.
     possible: Vec<State>,
-    /// Nothing is written any more until a restart.
+    /// Whether all writing has stopped until a restart.
     is_closed: bool,
-    /// Tells answers of a dead daemon's frames from those of the living one.
+    /// Separates answers to a dead daemon's frames from the living one's.
     incarnation: u64,
 }
 
@@ -77,7 +73,6 @@ struct Slot {
     waker: Cell<Option<Waker>>,
 }
 
-/// How a frame ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Written,
@@ -87,8 +82,7 @@ enum Fate {
 }
 
 impl SimJournal {
-    /// A journal that says `records`; `wall` tells the time of day in milliseconds since 1970, and `changed` is called
-    /// whenever what is true has changed.
+    /// Makes a journal that holds `records`; `wall` returns the time of day in milliseconds since 1970.
     pub(crate) fn new(
         world: &Rc<World>,
         random: Random,
@@ -123,7 +117,6 @@ impl SimJournal {
         journal
     }
 
-    /// Makes the records durable, all or none.
     pub(crate) fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
         let slot = Rc::<Slot>::default();
         self.log.borrow_mut().queue.push_back(Request { records, slot: Rc::clone(&slot) });
@@ -137,18 +130,16 @@ impl SimJournal {
         }))
     }
 
-    /// What is true for those who were told.
     pub(crate) fn acknowledged(&self) -> State {
         self.log.borrow().acknowledged.clone()
     }
 
-    /// Looks at what is true, and at what a restart may find instead.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&State, &[State]) -> T) -> T {
         let log = self.log.borrow();
         look(&log.acknowledged, &log.possible)
     }
 
-    /// What is true whatever happens next: what a restart finds, if nothing is on its way there.
+    /// Returns the certain state: the one that a restart finds, if no frame is in flight.
     pub(crate) fn what_is_certain(&self) -> Option<State> {
         let is_settled = {
             let log = self.log.borrow();
@@ -157,13 +148,12 @@ impl SimJournal {
         is_settled.then(|| self.read())
     }
 
-    /// Tells whether nothing is written any more until a restart.
     pub(crate) fn is_closed(&self) -> bool {
         self.log.borrow().is_closed
     }
 
-    /// The daemon was killed, or power was cut: the frame in flight is whole, torn, or not there. What is true is what a
-    /// restart will find.
+    /// Handles a kill or a power cut: the frame in flight is whole, torn or missing. The state becomes the one that
+    /// a restart will find.
     pub(crate) fn crash(&self) {
         self.tear();
         let found = self.read();
@@ -197,7 +187,7 @@ impl SimJournal {
         }
     }
 
-    /// Reads the journal as a daemon does at its start, checks it, and begins a new file with what it says.
+    /// Reads and checks the journal as a starting daemon does, and begins a new file with its state.
     pub(crate) fn open(&self) -> State {
         let state = self.read();
         {
@@ -227,7 +217,6 @@ impl SimJournal {
         state
     }
 
-    /// Replaces the file by a snapshot, as the daemon does at its start.
     fn begin_file(&self, state: State) {
         let mut log = self.log.borrow_mut();
         let mut medium = HEADER.to_vec();
@@ -243,7 +232,6 @@ impl SimJournal {
         (self.changed)(self);
     }
 
-    /// Begins the next frame, if none is in flight.
     fn write_next(&self) {
         let mut refused = Vec::new();
         let mut log = self.log.borrow_mut();
@@ -264,7 +252,7 @@ impl SimJournal {
                     records.extend(request.records);
                     slots.push(request.slot);
                 }
-                // Of an order and a handover the other one came first.
+                // The other one, an order or a handover, came first.
                 Err(Inconsistent::Overtaken(_)) => refused.push(request.slot),
                 Err(error) => {
                     let records = request.records;
@@ -309,7 +297,7 @@ impl SimJournal {
         };
         self.world.say(|| format!("commit of {records:?} ends in {latency:?}: {fate:?}"));
         let me = Weak::clone(&self.me);
-        // What is slow may end in a later try: the fault meets the phase that wanted the commit.
+        // A slow commit may end in a later attempt: the fault meets the phase that ordered it.
         let (began, phase) = (self.world.now(), self.world.phase());
         self.world.clock.after(latency, move || {
             if let Some(journal) = me.upgrade() {
@@ -387,7 +375,6 @@ impl Slot {
     }
 }
 
-/// What a record is called in traces.
 fn name(record: &Record) -> &'static str {
     match record {
         Record::Snapshot(_) => "snapshot",

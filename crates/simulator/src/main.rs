@@ -54,61 +54,61 @@ use crate::trace::Audience;
 #[derive(Clone, Debug, Parser)]
 #[command(name = "simulator")]
 struct Arguments {
-    /// How many seeds to run.
+    /// Number of seeds to run.
     #[arg(long, default_value_t = 1000)]
     seeds: u64,
-    /// The first seed.
+    /// First seed to run.
     #[arg(long, default_value_t = 0)]
     first: u64,
-    /// Guest requests of each simulation, at least.
+    /// Minimum number of guest requests of each simulation.
     #[arg(long, default_value_t = 200)]
     operations: u32,
-    /// Threads; each runs seeds of its own.
+    /// Number of threads, each of which runs its own seeds.
     #[arg(long, default_value_t = 2)]
     threads: usize,
-    /// How many hosts there are, with a link between each two; on one alone volumes move between its stores.
+    /// Number of hosts, with a link between any two; on one host volumes move between its stores.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=5))]
     hosts: u8,
-    /// Copies volumes by this strategy; by default each seed draws how.
+    /// Copy volumes by this strategy; by default each seed draws one.
     #[arg(long, value_enum)]
     strategy: Option<Strategy>,
-    /// Runs this seed only.
+    /// Run this seed only.
     #[arg(long)]
     seed: Option<u64>,
-    /// Seeds with a violation that is known and not understood yet: they are run and shown, and fail nothing. One that has
-    /// none any more does.
+    /// Seeds with a known, unexplained violation: they are run and shown, but do not fail the run. A listed seed
+    /// without a violation does.
     #[arg(long, value_delimiter = ',')]
     known: Vec<u64>,
-    /// Puts journals back from backups, in a fleet of its own.
+    /// Simulate journals that are restored from backups.
     #[arg(long, conflicts_with_all = ["hosts", "strategy", "known"])]
     restored: bool,
-    /// Runs the small worlds: hooks whose daemon is killed, and hosts that want more than their share.
+    /// Run the small simulations: hooks whose daemon is killed, and hosts that exceed their share.
     #[arg(long, conflicts_with_all = ["hosts", "strategy", "known", "restored"])]
     small: bool,
-    /// Deletes, renames and takes images that others use as well, in a world of its own.
+    /// Simulate the deletion, renaming and adoption of images that others use as well.
     #[arg(long, conflicts_with_all = ["hosts", "strategy", "known", "restored"])]
     custody: bool,
-    /// Prints what happens; with --seed.
+    /// Print the events of the simulation; with --seed.
     #[arg(long, requires = "seed")]
     trace: bool,
-    /// Runs the seeds with one, two and three hosts, and demands besides that each strategy has met each fault in each phase
-    /// in which it can, in 10 of 100,000 seeds, in fewer of fewer.
+    /// Run the seeds with one, two and three hosts. In addition require that each strategy meets each possible fault in each
+    /// phase, in 10 of 100,000 seeds, and proportionally in fewer.
     #[arg(long, conflicts_with_all = ["hosts", "strategy", "seed", "known", "planted"])]
     coverage: bool,
-    /// Breaks a rule on purpose (a name, or `all`) and demands that it is noticed within 10,000 seeds, or, with
-    /// --seed, in that one. Needs a build with `--features planted-bugs`.
+    /// Break a rule on purpose (a name, or `all`), and require that it is noticed within 10,000 seeds, or, with --seed, in that
+    /// one. Needs a build with `--features planted-bugs`.
     #[arg(long)]
     planted: Option<String>,
 }
 
-/// How volumes are copied.
+/// The strategy of copying volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Strategy {
     /// In one pass, while writes go to both stores.
     Mirror,
-    /// In rounds.
+    /// In rounds, before the handover.
     Tracking,
-    /// In a few rounds or none, with the rest to follow: between hosts; on one host as by mirror.
+    /// Between hosts: in a few rounds or none; the rest follows after the handover. On one host: by mirror.
     PostCopy,
 }
 
@@ -153,7 +153,7 @@ fn run_one(arguments: &Arguments, seed: u64) -> bool {
     finding.violation.is_none()
 }
 
-/// Runs seeds of the small worlds; returns whether all rules were kept.
+/// Runs seeds of the small simulations; returns whether all rules were kept.
 fn run_small(arguments: &Arguments, seed: Option<u64>) -> bool {
     if let Some(seed) = seed {
         let telling = if arguments.trace { Telling::Printed } else { Telling::Silent };
@@ -174,7 +174,7 @@ fn run_small(arguments: &Arguments, seed: Option<u64>) -> bool {
     shown.violations.is_empty()
 }
 
-/// Runs seeds of the fleet whose journals are put back; returns whether all rules were kept.
+/// Runs seeds of restored journals; returns whether all rules were kept.
 fn run_restored(arguments: &Arguments, seed: Option<u64>) -> bool {
     if let Some(seed) = seed {
         let telling = if arguments.trace { Telling::Printed } else { Telling::Silent };
@@ -202,7 +202,7 @@ fn run_restored(arguments: &Arguments, seed: Option<u64>) -> bool {
     shown.violations.is_empty()
 }
 
-/// Runs seeds of what is done to images; returns whether all rules were kept.
+/// Runs seeds of custody; returns whether all rules were kept.
 fn run_custody(arguments: &Arguments, seed: Option<u64>) -> bool {
     if let Some(seed) = seed {
         let telling = if arguments.trace { Telling::Printed } else { Telling::Silent };
@@ -223,8 +223,7 @@ fn run_custody(arguments: &Arguments, seed: Option<u64>) -> bool {
     shown.violations.is_empty()
 }
 
-/// Runs seeds with each number of hosts that makes a difference; returns whether all rules were kept, and every strategy has met
-/// what it can.
+/// Runs seeds with each relevant number of hosts; returns whether all rules were kept, and every strategy has met its cells.
 fn run_coverage(arguments: &Arguments) -> bool {
     let (mut met, mut passed) = (ByStrategy::default(), true);
     for hosts in [1, 2, 3] {
@@ -253,7 +252,7 @@ fn run_coverage(arguments: &Arguments) -> bool {
     passed && below.is_empty() && contradictions.is_empty()
 }
 
-/// Runs seeds; returns which faults struck where, and whether all rules were kept and enough was met.
+/// Runs seeds; returns the coverage, and whether all rules were kept and enough cells were met.
 fn run_many(arguments: &Arguments) -> (Coverage, bool) {
     let summary = campaign::run(&arguments.order(arguments.seeds, Until::AllAreRun), || {});
     print_summary(arguments, &summary);
@@ -267,7 +266,7 @@ fn run_many(arguments: &Arguments) -> (Coverage, bool) {
     (summary.coverage, passed)
 }
 
-/// Says which cells of the table are not what they should be; returns whether all are.
+/// Prints the cells with a wrong count; returns whether there are none.
 fn print_gaps(arguments: &Arguments, summary: &Summary) -> bool {
     let wanted = coverage::wanted(arguments.options().table(), summary.seeds);
     let below = summary.coverage.below(wanted);
@@ -333,7 +332,7 @@ fn print_summary(arguments: &Arguments, summary: &Summary) {
     }
 }
 
-/// The command that shows what happened in a seed.
+/// Returns the command that replays a seed.
 fn replay(arguments: &Arguments, seed: u64, more: &str) -> String {
     let operations = match arguments.operations {
         200 => String::new(),

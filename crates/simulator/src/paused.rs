@@ -1,11 +1,12 @@
-//! One guest that is paused for its disks or for a move, and a daemon that is killed between any two steps: the product's
-//! [`Hold`] and [`Exchange`] against a hypervisor that hangs, answers late or ends.
+//! One guest that is paused for a change of its disks or for a move. The daemon is killed between any two
+//! steps. Uses the product's
+//! [`Hold`] and [`Exchange`]; the hypervisor hangs, answers late or ends.
 //!
 //! ```text
-//!   begin ─► note ─► disks change hands, or memory moves ─► let run ─► seen to run ─► forgotten
-//!     killed anywhere: the next daemon has what is durable, and what the hypervisor says
+//!   begin ─► note ─► disks change hands, or memory moves ─► resume ─► seen running ─► forgotten
+//!     killed anywhere: the next daemon has the durable state, and the hypervisor's answers
 //! ```
-//! It has no disks of its own and takes no part in a migration of the seed: a story of its own, beside it.
+//! It has no disks and takes no part in the seed's migrations: a separate simulation.
 
 use std::time::Duration;
 
@@ -15,23 +16,20 @@ use migration::vm::hold::{Action, Event, Hold, Memory, Reason, Running, Seen};
 use crate::random::Random;
 use crate::world::Violation;
 
-/// Turns in which things go wrong, at most.
 const FAULTY_TURNS_MAX: u64 = 60;
-/// Turns after which all must have come to rest.
+/// Turns after which all must be at rest.
 const TURNS_MAX: u64 = 2000;
-/// Longest that a monitor hangs at a time.
 const DEAF_MAX: Duration = Duration::from_secs(30);
-/// What a turn takes.
 const TURN: Duration = Duration::from_millis(10);
-/// Of a hundred turns: those in which the daemon is killed, the monitor hangs, the hypervisor ends, a step fails though it is
-/// done, a note is not written.
+/// Percentages of turns in which the daemon is killed, the monitor hangs, the hypervisor ends, a step fails though it is done, a
+/// note is not written.
 const KILLED: u64 = 6;
 const DEAF: u64 = 4;
 const ENDED: u64 = 1;
 const ANSWER_LOST: u64 = 8;
 const NOT_NOTED: u64 = 5;
 
-/// Plays the story of a seed.
+/// Runs the simulation of a seed.
 pub(crate) fn play(seed: u64) -> Option<Violation> {
     let mut play = Play::new(Random::new(seed).fork());
     let faulty = play.random.below(FAULTY_TURNS_MAX);
@@ -55,19 +53,15 @@ enum Faults {
     Off,
 }
 
-/// What the daemon is at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The guest may not be paused yet.
     Noting,
-    /// What it is paused for is under way.
     Working,
-    /// It is to run.
     LettingRun,
     Over,
 }
 
-/// What outlasts the daemon.
+/// The state that outlives the daemon.
 struct Hypervisor {
     runs: bool,
     has_ended: bool,
@@ -82,7 +76,7 @@ struct Play {
     now: Duration,
     reason: Reason,
     hypervisor: Hypervisor,
-    /// What is durable: whether there is a note, and which volumes there are.
+    /// The durable state: whether there is a note, and which volumes there are.
     is_noted: bool,
     served: Vec<bool>,
     hold: Hold,
@@ -130,7 +124,7 @@ impl Play {
         if self.strikes(KILLED) {
             return self.restart();
         }
-        // What is under way goes on beside what the hold wants.
+        // The work continues beside the hold's actions.
         let is_working = self.stage == Stage::Working && self.random.percent(50);
         match self.hold.poll_action() {
             Some(action) if !is_working => self.act(&action),
@@ -146,7 +140,6 @@ impl Play {
         }
     }
 
-    /// A daemon begins, with what is durable.
     fn restart(&mut self) {
         self.exchange = None;
         self.hold = if self.is_noted { Hold::found(self.reason) } else { Hold::free() };
@@ -169,7 +162,6 @@ impl Play {
         }
     }
 
-    /// Does what the hold wants.
     fn act(&mut self, action: &Action) {
         let event = match action {
             Action::Note(_) if self.strikes(NOT_NOTED) => Some(Event::NotNoted),
@@ -218,7 +210,6 @@ impl Play {
         if self.strikes(ANSWER_LOST) { refused } else { Event::Done }
     }
 
-    /// Takes a step of what the guest is paused for.
     fn work(&mut self) {
         if self.hypervisor.has_ended {
             self.tell(Event::Gone);
@@ -288,7 +279,6 @@ impl Play {
         self.random.percent(percent) && self.faults == Faults::On
     }
 
-    /// What must hold at any moment.
     fn broken_rule(&self) -> Option<String> {
         let Hypervisor { runs, has_ended, disks, .. } = &self.hypervisor;
         if *has_ended {

@@ -1,4 +1,4 @@
-//! Rules that are broken on purpose, each of which has to be noticed: by the fleet, or by the one whose journals are put back.
+//! Rules that are broken on purpose. Each must be noticed: by the fleet, or by one of the separate simulations.
 
 use migration::planted::{Bug, plant};
 
@@ -10,15 +10,14 @@ use crate::{
     small,
 };
 
-/// Seeds within which a rule that is broken on purpose has to be noticed.
+/// The number of seeds within which a broken rule must be noticed.
 const SEEDS_MAX: u64 = 10_000;
 
-/// Rules of whose breach thousands of seeds show nothing, and the first that did. Of the seeds that are to be run it is tried before
-/// the others, for it says the same sooner; if it says nothing any more, all are run.
+/// Rules whose breach only shows after thousands of seeds, with the first such seed. That seed is tried first, to save time; if
+/// it shows nothing, all seeds are run.
 const NOTICED_LATE: [(Bug, u64); 3] =
     [(Bug::PromiseNotWithdrawn, 4067), (Bug::FailedFlushForgotten, 3444), (Bug::EndNotRepeated, 4748)];
 
-/// Breaks rules; returns whether each was noticed.
 pub(crate) fn run(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool {
     let chosen: Vec<_> = Bug::all().filter(|bug| planted == "all" || bug.name() == planted).collect();
     if chosen.is_empty() {
@@ -42,10 +41,10 @@ pub(crate) fn run(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bo
     all_noticed
 }
 
-/// The same with as many hosts as it takes to notice a rule that is broken.
+/// Returns arguments with as many hosts as needed to notice a rule.
 fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
     let hosts = match bug {
-        // Only a migration between hosts outlasts a daemon, comes home to guests, or has clients at two hosts.
+        // Only a migration between hosts outlasts a daemon, returns to guests, or has clients at two hosts.
         Bug::ClaimsAtEachHost
         | Bug::MarkNotAwaited
         | Bug::EpochReused
@@ -61,7 +60,7 @@ fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
         | Bug::TryNotCounted
         | Bug::PromiseOfAnotherIncarnation
         | Bug::AbortNotRecorded => 2,
-        // Two branches need a third host to pass each other, and so does a way home after another target.
+        // Two branches need a third host to pass each other, and so does a return after another target.
         Bug::AccessAfterTheRelationEnded
         | Bug::BranchMistaken
         | Bug::ChronicleIsMissingSet
@@ -73,7 +72,7 @@ fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
         | Bug::IncompletePromoted => 3,
         _ => arguments.hosts,
     };
-    // What leaves before it is copied: at once in every simulation, to another host.
+    // Incomplete handovers: in every simulation, at once, to another host.
     let leaves = matches!(
         bug,
         Bug::PresentBeforeDurable
@@ -87,7 +86,7 @@ fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
             | Bug::ReservoirDiscarded
             | Bug::HollowImageKept
     );
-    // A copy that counts as whole although the owner's disk has lost something: seldom, unless all is copied beforehand.
+    // A copy that counts as complete although the owner's disk has lost data: rare, unless all is copied before the handover.
     if bug == Bug::FailedFlushForgotten {
         return Arguments { hosts, strategy: Some(Strategy::Tracking), ..arguments.clone() };
     }
@@ -97,7 +96,7 @@ fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
     Arguments { hosts, ..arguments.clone() }
 }
 
-/// Runs seeds until one notices a rule that is broken; returns whether one does that keeps all rules otherwise.
+/// Runs seeds until one notices a broken rule; returns whether there is one which keeps all rules otherwise.
 fn is_noticed(arguments: &Arguments, bug: Bug) -> bool {
     let all = arguments.order(SEEDS_MAX, Until::OneIsFound);
     let is_one = |seed: u64| (all.first..all.first.saturating_add(all.count)).contains(&seed);
@@ -120,7 +119,6 @@ fn is_noticed(arguments: &Arguments, bug: Bug) -> bool {
     false
 }
 
-/// Breaks a rule of journals that are put back; returns whether it was noticed.
 fn run_in_restoration(arguments: &Arguments, bug: Bug, seed: Option<u64>) -> bool {
     plant(Some(bug));
     if let Some(seed) = seed {
@@ -140,7 +138,6 @@ fn run_in_restoration(arguments: &Arguments, bug: Bug, seed: Option<u64>) -> boo
     true
 }
 
-/// Breaks a rule of the small worlds; returns whether it was noticed.
 fn run_small(arguments: &Arguments, bug: Bug, seed: Option<u64>) -> bool {
     plant(Some(bug));
     if let Some(seed) = seed {
@@ -160,7 +157,6 @@ fn run_small(arguments: &Arguments, bug: Bug, seed: Option<u64>) -> bool {
     true
 }
 
-/// Breaks a rule of what is done to images; returns whether it was noticed.
 fn run_in_custody(arguments: &Arguments, bug: Bug, seed: Option<u64>) -> bool {
     plant(Some(bug));
     if let Some(seed) = seed {
@@ -180,7 +176,7 @@ fn run_in_custody(arguments: &Arguments, bug: Bug, seed: Option<u64>) -> bool {
     true
 }
 
-/// Tells whether a seed shows nothing of a rule that is broken, for it violates one without that.
+/// Returns whether a seed violates a rule even without the planted bug, and so proves nothing.
 fn violates_anyway(arguments: &Arguments, seed: u64) -> bool {
     plant(None);
     simulation::simulate(seed, &arguments.options(), Audience::Nobody).violation.is_some()

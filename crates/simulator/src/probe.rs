@@ -1,7 +1,7 @@
-//! Sits right above a volume's gate, where a migration begins to matter to a guest, and measures each request.
+//! Measures each request right above a volume's gate, where a migration begins to matter to a guest.
 //!
-//! Changes of parts of a block are made one after the other: one that has to wait for others to the same blocks is measured
-//! from when the last of these has ended.
+//! Changes of parts of one block are made one after the other. A change that waits for others is measured from the end of
+//! the last of these.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -21,18 +21,16 @@ pub(crate) struct Probe {
     world: Rc<World>,
     limits: TimeLimits,
     next: Cell<u64>,
-    /// The blocks of changes under way, and since when each may have been made.
+    /// The blocks of changes in flight, and since when each may have been made.
     changes: RefCell<BTreeMap<u64, (ByteRange, Duration)>>,
 }
 
 impl Probe {
-    /// Measures what goes to `below`; `limits` are those of the migrations.
     pub(crate) fn new(below: Rc<dyn BlockDevice>, world: &Rc<World>, limits: TimeLimits) -> Self {
         let (next, changes) = (Cell::default(), RefCell::default());
         Self { below, world: Rc::clone(world), limits, next, changes }
     }
 
-    /// Measures a change of a range.
     async fn measured_change(&self, range: ByteRange, request: IoFuture<'_, ()>) -> Result<(), IoError> {
         let number = self.next.get();
         self.next.set(number + 1);
@@ -43,11 +41,11 @@ impl Probe {
         let result = request.await;
         let (now, mut changes) = (self.world.now(), self.changes.borrow_mut());
         let began = changes.remove(&number).map_or(now, |(_, began)| began);
-        // Those that came later may have waited for it.
+        // Later ones may have waited for it.
         let later = changes.range_mut(number..).map(|(_, change)| change);
         later.filter(|(other, _)| other.overlaps(&blocks)).for_each(|(_, began)| *began = now);
         drop(changes);
-        // Of one that ends within blocks these are put together and written, one after the other, beside the rest.
+        // The edges of an unaligned change are assembled and written one after the other, beside the rest.
         let parts = if blocks == range { 1 } else { 3 };
         self.judge(began, now, parts);
         result

@@ -2,12 +2,10 @@
 
 use std::time::Duration;
 
-/// A stream of numbers that its seed decides.
 #[derive(Clone, Debug)]
 pub(crate) struct Random(u64);
 
 impl Random {
-    /// The stream of `seed`.
     pub(crate) fn new(seed: u64) -> Self {
         let mut random = Self(seed ^ 0x5354_4552_4E41_0001);
         // Neighbouring seeds begin with neighbouring states.
@@ -15,12 +13,11 @@ impl Random {
         random
     }
 
-    /// A stream of its own, so that one part's draws do not shift another's.
+    /// Returns a separate stream, so that the draws of one part do not shift another's.
     pub(crate) fn fork(&mut self) -> Self {
         Self(self.next())
     }
 
-    /// The next 64 bits.
     pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut mixed = self.0;
@@ -29,33 +26,29 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `bound`; 0 if `bound` is 0.
+    /// Returns a number below `bound`; 0 if `bound` is 0.
     pub(crate) fn below(&mut self, bound: u64) -> u64 {
         // The high half of the product: no division, and a bias far below what a simulation could notice.
         ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
     }
 
-    /// A number from `low` up to, and without, `high`.
     pub(crate) fn between(&mut self, low: u64, high: u64) -> u64 {
         low + self.below(high.saturating_sub(low))
     }
 
-    /// An index of a collection of `count` things.
     pub(crate) fn index(&mut self, count: usize) -> usize {
         self.below(count as u64) as usize
     }
 
-    /// Whether something happens that does in so many of a hundred cases.
     pub(crate) fn percent(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// One of `choices`, which must not be empty.
     pub(crate) fn pick<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[self.index(choices.len())]
     }
 
-    /// A duration between both, small ones as likely as large ones (uniform in its logarithm).
+    /// Returns a duration between both, with a uniform logarithm: small ones are as likely as large ones.
     pub(crate) fn duration(&mut self, shortest: Duration, longest: Duration) -> Duration {
         let (low, high) = (shortest.as_nanos().max(1) as f64, longest.as_nanos().max(1) as f64);
         let part = (self.next() >> 11) as f64 / (1u64 << 53) as f64;

@@ -1,12 +1,12 @@
-//! Journals that are put back from a backup, in a fleet of hosts between which volumes move. It is a fleet of its own, with the
-//! product's journals and its machine `Restoration`, and no disks: what matters here is who may serve a volume, and from which
-//! image, and journals that go back in time would break every rule of the other fleet at once.
+//! Journals that are restored from a backup, in a fleet of hosts with moving volumes. This is a separate simulation, with the
+//! product's journals and its machine `Restoration`, but without disks. It checks which hosts may serve a volume, and from which
+//! image. Journals that go back in time would break every rule of the other fleet at once.
 //!
 //! ```text
-//!   guests write to whoever serves ──► checked: one host serves at most, and its image has all that was acknowledged
+//!   guests write to any host that serves ──► checked: at most one host serves, and its image has all acknowledged writes
 //!   volumes move between hosts and stores, step by step (moves.rs); journals are backed up at any step
-//!   fault: a host's journal is an older one ──► it asks the others over links that are down at times (asking.rs)
-//!   people forget, and order what they know to be so
+//!   fault: a host's journal is an older one ──► it asks the others over unreliable links (asking.rs)
+//!   administrators forget, and order what they know
 //! ```
 //! The same seed gives the same simulation.
 
@@ -24,35 +24,30 @@ use self::asking::Answering;
 use self::host::{DEVICE_BYTES, ListFate, SIZE_STEP, SimHost};
 use crate::random::Random;
 
-/// Steps of a simulation.
 const STEPS: u32 = 600;
-/// Longest time between two steps.
 const STEP_MAX: Duration = Duration::from_secs(4);
-/// What the wall clock says in the beginning, and goes on by with each step: people put journals back days later.
+/// The wall clock at the beginning, and its advance with each step: journals are restored days later.
 const FIRST_UNIX_MS: u64 = 1_700_000_000_000;
 const STEP_UNIX_MS: u64 = 3_600_000;
-/// Journals that are put back in one simulation, at most.
 const RESTORES_MAX: u32 = 3;
 
-/// What seeds have shown.
 #[derive(Debug, Default)]
 pub(crate) struct Shown {
     pub(crate) seeds: u64,
     pub(crate) writes: u64,
     pub(crate) restores: u64,
-    /// Volumes that other hosts have confirmed.
     pub(crate) confirmed: u64,
-    /// Volumes that somebody ordered to be served.
+    /// Volumes that an administrator ordered to be served.
     pub(crate) ordered: u64,
-    /// Volumes that turned out to be another host's.
+    /// Volumes that proved to be another host's.
     pub(crate) given_up: u64,
-    /// Orders that were refused, for other hosts spoke against them.
+    /// Orders that were refused, because other hosts contradicted them.
     pub(crate) refused: u64,
-    /// Rules that were broken, by seed.
+    /// Violated rules, by seed.
     pub(crate) violations: Vec<(u64, String)>,
 }
 
-/// Runs seeds one after the other; with `until_found` only up to the first that breaks a rule.
+/// Runs seeds one after the other; with `until_found` only up to the first violation.
 pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
     let mut shown = Shown::default();
     for seed in first..first.saturating_add(count) {
@@ -69,12 +64,11 @@ pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
     shown
 }
 
-/// Runs one seed; returns the rule that was broken.
+/// Runs one seed; returns the violated rule.
 pub(crate) fn replay(seed: u64, telling: Telling) -> Option<String> {
     Fleet::run(seed, telling).violation
 }
 
-/// Whether it is printed what happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Telling {
     Silent,
@@ -92,23 +86,18 @@ impl Shown {
     }
 }
 
-/// All hosts, and what guests were told.
 struct Fleet {
     random: Random,
-    /// Whether lists of hosts stay as they are: then other things happen more often.
+    /// Whether lists of hosts stay as they are: then other events are more frequent.
     keeps_lists: bool,
     now: Duration,
     step: u32,
     hosts: Vec<SimHost>,
-    /// Writes that were acknowledged, of each volume.
     acknowledged: BTreeMap<VolumeId, u64>,
-    /// The size that each volume has grown to.
     sizes: BTreeMap<VolumeId, u64>,
-    /// Answers on their way.
     answers: Vec<Answering>,
-    /// Migrations that were released, by host, also those that its journal has lost.
+    /// Migrations that were released, by host, with those that its journal has lost.
     released: BTreeSet<(usize, MigrationId)>,
-    /// Links that are down, of pairs of hosts.
     down: Vec<(usize, usize)>,
     shown: Shown,
     violation: Option<String>,
@@ -176,7 +165,7 @@ impl Fleet {
         self.write();
     }
 
-    /// A guest of each volume writes to whoever serves it.
+    /// Writes as a guest of each volume, to any host that serves it.
     fn write(&mut self) {
         let volumes: Vec<VolumeId> = self.acknowledged.keys().copied().collect();
         for volume in volumes {
@@ -219,7 +208,7 @@ impl Fleet {
         }
     }
 
-    /// Tells whether hosts lead each other round for a volume that no host has, moves, or asks about.
+    /// Returns whether hosts forward in a circle for a volume that no host has, moves, or asks about.
     fn is_led_round(&self, volume: VolumeId) -> bool {
         let knows = |host: &SimHost| {
             host.state.volumes.contains_key(&volume)
@@ -246,7 +235,6 @@ impl Fleet {
         self.hosts[host].back_up(at_unix_ms);
     }
 
-    /// A volume that does not move becomes larger.
     fn grow(&mut self) {
         let host = self.random.index(self.hosts.len());
         let here = &mut self.hosts[host];
@@ -264,7 +252,7 @@ impl Fleet {
         }
     }
 
-    /// Two hosts are paired, again, or one forgets the other.
+    /// Pairs two hosts, perhaps again, or lets one forget the other.
     fn change_list(&mut self) {
         let (one, other) = (self.random.index(self.hosts.len()), self.random.index(self.hosts.len()));
         if one == other {
@@ -284,14 +272,14 @@ impl Fleet {
         FIRST_UNIX_MS + u64::from(self.step) * STEP_UNIX_MS
     }
 
-    /// The fault: a host's journal is an older one of its own from now on.
+    /// Replaces a host's journal by an older one of its own: the fault.
     fn put_back(&mut self) {
         let host = self.random.index(self.hosts.len());
         let backups = self.hosts[host].backups.len();
         if backups == 0 || self.shown.restores >= u64::from(RESTORES_MAX) {
             return;
         }
-        // Mostly one of late: a backup of long ago has little in common with what is so.
+        // Mostly a recent one: an old backup has little in common with the present state.
         let back = self.random.index(backups.min(4));
         self.say(|| format!("host {host} is put back to backup {}", backups - 1 - back));
         let fate = match self.random.below(6) {

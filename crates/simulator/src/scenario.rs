@@ -1,6 +1,6 @@
-//! What a seed means: the volumes, the guests, the disks, the migrations, and the faults planned for them.
+//! The scenario of a seed: volumes, guests, disks, migrations and planned faults.
 //!
-//! Nothing here knows which rule is broken on purpose, if any.
+//! This file does not depend on planted bugs.
 
 use std::time::Duration;
 
@@ -15,31 +15,26 @@ use crate::faults::{Fault, Planned};
 use crate::guest::GuestSettings;
 use crate::random::Random;
 
-/// What the command line may change about a scenario.
+/// The options of the command line for a scenario.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
-    /// Guest requests of a simulation, at least, over all its volumes.
     pub(crate) operations: u32,
-    /// With a link between each two; volumes of one alone move between its stores.
+    /// The number of hosts, linked with each other; on one host volumes move between its stores.
     pub(crate) hosts: u8,
-    /// By which strategy volumes are copied.
     pub(crate) rounds: Rounds,
 }
 
-/// Whether volumes are copied in rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Rounds {
-    /// As it is drawn.
     #[default]
     Drawn,
     Always,
     Never,
-    /// None of them: those that go to other hosts go with blocks missing.
+    /// No rounds; volumes that go to other hosts go incomplete.
     LeavesBlocks,
 }
 
 impl Rounds {
-    /// In how many of a hundred cases they are.
     fn percent(self) -> u64 {
         match self {
             Self::Drawn => ROUNDS_PERCENT,
@@ -50,60 +45,52 @@ impl Rounds {
 }
 
 impl Options {
-    /// The table of what can go wrong.
     pub(crate) fn table(&self) -> Table {
         Table::of_hosts(self.hosts.into())
     }
 }
 
-/// Everything that is drawn before a simulation begins.
 #[derive(Clone, Debug)]
 pub(crate) struct Scenario {
     pub(crate) volumes: Vec<VolumePlan>,
-    /// Migrations to be made one after the other.
     pub(crate) migrations: Vec<MigrationPlan>,
     pub(crate) limits: TimeLimits,
     pub(crate) faults: Vec<Planned>,
-    /// How volumes are copied to other hosts, if it is in rounds.
+    /// The strategy for other hosts, if in rounds.
     pub(crate) rounds_away: Option<Strategy>,
-    /// How long reads wait of what another host has and does not give, if guests are stopped by errors then.
+    /// The longest wait for missing blocks from another host, if guests are then stopped by errors.
     pub(crate) wait_max: Option<Duration>,
 }
 
-/// The stream of numbers that draws which migrations copy in rounds.
+/// The random stream that draws which migrations copy in rounds.
 const ROUNDS_STREAM: u64 = 0x2077_D500_57E9_5000;
-/// The same for how many of a hundred simulations let volumes go to other hosts with blocks missing.
+/// The random stream that draws incomplete handovers.
 const POST_COPY_STREAM: u64 = 0x706f_7374_636f_7079;
 const POST_COPY_PERCENT: u64 = 30;
-/// In how many of a hundred cases they do.
 const ROUNDS_PERCENT: u64 = 35;
 
-/// One volume and its guest.
 #[derive(Clone, Debug)]
 pub(crate) struct VolumePlan {
     pub(crate) block_size: BlockSize,
     pub(crate) disk: DiskSettings,
     pub(crate) guest: GuestSettings,
-    /// In how many of a hundred cases a grain has content at the beginning.
+    /// The percentage of grains with initial content.
     pub(crate) filled_percent: u64,
 }
 
-/// One migration of all volumes.
 #[derive(Clone, Debug)]
 pub(crate) struct MigrationPlan {
-    /// How long it waits before it takes any place.
+    /// The pause before it reserves any place.
     pub(crate) pause: Duration,
     pub(crate) pacing: PacingSettings,
     pub(crate) strategy: Strategy,
     pub(crate) keep_source: bool,
-    /// How long its target's disk takes for a request at least.
     pub(crate) target_latency: Duration,
-    /// When somebody changes the bandwidth limit, and to what.
+    /// When the bandwidth limit changes, and to what.
     pub(crate) bandwidth_change: Option<(Duration, Option<u64>)>,
 }
 
 impl Scenario {
-    /// The scenario of a seed's stream.
     pub(crate) fn draw(random: &mut Random, options: &Options) -> Self {
         let volumes = random.pick(&[1, 1, 1, 2, 2, 3]);
         let per_guest = options.operations.div_ceil(volumes);
@@ -125,7 +112,7 @@ impl Scenario {
         Self { volumes, migrations, limits, faults, rounds_away: None, wait_max: None }
     }
 
-    /// Has some migrations copy in rounds. From a stream of its own: whatever else is drawn stays as it is.
+    /// Lets some migrations copy in rounds. The separate stream keeps all other draws as they are.
     pub(crate) fn draw_rounds(&mut self, seed: u64, rounds: Rounds) {
         let mut random = Random::new(seed ^ ROUNDS_STREAM);
         for migration in &mut self.migrations {
@@ -158,13 +145,13 @@ impl VolumePlan {
     fn draw(random: &mut Random, operations: u32, pause: Duration) -> Self {
         let block_bytes: u64 = random.pick(&[4 << 10, 4 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10]);
         let blocks = random.pick(&[16, 16, 32, 32, 48, 64, 100, 200]);
-        // Small enough that a simulation spends its time on requests, not on content; often not a whole block.
+        // Small, so that a simulation spends its time on requests, not on content; often not a whole block.
         let mut size_bytes = (block_bytes * blocks).min(1 << 20);
         if random.percent(30) {
             size_bytes -= 4096 * random.below(block_bytes / 4096);
         }
         if random.percent(15) {
-            // A last piece smaller than what requests are aligned to.
+            // A last piece smaller than the requests' alignment.
             size_bytes -= 512 * random.below(8);
         }
         let latency = random.duration(Duration::from_micros(20), Duration::from_micros(400));
@@ -197,7 +184,7 @@ impl VolumePlan {
 impl MigrationPlan {
     fn draw(random: &mut Random, volumes: &[VolumePlan]) -> Self {
         let largest = volumes.iter().map(|volume| volume.disk.size_bytes).max().unwrap_or(1 << 20);
-        // At such a rate it takes between 20 ms and 2 s.
+        // A rate at which it takes between 20 ms and 2 s.
         let mut rate = || {
             let seconds = random.duration(Duration::from_millis(20), Duration::from_secs(2)).as_secs_f64();
             Some((largest as f64 / seconds) as u64)
@@ -234,7 +221,7 @@ pub(crate) fn draw_hot(random: &mut Random) -> HotBlocks {
     random.pick(&[HotBlocks::PutOff, HotBlocks::PutOff, HotBlocks::AsOthers])
 }
 
-/// Also on one host the guests need not wait for the target.
+/// Guests may go without waiting for the target on one host as well.
 fn draw_strategy(random: &mut Random) -> Strategy {
     if random.percent(60) {
         return Strategy::Mirror;
@@ -247,7 +234,7 @@ fn draw_strategy(random: &mut Random) -> Strategy {
 }
 
 fn draw_faults(random: &mut Random) -> Vec<Planned> {
-    // One in eight simulations is left alone: what is wrong without faults is best seen without them.
+    // One in eight simulations has no faults: they show best what is wrong without.
     let count = random.pick(&[0, 1, 1, 2, 2, 3, 4, 5]);
     let mut faults = Vec::new();
     for _ in 0..count {
@@ -270,13 +257,13 @@ fn draw_fault(random: &mut Random) -> Planned {
     let phase = draw_phase(random, fault);
     let first_entry_commits = !matches!(fault, Fault::JournalError | Fault::JournalSlow);
     let skip = match phase {
-        // Only a try that was given up commits anything while copying.
+        // Records are committed while copying only by an abandoned attempt.
         Phase::Copying if !first_entry_commits => 1,
         // A migration gets there once.
         Phase::TakingBack => 0,
         _ => random.pick(&[0, 0, 0, 0, 1, 2]),
     };
-    // Copying lasts; the other phases are over in no time.
+    // Copying lasts; the other phases are very short.
     let delay = match phase {
         _ if random.percent(40) => Duration::ZERO,
         Phase::Copying => random.duration(Duration::from_micros(10), Duration::from_millis(50)),
@@ -297,7 +284,6 @@ fn draw_fault(random: &mut Random) -> Planned {
     }
 }
 
-/// A phase in which the fault can strike.
 fn draw_phase(random: &mut Random, fault: Fault) -> Phase {
     loop {
         let phase = random.pick(&Phase::ALL);
@@ -307,7 +293,7 @@ fn draw_phase(random: &mut Random, fault: Fault) -> Phase {
     }
 }
 
-/// Adds what leads into phases that a migration without trouble does not see, or not for long enough.
+/// Adds the faults that lead into phases which a smooth migration does not enter, or leaves too soon.
 fn way_there(random: &mut Random, to: &Planned, faults: &mut Vec<Planned>) {
     let at_once = |fault, phase, strikes_max| Planned {
         fault,
@@ -321,7 +307,7 @@ fn way_there(random: &mut Random, to: &Planned, faults: &mut Vec<Planned>) {
     let is_journals = matches!(to.fault, Fault::JournalError | Fault::JournalSlow);
     match to.phase {
         Phase::TakingBack => {
-            // Where one trial fails, others may still be under way: they meet what comes then.
+            // When one trial fails, others may still be in progress, and meet this fault.
             let strikes_others =
                 matches!(to.fault, Fault::TargetError | Fault::TargetHang | Fault::TargetSlow);
             let failing = if strikes_others { 1 } else { random.pick(&[1, 3]) };
@@ -343,16 +329,16 @@ fn way_there(random: &mut Random, to: &Planned, faults: &mut Vec<Planned>) {
             ]);
             faults.push(Planned { delay, ..at_once(fault, phase, 3) });
         }
-        // What follows a try that is given up.
+        // Copying after an abandoned attempt.
         Phase::Copying if to.skip > 0 || is_journals => {
             let fault = random.pick(&[Fault::SourceError, Fault::TargetError, Fault::TargetRestart]);
             faults.push(at_once(fault, Phase::Preparing, 1));
         }
-        // Only what a restarted target has lost is copied while a try is under way.
+        // During an attempt, only blocks lost by a restarted target are copied.
         Phase::Preparing if to.fault == Fault::TargetFull => {
             faults.push(at_once(Fault::TargetRestart, Phase::Preparing, 1));
         }
-        // What is said before arrives then.
+        // Earlier messages arrive then.
         Phase::Retiring if to.fault == Fault::MessageMishap => {
             faults.push(at_once(Fault::MessageMishap, Phase::Committing, 5));
         }

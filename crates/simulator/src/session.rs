@@ -1,4 +1,4 @@
-//! Runs sessions, as the daemon does: what [`MigrationSession`] decides is carried out, one thing at a time.
+//! Runs sessions as the daemon does: carries out the actions of [`MigrationSession`], one at a time.
 
 use std::future::pending;
 use std::pin::pin;
@@ -14,23 +14,19 @@ use migration::{CommitFault, Failure, MigrationId};
 
 use crate::random::Random;
 
-/// How patient hosts are: what takes minutes elsewhere is over in seconds here.
+/// The patience of hosts: what takes minutes in reality takes seconds here.
 pub(crate) const PATIENCE: Patience = Patience {
     offer_max: Duration::from_secs(6),
     resume_interval: Duration::from_millis(30),
     repeat_interval: Duration::from_millis(30),
 };
 
-/// What a session's actions are carried out by.
 pub(crate) trait Work {
-    /// Does it, and says what has come of it.
     async fn carry_out(&mut self, action: Action) -> Option<Event>;
 
-    /// Resolves when the migration's driver has ended it.
     async fn driver_ends(&mut self) -> Event;
 }
 
-/// What has come of making *started* durable.
 pub(crate) fn recorded(committed: Result<(), CommitFault>) -> Event {
     match committed {
         Ok(()) => Event::Done(Step::Record, Ok(())),
@@ -42,7 +38,6 @@ pub(crate) fn recorded(committed: Result<(), CommitFault>) -> Event {
     }
 }
 
-/// Fails in so many of a hundred cases.
 pub(crate) fn perhaps_fails(random: &mut Random, percent: u64, what: &str) -> Result<(), Failure> {
     match random.percent(percent) {
         true => Err(Failure { code: FailureCode::Internal, detail: what.to_owned() }),
@@ -50,29 +45,24 @@ pub(crate) fn perhaps_fails(random: &mut Random, percent: u64, what: &str) -> Re
     }
 }
 
-/// What makes durable that a migration has ended which no driver has.
 pub(crate) fn ended(migration: MigrationId, outcome: Outcome) -> Vec<Record> {
     vec![Record::MigrationEnded { migration, outcome, summary: Summary::default() }]
 }
 
-/// How a driver ends what it has; `None`: it does not, and was set aside.
+/// The end of a driver; `None` if it was ended early.
 pub(crate) type Ends = oneshot::Receiver<Option<Outcome>>;
 
-/// Resolves when a driver has ended what it had; at once if there is none.
 pub(crate) async fn driver_ends(ends: &mut Option<Ends>) -> Event {
     match ends {
         Some(ends) => match ends.await {
             Ok(Some(outcome)) => Event::DriverEnded(outcome),
-            // It was set aside.
             Ok(None) => Event::DriverLost,
-            // The daemon goes.
             Err(_) => pending().await,
         },
         None => Event::DriverLost,
     }
 }
 
-/// Runs a session until it is over.
 pub(crate) async fn run(
     handle: &Handle,
     mut session: MigrationSession,
@@ -117,7 +107,6 @@ pub(crate) async fn run(
     }
 }
 
-/// Resolves with a wish, or with nothing when it is `due`.
 async fn told(
     handle: &Handle,
     due: Option<Duration>,
@@ -132,7 +121,6 @@ async fn told(
     let wish = async {
         match wishes.next().await {
             Some(wish) => wish,
-            // The daemon is about to go.
             None => pending().await,
         }
     };

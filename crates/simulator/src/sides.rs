@@ -1,13 +1,12 @@
-//! One domain whose disks change sides by copies that its hypervisor makes, and a daemon that is killed between any two steps:
-//! the product's [`Copied`] against a libvirt that is not to be reached, has jobs of others, or does what it does not answer; and
-//! against administrators who save the domain, put overlays over its disks, or move its volumes meanwhile.
+//! One domain whose disks are copied to and from volumes by its hypervisor. The daemon is killed between any two steps. Uses the
+//! product's [`Copied`]. libvirt is out of reach, has foreign jobs, or does what it does not confirm. Administrators save the
+//! domain, put overlays over its disks, or move its volumes meanwhile.
 //!
 //! ```text
 //!   file ──► an empty volume ──► copied ──► caught up ──► the volume      the guest writes all the while
-//!     killed anywhere: the next daemon has what is wanted, and what libvirt says
+//!     killed anywhere: the next daemon has the requested setting, and libvirt's answers
 //! ```
-//! Like [`crate::paused`] a story of its own, beside the migrations of the seed. What a side holds is a number: that of the last
-//! write that it has.
+//! A separate simulation, like [`crate::paused`]. The content of a side is a number: its last write.
 
 use std::time::Duration;
 
@@ -16,16 +15,14 @@ use migration::vm::copied::{Copied, CopyMade, Domain, Goal, Image, Job, Over, Se
 use crate::random::Random;
 use crate::world::Violation;
 
-/// Turns in which things go wrong, at most.
 const FAULTY_TURNS_MAX: u64 = 80;
-/// Turns after which all must have come to rest.
+/// Turns after which all must be at rest.
 const TURNS_MAX: u64 = 2000;
-/// What a turn takes.
 const TURN: Duration = Duration::from_millis(250);
-/// Of a hundred turns: those in which a copy catches up.
+/// The percentage of turns in which a copy catches up.
 const CAUGHT_UP: u64 = 40;
-/// And those in which the daemon is killed, libvirt cannot be reached, its answer is not understood, a step is refused, a step
-/// fails though it is done, a copy fails, somebody else has a job.
+/// The percentages of turns in which the daemon is killed, libvirt is out of reach, its answer is not understood, a step is
+/// refused, a step fails though it is done, a copy fails, another program has a job.
 const KILLED: u64 = 5;
 const DEAF: u64 = 5;
 const UNCLEAR: u64 = 5;
@@ -33,27 +30,27 @@ const REFUSED: u64 = 5;
 const ANSWER_LOST: u64 = 6;
 const COPY_FAILED: u64 = 4;
 const FOREIGN: u64 = 3;
-/// Those in which the domain is shut off, saved, started or undefined, and the administrator wants the other side.
+/// The percentages of turns in which the domain is shut off, saved, started or undefined, and the administrator wants the other side.
 const SHUT_OFF: u64 = 2;
 const SAVED: u64 = 2;
 const STARTED: u64 = 20;
 const UNDEFINED: u64 = 1;
 const TURNED: u64 = 2;
-/// Those in which a disk is exchanged, gets an overlay, or a filter that is not recognised; its volume begins to move, or leaves.
+/// The percentages of turns in which a disk is exchanged, gets an overlay, or an unknown filter; its volume begins to move, or leaves.
 const EXCHANGED: u64 = 1;
 const OVERLAID: u64 = 2;
 const FILTERED: u64 = 2;
 const BUSY: u64 = 3;
 const LEFT: u64 = 1;
-/// And those in which any of these ends.
+/// The percentage of turns in which any of these ends.
 const ENDED: u64 = 15;
-/// Of a hundred pivots: those that leave the definition of the next start as it was.
+/// The percentage of pivots that leave the definition for the next start as it was.
 const NOT_WRITTEN: u64 = 20;
 
-/// What an empty volume holds, and a copy that has not caught up: less than any write.
+/// The content of an empty volume, or of a copy that has not caught up: less than any write.
 const NOTHING: u64 = 0;
 
-/// Plays the story of a seed.
+/// Runs the simulation of a seed.
 pub(crate) fn play(seed: u64) -> Option<Violation> {
     let mut play = Play::new(Random::new(seed).fork());
     let faulty = play.random.below(FAULTY_TURNS_MAX);
@@ -80,26 +77,23 @@ enum Faults {
     Off,
 }
 
-/// A disk, as libvirt and the two sides have it.
 #[derive(Clone, Debug)]
 struct Disk {
     over: Over,
     next: Over,
-    /// Whether there is a node over it that is not recognised.
     is_filtered: bool,
     job: Job,
     volume: Volume,
     /// Whether its volume migrates, so that it cannot be removed.
     is_busy: bool,
     copy: CopyMade,
-    /// The last write that was answered.
     written: u64,
-    /// What is in its file, and in its volume's image; `None`: there is none.
+    /// The content of its file, and of its volume's image; `None`: there is none.
     file: Option<u64>,
     image: Option<u64>,
-    /// What is in files of before, which nobody deletes.
+    /// The content of earlier files, which are never deleted.
     aside: Option<u64>,
-    /// What an overlay stands on, while there is one.
+    /// The content below an overlay.
     base: u64,
 }
 
@@ -108,11 +102,10 @@ struct Play {
     faults: Faults,
     domain: Domain,
     disks: Vec<Disk>,
-    /// Where the disks are to be: durable.
+    /// The requested side of the disks: durable.
     wanted: Goal,
-    /// Of the daemon that runs: what is wanted, as far as it knows.
+    /// The running daemon's work, and the setting that it is for.
     under_way: (Goal, Copied),
-    /// A rule that a step has broken.
     broken: Option<String>,
 }
 
@@ -140,7 +133,7 @@ impl Play {
         Self { random, faults: Faults::On, domain: Domain::Runs, disks, wanted, under_way, broken: None }
     }
 
-    /// What happens in a turn; returns where the disks are if the change of sides has ended.
+    /// Runs one turn; returns where the disks are if the change has ended.
     fn turn(&mut self) -> Option<Goal> {
         self.happen();
         if self.strikes(STARTED) {
@@ -171,7 +164,7 @@ impl Play {
         if matches!(step, Step::Pivot(_)) && seen.iter().any(lacks) {
             self.broken = Some(format!("a disk changes sides before others could: {:?}", self.disks));
         }
-        // The world does not wait between the look and the step.
+        // Other changes may come between the check and the step.
         if self.random.percent(30) {
             self.happen_unseen();
         }
@@ -187,7 +180,7 @@ impl Play {
         None
     }
 
-    /// What guests, libvirt and others do by themselves.
+    /// Lets guests, libvirt and others act by themselves.
     fn happen(&mut self) {
         self.happen_unseen();
         for index in 0..self.disks.len() {
@@ -214,13 +207,13 @@ impl Play {
             self.shut_off(Domain::Saved);
         }
         if self.domain == Domain::Saved && self.calm_or(ENDED) {
-            // The administrator gives the saved memory up, as the message says.
+            // The administrator discards the saved memory, as the message advises.
             self.domain = Domain::Off;
         }
     }
 
-    /// The same, as far as it can come between a look and the step: what others change by hand is looked at again by the daemon, or
-    /// refused by libvirt.
+    /// The same, limited to what can come between the check and the step. The daemon checks other manual changes again,
+    /// or libvirt refuses them.
     fn happen_unseen(&mut self) {
         for index in 0..self.disks.len() {
             let (fails, foreign) = (self.strikes(COPY_FAILED), self.strikes(FOREIGN));
@@ -251,12 +244,12 @@ impl Play {
         self.domain = domain;
         for disk in &mut self.disks {
             (disk.job, disk.is_filtered) = (Job::None, false);
-            // Between a pivot and what is written down for the next start nobody but libvirt can help.
+            // Between a pivot and the update of the definition only libvirt can act.
             disk.next = disk.over;
         }
     }
 
-    /// Starts the domain, if its disks are there; with its memory, if that was saved.
+    /// Starts the domain if its disks exist; with its memory, if that was saved.
     fn start(&mut self) {
         let is_there = |disk: &Disk| match disk.over {
             Over::File => disk.file.is_some(),
@@ -269,7 +262,7 @@ impl Play {
         }
     }
 
-    /// Carries a step out, as far as libvirt lets it; returns whether it was done.
+    /// Carries a step out, as far as libvirt allows; returns whether it was done.
     fn take(&mut self, step: Step) -> bool {
         let runs = self.domain == Domain::Runs;
         let is_written = !self.random.percent(NOT_WRITTEN);
@@ -325,18 +318,17 @@ impl Play {
         self.random.percent(percent) && self.faults == Faults::On
     }
 
-    /// Whether something ends: now and then, and when nothing goes wrong any more.
+    /// Returns whether something ends: at random, and always once there are no more faults.
     fn calm_or(&mut self, percent: u64) -> bool {
         self.random.percent(percent) || self.faults == Faults::Off
     }
 
-    /// What must hold at any moment.
     fn broken_rule(&self) -> Option<String> {
         let wrong = self.disks.iter().find(|disk| {
             let has_all = match disk.over {
                 Over::File => disk.file == Some(disk.written),
                 Over::Export if disk.is_served() => disk.image == Some(disk.written),
-                // The definition does not say so yet.
+                // The definition is not updated yet.
                 Over::Export => disk.file == Some(disk.written) && self.domain == Domain::Off,
                 Over::Above => disk.is_served() && disk.image == Some(disk.base),
                 Over::Elsewhere | Over::Gone | Over::Unknown => {
@@ -370,7 +362,7 @@ impl Disk {
         matches!(self.volume, Volume::Here | Volume::Remote)
     }
 
-    /// The guest writes, to the side that the disk is over, and to the other one if that has caught up.
+    /// Writes as the guest, to the disk's side, and to the other one if that has caught up.
     fn write(&mut self) {
         let written = self.written + 1;
         let (side, copy) = match self.over {
@@ -385,7 +377,7 @@ impl Disk {
         }
     }
 
-    /// An overlay is committed, a filter removed; a migration of the volume has ended, or it has come home.
+    /// Commits an overlay, removes a filter, and ends a migration of the volume.
     fn end_what_others_did(&mut self) {
         (self.is_filtered, self.is_busy) = (false, false);
         if self.over == Over::Above {
@@ -396,7 +388,7 @@ impl Disk {
         }
     }
 
-    /// Begins to copy the disk onto its other side, or into a new file.
+    /// Begins to copy the disk to its other side, or into a new file.
     fn begin_copy(&mut self) -> bool {
         match self.over {
             Over::File => self.image = Some(NOTHING),
@@ -432,7 +424,7 @@ impl Disk {
         }
     }
 
-    /// Takes a copy away; returns what is wrong with that.
+    /// Deletes a copy; returns what is wrong with that.
     fn clear_file(&mut self, image: Image) -> Option<String> {
         let wrong = (self.copy == CopyMade::No).then(|| format!("a file goes that is no copy: {self:?}"));
         let left = self.file.take();
@@ -454,7 +446,7 @@ impl Disk {
         let left = self.image.take();
         self.volume = Volume::Absent;
         if image == Image::Keep && self.over == Over::Export {
-            // The disk's file is that image from now on; what was it before stays.
+            // The disk's file is that image from now on; the former file stays.
             self.aside = self.aside.max(std::mem::replace(&mut self.file, left));
             self.volume = Volume::GivenBack;
         } else if image == Image::Keep {

@@ -1,29 +1,27 @@
-//! Small worlds, each for one of the product's machines that the fleet has no use for: a seed is a few thousand steps of one host.
+//! Small simulations of product machines that the fleet does not use: a seed is a few thousand steps of one host.
 //!
-//! - `hooks`: what is run before and after migrations, while the daemon is killed at any instant.
-//! - `shares`: what other hosts may have here at a time, while some of them do their worst.
+//! - `hooks`: hooks before and after migrations, while the daemon is killed at any instant.
+//! - `shares`: the shares of other hosts here, while some of them do their worst.
 
 mod hooks;
 mod shares;
 
 use crate::restored::Telling;
 
-/// What seeds have shown.
 #[derive(Debug, Default)]
 pub(crate) struct Shown {
     pub(crate) seeds: u64,
-    /// What happened that a rule is about, in both worlds.
     pub(crate) hooks_begun: u64,
     pub(crate) kills: u64,
     pub(crate) arrivals: u64,
     pub(crate) refused: u64,
-    /// Arrivals that ended because their source said nothing.
+    /// Arrivals that ended because their source was silent.
     pub(crate) abandoned: u64,
-    /// Rules that were broken, by seed.
+    /// Violated rules, by seed.
     pub(crate) violations: Vec<(u64, String)>,
 }
 
-/// Runs seeds one after the other; with `until_found` only up to the first that breaks a rule.
+/// Runs seeds one after the other; with `until_found` only up to the first violation.
 pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
     let mut shown = Shown::default();
     for seed in first..first.saturating_add(count) {
@@ -39,7 +37,7 @@ pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
     shown
 }
 
-/// Runs one seed; returns the rule that was broken.
+/// Runs one seed; returns the violated rule.
 pub(crate) fn replay(seed: u64, telling: Telling) -> Option<String> {
     run(seed, telling, &mut Shown::default())
 }

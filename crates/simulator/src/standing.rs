@@ -1,13 +1,12 @@
-//! One VM that moves, what others do to it meanwhile, and daemons that are killed: the product's [`Departure`] and [`Hold`] against a
-//! hypervisor whose devices, run state, jobs and files somebody else changes at any moment.
+//! One VM that moves, while others change it and daemons are killed. Uses the product's [`Departure`] and [`Hold`]; devices, run
+//! state, jobs and files of the hypervisor are changed at any moment.
 //!
 //! ```text
-//!   order ─► look ─► copy ─► look, note ─► memory ─► stands ─► look, files, what it does ─► loaded ─► handed over ─► there
-//!     others: exchange a device, begin a job, pause, let run, shut down, write a file        at any moment until it stands
-//!     killed: the next daemon has the note, and what the hypervisor says; or the source's hypervisor is lost with the rest of the memory
+//!   order ─► check ─► copy ─► check, note ─► memory ─► stopped ─► check, files, state ─► loaded ─► handed over ─► there
+//!     others: exchange a device, begin a job, pause, resume, shut down, write a file         at any moment until it stops
+//!     killed: the next daemon has the note, and the hypervisor's answers; or the source's hypervisor is lost with the rest of the memory
 //! ```
-//! What the VM had when it stood still is what it has where it is in the end. Like [`crate::paused`] a story of its own, beside the
-//! migrations of the seed.
+//! The VM must finally have the state in which it was stopped. A separate simulation, like [`crate::paused`].
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,17 +20,16 @@ use migration::vm::shape::{Difference, Drive, Medium, Shape, differences};
 use crate::random::Random;
 use crate::world::Violation;
 
-/// Turns of the copy, and of the memory, at most.
 const TURNS_MAX: u64 = 6;
-/// Turns within which a guest is let run.
+/// Turns within which a guest is resumed.
 const SETTLING_TURNS_MAX: u32 = 1000;
-/// Of a hundred turns: those in which somebody else does something, and those in which the daemon is killed.
+/// The percentages of turns in which others change something, and in which the daemon is killed.
 const OTHERS: u64 = 25;
 const KILLED: u64 = 8;
-/// Of a hundred moves: those in which the rest of the memory follows later and the source's host is lost before it has.
+/// The percentage of moves in which the rest of the memory follows later and the source's host is lost before.
 const HOST_LOST: u64 = 15;
 
-/// Plays the story of a seed.
+/// Runs the simulation of a seed.
 pub(crate) fn play(seed: u64) -> Option<Violation> {
     let mut random = Random::new(seed).fork();
     let vm = Vm::new(&mut random);
@@ -40,37 +38,29 @@ pub(crate) fn play(seed: u64) -> Option<Violation> {
     play.tell().map(|detail| Violation { checker: "what a VM is", at: play.now, detail })
 }
 
-/// What a VM is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Vm {
     does: State,
-    /// The volume of each disk.
     disks: Vec<u64>,
     has_job: bool,
     file: u64,
 }
 
-/// What its hypervisor says that it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     Runs,
     Paused,
     ShutDown,
-    /// The move has stopped it.
     Stands,
 }
 
-/// What is durable at the source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Note {
     is_to_run: bool,
 }
 
-/// How a move has come out.
 enum Moved {
-    /// It is at the target, as this.
     There(Vm),
-    /// It stays, and has been let go on.
     Stays,
 }
 
@@ -108,14 +98,13 @@ impl Vm {
 struct Play {
     random: Random,
     vm: Vm,
-    /// What others have made it do last.
+    /// The last state that others have ordered.
     wanted: State,
     note: Option<Note>,
     now: Duration,
 }
 
 impl Play {
-    /// Returns what is wrong in the end.
     fn tell(&mut self) -> Option<String> {
         let before = self.vm.clone();
         let Ok(mut leaves) = Departure::begin(&self.vm.says(), &self.vm.differences(), self.vm.file) else {
@@ -128,12 +117,11 @@ impl Play {
         }
     }
 
-    /// Moves it, until it is there or stays.
     fn go(&mut self, leaves: &mut Departure, sent: &mut u64) -> Moved {
         for _ in 0..self.random.below(TURNS_MAX) {
             self.others();
             if self.random.percent(KILLED) {
-                // Nothing of it was ever paused by the move.
+                // The move has not paused anything yet.
                 return Moved::Stays;
             }
         }
@@ -144,7 +132,7 @@ impl Play {
         for _ in 0..self.random.below(TURNS_MAX) {
             if self.others() {
                 if self.random.percent(KILLED) {
-                    // Before that was noted.
+                    // Before the note.
                     return self.stay(Memory::Moving);
                 }
                 for step in leaves.changed(&self.vm.says()) {
@@ -171,13 +159,13 @@ impl Play {
         if self.random.percent(KILLED) {
             return self.stay(Memory::Still);
         }
-        // What it was when it stood is what it is to be.
+        // It must be as it was when it stopped.
         self.vm.does = had.does;
         let does = if then == Then::Runs { State::Runs } else { State::Paused };
         Moved::There(Vm { does, disks: vec![1, 2], has_job: false, file: *sent })
     }
 
-    /// Somebody else does something; whether the VM was stopped or let run by it.
+    /// Changes something as another program; returns whether that stopped or resumed the VM.
     fn others(&mut self) -> bool {
         self.now += Duration::from_millis(10);
         if !self.random.percent(OTHERS) {
@@ -200,7 +188,7 @@ impl Play {
         self.vm.does != before
     }
 
-    /// It stays: the daemon, or the next one, lets it go on as its note says.
+    /// Lets it stay: the daemon, or the next one, resumes it by its note.
     fn stay(&mut self, memory: Memory) -> Moved {
         let Some(note) = self.note else { return Moved::Stays };
         let (mut hold, mut memory) = (Hold::found(Reason::Move), memory);
@@ -237,7 +225,7 @@ impl Play {
             };
             hold.handle_event(self.now, event);
         }
-        // A VM that the move has stopped is let run only if it ran: otherwise it stands, which is as good as paused.
+        // A VM stopped by the move is resumed only if it ran before: otherwise it stays stopped, which equals paused.
         if self.vm.does == State::Stands && !note.is_to_run {
             self.vm.does = State::Paused;
         }

@@ -1,4 +1,4 @@
-//! The simulator as a whole: seeds without violations, and the same seed twice.
+//! Tests the simulator as a whole: seeds without violations, and the same seed twice.
 
 use crate::campaign::{self, Order, Until};
 use crate::scenario::{Options, Rounds};

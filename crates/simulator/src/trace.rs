@@ -1,9 +1,8 @@
-//! What happened, as a hash that two runs of a seed must share, and as lines for people who ask.
+//! The events of a simulation: as a hash that two runs of a seed must share, and as printed lines.
 
 use std::cell::Cell;
 use std::time::Duration;
 
-/// The trace of one simulation.
 pub(crate) struct Trace {
     hash: Cell<u64>,
     audience: Audience,
@@ -11,9 +10,7 @@ pub(crate) struct Trace {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Audience {
-    /// Only the hash is kept.
     Nobody,
-    /// Every event is a line on standard output.
     StandardOutput,
 }
 
@@ -22,12 +19,11 @@ impl Trace {
         Self { hash: Cell::new(0xCBF2_9CE4_8422_2325), audience }
     }
 
-    /// What happened so far, as a number.
     pub(crate) fn hash(&self) -> u64 {
         self.hash.get()
     }
 
-    /// Takes note of an event and two numbers that belong to it.
+    /// Adds an event with two numbers that belong to it.
     pub(crate) fn note(&self, at: Duration, what: &'static str, first: u64, second: u64) {
         let nanos = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX);
         let name = what.bytes().fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)));
@@ -39,7 +35,7 @@ impl Trace {
         self.say(at, || format!("{what} {first} {second}"));
     }
 
-    /// Says something that is no event of its own.
+    /// Prints a text that is no event.
     pub(crate) fn say(&self, at: Duration, text: impl FnOnce() -> String) {
         if self.audience == Audience::StandardOutput {
             println!("{:>14.6} ms  {}", at.as_secs_f64() * 1e3, text());

@@ -1,4 +1,4 @@
-//! What all parts of one simulation share: time, the trace, the faults drawn for it, and the verdict.
+//! The shared state of one simulation: time, the trace, the drawn faults, and the verdict.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,60 +15,48 @@ use crate::faults::{Fault, FaultBoard};
 use crate::random::Random;
 use crate::trace::Trace;
 
-/// What all parts of a simulation share.
 pub(crate) struct World {
     pub(crate) clock: Rc<Clock>,
     pub(crate) trace: Trace,
     pub(crate) faults: FaultBoard,
     pub(crate) excuses: RefCell<Excuses>,
     pub(crate) struck: RefCell<Struck>,
-    /// The phase of the migration under way; `None` between migrations and while the daemon is down.
+    /// The phase of the migration in progress; `None` between migrations and while the daemon is down.
     phase: Cell<Option<Phase>>,
-    /// How the migration under way copies, or the last one.
     kind: Cell<Kind>,
     era: Cell<Era>,
-    /// Why to stop, and the phase in which that was asked for.
+    /// The reason to stop, and the phase at that time.
     stop: Cell<Option<(Stop, Option<Phase>)>>,
     violation: RefCell<Option<Violation>>,
-    /// Messages that are held until a phase is entered.
     held: RefCell<Vec<(Phase, oneshot::Sender<()>)>>,
 }
 
-/// When something was asked for: nobody waits any more for what was asked for in another era.
+/// The time of a request, as an era: requests of an earlier era have no caller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Era {
     /// Grows with each end of a migration, and of a daemon.
     migration: u64,
-    /// Grows with each try at the handover that is given up.
+    /// Grows with each abandoned attempt at the handover.
     attempt: u64,
 }
 
-/// Why the executor is to stop for a moment, or for good.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
-    /// The daemon is killed.
     Kill,
-    /// The host loses power.
     PowerCut,
-    /// Everything that was to happen has happened.
+    /// All planned events have happened.
     Finished,
-    /// A rule has been broken.
     Violated,
 }
 
-/// A rule that was broken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Violation {
-    /// Which checker found it.
     pub(crate) checker: &'static str,
-    /// When, in virtual time.
     pub(crate) at: Duration,
-    /// What was found, for people.
     pub(crate) detail: String,
 }
 
 impl World {
-    /// The world of a simulation that has not begun.
     pub(crate) fn new(random: &mut Random, trace: Trace) -> Rc<Self> {
         Rc::new(Self {
             clock: Clock::new(random.fork()),
@@ -89,17 +77,15 @@ impl World {
         self.clock.now()
     }
 
-    /// Takes note of something that happened, for the hash and for people.
     pub(crate) fn note(&self, what: &'static str, first: u64, second: u64) {
         self.trace.note(self.now(), what, first, second);
     }
 
-    /// Says something to whoever reads the trace.
     pub(crate) fn say(&self, text: impl FnOnce() -> String) {
         self.trace.say(self.now(), text);
     }
 
-    /// A rule was broken: the simulation ends. The first violation counts; later ones may follow from it.
+    /// Reports a violation, which ends the simulation. Only the first counts; later ones may follow from it.
     pub(crate) fn violated(&self, checker: &'static str, detail: impl FnOnce() -> String) {
         let mut violation = self.violation.borrow_mut();
         if violation.is_none() {
@@ -110,39 +96,33 @@ impl World {
         self.stop.set(Some((Stop::Violated, self.phase())));
     }
 
-    /// The violation, if there was one.
     pub(crate) fn violation(&self) -> Option<Violation> {
         self.violation.borrow().clone()
     }
 
-    /// Asks the executor to stop; what was asked for first holds, except that a violation overrules.
+    /// Requests a stop; the first request holds, unless a violation follows.
     pub(crate) fn stop(&self, why: Stop) {
         if self.stop.get().is_none() {
             self.stop.set(Some((why, self.phase())));
         }
     }
 
-    /// Tells whether the executor is to stop.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stop.get().is_some()
     }
 
-    /// Takes the reason to stop, and the phase in which that was asked for.
     pub(crate) fn take_stop(&self) -> Option<(Stop, Option<Phase>)> {
         self.stop.take()
     }
 
-    /// The migration that begins copies so.
     pub(crate) fn copies_by(&self, strategy: Strategy) {
         self.kind.set(Kind::of(strategy));
     }
 
-    /// The phase of the migration under way.
     pub(crate) fn phase(&self) -> Option<Phase> {
         self.phase.get()
     }
 
-    /// Takes note of the phase; `None` when no migration is under way any more.
     pub(crate) fn set_phase(&self, phase: Option<Phase>) {
         let before = self.phase.replace(phase);
         let is_given_up = before.is_some() && phase == Some(Phase::Copying);
@@ -157,47 +137,44 @@ impl World {
         drop::<Vec<_>>(released);
     }
 
-    /// Holds something until a phase is entered; the future ends then.
+    /// Returns a future that resolves when a phase is entered.
     pub(crate) fn hold_until(&self, phase: Phase) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
         self.held.borrow_mut().push((phase, sender));
         receiver
     }
 
-    /// A fault has really struck something, in the phase of now.
     pub(crate) fn struck(&self, fault: Fault) {
         self.struck_in(fault, self.phase());
     }
 
-    /// The era of now: from the end of one try at the handover, migration or daemon to the next.
+    /// Returns the present era: from one end of an attempt, migration or daemon to the next.
     pub(crate) fn era(&self) -> Era {
         self.era.get()
     }
 
-    /// A fault has really struck work that was asked for in `era`; if that is over, no phase is said to have met it.
+    /// Counts a fault that has struck work of `era`; if that is over, without a phase.
     pub(crate) fn struck_late(&self, fault: Fault, era: Era) {
         let phase = self.phase().filter(|_| era == self.era());
         self.struck_in(fault, phase);
     }
 
-    /// A message that was sent in `era` arrives with trouble: at the same migration, perhaps in a later try of it.
+    /// Counts a fault of a message of `era`, which reaches the same migration, perhaps in a later attempt.
     pub(crate) fn struck_message(&self, era: Era) {
         let phase = self.phase().filter(|_| era.migration == self.era().migration);
         self.struck_in(Fault::MessageMishap, phase);
     }
 
-    /// A fault has really struck something.
     pub(crate) fn struck_in(&self, fault: Fault, phase: Option<Phase>) {
         self.note("struck", fault as u64, 0);
         self.say(|| format!("fault: {}", fault.name()));
         if let Some(phase) = phase {
-            // What fills a volume goes on beside the next migration, and by one strategy only.
+            // Filling continues beside the next migration, and belongs to one strategy only.
             let kind = if phase == Phase::Filling { Kind::PostCopy } else { self.kind.get() };
             self.struck.borrow_mut().add(kind, fault, phase);
         }
     }
 
-    /// Tells whether a fault of this kind strikes now, and takes note of it if so.
     pub(crate) fn strikes(&self, fault: Fault) -> bool {
         self.faults.take(fault, self.now())
     }

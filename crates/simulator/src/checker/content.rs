@@ -1,77 +1,74 @@
-//! What each sector of a volume may hold, by what its guest has asked for and been told.
+//! The allowed content of each sector of a volume, from its guest's requests and their answers.
 //!
 //! ```text
 //!    write A  |-------|
-//!    write B      |-------|             A and B were under way together: either may be the last
-//!    write C                 |-----|    C came after both had been answered: once it is answered, only C is right
+//!    write B      |-------|             A and B were in flight together: either may be the last
+//!    write C                 |-----|    C came after both had been answered: after its answer only C is right
 //! ```
-//! A write that failed, or was not answered, may have been applied or not. What was answered and then flushed (or was
-//! FUA) survives a power cut; what was not, may be lost, sector by sector, back to what the last flush had covered.
+//! A write that failed, or was not answered, may have been applied or not. Answered writes that were then flushed (or FUA)
+//! survive a power cut. Others may be lost, sector by sector, back to the state of the last flush.
 
 use crate::disk::SECTOR_BYTES;
 
-/// Time as this checker counts it: one tick for each request that begins or ends.
+/// Time in this checker: one tick for each request that begins or ends.
 type Tick = u32;
 const NEVER: Tick = Tick::MAX;
 
-/// What a volume's guest may read.
+/// The allowed content of a volume.
 pub(crate) struct Content {
     sectors: Vec<Vec<Version>>,
     now: Tick,
-    /// What had been answered before this was made durable by a flush.
+    /// Changes answered before this tick were made durable by a flush.
     flushed_before: Tick,
-    /// When the reads under way began.
+    /// The beginnings of reads in flight.
     reads: Vec<Tick>,
 }
 
-/// One thing that a sector may hold, or have held.
+/// One possible content of a sector, present or past.
 #[derive(Clone, Copy, Debug)]
 struct Version {
-    /// Number of the request that wrote it; 0: it was there from the beginning.
+    /// The number of the request that wrote it; 0: the initial content.
     request: u32,
     token: u64,
     began: Tick,
-    /// [`NEVER`] while it is under way.
+    /// [`NEVER`] while it is in flight.
     ended: Tick,
     outcome: Outcome,
     durable: bool,
-    /// A flush that failed may have lost it: no later one makes it durable.
+    /// A failed flush may have lost it: no later one makes it durable.
     perhaps_lost: bool,
-    /// When a later write was answered: from then on this is wrong. [`NEVER`]: it is not.
+    /// When a later write was answered, which makes this content wrong; [`NEVER`]: not yet.
     superseded: Tick,
 }
 
-/// How a request that changes something ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// It was answered: it is there.
+    /// It was answered: its content is there.
     Done,
-    /// It was answered, and is there after a power cut too.
+    /// It was answered, and survives a power cut.
     DoneDurably,
-    /// It failed, or will never be answered: it is there, or not, or in part.
+    /// It failed, or will never be answered: its content is there, or not, or in part.
     Failed,
 }
 
-/// A read or flush that is under way.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Began(Tick);
 
-/// A sector that holds something it must not.
+/// A sector with forbidden content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wrong {
     pub(crate) sector: usize,
     pub(crate) found: u64,
-    /// What it might hold.
     pub(crate) allowed: Vec<u64>,
 }
 
-/// What request `request` writes into `sector`.
+/// Returns the token that request `request` writes into `sector`.
 pub(crate) fn token(request: u32, sector: usize) -> u64 {
     u64::from(request) << 32 | sector as u64
 }
 
 impl Content {
-    /// A volume that holds `initial`, durably.
+    /// Makes the checker of a volume that durably holds `initial`.
     pub(crate) fn new(initial: &[u64]) -> Self {
         let version = |token: &u64| {
             let outcome = Outcome::DoneDurably;
@@ -94,7 +91,7 @@ impl Content {
         }
     }
 
-    /// A request that changes `count` sectors begins; `zeroes` tells whether it leaves zeroes.
+    /// Notes the beginning of a request that changes `count` sectors.
     pub(crate) fn change_begins(&mut self, request: u32, first: usize, count: usize, leaves: Leaves) {
         let began = self.tick();
         for sector in first..first + count {
@@ -118,7 +115,7 @@ impl Content {
         }
     }
 
-    /// A request that changes something has ended, or will never be answered.
+    /// Notes the end of such a request, or that it will never be answered.
     pub(crate) fn change_ends(&mut self, request: u32, first: usize, count: usize, outcome: Outcome) {
         let now = self.tick();
         for versions in &mut self.sectors[first..first + count] {
@@ -140,7 +137,7 @@ impl Content {
         Began(began)
     }
 
-    /// A read has ended, with these tokens from `first` on, or without any.
+    /// Checks a read that has ended, with these tokens from `first` on, or without any.
     pub(crate) fn read_ends(
         &mut self,
         Began(began): Began,
@@ -164,12 +161,12 @@ impl Content {
         Began(self.tick())
     }
 
-    /// A flush has succeeded: what had been answered before it began is durable.
+    /// Notes a successful flush: changes answered before it began are durable.
     pub(crate) fn flush_succeeds(&mut self, Began(began): Began) {
         self.flushed_before = self.flushed_before.max(began);
     }
 
-    /// A flush has failed: what has been asked for before that and is not durable may be lost, whatever later flushes say.
+    /// Notes a failed flush: earlier changes that are not durable may be lost, whatever later flushes return.
     pub(crate) fn flush_fails(&mut self) {
         for sector in 0..self.sectors.len() {
             self.mark_durable(sector);
@@ -178,12 +175,11 @@ impl Content {
         }
     }
 
-    /// Reads under way will never be answered.
     pub(crate) fn forget_reads(&mut self) {
         self.reads.clear();
     }
 
-    /// Checks what is there after the daemon has been killed, while no request is under way in the volume.
+    /// Checks the content after the daemon was killed, with no request in flight.
     pub(crate) fn check(&self, found: &[u64]) -> Result<(), Wrong> {
         for (sector, (versions, found)) in self.sectors.iter().zip(found).enumerate() {
             if !versions.iter().any(|version| version.token == *found && version.superseded == NEVER) {
@@ -193,7 +189,7 @@ impl Content {
         Ok(())
     }
 
-    /// Checks what is there after a power cut, and goes on from it. Requests that were under way have failed.
+    /// Checks the content after a power cut, and continues from it. Requests in flight have failed.
     pub(crate) fn check_after_power_cut(&mut self, found: &[u64]) -> Result<(), Wrong> {
         self.reads.clear();
         for (sector, found) in found.iter().enumerate().take(self.sectors.len()) {
@@ -233,7 +229,7 @@ impl Content {
         }
     }
 
-    /// Forgets versions that nothing can bring back.
+    /// Forgets versions that cannot come back.
     fn tidy(&mut self, sector: usize) {
         if self.sectors[sector].len() < 3 {
             return;
@@ -252,12 +248,11 @@ impl Content {
     }
 }
 
-/// Tells whether a later write is durable: then not even a power cut brings this version back.
+/// Returns whether a later write is durable: then not even a power cut brings this version back.
 fn lost_for_good(versions: &[Version], version: &Version) -> bool {
     versions.iter().any(|later| later.durable && later.began > version.ended)
 }
 
-/// What a request leaves in its sectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leaves {
     /// The request's number and the sector's.

@@ -1,22 +1,22 @@
-//! The journal that a restart finds says what was acknowledged, and nothing that was never asked for; what moves within a host
-//! leaves nothing behind; phases follow their table.
+//! Checks the journal that a restart finds: it holds all acknowledged records, and none that was never ordered. Also checks that
+//! migrations within a host leave nothing behind, and that phases follow their table.
 
 use std::collections::BTreeSet;
 
 use migration::Phase;
 use migration::journal::{Side, Stage, State};
 
-/// What is wrong with the state that a restart has read; `None` if nothing is.
+/// Returns what is wrong with the state that a restart has read.
 ///
-/// `acknowledged` is what callers were told; `possible` are the states with commits that nobody was told of.
+/// `acknowledged` is the acknowledged state; `possible` are the states with unacknowledged commits.
 pub(crate) fn wrong_state(read: &State, acknowledged: &State, possible: &[State]) -> Option<String> {
     let known = std::iter::once(acknowledged).chain(possible).any(|state| state == read);
     (!known).then(|| format!("the journal says {read:?}, and was told {acknowledged:?}, or {possible:?}"))
 }
 
-/// What migrations between stores of a host have left undone when nobody sees to any of them; `None` if nothing is.
+/// Returns what migrations between stores of a host have left undone.
 ///
-/// `images` are the images that are in the stores; `excused` are those of which somebody was told that they are left.
+/// `images` are the images in the stores; `excused` are those that were reported as left over.
 pub(crate) fn left_over(
     state: &State,
     images: &BTreeSet<&str>,
@@ -30,7 +30,7 @@ pub(crate) fn left_over(
     if let Some(lost) = owners.difference(images).next() {
         return Some(format!("{lost} owns a volume and is gone"));
     }
-    // What has left the host since then is another migration's.
+    // Images that have left the host since then belong to another migration.
     let gone: BTreeSet<_> =
         state.moved.values().map(|moved| moved.volume.record.image.place.name()).collect();
     let touched = locals().flat_map(|(_, migration)| &migration.volumes);
@@ -41,17 +41,17 @@ pub(crate) fn left_over(
     paths.find(is_left).map(|path| format!("{path} is left, and nobody has been told"))
 }
 
-/// Joins the phases of one migration.
+/// Follows the phases of one migration.
 #[derive(Debug, Default)]
 pub(crate) struct PhaseWatch {
     phase: Option<Phase>,
 }
 
 impl PhaseWatch {
-    /// A migration has entered `next`; says what is wrong with that.
+    /// Notes that a migration has entered `next`; returns what is wrong with that.
     pub(crate) fn enter(&mut self, next: Phase) -> Option<String> {
         let before = self.phase.replace(next).unwrap_or(Phase::Copying);
-        // A machine may say again where it is.
+        // A machine may repeat its present phase.
         let right = before == next || before.may_become(next);
         (!right).then(|| format!("a migration went from {before} to {next}"))
     }
@@ -89,7 +89,6 @@ mod tests {
         assert!(found(&["/b/target"], &["/b/target"]).is_some_and(|found| found.contains("is gone")));
     }
 
-    /// A volume that stayed where it was.
     fn one_that_was_cancelled() -> State {
         let (volume, migration) = (VolumeId([1; 16]), MigrationId(0));
         let source = ImageLocation::raw_file("a", "/a/source");

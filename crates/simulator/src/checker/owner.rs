@@ -1,28 +1,25 @@
-//! At most one store is written by guests: what the journal lets a daemon do with each image.
+//! Checks that guests write to at most one store: what the journal permits a daemon with each image.
 //!
-//! While a commit is under way nobody knows what a restart would find; so what is done must be right with and without
-//! it.
+//! While a commit is in flight, a restart may find it or not. So each request must be permitted with and without it.
 
 use migration::journal::{ImageLocation, MigrationState, Side, Stage, State};
 
-/// What may be done with an image. In order: of two, the lesser one is what may be done for certain.
+/// The permitted use of an image. Ordered: of two possible permissions, the lesser one is certain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Permission {
-    /// Nothing: it was released, or does not own the volume yet, or nobody knows.
+    /// No use: it was released, does not own the volume yet, or its state is unknown.
     Forbidden,
-    /// It was released with blocks missing at its target, which reads them here.
+    /// It was released incomplete, and its target reads missing blocks here.
     Reservoir,
-    /// It is of no use to anybody; what is still being written there does no harm.
+    /// It is obsolete; late writes do no harm.
     Worthless,
-    /// It is being copied to: it may be written and flushed, but serves nobody.
+    /// It is being copied to: it may be written and flushed, but serves no guest.
     Target,
-    /// It is being copied to, and another host reads here meanwhile what it lacks.
+    /// It is being copied to, and another host reads its missing blocks here meanwhile.
     Refilled,
-    /// It owns a volume.
     Owner,
 }
 
-/// A kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -31,7 +28,6 @@ pub(crate) enum Access {
 }
 
 impl Permission {
-    /// Tells whether this lets a request be made.
     pub(crate) fn allows(self, access: Access) -> bool {
         match self {
             Self::Forbidden => false,
@@ -42,7 +38,7 @@ impl Permission {
     }
 }
 
-/// What may be done with the image at `path`, if `state` is what the journal says.
+/// Returns the permission of the image at `path`, if `state` is the journal's.
 pub(crate) fn permission(state: &State, path: &str) -> Permission {
     let is = |image: &ImageLocation| image.place.name() == path;
     let owns = state.volumes.values().any(|volume| is(&volume.record.image));
@@ -74,9 +70,9 @@ pub(crate) fn permission(state: &State, path: &str) -> Permission {
             // It has come back.
             Stage::Released(_) if source && owns && !migration.side.has_target() => return Permission::Owner,
             Stage::Released(_) if source && migration.hollow_now().is_some() => return Permission::Reservoir,
-            // What is still fetched of what it lacked is right if it is handed back, and of no use otherwise.
+            // Late fetches of its missing blocks are right if it is handed back, and harmless otherwise.
             Stage::Released(_) if source && lacks(migration) => return Permission::Worthless,
-            // Past the commit point, and nobody owns the volumes yet.
+            // Past the commit point, before the volumes have a new owner.
             Stage::Released(_) if source || target => return Permission::Forbidden,
             Stage::Ended(_) if target && !owns => target_of_failed = true,
             _ => {}
@@ -89,7 +85,7 @@ pub(crate) fn permission(state: &State, path: &str) -> Permission {
     }
 }
 
-/// The stage of a migration to this host that a restart would look for the image at `path` for.
+/// Returns the stage of an incoming migration for which a restart would look for the image at `path`.
 pub(crate) fn counts_upon(state: &State, path: &str) -> Option<Stage> {
     let mut incoming =
         state.unfinished().filter(|(_, migration)| matches!(migration.side, Side::Incoming { .. }));
@@ -101,7 +97,7 @@ pub(crate) fn counts_upon(state: &State, path: &str) -> Option<Stage> {
     Some(migration.stage.clone())
 }
 
-/// What has become wrong with the volumes' generations from `before` to `after`; `None` if nothing has.
+/// Returns what is wrong with the change of the volumes' generations from `before` to `after`.
 ///
 /// A generation grows by one, and exactly when a volume's image changes.
 pub(crate) fn wrong_generation(before: &State, after: &State) -> Option<String> {

@@ -1,7 +1,7 @@
-//! No guest request fails, or waits too long, because of a migration.
+//! Checks that no guest request fails, or waits too long, because of a migration.
 //!
-//! A request may wait as long as its owner's disk, the journal or the messengers (which are given faults on purpose)
-//! keep it waiting: those times are *excused*. What is left over must stay below what the migration may cost.
+//! A request may wait for its owner's disk, the journal or the messengers, which get faults on purpose: those times are
+//! *excused*. The rest must stay below the limits of the migration.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,33 +12,32 @@ use rustix::io::Errno;
 
 use crate::disk::FOREIGN_ERRNO;
 
-/// What the simulated disks and the executor add to the limits of a migration at most.
+/// What the simulated disks and the executor may add to a migration's limits.
 const SLACK: Duration = Duration::from_millis(100);
-/// Requests shorter than this need not be looked at.
+/// Shorter requests are not checked.
 const NOT_WORTH_A_LOOK: Duration = Duration::from_millis(500);
 
-/// Times during which something other than the migration kept guests waiting.
+/// Times for which the migration is not to blame.
 #[derive(Debug, Default)]
 pub(crate) struct Excuses {
     intervals: Vec<(Duration, Duration)>,
-    /// Those that have not ended, by what they are for.
+    /// Excuses that have not ended, by number.
     open: BTreeMap<usize, Duration>,
-    /// Those that had a number, and have ended: whoever began to wait then may wait longer.
+    /// Numbered excuses that have ended: a request that began to wait in one may wait longer.
     ended: Vec<(Duration, Duration)>,
 }
 
 impl Excuses {
-    /// From `from` to `to`, waiting is excused.
+    /// Excuses waiting from `from` to `to`.
     pub(crate) fn add(&mut self, from: Duration, to: Duration) {
         self.intervals.push((from, to));
     }
 
-    /// From now on waiting is excused, because of something with that number: requests are another host's.
+    /// Begins an excuse with this number: requests are served by another host.
     pub(crate) fn begin(&mut self, number: usize, now: Duration) {
         self.open.entry(number).or_insert(now);
     }
 
-    /// It is excused no more.
     pub(crate) fn end(&mut self, number: usize, now: Duration) {
         if let Some(began) = self.open.remove(&number) {
             self.add(began, now);
@@ -46,8 +45,8 @@ impl Excuses {
         }
     }
 
-    /// Until when a wait is a migration's: from the first instant at which it was another host's it may be in the hands of
-    /// one that is not heard.
+    /// Returns until when the migration is to blame for a wait: from the first instant of another host's ownership, the request
+    /// may be at a host that is out of reach.
     fn until_elsewhere(&self, from: Duration, to: Duration) -> Duration {
         let open = self.open.values().map(|began| (*began, Duration::MAX));
         let elsewhere = self.ended.iter().copied().chain(open);
@@ -55,7 +54,7 @@ impl Excuses {
         meanwhile.map(|(began, _)| began.max(from)).min().unwrap_or(to)
     }
 
-    /// How much of the time from `from` to `to` is not excused.
+    /// Returns the part of the time from `from` to `to` that is not excused.
     fn unexcused(&self, from: Duration, to: Duration) -> Duration {
         let clip = |(start, end): &(Duration, Duration)| ((*start).max(from), (*end).min(to));
         let open: Vec<_> = self.open.values().map(|began| (*began, Duration::MAX)).collect();
@@ -72,7 +71,7 @@ impl Excuses {
     }
 }
 
-/// Tells what is wrong with a guest request that took from `from` to `to`; `None` if nothing is.
+/// Returns what is wrong with a guest request that took from `from` to `to`.
 pub(crate) fn too_long(
     excuses: &Excuses,
     limits: &TimeLimits,
@@ -90,7 +89,7 @@ pub(crate) fn too_long(
     })
 }
 
-/// Tells whether a guest may see this error: only its volume's owner may fail.
+/// Returns whether a guest may see this error: only its volume's owner may fail.
 pub(crate) fn is_owners_fault(error: &IoError) -> bool {
     match error {
         IoError::Os { errno: Errno::NOSPC | Errno::TIMEDOUT, .. } => false,

@@ -1,5 +1,5 @@
-//! Progress never runs backwards, and is complete only from the commit point on; a migration that stands still says
-//! what it waits for.
+//! Checks that progress never runs backwards, and is complete only from the commit point on. A migration without progress must
+//! say what it waits for.
 
 use std::time::Duration;
 
@@ -8,18 +8,17 @@ use migration::{Phase, Progress};
 /// How long a migration may show no progress without a reason.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 
-/// Joins the reports of one migration.
+/// Follows the reports of one migration.
 #[derive(Debug, Default)]
 pub(crate) struct ProgressWatch {
     fraction: f64,
-    /// Set once a report was made past the commit point.
     past_commit_point: bool,
-    /// When what is shown changed last, or there was a reason why it does not, and what it was.
+    /// The time and the figures of the last change, or of the last report with a reason for standing still.
     unexplained: Option<(Duration, Phase, u64, u64)>,
 }
 
 impl ProgressWatch {
-    /// Takes a report and says what is wrong with it.
+    /// Takes a report and returns what is wrong with it.
     pub(crate) fn report(&mut self, now: Duration, progress: &Progress) -> Option<String> {
         let Progress { phase, fraction, .. } = *progress;
         let before = std::mem::replace(&mut self.fraction, fraction);
@@ -31,8 +30,8 @@ impl ProgressWatch {
         if fraction >= 1.0 && !self.past_commit_point {
             return Some(format!("progress is {fraction} in {phase}, before the commit point"));
         }
-        // N.B. that volumes which have left are whole their target says, and then the phase is another one. One that is handed back
-        // has been whole, and progress never falls.
+        // N.B. the target reports completeness of volumes that have left, and the phase changes then. A volume that is handed
+        // back was complete, and progress never falls.
         if phase == Phase::Filling && (fraction >= 1.0 || progress.bytes_missing == Some(0)) {
             let missing = progress.bytes_missing;
             return Some(format!("progress is {fraction} in {phase}, and missing {missing:?}"));

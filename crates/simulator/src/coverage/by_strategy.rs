@@ -1,8 +1,7 @@
-//! What each strategy has met of simulations with one, two and three hosts together.
+//! The faults that each strategy has met in simulations with one, two and three hosts together.
 //!
-//! A fault that strikes on one host and between hosts alike counts wherever it strikes; a cell is impossible if it is in each
-//! table that migrations of the strategy have. Where nothing is asked that a fault could strike, unless something else has gone
-//! wrong as well, it is not asked for, for a reason that is written down, too.
+//! A fault on one host and between hosts counts wherever it strikes. A cell is impossible if it is impossible in each table of
+//! the strategy's migrations. Cells that need another fault as well are not required; their reasons are recorded, too.
 
 use std::fmt;
 
@@ -11,12 +10,10 @@ use migration::Phase;
 use super::{Cell, Coverage, Kind, PHASES, Table, impossible, is_seldom};
 use crate::faults::Fault;
 
-/// How many seeds have reached each cell, by strategy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ByStrategy([[[u64; PHASES]; Fault::COUNT]; Kind::ALL.len()]);
 
 impl ByStrategy {
-    /// Adds what seeds of one number of hosts have reached.
     pub(crate) fn add(&mut self, coverage: &Coverage) {
         for kind in Kind::ALL.into_iter().filter(|kind| kind.is_of(coverage.table)) {
             let rows = self.0[kind as usize].iter_mut().zip(&coverage.by_kind[kind as usize]);
@@ -26,13 +23,11 @@ impl ByStrategy {
         }
     }
 
-    /// The possible cells that fewer than `wanted` seeds have reached.
     pub(crate) fn below(&self, wanted: u64) -> Vec<(Kind, Cell)> {
         let cells = Kind::ALL.into_iter().flat_map(|kind| self.possible(kind).map(move |cell| (kind, cell)));
         cells.filter(|(_, cell)| cell.seeds < wanted).collect()
     }
 
-    /// The cells that were reached and are said to be impossible.
     pub(crate) fn contradictions(&self) -> Vec<(Kind, Cell)> {
         let cells = Kind::ALL.into_iter().flat_map(|kind| cells(kind).map(move |cell| (kind, cell)));
         let impossible = cells.filter(|(kind, (fault, phase))| never(*kind, *fault, *phase).is_some());
@@ -42,7 +37,6 @@ impl ByStrategy {
         counted.filter(|(_, cell)| cell.seeds > 0).collect()
     }
 
-    /// The fewest seeds that have reached a possible cell.
     pub(crate) fn fewest(&self) -> u64 {
         Kind::ALL.into_iter().flat_map(|kind| self.possible(kind)).map(|cell| cell.seeds).min().unwrap_or(0)
     }
@@ -59,12 +53,10 @@ impl ByStrategy {
     }
 }
 
-/// All cells of a strategy, row by row.
 fn cells(kind: Kind) -> impl Iterator<Item = (Fault, Phase)> {
     faults(kind).into_iter().flat_map(|fault| Phase::ALL.map(|phase| (fault, phase)))
 }
 
-/// What can strike migrations that copy so.
 fn faults(kind: Kind) -> Vec<Fault> {
     let mut faults = Vec::new();
     for table in [Table::OneHost, Table::Hosts].into_iter().filter(|table| kind.is_of(*table)) {
@@ -74,7 +66,7 @@ fn faults(kind: Kind) -> Vec<Fault> {
     faults
 }
 
-/// Why a fault never strikes a phase of migrations that copy so; `None` if it can.
+/// Returns why a fault cannot strike in a phase of this strategy's migrations; `None` if it can.
 fn never(kind: Kind, fault: Fault, phase: Phase) -> Option<&'static str> {
     let mut reason = None;
     for table in [Table::OneHost, Table::Hosts] {
@@ -85,7 +77,7 @@ fn never(kind: Kind, fault: Fault, phase: Phase) -> Option<&'static str> {
     reason
 }
 
-/// The same, for the strategy alone.
+/// Returns the reason that applies to the strategy alone.
 fn impossible_by(kind: Kind, _: Fault, phase: Phase) -> Option<&'static str> {
     match phase {
         Phase::Filling if kind != Kind::PostCopy => Some("nothing is left behind"),
@@ -93,7 +85,7 @@ fn impossible_by(kind: Kind, _: Fault, phase: Phase) -> Option<&'static str> {
     }
 }
 
-/// Why a fault need not have struck a phase of migrations that copy so, although it may if something else goes wrong as well.
+/// Returns why a fault need not strike in a phase, although it may if another fault strikes as well.
 fn excused(kind: Kind, fault: Fault, phase: Phase) -> Option<&'static str> {
     use Fault::{
         CancelThere, HandBack, JournalError, JournalSlow, SourceError, SourceSlow, TargetError, TargetFull,
@@ -103,7 +95,7 @@ fn excused(kind: Kind, fault: Fault, phase: Phase) -> Option<&'static str> {
         Closing, Committing, Discarding, Filling, Memory, Preparing, Releasing, Retiring, TakingBack,
     };
 
-    // One host alone has it without anything else.
+    // It needs no other fault on one host.
     let alone = Table::OneHost;
     let is_met_alone = impossible(alone, fault, phase).is_none() && !is_seldom(alone, fault, phase);
     if kind.is_of(alone) && alone.faults().contains(&fault) && is_met_alone {
@@ -114,7 +106,7 @@ fn excused(kind: Kind, fault: Fault, phase: Phase) -> Option<&'static str> {
         (SourceError, Filling) => {
             Some("what only a reservoir has, and cannot be read, a guest hears of: that is not simulated")
         }
-        // What a new owner lacks is read as soon as it commits.
+        // A new owner reads missing blocks as soon as it commits.
         (SourceSlow, Committing) if kind == Kind::PostCopy => None,
         (SourceError | SourceSlow, Releasing | Committing | Retiring | TakingBack) => {
             Some("nothing is asked of the source: the gates are closed, or it owns nothing")

@@ -1,4 +1,4 @@
-//! Files and devices, what strangers do with them, and what of that the daemon can see.
+//! Files and devices, the acts of strangers on them, and the daemon's view.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,13 +9,11 @@ use migration::stay::Look;
 
 use crate::random::Random;
 
-/// A device, by two names.
 pub(super) const DEVICES: [&str; 2] = ["/dev/one", "/dev/by-id/one"];
 
-/// Which file or device.
 pub(super) type ObjectId = u64;
 
-/// What an image holds: changes with each write.
+/// The content of an image, which changes with each write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) volume: Option<VolumeId>,
@@ -26,22 +24,20 @@ pub(super) struct Content {
 #[derive(Clone, Debug)]
 struct Object {
     content: Content,
-    /// The path that it stands on, if it is an overlay.
     base: Option<String>,
-    /// Its header cannot be read for the time being.
+    /// Its header is temporarily unreadable.
     is_dark: bool,
 }
 
-/// A program that is not Sterna and reads an image.
+/// A program other than Sterna that reads an image.
 #[derive(Clone, Debug)]
 struct Stranger {
     object: ObjectId,
     sees: Content,
-    /// It runs on another machine: only its lock is seen here.
+    /// It runs on another machine: only its lock is visible here.
     is_remote: bool,
 }
 
-/// What an overlay stands on, as far as it can be read.
 pub(super) enum Base {
     Nothing,
     Dark,
@@ -53,10 +49,9 @@ pub(super) struct Files {
     names: BTreeMap<String, ObjectId>,
     objects: BTreeMap<ObjectId, Object>,
     strangers: Vec<Stranger>,
-    /// Files of others, which nobody may touch.
+    /// Files of others, which must stay untouched.
     precious: BTreeSet<ObjectId>,
     pub(super) marks: BTreeSet<String>,
-    /// What the daemon has locked for a step.
     pub(super) locked: Option<ObjectId>,
     made: ObjectId,
 }
@@ -78,7 +73,6 @@ impl Files {
         files
     }
 
-    /// Makes an empty file.
     pub(super) fn make(&mut self, name: &str, base: Option<String>) -> ObjectId {
         self.made += 1;
         let content = Content { volume: None, writes: 0, version: 0 };
@@ -113,7 +107,6 @@ impl Files {
         }
     }
 
-    /// What the daemon sees of a name.
     pub(super) fn look(&self, place: &Place) -> Found {
         self.at(place.name()).map_or(Found::Gone, |object| Found::There(self.identity(object)))
     }
@@ -123,7 +116,6 @@ impl Files {
         if is_device { Identity::Device(object) } else { Identity::File { device: 1, inode: object } }
     }
 
-    /// How an image looks from outside.
     pub(super) fn appearance(&self, name: &str) -> Option<Look> {
         let object = self.at(name)?;
         let content = self.content(object)?;
@@ -131,7 +123,7 @@ impl Files {
         Some(Look { which, state, changed_at: 0 })
     }
 
-    /// Takes a name away, and the file with its last one.
+    /// Removes a name, and the file with its last one.
     pub(super) fn unlink(&mut self, name: &str) {
         let Some(object) = self.names.remove(name) else { return };
         if !self.names.values().any(|other| *other == object) {
@@ -139,7 +131,7 @@ impl Files {
         }
     }
 
-    /// Gives a file another name; what has that is gone.
+    /// Renames a file; a file of the new name is replaced.
     pub(super) fn rename(&mut self, from: &str, to: &str) {
         let Some(object) = self.names.get(from).copied() else { return };
         self.unlink(to);
@@ -147,7 +139,6 @@ impl Files {
         self.names.insert(to.to_owned(), object);
     }
 
-    /// Whether another program holds it; `seen`: as far as open files show it.
     pub(super) fn is_held(&self, object: ObjectId) -> bool {
         self.strangers.iter().any(|stranger| stranger.object == object)
     }
@@ -156,7 +147,7 @@ impl Files {
         self.strangers.iter().any(|stranger| stranger.object == object && !stranger.is_remote)
     }
 
-    /// A stranger opens an image that nobody has locked.
+    /// Opens an unlocked image as a stranger.
     pub(super) fn open_by_stranger(&mut self, name: &str) {
         let Some(object) = self.at(name).filter(|object| self.locked != Some(*object)) else { return };
         let Some(sees) = self.content(object) else { return };
@@ -169,7 +160,7 @@ impl Files {
         self.strangers.retain(|_| keep);
     }
 
-    /// A stranger puts a file of its own into the place of another, which it moves away.
+    /// Puts a stranger's file into the place of another one, which is moved away.
     pub(super) fn exchange(&mut self, name: &str) {
         let Some(object) = self.names.remove(name) else { return };
         let precious = self.make(name, None);
@@ -177,12 +168,12 @@ impl Files {
         self.precious.insert(precious);
     }
 
-    /// What came into another's place is a file like others once the step is over.
+    /// Treats exchanged files like others once the step is over.
     pub(super) fn forget_precious(&mut self) {
         self.precious.clear();
     }
 
-    /// The headers of overlays cannot be read, or can again.
+    /// Makes the headers of overlays unreadable, or readable again.
     pub(super) fn change_light(&mut self) {
         let is_dark = self.random.percent(50);
         for object in self.objects.values_mut().filter(|object| object.base.is_some()) {
@@ -190,7 +181,7 @@ impl Files {
         }
     }
 
-    /// What strangers have lost.
+    /// Returns the losses of strangers.
     pub(super) fn wronged(&self) -> Vec<String> {
         let is_linked = |object: &ObjectId| self.names.values().any(|other| other == object);
         let lost = self.precious.iter().filter(|object| !is_linked(object));

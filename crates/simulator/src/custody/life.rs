@@ -1,4 +1,4 @@
-//! What happens: the daemon's own steps, orders, and strangers between two of its steps.
+//! The events: the daemon's own steps, orders, and strangers between two of its steps.
 
 use chronicle::Generation;
 use migration::custody::{
@@ -18,7 +18,6 @@ use super::{Reservoir, Serving, World};
 const PEER: HostId = HostId([9; 32]);
 const ATTEMPT: Attempt = Attempt(1);
 
-/// What a step does to a name.
 enum Act<'a> {
     Unlink,
     Rename(&'a str),
@@ -44,7 +43,7 @@ impl World {
         }
     }
 
-    /// Takes a step on a file as the daemon's custody does; whether it was taken.
+    /// Takes a step on a file as the daemon's custody does; returns whether it was permitted.
     fn carry_out(&mut self, step: Step, owner: &Owner, name: &str, act: &Act<'_>) -> bool {
         let place = place_of(name);
         let mut handling = Handling::new(step, owner.clone(), place.clone());
@@ -69,7 +68,7 @@ impl World {
             if matches!(handling.next(), Ok(Todo::Lock | Todo::Claims | Todo::Compare)) {
                 self.interfere(name);
             }
-            // Nothing can come between the last look and the act.
+            // The planted bug: nothing comes between the last check and the act.
             if handling.next() == Ok(Todo::Act)
                 && migration::planted::broken(migration::planted::Bug::IdentityNotCompared)
             {
@@ -94,7 +93,6 @@ impl World {
         Event::Locked
     }
 
-    /// What a stranger does between two steps of the daemon.
     fn interfere(&mut self, name: &str) {
         let is_used = self.serving.values().any(|serving| {
             serving.path == name || serving.base.as_ref().is_some_and(|(path, ..)| path == name)
@@ -108,7 +106,6 @@ impl World {
         }
     }
 
-    /// What the daemon can know of an image.
     fn book(&self, step: Step, owner: &Owner, name: &str, object: Option<ObjectId>) -> Book {
         let mut book = Book::of_journal(&self.state);
         book.identify(|place| self.files.look(place));
@@ -141,7 +138,6 @@ impl World {
         book
     }
 
-    /// Asks for a step that is done elsewhere.
     fn may(&mut self, step: Step, owner: &Owner, name: &str) -> bool {
         let object = self.files.at(name);
         let book = self.book(step, owner, name, object);
@@ -151,7 +147,6 @@ impl World {
         answer.is_ok()
     }
 
-    /// Whether the lock of an image could be had.
     fn is_lockable(&self, object: ObjectId) -> bool {
         let is_served = |serving: &Serving| {
             serving.object == object || serving.base.as_ref().is_some_and(|(_, base, _)| *base == object)
@@ -195,7 +190,7 @@ impl World {
         self.say(|| format!("{volume} is served from {path}"));
     }
 
-    /// A volume leaves: released, and its image not dealt with yet.
+    /// Releases a volume; its image is not deleted or renamed yet.
     fn leave(&mut self) {
         let Some(volume) = self.pick_served() else { return };
         let Some(known) = self.state.volumes.get(&volume) else { return };
@@ -235,7 +230,7 @@ impl World {
         self.say(|| format!("{volume} leaves by {migration}, hollow: {is_hollow}"));
     }
 
-    /// The new owner has everything: the image is kept or deleted, and the migration ends.
+    /// Ends a departure: the new owner is complete, so the image is kept or deleted.
     fn end_departure(&mut self) {
         let leaving = self.state.unfinished().find(|(_, known)| matches!(known.side, Side::Outgoing { .. }));
         let Some((migration, known)) = leaving else { return };
@@ -259,7 +254,6 @@ impl World {
         self.commit(vec![Record::MigrationEnded { migration, outcome, summary: Summary::default() }]);
     }
 
-    /// The new owner reads what it lacks.
     fn pull(&mut self, migration: MigrationId) {
         let Some(reservoir) = self.reservoirs.get(&migration).filter(|reservoir| reservoir.has_lane) else {
             return;
@@ -273,7 +267,7 @@ impl World {
         }
     }
 
-    /// A volume comes home: into the image that was kept, or into a new one.
+    /// Begins a return, into the kept image or a new one.
     fn come_home(&mut self) {
         let away: Vec<VolumeId> = self.state.moved.keys().copied().collect();
         let Some(volume) = self.one_of(&away) else { return };
@@ -306,13 +300,12 @@ impl World {
             self.taken_back += 1;
         }
         if let Some(object) = self.files.at(&path) {
-            // What comes is written there.
             let writes = self.acknowledged.get(&volume).copied().unwrap_or_default();
             self.files.write(object, volume, writes);
         }
     }
 
-    /// What comes has arrived, or is given up.
+    /// Ends an arrival, or abandons it.
     fn end_arrival(&mut self) {
         let Some((migration, (volume, path))) =
             self.coming.first_key_value().map(|(id, known)| (*id, known.clone()))
@@ -347,7 +340,7 @@ impl World {
         }
     }
 
-    /// An administrator serves an image that lies there, by one of its names.
+    /// Adds an existing image by one of its names, as an administrator would.
     fn add(&mut self) {
         let names = self.files.names();
         let Some(name) = self.one_of(&names) else { return };
@@ -361,7 +354,7 @@ impl World {
         if !self.may(step, &Owner::Administrator(word), &name) || !self.is_lockable(object) {
             return;
         }
-        // Opening an overlay locks what it stands on.
+        // Opening an overlay locks its backing file.
         if let Base::On(base) = self.files.base_of(&name)
             && !self.files.at(&base).is_some_and(|below| self.is_lockable(below))
         {
@@ -372,7 +365,7 @@ impl World {
         self.serve(volume, &name, object, "", is_written);
     }
 
-    /// A volume is removed: what Sterna made goes.
+    /// Removes a volume, and the image if Sterna made it.
     fn remove(&mut self) {
         let Some(volume) = self.pick_served() else { return };
         let Some(known) = self.state.volumes.get(&volume).cloned() else { return };
@@ -397,7 +390,7 @@ impl World {
         }
     }
 
-    /// A kept image is dropped by an administrator, or given up by the limits.
+    /// Drops a kept image, for an administrator or a limit.
     fn drop_kept(&mut self) {
         let kept: Vec<String> =
             self.files.names().into_iter().filter(|name| name.contains(".moved-")).collect();
@@ -408,7 +401,7 @@ impl World {
         self.carry_out(Step::Discard, &owner, &name, &Act::Unlink);
     }
 
-    /// Somebody makes an overlay over an image, and serves it.
+    /// Makes and serves an overlay over an image.
     fn stand_on(&mut self) {
         let kept: Vec<String> =
             self.files.names().into_iter().filter(|name| name.contains(".moved-")).collect();
@@ -432,7 +425,7 @@ impl World {
         }
     }
 
-    /// A program that heeds locks opens an image.
+    /// Opens an image as a program that respects locks.
     fn open_if_free(&mut self, name: &str) {
         let object = self.files.at(name);
         if object.is_some_and(|object| self.is_lockable(object) || self.files.is_held(object)) {
@@ -440,7 +433,7 @@ impl World {
         }
     }
 
-    /// An administrator says that nobody needs what is on the device, and serves it.
+    /// Releases and serves the device, as an administrator would.
     fn release(&mut self) {
         let [name, alias] = DEVICES;
         if self.may(Step::Release, &Owner::Administrator(Word::Plain), name) {
@@ -457,7 +450,7 @@ impl World {
         }
     }
 
-    /// The daemon starts anew. Meanwhile somebody may have changed what another host reads.
+    /// Restarts the daemon. Meanwhile another program may have changed a reservoir.
     fn restart(&mut self) {
         let touched = self.random.percent(30).then(|| self.reservoirs.values().next().cloned()).flatten();
         if let Some(touched) = touched
@@ -473,7 +466,7 @@ impl World {
         }
     }
 
-    /// The data folder is lost. What is marked as half-made is dropped by name.
+    /// Loses the data folder. Images marked as half-made are dropped by name.
     pub(super) fn lose_data_folder(&mut self) {
         self.state = migration::journal::State::default();
         let current: Vec<ObjectId> = self.serving.values().map(|serving| serving.object).collect();

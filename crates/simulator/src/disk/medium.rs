@@ -1,7 +1,7 @@
-//! What is on a disk: what reads see, what survives a power cut, and the log of what does not yet.
+//! The content of a disk: as reads see it, as a power cut leaves it, and the log of volatile changes.
 //!
-//! A sector of 512 bytes is kept as one number, its *token*: guests write sectors that hold eight bytes of token and
-//! zeroes, so nothing else ever has to be stored. Zero is the token of a sector of zeroes.
+//! A sector of 512 bytes is stored as one number, its *token*: guests write sectors of eight token bytes and zeroes, so no other
+//! content occurs. Zero is the token of a sector of zeroes.
 
 use std::collections::VecDeque;
 
@@ -9,29 +9,26 @@ use block::{Buffer, ByteRange, Durability, Extent, ExtentKind, ZeroMode};
 
 use crate::random::Random;
 
-/// Bytes for which one token stands.
+/// Bytes of a sector, which one token stands for.
 pub(crate) const SECTOR_BYTES: u64 = 512;
-/// Bytes that are allocated together.
 const GRAIN_BYTES: u64 = 4096;
 const GRAIN_SECTORS: usize = (GRAIN_BYTES / SECTOR_BYTES) as usize;
 
-/// The content of a disk.
 pub(crate) struct Medium {
     current: Vec<u64>,
-    /// What a power cut leaves at least.
+    /// The least that a power cut leaves.
     durable: Vec<u64>,
-    /// The number of the log entry from which each durable sector is, plus one; 0: from none.
+    /// The number of the log entry that each durable sector is from, plus one; 0: from none.
     durable_entry: Vec<u64>,
-    /// What has been applied and may still be lost, oldest first.
+    /// Applied changes that may still be lost, oldest first.
     log: VecDeque<LogEntry>,
-    /// Number of the first entry of the log.
     log_start: u64,
     allocated: Vec<bool>,
-    /// Sectors whose content has been lost by a flush that failed: reads see it until it goes, and no flush makes it durable.
+    /// Sectors lost by a failed flush: reads see them until they vanish, and no flush makes them durable.
     lost: Vec<bool>,
-    /// What such flushes were to make durable, with the numbers that it had in the log.
+    /// The entries that such flushes were to make durable, with their numbers.
     dropped: Vec<(u64, LogEntry)>,
-    /// Sectors that are written together or not at all.
+    /// Sectors that are written atomically.
     atomic_sectors: usize,
 }
 
@@ -62,7 +59,6 @@ impl Content {
 }
 
 impl Medium {
-    /// A disk that reads as zeroes and has nothing allocated.
     pub(super) fn new(size_bytes: u64, sector_bytes: u32) -> Self {
         let sectors = (size_bytes / SECTOR_BYTES) as usize;
         Self {
@@ -78,23 +74,21 @@ impl Medium {
         }
     }
 
-    /// The tokens that reads see, by sector.
     pub(crate) fn current(&self) -> &[u64] {
         &self.current
     }
 
-    /// Tells whether a power cut would change nothing but what a failed flush of its owner's has lost, which it was told of.
+    /// Returns whether a power cut would change nothing, except the reported losses of a failed flush.
     pub(crate) fn is_durable(&self) -> bool {
         let mut sectors = self.current.iter().zip(&self.durable).zip(&self.lost);
         sectors.all(|((current, durable), lost)| current == durable || *lost)
     }
 
-    /// Tells whether a flush of the owner's has lost anything that is not gone yet.
     pub(crate) fn has_lost(&self) -> bool {
         !self.dropped.is_empty()
     }
 
-    /// What has been lost was not, after all: it is durable.
+    /// Makes lost data durable after all.
     pub(crate) fn keep_lost(&mut self) {
         for (number, entry) in std::mem::take(&mut self.dropped) {
             self.persist(number, &entry, |_| true);
@@ -102,7 +96,7 @@ impl Medium {
         self.lost.fill(false);
     }
 
-    /// Nobody uses it for a while: reads do not see any more what has been lost.
+    /// Lets lost data vanish from reads, because the disk is unused for a while.
     pub(crate) fn let_go(&mut self) {
         self.dropped.clear();
         for (sector, lost) in self.lost.iter_mut().enumerate().filter(|(_, lost)| **lost) {
@@ -111,7 +105,7 @@ impl Medium {
         }
     }
 
-    /// Puts content there that was always there.
+    /// Sets content that was always there.
     pub(crate) fn prefill(&mut self, sector: usize, token: u64) {
         self.current[sector] = token;
         self.durable[sector] = token;
@@ -119,7 +113,6 @@ impl Medium {
         self.allocated[sector / GRAIN_SECTORS] = true;
     }
 
-    /// Number of the entry that the next change gets.
     pub(super) fn entries(&self) -> u64 {
         self.log_start + self.log.len() as u64
     }
@@ -164,7 +157,6 @@ impl Medium {
         self.persist_last_if(durability);
     }
 
-    /// Makes the entries below number `entries` durable.
     pub(super) fn flush(&mut self, entries: u64) {
         while self.log_start < entries {
             let Some(entry) = self.log.pop_front() else { break };
@@ -173,15 +165,15 @@ impl Medium {
         }
     }
 
-    /// Forgets the entries below number `entries`: reads see what they have written, and no flush makes that durable any more.
+    /// Forgets the entries below number `entries`: reads see their data, but no flush makes it durable.
     pub(super) fn drop_volatile(&mut self, entries: u64) {
         while self.log_start < entries && self.log.pop_front().is_some() {
             self.log_start += 1;
         }
     }
 
-    /// Loses the entries below number `entries`, which a flush that failed was to make durable: as
-    /// [`Medium::drop_volatile`], and reads see them only for a while.
+    /// Loses the entries below number `entries`, which a failed flush was to make durable: as [`Medium::drop_volatile`], and
+    /// reads see them only for a while.
     pub(super) fn lose(&mut self, entries: u64) {
         while self.log_start < entries {
             let Some(entry) = self.log.pop_front() else { break };
@@ -196,7 +188,7 @@ impl Medium {
         }
     }
 
-    /// Of what is not durable, some sectors are kept and others not; any of their versions may be the one.
+    /// Keeps some sectors of volatile data and loses others; any of their versions may stay.
     pub(super) fn power_cut(&mut self, random: &mut Random) {
         let kept_percent = random.pick(&[0, 50, 90, 100]);
         let log = std::mem::take(&mut self.log);
@@ -222,7 +214,7 @@ impl Medium {
         }
     }
 
-    /// A write that is to be durable by itself (FUA) takes nothing with it.
+    /// A durable write (FUA) makes no other change durable.
     fn persist_last_if(&mut self, durability: Durability) {
         if durability == Durability::Durable
             && let Some(entry) = self.log.pop_back()
@@ -261,7 +253,6 @@ impl Medium {
     }
 }
 
-/// The tokens of whole sectors.
 pub(super) fn tokens(data: &[u8]) -> Vec<u64> {
     data.chunks(SECTOR_BYTES as usize)
         .map(|sector| {
@@ -271,7 +262,6 @@ pub(super) fn tokens(data: &[u8]) -> Vec<u64> {
         .collect()
 }
 
-/// First sector and number of sectors of a range.
 pub(super) fn sectors(range: ByteRange) -> (usize, usize) {
     ((range.offset / SECTOR_BYTES) as usize, (range.length / SECTOR_BYTES) as usize)
 }

@@ -1,4 +1,4 @@
-//! One request of a disk: what it asks for, how it will end, and what it does to the medium then.
+//! One request of a disk: its kind, its end, and its effect on the medium.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -16,13 +16,12 @@ use crate::world::Era;
 pub(super) struct Operation {
     pub(super) what: What,
     pub(super) began: Duration,
-    /// The era in which it was asked for.
     pub(super) era: Era,
-    /// When it ends; `None`: when somebody lets it go.
+    /// When it ends; `None`: when it is released.
     pub(super) ends: Option<Duration>,
     pub(super) fate: Fate,
     pub(super) asked_by: Permission,
-    /// Whom to answer; `None` once nobody wants to know.
+    /// The result's place; `None` once it has no caller.
     pub(super) slot: Option<Rc<Slot>>,
 }
 
@@ -38,7 +37,7 @@ pub(super) enum What {
         unmap: ZeroMode,
         durability: Durability,
     },
-    /// With how many log entries it found.
+    /// The number of log entries when it came.
     Flush {
         entries: u64,
     },
@@ -48,7 +47,7 @@ pub(super) enum What {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Succeeds,
-    /// It fails, having been applied to the first so many of a hundred parts.
+    /// It fails after this percentage was applied.
     Fails {
         errno: Errno,
         applied_percent: u64,
@@ -56,7 +55,6 @@ pub(super) enum Fate {
     },
 }
 
-/// Where an operation's result waits for its future.
 #[derive(Default)]
 pub(super) struct Slot {
     pub(super) result: Cell<Option<Result<Answer, IoError>>>,
@@ -70,13 +68,13 @@ pub(super) enum Answer {
 }
 
 impl Operation {
-    /// Tells whether somebody wants to know how it ends: neither has the daemon ended, nor was the future dropped.
+    /// Returns whether the result is awaited: the daemon lives and the future was not dropped.
     pub(super) fn is_awaited(&self) -> bool {
         self.slot.as_ref().is_some_and(|slot| Rc::strong_count(slot) > 1)
     }
 }
 
-/// Changes the medium as the operation says, as far as `applied_percent` of it.
+/// Applies `applied_percent` of the operation to the medium.
 pub(super) fn apply(medium: &mut Medium, operation: &Operation, applied_percent: u64) {
     let part = |sectors: usize| sectors * applied_percent as usize / 100;
     match &operation.what {
@@ -88,9 +86,9 @@ pub(super) fn apply(medium: &mut Medium, operation: &Operation, applied_percent:
             medium.zero(first, part(count), *unmap, *durability);
         }
         What::Flush { entries } if operation.fate == Fate::Succeeds => medium.flush(*entries),
-        // A target that cannot flush has dropped what it was to make durable, and says so once.
+        // A target that cannot flush has dropped the data, and reports that once.
         What::Flush { entries } if operation.asked_by == Permission::Target => medium.drop_volatile(*entries),
-        // So has an owner's: nobody can copy that again, so it may go at any time.
+        // So has an owner's disk: its data cannot be copied again, and may vanish at any time.
         What::Flush { entries } if operation.asked_by == Permission::Owner => medium.lose(*entries),
         What::Flush { .. } | What::Read(..) | What::Allocation(_) => {}
     }

@@ -1,12 +1,11 @@
-//! What a host keeps of volumes' stays: durable when it is answered for, and after a crash whatever of the rest the
-//! disk had got to.
+//! A host's records of residencies: durable once answered; after a crash, any part of the rest is there.
 //!
 //! ```text
-//!   mark ─────► under way ──► durable, answered        marks in any order, the rest one after the other
+//!   mark ─────► in flight ──► durable, answered        marks in any order, the rest one after the other
 //!   keep, forget ──┘  └ killed, power cut: done or not, each mark by itself
 //! ```
-//! Only the files are simulated. What is believed of them, in which order they are written, and which marks are known to
-//! be in an open file is decided by the product.
+//! Only the files are simulated. The product decides which of them to trust, their order, and which marks an open file
+//! is known to hold.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,53 +24,48 @@ use migration::stay::{ImageRecord, Look, OpenMarks, vouches};
 use crate::random::Random;
 use crate::world::{Stop, World};
 
-/// How long a write takes at least.
 const LATENCY_MIN: Duration = Duration::from_micros(20);
-/// How long it takes at most: one of these for each host.
+/// The longest time of a write: one of these for each host.
 const LATENCIES_MAX: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(20), Duration::from_millis(80)];
 
-/// The files, and what is under way to them.
+/// The files, and the writes in flight.
 pub(crate) struct SimChronicles {
     me: Weak<Self>,
     world: Rc<World>,
     random: RefCell<Random>,
     latency_max: Duration,
     files: RefCell<BTreeMap<StayKey, Files>>,
-    /// The daemon's open files of marks; they end with it.
+    /// The daemon's open files of marks, which end with it.
     open: RefCell<OpenMarks<BTreeSet<u64>>>,
-    /// How often the host has lost power.
     boot: Cell<u8>,
     under_way: RefCell<BTreeMap<u64, Work>>,
     next: Cell<u64>,
-    /// When the last of what is done in order will be done.
+    /// When the last of the ordered writes will be done.
     busy_until: Cell<Duration>,
-    /// Until then nothing can be written that takes space.
+    /// The folder is full until then.
     full_until: Cell<Duration>,
-    /// The stays that have been refused a mark since it is full.
+    /// The residencies that were refused a mark since it became full.
     refused: RefCell<BTreeSet<StayKey>>,
-    /// How long a write may wait for a mark.
     wait_max: Duration,
-    /// Called when it is durable that a copy is known no more.
+    /// Called when a copy was durably forgotten.
     copy_forgotten: Box<dyn Fn()>,
 }
 
-/// What there is of one stay.
 #[derive(Default)]
 struct Files {
     kept: Option<Vec<u8>>,
-    /// The copies that it names.
     copies: BTreeSet<ReplicaOf>,
     marks: BTreeMap<Epoch, BTreeSet<u64>>,
     image: Option<Vec<u8>>,
-    /// Which units are missing, as the product writes it.
+    /// The missing units, in the product's format.
     presence: Option<Vec<u8>>,
-    /// So much of it would survive a loss of power.
+    /// How much of it would survive a power cut.
     presence_synced: usize,
 }
 
 enum Work {
-    /// An entry, after whatever there is, or, with a size, in place of it.
+    /// An entry to append, or, with a size, one that replaces the file.
     Presence(StayKey, Option<u64>, Box<LogEntry>),
     ForgetPresence(StayKey),
     Mark(StayKey, Epoch, Vec<BlockRange>),
@@ -106,7 +100,7 @@ impl SimChronicles {
         })
     }
 
-    /// What a lane goes on with that begins to use an image which looks so.
+    /// Returns what a lane continues with that begins to use an image of this appearance.
     pub(super) fn open_stay(&self, key: StayKey, look: Look) -> Option<Kept> {
         let (kept, record) = {
             let mut files = self.files.borrow_mut();
@@ -142,14 +136,14 @@ impl SimChronicles {
         }
     }
 
-    /// Remembers that a volume may be in an image that looks so, too.
+    /// Records that a volume may also be in an image of this appearance.
     pub(super) fn note_image(&self, key: StayKey, look: Look) {
         let known = self.files.borrow().get(&key).and_then(|files| files.image.clone());
         let known = known.and_then(|bytes| ImageRecord::decode(&bytes, key));
         self.record_image(key, &opening::also_in_use(known, Some(look)));
     }
 
-    /// Remembers how an image looks that has been closed in order; if that cannot be, then nothing of it.
+    /// Records the appearance of an image that was closed in order; if that fails, deletes the record.
     pub(super) fn close_image(&self, key: StayKey, look: Look) {
         let mut files = self.files.borrow_mut();
         let image = &mut files.entry(key).or_default().image;
@@ -158,7 +152,7 @@ impl SimChronicles {
         *image = (!self.is_full()).then(|| record.encode(key));
     }
 
-    /// Tells whether the image that a volume leaves is what the volume was.
+    /// Returns whether the image that a volume leaves equals the volume.
     pub(super) fn vouches(&self, key: StayKey) -> bool {
         let files = self.files.borrow();
         let image = files.get(&key).and_then(|files| files.image.as_ref());
@@ -171,7 +165,7 @@ impl SimChronicles {
         }
     }
 
-    /// Nothing that takes space can be written for so long.
+    /// Makes the folder full for `window`.
     pub(super) fn fill_for(&self, window: Duration) {
         self.refused.borrow_mut().clear();
         self.full_until.set(self.world.now() + window);
@@ -181,19 +175,17 @@ impl SimChronicles {
         self.world.now() < self.full_until.get()
     }
 
-    /// The present start of the host.
     fn boot(&self) -> [u8; 16] {
         [self.boot.get(); 16]
     }
 
-    /// The daemon was killed, or power was cut.
     pub(super) fn crash(&self, how: Stop) {
         let mut in_order_goes_on = true;
         for work in self.under_way.take().into_values() {
             let is_done = self.random.borrow_mut().percent(50);
             if matches!(work, Work::Mark(..)) {
                 if is_done {
-                    // Whether it could be done nobody hears any more.
+                    // The result has no receiver.
                     let _ = self.apply(work);
                 }
             } else {
@@ -231,9 +223,8 @@ impl SimChronicles {
             let Some(me) = me.upgrade() else { return };
             let work = me.under_way.borrow_mut().remove(&number);
             if let Some(work) = work {
-                // A mark forgets nothing, and most of what is written is marks.
+                // A mark forgets nothing, and most writes are marks.
                 let before = (!matches!(work, Work::Mark(..))).then(|| me.copies());
-                // The lane may be gone.
                 let _ = done.send(me.apply(work));
                 if before.is_some_and(|before| !before.is_subset(&me.copies())) {
                     (me.copy_forgotten)();
@@ -243,7 +234,7 @@ impl SimChronicles {
         Box::pin(async move {
             match ended.await {
                 Ok(result) => result,
-                // The daemon is gone, and whoever waits here with it.
+                // The daemon is gone, and with it the waiting task.
                 Err(_) => std::future::pending().await,
             }
         })
@@ -274,7 +265,7 @@ impl SimChronicles {
             Work::Doubt(key) => {
                 let mut files = self.files.borrow_mut();
                 let image = &mut files.entry(key).or_default().image;
-                // In a full folder nothing is left of what was remembered of the image, and that says the same.
+                // In a full folder the image record is deleted, which means the same.
                 *image = match self.is_full() {
                     false => Some(ImageRecord::Failed.encode(key)),
                     true => image.as_ref().map(|_| Vec::new()),
@@ -284,8 +275,7 @@ impl SimChronicles {
         Ok(())
     }
 
-    /// The first mark of a stay that a full folder refuses may hold a write up for so long: then the copies are given up, and no
-    /// other write waits.
+    /// Excuses the first refused mark of a residency in a full folder: then the copies are given up, and no other write waits.
     fn excuse_once(&self, key: StayKey) {
         if self.is_full() && self.refused.borrow_mut().insert(key) {
             let now = self.world.now();
@@ -332,7 +322,7 @@ impl SimChronicles {
         Ok(())
     }
 
-    /// What was not synced may go with the power.
+    /// Loses unsynced data, in part.
     fn lose_what_was_noted(&self, files: &mut Files) {
         if let Some(bytes) = files.presence.as_mut().filter(|bytes| bytes.len() > files.presence_synced) {
             let lost = self.random.borrow_mut().below((bytes.len() - files.presence_synced) as u64 + 1);
@@ -340,7 +330,7 @@ impl SimChronicles {
         }
     }
 
-    /// A crash leaves a part of what was being added.
+    /// Leaves a part of an entry after a crash.
     fn tear_presence(&self, key: StayKey, entry: &LogEntry) {
         let mut files = self.files.borrow_mut();
         let Some(bytes) = &mut files.entry(key).or_default().presence else { return };
@@ -352,7 +342,7 @@ impl SimChronicles {
         bytes.extend_from_slice(&torn);
     }
 
-    /// What a volume lacks, as a start finds it; `None`: nothing is known.
+    /// Returns the missing blocks as a start finds them; `None`: unknown.
     pub(super) fn missing(&self, key: StayKey) -> Option<UnitMap> {
         let files = self.files.borrow();
         let bytes = files.get(&key)?.presence.as_ref()?;
@@ -365,13 +355,12 @@ impl SimChronicles {
         }
     }
 
-    /// The copies that a restart would know.
     fn copies(&self) -> BTreeSet<(StayKey, ReplicaOf)> {
         let files = self.files.borrow();
         files.iter().flat_map(|(key, files)| files.copies.iter().map(|of| (*key, *of))).collect()
     }
 
-    /// What an open file is known to hold is not written again.
+    /// Adds a mark, unless an open file is known to hold it.
     fn mark(&self, key: StayKey, epoch: Epoch, blocks: &[BlockRange]) {
         let mut files = self.files.borrow_mut();
         let file = files.entry(key).or_default().marks.entry(epoch).or_default();
@@ -435,7 +424,6 @@ impl Keeper for SimChronicles {
     }
 }
 
-/// Reads a file of presence.
 fn replay(bytes: &[u8], key: StayKey, boot: [u8; 16]) -> Result<(UnitMap, usize, u64), LogFault> {
     let size = bytes.get(8..16).and_then(|size| Some(u64::from_le_bytes(size.try_into().ok()?)));
     filling::replay(bytes, size.unwrap_or(0), key.bytes(), boot)

@@ -1,10 +1,10 @@
-//! The clocks of hosts: each goes from a beginning of its own, at a rate of its own, and tells people another time of day.
+//! The clocks of hosts: each has its own beginning, rate and time of day.
 //!
 //! ```text
-//!   virtual time ──► lane's clock = beginning + time × rate      monotonic: what deadlines are told by
-//!               └──► time of day  = day + time + what people set      may jump, to and fro: only written down
+//!   virtual time ──► lane's clock = beginning + time × rate      monotonic, for deadlines
+//!               └──► time of day  = day + time + corrections          may jump back and forth: only recorded
 //! ```
-//! Whatever compares two hosts' times finds nonsense.
+//! Code that compares two hosts' times gets nonsense.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -17,27 +17,23 @@ use block::executor::Unpark;
 use crate::clock::Clock;
 use crate::random::Random;
 
-/// How long a host has been up at most when a simulation begins.
 const UPTIME_MAX: Duration = Duration::from_secs(400 * 86_400);
-/// How much faster or slower than the virtual time clocks go, in millionths. Real ones: a few hundred; more is found sooner.
+/// The drift of clocks against virtual time, in millionths. Real ones drift by a few hundred; more is found sooner.
 const DRIFTS_PPM: [i64; 8] = [0, 200, -200, 2_000, -2_000, 20_000, -20_000, 0];
 /// A time of day, in milliseconds since 1970, from which those of hosts differ by hours.
 const DAY_UNIX_MS: u64 = 1_800_000_000_000;
-/// How far the times of day of two hosts are apart at most, and how far one jumps.
 const APART_MAX_MS: u64 = 12 * 3_600_000;
 const MILLION: i128 = 1_000_000;
 
-/// The clocks of one host.
 pub(crate) struct HostClock {
     world: Rc<Clock>,
     beginning: Duration,
     drift_ppm: i64,
-    /// What the time of day was when the simulation began, or would have been by what it was set to since.
+    /// The time of day at the simulation's beginning, with later corrections.
     day_unix_ms: Cell<u64>,
 }
 
 impl HostClock {
-    /// Draws a host's clocks.
     pub(crate) fn draw(world: &Rc<Clock>, random: &mut Random) -> Rc<Self> {
         Rc::new(Self {
             world: Rc::clone(world),
@@ -47,12 +43,10 @@ impl HostClock {
         })
     }
 
-    /// The time of day, in milliseconds since 1970.
     pub(crate) fn unix_ms(&self) -> u64 {
         self.day_unix_ms.get() + self.world.now().as_millis() as u64
     }
 
-    /// Somebody sets the time of day.
     pub(crate) fn jump(&self, random: &mut Random) {
         self.day_unix_ms.set(DAY_UNIX_MS + random.below(2 * APART_MAX_MS));
     }
@@ -62,16 +56,16 @@ impl HostClock {
         self.beginning + Duration::from_nanos(passed as u64)
     }
 
-    /// The first virtual time at which this host's clock shows `local`.
+    /// Returns the first virtual time at which this host's clock shows `local`.
     fn virtual_time(&self, local: Duration) -> Duration {
         let passed = local.saturating_sub(self.beginning).as_nanos() as i128;
         let rate = MILLION + i128::from(self.drift_ppm);
-        // Rounded up: it is not before its time.
+        // Rounded up, so that no deadline fires early.
         Duration::from_nanos(((passed * MILLION + rate - 1) / rate) as u64)
     }
 }
 
-/// What one host's executor parks on: it only says that it has nothing to do.
+/// The driver of a host's executor: it only notes that there is nothing to do.
 pub(crate) struct HostDriver {
     clock: Rc<HostClock>,
     /// Set by a park that would wait: until when, in virtual time.
@@ -81,7 +75,6 @@ pub(crate) struct HostDriver {
 struct Nobody;
 
 impl HostDriver {
-    /// A driver by this clock.
     pub(crate) fn new(clock: &Rc<HostClock>) -> Self {
         Self { clock: Rc::clone(clock), idle: None }
     }

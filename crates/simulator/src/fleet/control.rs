@@ -1,4 +1,4 @@
-//! The control plane that the halves of a driver talk to, on one of several hosts.
+//! The control plane of a driver's halves, on one of several hosts.
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -16,13 +16,12 @@ use super::tally::Event;
 use super::vm::SimVm;
 use crate::checker::progress::ProgressWatch;
 
-/// How long dealing with an image takes.
+/// The time for deleting or renaming an image.
 const FILE_WORK: Duration = Duration::from_micros(300);
 
 pub(super) struct HostControl {
     host: Weak<SimHost>,
     incarnation: u64,
-    /// The source of the migration, where its phases are entered.
     source: Place,
     progress: RefCell<ProgressWatch>,
 }
@@ -37,7 +36,6 @@ impl HostControl {
         self.host.upgrade()?.vm()
     }
 
-    /// Deals with an image on a helper thread.
     fn file_work(
         &self,
         image: ImageLocation,
@@ -49,7 +47,6 @@ impl HostControl {
             host.world.clock.after(FILE_WORK, move || {
                 if let Some(host) = me.upgrade().filter(|host| host.incarnation() == incarnation) {
                     work(&host, image.place.name());
-                    // The lane may be gone.
                     let _ = done.send(());
                 }
             });
@@ -57,7 +54,7 @@ impl HostControl {
         Box::pin(async move {
             match dealt_with.await {
                 Ok(()) => Ok(()),
-                // The daemon is gone, and whoever waits here with it.
+                // The daemon is gone, and with it the waiting task.
                 Err(_) => std::future::pending().await,
             }
         })

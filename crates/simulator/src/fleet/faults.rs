@@ -1,6 +1,6 @@
-//! Faults between hosts: what goes wrong, drawn by phase or by time, and how it strikes.
+//! Faults between hosts: drawn by phase or by time, and their effects.
 //!
-//! *Source*, *target* and *link* are those of the migration under way; between migrations, of the one that might be next.
+//! *Source*, *target* and *link* are the present migration's; between migrations, those of a possible next one.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -16,19 +16,19 @@ use crate::faults::{Fault, Planned};
 use crate::random::Random;
 use crate::world::Stop;
 
-/// How long faults go on happening at most, if they do not wait for a phase.
+/// The end of faults that do not wait for a phase.
 const FAULTS_END: Duration = Duration::from_secs(6);
-/// How long a link is away at most; longer than what a guest's write may be held.
+/// How long a link is away; longer than a guest's write may be held.
 const AWAY_MAX: Duration = Duration::from_secs(4);
-/// A link that is gone is away longer than anybody waits: from the point of view of the hosts for ever.
+/// How long a lost link is away: longer than any wait, so for ever to the hosts.
 const GONE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(150));
 
-/// How often the source is killed, in addition, where there are two hosts: they have less to go wrong, and what a killed
-/// daemon had not written down yet is seen only if it is killed at the very moment.
+/// Additional kills of the source with two hosts: fewer faults are possible there, and unwritten state shows only if the daemon
+/// is killed at the very moment.
 const KILLS_OF_TWO: usize = 20;
-/// In how many of a hundred simulations with forced promotions a copy is handed back, and its source lost soon after.
+/// The percentage of simulations with forced promotions in which a copy is handed back, and its source lost soon after.
 const HANDED_BACK_PERCENT: u64 = 25;
-/// What happens then: in phases as short as these are nothing else would strike often.
+/// The faults after that: in such short phases others would seldom strike.
 const LOSSES: [Fault; 10] = [
     Fault::Kill,
     Fault::Kill,
@@ -41,7 +41,7 @@ const LOSSES: [Fault; 10] = [
     Fault::PowerCutTarget,
     Fault::ClockJump,
 ];
-/// How often each kind of fault is drawn, compared with others.
+/// The weights of the kinds of fault.
 const WEIGHTS: [(Fault, usize); 23] = [
     (Fault::Kill, 4),
     (Fault::KillTarget, 4),
@@ -68,11 +68,10 @@ const WEIGHTS: [(Fault, usize); 23] = [
     (Fault::ClockJump, 1),
 ];
 
-/// The stream of numbers that draws faults for what would be struck too seldom.
+/// The random stream of faults for rare cells.
 const SELDOM_STREAM: u64 = 0x7365_6c64_6f6d_0000;
-/// In how many of a hundred simulations there are any.
 const SELDOM_PERCENT: u64 = 35;
-/// Phases that few migrations enter, or that are over in no time.
+/// Phases that few migrations enter, or that are very short.
 const SELDOM: [Phase; 9] = [
     Phase::TakingBack,
     Phase::TakingBack,
@@ -84,23 +83,21 @@ const SELDOM: [Phase; 9] = [
     Phase::Filling,
     Phase::Retiring,
 ];
-/// How long after its beginning such a phase is struck at most.
+/// The latest strike after the beginning of such a phase.
 const SOON: Duration = Duration::from_millis(1);
-/// In how many of a hundred cases it is an image that is touched, in any phase: there has to be one that was kept.
+/// The percentage in which a kept image is touched, in any phase, because there must be one.
 const TOUCHED_PERCENT: u64 = 50;
 
-/// In so many it is a target that is full while a VM stands still: few things are written then.
+/// The percentage of full targets while a VM is stopped, when there are few writes.
 const FULL_PERCENT: u64 = 4;
-/// At so many of the phase's beginnings.
 const TOUCHED_ENTRIES: u32 = 4;
 
-/// In how many of a hundred cases a daemon that recovers may be hit again …
+/// The percentage of recovering daemons that may be hit again …
 const RECOVERY_CRASH_PERCENT: u64 = 25;
 /// … and by when.
 const RECOVERY_MAX: Duration = Duration::from_millis(20);
 
 impl Fleet {
-    /// Draws what goes wrong.
     pub(super) fn draw_faults(self: &Rc<Self>) {
         let mut random = self.random.borrow_mut();
         let mut faults: Vec<_> =
@@ -114,7 +111,7 @@ impl Fleet {
         }
         self.draw_stops(&mut random);
         if self.operators.may_force() {
-            // Whoever is to be tempted to force has not heard of a host since that was promised something.
+            // For a forced promotion, a host must be out of reach since a promise.
             for _ in 0..2 {
                 let fault = random.pick(&[Fault::Kill, Fault::LinkGone, Fault::LinkCut, Fault::LinkSilent]);
                 let skip = random.below(3) as u32;
@@ -126,8 +123,7 @@ impl Fleet {
         }
     }
 
-    /// Draws faults in phases that the others seldom meet, with what leads there. From a stream of its own: whatever else is drawn
-    /// stays as it is.
+    /// Draws faults in rare phases, with the faults that lead there. The separate stream keeps all other draws as they are.
     pub(super) fn draw_seldom_faults(&self, seed: u64) {
         let mut random = Random::new(seed ^ SELDOM_STREAM);
         if self.is_alone() || !random.percent(SELDOM_PERCENT) {
@@ -145,7 +141,7 @@ impl Fleet {
         if impossible(table, fault, phase).is_some() {
             return;
         }
-        // An image that can be touched is there after some migrations only.
+        // An image that can be touched is left by some migrations only.
         let entries = if fault == Fault::ImageTouched { TOUCHED_ENTRIES } else { 1 };
         let lasting = |fault, phase, strikes_max| Planned {
             window: AWAY_MAX,
@@ -159,7 +155,7 @@ impl Fleet {
             (0..entries).for_each(|skip| self.world.faults.plan(Planned { skip, ..trial }));
         }
         if fault == Fault::HandBack {
-            // Other volumes' trials are to be under way when the first has failed.
+            // Other volumes' trials must be in progress when the first one fails.
             self.world.faults.plan(lasting(Fault::TargetSlow, Phase::Committing, 3));
         }
         let plan = Planned {
@@ -172,7 +168,7 @@ impl Fleet {
         (0..entries).for_each(|skip| self.world.faults.plan(Planned { skip, ..plan }));
     }
 
-    /// Draws that a copy which has been handed back is not heard to be discarded.
+    /// Draws that the message to discard a handed-back copy is lost.
     fn draw_loss_after_hand_back(&self, random: &mut Random) {
         if !random.percent(HANDED_BACK_PERCENT) {
             return;
@@ -198,7 +194,7 @@ impl Fleet {
         let phase = self.draw_phase(random, fault);
         let plan = Planned {
             skip: random.pick(&[0, 0, 0, 0, 1, 2]),
-            // Most of what can go wrong does so in the few moments of a handover.
+            // Most failures happen in the short time of a handover.
             delay: if random.percent(30) { Duration::ZERO } else { at / 200 },
             window: random.duration(Duration::from_micros(100), AWAY_MAX),
             strikes_max: random.pick(&[1, 2, 5, 20]),
@@ -226,7 +222,6 @@ impl Fleet {
         }
     }
 
-    /// The source of a migration has entered a phase: what waits for that is due.
     pub(super) fn phase_entered(self: &Rc<Self>, phase: Phase) {
         for plan in self.world.faults.due(phase) {
             if self.is_alone() && plan.delay.is_zero() {
@@ -272,7 +267,7 @@ impl Fleet {
                 }
                 None => false,
             },
-            // While the release is on its way to the journal it may be taken or refused: that is not counted.
+            // A cancellation while the release is on its way to the journal may succeed or not: it is not counted.
             Fault::Cancel => {
                 let is_early = self.host(source).wish_to_cancel();
                 is_early && phase.is_some_and(Phase::can_be_cancelled)
@@ -294,7 +289,7 @@ impl Fleet {
         }
     }
 
-    /// A recovery may be hit as well: every step of it can be repeated.
+    /// Hits a recovery as well: every step of it must be repeatable.
     pub(super) fn perhaps_crash_while_recovering(self: &Rc<Self>, place: Place) {
         let mut random = self.recoveries.borrow_mut();
         if !random.percent(RECOVERY_CRASH_PERCENT) {
@@ -314,7 +309,7 @@ impl Fleet {
         });
     }
 
-    /// The source and the target of the migration under way, or of one that might be next.
+    /// Returns source and target of the present migration, or of a possible next one.
     fn concerned(&self) -> Option<(Place, Place)> {
         let leaving = |place: Place| {
             let host = self.host(place);
@@ -322,7 +317,7 @@ impl Fleet {
                 state.unfinished().find(|(_, migration)| migration.side.has_source()).map(|(id, _)| id)
             })?;
             let others = Place::all(self.hosts.len()).filter(|other| *other != place).collect::<Vec<_>>();
-            // What moves within a host has no other.
+            // A migration within a host has no other one.
             Some((place, host.peer_of(id).unwrap_or_else(|| self.random.borrow_mut().pick(&others))))
         };
         let places = Place::all(self.hosts.len());
@@ -338,7 +333,7 @@ impl Fleet {
     pub(super) fn perhaps_crash(&self, place: Option<Place>, how: Stop) -> bool {
         let Some(place) = place.filter(|place| self.host(*place).is_up()) else { return false };
         self.crash(place, how);
-        // Where a power cut would be noticed by guests elsewhere it is a kill.
+        // A power cut that guests elsewhere would notice becomes a kill.
         how == Stop::Kill || self.may_lose_power(place)
     }
 
@@ -348,7 +343,7 @@ impl Fleet {
         true
     }
 
-    /// Somebody writes to an image that was kept, or puts another in its place.
+    /// Writes to a kept image, or replaces it.
     fn touch_an_image(&self) -> bool {
         for host in &self.hosts {
             let Some(path) = host.kept.touch() else { continue };

@@ -1,4 +1,4 @@
-//! Volumes that came with blocks missing: how their stores are opened, and what they hold with what is elsewhere.
+//! Incomplete volumes: opens their stores, and computes their content with the missing blocks.
 
 use std::rc::{Rc, Weak};
 
@@ -21,7 +21,7 @@ use super::place::Place;
 use crate::disk::SimDisk;
 
 impl SimHost {
-    /// The store of a volume that may come with blocks missing, or has.
+    /// Makes the store of a volume that may arrive incomplete, or has.
     pub(super) fn filling_store(
         self: &Rc<Self>,
         (index, key): (usize, StayKey),
@@ -48,7 +48,7 @@ impl SimHost {
         Some(filling)
     }
 
-    /// A start goes on with what it finds.
+    /// Continues to fill after a start, with the recorded presence.
     pub(super) fn reopen_filling(
         self: &Rc<Self>,
         index: usize,
@@ -70,7 +70,7 @@ impl SimHost {
         Some(filling)
     }
 
-    /// What a source is answered that asks whether its volumes have everything here, if they do not.
+    /// Returns the answer to a source that asks for completeness, if its volumes are incomplete here.
     pub(super) fn lacks_still(
         &self,
         peer: HostId,
@@ -83,15 +83,15 @@ impl SimHost {
         Some(ToSource::Lacks { attempt, units })
     }
 
-    /// What all volumes lack; `None`: no daemon runs that knows it.
+    /// Returns how many units all volumes lack; `None` if no daemon runs.
     pub(super) fn units_missing(&self) -> Option<u64> {
-        // Whoever hears the question looks at it already.
+        // The receiver of the question may already hold the borrow.
         let fillings = self.serving.borrow().as_ref().map(|serving| serving.fillings.clone())?;
         let progress = fillings.iter().filter_map(|filling| filling.upgrade()?.progress());
         Some(progress.map(|progress| progress.units_missing).sum())
     }
 
-    /// Nobody has these copies any more.
+    /// Forgets copies that do not exist any longer.
     pub(super) fn forget_copies(&self, copies: Vec<(VolumeId, ReplicaOf)>) {
         for (id, of) in copies {
             let index = usize::from(id.0[0]) - 1;
@@ -99,12 +99,12 @@ impl SimHost {
             let Some(volume) = serving.as_ref().and_then(|serving| serving.volumes[index].clone()) else {
                 continue;
             };
-            // A data folder that is full remembers it, for nobody.
+            // A full data folder may keep the record, which has no user.
             self.handle.spawn(async move { drop(volume.chronicler().forget(of).await) });
         }
     }
 
-    /// Answers sources that have not asked, if the journal has an answer.
+    /// Answers the given questions of sources, if the journal has an answer.
     pub(super) fn answer_unasked(self: &Rc<Self>, asked: Vec<(HostId, MigrationId, ToTarget)>) {
         for (peer, migration, message) in asked {
             let answer =
@@ -117,7 +117,7 @@ impl SimHost {
         }
     }
 
-    /// This daemon's end of the line to a reservoir; opened when it is asked for first.
+    /// Returns this daemon's end of the line to a reservoir; opens it first if needed.
     fn way_to_reservoir(&self, from: Place, remote: MigrationId) -> Option<Rc<RpcChannel>> {
         let subject = Subject::Reservoir(from, remote);
         let known = self.with_serving(|serving| serving.reservoirs.get(&subject).cloned())?;
@@ -134,7 +134,8 @@ impl SimHost {
         Some(rpc)
     }
 
-    /// What a volume holds that has left here or is here, given what its own disk does; `None`: what it lacks is not known.
+    /// Returns the content of a volume that is here or was released here, given its own disk's; `None` if its
+    /// missing set is unknown.
     pub(super) fn left_whole(&self, volume: VolumeId, content: Vec<u64>) -> Option<Vec<u64>> {
         let filling = self.journal().look(|state, _| state.fillings.get(&volume).cloned());
         match filling {
@@ -143,7 +144,6 @@ impl SimHost {
         }
     }
 
-    /// What a volume holds, given what its own disk does.
     pub(super) fn with_missing(
         &self,
         index: usize,

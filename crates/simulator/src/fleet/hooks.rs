@@ -1,4 +1,4 @@
-//! What administrators have both hosts run before volumes change hands: it takes a while, and may fail.
+//! Hooks that administrators have both hosts run before volumes change hands: they take a while, and may fail.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -12,36 +12,30 @@ use migration::source::Moves;
 
 use super::host::SimHost;
 
-/// How long they take at most.
 const RUN_MAX: Duration = Duration::from_millis(30);
-/// Of so many runs of a hundred one fails.
 const FAILS_PERCENT: u64 = 8;
 
-/// Migrations of this daemon that must not hand anything over before their hooks have been run.
+/// Migrations of this daemon whose hooks must run before a handover.
 #[derive(Default)]
 pub(super) struct SimHooks(RefCell<BTreeSet<MigrationId>>);
 
 impl SimHooks {
-    /// A driver has a migration.
     pub(super) fn expect(&self, migration: MigrationId, moves: Moves) {
         if moves == Moves::VolumesAfterHooks {
             self.0.borrow_mut().insert(migration);
         }
     }
 
-    /// Whether a migration has hooks that have not been run.
     pub(super) fn are_missing(&self, migration: MigrationId) -> bool {
         self.0.borrow().contains(&migration)
     }
 
-    /// The daemon is gone.
     pub(super) fn forget(&self) {
         self.0.borrow_mut().clear();
     }
 }
 
 impl SimHost {
-    /// Runs the hooks of both hosts.
     pub(super) fn run_hooks(self: &Rc<Self>, migration: MigrationId) -> LaneFuture<Result<(), HooksFault>> {
         let (pause, fails) = {
             let mut random = self.random.borrow_mut();
@@ -54,7 +48,6 @@ impl SimHost {
                 if !fails {
                     host.hooks.0.borrow_mut().remove(&migration);
                 }
-                // The lane may have given up.
                 let _ = done.send(());
             }
         });
@@ -62,7 +55,7 @@ impl SimHost {
             match ended.await {
                 Ok(()) if fails => Err(HooksFault::new("a hook fails")),
                 Ok(()) => Ok(()),
-                // The daemon is gone, and whoever waits here with it.
+                // The daemon is gone, and with it the waiting task.
                 Err(_) => std::future::pending().await,
             }
         })

@@ -1,4 +1,4 @@
-//! One host: its images and its journal, which stay, and the daemon that comes and goes.
+//! One host: its images and its journal, which stay, and its daemon, which comes and goes.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -41,36 +41,33 @@ use crate::world::{Stop, World};
 
 /// How long the gates may be closed: several round trips of the longest link.
 const SWITCH_OVER_MAX: Duration = Duration::from_secs(1);
-/// How long after a journal that closed itself the daemon is restarted at most.
+/// The longest pause before a daemon restarts whose journal has closed itself.
 const RESTART_AFTER: Duration = Duration::from_secs(2);
 
-/// How migrations of a simulation are made.
+/// The settings of a simulation's migrations.
 #[derive(Clone, Debug)]
 pub(crate) struct Manner {
     pub(crate) pacing: PacingSettings,
     pub(crate) limits: TimeLimits,
     pub(crate) strategy: Strategy,
-    /// How volumes go back to what they lack.
+    /// The strategy of volumes that return to the host of their missing blocks.
     pub(crate) strategy_back: Strategy,
-    /// How long reads wait of what another host does not give; `None`: for however long.
+    /// The longest wait for missing blocks from another host; `None`: no limit.
     pub(crate) wait_max: Option<Duration>,
     pub(crate) target_disk: DiskSettings,
-    /// Of each volume where it is made …
+    /// The block size of each volume where it is made …
     pub(crate) block_sizes: Vec<BlockSize>,
-    /// … and of all where they come to: each host records in blocks of its own.
+    /// … and of all volumes elsewhere: each host has its own.
     pub(crate) block_size_away: Option<BlockSize>,
     pub(crate) geometries: Vec<Geometry>,
-    /// What is marked at once in the chronicles.
     pub(crate) regions: MarkPolicy,
-    /// How often it is remembered how far a copying is.
+    /// How often the missing set of a copying is kept.
     pub(crate) rhythm: Rhythm,
-    /// In how many of a hundred migrations the source keeps its images.
+    /// The percentage of migrations whose source keeps its images.
     pub(crate) keep_percent: u64,
-    /// How migrations within a host are made, one after the other.
     pub(crate) plans: Vec<MigrationPlan>,
 }
 
-/// A volume that a host owns, and the branch of its history.
 pub(super) type Owned = (usize, VolumeId);
 
 pub(crate) struct SimHost {
@@ -86,54 +83,47 @@ pub(crate) struct SimHost {
     pub(super) chronicles: Rc<SimChronicles>,
     pub(super) images: RefCell<BTreeMap<String, Rc<SimDisk>>>,
     pub(super) kept: KeptImages,
-    /// What is known of migrations between stores of this host.
     pub(super) local: LocalImages,
-    /// What was true before the journal changed last.
+    /// The state before the latest change of the journal.
     known: RefCell<State>,
-    /// Those that lead to other hosts.
     pub(super) links: Vec<Rc<Link>>,
     fleet: RefCell<Weak<Fleet>>,
-    /// The branch of history that comes here, or came here last.
+    /// The branch of history that arrives here, or did last.
     pub(super) branch: Cell<usize>,
-    /// Branches that forced promotions have opened here, by migration.
     pub(super) forced: RefCell<BTreeMap<MigrationId, usize>>,
-    /// What volumes held when they were promised to be taken over, by migration, and in which try.
+    /// The content of volumes when they were promised, by migration, and the attempt.
     pub(super) promised: RefCell<BTreeMap<MigrationId, (Attempt, Vec<Vec<u64>>)>>,
-    /// What this daemon has said of volumes that it takes, by migration.
+    /// This daemon's answers to offers, by migration.
     pub(super) answers: RefCell<BTreeMap<Subject, Vec<Accepted>>>,
-    /// What is run before volumes change hands.
     pub(super) hooks: SimHooks,
-    /// What is noted of the VM, and what is being noted.
+    /// The record about the VM, and the one in flight.
     pub(super) vm_note: Cell<VmNote>,
     pub(super) vm_note_under_way: Cell<Option<VmNote>>,
-    /// The migration with which this daemon expects it.
     pub(super) vm_expected: Cell<Option<Subject>>,
-    /// What took the calls of the last source by which volumes were to come.
+    /// The service of the last incoming source.
     pub(super) came_by: RefCell<Option<Rc<Service>>>,
-    /// Migrations of which somebody was told that they are cancelled.
+    /// Migrations whose cancellation was confirmed.
     pub(super) cancelled: RefCell<BTreeSet<MigrationId>>,
-    /// Which daemon of another host has said that it could run the VM.
+    /// The daemon of another host that has agreed to run the VM.
     pub(super) vm_examined_by: Cell<Option<(Place, u64)>>,
-    /// The phase of the migration that goes out from here.
+    /// The phase of the outgoing migration.
     phase: Cell<Option<Phase>>,
     incarnation: Cell<u64>,
     is_up: Cell<bool>,
-    /// It is being stopped in order: nothing begins any more.
+    /// Set during an orderly stop: nothing new begins.
     pub(super) is_stopping: Cell<bool>,
     pub(super) serving: RefCell<Option<Serving>>,
     disks_made: Cell<u32>,
-    /// Lives of lanes so far.
     lives: Cell<u64>,
 }
 
-/// What a simulation of several hosts begins with.
 pub(super) struct Beginnings {
     pub(super) hosts: Vec<Rc<SimHost>>,
     pub(super) guests: Vec<Rc<Guest>>,
     pub(super) links: Vec<Rc<Link>>,
 }
 
-/// Makes the hosts, with a link between each two; the volumes are at A.
+/// Makes the hosts, with a link between any two; the volumes are at A.
 pub(super) fn make(
     world: &Rc<World>,
     random: &mut Random,
@@ -172,7 +162,6 @@ pub(super) fn make(
     Beginnings { hosts, guests, links }
 }
 
-/// What a host finds around it.
 struct Environment {
     handle: Handle,
     clock: Rc<HostClock>,
@@ -181,7 +170,6 @@ struct Environment {
 }
 
 impl Manner {
-    /// Tells whether volumes go to other hosts with blocks missing.
     pub(crate) fn leaves_blocks(&self) -> bool {
         matches!(self.strategy, Strategy::PostCopy { .. })
     }
@@ -218,7 +206,6 @@ impl Manner {
         }
     }
 
-    /// In which blocks a host records a volume.
     pub(crate) fn block_size(&self, place: Place, index: usize) -> BlockSize {
         self.block_size_away.filter(|_| place != Place::A).unwrap_or(self.block_sizes[index])
     }
@@ -297,29 +284,24 @@ impl SimHost {
         self.fleet.borrow().upgrade()
     }
 
-    /// Something has happened here that a campaign is to see.
     pub(super) fn tally(&self, event: super::tally::Event) {
         if let Some(fleet) = self.fleet() {
             fleet.tally(event);
         }
     }
 
-    /// The VM that goes along with the volumes, if one does.
     pub(super) fn vm(&self) -> Option<Rc<SimVm>> {
         self.fleet()?.vm.clone()
     }
 
-    /// The link to another host.
     pub(super) fn link_to(&self, place: Place) -> Option<&Rc<Link>> {
         self.links.iter().find(|link| link.connects(self.place, place))
     }
 
-    /// The other host of a migration.
     pub(super) fn peer_of(&self, migration: MigrationId) -> Option<Place> {
         self.journal.look(|state, _| Some(Place::of(state.migrations.get(&migration)?.side.peer()?.0)))
     }
 
-    /// The phase of the migration that goes out from here.
     pub(super) fn phase(&self) -> Option<Phase> {
         self.phase.get()
     }
@@ -336,7 +318,7 @@ impl SimHost {
         self.incarnation.get()
     }
 
-    /// The life of a lane that begins here: no other, at any host, has the same.
+    /// Returns the life of a new lane, which differs from that of any lane of any host.
     pub(super) fn new_life(&self) -> u64 {
         self.lives.set(self.lives.get() + 1);
         self.lives.get() << 8 | self.place.index() as u64
@@ -355,7 +337,7 @@ impl SimHost {
         }
     }
 
-    /// The daemon was killed, or power was cut; its tasks are gone already.
+    /// Handles a kill or a power cut; the daemon's tasks are gone already.
     pub(super) fn crashed(&self, how: Stop) {
         self.is_up.set(false);
         self.is_stopping.set(false);
@@ -416,7 +398,7 @@ impl SimHost {
                 }
             }
         }
-        // What a start goes on with is seen to by its session.
+        // Its session handles a migration that a start continues.
         if !resumes.iter().any(|id| state.migrations.get(id).is_some_and(|m| m.side == Side::OneHost)) {
             self.check_left_over();
         }
@@ -426,7 +408,7 @@ impl SimHost {
         }
     }
 
-    /// Ends the daemon by itself, some time from now: it cannot go on.
+    /// Ends the daemon by itself some time later: it cannot continue.
     fn give_up_soon(&self) {
         let incarnation = self.incarnation.get();
         let delay = self.random.borrow_mut().duration(Duration::from_millis(1), RESTART_AFTER);
@@ -463,7 +445,7 @@ impl SimHost {
         }
     }
 
-    /// The volumes that are in its books, with their branch: for certain, and also if what is under way is found there.
+    /// Returns the volumes in the journal, with their branch: certain ones, and those with commits in flight.
     pub(super) fn owners(&self) -> (BTreeSet<Owned>, BTreeSet<Owned>) {
         self.journal.look(|acknowledged, possible| {
             let of = |state: &State| {
@@ -477,31 +459,28 @@ impl SimHost {
         })
     }
 
-    /// The branch that this host's volumes are of, if it has any.
     pub(super) fn branch_in(&self, state: &State) -> usize {
         let incoming = state.migrations.iter().rev().find(|(_, m)| matches!(m.side, Side::Incoming { .. }));
         match incoming {
             Some((id, MigrationState { promotion: Some(Promotion::Force { .. }), .. })) => {
-                // Not known yet to anybody else: one that no other host can have.
+                // The branch is not known elsewhere yet: a number that no other host can have.
                 self.forced.borrow().get(id).copied().unwrap_or(usize::MAX - self.place.index())
             }
             _ => self.branch.get(),
         }
     }
 
-    /// Tells whether volumes of a branch may be this host's.
     pub(super) fn may_own(&self, branch: usize) -> bool {
         self.owners().1.iter().any(|(of, _)| *of == branch)
     }
 
-    /// Tells whether all volumes of a branch are this host's for certain.
     pub(super) fn owns(&self, branch: usize) -> bool {
         let (certain, possible) = self.owners();
         certain == possible
             && certain.iter().filter(|(of, _)| *of == branch).count() == self.manner.block_sizes.len()
     }
 
-    /// Tells whether the journal may say that volumes are released, and not yet that their target has them.
+    /// Returns whether volumes may be released while their target does not own them yet.
     pub(super) fn may_have_released(&self) -> bool {
         let is_released =
             |state: &State| state.unfinished().any(|(_, m)| matches!(m.stage, Stage::Released(_)));
@@ -509,7 +488,7 @@ impl SimHost {
             .look(|acknowledged, possible| is_released(acknowledged) || possible.iter().any(is_released))
     }
 
-    /// An image that owns a volume, or is counted upon after a restart, must not go.
+    /// Checks that an image which owns a volume, or is needed after a restart, is not deleted.
     pub(super) fn check_deletion(&self, path: &str) {
         let owns = self.journal.look(|acknowledged, possible| {
             let owns = |state| permission(state, path) == Permission::Owner;
@@ -526,14 +505,13 @@ impl SimHost {
         }
     }
 
-    /// Deletes an image of which nothing is promised, if nobody reads it either.
+    /// Deletes an image without a promise, unless it is a reservoir.
     pub(super) fn discard_image(&self, path: &str) {
         if !self.journal.look(|state, _| state.is_reservoir(path)) {
             self.delete_image(path);
         }
     }
 
-    /// Deletes an image, if it is there.
     pub(super) fn delete_image(&self, path: &str) {
         self.check_deletion(path);
         self.world.note("delete", self.place.index() as u64, 0);
@@ -542,7 +520,7 @@ impl SimHost {
         }
     }
 
-    /// The image at `path`, made if it is not there.
+    /// Returns the image at `path`; makes it if needed.
     pub(super) fn make_image(&self, path: &str, index: usize) -> Rc<SimDisk> {
         if let Some(disk) = self.images.borrow().get(path) {
             return Rc::clone(disk);
@@ -551,7 +529,6 @@ impl SimHost {
         self.new_image(path, DiskSettings { size_bytes, ..self.manner.target_disk.clone() })
     }
 
-    /// Makes an image at `path`.
     pub(super) fn new_image(&self, path: &str, settings: DiskSettings) -> Rc<SimDisk> {
         let number = self.disks_made.replace(self.disks_made.get() + 1);
         let random = self.random.borrow_mut().fork();
@@ -576,18 +553,15 @@ impl SimHost {
         self.images.borrow_mut().clear();
     }
 
-    /// The number that the next migration gets.
     pub(super) fn next_migration(&self) -> MigrationId {
         MigrationId(self.journal.acknowledged().next_migration)
     }
 }
 
-/// The identity of the volume number `index`.
 pub(super) fn volume_id(index: usize) -> VolumeId {
     VolumeId([index as u8 + 1; 16])
 }
 
-/// Tells whether an image is of a migration between stores of one host.
 fn is_local(state: &State, image: &ImageLocation) -> bool {
     let local = state.migrations.values().filter(|migration| migration.side == Side::OneHost);
     local.flat_map(|migration| &migration.volumes).any(|moving| moving.target == *image)

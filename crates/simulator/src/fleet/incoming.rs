@@ -1,4 +1,4 @@
-//! Volumes come to this host from another: what the daemon does before and around the target's half.
+//! Arriving volumes: the work of the daemon before and around the target's half.
 
 use std::pin::pin;
 use std::rc::Rc;
@@ -30,58 +30,52 @@ use super::vm_note::VmNote;
 use crate::disk;
 use crate::session::{Ends, PATIENCE, Work, driver_ends, recorded};
 
-/// Of so many of a hundred arrivals a step fails.
 const FAILS_PERCENT: u64 = 3;
-/// How long a source may say nothing before anything is promised: as the product has it.
+/// The source's longest silence before anything is promised: as in the product.
 const SOURCE_PATIENCE: SourcePatience =
     SourcePatience { silent_max: Duration::from_secs(600), away_max: Duration::from_secs(86_400) };
-/// How long what an earlier way back still writes is waited for.
+/// The longest wait for writes of an earlier return.
 const EARLIER_END_MAX: Duration = Duration::from_secs(1);
 
-/// What a target says of a volume that it takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Accepted {
     pub(super) content: TargetContent,
-    /// The replica that has become the target: by which departure it was left, and of which generation it is.
+    /// The departure that left the replica which became the target, and its generation.
     replica: Option<(MigrationId, Generation)>,
 }
 
 impl Accepted {
-    /// The replica that has become the target, as the source may know it.
     pub(super) fn replica_at(&self, place: Place) -> Option<(ReplicaOf, Generation)> {
         let (departure, generation) = self.replica?;
         Some((ReplicaOf::Host { host: place.host().0, departure: departure.0 }, generation))
     }
 }
 
-/// What a target says to an offer.
+/// The answer to an offer.
 pub(super) enum Taken {
-    /// It is about to be ready.
+    /// It is still preparing.
     NotYet,
     /// Its lanes wait for the volumes.
     Accepted(Vec<Accepted>),
-    /// It does not take them, or has let go of them.
+    /// It refuses them, or has dropped them.
     Refused,
 }
 
-/// A migration from another host, as its target sees to it.
 struct IncomingMigration {
     host: Rc<SimHost>,
     from: Place,
     /// Its number at its source.
     remote: MigrationId,
-    /// What is offered; `None`: a restart goes on with it, by what the journal says.
+    /// The offer; `None`: a restart continues it, by the journal.
     offered: Option<(MigrationState, State)>,
     has_vm: bool,
-    /// Its number here, once it has one.
     id: Option<MigrationId>,
-    /// A driver had it, or a restart goes on with it.
+    /// Whether it had a driver before, or a restart continues it.
     is_resumed: bool,
-    /// The migration that they left by, if they come into the images that they have left then.
+    /// The migration by which the volumes left, if they return into those images.
     takes_back: Option<MigrationId>,
-    /// The driver of that one, until its session may know that it has none.
+    /// The driver of that one, which its session still has to give up.
     set_aside: Option<SetAside>,
-    /// How the driver ends it.
     ends: Option<Ends>,
 }
 
@@ -108,7 +102,7 @@ impl Work for IncomingMigration {
             }
             Action::Conclude(_) => {
                 self.host.check_concluded(self.id?);
-                // N.B. its memory may be about to leave, by a source that has not heard of it.
+                // N.B. the VM's memory may still be sent by a source that does not know yet.
                 self.host.vm_expected.set(None);
                 return None;
             }
@@ -122,7 +116,6 @@ impl Work for IncomingMigration {
 }
 
 impl IncomingMigration {
-    /// Makes durable that it begins.
     async fn record(&mut self) -> Event {
         let Some((offered, there)) = &self.offered else { return Event::Done(Step::Record, Ok(())) };
         let (id, started) = self.host.arrives((self.from, self.remote), offered, there, self.takes_back);
@@ -149,7 +142,7 @@ impl IncomingMigration {
             Step::Begin => {
                 self.host.perhaps_fails(FAILS_PERCENT, "an image is not to be had")?;
                 let resumed = if self.is_resumed { Resumed::Yes } else { Resumed::No };
-                // Whether the source keeps its images is not in this journal; to remember for nobody costs little.
+                // This journal does not say whether the source keeps its images; recording for none costs little.
                 let keeps = self.offered.as_ref().is_none_or(|(offered, _)| offered.keep_source);
                 let moves = if self.has_vm { Moves::Vm } else { Moves::Volumes };
                 self.host.vm_expected.set((moves == Moves::Vm).then_some(subject));
@@ -166,7 +159,7 @@ impl IncomingMigration {
 }
 
 impl SimHost {
-    /// Takes a migration, if there is room for it; tells what it has of each volume once all is ready.
+    /// Takes a migration, if there is room; returns the answer for each volume once all is ready.
     pub(super) fn takes(
         self: &Rc<Self>,
         source: &Rc<SimHost>,
@@ -182,7 +175,7 @@ impl SimHost {
                 let is_ready = self.with_serving(|serving| serving.target_of(subject).is_some());
                 let answer = self.answers.borrow().get(&subject).cloned();
                 return match is_ready {
-                    // Nothing: the answer was lost with a daemon.
+                    // An empty one: the answer was lost with a daemon.
                     Some(true) => Taken::Accepted(answer.unwrap_or_default()),
                     _ => Taken::NotYet,
                 };
@@ -215,7 +208,6 @@ impl SimHost {
         Taken::NotYet
     }
 
-    /// Goes on with a migration that a restart interrupted.
     pub(super) fn resume_incoming(self: &Rc<Self>, id: MigrationId, (from, remote): (Place, MigrationId)) {
         let has_vm = self.vm_note.get() == VmNote::Arriving;
         let work = IncomingMigration {
@@ -237,7 +229,6 @@ impl SimHost {
         self.run_session(session, work);
     }
 
-    /// That volumes begin to come, and the number of that.
     fn arrives(
         &self,
         (from, remote): (Place, MigrationId),
@@ -261,7 +252,7 @@ impl SimHost {
         (id, Record::MigrationStarted { migration: id, volumes, keep_source: false, side })
     }
 
-    /// Deletes the images of a migration that comes to nothing.
+    /// Deletes the images of an abandoned migration.
     fn discard_images(&self, id: MigrationId) {
         let volumes =
             self.journal().look(|state, _| state.migrations.get(&id).map(|known| known.volumes.clone()));
@@ -270,8 +261,8 @@ impl SimHost {
         }
     }
 
-    /// Tells whether the source's half of a migration that a restart of its host interrupted can begin: the target's waits for
-    /// it, or the journal answers for a migration that is over here, or was never begun.
+    /// Returns whether an interrupted source's half can continue: the target's half waits for it, or the journal answers for a
+    /// migration that has ended or never begun.
     pub(super) fn can_go_on(self: &Rc<Self>, source: Place, remote: MigrationId) -> bool {
         let subject = Subject::Migration(source, remote);
         let known =
@@ -282,7 +273,7 @@ impl SimHost {
         }
     }
 
-    /// Makes the images of volumes that come, or takes those that an earlier stay has left.
+    /// Makes the images of arriving volumes, or takes those of an earlier residency.
     fn make_images(&self, subject: Subject, recorded: &MigrationState) {
         let left = self.left_in_place(recorded);
         let make = |(index, moving): (usize, &migration::journal::MigratingVolume)| {
@@ -299,7 +290,7 @@ impl SimHost {
         self.answers.borrow_mut().insert(subject, accepted);
     }
 
-    /// Lets lanes wait for the volumes; says how the target's half ends. `None`: it does not begin.
+    /// Lets lanes wait for the volumes; returns the end of the target's half, or `None` if it does not begin.
     async fn comes_from(
         self: &Rc<Self>,
         (id, (from, remote)): (MigrationId, (Place, MigrationId)),
@@ -309,10 +300,10 @@ impl SimHost {
         moves: Moves,
     ) -> Option<Ends> {
         let stay = StayId::Arrived(id.0);
-        // As a lane does: what an earlier way back still writes must not land on what this one writes.
+        // A lane does the same: writes of an earlier return must not land on those of this one.
         let before = self.came_by.borrow().clone();
         if let Some(before) = before.filter(|_| self.left_in_place(recorded).is_some()) {
-            // N.B. what is said over its line from now on no lane hears: the journal answers, as a daemon's does.
+            // N.B. no lane receives later messages of its line: the journal answers, as a daemon's does.
             self.hear_anew(&before);
             let late = self.handle.sleep(EARLIER_END_MAX);
             if let Either::Right(_) = select(pin!(before.end()), pin!(late)).await {
@@ -332,7 +323,7 @@ impl SimHost {
         self.drive_incoming((id, (from, remote)), recorded, resumed, coming, moves)
     }
 
-    /// Makes what waits for each volume; of one that has left clients here, it is what they use.
+    /// Makes the waiting stack of each volume; for a volume with remaining clients, it is the one they use.
     fn wait_for_volumes(
         self: &Rc<Self>,
         stay: StayId,
@@ -414,14 +405,14 @@ impl SimHost {
             if let Some(filling) = &coming.filling {
                 channel.service.offer_filling(Address::Replica(index as u32), Rc::clone(filling));
             }
-            // A VM that waits reads what it will find; not what it left here, as a lane sees to.
+            // As in a lane: a waiting VM reads the arriving volume, but not an old image here.
             let waits = coming.volume.gate().mode() == GateMode::Hold && !is_taken_back;
             if moves == Moves::Vm && waits {
                 coming.volume.gate().set_mode(GateMode::ReadsOnly);
             }
         }
         let (trial_max, service) = (self.manner.limits.mirror_wait_max, &channel.service);
-        // Of others it is still heard: what was lost is asked again.
+        // Other services stay: lost calls are repeated.
         if is_taken_back {
             self.came_by.replace(Some(Rc::clone(service)));
         }
@@ -455,13 +446,12 @@ impl SimHost {
             let outcome = driver.run().await;
             me.world.say(|| format!("{}: incoming {id} ended: {outcome:?}", me.place));
             me.with_serving(|serving| serving.target.replace(None));
-            // The session may have gone with the daemon.
             let _ = ended.send(Some(outcome));
         });
         Some(ends)
     }
 
-    /// Once volumes have come, or have not: a lane that only waited for one that did not is of no use.
+    /// Checks lanes after an arrival: a lane that waited for a volume that did not arrive is dropped.
     fn see_arrival(&self, id: MigrationId) {
         let state = self.journal().acknowledged();
         let Some(recorded) = state.migrations.get(&id) else { return };
@@ -475,7 +465,6 @@ impl SimHost {
     }
 }
 
-/// The generations that the volumes of an incoming migration have at its source.
 fn generations_of(recorded: &MigrationState) -> Vec<Generation> {
     match &recorded.side {
         Side::Incoming { volumes, .. } => volumes.iter().map(|record| record.generation).collect(),

@@ -1,7 +1,7 @@
-//! What a host keeps of volumes that left it: images that a way home may begin with.
+//! The kept images of volumes that left a host, for an incremental return.
 //!
-//! It stands in for the files and records of the daemon's `replicas.rs`: an image is recorded durably when it has been kept,
-//! the record goes before anything may be written to the image, and one that somebody has touched is not trusted.
+//! This stands in for the daemon's `replicas.rs`. A kept image is recorded durably. The record is deleted before the image may be
+//! written. A touched image is not trusted.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -14,24 +14,21 @@ use super::host::SimHost;
 use crate::checker::owner::{Permission, permission};
 use crate::disk::{Medium, Role};
 
-/// The images that one host keeps, by volume: a later one takes the place of an earlier.
+/// The kept images of one host, by volume: a later one replaces an earlier one.
 #[derive(Default)]
 pub(super) struct KeptImages(RefCell<BTreeMap<VolumeId, KeptImage>>);
 
-/// One image that was kept.
 #[derive(Clone, Debug)]
 pub(super) struct KeptImage {
     pub(super) path: String,
-    /// The migration by which the volume left.
     pub(super) departure: MigrationId,
-    /// The generation of the volume that it is.
     pub(super) generation: Generation,
-    /// Somebody has written to it, or put another in its place.
+    /// Another program has written to it, or replaced it.
     is_touched: bool,
 }
 
 impl KeptImages {
-    /// Records an image; returns the one that it takes the place of.
+    /// Records an image; returns the one that it replaces.
     pub(super) fn record(
         &self,
         volume: VolumeId,
@@ -43,12 +40,12 @@ impl KeptImages {
         self.0.borrow_mut().insert(volume, image).filter(|former| former.path != path)
     }
 
-    /// The image that a volume that comes home begins with, if there is one that can be trusted. It is recorded no more.
+    /// Takes the kept image of a returning volume, if it can be trusted, and deletes the record.
     pub(super) fn take(&self, volume: VolumeId) -> Option<KeptImage> {
         self.0.borrow_mut().remove(&volume).filter(|image| !image.is_touched)
     }
 
-    /// Somebody touches an image; returns where it is.
+    /// Touches an image; returns its path.
     pub(super) fn touch(&self) -> Option<String> {
         let mut images = self.0.borrow_mut();
         let image = images.values_mut().find(|image| !image.is_touched)?;
@@ -58,7 +55,7 @@ impl KeptImages {
 }
 
 impl SimHost {
-    /// Keeps an image that a volume has left, under another name; done already is done.
+    /// Renames an image that a volume has left; may be repeated.
     pub(super) fn keep_image(&self, path: &str) {
         let left = self.journal().look(|state, _| {
             let left = |moved: &&Moved| moved.volume.record.image.place.name() == path;
@@ -81,8 +78,7 @@ impl SimHost {
         self.world.note("keep", self.place.index() as u64, record.generation.0);
     }
 
-    /// Makes the image that an earlier stay of a volume has left, if there is one, the target at `path`; says by which
-    /// departure it was left, and of which generation it is.
+    /// Makes the kept image of a volume, if there is one, the target at `path`; returns its departure and generation.
     pub(super) fn take_kept(&self, volume: VolumeId, path: &str) -> Option<(MigrationId, Generation)> {
         let kept = self.kept.take(volume)?;
         let disk = self.images.borrow_mut().remove(&kept.path)?;

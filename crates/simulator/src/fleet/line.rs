@@ -1,12 +1,11 @@
-//! A way between two hosts, over several connections: what is sent comes once while both processes live, in any order,
-//! and waits while the link is broken.
+//! A channel between two hosts over several connections: each message arrives once while both processes live, in any order, and
+//! waits while the link is broken.
 //!
 //! ```text
 //!   send ──► a connection's delay, with a tail ──► link up? ──yes──► there, if both processes are still the same
 //!                                                     └──no──► held until it is mended
 //! ```
-//! It keeps the promise that the product's transport makes to a lane (`lane::peer`); how the transport does that is not
-//! simulated here.
+//! It keeps the promise of the product's transport to a lane (`lane::peer`); the transport itself is not simulated here.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -21,59 +20,53 @@ use lane::peer::{Capabilities, ChannelEvent, RequestPriority};
 use super::link::Link;
 use super::place::Place;
 
-/// What a process has of a line: the end that it sends on, and what arrives.
+/// A process's part of a line: the sending end, and the arrivals.
 pub(super) type Ends = (Box<dyn lane::peer::Channel>, mpsc::UnboundedReceiver<ChannelEvent>);
 
-/// Judges what comes to an end of a line, by its head and payload.
+/// Judges arrivals at an end of a line, by head and payload.
 pub(super) type Guard = Box<dyn Fn(&[u8], &[u8]) -> Judged>;
 
-/// What becomes of something that has come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Judged {
-    /// Whoever listens hears it.
     Heard,
     LeftOut,
-    /// Nobody hears it, and the call of this number is answered with that there is nothing.
+    /// The listener does not receive it, and the call of this number is answered with a failure.
     Refused(u64),
 }
 
-/// Calls of this number and above are asked for besides a channel.
+/// Calls of this number and above bypass the channel.
 pub(super) const BESIDES: u64 = 1 << 63;
 
-/// One line of a link.
 pub(crate) struct Line {
     me: Weak<Self>,
     link: Weak<Link>,
     number: u64,
     ends: [End; 2],
-    /// What would have arrived while the link was broken.
+    /// Messages that are held while the link is broken.
     held: RefCell<Vec<Frame>>,
 }
 
 #[derive(Default)]
 struct End {
-    /// Grows with each process at this end.
     incarnation: Cell<u64>,
     /// The process at the other end that this one knows.
     knows: Cell<u64>,
-    /// It has been told that the line is broken.
+    /// It has learned that the line is broken.
     is_lost: Cell<bool>,
     arrivals: RefCell<Option<mpsc::UnboundedSender<ChannelEvent>>>,
     guard: RefCell<Option<Guard>>,
-    /// The fence that was told to who asked besides the channel.
+    /// The fence in the answer to a call outside of the channel.
     told: Cell<Option<FencingToken>>,
 }
 
 struct Frame {
     to: usize,
-    /// The processes that it is from and for.
     from_incarnation: u64,
     to_incarnation: u64,
     head: Bytes,
     payload: Bytes,
 }
 
-/// The sending end of a line, as a process has it.
 struct Sender {
     line: Weak<Line>,
     from: usize,
@@ -92,7 +85,7 @@ impl Line {
         Rc::new_cyclic(make)
     }
 
-    /// A new process begins at `place`; returns its end. `None`: the simulation is over.
+    /// Opens the end of a new process at `place`; `None`: the simulation is over.
     pub(super) fn open(&self, place: Place, guard: Guard) -> Option<Ends> {
         let link = self.link.upgrade()?;
         let number = link.end_of(place);
@@ -107,7 +100,7 @@ impl Line {
         if !link.is_up() {
             self.lose(number);
         }
-        // The other end hears of it before anything that this process sends.
+        // The other end learns of it before this process's first message.
         let (me, incarnation) = (Weak::clone(&self.me), own.incarnation.get());
         link.world.clock.after(link.introduction(), move || {
             if let Some(line) = me.upgrade().filter(|line| line.is_up()) {
@@ -118,7 +111,7 @@ impl Line {
         Some((Box::new(line), arrivals))
     }
 
-    /// The process at `place` listens anew: whoever did so before hears nothing more. The other end is told nothing.
+    /// Replaces the listener of the process at `place`: the former one receives nothing more. The other end learns nothing.
     pub(super) fn listen_anew(&self, place: Place) -> Option<Ends> {
         let number = self.link.upgrade()?.end_of(place);
         let own = &self.ends[number];
@@ -128,7 +121,7 @@ impl Line {
         Some((Box::new(line), arrivals))
     }
 
-    /// Says that a process at `place` has known the line, or could have: whoever sends to it hears of the next one.
+    /// Marks the line as known to an earlier process at `place`: its peer learns of the next one.
     pub(crate) fn is_known_to(&self, place: Place) {
         if let Some(link) = self.link.upgrade() {
             let end = &self.ends[link.end_of(place)];
@@ -136,19 +129,17 @@ impl Line {
         }
     }
 
-    /// The process at `place` is gone.
     pub(crate) fn close(&self, place: Place) {
         if let Some(link) = self.link.upgrade() {
             self.ends[link.end_of(place)].arrivals.borrow_mut().take();
         }
     }
 
-    /// Both ends are told that the link is broken.
     pub(super) fn lost(&self) {
         (0..2).for_each(|end| self.lose(end));
     }
 
-    /// The link works again: both ends are told, if they knew that it did not, and what waited arrives, in any order.
+    /// Reports to ends that knew of the break, and delivers held messages in any order.
     pub(super) fn mended(&self) {
         for end in 0..2 {
             self.introduce(end, self.ends[end].incarnation.get());
@@ -181,7 +172,7 @@ impl Line {
         }
     }
 
-    /// The other end learns that the process at `from` is this one.
+    /// Introduces the process at `from` to the other end.
     fn introduce(&self, from: usize, incarnation: u64) {
         let other = &self.ends[1 - from];
         if other.knows.get() < incarnation {
@@ -194,7 +185,6 @@ impl Line {
 
     fn tell(&self, end: usize, arrival: ChannelEvent) {
         if let Some(arrivals) = &*self.ends[end].arrivals.borrow() {
-            // The daemon may have stopped listening.
             let _ = arrivals.unbounded_send(arrival);
         }
     }
@@ -216,7 +206,7 @@ impl Line {
             return;
         }
         let (to, from) = (&self.ends[frame.to], &self.ends[1 - frame.to]);
-        // What is for a process that is gone, or from one that is known to be gone, is never delivered.
+        // Messages for an ended process, or from one that is known to have ended, are never delivered.
         if to.incarnation.get() != frame.to_incarnation || from.incarnation.get() < frame.from_incarnation {
             return;
         }
@@ -245,7 +235,7 @@ impl Line {
         }
     }
 
-    /// The answer to what was asked besides the channel: that ends here.
+    /// Takes the answer to a call outside of the channel.
     fn is_besides(&self, frame: &Frame) -> bool {
         match Head::decode(&frame.head) {
             Ok(Head::Answer { call, result }) if call >= BESIDES => {
@@ -265,16 +255,13 @@ impl Line {
     }
 }
 
-// What is asked for besides the channel at an end.
 impl Line {
-    /// The process at `place` asks for something.
     pub(super) fn ask_besides(&self, place: Place, head: &Head, payload: Bytes) {
         if let Some(link) = self.link.upgrade() {
             self.send_from(link.end_of(place), head, payload);
         }
     }
 
-    /// The fence that it was told.
     pub(super) fn told_besides(&self, place: Place) -> Option<FencingToken> {
         self.ends[self.link.upgrade()?.end_of(place)].told.get()
     }
@@ -312,7 +299,6 @@ mod tests {
     use crate::trace::{Audience, Trace};
     use crate::world::World;
 
-    /// Keeps the heads of what was sent.
     struct Sent(Rc<RefCell<Vec<Bytes>>>);
 
     impl lane::peer::Channel for Sent {
@@ -338,7 +324,7 @@ mod tests {
         let (line, arrivals) = mpsc::unbounded();
         handle.spawn(channel.run(arrivals, Rc::clone(&service), Rc::new(CallsOnly)));
         let operation = Operation::Write { offset: 0, durable: false };
-        // Each process begins to count its calls anew.
+        // Each process numbers its calls anew.
         let head = Head::Call { call: 0, address: Address::Replica(0), operation }.encode();
         let call = || ChannelEvent::Message {
             head: head.clone(),
@@ -368,7 +354,7 @@ mod tests {
         let (_, before) = open(a);
         let (source, mut at_source) = open(b);
         let pass = || (0..100).for_each(|_| world.clock.step(Some(world.now() + Duration::from_millis(10))));
-        // Its lane hears no more of the source, as a service that has ended.
+        // Its lane receives no more of the source, like an ended service.
         drop(before);
         let (target, mut anew) = line.listen_anew(a).unwrap();
         source.send(RequestPriority::Control, Head::Message.encode(), Bytes::from_static(b"COMMIT"));

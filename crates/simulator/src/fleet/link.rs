@@ -1,11 +1,11 @@
-//! The link between two hosts: several connections, each with a delay of its own; it breaks, or swallows what it is given.
+//! The link between two hosts: several connections with different delays; it breaks, or swallows messages.
 //!
 //! ```text
 //!            ┌ line of a migration ┐
 //!   host ────┤                     ├──── host      two for each migration between both; all break together
 //!            └ line of its clients ┘
-//!   works ──cut──► broken: both ends are told ──mended──► works: both are told, what waited arrives in any order
-//!        └─swallows──► broken, and nobody is told, until it is noticed
+//!   works ──cut──► broken: both ends learn of it ──mended──► works: both learn of it, held messages arrive in any order
+//!        └─swallows──► broken, unnoticed for a while
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -20,47 +20,40 @@ use super::place::Place;
 use crate::random::Random;
 use crate::world::World;
 
-/// Connections of a link: each has a delay of its own, so what goes over one overtakes what goes over another.
+/// Connections of a link: with different delays, so that messages overtake each other.
 const CONNECTIONS: u64 = 3;
-/// How long it takes until a link that swallows everything is noticed to be dead.
+/// The time until a link that swallows everything is noticed to be dead.
 const NOTICED_AFTER: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 
-/// What a line between two hosts is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Subject {
-    /// What clients that stayed at the source of a migration ask of the volumes' owner, by that source and its number there.
+    /// Requests of clients that stayed at a migration's source, by that source and its number there.
     Clients(Place, MigrationId),
     /// A migration, by its source and its number there.
     Migration(Place, MigrationId),
-    /// What the target of a migration lacks, by its source and its number there.
+    /// The missing blocks of a migration's target, by its source and its number there.
     Reservoir(Place, MigrationId),
 }
 
-/// How a link breaks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Break {
-    /// Both ends are told.
     Cut,
-    /// It swallows what it is given, and nobody is told for a while.
+    /// It swallows messages, unnoticed for a while.
     Silent,
 }
 
-/// The link between two hosts.
 pub(crate) struct Link {
     pub(super) world: Rc<World>,
     me: Weak<Self>,
     places: [Place; 2],
     random: RefCell<Random>,
-    /// Delays of the connections.
     delays: [Duration; CONNECTIONS as usize],
     is_up: Cell<bool>,
-    /// Grows with each break.
     breaks: Cell<u64>,
     lines: RefCell<BTreeMap<Subject, Rc<Line>>>,
 }
 
 impl Link {
-    /// A link that works.
     pub(crate) fn new(world: &Rc<World>, mut random: Random, places: [Place; 2]) -> Rc<Self> {
         let round_trip = random.pick(&[
             Duration::from_micros(100),
@@ -81,44 +74,38 @@ impl Link {
         })
     }
 
-    /// The line for `subject`, made when it is asked for first.
+    /// Returns the line for `subject`; makes it first if needed.
     pub(crate) fn line(&self, subject: Subject) -> Rc<Line> {
         let mut lines = self.lines.borrow_mut();
         let number = lines.len() as u64;
         Rc::clone(lines.entry(subject).or_insert_with(|| Line::new(Weak::clone(&self.me), number)))
     }
 
-    /// The lines that there have been so far.
     pub(crate) fn subjects(&self) -> Vec<Subject> {
         self.lines.borrow().keys().copied().collect()
     }
 
-    /// Tells whether it connects this place.
     pub(crate) fn touches(&self, place: Place) -> bool {
         self.places.contains(&place)
     }
 
-    /// Tells whether it connects these two.
     pub(crate) fn connects(&self, one: Place, other: Place) -> bool {
         one != other && self.touches(one) && self.touches(other)
     }
 
-    /// The place at the other end.
     pub(crate) fn beyond(&self, place: Place) -> Place {
         self.places[1 - self.end_of(place)]
     }
 
-    /// Tells whether what is sent arrives.
     pub(crate) fn is_up(&self) -> bool {
         self.is_up.get()
     }
 
-    /// The number of the end at a place.
     pub(super) fn end_of(&self, place: Place) -> usize {
         usize::from(self.places[0] != place)
     }
 
-    /// The link breaks for so long: what is on its way waits.
+    /// Breaks the link for `away`: messages in flight wait.
     pub(crate) fn break_for(&self, how: Break, away: Duration) {
         if !self.is_up.replace(false) {
             return;
@@ -146,7 +133,6 @@ impl Link {
         self.world.clock.after(away, while_broken(Self::mend));
     }
 
-    /// The link works again.
     pub(crate) fn mend(&self) {
         if !self.is_up.replace(true) {
             self.world.note("link", 9, 0);
@@ -164,7 +150,6 @@ impl Link {
         lines.iter().for_each(|line| what(line));
     }
 
-    /// How long what is sent now takes.
     pub(super) fn delay(&self) -> Duration {
         let mut random = self.random.borrow_mut();
         let delay = random.pick(&self.delays);
@@ -172,12 +157,12 @@ impl Link {
         delay * tail + Duration::from_nanos(random.below(20_000))
     }
 
-    /// How long it takes until a new process is known at the other end.
+    /// Returns the time until a new process is known at the other end.
     pub(super) fn introduction(&self) -> Duration {
         self.delays[0]
     }
 
-    /// Takes apart what holds each other.
+    /// Breaks cycles of references.
     pub(crate) fn clear(&self) {
         self.lines.take().into_values().for_each(|line| line.clear());
     }

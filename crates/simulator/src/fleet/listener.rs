@@ -1,4 +1,4 @@
-//! Hears what the other host says of a migration: its halves are told, or the journal answers.
+//! Receives the other host's messages of a migration: passes them to a half, or answers from the journal.
 
 use std::rc::{Rc, Weak};
 
@@ -12,7 +12,6 @@ use super::host::SimHost;
 use super::place::Place;
 use super::serving::{Channel, Serving};
 
-/// Listens on the line of one migration.
 pub(super) struct MigrationListener {
     host: Weak<SimHost>,
     incarnation: u64,
@@ -106,7 +105,6 @@ impl Listener for MigrationListener {
     }
 }
 
-/// Says something of a migration to the other host.
 pub(super) fn send(channel: &RpcChannel, message: &Message) {
     if let Ok(bytes) = wire::encode(message) {
         channel.send_message(bytes);

@@ -1,9 +1,9 @@
-//! Volumes move to another store of their host: what the daemon does before and around the driver.
+//! Migrations to another store of the same host: the work of the daemon before and around the driver.
 //!
 //! ```text
-//!   a place is taken ──► *started* is durable ──► images are made ──► both halves run side by side ──► the end
-//!         each step may fail; the daemon may be killed, or stopped in order, and somebody may cancel, between any two
-//!   a restart ──► the copies are believed? ──► both halves, with what is missing ──► the end
+//!   a place is reserved ──► *started* is durable ──► images are made ──► both halves run side by side ──► the end
+//!         each step may fail; between any two the daemon may be killed or stopped, and the migration cancelled
+//!   a restart ──► are the copies trusted? ──► both halves, with the missing set ──► the end
 //! ```
 
 mod again;
@@ -30,31 +30,27 @@ use crate::scenario::MigrationPlan;
 use crate::session::{Ends, PATIENCE, Work, driver_ends, recorded};
 use crate::world::Stop;
 
-/// In how many of a hundred cases a step cannot be done.
 const FAILS_PERCENT: u64 = 3;
-/// In how many of a hundred migrations somebody cancels within their first moments …
+/// The percentage of migrations that are cancelled very early …
 const CANCELLED_PERCENT: u64 = 6;
-/// … or the daemon is killed …
+/// … or whose daemon is killed …
 const KILLED_PERCENT: u64 = 6;
-/// … how soon at the latest.
+/// … at the latest by then.
 const DISTURBED_WITHIN: Duration = Duration::from_millis(2);
-/// How long a step takes.
 const STEP: (Duration, Duration) = (Duration::from_micros(5), Duration::from_millis(1));
 
-/// A migration to another store of its host.
 struct LocalMigration {
     host: Rc<SimHost>,
     plan: MigrationPlan,
     id: MigrationId,
     moving: Vec<MigratingVolume>,
-    /// A driver had it, or a restart goes on with it.
+    /// Whether it had a driver before, or a restart continues it.
     is_resumed: bool,
-    /// What the driver ends with, once there is one.
     ends: Option<Ends>,
 }
 
 impl SimHost {
-    /// Begins to move all volumes to another store of this host.
+    /// Begins a migration of all volumes to another store of this host.
     pub(super) fn begin_local(self: &Rc<Self>) {
         let number = self.local.begun.replace(self.local.begun.get() + 1);
         let plans = &self.manner.plans;
@@ -77,14 +73,13 @@ impl SimHost {
             let Some(host) = me.upgrade().filter(|host| host.incarnation() == incarnation) else { return };
             match host.fleet() {
                 Some(fleet) if is_killed => fleet.crash(host.place, Stop::Kill),
-                // Too late is as good.
                 _ if is_cancelled => drop(host.wish_to_cancel()),
                 _ => {}
             }
         });
     }
 
-    /// Nobody sees to a migration within this host any more.
+    /// Notes that no session handles a migration within this host.
     fn local_ended(&self) {
         for disk in self.images.borrow().values() {
             disk.set_role(disk::Role::Bystander);
@@ -108,7 +103,6 @@ impl Work for LocalMigration {
             Action::Undo(undo) => Some(Event::Undone { left_over: self.undo(undo).await }),
             Action::End(outcome) => Some(Event::Ended(self.host.commit_end(self.id, outcome).await)),
             Action::Cancel => {
-                // Too late is as good.
                 self.host.cancel_driver();
                 None
             }
@@ -123,7 +117,7 @@ impl Work for LocalMigration {
                 self.host.local_ended();
                 None
             }
-            // The volume is where it is served, and no VM goes along.
+            // The volume stays where it is served, and there is no VM.
             Action::PlaceVolumes(_)
             | Action::Answer(_)
             | Action::LetGo
@@ -156,7 +150,7 @@ impl LocalMigration {
                 self.host.local.take(&self.moving);
                 Ok(())
             }
-            // Images exist only once the journal knows of them: a restart finds them all.
+            // Images exist only once they are in the journal: a restart finds them all.
             Step::MakeImages => {
                 let some = self.host.random.borrow_mut().below(self.moving.len() as u64 + 1) as usize;
                 let fails = self.host.perhaps_fails(FAILS_PERCENT, "an image cannot be made");
@@ -193,13 +187,12 @@ impl LocalMigration {
         handle.spawn(async move {
             let outcome = driver.run().await;
             host.local_driver_ended();
-            // The session may have gone with the daemon.
             let _ = ending.send(Some(outcome));
         });
         Ok(())
     }
 
-    /// Gives the places back that were taken; returns what could not be deleted.
+    /// Gives the reserved places back; returns what could not be deleted.
     async fn undo(&self, undo: Undo) -> String {
         let mut left_over = Vec::new();
         let control = LocalControl::new(&self.host);

@@ -1,12 +1,11 @@
-//! Clients at several hosts at once, which write neighbouring sectors of one block again and again.
+//! Clients at several hosts at once, which repeatedly write neighbouring sectors of one block.
 //!
 //! ```text
 //!   block that no guest uses:   | sector of the 1st | sector of the 2nd | …
-//!                                      ▲ at A               ▲ at B          each writes, reads, and knows what it wrote
+//!                                      ▲ at A               ▲ at B          each writes, reads, and checks
 //! ```
-//! Each is the only one that writes its sector, and asks for one thing at a time. So what it reads is what it has written
-//! last: neither its neighbour, nor anything that it left behind at another host, may have undone it. What it writes is
-//! durable when it is answered, for hosts lose power.
+//! Each client alone writes its sector, one request at a time. So it must read its last write: neither its neighbour, nor its own
+//! old writes at another host, may undo it. Its writes are durable, because hosts lose power.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -21,17 +20,13 @@ use crate::guest::Caller;
 use crate::random::Random;
 use crate::scenario::VolumePlan;
 
-/// Bytes at the end of a volume that are theirs: a whole block at least, wherever the volume ends.
+/// Bytes at the end of a volume for these clients: at least a whole block, wherever the volume ends.
 const RESERVED_BYTES: u64 = 8 << 10;
-/// In how many of a hundred cases a volume has them.
 const NEIGHBOURS_PERCENT: u64 = 50;
-/// Clients of each volume.
 const PER_VOLUME: u64 = 2;
-/// Writes of each, after which it has done its work.
 const WRITES: u64 = 60;
-/// The longest pause between two writes.
 const PAUSE: Duration = Duration::from_millis(20);
-/// In how many of a hundred looks one that is connected goes to another host.
+/// The percentage of looks at which a connected client goes to another host.
 const WANDER_PERCENT: u64 = 3;
 
 pub(super) struct Neighbours {
@@ -39,12 +34,12 @@ pub(super) struct Neighbours {
     random: RefCell<Random>,
 }
 
-/// How many bytes at the end of a volume of this size no guest uses: none of a small one.
+/// Returns the bytes at the end of a volume that no guest uses: none of a small volume.
 fn reserved(size_bytes: u64) -> u64 {
     if size_bytes >= 8 * RESERVED_BYTES { RESERVED_BYTES } else { 0 }
 }
 
-/// A volume whose guest uses what is not theirs.
+/// Returns the plan of a volume without the reserved part.
 pub(super) fn leave_room(plan: &VolumePlan) -> VolumePlan {
     let mut plan = plan.clone();
     plan.guest.size_bytes -= reserved(plan.guest.size_bytes);
@@ -52,17 +47,15 @@ pub(super) fn leave_room(plan: &VolumePlan) -> VolumePlan {
 }
 
 struct Neighbour {
-    /// The volume that it uses.
     volume: usize,
     offset: u64,
-    /// The number that it wrote last, whether that was answered or not.
+    /// Its last number, answered or not.
     written: Cell<u64>,
     connection: RefCell<Option<(Place, Rc<Caller>)>>,
     random: RefCell<Random>,
 }
 
 impl Neighbours {
-    /// Makes those of volumes of these sizes; in some simulations there are none.
     pub(super) fn draw(random: &mut Random, sizes: impl Iterator<Item = u64>) -> Self {
         let mut clients = Vec::new();
         for (volume, size) in sizes.enumerate() {
@@ -87,9 +80,9 @@ impl Neighbours {
         Self::draw(random, std::iter::empty())
     }
 
-    /// Connects those that have no connection to hosts that lead to the volumes; some go to another one.
+    /// Connects the unconnected clients to hosts that forward to the volumes; some clients change hosts.
     pub(super) fn look(&self, fleet: &Rc<Fleet>) {
-        // Whoever goes on after a forced promotion goes on with one of two histories.
+        // After a forced promotion a client would see one of two histories.
         if fleet.branches.all().len() > 1 {
             self.clients.iter().for_each(|client| client.hang_up());
             return;
@@ -110,7 +103,6 @@ impl Neighbours {
         }
     }
 
-    /// A daemon is gone, and with it what was asked of it.
     pub(super) fn crashed(&self, place: Place) {
         let is_there =
             |client: &&Rc<Neighbour>| client.connection.borrow().as_ref().is_some_and(|(at, _)| *at == place);
@@ -133,7 +125,7 @@ impl Neighbour {
         let asked = handle.clone();
         handle.spawn(async move {
             let wrong = me.work(&device, &asked, &caller).await;
-            // What it was answered after it had hung up, or when there are two histories, tells nothing.
+            // An answer after it had hung up, or with two histories, proves nothing.
             let Some(fleet) = fleet.upgrade().filter(|_| caller.is_connected()) else { return };
             me.hang_up();
             if let Some(wrong) = wrong.filter(|_| fleet.branches.all().len() == 1) {
@@ -142,7 +134,7 @@ impl Neighbour {
         });
     }
 
-    /// Writes and reads, until something fails, or it has done its work; tells what is wrong.
+    /// Writes and reads until a request fails, or its work is done; returns what is wrong.
     async fn work(&self, device: &Rc<dyn BlockDevice>, handle: &Handle, caller: &Caller) -> Option<String> {
         let buffers = BufferPool::new();
         while caller.is_connected() && self.written.get() < WRITES {

@@ -1,5 +1,4 @@
-//! What operators do: they begin migrations, bring guests to where their volumes are, and promote what waits for a host that
-//! is not heard any more.
+//! The operators: they begin migrations, move guests after their volumes, and promote volumes whose source is out of reach.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -22,52 +21,48 @@ use super::tally::Event;
 use crate::random::Random;
 use crate::world::Stop;
 
-/// Pause between two looks at what is left to do, and later, when only what takes long is left.
+/// The pause between two looks at what is left to do; the second when only slow work is left.
 const LOOK: Duration = Duration::from_millis(2);
 const LOOK_LATER: Duration = Duration::from_millis(25);
 const LATER: Duration = Duration::from_secs(8);
-/// Of a hundred looks at something that could be done, in so many it is.
+/// The percentage of looks at which a possible action is taken.
 const BEGINS_PERCENT: [u64; 3] = [30, 30, 4];
-/// At how many of a hundred looks at volumes that lack blocks somebody brings them back.
+/// The percentage of looks at which incomplete volumes are sent back.
 const GOES_BACK_PERCENT: u64 = 4;
 const PROMOTES_PERCENT: [u64; 3] = [4, 4, 40];
-/// Between hosts: how many migrations go to another store of the same host …
+/// Between hosts: the number of migrations to another store of the same host …
 const WITHIN: [u32; 5] = [0, 0, 0, 1, 3];
-/// … and in how many of a hundred cases the next one does.
+/// … and the percentage in which the next one is such a migration.
 const WITHIN_PERCENT: u64 = 40;
-/// The stream of numbers that draws it.
 const WITHIN_STREAM: u64 = 0x0057_04E5;
-/// Of a hundred starts at which a complete copy waits for a source that is not heard, in so many it is promoted at once.
+/// The percentage of starts at which a complete copy with an unreachable source is promoted at once.
 const PROMOTES_AT_START_PERCENT: u64 = 30;
 
-/// What operators are about to do.
 pub(super) struct Operators {
     migrations_left: Cell<u32>,
-    /// At how many of a hundred looks at volumes that rest somebody moves them.
+    /// The percentage of looks at which volumes at rest are moved.
     begins_percent: u64,
-    /// In how many of a hundred cases guests follow their volumes.
+    /// The percentage in which guests follow their volumes.
     follow_percent: u64,
-    /// At how many of a hundred looks guests go to another host by themselves, whatever is under way.
+    /// The percentage of looks at which guests change hosts by themselves.
     wander_percent: u64,
-    /// At how many of a hundred looks what waits for a host that is not heard is promoted.
+    /// The percentage of looks at which a copy with an unreachable source is promoted.
     promotes_percent: u64,
-    /// Somebody may force a promotion.
     may_force: bool,
-    /// Migrations to another store of the same host that are still to be made.
     within_left: Cell<u32>,
-    /// What draws whether one is the next: simulations without any are what they would be.
+    /// Draws whether the next one is such a migration; separate, so that other simulations stay as they are.
     within: RefCell<Random>,
-    /// Guests ask for nothing more: the end is near.
+    /// Guests make no more requests: the end is near.
     is_settling: Cell<bool>,
-    /// The daemon of a host alone has been started to look at what is durable.
+    /// A single host's daemon was started to check the durable state.
     pub(super) is_last_start: Cell<bool>,
 }
 
 impl Operators {
-    /// Draws what operators of so many hosts do; a host alone makes the migrations that are planned.
+    /// Draws the plans of operators; a single host makes the planned migrations.
     pub(super) fn draw(random: &mut Random, seed: u64, (hosts, planned): (usize, u32), has_vm: bool) -> Self {
         let mut within = Random::new(seed ^ WITHIN_STREAM);
-        // A VM has one source and one target; what forcing makes of it is another story.
+        // A VM has one source and one target; forced promotions with VMs are not simulated.
         let may_force = random.percent(if hosts > 2 { 40 } else { 10 }) && !has_vm && hosts > 1;
         let migrations: &[u32] = match (hosts, may_force) {
             (1, _) => &[0],
@@ -79,7 +74,7 @@ impl Operators {
             migrations_left: Cell::new(random.pick(migrations)),
             begins_percent: random.pick(&BEGINS_PERCENT),
             follow_percent: random.pick(&[0, 30, 70]),
-            // One host at a time runs a VM; and guests of the source must not be led to a copy that is forced.
+            // One host at a time runs a VM; and guests of the source must not reach a forced copy.
             wander_percent: if has_vm || may_force { 0 } else { random.pick(&[0, 0, 1, 5, 20]) },
             promotes_percent: random.pick(&PROMOTES_PERCENT),
             may_force,
@@ -90,12 +85,10 @@ impl Operators {
         }
     }
 
-    /// Whether there are migrations to be made yet.
     fn are_left(&self) -> bool {
         self.migrations_left.get() + self.within_left.get() > 0
     }
 
-    /// Takes a migration within a host, if the next is one.
     fn take_one_within(&self) -> bool {
         let left = self.within_left.get();
         let is_next =
@@ -106,14 +99,13 @@ impl Operators {
         is_next
     }
 
-    /// Somebody may force a promotion.
     pub(super) fn may_force(&self) -> bool {
         self.may_force
     }
 }
 
 impl Fleet {
-    /// Looks from time to time what can be done, and whether everything has come to its end.
+    /// Checks from time to time what can be done, and whether all has ended.
     pub(super) fn look_later(self: &Rc<Self>) {
         let me = Rc::downgrade(self);
         let pause = if self.world.now() < LATER { LOOK } else { LOOK_LATER };
@@ -150,7 +142,7 @@ impl Fleet {
         }
     }
 
-    /// Sees to a branch whose volumes rest: they, or its guests, go elsewhere.
+    /// Handles a branch whose volumes are at rest: they, or its guests, move.
     fn see_to(self: &Rc<Self>, branch: &Branch, branches: &[Rc<Branch>]) {
         let Some(owner) = self.hosts.iter().find(|host| host.owns(branch.number)) else { return };
         self.perhaps_go_back(branch, owner);
@@ -166,7 +158,7 @@ impl Fleet {
             drop(random);
             self.tally_arrival(branch, owner.place);
             random = self.random.borrow_mut();
-            // Of two branches, guests of one must not be led to the volumes of the other.
+            // Guests of one branch must not reach the volumes of the other one.
             if is_away && (branches.len() > 1 || random.percent(self.operators.follow_percent)) {
                 self.begin_to_follow(branch, owner.place);
                 return;
@@ -193,7 +185,7 @@ impl Fleet {
         let targets: Vec<_> = self.hosts.iter().filter(fits).map(|host| host.place).collect();
         if targets.is_empty() {
             if branches.len() >= self.hosts.len() {
-                // Each host has a branch: nothing can move any more.
+                // Each host has a branch, so no volume can move.
                 self.operators.migrations_left.set(0);
             }
             return;
@@ -207,9 +199,9 @@ impl Fleet {
         owner.begin_migration(target);
     }
 
-    /// Volumes that lack blocks go back to the host that has these.
+    /// Sends incomplete volumes back to the host that has the missing blocks.
     fn perhaps_go_back(&self, branch: &Branch, owner: &Rc<SimHost>) {
-        // Of two branches one would wait for ever for what the other has written over.
+        // With two branches, one would wait for ever for blocks that the other has overwritten.
         let may = owner.is_up() && !self.operators.may_force() && branch.goes.get().is_none();
         let left = self.operators.migrations_left.get();
         let Some(target) = owner.may_go_back_to().filter(|_| may && left > 0) else { return };
@@ -225,7 +217,7 @@ impl Fleet {
         owner.begin_migration(target);
     }
 
-    /// Tells whether volumes of a branch may come to a host: guests of another branch must not be led to them.
+    /// Returns whether volumes of a branch may come to a host: guests of another branch must not reach them.
     pub(super) fn may_come(&self, number: usize, place: Place) -> bool {
         self.branches.all().iter().filter(|other| other.number != number).all(|other| {
             other.home() != place && self.host(other.home()).owns(other.number) && other.goes.get().is_none()
@@ -254,7 +246,7 @@ impl Fleet {
         branch.guests.iter().for_each(|guest| guest.be_quiet());
     }
 
-    /// Guests that are to follow their volumes do so when nothing of theirs is under way.
+    /// Moves guests that follow their volumes, once none of their requests is in flight.
     fn move_home(&self, branch: &Branch, owner: &SimHost) {
         if !branch.is_idle() {
             return;
@@ -277,7 +269,7 @@ impl Fleet {
         owner.connect(branch);
     }
 
-    /// Guests leave the host that they are connected to, whatever is under way, and ask for it again at another one.
+    /// Lets guests leave their host at any time, and repeat their requests at another one.
     fn perhaps_wander(&self, branch: &Branch) {
         let mut random = self.random.borrow_mut();
         if self.operators.wander_percent == 0 || !random.percent(self.operators.wander_percent) {
@@ -300,8 +292,7 @@ impl Fleet {
 }
 
 impl SimHost {
-    /// Lets operators promote what waits here before any lane does; returns the migrations that still go on, unless the journal
-    /// failed.
+    /// Lets operators promote copies before any lane waits; returns the migrations that continue, unless the journal failed.
     pub(super) async fn promote_before_serving(
         self: &Rc<Self>,
         resumes: Vec<MigrationId>,
@@ -317,9 +308,8 @@ impl SimHost {
     }
 }
 
-// Promotions.
 impl Fleet {
-    /// Promotes what waits at a host, if its source is not heard.
+    /// Promotes the copies that wait at a host, if their source is out of reach.
     fn perhaps_promote(&self, host: &Rc<SimHost>) {
         let waiting = {
             let serving = host.serving.borrow();
@@ -350,7 +340,7 @@ impl Fleet {
         match stage {
             Some(Stage::Released(_)) => self.promote_released(host, &waiting, &found),
             Some(Stage::Copying) if self.operators.may_force() && self.branches.all().len() == 1 => {
-                // Guests that are led by the target's host would be led to the other branch.
+                // Guests that the target's host forwards would reach the other branch.
                 let are_with_source =
                     self.branches.all().iter().all(|branch| branch.home() == waiting.source);
                 if cannot_release(source) && are_with_source {
@@ -361,8 +351,7 @@ impl Fleet {
         }
     }
 
-    /// Somebody is about to promote a copy that was handed back: the daemon ends what waits with it first, which is here
-    /// that it is started again.
+    /// Promotes a copy that was handed back: the daemon first ends its waiting lanes, here by a restart.
     fn perhaps_end_lanes(&self, host: &Rc<SimHost>) {
         if !self.operators.may_force() || !host.is_up() || host.serving.borrow().is_none() {
             return;
@@ -380,13 +369,12 @@ impl Fleet {
         self.crash(host.place, Stop::Kill);
     }
 
-    /// Tells whether a host is there, and is heard by this one.
     fn hears(&self, host: &SimHost, other: Place) -> bool {
         self.host(other).is_up() && self.link(other, host.place).is_some_and(|link| link.is_up())
     }
 
-    /// What somebody promotes at a host that has just been started, before any lane of it waits: the source is not heard, and
-    /// for all that this host knows it never will be.
+    /// Returns the records of a promotion at a host that was just started, before any lane waits: its source is out of reach, for
+    /// all that it knows for ever.
     pub(super) fn promotes_at_start(&self, host: &Rc<SimHost>, id: MigrationId) -> Option<Vec<Record>> {
         let recorded = host.journal().look(|state, _| state.migrations.get(&id).cloned())?;
         let waiting = promotable(id, &recorded).ok()?;
@@ -403,7 +391,7 @@ impl Fleet {
         let stage = found.outgoing(host.place.host(), *remote).map(|outgoing| &outgoing.stage)?;
         let are_with_source = self.branches.all().iter().all(|branch| branch.home() == source.place);
         let fits = match stage {
-            // One that has heard of the way back goes on with them, as soon as its journal says so.
+            // A source that knows of the hand-back continues with the volumes as soon as its journal says so.
             Stage::Released(_) => source.phase() != Some(Phase::TakingBack),
             Stage::Copying => cannot_release(source) && are_with_source,
             Stage::HandedBack | Stage::Ended(Outcome::HandedBack { .. }) => are_with_source,
@@ -419,7 +407,7 @@ impl Fleet {
         Some(waiting.records(self.branching(&waiting.generations)))
     }
 
-    /// A promotion by force, with names of branches that were never given before.
+    /// Returns a forced promotion with new names of branches.
     fn branching(&self, generations: &[(VolumeId, Generation)]) -> Promotion {
         let branches = generations.iter().map(|(volume, _)| {
             let mut name = [0; 16];
@@ -459,8 +447,8 @@ impl Fleet {
         waiting.driver.promote(Promoted { attempt: waiting.attempt, generations, promotion });
     }
 
-    /// A forced promotion is in a host's journal: if its source has not released the volumes, there are two branches from
-    /// here on.
+    /// Handles a forced promotion in a host's journal: if its source has not released the volumes, there are two
+    /// branches from here on.
     pub(super) fn see_promotion(self: &Rc<Self>, host: &SimHost) {
         let state = host.journal().acknowledged();
         self.see_branches_end(host, &state);
@@ -497,7 +485,7 @@ impl Fleet {
         let number = self.branches.open(guests, host.place);
         host.forced.borrow_mut().insert(*id, number);
         let (me, place) = (Rc::downgrade(self), host.place);
-        // Not from within the journal.
+        // Deferred, because this is called from within the journal.
         self.world.clock.after(Duration::ZERO, move || {
             let Some(fleet) = me.upgrade() else { return };
             let host = fleet.host(place);
@@ -510,7 +498,7 @@ impl Fleet {
 }
 
 impl Fleet {
-    /// A copy that was promoted by force and does not answer is handed back: its branch has never begun.
+    /// Ends the branch of a forced copy that does not answer and is handed back: it has never begun.
     fn see_branches_end(&self, host: &SimHost, state: &State) {
         host.forced.borrow_mut().retain(|id, number| {
             let stage = state.migrations.get(id).map(|migration| &migration.stage);
@@ -524,13 +512,12 @@ impl Fleet {
     }
 }
 
-/// Tells whether a source that has not released its volumes cannot do so upon anything that it has been promised: it is
-/// down, or has given up the try. It may go on with them.
+/// Returns whether an unreleased source cannot release by the promise that it has: it is down, or has aborted the attempt. It may
+/// continue with the volumes.
 fn cannot_release(source: &SimHost) -> bool {
     !source.is_up() || matches!(source.phase(), Some(Phase::Copying | Phase::Discarding))
 }
 
-/// A migration that waits, prepared, for the word of its source.
 struct Waiting {
     source: Place,
     number: MigrationId,

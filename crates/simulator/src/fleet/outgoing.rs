@@ -1,4 +1,4 @@
-//! Volumes leave this host for another: what the daemon does before and around the source's half.
+//! Leaving volumes: the work of the daemon before and around the source's half.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -38,29 +38,22 @@ use crate::session::{Ends, PATIENCE, Work, driver_ends, recorded};
 
 /// Pause before the other host is asked again to take a migration.
 const ASK_AGAIN: Duration = Duration::from_millis(30);
-/// Before so many migrations of a hundred something is to be run.
 const HOOKS_PERCENT: u64 = 30;
-/// Of so many starts of a hundred at which a released migration is to go on, its image is not to be had at once.
+/// The percentage of starts at which the image of a released migration is not available at once.
 const MISSING_PERCENT: u64 = 10;
-/// Of so many VMs of a hundred the other host says that it cannot run them.
 const EXAMINED_PERCENT: u64 = 4;
-/// Of so many migrations of a hundred that begin a lane says that it has something else to do.
+/// The percentage of new migrations that a lane refuses.
 const REFUSED_PERCENT: u64 = 3;
 
-/// A migration to another host, as its source sees to it.
 struct OutgoingMigration {
     host: Rc<SimHost>,
-    /// Its number, once it has one.
     id: Option<MigrationId>,
     target: Place,
     has_vm: bool,
-    /// Something is to be run before the volumes change hands.
     has_hooks: bool,
-    /// What the target has of the volumes.
     accepted: Vec<Accepted>,
-    /// A driver had it, or a restart goes on with it: the journal says how far it is.
+    /// Whether it had a driver before, or a restart continues it by the journal.
     is_resumed: bool,
-    /// How the driver ends it.
     ends: Option<Ends>,
 }
 
@@ -77,7 +70,6 @@ impl Work for OutgoingMigration {
             Action::End(outcome) => Event::Ended(self.host.commit_end(self.id?, outcome).await),
             Action::Note(place) => Event::Noted(self.host.note_vm_at(place).await),
             Action::KeepVm | Action::Cancel => {
-                // Too late is as good.
                 self.host.cancel_driver();
                 return None;
             }
@@ -98,7 +90,6 @@ impl Work for OutgoingMigration {
 }
 
 impl OutgoingMigration {
-    /// Makes durable that it begins.
     async fn record(&mut self) -> Event {
         let (id, started) = self.host.started(self.target);
         let committed = self.host.journal().commit(vec![started]).await;
@@ -134,7 +125,7 @@ impl OutgoingMigration {
 }
 
 impl OutgoingMigration {
-    /// What moves. Whether the other host has hooks a daemon knows that has asked it, and no later one.
+    /// Returns what moves. Only the daemon that has asked the other host knows of its hooks.
     fn moves(&self, recorded: Option<&MigrationState>) -> Moves {
         match recorded {
             _ if self.has_vm => Moves::Vm,
@@ -150,7 +141,7 @@ fn internal(detail: String) -> Failure {
 }
 
 impl SimHost {
-    /// Begins to move all volumes to another host.
+    /// Begins a migration of all volumes to another host.
     pub(super) fn begin_migration(self: &Rc<Self>, target: Place) {
         let has_vm = self.vm().is_some();
         let work = OutgoingMigration {
@@ -166,10 +157,9 @@ impl SimHost {
         self.run_session(MigrationSession::new(Role::Source, has_vm, PATIENCE), work);
     }
 
-    /// Goes on with a migration that a restart interrupted.
     pub(super) fn resume_outgoing(self: &Rc<Self>, id: MigrationId, recorded: &MigrationState) {
         let Some((peer, _)) = recorded.side.peer() else { return };
-        // N.B. A daemon that was killed between the two records, of the migration and of its VM, knows of no VM that leaves.
+        // N.B. a daemon killed between the records of the migration and of its VM does not know that the VM leaves.
         let has_vm = match (self.vm_note.get(), &recorded.stage) {
             (VmNote::Leaving, _) | (VmNote::Home, Stage::Copying) => true,
             (VmNote::Home | VmNote::Arriving | VmNote::Nothing, _) => false,
@@ -188,12 +178,12 @@ impl SimHost {
         self.run_session(session, work);
     }
 
-    /// That all volumes begin to move to another host, and the number of that.
+    /// Returns the record of a migration's begin, with its number.
     fn started(&self, target: Place) -> (MigrationId, Record) {
         let id = self.next_migration();
         let state = self.journal().acknowledged();
         let goes_back = state.fillings.values().any(|filling| filling.peer == target.host());
-        // N.B. an image that lacks blocks is worth nothing once its volume has left.
+        // N.B. an incomplete image is useless once its volume has left.
         let is_wanted = self.random.borrow_mut().percent(self.manner.keep_percent);
         let keep_source = state.keeps_source(is_wanted, state.volumes.keys().copied());
         let (here, there) = (self.place.letter(), target.letter());
@@ -218,7 +208,6 @@ impl SimHost {
         (id, Record::MigrationStarted { migration: id, volumes, keep_source, side })
     }
 
-    /// Asks the other host to take a migration until it has answered.
     async fn offer(self: &Rc<Self>, id: MigrationId) -> Result<Vec<Accepted>, Failure> {
         loop {
             self.handle.sleep(ASK_AGAIN).await;
@@ -239,7 +228,7 @@ impl SimHost {
         }
     }
 
-    /// Asks the other host whether it could run the VM. What it says is forgotten with its daemon.
+    /// Asks the other host whether it could run the VM. The answer ends with its daemon.
     async fn examine_vm(&self, id: MigrationId, target: Place) -> Result<(), Failure> {
         self.handle.sleep(ASK_AGAIN).await;
         let peer = self.fleet().map(|fleet| Rc::clone(fleet.host(target)));
@@ -254,12 +243,10 @@ impl SimHost {
         Ok(())
     }
 
-    /// What the journal says of a migration.
     fn recorded(&self, id: MigrationId) -> Option<MigrationState> {
         self.journal().look(|state, _| state.migrations.get(&id).cloned())
     }
 
-    /// Whether lanes can take a migration now.
     fn can_begin(self: &Rc<Self>, id: MigrationId, recorded: Option<&MigrationState>) -> Result<(), Failure> {
         if self.journal().look(|state, _| state.taken_back_by(id).is_some()) {
             return Err(internal("its volumes are coming back".to_owned()));
@@ -276,15 +263,15 @@ impl SimHost {
         }
     }
 
-    /// Tells the other host to let go of what it may have taken.
     fn tell_to_discard(self: &Rc<Self>, id: MigrationId, target: Place) {
         if let Some(channel) = self.channel(target, Subject::Migration(self.place, id)) {
             send(&channel.channel, &Message::ToTarget { migration: id, message: ToTarget::Discard });
         }
     }
 
-    /// Stands in for the calls on a store that is not there, which the daemon answers from its journal: of a migration that is
-    /// over at the other host, or was never begun, its source is told so. Whoever goes on takes it for a try long past.
+    /// Asks the other host about a migration, in place of the calls on a missing store, which the daemon answers from its
+    /// journal. A migration that has ended there, or never begun, is then reported to its source. Others take the message for one
+    /// of an old attempt.
     fn knock(self: &Rc<Self>, id: MigrationId, peer: Place) {
         if let Some(channel) = self.channel(peer, Subject::Migration(self.place, id)) {
             let message = ToTarget::Prepare(Attempt::NONE);
@@ -292,7 +279,7 @@ impl SimHost {
         }
     }
 
-    /// A migration that goes out from here and has not ended, with the host that it goes to.
+    /// Returns an outgoing migration that has not ended.
     fn still_copies(&self, id: MigrationId) -> Option<(Rc<Self>, MigrationState)> {
         let state = self.journal().acknowledged();
         let recorded = state.migrations.get(&id).filter(|recorded| !recorded.has_ended())?.clone();
@@ -304,7 +291,7 @@ impl SimHost {
         self.link_to(peer.place).is_some_and(|link| link.is_up())
     }
 
-    /// The source's half begins, or goes on; says how it ends. `None`: it does not.
+    /// Begins or continues the source's half; returns its end, or `None` if it does not begin.
     fn leave(
         self: &Rc<Self>,
         id: MigrationId,
@@ -364,7 +351,7 @@ impl SimHost {
         self.handle.spawn(async move {
             let (outcome, asked) = match select(Box::pin(driver.run()), is_set_aside).await {
                 Either::Left((outcome, _)) => (Some(outcome), None),
-                // N.B. as in the lane: it may have heard at this very instant that nothing is missing.
+                // N.B. as in the lane: the driver may have learned at this very instant that nothing is missing.
                 Either::Right((Ok(asked), run)) if handle.phase() != Phase::Filling => {
                     drop(asked);
                     (Some(run.await), None)
@@ -383,7 +370,6 @@ impl SimHost {
             if let Some(fleet) = me.fleet() {
                 fleet.draw_kill_after_end(me.place);
             }
-            // Either may have gone with the daemon.
             match asked {
                 Some(asked) => drop(asked.send(SetAside::new(ended))),
                 None => drop(ended.send(outcome)),
@@ -431,7 +417,7 @@ impl SimHost {
                 Rc::new(PeerStore::new(Rc::clone(&channel.channel), address, geometry, priority))
             };
             let (content, replica) = match (recorded, accepted.get(index)) {
-                // A target that has been copied to before holds anything.
+                // A target that was copied to before may hold anything.
                 (Some(_), _) | (None, None) => (
                     TargetContent::Unknown,
                     recorded.map(|_| (ReplicaOf::Migration(id.0), volume.generation())),
@@ -470,7 +456,7 @@ impl SimHost {
                 true => self.with_serving(|serving| serving.reservoir_of(index)),
                 false => None,
             };
-            // One that is open stays: the volume may have been led to its owner since.
+            // An open reservoir stays: the volume may be forwarded to its owner since.
             if let Some(reservoir) = reservoir.as_ref().filter(|reservoir| reservoir.store_of(id).is_none()) {
                 reservoir.open(id, volume.store());
             }
@@ -500,19 +486,16 @@ impl SimHost {
         Some(leaving)
     }
 
-    /// The host that a stay's volumes came from.
     fn came_from(&self, stay: StayId) -> Option<HostId> {
         let StayId::Arrived(id) = stay else { return None };
         self.journal().look(|state, _| Some(state.migrations.get(&MigrationId(id))?.side.peer()?.0))
     }
 
-    /// Lets the target read what it lacks.
     fn offer_reservoirs(&self, peer: Place, id: MigrationId, leaving: &[OutgoingVolume]) {
         let reservoirs: Vec<_> = leaving.iter().filter_map(|leaving| leaving.reservoir.clone()).collect();
         self.offer_reservoirs_of(peer, id, &reservoirs);
     }
 
-    /// The same, of these reservoirs.
     pub(super) fn offer_reservoirs_of(&self, peer: Place, id: MigrationId, reservoirs: &[Rc<Reservoir>]) {
         let subject = Subject::Reservoir(self.place, id);
         let is_offered = self.with_serving(|serving| serving.reservoirs.contains_key(&subject));
@@ -521,7 +504,7 @@ impl SimHost {
         }
         let Some(link) = self.link_to(peer) else { return };
         let line = link.line(subject);
-        // The other host hears of it, now or when it is there again.
+        // The other host learns of it, now or when it is up again.
         line.is_known_to(peer);
         let Some((line, arrivals)) = line.open(self.place, self.guard(subject, peer)) else { return };
         let service = Service::new(self.handle.clone(), self.buffers.clone());
@@ -537,7 +520,6 @@ impl SimHost {
         self.with_serving(|serving| serving.reservoirs.insert(subject, channel));
     }
 
-    /// Remembers how far the copying of a volume is.
     fn remember(
         self: &Rc<Self>,
         id: MigrationId,
@@ -552,7 +534,7 @@ impl SimHost {
             let serving = serving.as_ref().and_then(|serving| serving.as_ref());
             serving.is_none_or(|serving| serving.source_of(subject).is_none())
         };
-        // What was left where it goes back to stays, whatever becomes of this.
+        // The image at the host that the volume returns to stays, whatever the outcome.
         let consumed = known.filter(|(of, _)| matches!(of, ReplicaOf::Host { .. }) && !self.lacks_blocks());
         self.handle.spawn(resuming::remember(handle, volume, id, self.manner.rhythm, consumed, is_over));
     }

@@ -1,4 +1,4 @@
-//! Which host.
+//! The number of a host.
 
 use std::fmt;
 
@@ -9,29 +9,24 @@ use migration::HostId;
 pub(crate) struct Place(u8);
 
 impl Place {
-    /// Where the volumes are at first.
     pub(crate) const A: Self = Self(0);
 
     pub(crate) fn all(count: usize) -> impl Iterator<Item = Self> + Clone {
         (0..count as u8).map(Self)
     }
 
-    /// Its position among all of them.
     pub(crate) fn index(self) -> usize {
         usize::from(self.0)
     }
 
-    /// The identity of the host that is there.
     pub(crate) fn host(self) -> HostId {
         HostId([self.0 + 1; 32])
     }
 
-    /// Where the host of that identity is.
     pub(crate) fn of(host: HostId) -> Self {
         Self(host.0[0].saturating_sub(1))
     }
 
-    /// How people and paths call it.
     pub(crate) fn letter(self) -> char {
         char::from(b'a' + self.0)
     }

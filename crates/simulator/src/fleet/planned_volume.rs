@@ -1,4 +1,4 @@
-//! Volumes as they are before anything happens.
+//! Volumes in their initial state.
 
 use std::rc::Rc;
 
@@ -13,19 +13,17 @@ use crate::random::Random;
 use crate::scenario::VolumePlan;
 use crate::world::World;
 
-/// In how many of a hundred cases what holds only zeroes is allocated all the same, so that they must be found.
+/// The percentage of zeroes that are allocated, so that copying has to find them.
 const ALLOCATED_ZEROES_PERCENT: u64 = 40;
 
-/// A volume as it is before anything happens: in an image of store `a`, with a guest.
+/// A volume in its initial state: in an image of store `a`, with a guest.
 pub(super) struct PlannedVolume {
     pub(super) disk: Rc<SimDisk>,
     pub(super) guest: Rc<Guest>,
-    /// What the journal begins with.
     pub(super) record: Record,
 }
 
 impl PlannedVolume {
-    /// Makes the volume of this number and identity, as planned.
     pub(super) fn make(
         world: &Rc<World>,
         random: &mut Random,
@@ -52,7 +50,7 @@ impl PlannedVolume {
 
 fn prefill(disk: &SimDisk, filled_percent: u64, random: &mut Random) {
     disk.with_medium(|medium| {
-        // Of grains of 4 KiB, or of stretches long enough to be found empty when they are copied.
+        // Grains of 4 KiB, or stretches long enough to be found empty in copying.
         let stretch = random.pick(&[8, 8, 128, 256]);
         let sectors = medium.current().len();
         for start in (0..sectors).step_by(stretch) {

@@ -1,4 +1,4 @@
-//! What was promised is there, and what is released on the strength of it is the same at both hosts, durably.
+//! Checks that promised volumes keep their content, and that released ones are durably equal at both hosts.
 
 use migration::MigrationId;
 use migration::journal::{ImageLocation, MigratingVolume, MigrationState, Side, Stage, State};
@@ -8,18 +8,17 @@ use super::place::Place;
 use crate::journal::SimJournal;
 
 impl SimHost {
-    /// Remembers what volumes held when they were promised to be taken over. Nothing changes that from then on, until
-    /// the promise is taken back or redeemed (design §5.11).
+    /// Remembers the content of promised volumes. It must not change until the promise is withdrawn or fulfilled (design §5.11).
     pub(super) fn note_promises(&self, journal: &SimJournal) {
         journal.look(|state, _| {
             let mut promised = self.promised.borrow_mut();
-            // What was promoted is still compared with what was promised.
+            // Promoted volumes are still compared with the promise.
             promised.retain(|id, _| {
                 state.migrations.get(id).is_some_and(|m| !m.has_ended() || m.promotion.is_some())
             });
             for (id, migration) in state.unfinished() {
                 match (&migration.side, &migration.stage) {
-                    // A promise that comes late is overtaken by that of the next try.
+                    // A late promise is superseded by that of the next attempt.
                     (Side::Incoming { .. }, Stage::Prepared(attempt))
                         if promised.get(&id).is_none_or(|(of, _)| of != attempt) =>
                     {
@@ -33,12 +32,10 @@ impl SimHost {
         });
     }
 
-    /// What volumes held when they were promised, if they are the ones of this migration.
     pub(super) fn promised(&self, id: MigrationId) -> Option<Vec<Vec<u64>>> {
         self.promised.borrow().get(&id).map(|(_, held)| held.clone())
     }
 
-    /// What images of a migration hold.
     pub(super) fn content_at(
         &self,
         migration: &MigrationState,
@@ -52,7 +49,7 @@ impl SimHost {
         migration.volumes.iter().map(content).collect()
     }
 
-    /// At the commit point, until the target owns the volumes, both disks hold the same, durably.
+    /// Checks that from the commit point until the target owns the volumes, both disks are durably equal.
     pub(super) fn check_released(&self) {
         let released: Vec<_> = {
             let state = self.journal().acknowledged();
@@ -99,7 +96,7 @@ impl SimHost {
                 self.world.violated("owner", || format!("an image of {id} is gone at the commit point"));
                 continue;
             };
-            // Of what is missing here there is one image, that at the target.
+            // Missing blocks have one image only, at the target.
             let Some(held) =
                 self.left_whole(moving.volume, source.with_medium(|medium| medium.current().to_vec()))
             else {
@@ -115,7 +112,7 @@ impl SimHost {
                             format!("{id} is released, and sector {sector} is {here:x} here, {there:x} there")
                         });
                     }
-                    // What has come since it was flushed, of what it lacked, is not missed when it is lost.
+                    // Blocks that arrived after the flush may be lost: they can be fetched again.
                     for (medium, name, is_left) in [(source, "source", lacks), (copy, "target", false)] {
                         if !medium.is_durable() && !is_left {
                             let detail = || format!("{id} is released and the {name} is not durable");

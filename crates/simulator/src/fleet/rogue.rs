@@ -1,9 +1,9 @@
-//! Who may ask a host for what, as the product judges it; and a host that goes on asking when what it was given has ended.
+//! The product's authority checks between hosts; and a rogue host that keeps asking after its permission has ended.
 //!
 //! ```text
-//!   A ──1──► B ──2──► A ──3──► C ──4──► B      A asks B for the volume by migration 1: that gave something once
+//!   A ──1──► B ──2──► A ──3──► C ──4──► B      A asks B for the volume by migration 1, which has ended
 //! ```
-//! What is honest is never refused; what the rogue asks for would be seen in the content.
+//! Honest requests must never be refused; a rogue's request would show in the content.
 
 use std::rc::{Rc, Weak};
 
@@ -23,9 +23,8 @@ use super::place::Place;
 use super::tally::Event;
 use crate::disk::SECTOR_BYTES;
 
-/// Of a hundred looks at something that a rogue could ask for, in so many it does.
 const ASKS_PERCENT: u64 = 20;
-/// What a rogue writes: a sector with a token that no guest has.
+/// The sector that a rogue writes, with a token that no guest has.
 const GARBAGE: [u8; SECTOR_BYTES as usize] = {
     let mut sector = [0; SECTOR_BYTES as usize];
     sector[0] = 0xE7;
@@ -34,7 +33,6 @@ const GARBAGE: [u8; SECTOR_BYTES as usize] = {
 };
 
 impl SimHost {
-    /// Judges what comes over a line from another host.
     pub(super) fn guard(&self, subject: Subject, from: Place) -> Guard {
         let me = Weak::clone(&self.me);
         Box::new(move |head, payload| {
@@ -42,7 +40,7 @@ impl SimHost {
             match Asked::by(head, payload) {
                 Asked::Nothing | Asked::Garbled => Judged::Heard,
                 Asked::Message(request) => match host.judge(subject, from, request) {
-                    // The journal answers what is said of a migration that it does not know.
+                    // The journal answers messages of migrations that it does not know.
                     Ok(()) | Err(Denied::Unknown) => Judged::Heard,
                     Err(denied) => {
                         host.honest_is_refused(from, request, denied);
@@ -50,13 +48,13 @@ impl SimHost {
                     }
                 },
                 Asked::Call(call, _) if call >= BESIDES && !host.is_asked_by_a_rogue(subject, from) => {
-                    // The volumes have gone on since it was asked: there is nothing to be seen.
+                    // The volumes have moved on since it was asked: there is nothing to check.
                     Judged::Refused(call)
                 }
                 Asked::Call(call, request) => match host.judge(subject, from, request) {
                     Ok(()) => Judged::Heard,
                     Err(denied) => {
-                        // What has ended may have been on its way for long: its guest tells if it still waits for it.
+                        // A request by an ended permission may have been in flight for long: its guest reports if it still waits.
                         let is_over = denied == Denied::Over;
                         let is_honest = call < BESIDES && matches!(request, Request::Volume(_)) && !is_over;
                         if is_honest {
@@ -72,7 +70,7 @@ impl SimHost {
     fn judge(&self, subject: Subject, from: Place, request: Request) -> Result<(), Denied> {
         let role = match (subject, request) {
             (Subject::Migration(source, migration), _) if source == self.place => Role::Target { migration },
-            // One line is for all volumes.
+            // One line serves all volumes.
             (Subject::Migration(_, migration), Request::Store(volume) | Request::Copies(volume)) => {
                 Role::Source { migration, volume }
             }
@@ -87,7 +85,7 @@ impl SimHost {
         self.journal().look(|state, _| judge(state, from.host(), role, request))
     }
 
-    /// Tells whether what a rogue's line once gave has ended, still.
+    /// Returns whether the permission of a rogue's line has still ended.
     fn is_asked_by_a_rogue(&self, subject: Subject, from: Place) -> bool {
         let Subject::Clients(source, migration) = subject else { return false };
         let Some(fleet) = self.fleet() else { return false };
@@ -99,8 +97,8 @@ impl SimHost {
         self.world.violated("authority", detail);
     }
 
-    /// A migration that took the volumes from here to a host which has them again, but not from here: they came home from
-    /// there, and went on to a third. What that migration gave has ended.
+    /// Returns a migration from here to a host that has the volumes again, but by another one: they returned from there, and
+    /// moved by a third host. The permission of that migration has ended.
     fn ended_relation(&self) -> Option<(Place, MigrationId)> {
         let fleet = self.fleet()?;
         let elsewhere = fleet.hosts.iter().filter(|host| host.place != self.place && host.is_up());
@@ -124,7 +122,7 @@ impl SimHost {
         })
     }
 
-    /// Tells whether the volumes are here, and no migration is under way.
+    /// Returns whether the volumes are here, and no migration is in progress.
     fn owns_and_rests(&self) -> bool {
         self.journal().look(|state, possible| {
             let is_here = state.volumes.contains_key(&volume_id(0));
@@ -134,7 +132,7 @@ impl SimHost {
 }
 
 impl Fleet {
-    /// A host goes on asking for what it was given once.
+    /// Lets a host keep asking by its ended permission.
     pub(super) fn perhaps_go_rogue(&self) {
         for host in self.hosts.iter().filter(|host| host.is_up()) {
             let Some((owner, migration)) = host.ended_relation() else { continue };
@@ -149,7 +147,7 @@ impl Fleet {
     }
 }
 
-/// Asks for the volume's fence; when that is known, overwrites what is there.
+/// Asks for the volume's fence; once that is known, overwrites the volume.
 fn go_rogue(link: &Rc<Link>, place: Place, migration: MigrationId) {
     let line = link.line(Subject::Clients(place, migration));
     let address = Address::Owner(volume_id(0).0);

@@ -1,4 +1,4 @@
-//! What a daemon has in memory, and how its volumes are served: from its disks, or by the host that has them.
+//! The memory of a daemon, and how its volumes are served: from its disks, or by their owner.
 
 use std::cell::{Ref, RefCell};
 use std::collections::BTreeMap;
@@ -33,47 +33,41 @@ use super::taking_back::SetAside;
 use crate::guest::{Caller, Connection};
 use crate::probe::Probe;
 
-/// What lives in a daemon.
 pub(super) struct Serving {
-    /// Those that are served here, come here, or have left from here in this life of the daemon or before.
+    /// Volumes that are served here, arrive, or have ever left from here.
     pub(super) volumes: Vec<Option<Rc<Volume>>>,
-    /// What clients that stayed at other hosts ask for, and what is asked of other hosts for clients that stayed here.
+    /// Channels for clients that stayed at other hosts, and for local clients of other hosts' volumes.
     clients: BTreeMap<Subject, (Rc<RpcChannel>, Rc<Service>, Place)>,
-    /// What targets of migrations from here read.
+    /// Channels for the targets of outgoing migrations.
     pub(super) reservoirs: BTreeMap<Subject, Rc<RpcChannel>>,
-    /// What each volume has for its new owner: one of a lane each.
+    /// The reservoir of each volume's lane.
     of_volumes: BTreeMap<usize, Rc<Reservoir>>,
-    /// Stores of volumes that lack blocks, or may.
+    /// Stores of volumes that are, or may be, incomplete.
     pub(super) fillings: Vec<Weak<FillingStore>>,
-    /// Of migrations, to and from other hosts.
     channels: BTreeMap<Subject, Rc<Channel>>,
     pub(super) source: RefCell<Option<SourceHalf>>,
     pub(super) target: RefCell<Option<(Subject, TargetHandle)>>,
-    /// Both halves of a migration between stores.
     pub(super) local: RefCell<Option<LocalHalves>>,
-    /// Those who see to migrations, and how many have been begun.
+    /// The sessions of migrations, by the number in which they began.
     pub(super) sessions: BTreeMap<u64, mpsc::UnboundedSender<Event>>,
     pub(super) sessions_begun: u64,
 }
 
-/// One end of a migration's line.
 pub(super) struct Channel {
     pub(super) subject: Subject,
     pub(super) channel: Rc<RpcChannel>,
     pub(super) service: Rc<Service>,
 }
 
-/// The source's half of a migration that goes out from here.
 pub(super) struct SourceHalf {
     pub(super) subject: Subject,
     pub(super) driver: SourceHandle,
-    /// Volumes that are leased to its driver, as by lanes of their own.
+    /// Volumes on lanes of their own.
     pub(super) followers: Vec<SourceParticipantRef>,
-    /// Has it be left where it is; whoever asks is given what its session waits for.
+    /// Ends the driver and leaves the migration; the asker gets what its session waits for.
     pub(super) set_aside: Option<oneshot::Sender<oneshot::Sender<SetAside>>>,
 }
 
-/// Whether a half goes on with what a restart interrupted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Resumed {
     No,
@@ -81,18 +75,15 @@ pub(super) enum Resumed {
 }
 
 impl Serving {
-    /// The source's half of this migration, if it runs here.
     pub(super) fn source_of(&self, subject: Subject) -> Option<Ref<'_, SourceHalf>> {
         let source = Ref::filter_map(self.source.borrow(), Option::as_ref).ok()?;
         (source.subject == subject).then_some(source)
     }
 
-    /// What the lane of this volume has for its new owner.
     pub(super) fn reservoir_of(&mut self, index: usize) -> Rc<Reservoir> {
         Rc::clone(self.of_volumes.entry(index).or_default())
     }
 
-    /// The target's half of this migration, if it runs here.
     pub(super) fn target_of(&self, subject: Subject) -> Option<TargetHandle> {
         let target = self.target.borrow();
         target.as_ref().filter(|(of, _)| *of == subject).map(|(_, driver)| driver.clone())
@@ -100,7 +91,7 @@ impl Serving {
 }
 
 impl SimHost {
-    /// Serves what the journal says is this host's, and goes on with migrations.
+    /// Serves this host's volumes by the journal, and continues migrations.
     pub(super) fn serve(self: &Rc<Self>, resumes: &[MigrationId]) {
         let state = self.journal().acknowledged();
         *self.serving.borrow_mut() = Some(Serving {
@@ -145,12 +136,11 @@ impl SimHost {
         }
     }
 
-    /// Changes what lives in the daemon, while there is one.
     pub(super) fn with_serving<T>(&self, change: impl FnOnce(&mut Serving) -> T) -> Option<T> {
         self.serving.borrow_mut().as_mut().map(change)
     }
 
-    /// The volume as this host has it: its own; past the commit point, behind a closed gate; or at the host that has it.
+    /// Returns the stack of a volume: its own; past the commit point, behind a closed gate; or at its owner.
     fn volume(self: &Rc<Self>, state: &State, index: usize) -> Option<Rc<Volume>> {
         let id = volume_id(index);
         let disk_of = |path: &str| self.images.borrow().get(path).cloned();
@@ -171,7 +161,7 @@ impl SimHost {
                 Home::Here(self.reopen_filling(index, disk, &state.fillings[&id])?)
             }
             (Some(disk), _) => Home::Here(disk.clone()),
-            // A source image that was retired before the end was recorded is of no more use than one that went before.
+            // A source image that was retired before the recorded end is as useless as one before.
             (None, Some(moved)) => {
                 Home::Elsewhere(self.elsewhere(index, Place::of(moved.host), moved.migration)?)
             }
@@ -184,13 +174,13 @@ impl SimHost {
         let volume = self.make_volume(index, known.stay, known.record.generation, home, look);
         volume.gate().set_mode(mode);
         if let Some(disk) = disk {
-            // A target that has become the owner's only disk knows by it that its trial is over.
+            // The disk needs it to know when its trial is over.
             disk.set_volume(&volume);
         }
         Some(volume)
     }
 
-    /// A volume whose stay goes on as far as it is believed, if its image is here and looks so.
+    /// Makes a volume whose residency continues as far as its records can be trusted.
     pub(super) fn make_volume(
         &self,
         index: usize,
@@ -219,7 +209,7 @@ impl SimHost {
         volume
     }
 
-    /// Lets clients that stayed at other hosts use a volume that is here, or leads on from here.
+    /// Lets clients that stayed at other hosts use a volume that is here, or forwarded from here.
     pub(super) fn offer_to_clients(&self, index: usize) {
         let serving = self.serving.borrow();
         let Some(serving) = &*serving else { return };
@@ -230,7 +220,7 @@ impl SimHost {
         }
     }
 
-    /// The volume at another host, to which a migration from here has brought it.
+    /// Returns the volume at the host to which a migration from here has brought it.
     pub(super) fn elsewhere(
         &self,
         index: usize,
@@ -239,7 +229,7 @@ impl SimHost {
     ) -> Option<Rc<PeerVolume>> {
         let subject = Subject::Clients(self.place, migration);
         let link = self.link_to(place)?;
-        // The other host hears it, now or when it is there again.
+        // The other host learns of it, now or when it is up again.
         link.line(subject).is_known_to(place);
         self.fleet()?.host(place).line_of_clients(link, subject);
         let channel = self.line_of_clients(link, subject)?;
@@ -248,7 +238,7 @@ impl SimHost {
         Some(PeerVolume::new(channel, volume_id(index), geometry, handle, buffers))
     }
 
-    /// This daemon's end of a line of clients; opened, and all volumes offered over it, when it is asked for first.
+    /// Returns this daemon's end of a clients' line. The first time, opens it and offers all volumes.
     fn line_of_clients(&self, link: &Link, subject: Subject) -> Option<Rc<RpcChannel>> {
         let known = self
             .with_serving(|serving| serving.clients.get(&subject).map(|(channel, ..)| Rc::clone(channel)))?;
@@ -269,7 +259,7 @@ impl SimHost {
         Some(channel)
     }
 
-    /// This daemon's end of a migration's line; opened when it is asked for first.
+    /// Returns this daemon's end of a migration's line; opens it first if needed.
     pub(super) fn channel(self: &Rc<Self>, peer: Place, subject: Subject) -> Option<Rc<Channel>> {
         let known = self.with_serving(|serving| serving.channels.get(&subject).cloned())?;
         if known.is_some() {
@@ -279,7 +269,7 @@ impl SimHost {
         Some(self.hear(peer, subject, ends))
     }
 
-    /// Goes on to hear a migration's line whose service is about to end.
+    /// Replaces the listener of a migration's line whose service is about to end.
     pub(super) fn hear_anew(self: &Rc<Self>, ending: &Rc<Service>) {
         let subject = self.with_serving(|serving| {
             let mut channels = serving.channels.values();
@@ -303,7 +293,7 @@ impl SimHost {
         channel
     }
 
-    /// Listens to whoever still asks about migrations that have ended here, or never began.
+    /// Listens for questions about migrations that have ended here, or never began.
     fn hear_of_the_past(self: &Rc<Self>, state: &State) {
         let lines = |link: &Rc<Link>| {
             let peer = link.beyond(self.place);
@@ -323,7 +313,7 @@ impl SimHost {
         }
     }
 
-    /// Guests whose home this is are checked against what is there after a power cut, and go on.
+    /// Checks local guests after a power cut, and connects them again.
     fn check_and_connect_guests(&self) {
         let Some(fleet) = self.fleet() else { return };
         for branch in fleet.branches.all().iter().filter(|branch| branch.home() == self.place) {
@@ -343,7 +333,6 @@ impl SimHost {
         }
     }
 
-    /// Connects the guests of a branch to this host.
     pub(super) fn connect(&self, branch: &Branch) {
         for (index, guest) in branch.guests.iter().enumerate() {
             let volume = {
@@ -363,10 +352,10 @@ impl SimHost {
         }
     }
 
-    /// Tells whether clients find the volumes here: they are here, or lead to where they are.
+    /// Returns whether clients find the volumes here, directly or forwarded.
     pub(super) fn welcomes_clients(&self) -> bool {
         let count = self.manner.block_sizes.len();
-        // One that comes for the first time may be given back yet: its clients would be sent away.
+        // A volume that arrives for the first time may still be given back: its clients would be cut.
         let is_known = self.journal().look(|state, possible| {
             let comes = |(_, known): (_, &MigrationState)| matches!(known.side, Side::Incoming { .. });
             let rests = possible.is_empty() && !state.unfinished().any(comes);
@@ -378,7 +367,7 @@ impl SimHost {
         is_known && self.is_up() && serving.is_some() && volumes.all(Option::is_some)
     }
 
-    /// The way of a client that is no guest, and the client's end of it; `None`: the volume is not known here.
+    /// Returns the path of an additional client; `None` if the volume is not known here.
     pub(super) fn way_of_client(&self, index: usize) -> Option<(Rc<dyn BlockDevice>, Rc<Caller>)> {
         let volume = self.serving.borrow().as_ref().and_then(|serving| serving.volumes[index].clone())?;
         let caller = Rc::<Caller>::default();
@@ -387,7 +376,7 @@ impl SimHost {
         Some((Rc::new(ClientSession::new(volume, presence, Rc::new(requests))), caller))
     }
 
-    /// What the disk holds that a volume of this host is on; what it lacks is at the host that it came from.
+    /// Returns a volume's content on this host's disk; missing blocks are at its former host.
     pub(super) fn content_of(&self, index: usize) -> Option<Vec<u64>> {
         let state = self.journal().acknowledged();
         let image = &state.volumes.get(&volume_id(index))?.record.image;
@@ -395,7 +384,7 @@ impl SimHost {
         self.left_whole(volume_id(index), disk.with_medium(|medium| medium.current().to_vec()))
     }
 
-    /// What a volume was when it was released here, and its generation then.
+    /// Returns a volume's content and generation at its release here.
     pub(super) fn left_content(&self, index: usize) -> Option<(Generation, Vec<u64>)> {
         let state = self.journal().acknowledged();
         let volume = &state.moved.get(&volume_id(index))?.volume;
@@ -416,7 +405,6 @@ impl SimHost {
             })
     }
 
-    /// Has the driver end what goes out from here or moves within, if there is one.
     pub(super) fn cancel_driver(&self) -> bool {
         if let Some(driver) = self.with_local(|halves| halves.driver.clone()) {
             driver.cancel();
@@ -427,14 +415,12 @@ impl SimHost {
         source.and_then(|source| source.as_ref().map(|source| source.driver.cancel())).is_some()
     }
 
-    /// Has the driver end what comes here, if there is one.
     pub(super) fn cancel_arrival(&self) -> bool {
         let serving = self.serving.borrow();
         let target = serving.as_ref().map(|serving| serving.target.borrow());
         target.and_then(|target| target.as_ref().map(|(_, driver)| driver.cancel())).is_some()
     }
 
-    /// A weak reference, for what outlasts this daemon.
     pub(super) fn weak(self: &Rc<Self>) -> Weak<Self> {
         Weak::clone(&self.me)
     }

@@ -1,4 +1,4 @@
-//! The sessions of one of several hosts: who may wish what of them, and what they make durable.
+//! The sessions of a host's migrations: orders to them, and their records.
 
 use std::rc::Rc;
 
@@ -12,7 +12,7 @@ use super::host::SimHost;
 use crate::session::{Work, ended, perhaps_fails, run};
 
 impl SimHost {
-    /// Runs a session until it is over, or the daemon goes.
+    /// Runs a session until it is over, or the daemon ends.
     pub(super) fn run_session(self: &Rc<Self>, session: MigrationSession, work: impl Work + 'static) {
         let (wishes, heard) = mpsc::unbounded();
         let number = self.with_serving(|serving| {
@@ -29,17 +29,17 @@ impl SimHost {
         });
     }
 
-    /// Somebody cancels what goes out from here, or moves within; says whether it is early enough.
+    /// Cancels outgoing and local migrations; returns whether that was early enough.
     pub(super) fn wish_to_cancel(self: &Rc<Self>) -> bool {
         self.cancel_those(|side| !matches!(side, Side::Incoming { .. }))
     }
 
-    /// Somebody cancels what comes here; says whether it is early enough.
+    /// Cancels incoming migrations; returns whether that was early enough.
     pub(super) fn cancel_incoming(self: &Rc<Self>) -> bool {
         self.cancel_those(|side| matches!(side, Side::Incoming { .. }))
     }
 
-    /// As a daemon does: it is answered when it is durable, and then told to who has the migration.
+    /// As in a daemon: the cancellation is answered when it is durable, and then passed to the migration.
     fn cancel_those(self: &Rc<Self>, is_meant: impl Fn(&Side) -> bool) -> bool {
         if self.serving.borrow().is_none() {
             return false;
@@ -61,7 +61,6 @@ impl SimHost {
         is_early
     }
 
-    /// Tells who has a migration that it is cancelled.
     fn tell_of_cancel(&self, id: MigrationId) {
         let comes = self.journal().look(|state, _| {
             let known = state.migrations.get(&id);
@@ -69,19 +68,16 @@ impl SimHost {
         });
         let has_driver = if comes { self.cancel_arrival() } else { self.cancel_driver() };
         if !has_driver {
-            // A daemon that is gone is told nothing.
             self.with_serving(|serving| {
                 serving.sessions.values().for_each(|session| drop(session.unbounded_send(Event::Cancel)));
             });
         }
     }
 
-    /// How far the journal says that a migration is.
     pub(super) fn stage_of(&self, id: MigrationId) -> Option<Stage> {
         self.journal().look(|state, _| state.migrations.get(&id).map(|known| known.stage.clone()))
     }
 
-    /// Makes durable that a migration has ended that no driver has.
     pub(super) async fn commit_end(
         &self,
         migration: MigrationId,
@@ -90,7 +86,6 @@ impl SimHost {
         self.journal().commit(ended(migration, outcome)).await
     }
 
-    /// Makes durable that a migration's images are deleted here.
     pub(super) async fn commit_discarding(
         &self,
         migration: MigrationId,
@@ -99,7 +94,7 @@ impl SimHost {
         self.journal().commit(vec![Record::Discarding { migration, outcome }]).await
     }
 
-    /// Nobody sees to a migration any more: its end is durable.
+    /// Checks a migration whose end is durable.
     pub(super) fn check_concluded(&self, id: MigrationId) {
         let stage = self.stage_of(id);
         self.check_cancelled(id);
@@ -109,7 +104,7 @@ impl SimHost {
         }
     }
 
-    /// What is answered is durable: what is cancelled has not moved.
+    /// Checks that a confirmed cancellation holds: the migration has not moved its volumes.
     pub(super) fn check_cancelled(&self, id: MigrationId) {
         let has_moved = matches!(self.stage_of(id), Some(Stage::Ended(Outcome::Moved { .. })));
         if has_moved && self.cancelled.borrow().contains(&id) {
@@ -119,7 +114,6 @@ impl SimHost {
         }
     }
 
-    /// Fails in so many of a hundred cases.
     pub(super) fn perhaps_fails(&self, percent: u64, what: &str) -> Result<(), Failure> {
         perhaps_fails(&mut self.random.borrow_mut(), percent, what)
     }

@@ -1,11 +1,10 @@
-//! Daemons that are stopped in order, images that somebody changes meanwhile, and data folders that are full for a while.
+//! Daemons that are stopped in order, images that are changed meanwhile, and data folders that are full for a while.
 //!
 //! ```text
-//!   gates closed, nothing below ──► stores flushed ──► stays closed ──► how the images look is recorded ──► gone
-//!                                                                        somebody writes to one of them ──► started
+//!   gates closed, nothing below ──► stores flushed ──► residencies closed ──► the images' appearance recorded ──► gone
+//!                                                                        one of them is changed ──► started
 //! ```
-//! What a daemon that was killed leaves cannot be told from what somebody else writes, so only images of daemons that were
-//! stopped in order are changed.
+//! Changes hit only images of daemons that were stopped in order: a killed daemon's late writes look the same as foreign ones.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -23,35 +22,33 @@ use crate::disk::SimDisk;
 use crate::random::Random;
 use crate::world::Stop;
 
-/// When the last of it happens.
 const LATEST: Duration = Duration::from_secs(5);
-/// How long a data folder is full at most: longer than a guest's write may be held.
+/// The longest time that a data folder is full: longer than a guest's write may be held.
 const FULL_MAX: Duration = Duration::from_secs(3);
-/// How often it is looked whether requests have ended, before a stop is given up …
+/// How often a stop checks for requests in flight before it is abandoned …
 const DRAIN_LOOKS: u32 = 300;
 /// … and how long apart.
 const DRAIN_LOOK: Duration = Duration::from_millis(1);
-/// In how many of a hundred arrivals the daemon is stopped soon after.
+/// The percentage of arrivals after which the daemon is soon stopped.
 const STOPPED_AFTER_ARRIVAL_PERCENT: u64 = 15;
-/// In how many of a hundred migrations that have ended, whatever became of them, the source's daemon is killed soon after …
+/// The percentage of ended migrations, of any outcome, after which the source's daemon is soon killed …
 const KILLED_AFTER_END_PERCENT: u64 = 30;
-/// … how soon at the latest: one of these.
+/// … at the latest by one of these.
 const KILLED_WITHIN: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(20), Duration::from_millis(200)];
-/// How many daemons are killed soon after it is durable that they know a copy no more …
+/// How many daemons are killed soon after they have durably forgotten a copy …
 const KILLS_AFTER_FORGETTING: [u32; 3] = [0, 1, 6];
-/// … at so many of a hundred such times.
+/// … at this percentage of such times.
 const KILLED_AFTER_FORGETTING_PERCENT: u64 = 60;
-/// … and in so many of a hundred of these it does not reach other hosts any more even before that, for so long at most.
+/// The percentage of these in which the daemon is cut off from other hosts even before that.
 const CUT_OFF_PERCENT: u64 = 60;
 const AWAY_MAX: Duration = Duration::from_secs(1);
-/// In how many of a hundred cases it is killed instead.
+/// The percentage in which it is killed instead.
 const KILLED_PERCENT: u64 = 50;
-/// In how many of a hundred stops somebody changes an image.
+/// The percentage of stops in which an image is changed.
 const CHANGED_PERCENT: u64 = 70;
 
 impl Fleet {
-    /// Draws when daemons are stopped in order, and when data folders are full.
     pub(super) fn draw_stops(self: &Rc<Self>, random: &mut Random) {
         for _ in 0..random.pick(&[0, 1, 2, 4, 8]) {
             let at = random.duration(Duration::from_millis(1), LATEST);
@@ -77,7 +74,6 @@ impl Fleet {
         }
     }
 
-    /// Draws whether the daemon of a host to which volumes have just come is stopped soon.
     pub(super) fn draw_stop_after_arrival(self: &Rc<Self>) {
         let mut random = self.random.borrow_mut();
         if !random.percent(STOPPED_AFTER_ARRIVAL_PERCENT) {
@@ -94,15 +90,14 @@ impl Fleet {
         });
     }
 
-    /// Draws whether the daemon that was the source of a migration is killed soon after that has ended.
     pub(super) fn draw_kill_after_end(self: &Rc<Self>, place: Place) {
         if self.random.borrow_mut().percent(KILLED_AFTER_END_PERCENT) {
             self.kill_soon(place, Event::KillAfterEnd);
         }
     }
 
-    /// Draws whether a daemon is killed soon after it is durable that it knows a copy no more: what is written from then
-    /// on has to be marked for those that are left.
+    /// Draws whether a daemon is killed soon after it has durably forgotten a copy: later writes must be marked
+    /// for the remaining ones.
     pub(super) fn draw_kill_after_forgetting(self: &Rc<Self>, place: Place) {
         let left = self.kills_after_forgetting.get();
         if left > 0 && self.random.borrow_mut().percent(KILLED_AFTER_FORGETTING_PERCENT) {
@@ -112,7 +107,7 @@ impl Fleet {
         }
     }
 
-    /// Of a host that is about to go down the network is often gone first: what it is written does not arrive anywhere else.
+    /// Perhaps cuts off a host that is about to go down, as its network often fails first: writes there reach no other host.
     fn perhaps_cut_off(&self, place: Place) {
         if !self.random.borrow_mut().percent(CUT_OFF_PERCENT) {
             return;
@@ -136,8 +131,8 @@ impl Fleet {
         });
     }
 
-    /// Stops the daemon of a host that has volumes and nothing else to do, or kills it: what it has marked is all that its
-    /// successor knows then.
+    /// Stops, or kills, the daemon of a host that has volumes and nothing else to do. After a kill its successor
+    /// knows only the marks.
     fn stop_an_owner(self: &Rc<Self>) {
         let rests = |host: &&Rc<SimHost>| {
             host.is_up() && host.has_nothing_to_do() && !host.owners().0.is_empty() && self.vm.is_none()
@@ -160,16 +155,16 @@ impl Fleet {
         });
     }
 
-    /// Somebody writes to a sector of an image that nobody serves: its guest finds that there.
+    /// Changes a sector of an unused image: its guest will find that.
     fn change_an_image(&self, host: &SimHost) {
         let branches = self.branches.all();
-        // What is missing there would come over what was written.
+        // A missing block would overwrite the change.
         if host.journal().look(|state, _| !state.fillings.is_empty()) {
             return;
         }
-        // Of two branches it is not known here whose image it is.
+        // The image's branch is not known here if there are two.
         let [branch] = &branches[..] else { return };
-        // Or of one whose other is over, of which this may be what is left.
+        // The same holds after the end of another branch, whose image this may be.
         if !host.owns(branch.number) {
             return;
         }
@@ -183,7 +178,7 @@ impl Fleet {
 }
 
 impl SimHost {
-    /// Closes everything as a daemon does that is stopped; tells whether it was not kept from it.
+    /// Closes all volumes as a stopped daemon does; returns whether it succeeded.
     pub(super) async fn close_in_order(&self) -> bool {
         let closing = self.volumes_here();
         self.is_stopping.set(true);
@@ -203,7 +198,7 @@ impl SimHost {
                 volume.chronicler().store_failed().await;
                 is_closed = false;
             }
-            // What cannot be kept exactly is kept as the marks tell it.
+            // On failure the marks remain.
             let _ = volume.chronicler().close().await;
         }
         self.is_stopping.set(false);
@@ -227,14 +222,13 @@ impl SimHost {
         here.filter(|(_, volume)| matches!(volume.home(), Home::Here(_))).collect()
     }
 
-    /// The image that a volume of this host is in, and whether that would vouch for itself if the volume left it.
+    /// Returns the image of a volume of this host, and whether it would be trusted if the volume left it.
     pub(super) fn own_disk(&self, index: usize) -> Option<(Rc<SimDisk>, bool)> {
         let volume = volume_id(index);
         let stay = self.journal().look(|state, _| Some(state.volumes.get(&volume)?.stay))?;
         Some((self.disk_of(index)?, self.chronicles.vouches(StayKey { volume, stay })))
     }
 
-    /// The image that a volume of this host is in.
     fn disk_of(&self, index: usize) -> Option<Rc<SimDisk>> {
         let path = self.journal().look(|state, _| {
             Some(state.volumes.get(&volume_id(index))?.record.image.place.name().to_owned())
@@ -244,7 +238,7 @@ impl SimHost {
 }
 
 impl SimHost {
-    /// What the files of a volume's stay here are found by.
+    /// Returns the key of a volume's residency here.
     pub(super) fn key_of_volume(&self, index: usize) -> Option<StayKey> {
         let serving = self.serving.borrow();
         serving.as_ref()?.volumes.get(index)?.as_deref().map(key_of)

@@ -1,4 +1,4 @@
-//! Volumes that lack blocks go back to the host that has these, into the images that they have left.
+//! Incomplete volumes return to the host that has the missing blocks, into the images that they left.
 
 use futures_channel::oneshot;
 use std::rc::Rc;
@@ -14,10 +14,10 @@ use super::host::SimHost;
 use super::place::Place;
 use super::vm_note::VmNote;
 
-/// The store that a migration names which takes volumes back to what they lack.
+/// The store name in a migration that returns volumes to their missing blocks.
 pub(super) const GOES_BACK: &str = "where what is missing is";
 
-/// A driver that was set aside: its session hears of it when this is dropped.
+/// A driver that was ended early: its session learns of it when this is dropped.
 pub(super) struct SetAside(Option<oneshot::Sender<Option<Outcome>>>);
 
 impl SetAside {
@@ -28,34 +28,30 @@ impl SetAside {
 
 impl Drop for SetAside {
     fn drop(&mut self) {
-        // The session may have gone with the daemon.
         let _ = self.0.take().map(|session| session.send(None));
     }
 }
 
-/// Tells whether a migration takes volumes back to what they lack.
 pub(super) fn goes_back(known: &MigrationState) -> bool {
     matches!(&known.side, Side::Outgoing { store, .. } if store == GOES_BACK)
 }
 
 impl SimHost {
-    /// How the volumes of a migration are copied. What goes back to what it lacks there is copied as a whole.
+    /// Returns the strategy of a migration's volumes. Volumes that return to their missing blocks are copied completely.
     pub(super) fn strategy_of(&self, known: &MigrationState) -> Strategy {
         if goes_back(known) { self.manner.strategy_back } else { self.manner.strategy }
     }
 
-    /// The store of a volume that lacks blocks.
     pub(super) fn filling_of(&self, index: usize) -> Option<Rc<FillingStore>> {
         let filling = self.with_serving(|serving| serving.fillings.get(index)?.upgrade())?;
         filling.filter(|filling| filling.lacks_blocks())
     }
 
-    /// Tells whether one of its volumes lacks blocks.
     pub(super) fn lacks_blocks(&self) -> bool {
         (0..self.manner.block_sizes.len()).any(|index| self.filling_of(index).is_some())
     }
 
-    /// The host to which volumes may go that lack blocks here, and for nothing else have something to be done.
+    /// Returns the host to which incomplete volumes may return, if they have nothing else to do.
     pub(super) fn may_go_back_to(&self) -> Option<Place> {
         let serving = self.serving.borrow();
         let rests =
@@ -67,7 +63,7 @@ impl SimHost {
         Some(Place::of(from))
     }
 
-    /// The migration that what is offered left by, if it may come back into the images that it has left then.
+    /// Returns the departure of the offered volumes, if they may return into the images that they left.
     pub(super) fn may_take_back(&self, from: Place, offered: &MigrationState) -> Option<MigrationId> {
         let volumes: Vec<_> = offered.volumes.iter().map(|moving| moving.volume).collect();
         let (left_by, left) = self.journal().look(|state, possible| {
@@ -77,7 +73,7 @@ impl SimHost {
                 volumes.iter().filter_map(|volume| Some(StayKey { volume: *volume, stay: stay(volume)? }));
             Some((left_by, left.collect::<Vec<_>>()))
         })?;
-        // What is there of what was written before a flush failed may go, and its owner may have read it before that.
+        // After a failed flush old data may vanish, although its owner may have read it before.
         if !left.into_iter().all(|key| self.chronicles.vouches(key)) {
             return None;
         }
@@ -88,7 +84,7 @@ impl SimHost {
         (is_filling && !self.is_stopping.get() && goes_back(offered)).then_some(left_by)
     }
 
-    /// Ends the driver of a migration whose target reads here what it lacks.
+    /// Ends the driver of a migration whose target reads missing blocks here.
     pub(super) async fn set_aside(&self, left_by: MigrationId) -> Result<SetAside, Failure> {
         let gone = || Failure { code: FailureCode::Internal, detail: "it is over".to_owned() };
         let (asked, given) = oneshot::channel();
@@ -102,7 +98,7 @@ impl SimHost {
         given.await.map_err(|_| gone())
     }
 
-    /// Lets the VM come again: it runs where its volumes are, and has left here.
+    /// Lets the VM return: it runs with its volumes, and has left here.
     pub(super) async fn let_vm_come_again(&self) -> Result<(), Failure> {
         if self.vm_note.get() != VmNote::Leaving {
             return Ok(());
@@ -111,7 +107,7 @@ impl SimHost {
         noted.map_err(|detail| Failure { code: FailureCode::Internal, detail })
     }
 
-    /// Where volumes come to: to places of their own, or into the images that they have left.
+    /// Returns the places of arriving volumes: new ones, or the images that they left.
     pub(super) fn places_for(
         &self,
         offered: &[MigratingVolume],
@@ -130,7 +126,7 @@ impl SimHost {
         places
     }
 
-    /// By which departure the images were left that volumes come back into, and of which generation they are; `None`: they do not.
+    /// Returns departure and generation of the images into which volumes return; `None` if they do not.
     pub(super) fn left_in_place(&self, recorded: &MigrationState) -> Option<(MigrationId, Generation)> {
         let moving = recorded.volumes.first()?;
         self.journal().look(|state, _| {
@@ -140,7 +136,7 @@ impl SimHost {
         })
     }
 
-    /// Goes on to let the host read what it lacks from which volumes come back.
+    /// Continues to serve missing blocks to the host from which volumes return.
     pub(super) fn reopen_reservoirs(&self, peer: Place, left_by: MigrationId, coming: &MigrationState) {
         if !matches!(coming.stage, Stage::Copying | Stage::Prepared(_)) {
             return;

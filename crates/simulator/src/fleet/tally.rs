@@ -1,78 +1,62 @@
-//! What happens between hosts besides faults, and how many seeds have seen it: a campaign in which nobody ever promoted
-//! anything, or came home to a kept image, proves nothing about that.
+//! Counts events between hosts other than faults, and the seeds that have seen them: a campaign without a promotion, or a return
+//! to a kept image, proves nothing about these.
 
 use std::fmt;
 
-/// Something that a campaign between hosts is to see.
+/// An event that a campaign between hosts must see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// Volumes are another host's.
     Handover,
-    /// Volumes have been at three hosts, or more often than that.
+    /// Volumes have been at three hosts, or more.
     Tour,
-    /// Volumes are back at a host where they were before.
     Return,
-    /// A volume returns to the image that was kept, and only what that lacks is copied.
+    /// A volume returns to a kept image, and only its missing blocks are copied.
     IncrementalReturn,
-    /// Volumes are in another store of their host.
     Within,
-    /// A restart goes on with what goes to another store.
+    /// A restart continues a migration to another store.
     WithinResumed,
-    /// A daemon was stopped in order while volumes went to another store.
     StopWithin,
-    /// Somebody has changed the image of a copy in another store while its daemon was stopped.
+    /// A copy in another store was changed while its daemon was stopped.
     CopyTouched,
-    /// The same as a return to a kept image, from a host where they had gone to another store.
+    /// An incremental return from a host where the volume had moved to another store.
     ReturnAfterWithin,
-    /// The same from a host to which the volume had not gone from there: others have told it what is lacking there.
+    /// An incremental return from a host to which the volume had come from a third one, which sent the missing set.
     ReturnFromFurther,
-    /// Somebody has touched an image that was kept.
     ImageTouched,
-    /// A daemon that has volumes was stopped in order.
     StopInOrder,
-    /// A daemon that has volumes, and nothing to do, was killed.
+    /// An idle daemon that has volumes was killed.
     KillAtRest,
-    /// The daemon of a source was killed soon after its migration had ended.
     KillAfterEnd,
-    /// A daemon was killed soon after it was durable that it knows a copy no more.
+    /// A daemon was killed soon after it had durably forgotten a copy.
     KillAfterForgetting,
-    /// Somebody has changed a volume's own image while its daemon was stopped.
     OwnImageTouched,
-    /// A data folder was full for a while.
     FolderFull,
-    /// Volumes were given back after the commit point.
     HandBack,
-    /// A ticket was redeemed.
     Ticket,
-    /// A promotion was forced after the source had released: nobody else has the volumes.
+    /// A promotion was forced after the release: no other host has the volumes.
     ForceInstead,
-    /// A promotion was forced that opens a branch of the history.
+    /// A forced promotion opens a branch of the history.
     Branch,
-    /// A copy that was handed back is promoted by force.
     HandedBackPromoted,
-    /// A branch moves on while there is another.
     BranchMoves,
-    /// A daemon is killed while there are two branches.
     BranchKill,
-    /// Guests go on at the host that has their volumes.
+    /// Guests continue at the host that has their volumes.
     HomeMoves,
-    /// Guests go to another host, and leave behind what was not answered.
+    /// Guests change hosts, and leave unanswered requests behind.
     Wander,
-    /// Power is cut at a host that has volumes.
     OwnerPowerCut,
-    /// A host asks for what it was given once.
+    /// A host asks by an ended permission.
     Rogue,
-    /// Volumes that lack blocks begin to go back to what has them.
+    /// Incomplete volumes begin to return to their missing blocks.
     GoesBack,
-    /// They are back, and what was missing need not follow.
+    /// They are back, and need no more blocks.
     TakenBack,
-    /// The VM goes along.
     GoesBackWithVm,
-    /// A read of what another host did not give was refused, for a guest that is stopped by that.
+    /// A read of a missing block failed because another host did not answer, for a guest that stops on errors.
     LateRead,
 }
 
-/// How often things have happened, in one simulation or, by seeds, in many.
+/// Counts of events in one simulation, or of seeds in many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally([u64; EVENTS]);
 
@@ -153,27 +137,24 @@ impl Event {
 }
 
 impl Tally {
-    /// It has happened once more.
     pub(crate) fn add(&mut self, event: Event) {
         self.0[event as usize] += 1;
     }
 
-    /// How often it has happened.
     pub(crate) fn count(&self, event: Event) -> u64 {
         self.0[event as usize]
     }
 
-    /// Adds a seed: what happened in it counts once.
+    /// Adds a seed: each of its events counts once.
     pub(crate) fn add_seed(&mut self, seed: &Self) {
         self.0.iter_mut().zip(seed.0).for_each(|(seeds, times)| *seeds += u64::from(times > 0));
     }
 
-    /// Adds those of other seeds.
     pub(crate) fn merge(&mut self, other: &Self) {
         self.0.iter_mut().zip(other.0).for_each(|(seeds, others)| *seeds += others);
     }
 
-    /// What fewer than `wanted` seeds have seen. A `hosts` of two cannot have everything.
+    /// Returns the events that fewer than `wanted` seeds have seen. Two hosts cannot have all of them.
     pub(crate) fn below(&self, wanted: u64, hosts: u8) -> Vec<(&'static str, u64)> {
         let takes_a_third =
             |event: &Event| matches!(event, Event::BranchMoves | Event::Rogue | Event::ReturnFromFurther);

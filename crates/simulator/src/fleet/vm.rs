@@ -1,8 +1,8 @@
-//! A VM that goes along with the volumes, in some of the simulations. It outlives the daemons, and it is its own witness:
-//! it runs at one host at most, and in the end where its volumes are.
+//! A VM that moves with the volumes, in some of the simulations. It outlives the daemons, and checks itself: it runs at one host
+//! at most, and in the end where its volumes are.
 //!
 //! ```text
-//!   runs at the source ──memory, and a stand──► stands, loaded at the target ──told to run──► runs there
+//!   runs at the source ──memory sent, stopped──► stopped, loaded at the target ──run──► runs there
 //!       ▲                                         │
 //!       └────── discarding, handed back, or ◄─────┘
 //!               settled after a restart
@@ -20,31 +20,28 @@ use super::place::Place;
 use crate::random::Random;
 use crate::world::World;
 
-/// Of so many simulations of a hundred a VM goes along.
 const SEEDS_PERCENT: u64 = 40;
-/// How long its memory takes at most.
 const MEMORY_MAX: Duration = Duration::from_millis(200);
-/// How long it takes at most until it runs at the target.
 const START_MAX: Duration = Duration::from_millis(10);
-/// Of so many attempts of a hundred it is told that it is paused; then it is told before its memory has arrived, or too late.
+/// The percentage of attempts that report the pause, before the memory has arrived or too late.
 const PAUSE_IS_TOLD_PERCENT: u64 = 80;
-/// Of so many attempts of a hundred its memory arrives, and it starts at the target.
+/// The percentage of attempts whose memory arrives and whose VM starts at the target.
 const SUCCEEDS_PERCENT: u64 = 85;
 
 pub(crate) struct SimVm {
     world: Rc<World>,
     random: RefCell<Random>,
     at: Cell<At>,
-    /// How often it was told to go on at the source: what was under way then comes to nothing.
+    /// How often it was resumed at the source: earlier operations are then void.
     given_up: Cell<u64>,
-    /// It was told to run at the target and did not, after it had written there.
+    /// It did not run at the target, after it had written there.
     is_broken_there: Cell<bool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum At {
     Runs(Place),
-    /// At its source, and loaded at its target.
+    /// Stopped at its source, and loaded at its target.
     Stands {
         source: Place,
         target: Place,
@@ -52,9 +49,8 @@ enum At {
 }
 
 impl SimVm {
-    /// The machine of the simulation of `seed`, if it has one.
     pub(super) fn draw(world: &Rc<World>, seed: u64) -> Option<Rc<Self>> {
-        // Of its own: simulations without a VM are what they were.
+        // From a separate stream: simulations without a VM stay as they are.
         let mut random = Random::new(seed ^ 0x3AC4_14E0);
         random.percent(SEEDS_PERCENT).then(|| {
             Rc::new(Self {
@@ -67,8 +63,8 @@ impl SimVm {
         })
     }
 
-    /// Copies its memory and brings it to a stand, unless the daemon goes before that. Its hypervisor has paused it some time
-    /// before that, and may say so.
+    /// Copies its memory and stops it, unless the daemon ends before. Its hypervisor has paused it some time earlier,
+    /// and may report that.
     pub(super) fn stop(
         self: &Rc<Self>,
         daemon: &Weak<SimHost>,
@@ -82,7 +78,6 @@ impl SimVm {
         };
         if let Some(at) = at {
             self.world.clock.after(at, move || {
-                // The daemon, or the lane, may be gone.
                 let _ = paused.send(());
             });
         }
@@ -100,12 +95,10 @@ impl SimVm {
         })
     }
 
-    /// How often it was told to go on at the source.
     pub(super) fn given_up(&self) -> u64 {
         self.given_up.get()
     }
 
-    /// Lets it run at the target.
     pub(super) fn run_there(self: &Rc<Self>, daemon: &Weak<SimHost>) -> LaneFuture<Result<(), VmFault>> {
         let place = daemon.upgrade().map(|daemon| daemon.place);
         self.after(START_MAX, daemon, move |vm, succeeds| {
@@ -128,7 +121,6 @@ impl SimVm {
         })
     }
 
-    /// Lets it go on at the source.
     pub(super) fn go_on(&self, source: Place) {
         let at = self.at.replace(At::Runs(source));
         if matches!(at, At::Runs(place) if place != source) {
@@ -138,7 +130,7 @@ impl SimVm {
         self.given_up.set(self.given_up.get() + 1);
     }
 
-    /// A daemon was started that owns the volumes, and has no migration under way: a VM that stands goes on there.
+    /// Resumes a stopped VM at a newly started daemon that owns the volumes and has no migration in progress.
     pub(super) fn settle(&self, place: Place) {
         match (place, self.at.get()) {
             (place, At::Stands { source, .. }) if place == source => self.go_on(source),
@@ -147,7 +139,7 @@ impl SimVm {
         }
     }
 
-    /// In the end it runs where its volumes are.
+    /// Checks that it finally runs where its volumes are.
     pub(super) fn check_end(&self, owner: Place) {
         let is_broken = matches!(self.at.get(), At::Stands { target, .. } if target == owner)
             && self.is_broken_there.get();
@@ -157,7 +149,7 @@ impl SimVm {
         }
     }
 
-    /// Does something some time from now, unless the daemon goes before that.
+    /// Runs `what` some time later, unless the daemon ends before.
     fn after(
         self: &Rc<Self>,
         longest: Duration,
@@ -175,14 +167,13 @@ impl SimVm {
         self.world.clock.after(delay, move || {
             let lives = daemon.upgrade().is_some_and(|daemon| Some(daemon.incarnation()) == incarnation);
             if lives && vm.given_up.get() == given_up {
-                // The lane may have given up.
                 let _ = done.send(what(&vm, succeeds));
             }
         });
         Box::pin(async move {
             match result.await {
                 Ok(result) => result,
-                // The daemon is gone, and whoever waits here with it.
+                // The daemon is gone, and with it the waiting task.
                 Err(_) => std::future::pending().await,
             }
         })

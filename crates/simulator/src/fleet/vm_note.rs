@@ -1,10 +1,9 @@
-//! What a host has noted of the VM, durably: it stands in for the daemon's records of VMs.
+//! A host's durable note about the VM, in place of the daemon's records of VMs.
 //!
 //! ```text
 //!   source   Home ──► Leaving ──► Home, or nothing        target   nothing ──► Arriving ──► Home, or nothing
 //! ```
-//! A note takes a moment; a full data folder does not take it, and a daemon that is killed meanwhile leaves the old one or the
-//! new one.
+//! A note takes a moment. A full data folder refuses it. A daemon that is killed meanwhile leaves the old note or the new one.
 
 use std::rc::{Rc, Weak};
 use std::time::Duration;
@@ -16,28 +15,21 @@ use migration::session::VmPlace;
 use super::host::SimHost;
 use super::place::Place;
 
-/// How long a note takes at most.
 const NOTE_MAX: Duration = Duration::from_micros(300);
-/// Of so many notes of a hundred none is made.
 const FAILS_PERCENT: u64 = 3;
-/// Pause before a start notes again where the VM is.
+/// Pause before a start repeats the note.
 const NOTE_AGAIN: Duration = Duration::from_millis(20);
 
-/// What is noted of the VM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum VmNote {
-    /// It is not here.
     #[default]
     Nothing,
     Home,
-    /// It is about to leave.
     Leaving,
-    /// It is about to come.
     Arriving,
 }
 
 impl SimHost {
-    /// Notes durably where the VM is.
     pub(super) async fn note_vm(&self, note: VmNote) -> Result<(), String> {
         let (pause, fails) = {
             let mut random = self.random.borrow_mut();
@@ -54,7 +46,6 @@ impl SimHost {
                 host.world.say(|| format!("{}: VM {note:?}", host.place));
                 host.vm_note.set(note);
             }
-            // Whoever asked may be gone.
             let _ = done.send(is_noted);
         });
         match noted.await {
@@ -64,7 +55,6 @@ impl SimHost {
         }
     }
 
-    /// Notes durably where the VM is, once its migration has ended.
     pub(super) async fn note_vm_at(&self, place: VmPlace) -> Result<(), String> {
         self.note_vm(match place {
             VmPlace::Here => VmNote::Home,
@@ -73,7 +63,7 @@ impl SimHost {
         .await
     }
 
-    /// A VM's memory is about to go to `target`: this host has noted that it leaves, and that one notes that it comes.
+    /// Notes at the target that the VM arrives; this host has noted that it leaves.
     pub(super) async fn memory_leaves(&self, target: &Self) -> Result<(), String> {
         let note = self.vm_note.get();
         if note != VmNote::Leaving {
@@ -89,7 +79,7 @@ impl SimHost {
         target.note_vm(VmNote::Arriving).await
     }
 
-    /// In the end the VM is noted at the host that has its volumes, and nowhere else.
+    /// Checks that the VM is finally noted at the host of its volumes only.
     pub(super) fn check_vm_note(&self, owner: Place) {
         let expected = if self.place == owner { VmNote::Home } else { VmNote::Nothing };
         let found = self.vm_note.get();
@@ -99,12 +89,11 @@ impl SimHost {
         }
     }
 
-    /// Whether it is still to be noted where the VM is.
     pub(super) fn has_unsettled_vm(&self) -> bool {
         matches!(self.vm_note.get(), VmNote::Leaving | VmNote::Arriving)
     }
 
-    /// The daemon is gone: a note that was under way is made, or is not.
+    /// Completes a note in flight or not, when the daemon ends.
     pub(super) fn vm_note_torn(&self) {
         if let Some(note) = self.vm_note_under_way.take()
             && self.random.borrow_mut().percent(50)
@@ -113,7 +102,7 @@ impl SimHost {
         }
     }
 
-    /// After a start: a VM whose migration has ended, or never came to anything, is where its volumes are.
+    /// After a start, notes a VM whose migration has ended, or was abandoned, where its volumes are.
     pub(super) fn settle_vm(self: &Rc<Self>) {
         let way = if self.vm_note.get() == VmNote::Arriving { Way::Here } else { Way::Elsewhere };
         let is_under_way = self.journal().look(|state, _| {

@@ -1,4 +1,4 @@
-//! What hosts ask each other after a journal was put back, and what people do about it.
+//! The questions between hosts after a journal was restored, and the orders of administrators.
 
 use std::time::Duration;
 
@@ -9,10 +9,9 @@ use migration::restoration::{self, Action, Answer, Event, Look, Order, Words};
 
 use super::Fleet;
 
-/// How long an answer is under way at most: what it says may not be so any more when it comes.
+/// The longest journey of an answer, which may be outdated on arrival.
 const ANSWER_TRAVELS_MAX: Duration = Duration::from_secs(6);
 
-/// An answer on its way.
 #[derive(Debug)]
 pub(super) struct Answering {
     arrives: Duration,
@@ -87,14 +86,13 @@ impl Fleet {
         }
     }
 
-    /// The image is looked at once more.
     fn look(&mut self, host: usize, volume: VolumeId) {
         let look = self.hosts[host].look(volume);
         let now = self.now;
         self.hosts[host].restoration.handle_event(now, Event::Looked(volume, look));
     }
 
-    /// Makes durable what was decided, with the size that the volume has by now. `said`: what people know of that.
+    /// Commits a decision, with the volume's present size. `said`: the administrator's knowledge of it.
     fn reinstated(
         &mut self,
         host: usize,
@@ -117,8 +115,8 @@ impl Fleet {
         is_done
     }
 
-    /// Somebody looks at what waits at a host, knows how it is, and says so. What contradicts them keeps them from it: nobody
-    /// insists here.
+    /// Gives an administrator's order about a waiting volume, by the true state. A contradiction stops it: no
+    /// order is forced here.
     pub(super) fn order(&mut self) {
         let host = self.random.index(self.hosts.len());
         let waiting: Vec<VolumeId> =
@@ -129,10 +127,10 @@ impl Fleet {
         let volume = waiting[self.random.index(waiting.len())];
         self.look(host, volume);
         let Some(standing) = self.hosts[host].restoration.standing(volume) else { return };
-        // N.B. also somebody who is mistaken about the image: that is for the order to notice.
+        // N.B. even an administrator who is mistaken about the image: the order must notice that.
         let is_unfit = matches!(standing.look, Some(Look::HalfMade | Look::Missing));
         if !is_unfit && !self.is_current(host, volume) {
-            // They know that it is elsewhere, or that the image is an old one; which is said as well, mostly.
+            // The administrator knows that the volume is elsewhere, or the image outdated, and usually says so.
             if self.is_elsewhere(host, volume)
                 && matches!(standing.words, Words::Contradicted(_))
                 && let Ok(records) = restoration::forget(&self.hosts[host].state, volume)
@@ -160,7 +158,7 @@ impl Fleet {
         }
     }
 
-    /// What people can know: the image is the volume as guests know it, and no other host has that, or may get it.
+    /// Returns what an administrator can know: the image is current, and no other host has the volume, or may get it.
     fn is_current(&self, host: usize, volume: VolumeId) -> bool {
         let Some(waiting) = self.hosts[host].state.questioned(volume) else { return false };
         let image = self.hosts[host].images.get(&waiting.record.image.place);
@@ -183,7 +181,7 @@ impl Fleet {
         })
     }
 
-    /// Somebody says at a host that nobody need know where a volume went.
+    /// Orders a host to forget where a volume went.
     pub(super) fn forget_where_one_went(&mut self) {
         let host = self.random.index(self.hosts.len());
         let gone: Vec<VolumeId> = self.hosts[host].state.moved.keys().copied().collect();

@@ -1,4 +1,4 @@
-//! A host of the fleet whose journals are put back: its journal, and images that outlive it.
+//! A host of the fleet with restored journals: its journal, and images that outlive it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,52 +10,41 @@ use migration::journal::{
 use migration::restoration::{self, Look, Measured, Restoration, SizeUnknown, Surroundings, size_now};
 use migration::{HostId, MigrationId, VolumeId};
 
-/// Stores with folders, by name.
 const FOLDERS: [&str; 3] = ["a", "b", "c"];
-/// A store that is a device.
 const DEVICE: &str = "/dev/one";
-/// How large that is.
 pub(super) const DEVICE_BYTES: u64 = 64 << 20;
-/// The size that a volume has at first, and by which it grows.
+/// A volume's initial size, and its steps of growth.
 pub(super) const SIZE_STEP: u64 = 1 << 20;
 
 #[derive(Clone, Debug)]
 pub(super) struct Image {
-    /// Whose bytes are in it.
     pub(super) volume: VolumeId,
-    /// Up to which write.
     pub(super) writes: u64,
-    /// The size of the file, or the bytes that the volume has of a device.
+    /// The size of the file, or of the volume on a device.
     pub(super) size_bytes: u64,
-    /// Whether it is marked as the target of a migration that has not completed it.
+    /// Whether it is marked as the target of an incomplete migration.
     pub(super) is_half_made: bool,
 }
 
-/// A journal as it was.
 #[derive(Debug)]
 pub(super) struct Backup {
     state: State,
     at_unix_ms: u64,
 }
 
-/// A list of hosts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct List {
     pub(super) paired: BTreeSet<HostId>,
-    /// Hosts that were removed, and when.
     removed: Vec<(HostId, u64)>,
-    /// Since when it has all that happened to it.
+    /// The time since when it is complete.
     since_unix_ms: u64,
 }
 
-/// What becomes of the list of hosts when a journal is put back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ListFate {
-    /// It is as it was.
     Kept,
-    /// It is gone, and a new one begins.
     Lost,
-    /// One of another time is there, which lacks hosts.
+    /// It is replaced by one of another time, which lacks hosts.
     OfAnotherTime,
 }
 
@@ -66,11 +55,9 @@ pub(super) struct SimHost {
     pub(super) images: BTreeMap<Place, Image>,
     pub(super) backups: Vec<Backup>,
     pub(super) restoration: Restoration,
-    /// Whether one of its stores is a device.
     pub(super) has_device: bool,
-    /// Its list of hosts.
     pub(super) list: List,
-    /// Numbers that migrations and stays had here, also those that the journal has lost.
+    /// Numbers of migrations and residencies here, with those that the journal has lost.
     pub(super) numbers: BTreeSet<MigrationId>,
 }
 
@@ -88,7 +75,6 @@ impl SimHost {
         }
     }
 
-    /// Makes a volume here.
     pub(super) fn make(&mut self, volume: VolumeId) {
         let image = in_folder(FOLDERS[0], volume);
         self.images.insert(
@@ -118,7 +104,7 @@ impl SimHost {
         }
     }
 
-    /// Makes records durable; what does not follow from what is true is refused, as the journal does.
+    /// Commits records, or refuses inconsistent ones, as the journal does.
     pub(super) fn commit(&mut self, records: Vec<Record>) -> bool {
         let mut state = self.state.clone();
         let is_consistent = state.apply(&Entry { at_unix_ms: 0, records }).is_ok();
@@ -128,12 +114,10 @@ impl SimHost {
         is_consistent
     }
 
-    /// Tells whether guests reach the volume's image here.
     pub(super) fn serves(&self, volume: VolumeId) -> bool {
         self.image_of(volume).is_some()
     }
 
-    /// The image that a volume of this host has, if it can be opened.
     pub(super) fn image_of(&self, volume: VolumeId) -> Option<&Image> {
         self.images.get(&self.state.volumes.get(&volume)?.record.image.place)
     }
@@ -152,13 +136,13 @@ impl SimHost {
         }
     }
 
-    /// The number that the next migration gets; `None`: one had it already.
+    /// Returns the number of the next migration; `None` if it was used before.
     pub(super) fn next_number(&mut self) -> Option<MigrationId> {
         let number = MigrationId(self.state.next_migration);
         self.numbers.insert(number).then_some(number)
     }
 
-    /// Its journal is one of its backups from now on. `has_later`: the journal that is replaced can be read.
+    /// Replaces its journal by a backup. `has_later`: the replaced journal can be read.
     pub(super) fn put_back(&mut self, backup: usize, at_unix_ms: u64, fate: ListFate, has_later: bool) {
         let Backup { state, at_unix_ms: backup_unix_ms } = &self.backups[backup];
         let since = restoration::since(state, *backup_unix_ms);
@@ -193,7 +177,7 @@ impl SimHost {
         self.list = list;
     }
 
-    /// The size that a volume has which waits; `said`: what people know.
+    /// Returns the size of a waiting volume; `said`: the administrator's knowledge of it.
     pub(super) fn size_of(&self, volume: VolumeId, said: Option<u64>) -> Option<Result<u64, SizeUnknown>> {
         let known = self.state.questioned(volume)?;
         let image = self.images.get(&known.record.image.place)?;
@@ -206,7 +190,6 @@ impl SimHost {
         Some(size_now(known.record.size_bytes, is_known, measured, said))
     }
 
-    /// How the image of a volume that waits looks.
     pub(super) fn look(&self, volume: VolumeId) -> Look {
         let Some(waiting) = self.state.questioned(volume) else { return Look::Missing };
         let own = &waiting.record.image.place;
@@ -224,7 +207,7 @@ impl SimHost {
         }
     }
 
-    /// A place here where a volume's image could be, other than where it is.
+    /// Returns another place here for a volume's image.
     pub(super) fn free_place(&self, volume: VolumeId, draw: usize) -> Option<ImageLocation> {
         let device = ImageLocation {
             store: "device".to_owned(),
@@ -233,7 +216,7 @@ impl SimHost {
         };
         let device = self.has_device.then_some(device);
         let places = FOLDERS.iter().map(|store| in_folder(store, volume)).chain(device);
-        // A device that was fenced may be taken once somebody has said that nobody needs what is on it.
+        // A fenced device may be reused once an administrator has released it.
         let is_taken = |image: &ImageLocation| {
             let is_of = |known: &migration::journal::VolumeState| known.record.image.place == image.place;
             let is_awaited = |id: &VolumeId| *id != volume;
@@ -250,13 +233,13 @@ impl SimHost {
         (!free.is_empty()).then(|| free[draw % free.len()].clone())
     }
 
-    /// Tells whether a migration of this host has a volume of its own under way.
+    /// Returns whether a migration of this host moves a volume of its own.
     pub(super) fn is_moving(&self, volume: VolumeId) -> bool {
         let mut moving = self.state.unfinished().flat_map(|(_, migration)| &migration.volumes);
         moving.any(|moving| moving.volume == volume)
     }
 
-    /// Tells whether a volume is between two stores past the point where its gate has closed.
+    /// Returns whether a volume is between two stores, after its gate has closed.
     pub(super) fn is_between_stores(&self, volume: VolumeId) -> bool {
         self.state.unfinished().any(|(_, migration)| {
             migration.side.peer().is_none()
@@ -266,7 +249,7 @@ impl SimHost {
     }
 }
 
-/// Where the image of a volume is in a folder: it is named after the volume.
+/// Returns the place of a volume's image in a folder, named after the volume.
 pub(super) fn in_folder(store: &str, volume: VolumeId) -> ImageLocation {
     ImageLocation::raw_file(store, format!("/{store}/{}.img", name_of(volume)))
 }

@@ -1,10 +1,10 @@
-//! Migrations in the fleet whose journals are put back, one durable step at a time.
+//! Migrations in the fleet with restored journals, one durable step at a time.
 //!
 //! ```text
-//!   between stores   started ─ prepared ─ released ─ owned ─ source dealt with, ended
-//!   between hosts    started at both ─ prepared there ─ released here ─ owned there ─ source dealt with, ended at both
+//!   between stores   started ─ prepared ─ released ─ owned ─ source retired, ended
+//!   between hosts    started at both ─ prepared there ─ released here ─ owned there ─ source retired, ended at both
 //! ```
-//! Each step looks at the journals alone, as a restart does: a journal that is put back leaves the other half waiting.
+//! Each step uses the journals only, as a restart does: a restored journal leaves the other half waiting.
 
 use migration::journal::{
     FailureCode, Forwarding, MigratingVolume, MigrationState, Outcome, Record, Side, Stage, Summary,
@@ -78,7 +78,6 @@ impl Fleet {
             .insert(target.place, Image { volume, writes: 0, size_bytes: 0, is_half_made: true });
     }
 
-    /// One migration of one host makes a step, if it can.
     pub(super) fn advance(&mut self) {
         let host = self.random.index(self.hosts.len());
         let under_way: Vec<(MigrationId, MigrationState)> =
@@ -117,8 +116,8 @@ impl Fleet {
                     vec![(volume, self.hosts[host].state.volumes[&volume].record.generation.next())];
                 self.hosts[host].commit(vec![Record::Owned { migration: id, attempt, generations }]);
                 self.complete(host, &moving.target.place);
-                // N.B. nothing shows afterwards that a device has the volume: a journal that is lost together with the daemon between
-                // these two steps is not told from one that never was there (docs/failure-model.md).
+                // N.B. the device itself does not show that it has the volume. A journal that is lost with the daemon between
+                // these two steps looks like one that never existed (docs/failure-model.md).
                 if moving.target.place.outlasts_its_volume() {
                     self.retire(host, &moving.source.place);
                 }
@@ -143,12 +142,11 @@ impl Fleet {
                 self.copy((source, &there.volumes[0].source.place), (host, &moving.target.place));
                 self.hosts[host].commit(vec![Record::TargetPrepared { migration: id, attempt: Attempt(1) }]);
             }
-            // Its source has ended it, or is another one by now: what was copied is worthless.
+            // Its source has ended it, or is another one by now: the copy is worthless.
             (Stage::Copying, Some(Stage::Ended(_)) | None) => self.discard(host, id, known),
             (Stage::Prepared(attempt), _) => {
                 let asked = ToSource::Query(*attempt);
                 let answer = match there.as_ref().map(|there| &there.stage) {
-                    // Its machine answers.
                     Some(Stage::Released(released)) if released == attempt => {
                         let generations = recovery::next_of_incoming(known);
                         Some(ToTarget::Commit { attempt: *attempt, generations })
@@ -196,7 +194,7 @@ impl Fleet {
                 self.hosts[host].commit(vec![Record::Released { migration: id, attempt, generations }]);
                 self.released.insert((host, id));
             }
-            // That host knows nothing of it, or has ended it.
+            // The target's host does not know it, or has ended it.
             (Stage::Copying, Some(Stage::Ended(_)) | None) => {
                 let outcome = Outcome::Failed { code: FailureCode::HostRefused, detail: String::new() };
                 self.hosts[host].commit(vec![ended(id, outcome)]);
@@ -212,7 +210,7 @@ impl Fleet {
         }
     }
 
-    /// Tells whether guests of a volume wait: it is promised to somebody.
+    /// Returns whether guests of a volume wait, because it is promised.
     pub(super) fn is_gate_closed(&self, host: usize, volume: VolumeId) -> bool {
         let here = &self.hosts[host];
         let is_promised = here.state.unfinished().any(|(id, known)| {
@@ -224,7 +222,6 @@ impl Fleet {
         is_promised || here.is_between_stores(volume)
     }
 
-    /// Whose volumes can begin to move, drawn.
     fn draw_volume(&mut self) -> Option<(usize, VolumeId)> {
         let host = self.random.index(self.hosts.len());
         let here = &self.hosts[host];
@@ -247,7 +244,6 @@ impl Fleet {
         self.hosts.iter().position(|host| host.id == peer)
     }
 
-    /// What is in one image is in another.
     fn copy(&mut self, from: (usize, &migration::journal::Place), to: (usize, &migration::journal::Place)) {
         let content =
             self.hosts[from.0].images.get(from.1).map(|image| (image.volume, image.writes, image.size_bytes));
@@ -262,7 +258,6 @@ impl Fleet {
         }
     }
 
-    /// A file that a volume has left is deleted; a device stays as it is.
     fn retire(&mut self, host: usize, place: &migration::journal::Place) {
         if !place.outlasts_its_volume() {
             self.hosts[host].images.remove(place);
@@ -274,7 +269,7 @@ impl Fleet {
         let moving = &known.volumes[0];
         self.hosts[host].images.remove(&moving.target.place);
         self.hosts[host].commit(vec![ended(id, cancelled())]);
-        // N.B. from *released* on the copy is the volume, whatever its source remembers.
+        // N.B. from *released* on the copy is the volume, whatever its source's journal says.
         let source = self.peer_of(known);
         let is_promised = matches!(known.stage, Stage::Prepared(_));
         let Side::Incoming { remote, .. } = known.side else { return };

@@ -1,7 +1,7 @@
-//! Hooks of VMs whose daemon is killed at any instant. Processes outlive it; those behind a gate end with it.
+//! Hooks of VMs whose daemon is killed at any instant. Processes outlive it, except those behind a gate.
 //!
-//! Checked: a hook begins once, alone among those of its VM, after that before it has ended; and what was begun is followed by
-//! what is after it.
+//! Checked: a hook begins once, alone among those of its VM, and after the end of the one before it. A hook that has begun is
+//! followed by the hook that comes after it.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -16,10 +16,9 @@ use crate::random::Random;
 use crate::restored::Telling;
 
 const STEPS: u32 = 400;
-/// Steps without kills in the end: enough for everything to come to its end.
+/// Steps without kills at the end: enough for everything to end.
 const CALM_STEPS: u32 = 600;
 const STEP: Duration = Duration::from_secs(1);
-/// How long a hook may take, and does.
 const LIMIT: Duration = Duration::from_secs(12);
 const TAKES_MAX: u64 = 20;
 const VMS: u64 = 2;
@@ -27,7 +26,6 @@ const VMS: u64 = 2;
 pub(super) struct World {
     random: Random,
     now: Duration,
-    /// `None`: no daemon runs.
     book: Option<HookBook>,
     tasks: Vec<Task>,
     writes: VecDeque<(MigrationId, u64, Option<HookRecord>)>,
@@ -43,7 +41,6 @@ pub(super) struct World {
 struct Migration {
     vm: String,
     has_ended: bool,
-    /// Of a daemon that runs.
     asked_before: bool,
 }
 
@@ -55,11 +52,9 @@ struct Process {
     is_alive: bool,
 }
 
-/// What the daemon is about to do.
 enum Task {
     Prepare(MigrationId, Moment),
     Release(MigrationId, Moment),
-    /// It waits for the end of a process.
     Watch(MigrationId, Moment, i32),
 }
 
@@ -117,7 +112,6 @@ impl World {
         self.watch();
     }
 
-    /// Somebody orders a migration of a VM, whose hooks are asked for at once.
     fn order(&mut self) {
         let id = MigrationId(self.migrations.len() as u64);
         let vm = format!("vm{}", self.random.below(VMS));
@@ -128,7 +122,6 @@ impl World {
         self.tell(id, HookEvent::Wanted(Moment::Before));
     }
 
-    /// A migration comes to nothing, or is cancelled.
     fn give_up(&mut self) {
         let open: Vec<_> =
             self.migrations.iter().filter(|(_, known)| !known.has_ended).map(|(id, _)| *id).collect();
@@ -146,7 +139,7 @@ impl World {
         self.tell(id, HookEvent::Wanted(Moment::After));
     }
 
-    /// The daemon is gone at once. What it was writing is durable or not.
+    /// Kills the daemon at once. A write in flight is durable or not.
     fn kill(&mut self) {
         self.say(|| "the daemon is killed".to_owned());
         self.kills += 1;
@@ -164,7 +157,7 @@ impl World {
         }
     }
 
-    /// The next daemon begins: migrations that were under way end, as the memory of a VM is lost with a daemon.
+    /// Starts the next daemon: migrations in progress end, because the memory of a VM is lost with a daemon.
     fn start(&mut self) {
         self.say(|| "a daemon starts".to_owned());
         let mut book = HookBook::new(LIMIT);
@@ -207,7 +200,7 @@ impl World {
                         .migrations
                         .get_mut(&id)
                         .is_some_and(|known| std::mem::take(&mut known.asked_before));
-                    // It moves, or stays: it has ended soon.
+                    // It moves or stays, and has ended soon.
                     if asked && (end != HookEnd::Good || self.random.percent(70)) {
                         self.ends(id);
                     }
@@ -224,7 +217,7 @@ impl World {
         for (number, process) in processes {
             process.ends_at = Some(self.now);
             process.end = Some(HookEnd::Bad("killed".to_owned()));
-            // Behind its gate nobody has waited for it yet.
+            // A process behind its gate has not been waited for yet.
             if !process.has_begun {
                 process.is_alive = false;
                 self.tasks.push(Task::Watch(id, moment, *number));
@@ -232,7 +225,6 @@ impl World {
         }
     }
 
-    /// One thing that the daemon was about to do is done.
     fn do_something(&mut self) {
         let due = |task: &Task| !matches!(task, Task::Watch(..));
         let Some(at) = self.tasks.iter().position(due) else { return };
@@ -250,7 +242,6 @@ impl World {
         }
     }
 
-    /// A gate opens: the program begins.
     fn release(&mut self, id: MigrationId, moment: Moment) {
         let waiting =
             |process: &Process| process.of == (id, moment) && process.is_alive && !process.has_begun;
@@ -286,7 +277,6 @@ impl World {
         }
     }
 
-    /// The daemon sees what has ended.
     fn watch(&mut self) {
         let has_ended = |task: &Task| match task {
             Task::Watch(_, _, number) => self.processes.get(number).is_none_or(|process| !process.is_alive),
@@ -323,7 +313,7 @@ impl World {
         }
     }
 
-    /// In the end what was begun is followed by what is after it.
+    /// Checks that each begun hook was finally followed by the one after it.
     fn check_followed(&mut self) {
         let begun = |moment| {
             let begun =

@@ -1,7 +1,7 @@
-//! A host to which others bring volumes: some of them as they should, others in bursts, without a word, or as much as they can.
+//! A host to which others bring volumes: some correctly, others in bursts, silently, or as many as they can.
 //!
-//! Checked: own orders begin as if nobody brought anything; no host has more than its share; what says nothing ends; and a share is
-//! as free as it was when everything of it is over.
+//! Checked: the host's own orders begin as if there were no other hosts; no host exceeds its share; a silent migration ends; and
+//! a share is free again when all its migrations are over.
 
 use std::time::Duration;
 
@@ -37,7 +37,6 @@ pub(super) struct World {
     shares: Shares,
     own: Vec<VolumeId>,
     arrivals: Vec<Arrival>,
-    /// Whether each of the other hosts can be reached.
     is_connected: [bool; PEERS],
     next: u64,
     violation: Option<String>,
@@ -50,7 +49,6 @@ struct Arrival {
     amount: Amount,
     part: Part,
     target: Target,
-    /// Its source never says anything.
     is_silent: bool,
     heard_at: Duration,
     is_over: bool,
@@ -115,7 +113,7 @@ impl World {
         self.check();
     }
 
-    /// A host offers one migration, or many at one instant.
+    /// Offers one migration of a host, or many at one instant.
     fn offer(&mut self, shown: &mut Shown) {
         let peer = self.random.index(PEERS);
         let offers = if self.random.percent(30) { 12 } else { 1 };
@@ -146,7 +144,7 @@ impl World {
         }
     }
 
-    /// Somebody here orders a migration: it begins unless as many of this host's own are under way.
+    /// Orders a migration of this host: it begins unless too many of its own are in progress.
     fn order(&mut self) {
         let volume = self.volume();
         let image = || ImageLocation::raw_file("s", "/s");
@@ -175,7 +173,7 @@ impl World {
             .collect()
     }
 
-    /// A host is not known any more: what it brings is to end.
+    /// Forgets a host: its migrations must end.
     fn remove_host(&mut self) {
         let peer = self.random.index(PEERS);
         self.say(|| format!("host {peer} is removed"));
@@ -195,7 +193,6 @@ impl World {
         }
     }
 
-    /// Those that go on answer each question.
     fn let_sources_speak(&mut self) {
         for arrival in self.arrivals.iter_mut().filter(|arrival| !arrival.is_silent) {
             if self.is_connected[arrival.peer] {

@@ -1,9 +1,8 @@
-//! Goes on, after a restart, with volumes that were on their way to another store of their host; and how a daemon that is stopped in
-//! order leaves them.
+//! Continues, after a restart, a migration to another store of the same host; and an orderly stop of the daemon.
 //!
 //! ```text
-//!   stopped: gates held, nothing below ──► nothing is copied ──► what each copy lacks is kept ──► how each looks is noted ──► gone
-//!                 the daemon may be killed between any two                        somebody writes to a copy ──► started
+//!   stopped: gates held, nothing below ──► copying ends ──► missing sets kept ──► appearances recorded ──► gone
+//!                 the daemon may be killed between any two                a copy may be touched ──► started
 //! ```
 
 use std::rc::Rc;
@@ -25,26 +24,23 @@ use crate::random::Random;
 use crate::session::PATIENCE;
 use crate::world::Stop;
 
-/// In how many of a hundred migrations the daemon is stopped in order while they copy …
+/// The percentage of migrations whose daemon is stopped in order while they copy …
 const STOPPED_PERCENT: u64 = 25;
-/// … how soon at the latest: one of these.
+/// … at the latest by one of these.
 const STOPPED_WITHIN: [Duration; 4] = [
     Duration::from_millis(1),
     Duration::from_millis(10),
     Duration::from_millis(60),
     Duration::from_millis(400),
 ];
-/// In how many of a hundred of these somebody writes to a copy before the next start …
+/// The percentage of these in which a copy is touched before the next start …
 const TOUCHED_PERCENT: u64 = 25;
-/// … and in how many the daemon is killed before it has ended.
+/// … and in which the daemon is killed before its end.
 const KILLED_PERCENT: u64 = 25;
-/// How soon then, at the latest.
 const KILLED_WITHIN: Duration = Duration::from_millis(3);
-/// How long it takes to note how an image looks.
 const NOTE: (Duration, Duration) = (Duration::from_micros(5), Duration::from_micros(500));
 
 impl SimHost {
-    /// Draws whether the daemon is stopped in order while a migration within it copies.
     pub(super) fn draw_stop_within(self: &Rc<Self>) {
         let mut random = self.random.borrow_mut();
         if !random.percent(STOPPED_PERCENT) {
@@ -67,7 +63,6 @@ impl SimHost {
         is_copying == Some(true) && self.is_up() && !self.is_stopping.get()
     }
 
-    /// Goes on with volumes that were on their way to another store.
     pub(in crate::fleet) fn resume_local(self: &Rc<Self>, id: MigrationId, recorded: &MigrationState) {
         let number = self.local.begun.get().saturating_sub(1);
         let plans = &self.manner.plans;
@@ -80,7 +75,7 @@ impl SimHost {
         self.run_session(session, work);
     }
 
-    /// Whether the copies may be gone on with; then they are in use from here on. Says what the journal says of them.
+    /// Returns the state in the journal if the copies can be trusted; they are then in use.
     pub(super) async fn believe_copies(
         &self,
         id: MigrationId,
@@ -107,7 +102,7 @@ impl SimHost {
         for (index, moving) in moving.iter().enumerate() {
             let path = moving.target.place.name();
             let Some(look) = self.images.borrow().get(path).map(|disk| disk.look()) else { continue };
-            // The volume may be in either when the daemon is killed.
+            // After a kill the volume may be in either.
             if let Some(key) = self.key_of_volume(index) {
                 self.chronicles.note_image(key, look.clone());
             }
@@ -118,14 +113,13 @@ impl SimHost {
         Ok(recorded)
     }
 
-    /// Notes how a new image looks that is to be copied to.
     pub(super) fn note_new_copy(&self, path: &str) {
         if let Some(disk) = self.images.borrow().get(path) {
             self.local.note(path, copy::in_use(disk.look()));
         }
     }
 
-    /// Keeps, at the end of a daemon, what the copies of a migration within this host lack.
+    /// Keeps the missing sets of a migration within this host, at the daemon's end.
     pub(in crate::fleet) async fn leave_copies(&self) {
         let Some(id) = self.with_local(|halves| halves.id) else { return };
         let volumes = self.with_serving(|serving| serving.volumes.clone()).unwrap_or_default();
@@ -134,12 +128,12 @@ impl SimHost {
         }
     }
 
-    /// The daemon is not stopped after all: what was copied goes on.
+    /// Continues the copying: the daemon is not stopped after all.
     pub(in crate::fleet) fn go_on_copying(&self) {
         self.with_local(|halves| halves.driver.resume());
     }
 
-    /// Notes how the copies look to which nothing is written any more.
+    /// Records the appearance of copies after their last write.
     pub(in crate::fleet) async fn note_left_copies(&self) {
         let paths: Vec<_> = self.journal().look(|state, _| {
             let local = state.unfinished().filter(|(_, known)| known.side == Side::OneHost);
@@ -162,7 +156,7 @@ impl SimHost {
 }
 
 impl Fleet {
-    /// Stops the daemon of a host while volumes go to another store of it. It may be killed before it has ended.
+    /// Stops the daemon of a host during a migration between its stores. It may be killed before its end.
     fn stop_within(self: &Rc<Self>, host: &Rc<SimHost>) {
         let is_killed = {
             let mut random = self.random.borrow_mut();
@@ -195,7 +189,7 @@ impl Fleet {
 }
 
 impl SimHost {
-    /// Somebody writes to an image that is copied to; tells whether there is one.
+    /// Touches a copy; returns whether there is one.
     fn touch_a_copy(&self, random: &mut Random) -> bool {
         let targets: Vec<_> = self
             .local
@@ -215,5 +209,5 @@ impl SimHost {
     }
 }
 
-/// What somebody writes to a copy: no guest ever wrote it.
+/// The token in a touched copy, which no guest ever writes.
 const TOUCHED: u64 = u64::MAX - 1;

@@ -1,5 +1,5 @@
-//! The control plane that the lanes of a migration within one host talk to: work on images fails, hangs or takes long, and what
-//! one half says to the other comes late, twice or never.
+//! The control plane of a migration's lanes within one host: work on images fails, hangs or takes long; messages between the
+//! halves come late, twice or never.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -19,22 +19,18 @@ use crate::fleet::host::SimHost;
 use crate::random::Random;
 use crate::world::World;
 
-/// How long dealing with an image takes.
 const FILE_WORK: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(5));
-/// How long a message takes that meets with no fault, at most.
 const MESSAGE: Duration = Duration::from_micros(200);
-/// How long a message takes that does: longer than a try at the handover may.
+/// The time of a message with a fault: longer than an attempt at the handover.
 const LATE_MESSAGE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_secs(4));
-/// The pause after which whoever hears nothing says it again; it excuses a guest that waits.
+/// The pause before an unanswered message is repeated; it excuses a guest's wait.
 const REPEAT_PAUSE: Duration = Duration::from_millis(250);
 
-/// The phases in which the two sides talk: a message that is held until one of them is entered again meets the next try.
+/// The phases of messages between the halves: a message held until one of them is entered again meets the next attempt.
 const HANDOVER: [Phase; 4] = [Phase::Closing, Phase::Preparing, Phase::Releasing, Phase::Committing];
 
-/// How long dealing with an image takes when its store hangs.
 const FILE_HANG: Duration = Duration::from_secs(5);
 
-/// What may strike the work on an image.
 #[derive(Clone, Copy)]
 struct FileFaults {
     fails: Fault,
@@ -42,7 +38,7 @@ struct FileFaults {
     hangs: Option<Fault>,
 }
 
-/// What the lanes of one daemon talk to.
+/// The control plane of one daemon's lanes.
 pub(in crate::fleet) struct LocalControl {
     host: Weak<SimHost>,
     world: Rc<World>,
@@ -51,14 +47,12 @@ pub(in crate::fleet) struct LocalControl {
 }
 
 impl LocalControl {
-    /// The control plane of the daemon that runs now.
     pub(in crate::fleet) fn new(host: &SimHost) -> Rc<Self> {
         let random = RefCell::new(host.random.borrow_mut().fork());
         let (world, incarnation) = (Rc::clone(&host.world), host.incarnation());
         Rc::new(Self { host: Weak::clone(&host.me), world, random, incarnation })
     }
 
-    /// Does something with an image on a helper thread.
     fn file_work(
         &self,
         operation: &'static str,
@@ -71,7 +65,7 @@ impl LocalControl {
             let mut random = self.random.borrow_mut();
             (random.duration(FILE_WORK.0, FILE_WORK.1), random.duration(FILE_WORK.0, FILE_WORK.1))
         };
-        // What a killed daemon has begun may still be done, or not.
+        // Work begun by a killed daemon may still be done.
         let survives = self.random.borrow_mut().percent(50);
         let (host, world, incarnation) = (Weak::clone(&self.host), Rc::clone(&self.world), self.incarnation);
         let era = self.world.era();
@@ -88,7 +82,6 @@ impl LocalControl {
                 work(&host, image.place.name());
                 Ok(())
             };
-            // The lane that asked may be gone.
             let _ = sender.send(result);
         };
         self.world.clock.after(picked_up, move || {
@@ -107,25 +100,25 @@ impl LocalControl {
         Box::pin(async move {
             match receiver.await {
                 Ok(result) => result,
-                // The helper thread died with its daemon, and so did whoever waits here.
+                // The helper thread died with its daemon, and with it the waiting task.
                 Err(_) => std::future::pending().await,
             }
         })
     }
 
-    /// The phase until which a message is held.
+    /// Returns the phase until which a message is held.
     fn hold_until(&self, random: &mut Random) -> Phase {
         match self.world.phase() {
-            // What is said again leads there first.
+            // Repeated messages lead there first.
             Some(Phase::Committing) if random.percent(30) => Phase::Retiring,
-            // What a try that is given up had said meets the next one where it would fit best.
+            // A message of an abandoned attempt meets the next one where it would fit best.
             Some(phase) if random.percent(40) => phase,
             _ if random.percent(75) => random.pick(&HANDOVER),
             _ => random.pick(&Phase::ALL),
         }
     }
 
-    /// The way of a message that comes when a phase is entered, or very late.
+    /// Returns the journey of a message that arrives when a phase is entered, or very late.
     fn journey_until(&self, phase: Phase) -> LaneFuture<()> {
         let (entered, late) = (self.world.hold_until(phase), self.journey(LATE_MESSAGE.1));
         let (world, era) = (Rc::clone(&self.world), self.world.era());
@@ -135,11 +128,9 @@ impl LocalControl {
         })
     }
 
-    /// A message's way from one side to the other.
     fn journey(&self, takes: Duration) -> LaneFuture<()> {
         let (sender, mut receiver) = oneshot::channel::<()>();
         self.world.clock.after(takes, move || {
-            // The lane may be gone.
             let _ = sender.send(());
         });
         Box::pin(poll_fn(move |context| match std::pin::Pin::new(&mut receiver).poll(context) {
@@ -185,7 +176,7 @@ impl Control for LocalControl {
     fn carry(&self) -> Option<Vec<LaneFuture<()>>> {
         let mut random = self.random.borrow_mut();
         if !self.world.strikes(Fault::MessageMishap) {
-            // On one host there is nothing to carry; between two it takes a moment.
+            // On one host there is no journey; between two hosts it takes a moment.
             let takes = Duration::from_nanos(random.below(MESSAGE.as_nanos() as u64));
             return random.percent(70).then(|| vec![self.journey(takes)]);
         }

@@ -1,4 +1,4 @@
-//! Images of migrations within one host: places that are taken, targets that are made there, and what may be left of them.
+//! Images of migrations within one host: reserved places, targets, and what may be left of them.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,27 +12,22 @@ use crate::disk::{DiskSettings, Role};
 use crate::fleet::host::SimHost;
 use crate::scenario::MigrationPlan;
 
-/// Names of the stores.
 const STORES: [&str; 3] = ["a", "b", "c"];
 
-/// What a host knows of migrations between its own stores.
 #[derive(Default)]
 pub(in crate::fleet) struct LocalImages {
-    /// Places that are taken for images that are not made yet: empty files, which a start does not look for.
+    /// Reserved places of images that are not made yet: empty files, which a start does not look for.
     rooms: RefCell<BTreeSet<String>>,
-    /// Images that somebody was told of that they are left, or that were kept on purpose.
+    /// Images that were reported as left over, or kept on purpose.
     excused: RefCell<BTreeSet<String>>,
-    /// How images that are copied to looked when they were begun, gone on with, or left, as a file in the data folder has it.
+    /// The recorded appearance of copies when they were begun, continued or left.
     notes: RefCell<BTreeMap<String, ImageRecord>>,
     made: Cell<u32>,
-    /// Volumes have gone to another store here.
     pub(in crate::fleet) has_moved: Cell<bool>,
-    /// Migrations that were begun.
     pub(super) begun: Cell<usize>,
 }
 
 impl LocalImages {
-    /// Somebody was told that the image could not be dealt with.
     pub(super) fn excuse(&self, path: &str) {
         self.excused.borrow_mut().insert(path.to_owned());
     }
@@ -42,27 +37,23 @@ impl LocalImages {
         self.rooms.borrow_mut().extend(paths);
     }
 
-    /// Gives a place back; tells whether it was taken and empty.
+    /// Gives a place back; returns whether it was reserved and empty.
     pub(super) fn give_back(&self, path: &str) -> bool {
         self.rooms.borrow_mut().remove(path)
     }
 
-    /// Notes how an image that is copied to looks.
     pub(super) fn note(&self, path: &str, record: ImageRecord) {
         self.notes.borrow_mut().insert(path.to_owned(), record);
     }
 
-    /// What was noted of an image.
     pub(super) fn note_of(&self, path: &str) -> Option<ImageRecord> {
         self.notes.borrow().get(path).cloned()
     }
 
-    /// What was noted of all of them.
     pub(super) fn notes(&self) -> BTreeMap<String, ImageRecord> {
         self.notes.borrow().clone()
     }
 
-    /// The daemon is gone, and what it has not told the journal of with it.
     pub(in crate::fleet) fn crash(&self) {
         self.rooms.take();
     }
@@ -73,7 +64,7 @@ impl LocalImages {
 }
 
 impl SimHost {
-    /// Where all volumes of this host are to go: another store of it.
+    /// Chooses another store of this host for all its volumes.
     pub(super) fn choose_store(&self) -> Vec<MigratingVolume> {
         let state = self.journal().acknowledged();
         let here = state.volumes.values().next().map_or("a", |volume| volume.record.image.store.as_str());
@@ -87,7 +78,6 @@ impl SimHost {
         moving.collect()
     }
 
-    /// Makes the images of volumes that are to go there.
     pub(super) fn make_local_images(&self, moving: &[MigratingVolume], plan: &MigrationPlan) {
         for (index, moving) in moving.iter().enumerate() {
             let settings = {
@@ -103,14 +93,14 @@ impl SimHost {
             self.local.give_back(path);
             let disk = self.new_image(path, settings);
             self.note_new_copy(path);
-            // The volume may be in either when the daemon is killed.
+            // After a kill the volume may be in either.
             if let Some(key) = self.key_of_volume(index) {
                 self.chronicles.note_image(key, disk.look());
             }
         }
     }
 
-    /// Keeps the image that a volume has left for another of this host, so that nothing finds it by its name.
+    /// Renames the image that a volume has left for another store, so that it is not found by its name.
     pub(super) fn put_aside(&self, path: &str) {
         self.check_deletion(path);
         let image = self.images.borrow_mut().remove(path);
@@ -123,8 +113,7 @@ impl SimHost {
         }
     }
 
-    /// Of migrations within this host that have ended, or were interrupted before this start, nothing is left but what their
-    /// volumes are in and what somebody was told of.
+    /// Checks that ended and interrupted migrations within this host have left only the volumes' images and reported ones.
     pub(in crate::fleet) fn check_left_over(&self) {
         let (images, rooms, excused) =
             (self.images.borrow(), self.local.rooms.borrow(), self.local.excused.borrow());

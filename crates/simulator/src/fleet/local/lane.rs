@@ -1,4 +1,4 @@
-//! The lanes of a migration within one host: what they are given, what they report, and what strikes them.
+//! The lanes of a migration within one host: their plans, their reports, and their faults.
 
 use std::rc::Rc;
 use std::time::Duration;
@@ -19,7 +19,6 @@ use crate::faults::Fault;
 use crate::fleet::host::SimHost;
 use crate::scenario::MigrationPlan;
 
-/// Both halves of a migration within one host.
 pub(in crate::fleet) struct LocalHalves {
     pub(super) id: MigrationId,
     pub(in crate::fleet) driver: SourceHandle,
@@ -29,7 +28,7 @@ pub(in crate::fleet) struct LocalHalves {
 }
 
 impl SimHost {
-    /// The driver of a migration between stores; `None`: a volume is not served, or its image is gone.
+    /// Makes the driver of a migration between stores; `None` if a volume is not served, or its image is gone.
     pub(super) fn drive_locally(
         self: &Rc<Self>,
         id: MigrationId,
@@ -90,7 +89,6 @@ impl SimHost {
         Some(driver)
     }
 
-    /// Keeps what a copy within this host lacks, as long as it is made.
     fn remember_copy(self: &Rc<Self>, id: MigrationId, volume: Rc<lane::Volume>) {
         let me = self.weak();
         let is_over = move || {
@@ -101,7 +99,7 @@ impl SimHost {
         self.handle.spawn(resuming::remember(handle, volume, id, self.manner.rhythm, None, is_over));
     }
 
-    /// A migration within this host has entered a phase; what strikes it then does.
+    /// Notes that a migration within this host has entered a phase, and triggers its faults.
     pub(super) fn entered_locally(&self, id: MigrationId, phase: Phase) {
         self.world.note("phase", id.0, phase as u64);
         self.world.say(|| format!("{}: {id} within: {phase}", self.place));
@@ -115,7 +113,6 @@ impl SimHost {
         }
     }
 
-    /// Takes a report of progress.
     pub(super) fn progressed_locally(&self, progress: &Progress) {
         let now = self.world.now();
         if let Some(wrong) = self.with_local(|halves| halves.progress.report(now, progress)).flatten() {
@@ -123,19 +120,18 @@ impl SimHost {
         }
     }
 
-    /// The driver has ended what it had.
     pub(super) fn local_driver_ended(&self) {
         self.with_serving(|serving| serving.local.replace(None));
         self.world.set_phase(None);
         self.set_phase(None);
     }
 
-    /// A target's disk loses its cache and goes on; tells whether there is one.
+    /// Lets a target's disk lose its cache and continue; returns whether there is one.
     pub(in crate::fleet) fn restart_a_target(&self) -> bool {
         let found = self.with_local(|halves| (halves.driver.clone(), halves.targets.clone()));
         let Some((driver, targets)) = found else { return false };
         let index = self.random.borrow_mut().index(targets.len());
-        // Once guests write to it, it is no target any more, and what they did not flush may be lost.
+        // Once guests write to it, it is no target, and their unflushed writes may be lost.
         let Some(disk) = targets.get(index).filter(|disk| !disk.serves_guests()) else { return false };
         self.world.struck(Fault::TargetRestart);
         driver.target_restarted(VolumeIndex(index as u32));
@@ -143,7 +139,6 @@ impl SimHost {
         true
     }
 
-    /// Looks at the halves of the migration within this host, if there is one.
     pub(in crate::fleet) fn with_local<T>(&self, look: impl FnOnce(&mut LocalHalves) -> T) -> Option<T> {
         self.serving.borrow().as_ref().and_then(|serving| serving.local.borrow_mut().as_mut().map(look))
     }
