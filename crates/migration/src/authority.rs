@@ -116,7 +116,7 @@ pub fn judge(state: &State, peer: HostId, role: Role, request: Request) -> Resul
             let moving = moving.ok_or(Denied::NotGiven)?;
             match recorded.stage {
                 Stage::Copying | Stage::Prepared(_) => Ok(()),
-                // For as long as that residency of the volume lasts.
+                // The permission lasts as long as that residency of the volume.
                 Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }) => {
                     let here = state.volumes.get(&moving.volume);
                     let is_of_it = here.is_some_and(|known| known.stay == StayId::Arrived(id.0));

@@ -236,7 +236,7 @@ pub enum Urgency {
 pub enum OnBehalf {
     /// For guests, which learn of a failure.
     Guests,
-    /// For the filling alone.
+    /// The filling itself; no guest learns of a failure.
     Filling,
 }
 
@@ -446,8 +446,7 @@ impl Filling {
         within(&self.missing, covering(range)).into_iter().map(|run| self.bytes(run)).collect()
     }
 
-    /// Returns whether a restart would forget that some unit in the range is present. Durable changes wait until that is
-    /// recorded.
+    /// Returns whether a restart would forget a present unit in the range. Durable changes wait until it is recorded.
     pub fn is_unrecorded(&self, range: ByteRange) -> bool {
         self.recording.touches(covering(range))
     }

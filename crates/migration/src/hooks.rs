@@ -84,9 +84,9 @@ pub struct HookRecord {
 /// An event of a migration's hooks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HookEvent {
-    /// A hook is requested. The hook after is requested only after one before.
+    /// A hook is requested. The hook after the handover is requested only if one before it was.
     Wanted(Moment),
-    /// The hook before is not needed.
+    /// The hook before the handover is not needed.
     Unwanted,
     /// A process waits behind its gate.
     Prepared(Moment, HookProcess),

@@ -80,7 +80,7 @@ pub struct Carried {
 /// A wait, with its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// What is waited for.
+    /// The reason of the wait, for people.
     pub reason: &'static str,
     /// The time until the wait is given up; `None`: it has no limit.
     pub remaining: Option<Duration>,

@@ -313,7 +313,7 @@ impl<W: Wish> Queue<W> {
         begun
     }
 
-    /// Returns a migration whose turn had come to its place in the queue.
+    /// Puts a migration whose turn had come back into its former place.
     pub fn wait_again(&mut self, id: MigrationId) {
         if let Some(waiting) = self.waiting.get_mut(&id) {
             waiting.begins = false;

@@ -65,7 +65,7 @@ pub struct Shares {
     limits: ShareLimits,
     parts: BTreeMap<Part, Taken>,
     next: u64,
-    /// For hosts with recent offers: when their burst will be replenished.
+    /// When the burst of each host with recent offers will be replenished.
     offers: BTreeMap<HostId, Duration>,
 }
 

@@ -54,7 +54,7 @@ pub enum Strategy {
     /// Rounds: writes go to the source only, and the next round copies the blocks that they changed. The last round is copied
     /// behind closed gates (\[ESX\] §2.3).
     Tracking {
-        /// What is recorded of writes to blocks that the current round has still to copy.
+        /// The recording of writes to blocks that the current round has still to copy.
         recording: Recording,
         /// When hot blocks are copied.
         hot: HotBlocks,
@@ -190,8 +190,7 @@ pub enum VolumeEvent {
     Resume,
     /// The volume is about to grow; there is no handover until the growth has ended.
     GrowthBegins,
-    /// The volume has this size, unchanged if the growth failed. The new part reads as zeroes at both ends, and is not written
-    /// yet.
+    /// The volume has this size, unchanged if the growth failed. The new part is unwritten and reads as zeroes at both ends.
     GrowthEnds {
         /// The size in bytes.
         size_bytes: u64,

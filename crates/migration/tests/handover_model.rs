@@ -57,7 +57,7 @@ struct Model {
     faults: Faults,
     discarded: bool,
     outcome: Option<Outcome>,
-    /// Whether a client was told that the migration is cancelled.
+    /// Whether a client has learned that the migration is cancelled.
     was_cancelled: bool,
 }
 

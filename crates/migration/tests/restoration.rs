@@ -92,7 +92,7 @@ fn nothing_of_a_backup_is_this_hosts_and_no_number_is_given_again() {
     assert!(state.volumes.is_empty() && state.unfinished().next().is_none());
     assert!(matches!(state.migrations[&MigrationId(0)].stage, Stage::Ended(Outcome::Failed { .. })));
     assert_eq!(state.next_migration, 2_000_000_000);
-    // Also with a clock that is behind.
+    // A clock that is behind changes nothing.
     assert!(restore(&backup, &found(0)).next_migration > 1_000_000);
     assert_eq!(state.questioned_named("v").unwrap().0, VOLUME);
     // Its journal says the same after the next start.
@@ -249,7 +249,7 @@ fn hosts_that_cannot_be_asked_are_no_hosts_that_have_nothing() {
     let ask = |list, hosts: &[HostId], paired| {
         let hosts = hosts.iter().copied().map(named).collect();
         let state = restore(&backup, &Surroundings { list, hosts, ..found(0) });
-        // As it is after the next start.
+        // The state after the next start.
         hosts_to_ask(&folded(state.snapshot()), paired)
     };
     let paired = || Ok(BTreeSet::from([TWO]));

@@ -66,9 +66,9 @@ pub enum Owner {
 /// How an administrator orders a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Word {
-    /// Only if no claim is against it.
+    /// The step is taken only if no claim is against it.
     Plain,
-    /// Even if the image is an old or partial copy of a disk (`--fenced`). Images in use stay refused.
+    /// The step is taken even on an old or partial copy of a disk (`--fenced`), but not on an image in use.
     Insists,
 }
 

@@ -1,4 +1,4 @@
-//! The release ticket: printed by a source that has released volumes to a target which it can no longer reach.
+//! The release ticket, printed by a source that has released volumes to a target and cannot reach it.
 //!
 //! ```text
 //!   source, released ──► sterna-ticket-… ──(a person carries it)──► target, prepared: takes over as if by COMMIT

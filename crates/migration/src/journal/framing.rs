@@ -34,11 +34,11 @@ pub(crate) struct Frames<'a> {
 /// How a file continues behind the last frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// With nothing, or with a torn commit that was never acknowledged: its space is free.
+    /// Nothing follows, or a torn commit that was never acknowledged: its space is free.
     Torn,
-    /// With a complete frame that this program cannot read: a newer version wrote it.
+    /// A complete frame follows that this program cannot read: a newer version wrote it.
     Foreign,
-    /// With damage: acknowledged, complete frames follow it.
+    /// Damage follows, and behind it complete frames that were acknowledged.
     Damaged,
 }
 

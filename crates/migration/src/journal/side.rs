@@ -48,7 +48,7 @@ pub enum Side {
 /// What a host does for clients of a volume that has left for another host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Forwarding {
-    /// Connected clients are forwarded until they leave; new ones are told where the volume is.
+    /// Connected clients are forwarded until they leave; new ones learn where the volume is.
     WhileConnected,
     /// The volume stays exported here (`--serve-here`): its store is at another host, its clients stay.
     Always,

@@ -39,8 +39,7 @@ pub enum Stage {
     HandedBack,
     /// Nothing is left to do.
     Ended(Outcome),
-    /// The source owns the volumes, and the target never will. The target's images, perhaps in another store here, are being
-    /// deleted.
+    /// The source owns the volumes, and the target never will: its images, at this host, are being deleted.
     Discarding(Outcome),
 }
 

@@ -135,7 +135,7 @@ pub(super) fn named(found: &Surroundings, backup: &State, waiting: &[RestoredVol
         }
     }
     if let HostList::Unknown(_) = list(found, backup) {
-        // For the administrator: pairing with these hosts helps.
+        // The administrator sees these hosts: pairing with them helps.
         peers(|has_ended| has_ended).for_each(|(id, peer_name)| name(id, peer_name));
         backup.moved.values().for_each(|moved| name(moved.host, &moved.host_name));
     }

@@ -92,11 +92,11 @@ pub enum Then {
 /// The time of a preflight check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Moment {
-    /// At the order of the migration.
+    /// The migration has been ordered.
     Ordered,
-    /// When its disks are copied, but none of its memory.
+    /// The VM's disks are copied, but none of its memory.
     BeforeMemory,
-    /// When it is paused, and nothing has changed hands.
+    /// The VM is paused, and nothing has changed hands.
     Stopped,
 }
 

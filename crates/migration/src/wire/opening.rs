@@ -85,9 +85,9 @@ pub enum LeftBehind {
 /// How the space of an image is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocation {
-    /// As blocks are written.
+    /// Blocks are allocated as they are written.
     Thin,
-    /// In full, before anything is copied.
+    /// All blocks are allocated before anything is copied.
     Thick,
 }
 

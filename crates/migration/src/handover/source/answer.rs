@@ -21,7 +21,7 @@ impl Source {
 
     pub(super) fn committed(&mut self, now: Duration, result: Result<(), CommitFault>) {
         match (&mut self.state, result) {
-            // With a VM: the early attempt's commit.
+            // If a VM moves, this is the early attempt's commit.
             (
                 State::Copying { .. } | State::Settling { .. } | State::RunningHooks | State::MovingMemory,
                 Ok(()),

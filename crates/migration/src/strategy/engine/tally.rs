@@ -29,9 +29,9 @@ pub struct Tally {
     pub source_faults: u64,
     /// The number of suspensions of mirroring.
     pub suspensions: u64,
-    /// For an asynchronous mirror: writes that made synchronised blocks missing at the limit of bytes in flight.
+    /// Writes that made synchronised blocks missing at the limit of bytes in flight. Asynchronous mirror only.
     pub writes_as_bits: u64,
-    /// For an asynchronous mirror: writes to hot synchronised blocks that were merged instead of sent singly.
+    /// Writes to hot synchronised blocks that were merged instead of sent singly. Asynchronous mirror only.
     pub writes_merged: u64,
     /// Writes that were held because guests wrote faster than the target could take.
     pub writes_throttled: u64,
