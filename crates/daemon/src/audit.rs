@@ -36,7 +36,6 @@ pub(crate) struct Audit {
     state: Arc<State>,
 }
 
-/// A message to the writer.
 #[derive(Debug)]
 enum Message {
     /// A line, with its line end.
@@ -67,9 +66,7 @@ pub(crate) enum By {
     },
     /// A client with a key for the API over TLS.
     Grant {
-        /// The name of the grant.
         grant: String,
-        /// The digest of the client's key.
         #[serde(serialize_with = "as_text")]
         key: HostId,
         /// The client's role; `None`: it has an access token.
@@ -102,7 +99,6 @@ pub(crate) struct Entry {
     pub(crate) seconds: f64,
 }
 
-/// An entry with its time.
 #[derive(Serialize)]
 struct Line<'a> {
     time_unix_ms: u64,
@@ -153,7 +149,6 @@ impl Audit {
 }
 
 impl State {
-    /// Counts written lines.
     fn write(&self, lines: u64) {
         self.written.fetch_add(lines, Ordering::Relaxed);
         if self.is_losing.swap(false, Ordering::Relaxed) {
@@ -162,7 +157,6 @@ impl State {
         }
     }
 
-    /// Counts lost lines.
     fn lose(&self, lines: u64, reason: &str) {
         self.lost.fetch_add(lines, Ordering::Relaxed);
         if !self.is_losing.swap(true, Ordering::Relaxed) {

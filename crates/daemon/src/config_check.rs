@@ -1,6 +1,4 @@
-//! Checks a configuration before a daemon starts with it: reports every fault in it, and in the files that it names on this
-//! host.
-//!
+//! Checks a configuration before a daemon starts with it: reports every fault in it, and in the files that it names on this host.
 //! The check changes, locks and connects to nothing, so it may run beside the daemon. A finding need not keep a daemon from
 //! starting: the daemon waits for a store whose disk is not mounted.
 
@@ -60,7 +58,6 @@ impl ConfigCheck {
     }
 }
 
-/// Returns what to do about a fault of the file.
 fn advice(fault: &ConfigError) -> String {
     let words = match fault {
         ConfigError::Read { .. } => "name a file that this user can read: sterna config check FILE",

@@ -1,5 +1,5 @@
-//! Custody of images: only this module of the daemon deletes and renames images, sets their size, and replaces one by another.
-//! Everything here may block.
+//! Custody of images: only this module of the daemon deletes and renames images, sets their size, and replaces one by
+//! another. Everything here may block.
 //!
 //! ```text
 //!   opened    folder and file, opened once, without following a link
@@ -49,7 +49,7 @@ struct Books {
 /// The source of claims.
 enum Known {
     Journal(Journal),
-    /// For tests: a state without a journal.
+    /// A state without a journal, for tests.
     #[cfg(test)]
     State(Box<State>),
 }
@@ -70,12 +70,10 @@ pub(crate) enum CustodyError {
 }
 
 impl Custody {
-    /// Returns custody that reads the journal at each step.
     pub(crate) fn new(journal: Journal) -> Self {
         Self { books: Arc::new(Books { known: Known::Journal(journal) }) }
     }
 
-    /// Returns custody over a fixed state.
     #[cfg(test)]
     pub(crate) fn of_state(state: State) -> Self {
         Self { books: Arc::new(Books { known: Known::State(Box::new(state)) }) }

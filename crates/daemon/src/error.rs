@@ -46,11 +46,7 @@ pub(crate) enum RequestError {
     #[error("there is no volume and no VM \"{0}\"; see: sterna volume list, sterna vm list")]
     NothingToMove(String),
     #[error("there is no store \"{name}\"; there are: {known}")]
-    StoreNotFound {
-        /// The requested name.
-        name: String,
-        known: String,
-    },
+    StoreNotFound { name: String, known: String },
     #[error(
         "there is no store and no host \"{name}\"; stores: {stores}; hosts: {hosts} (write HOST or HOST:STORE)"
     )]
@@ -68,12 +64,7 @@ pub(crate) enum RequestError {
     TooManyFiles { open: u64, limit: u64 },
     /// The copy of the volume cannot be promoted.
     #[error("volume \"{volume}\" cannot be promoted: {reason}; see: sterna migration show {migration}")]
-    NotPromotable {
-        volume: String,
-        /// The migration by which it comes.
-        migration: MigrationId,
-        reason: NotPromotable,
-    },
+    NotPromotable { volume: String, migration: MigrationId, reason: NotPromotable },
     /// A promotion has neither a ticket nor `--force`.
     #[error(
         "give the ticket that the other host prints (sterna migration show), or --force: if that host goes on with the \
@@ -102,31 +93,18 @@ pub(crate) enum RequestError {
         vm: String,
         /// The shortest downtime of an idle VM.
         least: std::time::Duration,
-        /// The requested limit.
         wanted: std::time::Duration,
     },
     #[error("host \"{host}\" does not take the volume: {}", refusal.detail)]
     HostRefused { host: String, refusal: Refusal },
-    /// The volume is at another host.
     #[error(
         "volume \"{volume}\" is at host \"{host}\" ({migration}), and only forwarded here: do it there, or end the forwarding \
          with: sterna volume remove {volume}"
     )]
-    VolumeElsewhere {
-        volume: String,
-        /// The host that has the volume.
-        host: String,
-        /// The migration that took it there.
-        migration: MigrationId,
-    },
+    VolumeElsewhere { volume: String, host: String, migration: MigrationId },
     /// The volume is at another host, and nothing of it is left here.
     #[error("volume \"{volume}\" has gone to host \"{host}\" ({migration}): do it there")]
-    VolumeGone {
-        volume: String,
-        host: String,
-        /// The migration that took it there.
-        migration: MigrationId,
-    },
+    VolumeGone { volume: String, host: String, migration: MigrationId },
     /// A host that is to be forgotten is still needed.
     #[error("host \"{host}\" is needed: {needed}; to forget it all the same: --force")]
     HostNeeded {
@@ -150,7 +128,6 @@ pub(crate) enum RequestError {
         /// The name of the other branch here.
         volume: String,
         here: Generation,
-        /// The generation of the offered branch.
         offered: Generation,
     },
     /// Clients here use another branch of an offered volume's history. Sent to the host that offers it.
@@ -160,13 +137,11 @@ pub(crate) enum RequestError {
          {volume}, and try again"
     )]
     BranchLedTo {
-        /// The volume's name here.
         volume: String,
         /// The host that has the other branch, or had it last.
         host: String,
         /// The generation with which the other branch went there.
         there: Generation,
-        /// The generation of the offered branch.
         offered: Generation,
     },
     #[error("\"{name}\" cannot be the name of a volume: {reason}")]
@@ -184,30 +159,19 @@ pub(crate) enum RequestError {
     /// A store for one volume already has one.
     #[error("store \"{name}\" takes one volume, and {occupant}{}", if_kept(.name, .occupant))]
     StoreOccupied { name: String, occupant: Occupant },
-    /// Another volume has the place.
     #[error("{place} is the volume \"{volume}\" already; see: sterna volume show {volume}")]
     PlaceTaken { place: Place, volume: String },
     /// The place holds what a migration left there.
     #[error("{place} holds {}; to serve that all the same: --fenced", fenced(.fence))]
     Fenced { place: Place, fence: Reservation },
-    /// A file in a store is left as it is.
     #[error(transparent)]
     StoreFile(#[from] StoreFileError),
     #[error(transparent)]
     Fill(#[from] FillError),
-    /// A file has the image's path.
     #[error("{path} exists already; move it away if nothing uses it, or take another name or another store")]
     TargetExists { path: PathBuf },
-    /// The place is too small.
     #[error("{needed} bytes do not fit into {place}: {detail}")]
-    TargetTooSmall {
-        place: String,
-        /// The needed size in bytes.
-        needed: u64,
-        /// The obstacle.
-        detail: String,
-    },
-    /// The volume is in the target store already.
+    TargetTooSmall { place: String, needed: u64, detail: String },
     #[error("volume \"{volume}\" is in store \"{store}\" already; choose another one")]
     SameStore { volume: String, store: String },
     #[error(
@@ -233,10 +197,8 @@ pub(crate) enum RequestError {
     TooLate(MigrationId),
     #[error("migration {0} waits for its turn; until then it can be cancelled: sterna migration cancel {0}")]
     MigrationWaits(MigrationId),
-    /// The queue of waiting migrations is full.
     #[error("{waiting} migrations wait for their turn; order more when some of them have begun")]
     QueueFull { waiting: usize },
-    /// Another host has used up its share here.
     #[error("{0}; try again later")]
     ShareUsedUp(UsedUp),
     /// The migration cannot be repeated.
@@ -254,7 +216,6 @@ pub(crate) enum RequestError {
          them off with --force"
     )]
     ClientsUnknown(String),
-    /// Another operation holds the volume.
     #[error(
         "volume \"{0}\" is being created, removed, resized or begins to migrate; try again when that is done"
     )]
@@ -284,18 +245,11 @@ pub(crate) enum RequestError {
         "volume \"{volume}\" has {size} bytes, and volumes never shrink, because that would cut off what its guest has \
          there: to have {asked} bytes, make another volume and copy inside of the guest"
     )]
-    Shrinks {
-        volume: String,
-        /// The present size in bytes.
-        size: u64,
-        /// The requested size in bytes.
-        asked: u64,
-    },
+    Shrinks { volume: String, size: u64, asked: u64 },
     /// A store of the volume cannot hold the new size.
     #[error("volume \"{volume}\" cannot have {needed} bytes: {reason}")]
     CannotGrow {
         volume: String,
-        /// The requested size in bytes.
         needed: u64,
         /// The obstacle, and what to do.
         reason: String,
@@ -324,7 +278,6 @@ pub(crate) enum RequestError {
     },
     #[error(transparent)]
     Copy(#[from] CopyError),
-    /// An operation on other hosts failed.
     #[error(transparent)]
     Hosts(#[from] HostsError),
     /// An operation on access to the API failed.
@@ -357,7 +310,6 @@ impl RequestError {
         Self::Storage { operation, path: path.to_owned(), detail: error.to_string() }
     }
 
-    /// Returns the API's code of the error.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
             Self::VolumeNotFound(_)

@@ -1,8 +1,6 @@
 //! Steps at which a test kills the daemon, so that it knows exactly what `kill -9` or a power cut leaves.
-//!
 //! `STERNA_FAIL_POINT=before-released` makes the process kill itself just before a *released* record is written,
 //! `after-released` just after it is durable; `after-discard@2` when this step is passed for the second time.
-//!
 //! Fail points are always compiled in, so tests kill the very program that is shipped. Passing one costs one atomic load on
 //! paths that end in a disk write. A user who can set the daemon's environment can kill it anyway.
 

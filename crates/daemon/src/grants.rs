@@ -26,7 +26,6 @@ use crate::hosts::LIFETIME_S_MAX;
 
 /// The folder of the daemon's key, in the data folder.
 const IDENTITY_FOLDER: &str = "api";
-/// The name in the daemon's certificate.
 const IDENTITY_NAME: &str = "sterna-api";
 /// The largest number of grants: more than one host needs, and few enough to be searched at each connection.
 const GRANTS_MAX: usize = 256;
@@ -42,13 +41,11 @@ pub(crate) struct Grants {
     listing: RwLock<Result<Arc<Listing<Entry>>, String>>,
 }
 
-/// An admitted client.
+/// An admitted client, by its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Granted {
-    /// The name of its grant.
     pub(crate) name: String,
     pub(crate) key: HostId,
-    /// What it may do.
     pub(crate) standing: Standing,
 }
 
@@ -57,11 +54,9 @@ pub(crate) struct Granted {
 pub(crate) enum Standing {
     /// Redeem its access token.
     Invited,
-    /// Everything that this role allows.
     Has(Role),
 }
 
-/// The record of a grant.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
     name: String,
@@ -92,7 +87,6 @@ pub(crate) enum GrantsError {
         "\"{0}\" may use the API over TLS already; change it with sterna access set, or revoke it: sterna access revoke {0}"
     )]
     Exists(String),
-    /// The largest number of grants is reached.
     #[error(
         "{GRANTS_MAX} may use the API over TLS, and there can be no more: sterna access revoke those that are not needed"
     )]
@@ -275,7 +269,6 @@ impl Grants {
 }
 
 impl GrantsError {
-    /// Returns the API's code of the error.
     pub(crate) fn code(&self) -> api::ErrorCode {
         use api::ErrorCode;
         match self {
@@ -291,7 +284,6 @@ impl GrantsError {
 }
 
 impl Entry {
-    /// Returns whether the grant is valid at this time.
     fn is_good(&self, now_unix_ms: u64) -> bool {
         self.invited_until_unix_ms.is_none_or(|until| now_unix_ms < until)
     }

@@ -1,5 +1,5 @@
-//! Runs an administrator's hooks before and after a VM, or volumes without one, change their host or their store: for routes,
-//! DNS, overlays.
+//! Runs an administrator's hooks before and after a VM, or volumes without one, change their host or their
+//! store: for routes, DNS, overlays.
 //!
 //! ```text
 //!            disks copied                                                          ended
@@ -7,8 +7,8 @@
 //!   target ───────┴ before ─ QEMU started ── loaded ══════════════ runs ── after    └ (after, if it does not run there)
 //! ```
 //! A hook gets its context in its environment. After its time limit it is killed with all that it has started.
-//! [`migration::hooks`] decides which one runs, and that each runs once; this module carries it out. A hook's failure is an
-//! answer like any other.
+//! [`migration::hooks`] decides which one runs, and that each runs once; this module carries it out. A hook's failure is
+//! an answer like any other.
 
 mod keeper;
 mod process;
@@ -35,17 +35,14 @@ pub(crate) enum HookSide {
     Both,
 }
 
-/// The context of a hook.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct HookContext {
-    /// The migration's number at this host.
     #[serde(with = "number")]
     pub(crate) migration: MigrationId,
     /// The VM's name; empty: volumes move without a VM.
     pub(crate) vm: String,
     pub(crate) volumes: Vec<String>,
     pub(crate) side: HookSide,
-    /// This host's own name.
     pub(crate) own: String,
     /// The other host's name at this host.
     pub(crate) other: String,
@@ -82,7 +79,6 @@ impl HookSide {
 }
 
 impl HookContext {
-    /// Returns the environment of a hook.
     fn variables(&self, moment: &'static str) -> Vec<(&'static str, String)> {
         let (source, target) = match self.side {
             HookSide::Source => (&self.own, &self.other),

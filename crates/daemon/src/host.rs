@@ -68,7 +68,6 @@ use crate::volumes::registry::{Service, Volumes};
 const OPERATIONS_MAX: u32 = 32;
 /// How long a stopping daemon waits for running hooks. The next daemon continues with the rest.
 const HOOKS_WAIT_MAX: Duration = Duration::from_secs(5);
-/// The folder in the data folder that records which hooks run.
 const HOOKS_FOLDER: &str = "hooks";
 /// The number of helper threads that query stores at a time, so that a hanging store does not use all of them.
 const LOOKS_MAX: usize = 64;
@@ -79,9 +78,7 @@ pub(crate) struct Host {
     pub(crate) audit: Audit,
     /// Who may use the API over TLS.
     pub(crate) grants: Arc<Grants>,
-    /// The configuration at the start.
     pub(crate) config: Config,
-    /// The present limits.
     limits: RwLock<Limits>,
     pub(crate) journal: Journal,
     /// The chronicles of volumes, across restarts.
@@ -95,7 +92,7 @@ pub(crate) struct Host {
     pub(crate) queue: Arc<Queue>,
     /// What other hosts use here, and may use.
     pub(crate) shares: Arc<Shares>,
-    /// What is kept of migrations besides the journal.
+    /// The metadata of migrations besides the journal.
     pub(crate) metadata_folder: Arc<MetadataFolder>,
     pub(crate) histories: Arc<Histories>,
     /// The outcomes of migrations.
@@ -116,11 +113,9 @@ pub(crate) struct Host {
     restoring: restoration::Restoring,
     /// VMs that are leaving or arriving.
     pub(crate) moving: Arc<VmMoves>,
-    /// The VMs of this host.
     pub(crate) vms: Arc<Vms>,
     /// The files of adopted disks.
     proofs: Proofs,
-    /// The latest overview of the host.
     overviews: Arc<Overviews>,
     started_unix_ms: u64,
     operations: Arc<Semaphore>,
@@ -210,10 +205,8 @@ impl Host {
         self.shares.set_limits(limits.shares);
     }
 
-    /// Runs an operation to its end, even if its client has left.
-    ///
-    /// # Errors
-    /// The operation's; [`RequestError::ShuttingDown`]; [`RequestError::Internal`] if it panicked.
+    /// Runs an operation to its end, even if its client has left. Errors: the operation's;
+    /// [`RequestError::ShuttingDown`]; [`RequestError::Internal`] if it panicked.
     pub(crate) async fn operate<T: Send + 'static>(
         self: &Arc<Self>,
         operation: impl Future<Output = Result<T, RequestError>> + Send + 'static,
@@ -233,7 +226,6 @@ impl Host {
         self.vms.adoptions()
     }
 
-    /// Returns which files may be opened for a volume.
     fn finder_of(&self, volume: &str) -> ProvedImages {
         // Without the list, a file found by its name passes the same checks except for its owner.
         let adopted = self.adoptions().ok().and_then(|known| known.find(|adopted| adopted.uses(volume)));
@@ -251,8 +243,8 @@ impl Host {
     }
 
     /// Stops serving, in order: operations end, lanes drain, interrupted migrations are left to the next daemon. Returns the
-    /// rest of the restart state, which is empty if clients are to be closed. Whatever does not end in time is in the journal
-    /// for the next start.
+    /// rest of the restart state, which is empty if clients are to be closed. Whatever does not end in time is in the
+    /// journal for the next start.
     pub(crate) async fn stop(self: &Arc<Self>, clients: Clients) -> Estate {
         let deadline = self.limits().stop_wait_max;
         // While guests are served: a running hook may be what their addresses depend on.

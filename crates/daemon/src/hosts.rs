@@ -34,7 +34,6 @@ use crate::audit::Audit;
 use crate::config::{Config, HostsConfig};
 use crate::files::listing::ListingError;
 
-/// The identity's folder in the data folder.
 const IDENTITY_FOLDER: &str = "identity";
 /// The longest lifetime of a host invitation: long enough to reach an administrator, short enough to be forgotten safely.
 pub(crate) const LIFETIME_S_MAX: u64 = 7 * 24 * 60 * 60;
@@ -49,7 +48,6 @@ pub(crate) struct Hosts {
     state: Mutex<State>,
 }
 
-/// Whether other hosts can be reached.
 enum State {
     NoIdentity,
     Running(Arc<Endpoint>, Identity),
@@ -157,7 +155,6 @@ impl Hosts {
         Ok(changed)
     }
 
-    /// Returns whether a host may bring VMs here.
     pub(crate) fn may_bring_vms(&self, host: migration::HostId) -> bool {
         let trust = self.known().map(|known| known.trust(transport::HostId(host.0)));
         self.config.machines && trust.is_ok_and(|trust| trust.machines)
@@ -236,7 +233,6 @@ impl Hosts {
         if names.is_empty() { "none".to_owned() } else { names.join(", ") }
     }
 
-    /// Returns a host's name here.
     pub(crate) fn name_of(&self, host: migration::HostId) -> String {
         let id = transport::HostId(host.0);
         let peers = self.known().map(|known| known.list()).unwrap_or_default();
@@ -308,7 +304,6 @@ impl HostsError {
         }
     }
 
-    /// Returns the API's code of the error.
     pub(crate) fn code(&self) -> api::ErrorCode {
         use api::ErrorCode;
         match self {

@@ -44,14 +44,13 @@ pub use openapi::document as openapi_document;
 pub(crate) use server::serve;
 pub(crate) use web::router as page_router;
 
-/// How many bytes of a body that is too large are read: a client that still writes when the connection ends does not see the
-/// answer.
+/// How many bytes of a body that is too large are read: a client that still writes when the connection ends
+/// does not see the answer.
 const DISCARDED_BYTES_MAX: usize = 4 << 20;
 
 /// The longest time for the body of a request. Bodies are small, and a slow client keeps a place from others.
 const BODY_WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// Returns the routes of the API's socket.
 pub(crate) fn router(host: Arc<Host>) -> Router {
     let audit = host.audit.clone();
     Router::from(routes())
@@ -380,7 +379,7 @@ impl IntoResponse for RequestError {
         }
         let status = StatusCode::from_u16(code.http_status()).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
         let mut answer = json(status, &ErrorBody { error: ErrorDetail { code, message } });
-        // For the audit log.
+        // The audit log reads this.
         answer.extensions_mut().insert(code);
         answer
     }

@@ -1,5 +1,5 @@
-//! Image files in the control plane: examined, opened, copied in. `crate::custody` renames and deletes them. Everything here
-//! may block.
+//! Image files in the control plane: examined, opened, copied in. `crate::custody` renames and deletes
+//! them. Everything here may block.
 //!
 //! ```text
 //!   opening     opens the images of volumes, and makes those of targets
@@ -36,8 +36,8 @@ use crate::files::folder_entries::with_suffix;
 
 /// The size of the sectors that guests see: every volume's size is a multiple of it.
 pub(crate) const SECTOR_BYTES: u64 = 512;
-/// The unit to which default sizes and steps of growth are rounded up, so that such a volume can move to disks with 4 KiB
-/// sectors.
+/// The unit to which default sizes and steps of growth are rounded up, so that such a volume can move to
+/// disks with 4 KiB sectors.
 pub(crate) const SIZE_STEP_BYTES: u64 = 4096;
 /// How many bytes are copied between two updates of the progress.
 const COPY_STEP_BYTES: usize = 4 << 20;
@@ -56,7 +56,6 @@ pub(crate) fn fenced_path(path: &Path, migration: MigrationId) -> PathBuf {
     with_suffix(path, &format!(".moved-{migration}"))
 }
 
-/// Returns the allocated bytes of a file.
 pub(crate) fn allocated_bytes(path: &Path) -> io::Result<u64> {
     // The unit of st_blocks is 512 bytes, whatever the file system's own is.
     std::fs::metadata(path).map(|metadata| metadata.blocks().saturating_mul(512))

@@ -41,8 +41,8 @@ use writer::{Request, Writer};
 /// The name of the journal in the data folder.
 pub const JOURNAL_FILE: &str = "journal";
 
-/// The journal; a clone is another handle to it. Its thread, and with it the lock on the data folder, ends when the last handle
-/// is dropped.
+/// The journal; a clone is another handle to it. Its thread, and with it the lock on the data folder, ends when
+/// the last handle is dropped.
 #[derive(Clone)]
 pub(crate) struct Journal {
     requests: mpsc::Sender<Request>,
@@ -154,7 +154,6 @@ impl Journal {
     }
 
     /// Makes the records durable, all or none. The commits of one caller are applied in the order of its calls.
-    ///
     /// Records that do not follow from the present state are refused as [`CommitFault::NotWritten`]. Dropping the future
     /// changes nothing: the records are written all the same. It may be awaited on any executor.
     pub(crate) fn commit(
@@ -177,7 +176,6 @@ impl Journal {
         self.changes.load(Ordering::Acquire)
     }
 
-    /// Returns the counters of the journal's thread.
     pub(crate) fn figures(&self) -> Figures {
         self.figures.read()
     }

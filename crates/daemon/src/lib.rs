@@ -13,11 +13,9 @@
 //!              └──► hosts ──► transport ──► peers: messages of other hosts
 //! ```
 //!
-//! `host` has the operations of the API: those on volumes in `host/volumes/`, for example. The other modules have what
-//! operations need; only `serve`, `http` and `peers` use a `Host`.
-//!
-//! Nothing here is on the path of a guest's request. Durable state is in the journal before it is acted upon. All other state
-//! is lost at a restart, and rebuilt from the journal.
+//! `host` has the operations of the API: those on volumes in `host/volumes/`, for example. The other modules have what operations
+//! need; only `serve`, `http` and `peers` use a `Host`. Nothing here is on the path of a guest's request. Durable state is in the
+//! journal before it is acted upon. All other state is lost at a restart, and rebuilt from the journal.
 
 mod audit;
 pub mod config;

@@ -1,5 +1,4 @@
 //! Families of samples in Prometheus' format. `host/metrics.rs` collects the values.
-//!
 //! Names follow Prometheus' conventions: base units, `_total` for counters. Labels are names of objects of which a host has few
 //! (volumes, stores, hosts, links) or words of closed lists (states, phases, reasons), never identities of migrations.
 
@@ -11,8 +10,8 @@ use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, Me
 
 pub(crate) const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// The smallest and the largest bound of a histogram, as powers of two of microseconds: 64 µs and 17 s. At powers of two
-/// latencies are counted exactly.
+/// The smallest and the largest bound of a histogram, as powers of two of microseconds: 64 µs and 17 s. At powers of
+/// two latencies are counted exactly.
 const BOUNDS: std::ops::RangeInclusive<u32> = 6..=24;
 
 /// Labels of a sample: names and values.
@@ -29,17 +28,14 @@ pub(crate) struct Family<'a> {
 }
 
 impl Exposition {
-    /// Begins a family of counters.
     pub(crate) fn counter(&mut self, name: &str, help: &str) -> Family<'_> {
         self.begin(name, help, MetricType::COUNTER)
     }
 
-    /// Begins a family of gauges.
     pub(crate) fn gauge(&mut self, name: &str, help: &str) -> Family<'_> {
         self.begin(name, help, MetricType::GAUGE)
     }
 
-    /// Begins a family of durations.
     pub(crate) fn histogram(&mut self, name: &str, help: &str) -> Family<'_> {
         self.begin(name, help, MetricType::HISTOGRAM)
     }
@@ -85,7 +81,6 @@ impl Family<'_> {
         self.add(labels, f64::from(u8::from(is_so.into())));
     }
 
-    /// Adds counted durations.
     pub(crate) fn times(&mut self, labels: Labels, latencies: &Latencies) {
         let buckets = BOUNDS.map(|power| {
             let bound = Duration::from_micros(1 << power);

@@ -1,7 +1,7 @@
 //! Names of volumes and stores: they become file names, export names and parts of paths.
 
-/// The longest name. With every suffix it stays below the 255 bytes of a file name, and with a usual folder below the 107 bytes
-/// of a socket's path.
+/// The longest name. With every suffix it stays below the 255 bytes of a file name, and with a usual folder below the 107
+/// bytes of a socket's path.
 pub const NAME_BYTES_MAX: usize = 64;
 
 /// Why a text cannot be a name.

@@ -79,7 +79,6 @@ impl Peers {
         })
     }
 
-    /// Sets the host that answers.
     pub(crate) fn connect(&self, host: &Arc<Host>) {
         // There is one.
         let _ = self.host.set(Arc::downgrade(host));
@@ -156,8 +155,8 @@ impl Peers {
         (Arc::new(line), arrivals)
     }
 
-    /// Offers a migration to another host and waits for its answer. The caller limits the time, because an unreachable host
-    /// never answers.
+    /// Offers a migration to another host and waits for its answer. The caller limits the time, because
+    /// an unreachable host never answers.
     pub(crate) async fn offer(
         &self,
         session: &Session,
@@ -181,8 +180,8 @@ impl Peers {
         lock(&self.opening).remove(&(peer, migration));
     }
 
-    /// Handles the removal of a paired host: it forwards no clients here, and clients that were forwarded there wait until it
-    /// is paired again.
+    /// Handles the removal of a paired host: it forwards no clients here, and clients that were forwarded there wait
+    /// until it is paired again.
     pub(crate) fn unpaired(&self, peer: HostId) {
         self.routes.forget_clients(peer, self.own());
     }
@@ -433,7 +432,7 @@ impl Peers {
         }
     }
 
-    /// Only messages about a VM that runs here have an effect; others are late.
+    /// Handles messages about a VM that runs here; others are late.
     fn vm_said(&self, session: &Session, subject: Subject, head: &[u8]) {
         let (Some(host), Some(said)) = (self.host(), moving::post_copy_request(head)) else { return };
         if subject.source == host_id(session.peer()) && subject.volume == VolumeIndex(0) {
@@ -564,7 +563,6 @@ fn send(session: &Session, channel: ChannelId, priority: Priority, head: Bytes, 
     }
 }
 
-/// Converts an identity for the core.
 pub(crate) fn host_id(id: transport::HostId) -> HostId {
     HostId(id.0)
 }

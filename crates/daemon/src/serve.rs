@@ -95,7 +95,7 @@ pub enum ServeError {
 /// Whose clients a daemon adopts at its start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// Those that the service manager has kept, if it has started this daemon.
+    /// The clients that the service manager has kept, if it has started this daemon.
     Alone,
     /// Those of the daemon that has the data folder, which is asked to end.
     TakeOver,
@@ -135,7 +135,6 @@ pub async fn serve(config: Config, start: Start, read: ReadConfig) -> Result<(),
     daemon.run_until_asked(manager, asked, read).await
 }
 
-/// Asks the daemon that has a data folder for its clients.
 async fn ask_for_clients(data_dir: &Path) -> Result<Option<Estate>, ServeError> {
     descriptors::raise_limit();
     let data_dir = data_dir.to_owned();

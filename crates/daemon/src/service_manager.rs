@@ -5,7 +5,6 @@
 //!                  RELOADING=1 ─► READY=1
 //! ```
 //! Without `NOTIFY_SOCKET` in the environment these functions do nothing. Nothing relies on their reception.
-//!
 //! The service manager keeps descriptors for the next daemon (`FileDescriptorStoreMax=`). It has listening sockets from the
 //! moment they are made, so that no client is refused while there is no daemon, however it ended. It has connections only
 //! between an orderly end and the next start ([`crate::take_over`]).
@@ -21,8 +20,8 @@ use crate::take_over::ServiceManager;
 
 /// How often the watchdog is fed within its period, so that one late message does not kill the daemon.
 const WORDS_PER_PERIOD: u32 = 3;
-/// How long the daemon waits for the reception of its last message, in seconds. Guests wait meanwhile, and reconnect if it was
-/// lost.
+/// How long the daemon waits for the reception of its last message, in seconds. Guests wait meanwhile, and
+/// reconnect if it was lost.
 const HEARD_WAIT_MAX_S: i64 = 2;
 
 /// Reports that volumes are served, and that the API answers.
@@ -62,7 +61,6 @@ pub(crate) async fn feed_watchdog<A: Future<Output = bool>>(is_alive: impl Fn() 
     }
 }
 
-/// Returns whether there is a service manager that may keep descriptors.
 pub(crate) fn presence() -> ServiceManager {
     if std::env::var_os("NOTIFY_SOCKET").is_some() { ServiceManager::Present } else { ServiceManager::Absent }
 }

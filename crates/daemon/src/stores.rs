@@ -33,7 +33,6 @@ pub(crate) struct Stores {
 
 /// A store with intentional delays or faults.
 struct Impaired {
-    /// A description of them.
     words: String,
     /// The filters, which all devices of the store share.
     filters: Impairment,
@@ -60,7 +59,6 @@ pub(crate) struct StoreClaim {
     claimed: Option<Arc<AtomicBool>>,
 }
 
-/// The kind of a store.
 #[derive(Debug)]
 pub(crate) enum StoreKind {
     Folder {
@@ -130,7 +128,6 @@ impl Stores {
         Self { configured: configured.clone(), by_name, impaired, later: OnceLock::new() }
     }
 
-    /// Adds stores with new names.
     pub(crate) fn add(
         &self,
         configured: &BTreeMap<String, StoreConfig>,
@@ -148,7 +145,6 @@ impl Stores {
         }
     }
 
-    /// Returns the configuration of all stores.
     pub(crate) fn configured(&self) -> BTreeMap<String, StoreConfig> {
         let all = self.batches().flat_map(|stores| stores.configured.clone());
         all.collect()
@@ -194,9 +190,7 @@ impl Stores {
             .ok_or_else(|| RequestError::StoreNotFound { name: name.to_owned(), known: self.known() })
     }
 
-    /// Returns the store with this name, or the only one.
-    ///
-    /// # Errors
+    /// Returns the store with this name, or the only one. Errors:
     /// [`RequestError::StoreNotFound`], [`RequestError::StoreNotChosen`].
     pub(crate) fn choose(&self, name: Option<&str>) -> Result<&Store, RequestError> {
         let Some(name) = name else {
@@ -260,8 +254,8 @@ impl Store {
         }
     }
 
-    /// Checks that the store exists, and that only this daemon uses a folder. Opening an export shows whether its server
-    /// answers. May block.
+    /// Checks that the store exists, and that only this daemon uses a folder. Opening an export shows whether
+    /// its server answers. May block.
     pub(crate) fn check(&self) -> Result<(), StoreProblem> {
         match &self.kind {
             StoreKind::Folder { folder, .. } => folder.check(),
@@ -308,10 +302,7 @@ impl Store {
         }
     }
 
-    /// Checks that this many bytes are free, in a folder.
-    ///
-    /// # Errors
-    /// [`RequestError::NoSpace`], [`RequestError::StoreUnusable`].
+    /// Checks that this many bytes are free, in a folder. Errors: [`RequestError::NoSpace`], [`RequestError::StoreUnusable`].
     pub(crate) fn require_space(&self, needed: u64) -> Result<(), RequestError> {
         let StoreKind::Folder { folder, .. } = &self.kind else { return Ok(()) };
         let space = folder.space();

@@ -9,7 +9,6 @@
 //! A connection is handed over when no request is in flight and every reply has been sent, together with the data that its
 //! client has sent. The next daemon's lane treats it like a new client: fencing tokens and residencies begin as after every
 //! restart. So losing a connection at any point does no harm: its client connects again, and repeats unanswered requests.
-//!
 //! If a daemon dies in between, the kernel closes its connections. After `kill -9` only the listening sockets remain, which the
 //! service manager has from the moment they are made: a connection would be in the middle of a request.
 

@@ -81,7 +81,6 @@ const END_DEADLINE: Duration = Duration::from_secs(30);
 pub(crate) struct Vms {
     folder: PathBuf,
     monitors: PathBuf,
-    /// The folder of the volumes' sockets.
     volume_sockets: PathBuf,
     /// `Err` holds why the list could not be loaded.
     catalogue: Result<Catalogue, String>,
@@ -91,7 +90,6 @@ pub(crate) struct Vms {
     grants: Arc<Grants>,
     /// The options and folders that other hosts' VMs may name, and the user that QEMU runs as.
     allowed: MachinesConfig,
-    /// The VMs that Sterna has paused.
     pub(crate) holds: Arc<Holds>,
     entries: Mutex<BTreeMap<String, Entry>>,
     /// The VMs whose disks change hands.
@@ -123,14 +121,13 @@ pub(crate) enum Life {
     Crashed(String),
 }
 
-/// A running QEMU.
 #[derive(Clone)]
 pub(crate) struct Alive {
     pub(crate) qemu: Arc<Qemu>,
     process: Arc<Process>,
 }
 
-/// What is known of a VM without asking its QEMU.
+/// The state of a VM without asking its QEMU.
 pub(crate) struct Known {
     pub(crate) name: String,
     pub(crate) standing: Standing,
@@ -147,7 +144,6 @@ pub(crate) struct Known {
 pub(crate) enum Ending {
     /// Press the power button; after this time, cut the power.
     PowerButton(Duration),
-    /// Cut the power.
     AtOnce,
 }
 
@@ -246,7 +242,6 @@ impl Vms {
         self.launch(name, sockets, &[]).await.map(drop)
     }
 
-    /// Ends a VM and returns when its QEMU has ended.
     pub(crate) async fn stop(self: &Arc<Self>, name: &str, ending: Ending) -> Result<Ended, VmError> {
         let _operation = self.operate(name)?;
         if let Life::Starting = self.life(name)? {
@@ -286,7 +281,6 @@ impl Vms {
         unsettled.map(|entry| (entry.record.name.clone(), entry.record.standing)).collect()
     }
 
-    /// Returns the VM that uses a volume.
     pub(crate) fn user_of(&self, volume: &str) -> Option<String> {
         let entries = self.entries();
         let user =
@@ -396,10 +390,7 @@ impl Vms {
         Ok(())
     }
 
-    /// Returns the exclusive right to change a VM that is at home.
-    ///
-    /// # Errors
-    /// [`VmError::NotFound`], [`VmError::Busy`].
+    /// Returns the exclusive right to change a VM that is at home. Errors: [`VmError::NotFound`], [`VmError::Busy`].
     pub(crate) fn operate(&self, name: &str) -> Result<OwnedMutexGuard<()>, VmError> {
         let entries = self.entries();
         let entry = entries.get(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?;

@@ -52,7 +52,6 @@ const KEPT: [&str; 46] = [
     "together_with",
     "wait_s",
 ];
-/// How many bytes of a text are kept.
 const TEXT_BYTES_MAX: usize = 256;
 /// How many elements of a list are kept: a migration has no more volumes.
 const LIST_MAX: usize = 64;
@@ -71,7 +70,6 @@ pub(crate) fn of_body(bytes: &[u8]) -> Map<String, Value> {
     }
 }
 
-/// Returns what is kept of a query.
 pub(crate) fn of_query(query: &str) -> Map<String, Value> {
     let pairs = query.split('&').map(|pair| pair.split_once('=').unwrap_or((pair, "")));
     let kept = pairs.filter(|(key, _)| is_kept(key));

@@ -14,11 +14,10 @@ use super::{Message, State};
 
 /// The size at which a new file is begun: some ten thousand orders.
 pub(super) const FILE_BYTES_MAX: u64 = 8 << 20;
-/// How many full files are kept.
 pub(super) const KEPT_FILES: u32 = 7;
 /// How many lines are made durable together.
 const BATCH_MAX: usize = 256;
-/// Only the daemon's user may read who ordered what.
+/// The mode that lets only the daemon's user read who ordered what.
 const MODE: u32 = 0o600;
 
 /// Writes messages until all senders are gone.

@@ -1,5 +1,4 @@
 //! Collects all faults of a configuration, rather than the first one.
-//!
 //! Each part is checked to a `Result`; [`both()`] and [`all()`] combine these without losing a fault.
 
 use super::ConfigError;

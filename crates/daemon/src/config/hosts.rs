@@ -8,7 +8,6 @@ use transport::Link;
 
 use super::ConfigError;
 
-/// The largest number of a host's addresses and links.
 const ADDRESSES_MAX: usize = 16;
 /// The largest number of folders that are searched when a volume leaves: each may be on a server that does not answer.
 const SHARED_FOLDERS_MAX: usize = 64;
@@ -18,7 +17,7 @@ const SHARED_FOLDERS_MAX: usize = 64;
 pub struct HostsConfig {
     /// Addresses to listen on; empty: this host can only call others.
     pub listen: Vec<SocketAddr>,
-    /// The links that other hosts are told; empty: the addresses in `listen`.
+    /// The links that other hosts learn; empty: the addresses in `listen`.
     pub links: Vec<Link>,
     /// Whether paired hosts may bring VMs, whose QEMU runs here.
     pub machines: bool,

@@ -29,11 +29,10 @@ impl std::fmt::Display for UnknownKey {
     }
 }
 
-/// A table of the configuration.
 enum Table {
     /// With these keys, some of which are tables themselves.
     Keys(&'static [&'static str], &'static [(&'static str, Table)]),
-    /// With names that the user chooses; each is a table of this kind.
+    /// A table of this kind for each name that the user chooses.
     Named(&'static Table),
 }
 

@@ -19,8 +19,8 @@ const MIRROR_WAIT_MS: RangeInclusive<u64> = 10..=30_000;
 const STOP_WAIT_MS: RangeInclusive<u64> = 100..=80_000;
 
 /// The default number of running migrations: the two that fill a pair of stores, and two more, so that one that switches over
-/// or waits for a link leaves nothing idle. Each takes a share of the disk from its guest. More of them are not faster, and all
-/// of them last longer.
+/// or waits for a link leaves nothing idle. Each takes a share of the disk from its guest. More of them are not faster, and
+/// all of them last longer.
 const MIGRATIONS_PER_HOST_DEFAULT: u32 = 4;
 /// The default number of these that use one store: one keeps a disk busy, and a second one fills the pauses of the first. More
 /// of them turn sequential requests into random ones.
@@ -83,7 +83,6 @@ pub struct MoverLimits {
 }
 
 impl MoverLimits {
-    /// Converts the limits for the core.
     pub(crate) fn pacing(self) -> PacingSettings {
         PacingSettings { depth: self.depth as usize, chunk_bytes: self.chunk_bytes, bytes_per_second: None }
     }

@@ -89,10 +89,9 @@ pub struct QemuUser {
     groups: Groups,
 }
 
-/// Groups of a user besides its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Groups {
-    /// Those that the system has for a user with a name.
+    /// The system's groups of a user with a name.
     OfName,
     Cleared,
     These(Vec<u32>),
@@ -120,8 +119,8 @@ impl QemuUser {
         words.into_iter().chain(command).collect()
     }
 
-    /// Returns the user of one VM: a number and a group of its own, in the groups of this user, which give access to files of
-    /// all VMs.
+    /// Returns the user of one VM: a number and a group of its own, in the groups of this user, which give access
+    /// to files of all VMs.
     pub(crate) fn of_vm(&self, number: u32) -> Self {
         let mut groups = vec![self.group];
         if self.groups == Groups::OfName {
@@ -130,7 +129,6 @@ impl QemuUser {
         Self { text: self.text.clone(), user: number, group: number, groups: Groups::These(groups) }
     }
 
-    /// Returns the user and the group with these numbers.
     #[cfg(test)]
     pub(crate) fn of_numbers(user: u32, group: u32) -> Self {
         Self { text: user.to_string(), user, group, groups: Groups::These(Vec::new()) }
@@ -179,7 +177,6 @@ impl FileMachines {
     }
 }
 
-/// Returns the users of VMs for a setting.
 fn users(written: Option<&str>) -> Result<VmUsers, SocketFault> {
     let text = match written {
         None => return Ok(VmUsers::default()),

@@ -149,7 +149,6 @@ fn number_of(name: &str, file: &str) -> Option<u32> {
     fields.nth(2)?.parse().ok()
 }
 
-/// Returns the group of a user from the list of users.
 pub(super) fn group_of(user: u32) -> Option<u32> {
     let lines = std::fs::read_to_string(USERS).ok()?;
     let numbers = lines.lines().map(|line| {
@@ -159,7 +158,6 @@ pub(super) fn group_of(user: u32) -> Option<u32> {
     numbers.filter(|(number, _)| *number == Some(user)).find_map(|(_, group)| group?.parse().ok())
 }
 
-/// Returns the further groups of a user from the list of groups.
 pub(super) fn more_groups_of(user: u32) -> Vec<u32> {
     let (Ok(users), Ok(groups)) = (std::fs::read_to_string(USERS), std::fs::read_to_string(GROUPS)) else {
         return Vec::new();

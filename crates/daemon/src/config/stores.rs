@@ -47,7 +47,7 @@ pub enum StoreFault {
     /// The store has several places.
     #[error("it has both {first} and {second}, and a store is one place; make two stores of it")]
     SeveralPlaces {
-        /// One of the keys.
+        /// The first of the keys.
         first: &'static str,
         /// Another one of the keys.
         second: &'static str,
@@ -90,7 +90,6 @@ impl StoreConfig {
     }
 }
 
-/// A store in its TOML form.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct FileStore {
@@ -146,7 +145,6 @@ pub(super) fn check(
 }
 
 impl FileStore {
-    /// Adds the store's name.
     fn named(
         mut self,
         path: &Path,

@@ -48,8 +48,8 @@ impl Custody {
     }
 }
 
-/// Adds the programs that have an image open, for a `step` that destroys its content. Locking the image finds programs that
-/// only lock it.
+/// Adds the programs that have an image open, for a `step` that destroys its content. Locking the image finds
+/// programs that only lock it.
 pub(super) fn add_users(book: &mut Book, step: Step, owner: &Owner, file: &OwnedFd, object: &Object) {
     if !matches!(step, Step::Discard | Step::TakeBack) || *owner == Owner::Maker {
         return;
@@ -65,7 +65,6 @@ pub(super) fn add_users(book: &mut Book, step: Step, owner: &Owner, file: &Owned
     }
 }
 
-/// Returns what has a name.
 fn look(place: &Place) -> Found {
     let path = match place {
         Place::File(path) | Place::Device(path) => Path::new(path),

@@ -1,6 +1,6 @@
-//! The files to which the names of images led when this daemon opened or made them. If a name leads to another file, that is
-//! not the image of the volume or the migration. This is kept for the life of the daemon: after a restart the images are opened
-//! again.
+//! The files to which the names of images led when this daemon opened or made them. If a name leads to another file,
+//! that is not the image of the volume or the migration. This is kept for the life of the daemon: after a restart
+//! the images are opened again.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

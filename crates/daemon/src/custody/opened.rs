@@ -10,7 +10,6 @@ use migration::custody::{Found, Identity};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
-/// The result of locking a file.
 pub(super) enum Lock {
     /// It is locked, or this daemon has it open already.
     Got,
@@ -67,7 +66,6 @@ impl Opened {
         }
     }
 
-    /// Returns what was found when it was opened.
     pub(super) fn found(&self) -> &Found {
         &self.found
     }
@@ -86,7 +84,6 @@ impl Opened {
         self.look_at(&self.name)
     }
 
-    /// Returns what has another name in the folder.
     pub(super) fn look_at(&self, name: &OsStr) -> Found {
         match rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Found::There(identity(&stat)),
@@ -141,7 +138,6 @@ pub(super) fn identity(stat: &Stat) -> Identity {
     }
 }
 
-/// Returns the identity of an open file.
 pub(super) fn identity_of(file: impl AsFd) -> io::Result<Identity> {
     Ok(identity(&rustix::fs::fstat(file)?))
 }

@@ -28,7 +28,6 @@ pub(super) fn code_of_remote(error: &RemoteError) -> ErrorCode {
     }
 }
 
-/// Returns the API's code of an image error.
 pub(super) fn code_of_image(error: &ImageError) -> ErrorCode {
     match error {
         ImageError::NotFound { .. } => ErrorCode::ImageNotFound,

@@ -30,7 +30,6 @@ pub(crate) enum LackingError {
 }
 
 impl LackingError {
-    /// Returns the API's code of the error.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
             Self::BeingFilled { .. } => ErrorCode::VolumeBusy,

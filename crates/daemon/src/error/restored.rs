@@ -13,20 +13,10 @@ pub(crate) enum RestoredError {
     NotWaiting(String),
     /// The volume waits, and something else was ordered.
     #[error("volume \"{volume}\" is not served: {standing}")]
-    Unconfirmed {
-        volume: String,
-        /// What it waits for, and what can be done.
-        standing: String,
-    },
+    Unconfirmed { volume: String, standing: String },
     /// A host or the image contradicts the order.
     #[error("volume \"{volume}\" is not taken: {reason}; {standing}")]
-    Refused {
-        volume: String,
-        reason: Refused,
-        /// What it waits for, and what can be done.
-        standing: String,
-    },
-    /// The volume's size is unknown.
+    Refused { volume: String, reason: Refused, standing: String },
     #[error(
         "volume \"{volume}\" is not taken: {reason}; say how large it is: sterna volume promote {volume} --restored --size SIZE"
     )]
@@ -34,7 +24,6 @@ pub(crate) enum RestoredError {
 }
 
 impl RestoredError {
-    /// Returns the API's code of the error.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
             Self::NotWaiting(_) | Self::Refused { .. } | Self::Size { .. } => ErrorCode::NotPrepared,

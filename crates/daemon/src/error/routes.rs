@@ -18,12 +18,7 @@ pub(crate) enum RouteError {
         "this takes the role {needed}, and \"{name}\" has the role {role}; an administrator of this host grants it: \
          sterna access set {name} --role {needed}"
     )]
-    Role {
-        /// The name of the client's grant.
-        name: String,
-        role: Role,
-        needed: Role,
-    },
+    Role { name: String, role: Role, needed: Role },
     /// The client has the key of an access token.
     #[error(
         "this key is that of the invitation of \"{0}\", which can be redeemed and nothing else: sterna remote add https://HOST:PORT"
@@ -47,7 +42,6 @@ pub(crate) enum RouteError {
 }
 
 impl RouteError {
-    /// Returns the API's code of the error.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
             Self::NotFound { .. } => ErrorCode::RouteNotFound,

@@ -11,7 +11,6 @@ pub(crate) struct StoreFileError {
     pub(crate) obstacle: StoreFileObstacle,
 }
 
-/// The obstacle.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreFileObstacle {
     #[error("does not exist")]
@@ -26,7 +25,6 @@ pub(crate) enum StoreFileObstacle {
     OfVolume(String),
     #[error("is being filled by {0}; see: sterna migration show {0}")]
     OfMigration(String),
-    /// It is the backing file of another image.
     #[error("is what another image stands on: {0}; a guest that wrote there would break that")]
     Backing(String),
     /// It is a part of a disk.
@@ -40,7 +38,6 @@ pub(crate) enum StoreFileObstacle {
     Unsettled,
     #[error("is no image that can be served: {0}")]
     NoImage(String),
-    /// Only half-made targets are deleted.
     #[error("is no half-made target but {0}, and is not deleted")]
     NotHalfMade(&'static str),
     /// A program has it open.
@@ -49,7 +46,6 @@ pub(crate) enum StoreFileObstacle {
 }
 
 impl StoreFileError {
-    /// Returns the API's code of the error.
     pub(super) fn code(&self) -> ErrorCode {
         match &self.obstacle {
             StoreFileObstacle::NotFound => ErrorCode::ImageNotFound,

@@ -20,7 +20,6 @@ pub(super) fn if_others(known: &str) -> String {
     }
 }
 
-/// Returns what a fenced place holds.
 pub(crate) fn fenced(fence: &Reservation) -> String {
     let Reservation { volume, migration, content } = fence;
     match content {

@@ -1,5 +1,4 @@
 //! Lists of named entries, each in a file of its own, which is replaced as a whole.
-//!
 //! They are not in the journal, because no volume and no ownership depends on them. Users may read the files and back them up,
 //! and a broken file keeps no volume from being served.
 //!
@@ -24,13 +23,11 @@ use crate::files::whole_file;
 /// The largest file size: hundreds of VMs with the longest definitions, thousands of hosts.
 const FILE_BYTES_MAX: u64 = 16 << 20;
 
-/// An entry of a list.
 pub(crate) trait Listed: Clone + Serialize + DeserializeOwned {
     /// The name of the file in the data folder.
     const FILE: &'static str;
     /// The version of its format; other versions are not read.
     const VERSION: u32;
-    /// The list's key in the file.
     const KEY: &'static str;
     /// For a file that cannot be read: what it is not, and how to get a valid one.
     const OTHERWISE: &'static str;
@@ -49,12 +46,7 @@ pub(crate) struct Listing<T> {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ListingError {
     #[error("the file {path} cannot be {done}")]
-    Io {
-        path: PathBuf,
-        /// The failed operation.
-        done: &'static str,
-        source: io::Error,
-    },
+    Io { path: PathBuf, done: &'static str, source: io::Error },
     /// The file has another content.
     #[error("the file {path} is {otherwise}")]
     Malformed { path: PathBuf, otherwise: &'static str, source: serde_json::Error },

@@ -1,7 +1,5 @@
-//! Locks that keep two daemons from using one folder.
-//!
-//! A lock is a `flock` on a file in the folder. The kernel releases it when the last thread of its holder has ended. So a
-//! killed daemon holds the lock until none of its writes can land.
+//! Locks that keep two daemons from using one folder. A lock is a `flock` on a file in the folder. The kernel releases it when
+//! the last thread of its holder has ended. So a killed daemon holds the lock until none of its writes can land.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read as _, Seek as _, Write as _};
@@ -12,16 +10,14 @@ use std::time::{Duration, Instant};
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-/// The name of the locked file.
 const LOCK_FILE: &str = ".sterna-lock";
 /// How many bytes of a lock file are read; it contains a process number.
 const LOCK_FILE_BYTES_MAX: u64 = 64;
 
-/// How long the lock of an ending process is waited for: its last writes have been seen to take 4.5 s.
+/// How long the lock of an ending process is waited for. Its last writes have been seen to take 4.5 s.
 const ENDING_MAX: Duration = Duration::from_secs(30);
 /// How long any other lock is waited for: its holder may have been killed a moment ago.
 const KILLED_MAX: Duration = Duration::from_secs(1);
-/// How often the lock is tried.
 const LOCK_POLL: Duration = Duration::from_millis(20);
 /// How often the lock is tried while guests wait.
 const ANNOUNCED_POLL: Duration = Duration::from_millis(1);
@@ -64,7 +60,6 @@ pub enum LockError {
     },
 }
 
-/// Returns whether this is the name of a lock file.
 pub(crate) fn is_lock_file(name: &str) -> bool {
     name == LOCK_FILE
 }
@@ -133,7 +128,6 @@ fn read_process(file: &mut File) -> Option<u32> {
     text.trim().parse().ok()
 }
 
-/// Returns how long the lock of a process is waited for.
 fn patience(process: Option<u32>) -> Duration {
     let Some(process) = process else { return KILLED_MAX };
     match std::fs::read_to_string(format!("/proc/{process}/stat")) {

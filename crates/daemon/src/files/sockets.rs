@@ -27,14 +27,12 @@ const SHARED_FOLDER_MODE: u32 = 0o711;
 const OWNER_CONNECTS: u32 = 0o600;
 /// How many connections the kernel queues for a volume's port.
 const PORT_BACKLOG: i32 = 128;
-/// How often the lock of the folder is tried, and the pause in between: an ending process releases all its locks within a
-/// moment.
+/// How often the lock of the folder is tried, and the pause in between: an ending process releases all its locks within a moment.
 const LOCK_TRIES: u32 = 100;
 const LOCK_PAUSE: Duration = Duration::from_millis(1);
 /// The temporary name of a new socket. It is shorter than any volume's name, so it fits wherever those do.
 const UNFINISHED: &str = ".bind";
 
-/// The folder with this daemon's sockets.
 pub(crate) struct SocketFolder {
     folder: PathBuf,
     /// Whether this daemon also made the folder above it.
@@ -105,7 +103,7 @@ pub enum SocketError {
     Owner {
         /// The path of the socket.
         path: PathBuf,
-        /// The configured owner.
+        /// The owner in the configuration.
         owner: String,
         /// The error of the system.
         source: io::Error,
@@ -194,7 +192,6 @@ impl SocketFolder {
     }
 
     /// Listens at a volume's socket: at the one that an earlier daemon has left, if it exists.
-    ///
     /// Replaces an existing socket in one step: clients find the old one or the new one. This folder is locked, so the old one
     /// belongs to a daemon that has ended. It may seem alive for a while, because the kernel closes the listener of a killed
     /// daemon only when its io_uring has been taken down.
@@ -367,7 +364,7 @@ mod tests {
         let _listener = folder.bind_api(&path, &private).unwrap();
         UnixStream::connect(&path).unwrap();
 
-        // In this folder no other process makes sockets.
+        // No other process makes sockets in this folder.
         let _ghost = folder.bind_volume("a", &private).unwrap();
         let _listener = folder.bind_volume("a", &private).unwrap();
         UnixStream::connect(folder.volume_socket("a")).unwrap();

@@ -35,13 +35,10 @@ impl Left for Path {
     }
 }
 
-/// Reads a file of this daemon that is to be acted upon; `None`: there is no file.
-///
-/// **N.B.** A killed process may have written or renamed it without syncing. If this daemon acted on content that a power cut
-/// can still revert, other hosts would know what this host has forgotten.
-///
-/// # Errors
-/// Errors of the system, also if the file cannot be made durable; or it has more than `bytes_max` bytes.
+/// Reads a file of this daemon that is to be acted upon; `None`: there is no file. **N.B.** A killed process may have
+/// written or renamed it without syncing. If this daemon acted on content that a power cut can still revert, other hosts
+/// would know what this host has forgotten. Errors: those of the system, also if the file cannot be made durable; or it
+/// has more than `bytes_max` bytes.
 pub(crate) fn believe(left: &(impl Left + ?Sized), bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
     left.settle()?;
     left.content(bytes_max)

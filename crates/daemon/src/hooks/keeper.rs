@@ -23,7 +23,6 @@ const STOP_POLL: Duration = Duration::from_millis(20);
 /// Receives failures of hooks on which nothing depends.
 type Warn = Box<dyn Fn(MigrationId, String) + Send + Sync>;
 
-/// The hooks of a host.
 pub(crate) struct Hooks {
     config: HooksConfig,
     folder: PathBuf,
@@ -79,7 +78,6 @@ impl Hooks {
         let _ = self.warn.set(Box::new(warn));
     }
 
-    /// Reports a failure.
     pub(super) fn warn(&self, migration: MigrationId, warning: String) {
         if let Some(warn) = self.warn.get() {
             warn(migration, warning);
@@ -256,7 +254,6 @@ impl Hooks {
         }
     }
 
-    /// Handles the end of a process.
     fn has_ended(self: &Arc<Self>, migration: MigrationId, moment: Moment, end: HookEnd) {
         let mut inner = self.lock();
         let killed = inner.processes.remove(&(migration, moment)).and_then(|(_, killed)| killed);

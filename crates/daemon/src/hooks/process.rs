@@ -196,7 +196,6 @@ fn started(id: i32) -> io::Result<u64> {
     started.ok_or(io::ErrorKind::InvalidData.into())
 }
 
-/// Returns the identity of this boot.
 fn boot() -> io::Result<u128> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();

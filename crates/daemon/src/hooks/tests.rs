@@ -45,7 +45,6 @@ impl Scene {
         HookRunner::new(&self.hooks(before, after, timeout), context())
     }
 
-    /// Returns the hooks of a new daemon.
     fn hooks(&self, before: Option<PathBuf>, after: Option<PathBuf>, timeout: Duration) -> Arc<Hooks> {
         let hooks = Hooks::open(HooksConfig { before, after, timeout }, self.folder.path().join("records"));
         let warnings = Arc::clone(&self.warnings);

@@ -14,7 +14,6 @@ impl Host {
         Ok(self.grants.describe()?)
     }
 
-    /// Grants a client access.
     pub(crate) async fn grant_access(
         self: Arc<Self>,
         order: api::NewGrant,
@@ -31,7 +30,6 @@ impl Host {
         blocking(move || Ok(self.grants.set(&name, order.role)?)).await
     }
 
-    /// Revokes a client's access.
     pub(crate) async fn revoke_access(self: Arc<Self>, name: String) -> Result<api::Grant, RequestError> {
         blocking(move || Ok(self.grants.revoke(&name)?)).await
     }

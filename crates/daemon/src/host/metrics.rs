@@ -32,7 +32,6 @@ struct Seen {
 }
 
 impl Host {
-    /// Returns the metrics as text.
     pub(crate) async fn metrics(self: &Arc<Self>) -> Result<String, RequestError> {
         let mut told = Exposition::default();
         let (volumes, stores, data) =
@@ -166,7 +165,6 @@ impl Host {
         }
     }
 
-    /// Adds what incomplete volumes lack.
     fn add_filling(&self, told: &mut Exposition, volumes: &[Seen]) {
         let filling = || {
             let filled = volumes.iter().filter_map(|seen| Some((&seen.name, seen.status.as_ref()?.filling?)));

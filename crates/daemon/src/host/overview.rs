@@ -25,8 +25,8 @@ use crate::journal::now_unix_ms;
 /// The shortest time between two observations. It is a little less than a second, so that a client that asks once a second
 /// always gets a new one.
 const INTERVAL_MIN: Duration = Duration::from_millis(900);
-/// An observation that took long is repeated only after this many times its duration, so that watching takes at most a
-/// twentieth of one processor.
+/// An observation that took long is repeated only after this many times its duration, so that watching takes at most
+/// a twentieth of one processor.
 const REST_FACTOR: u32 = 20;
 /// How old the answers of disks and hypervisors may become. Asking them costs more than reading memory.
 const SLOW_INTERVAL: Duration = Duration::from_secs(5);
@@ -37,7 +37,6 @@ const SAMPLES_MAX: usize = 25;
 /// The number of ended migrations shown, a screen or two. All of them: `GET /v1/migrations`.
 const ENDED_MAX: usize = 40;
 
-/// The latest observations.
 #[derive(Default)]
 pub(super) struct Overviews {
     /// Held while an observation is made, so that other clients wait for it.
@@ -53,7 +52,6 @@ struct Taken {
     json: Bytes,
 }
 
-/// Counters by name.
 #[derive(Default)]
 struct Counted {
     volumes: BTreeMap<String, LaneStatus>,
@@ -61,7 +59,7 @@ struct Counted {
     connections: BTreeMap<[String; 3], (u64, u64)>,
 }
 
-/// What is asked seldom.
+/// Answers that are requested less often.
 #[derive(Default)]
 struct Slow {
     asked: Option<Instant>,

@@ -28,7 +28,6 @@ impl Host {
         .await
     }
 
-    /// Makes a host invitation.
     pub(crate) async fn invite(
         self: Arc<Self>,
         order: api::NewInvitation,
@@ -42,7 +41,6 @@ impl Host {
         })
     }
 
-    /// Redeems another host's invitation.
     pub(crate) async fn join_host(self: Arc<Self>, order: api::JoinHost) -> Result<api::Peer, RequestError> {
         blocking(move || {
             let trust = order.allow_machines.map(|machines| Trust { machines });
@@ -83,10 +81,7 @@ impl Host {
         }
     }
 
-    /// Forgets another host.
-    ///
-    /// # Errors
-    /// [`RequestError::HostNeeded`], [`RequestError::Hosts`].
+    /// Forgets another host. Errors: [`RequestError::HostNeeded`], [`RequestError::Hosts`].
     pub(crate) async fn remove_host(
         self: Arc<Self>,
         name: String,
@@ -107,8 +102,8 @@ impl Host {
         Ok(api::RemovedPeer { name: removed.name, id: removed.id.to_string() })
     }
 
-    /// Ends migrations with a removed host where that loses nothing. Those that are promised or handed over wait for an
-    /// administrator's decision.
+    /// Ends migrations with a removed host where that loses nothing. Those that are promised or handed over
+    /// wait for an administrator's decision.
     async fn end_migrations_with(&self, peer: HostId, name: &str) {
         let with_it = self.journal.read(|state| {
             let with_it = state

@@ -95,7 +95,6 @@ impl Host {
         })
     }
 
-    /// Returns how long this daemon has had a migration.
     fn under_way_for(&self, migration: MigrationId) -> Duration {
         let since = self.begun_unix_ms(migration).unwrap_or_default().max(self.started_unix_ms);
         Duration::from_millis(now_unix_ms().saturating_sub(since))

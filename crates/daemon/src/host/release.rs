@@ -10,11 +10,8 @@ use crate::error::RequestError;
 use crate::stores::StoreKind;
 
 impl Host {
-    /// Lifts the fence of a store, if there is one.
-    ///
-    /// # Errors
-    /// [`RequestError::StoreNotFound`]; [`RequestError::Invalid`] for a folder, which has no fence; [`RequestError::Claimed`]:
-    /// a volume or another host uses the content.
+    /// Lifts the fence of a store, if there is one. Errors: [`RequestError::StoreNotFound`]; [`RequestError::Invalid`] for a
+    /// folder, which has no fence; [`RequestError::Claimed`]: a volume or another host uses the content.
     pub(crate) async fn release_store(self: Arc<Self>, name: String) -> Result<api::Store, RequestError> {
         let StoreKind::Single(place) = self.stores.get(&name)?.kind() else {
             let detail = format!(

@@ -31,7 +31,6 @@ const FILE_BYTES_MAX: u64 = 16 << 20;
 /// How many removed hosts are kept. When older ones are dropped, the history begins at the last of their removals.
 const REMOVED_MAX: usize = 1000;
 
-/// The history of one list.
 pub(super) struct History {
     path: PathBuf,
     list: PathBuf,
@@ -111,8 +110,7 @@ impl History {
     }
 }
 
-/// Returns whether the list of a data folder names every host that was paired since `since_unix_ms`, and these hosts. May
-/// block.
+/// Returns whether the list of a data folder names every host that was paired since `since_unix_ms`, and these hosts. May block.
 pub(crate) fn hosts_since(data_dir: &Path, since_unix_ms: u64) -> (HostList, BTreeSet<NamedHost>) {
     let unknown = |why| HostList::Unknown(why);
     let list = Known::list_path(data_dir);
@@ -246,7 +244,7 @@ mod tests {
         };
         assert_eq!(judged(), None);
         let put = |files: [&Vec<u8>; 2]| {
-            // In place: the files are the same ones.
+            // Restored in place: the files are the same ones.
             fs::write(&list, files[0]).unwrap();
             fs::write(&history, files[1]).unwrap();
         };

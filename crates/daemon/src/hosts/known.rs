@@ -15,7 +15,6 @@ use crate::files::listing::{Listed, Listing, ListingError};
 /// The number of invitations with terms: as many as can be open.
 const TERMS_MAX: usize = 1000;
 
-/// The paired hosts.
 pub(crate) struct Known {
     listing: Listing<Entry>,
     history: History,
@@ -23,7 +22,6 @@ pub(crate) struct Known {
     terms: Mutex<BTreeMap<InvitationId, Trust>>,
     /// This host's own name, which no other host may have.
     own_name: OnceLock<String>,
-    /// The audit log for hosts that join.
     audit: Option<Audit>,
 }
 
@@ -35,7 +33,6 @@ pub(crate) struct Trust {
     pub(crate) machines: bool,
 }
 
-/// A paired host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Acquaintance {
     /// The host, by its name here.
@@ -45,7 +42,6 @@ pub(crate) struct Acquaintance {
     pub(crate) calls_itself: Option<String>,
 }
 
-/// The record of a host.
 #[derive(Clone, Serialize, Deserialize)]
 struct Entry {
     name: String,
@@ -66,7 +62,6 @@ impl Known {
         Ok(Self { listing, history, terms: Mutex::default(), own_name: OnceLock::new(), audit: None })
     }
 
-    /// Returns the hosts in the file of a data folder.
     pub(super) fn read(data_dir: &Path) -> Result<Vec<Peer>, ListingError> {
         let listing = Listing::<Entry>::open(data_dir)?;
         Ok(listing.list().into_iter().map(Peer::from).collect())
@@ -182,7 +177,6 @@ impl Peers for Known {
     }
 }
 
-/// Returns the audit record of a host that has joined.
 fn joined(peer: &Peer, trust: Trust) -> audit::Entry {
     let details = serde_json::json!({ "name": peer.name, "allow_machines": trust.machines });
     audit::Entry {

@@ -9,7 +9,6 @@ use transport::ConnectionStatus;
 use super::{Acquaintance, Hosts, HostsError, State};
 
 impl Hosts {
-    /// Describes this host's identity for other hosts.
     pub(crate) fn describe_identity(&self) -> Result<api::Identity, HostsError> {
         let (identity, endpoint, mut problem) = match &*self.lock() {
             State::Running(endpoint, identity) => (identity.clone(), Some(Arc::clone(endpoint)), None),

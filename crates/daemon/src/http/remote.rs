@@ -1,5 +1,5 @@
-//! Serves the API over TLS. The port is open to a network: until a client's key is known, everything is limited and no request
-//! is read.
+//! Serves the API over TLS. The port is open to a network: until a client's key is known, everything is limited
+//! and no request is read.
 //!
 //! ```text
 //!   accept ─► place for a handshake ─► TLS, within HANDSHAKE_WAIT_MAX ─► place of a connection ─► requests (`server`)
@@ -31,7 +31,6 @@ use super::server::{ACCEPT_RETRY, BoundedStream, Server};
 use crate::audit::By;
 use crate::grants::{Granted, Grants, Standing};
 
-/// The number of concurrent handshakes.
 const HANDSHAKES_MAX: usize = 64;
 /// The number of these from one network: an address, or with IPv6 a /64.
 const HANDSHAKES_PER_NETWORK_MAX: usize = 16;
@@ -44,8 +43,7 @@ const FAREWELL_BYTES_MAX: usize = 64 << 10;
 /// The time between two log lines about unknown keys, because any client can cause them.
 const LOG_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Serves connections of clients with known keys, until `stop` resolves; returns when the remaining ones have got their
-/// answers.
+/// Serves connections of clients with known keys, until `stop` resolves; returns when the remaining ones have got their answers.
 pub(crate) async fn serve(
     listener: TcpListener,
     acceptor: Acceptor,

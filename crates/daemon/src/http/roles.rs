@@ -86,7 +86,6 @@ const TABLE: [(&str, &str, Takes); 50] = [
     ("POST", "/v1/volumes/{name}/promote", ADMIN),
     ("POST", "/v1/volumes/{name}/resize", OPERATE),
 ];
-/// The path of the OpenAPI document.
 pub(super) const OPENAPI: &str = "/v1/openapi.json";
 /// Fields of answers that only administrators see, in all answers. A definition is a command, which may contain passwords, and
 /// a ticket lets its reader promote a volume.
@@ -109,7 +108,7 @@ pub(super) async fn authorized(request: Request, next: Next) -> Response {
         (Standing::Has(role), Some(Takes::Role(needed))) if role < needed => {
             Some(RouteError::Role { name: who.name, role, needed })
         }
-        // For an unknown path the client is told so.
+        // The client learns that the path is unknown.
         (Standing::Has(_), _) => None,
     };
     if let Some(refusal) = refusal {

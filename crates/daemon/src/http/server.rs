@@ -93,7 +93,6 @@ impl Asker for Caller {
     }
 }
 
-/// The state for serving connections.
 pub(super) struct Server {
     places: Arc<Places>,
     http: http1::Builder,
@@ -130,8 +129,8 @@ impl Server {
         self.places.take().await
     }
 
-    /// Answers the requests of a connection until its end, which `watcher` may request. Determines the client anew for each
-    /// request.
+    /// Answers the requests of a connection until its end, which `watcher` may request. Determines the
+    /// client anew for each request.
     pub(super) fn converse<W: Asker>(
         &self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,

@@ -9,7 +9,6 @@
 //! ```
 //! It is served on the API's socket and, if configured, on a loopback port of its own. Everything below `/web/` can only be
 //! read, and holds no secrets, so a web server in front of it needs to know no more than that path.
-//!
 //! Browsers act on behalf of any page that they show. So other pages cannot read this one, frame it, or reach it by a DNS name
 //! that leads here; and it can load nothing from other servers.
 
@@ -33,7 +32,6 @@ use crate::error::{RequestError, RouteError};
 use crate::host::Host;
 use crate::migrations::registry::parse_id;
 
-/// A file of the page.
 struct File {
     name: &'static str,
     media_type: &'static str,
@@ -76,7 +74,6 @@ pub(super) fn routes() -> Router<Arc<Host>> {
     }))
 }
 
-/// Returns the routes of the loopback port.
 pub(crate) fn router(host: Arc<Host>) -> Router {
     let routes = readable().fallback(no_route).method_not_allowed_fallback(no_method).with_state(host);
     routes.layer(from_fn(async |request: Request, next: Next| {

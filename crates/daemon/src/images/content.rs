@@ -1,5 +1,5 @@
-//! Lists all files of a store with their roles: which volume or migration each belongs to, which are parts of a disk, and which
-//! are unknown.
+//! Lists all files of a store with their roles: which volume or migration each belongs to, which are parts of a
+//! disk, and which are unknown.
 //!
 //! ```text
 //!   journal      volumes, migrations under way ─┐
@@ -27,10 +27,9 @@ use crate::stores::{image_name, is_unsettled_name};
 
 /// How many files of one folder are examined: more than any store has volumes.
 const FILES_MAX: usize = 10_000;
-/// How many images' chains are followed.
 const CHAINED_MAX: usize = 4 * FILES_MAX;
 
-/// What is known of a folder's files before any of them is examined.
+/// The known facts about a folder's files before any of them is examined.
 pub(crate) struct Known {
     claims: BTreeMap<PathBuf, Claim>,
     /// Claims on images that are served in place, which may have other names, by device and inode.

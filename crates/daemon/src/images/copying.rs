@@ -19,7 +19,6 @@ use block::{
 use futures_util::future::try_join_all;
 use lane::TargetContent;
 
-/// The bytes of one request.
 const PIECE_BYTES: u64 = 1 << 20;
 /// The number of concurrent pieces: enough to keep a disk busy.
 const PIECES: usize = 8;

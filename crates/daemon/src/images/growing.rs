@@ -18,7 +18,6 @@ pub(crate) enum GrowError {
     Image(IoError),
 }
 
-/// The result for an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Grown {
     /// It has the new size, with zeroes in the new part.

@@ -24,7 +24,6 @@ use crate::journal::Journal;
 pub(crate) const SUFFIX: &str = ".partial";
 /// The first bytes of a mark: another program's file with such a name marks nothing.
 const MAGIC: &[u8] = b"sterna: half-made\n";
-/// The explanation for users that follows.
 const EXPLANATION: &[u8] =
     b"A migration fills the image beside this file and has not completed it. See: sterna store scan\n";
 
@@ -57,7 +56,6 @@ pub(crate) fn image_of(path: &Path) -> Option<PathBuf> {
 
 /// Deletes outdated marks: of images that are gone, and of complete ones. A mark that cannot be deleted stays, which is logged.
 /// Fails if the folder cannot be read.
-///
 /// **N.B.** `is_complete` must ask the journal at the time of the call, because another image may have the name since.
 pub(crate) fn settle(folder: &Path, is_complete: impl Fn(&Path) -> bool) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {

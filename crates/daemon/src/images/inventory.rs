@@ -5,7 +5,7 @@
 //!   journal: migrations  served in place ├──► Kept ──► listed, dropped
 //!   journal: fences      devices, exports┘
 //! ```
-//! There is no list that could contradict the stores: an existing file is listed and a missing one is not, whoever deleted it.
+//! No list can contradict the stores: existing files are listed, and missing ones are not, even if they were deleted by hand.
 //! The journal's knowledge of the migration is added. Everything here may block.
 
 use std::collections::BTreeSet;
@@ -42,7 +42,6 @@ pub(crate) struct Kept {
     pub(crate) kept_unix_ms: Option<u64>,
 }
 
-/// Returns the kept images of one store.
 pub(crate) fn in_store(store: &Store, state: &State) -> io::Result<Vec<Kept>> {
     let StoreKind::Folder { folder, .. } = store.kind() else { return Ok(Vec::new()) };
     let mut found = Vec::new();
@@ -117,7 +116,6 @@ fn look(
     Ok(Some(kept))
 }
 
-/// Returns what the journal has about an image.
 fn remembered(volume: &str, migration: MigrationId, mut image: ImageLocation, state: &State) -> Kept {
     // A new journal gives the same numbers to other migrations.
     let known = state.migrations.get(&migration);
@@ -126,7 +124,7 @@ fn remembered(volume: &str, migration: MigrationId, mut image: ImageLocation, st
     let position = known.and_then(|known| known.names.iter().position(|name| name == volume));
     let target = known.zip(position).and_then(|(known, position)| known.volumes.get(position));
     if target.is_some_and(|moving| moving.source.is_adopted()) {
-        // Also if it is in the folder of a store: it belongs to a user.
+        // Even in the folder of a store it belongs to a user.
         image.store.clear();
     }
     Kept {

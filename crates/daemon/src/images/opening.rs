@@ -31,19 +31,15 @@ use crate::stores::new_path;
 /// When a new image's space is allocated.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Allocation {
-    /// As it is written.
+    /// The image grows as it is written.
     Thin,
     /// All of it, before anything is copied.
     Thick,
 }
 
-/// Opens a volume's image with the volume's size, waiting while another process has it locked.
-///
-/// `finder` says which file may be opened. `grows_to` is the image's possible size after an interrupted growth. `on_held` is
-/// called with the process that has the lock, and returns whether to wait.
-///
-/// # Errors
-/// [`RequestError`]: the image cannot be used, or differs from the journal.
+/// Opens a volume's image with the volume's size, waiting while another process has it locked. `finder` says which file may be
+/// opened. `grows_to` is the image's possible size after an interrupted growth. `on_held` is called with the process that has the
+/// lock, and returns whether to wait. Errors: [`RequestError`]: the image cannot be used, or differs from the journal.
 pub(crate) fn open(
     record: &VolumeRecord,
     grows_to: Option<u64>,
@@ -133,7 +129,7 @@ pub(crate) fn open_found(
     }
 }
 
-/// For images that no other process may have locked: there is nothing to wait for.
+/// Gives up at once, for images that no other process may have locked.
 pub(crate) fn at_once(_: &Holder) -> Patience {
     Patience::GiveUp
 }

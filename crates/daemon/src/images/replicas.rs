@@ -4,9 +4,9 @@
 //!   handed over, the image kept ──► record(): its generation, and the attributes of its file
 //!   the volume returns ───────────► take(): unchanged? Then it becomes the target, and the record is deleted
 //! ```
-//! A file with another size, mtime or ctime has been touched, so it is not trusted and the volume is copied completely. (A
-//! comparison block by block would trust more files; there is none.) A replica ends when it may be written. Everything here may
-//! block.
+//! A file with another size, mtime or ctime has been touched, so it is not trusted and the volume is copied
+//! completely. (A comparison block by block would trust more files; there is none.) A replica ends when it may be
+//! written. Everything here may block.
 
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
@@ -25,7 +25,7 @@ const VERSION: u32 = 2;
 /// The longest record: many times the usual length.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
 
-/// What is known of a replica, besides its file.
+/// The facts about a replica besides its file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Facts {
     /// The volume's identity, 32 hexadecimal digits.

@@ -284,7 +284,6 @@ fn migrations(state: &State) -> Vec<JournalMigration> {
     under_way.collect()
 }
 
-/// Returns the name of a stage.
 pub(super) fn stage_in_words(stage: &Stage) -> &'static str {
     match stage {
         Stage::Copying => "copying",

@@ -18,7 +18,6 @@ use crate::migrations::view::failure_name;
 /// The version of the document. Within a version fields are only added.
 const VERSION: u32 = 1;
 
-/// Returns the whole document.
 pub(super) fn document(
     examination: &JournalExamination,
     content: &[u8],

@@ -13,7 +13,6 @@ pub(crate) struct Figures {
     pub(crate) failures: u64,
     /// Whether the latest valid commit could be made durable.
     pub(crate) is_writable: bool,
-    /// The used bytes of the file.
     pub(crate) file_bytes: u64,
     /// The durations of durable writes; several commits may share one.
     pub(crate) writes: Latencies,
@@ -60,7 +59,6 @@ impl SharedFigures {
         self.change(|figures| figures.failures += 1);
     }
 
-    /// Sets the end of the file.
     pub(super) fn ends_at(&self, file_bytes: usize) {
         self.change(|figures| figures.file_bytes = file_bytes as u64);
     }

@@ -1,8 +1,6 @@
-//! The journal's file: read as a whole at the start, replaced as a whole when it is compacted, and appended to in between.
-//!
-//! Its space is zeroed beforehand, so that an append changes no metadata of the file system and costs one flush of the disk (44
-//! µs instead of 69 µs here). A failed append is wiped out again. Only if that fails too, it is unknown what a restart will
-//! find.
+//! The journal's file: read as a whole at the start, replaced as a whole when it is compacted, and appended to in between. Its
+//! space is zeroed beforehand, so that an append changes no metadata of the file system and costs one flush of the disk (44 µs
+//! instead of 69 µs here). A failed append is wiped out again. Only if that fails too, it is unknown what a restart will find.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write as _};
@@ -54,17 +52,14 @@ pub(super) struct JournalFile {
     next: NextFrame,
 }
 
-/// The position and the number of the next frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct NextFrame {
     pub(super) position: usize,
     pub(super) sequence: u64,
 }
 
-/// A journal that was read.
 pub(super) struct Found {
     pub(super) state: State,
-    /// Where it continues.
     next: NextFrame,
     length: usize,
     version: u8,
@@ -144,7 +139,6 @@ pub(super) fn read(path: &Path, left: &(impl Left + ?Sized)) -> Result<Option<Fo
     believe(left, FILE_BYTES_MAX).map_err(failed)?.map(|bytes| fold(path, &bytes)).transpose()
 }
 
-/// Decodes the bytes of a journal.
 pub(super) fn fold(path: &Path, bytes: &[u8]) -> Result<Found, JournalError> {
     let codec = |source| JournalError::Codec { path: path.to_owned(), source };
     let mut frames = Frames::new(bytes).map_err(codec)?;

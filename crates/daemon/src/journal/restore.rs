@@ -1,5 +1,5 @@
-//! Restores a journal from a backup, without a daemon. Its volumes are not trusted before other hosts have confirmed them
-//! (`migration::restoration`).
+//! Restores a journal from a backup, without a daemon. Its volumes are not trusted before other
+//! hosts have confirmed them (`migration::restoration`).
 //!
 //! ```text
 //!   an exported document │ a journal file │ a data folder ──read, as at a start──► State ──restore()──► journal of the data folder
@@ -115,8 +115,8 @@ pub enum RestoreError {
     },
 }
 
-/// Restores the journal in `from` into the data folder; `from` may be the journal of that folder, which was restored as a
-/// whole. May block.
+/// Restores the journal in `from` into the data folder; `from` may be the journal of that folder, which was restored
+/// as a whole. May block.
 ///
 /// # Errors
 /// [`RestoreError`]: the data folder is unchanged.
@@ -204,7 +204,6 @@ fn sizes(path: &Path, bytes: &[u8]) -> BTreeMap<VolumeId, u64> {
     later.volumes.iter().map(|(volume, known)| (*volume, known.record.size_bytes)).collect()
 }
 
-/// A journal that is to be restored.
 struct Backup {
     state: State,
     at_unix_ms: u64,
@@ -212,7 +211,6 @@ struct Backup {
     hosts: Vec<NamedHost>,
 }
 
-/// Reads a backup and its time.
 fn read(from: &Path) -> Result<Backup, RestoreError> {
     let failed = |source| JournalError::Io { path: from.to_owned(), operation: "read", source };
     let size = std::fs::metadata(from).map_err(failed)?.len();

@@ -1,5 +1,5 @@
-//! Tests of the journal's promises: a commit is durable, not durable, or reported as unknown; torn ends are dropped, damage is
-//! refused.
+//! Tests of the journal's promises: a commit is durable, not durable, or reported as unknown; torn ends
+//! are dropped, damage is refused.
 
 use std::cell::RefCell;
 use std::io;
@@ -279,8 +279,8 @@ impl Storage for Faulty {
     }
 }
 
-/// Commits `added(1)`, `added(2)`, … with these write failures; returns the answers, and the volumes that readers and a restart
-/// see.
+/// Commits `added(1)`, `added(2)`, … with these write failures; returns the answers, and the volumes that
+/// readers and a restart see.
 fn check_faults(commits: u8, faults: &[bool]) -> (Vec<Result<(), CommitFault>>, usize, usize) {
     let (bytes, ends) = bytes_of(&[]);
     let storage =

@@ -23,7 +23,6 @@ pub(super) struct Request {
     pub(super) reply: oneshot::Sender<Result<(), CommitFault>>,
 }
 
-/// The journal's file and its state.
 pub(super) struct Writer<S> {
     storage: S,
     /// The position and the number of the next frame.

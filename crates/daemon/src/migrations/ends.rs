@@ -69,7 +69,6 @@ impl Ends {
     }
 }
 
-/// Returns the direction of a migration as this host sees it.
 pub(crate) fn direction(side: &Side) -> &'static str {
     match side {
         Side::OneHost => "local",

@@ -36,7 +36,6 @@ pub(crate) struct Histories {
     tallies: Mutex<Tallies>,
 }
 
-/// A history that grows.
 #[derive(Debug)]
 struct Live {
     recording: Recording,

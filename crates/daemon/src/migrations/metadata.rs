@@ -48,7 +48,6 @@ pub(crate) struct Metadata {
     pub(crate) ordered_unix_ms: u64,
     /// When it began, as in the journal; `None`: it waits for its turn.
     pub(crate) begun_unix_ms: Option<u64>,
-    /// The migration that it repeats.
     pub(crate) retry_of: Option<u64>,
     /// The latest migration that repeats it.
     pub(crate) retried_as: Option<u64>,
@@ -58,12 +57,11 @@ pub(crate) struct Metadata {
     pub(crate) warnings: Vec<String>,
     /// Images at the other host that this host may be able to open itself.
     pub(crate) shared: Vec<SharedNote>,
-    /// Whether it is paused by an order.
     pub(crate) is_paused: bool,
     /// Whether an orderly stop of the daemon interrupted it, so that the next daemon repeats it.
     pub(crate) goes_on: bool,
-    /// Whether its start is just being written to the journal. If it is not in the journal after a restart, this metadata is
-    /// void.
+    /// Whether its start is just being written to the journal. If it is not in the journal after a
+    /// restart, this metadata is void.
     pub(crate) is_beginning: bool,
     /// The state of its copy, for a restart, if it is between stores of this host.
     pub(crate) copy: CopyNote,
@@ -85,7 +83,6 @@ pub(crate) struct CopyNote {
     pub(crate) rounds: Vec<RoundNote>,
 }
 
-/// A round of a strategy that copies in rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct RoundNote {
@@ -117,7 +114,6 @@ struct Stored<D> {
     metadata: D,
 }
 
-/// The metadata of a host's migrations.
 #[derive(Debug)]
 pub(crate) struct MetadataFolder {
     folder: PathBuf,
@@ -145,7 +141,6 @@ impl Metadata {
 const MILLION: f64 = 1e6;
 
 impl CopyNote {
-    /// Records the progress of the copy.
     pub(crate) fn count(&mut self, progress: &Progress) {
         self.bytes_synchronised = progress.bytes_synchronised;
         // Between 0 and a million.
@@ -276,8 +271,8 @@ impl MetadataFolder {
         Metadata { begun_unix_ms: Some(begun_unix_ms), is_beginning: false, ..metadata }
     }
 
-    /// Changes the metadata of a migration that began at `begun_unix_ms`. If the file cannot be written, the change is kept
-    /// until the daemon ends.
+    /// Changes the metadata of a migration that began at `begun_unix_ms`. If the file cannot be written, the change is
+    /// kept until the daemon ends.
     pub(crate) async fn note(
         &self,
         id: MigrationId,

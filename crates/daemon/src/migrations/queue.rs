@@ -10,8 +10,8 @@ use tokio::sync::watch;
 
 use crate::journal::now_unix_ms;
 
-/// How many migrations may wait: enough for manual orders, or for all VMs of a large host. A program that orders without end
-/// gets an error.
+/// How many migrations may wait: enough for manual orders, or for all VMs of a large host. A program that orders
+/// without end gets an error.
 pub(crate) const WAITING_MAX: usize = 1000;
 
 #[derive(Clone, Debug)]
@@ -19,7 +19,6 @@ pub(crate) struct Wish {
     /// The volume or the VM of the order.
     pub(crate) name: String,
     pub(crate) order: MigrateVolume,
-    /// The volumes that move.
     pub(crate) volumes: Vec<VolumeId>,
     pub(crate) need: Need,
     /// The host to which the whole volume is copied before the handover; `None`: there is none.
@@ -119,7 +118,6 @@ impl Queue {
         self.turn();
     }
 
-    /// Removes a waiting migration.
     pub(crate) fn withdraw(&self, id: MigrationId) -> Withdrawal<Wish> {
         let withdrawal = self.lock().withdraw(id);
         if matches!(withdrawal, Withdrawal::Withdrawn(_)) {
@@ -148,7 +146,6 @@ impl Queue {
         self.lock().next_free()
     }
 
-    /// Describes a waiting migration.
     pub(crate) fn show(
         &self,
         id: MigrationId,
@@ -199,7 +196,6 @@ impl Queue {
 /// The reason for waiting once a turn has come.
 const ITS_BEGINNING: &str = "its beginning";
 
-/// Converts a place for the API.
 pub(crate) fn place_shown(place: queue::QueuePlace) -> api::QueuePlace {
     let reason = place.obstacle.map_or_else(|| ITS_BEGINNING.to_owned(), |obstacle| obstacle.to_string());
     api::QueuePlace { place: place.place, waiting: place.waiting, reason }

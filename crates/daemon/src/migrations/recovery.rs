@@ -11,13 +11,8 @@ use tokio::task::JoinError;
 use crate::custody::Custody;
 use crate::journal::Journal;
 
-/// Ends every interrupted migration.
-///
-/// If an image cannot be handled, the migration ends all the same, so that its volume can be served. The outcome names what is
-/// left over.
-///
-/// # Errors
-/// [`CommitFault`]: the journal cannot be written; nothing may be served.
+/// Ends every interrupted migration. If an image cannot be handled, the migration ends all the same, so that its volume can be
+/// served. The outcome names what is left over. Errors: [`CommitFault`]: the journal cannot be written; nothing may be served.
 pub(crate) async fn run(journal: &Journal, custody: &Custody) -> Result<(), CommitFault> {
     end(journal, custody, |_| true).await.map(drop)
 }
@@ -84,7 +79,6 @@ enum StepFault {
     /// The image could not be handled.
     #[error(transparent)]
     Image(#[from] ControlFault),
-    /// The task that handled it has panicked.
     #[error(transparent)]
     Task(#[from] JoinError),
 }

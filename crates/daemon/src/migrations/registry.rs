@@ -65,8 +65,8 @@ impl Live {
     }
 }
 
-/// Keeps a migration from being shown as ended until this is dropped, so that a client which waits for the end finds everything
-/// completed.
+/// Keeps a migration from being shown as ended until this is dropped, so that a client which waits for
+/// the end finds everything completed.
 pub(crate) struct Settling {
     migrations: Arc<Migrations>,
     migration: MigrationId,
@@ -103,8 +103,8 @@ impl Migrations {
         }
     }
 
-    /// Delays the end of a migration in descriptions until the result is dropped. Has no effect on a migration that is not
-    /// tracked.
+    /// Delays the end of a migration in descriptions until the result is dropped. Has no effect on a
+    /// migration that is not tracked.
     pub(crate) fn settle(self: &Arc<Self>, migration: MigrationId) -> Settling {
         self.change(migration, |live| live.settling += 1);
         Settling { migrations: Arc::clone(self), migration }
@@ -129,7 +129,7 @@ impl Migrations {
         let is_news = has_ended && self.live(migration).is_some_and(|live| live.ended.is_none());
         self.take(migration, report);
         if let (true, Some(accountant)) = (is_news, self.accountant.get()) {
-            // In a stopping daemon nothing receives this.
+            // Nothing receives this in a stopping daemon.
             let _ = accountant.send(migration);
         }
         if let (true, Some((queue, _))) = (has_ended, self.waiting.get()) {
@@ -181,7 +181,6 @@ impl Migrations {
         });
     }
 
-    /// Returns the running migration of a volume.
     pub(crate) fn running_of(&self, volume: VolumeId) -> Option<MigrationId> {
         let live = self.lock();
         let mut running = live.iter().filter(|(_, tracked)| tracked.news.borrow().ended.is_none());
@@ -269,10 +268,8 @@ impl Migrations {
         }
     }
 
-    /// Returns a migration as soon as it has changed since `after`, has ended, or `wait` is over.
-    ///
-    /// # Errors
-    /// [`RequestError::MigrationNotFound`].
+    /// Returns a migration as soon as it has changed since `after`, has ended, or
+    /// `wait` is over. Errors: [`RequestError::MigrationNotFound`].
     pub(crate) async fn watch(
         &self,
         journal: &Journal,
@@ -298,7 +295,6 @@ impl Migrations {
         ticket.ok().map(|ticket| ticket.to_string())
     }
 
-    /// Sets the source of this host's identity.
     pub(crate) fn name(&self, own: impl Fn() -> Option<HostId> + Send + Sync + 'static) {
         // It is set once.
         let _ = self.own.set(Box::new(own));
@@ -310,7 +306,6 @@ impl Migrations {
         let _ = self.moving.set(Arc::clone(moving));
     }
 
-    /// Sets the queue and the metadata.
     pub(crate) fn add_waiting(&self, queue: &Arc<Queue>, metadata_folder: &Arc<MetadataFolder>) {
         // It is set once.
         let _ = self.waiting.set((Arc::clone(queue), Arc::clone(metadata_folder)));

@@ -80,7 +80,6 @@ pub(crate) fn queued(
     }
 }
 
-/// Adds the metadata of a migration.
 pub(super) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
     let id = |number: u64| MigrationId(number).to_string();
     if shown.volume.is_empty() {
@@ -131,7 +130,6 @@ fn add_progress(shown: &mut Migration, progress: &Progress) {
     add_bytes(shown, progress.bytes_copied, progress.bytes_mirrored, progress.bytes_zero);
 }
 
-/// Converts a round for the API.
 pub(crate) fn round(volume: VolumeIndex, round: &Round) -> api::Round {
     let Round { blocks, bytes, took, dirtied, put_off } = *round;
     api::Round { volume: volume.0, blocks, bytes, seconds: took.as_secs_f64(), dirtied, put_off }
@@ -170,7 +168,6 @@ fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Out
     }
 }
 
-/// Returns which side cancelled it.
 fn cancelled_there(state: &journal::MigrationState) -> String {
     match &state.side {
         Side::Outgoing { peer_name, .. } => {
@@ -288,7 +285,6 @@ pub(super) fn add_rest(shown: &mut Migration, account: &Account) {
     }
 }
 
-/// Returns a migration that has just begun.
 fn begun() -> Migration {
     Migration {
         id: String::new(),
@@ -355,7 +351,6 @@ pub(crate) fn phase(phase: Phase) -> api::Phase {
     }
 }
 
-/// Returns the API's name of a failure.
 pub(crate) fn failure_name(code: FailureCode) -> &'static str {
     match code {
         FailureCode::TargetFull => "target-full",

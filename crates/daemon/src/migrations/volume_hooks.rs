@@ -109,7 +109,6 @@ pub(crate) enum VolumeHooksFault {
     /// The migration is not registered.
     #[error("nothing is known of what is to be run before")]
     NotKnown,
-    /// Its migration was abandoned meanwhile.
     #[error("it was given up")]
     GivenUp,
     /// The other host failed.
@@ -121,7 +120,6 @@ pub(crate) enum VolumeHooksFault {
     Hook(#[from] HookFault),
 }
 
-/// Asks the other host to run its hook.
 async fn ask(
     sender: &dyn Send,
     mut arrivals: UnboundedReceiver<ChannelEvent>,

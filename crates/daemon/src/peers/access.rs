@@ -1,8 +1,6 @@
 //! Checks by the journal whether another host may send a request, before anything else is done for it, and counts refusals.
-//!
-//! [`authority::judge`] decides. The decision is cached until the journal changes, because a forwarded client sends the same
-//! kind of request many thousand times a second.
-//! for the same thing many thousand times a second.
+//! [`authority::judge`] decides. The decision is cached until the journal changes, because a forwarded client sends the same kind
+//! of request many thousand times a second. for the same thing many thousand times a second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
@@ -48,8 +46,7 @@ impl Peers {
         self.access.refused_to(peer)
     }
 
-    /// Returns for how long nothing has been stored for an arrival of another host; `None`: nothing was since this daemon
-    /// began.
+    /// Returns for how long nothing has been stored for an arrival of another host; `None`: nothing was since this daemon began.
     pub(crate) fn idle_for(&self, peer: HostId, migration: MigrationId) -> Option<Duration> {
         self.access.idle_for(peer, migration)
     }

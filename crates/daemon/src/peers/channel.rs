@@ -8,9 +8,9 @@
 //!   + 64 × 2⁵⁶ to the first of these    what the target lacks, at the source
 //!   + position × 2⁵⁶                    the same for a volume that is not the migration's first; a VM's other streams
 //! ```
-//! The number is the migration's at its source. The direction says which of the two hosts that is. The position is that of the
-//! volume in the migration, or of the stream among those of the VM's memory. So both hosts know the channel without asking,
-//! also after a restart.
+//! The number is the migration's at its source. The direction says which of the two hosts that is. The position is that of
+//! the volume in the migration, or of the stream among those of the VM's memory. So both hosts know the channel without
+//! asking, also after a restart.
 
 use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 use transport::ChannelId;
@@ -27,7 +27,6 @@ const POSITIONS_MAX: u64 = 1 << (u64::BITS - POSITION_SHIFT);
 /// The largest number of volumes of a migration, because positions are part of channel numbers.
 pub(crate) const VOLUMES_MAX: usize = 64;
 
-/// The kind of a channel's subject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Migration,
@@ -51,7 +50,6 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// Returns the channel of this subject between its source and the other host.
     pub(super) fn channel(self, target: HostId) -> ChannelId {
         let kind = match self.kind {
             Kind::Migration | Kind::Reservoir => 1,

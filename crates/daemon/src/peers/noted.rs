@@ -19,7 +19,6 @@ pub(super) struct Noted {
 }
 
 impl Noted {
-    /// Begins the record of an offer.
     pub(super) fn begin(peer: HostId, migration: MigrationId, offer: &Offer) -> Self {
         let names = offer.volumes.iter().take(NAMES_MAX).map(|offered| Value::String(text(&offered.name)));
         let mut details = Map::new();
@@ -41,7 +40,6 @@ impl Noted {
         Self { entry, begun: Instant::now() }
     }
 
-    /// Returns the record with the result.
     pub(super) fn answered(self, answer: &Result<Acceptance, Refusal>) -> Entry {
         let outcome = match answer {
             Ok(_) => "done".to_owned(),

@@ -1,5 +1,5 @@
-//! Routes between lanes and the sessions with other hosts: which lane receives a channel's messages, and over which session it
-//! sends.
+//! Routes between lanes and the sessions with other hosts: which lane receives a channel's messages, and
+//! over which session it sends.
 //!
 //! ```text
 //!   lane ──Channel──► SessionChannel ──┐ the present session         Peers ──tell──► route ──► lane
@@ -52,7 +52,7 @@ struct Route {
 pub(super) enum Former {
     /// The same session, or there are no channels.
     Same,
-    /// At least one channel used a session that has been closed since.
+    /// A channel used a session that has been closed since.
     Closed,
 }
 
@@ -80,7 +80,6 @@ impl Routes {
         lock(&self.by_key).get(&(peer, channel)).map(|route| route.arrivals.clone())
     }
 
-    /// Closes a channel.
     pub(super) fn close(&self, peer: HostId, channel: ChannelId) {
         lock(&self.by_key).remove(&(peer, channel));
     }
@@ -103,8 +102,8 @@ impl Routes {
         }
     }
 
-    /// Switches all channels of a host to this session, which has a connection. Channels that used another session are told
-    /// that their requests may be lost.
+    /// Switches all channels of a host to this session, which has a connection. Channels of another session learn that
+    /// their requests may be lost.
     pub(super) fn lead_over(&self, session: &Session) -> Former {
         let (peer, mut former) = (host_id(session.peer()), Former::Same);
         for (_, route) in lock(&self.by_key).iter().filter(|((host, _), _)| *host == peer) {

@@ -1,5 +1,4 @@
 //! Preflight checks at other hosts: their answers to a future offer, and whether they see a folder of this host.
-//!
 //! A question is forgotten when the caller stops waiting, or when the process that was asked has ended.
 
 use std::collections::BTreeMap;
@@ -33,8 +32,8 @@ struct Question<T> {
 }
 
 impl Peers {
-    /// Asks another host for its preflight check of an offer. The caller limits the time, because the host may never answer.
-    /// `None`: its process ended.
+    /// Asks another host for its preflight check of an offer. The caller limits the time, because the host may never
+    /// answer. `None`: its process ended.
     pub(crate) async fn survey(&self, session: &Session, survey: Survey) -> Option<Surveyed> {
         self.ask(session, &self.questions.surveys, |question| Message::Survey { question, survey }).await
     }
@@ -101,8 +100,8 @@ impl Peers {
     /// Answers another host, whose journal was restored, about volumes.
     pub(super) fn asked_whose(&self, session: &Session, question: u64, volumes: Vec<VolumeId>) {
         let Some(host) = self.host() else { return };
-        // Each name is compared with all that are known here, so the number of concurrent answers is limited. A host without an
-        // answer asks again.
+        // Each name is compared with all that are known here, so the number of concurrent answers is limited. A host
+        // without an answer asks again.
         let asker = host_id(session.peer());
         let Some(turn) = self.turns.take(asker) else { return };
         let session = session.clone();

@@ -1,5 +1,5 @@
 //! Limits how many slow questions one host may ask at a time: offers, preflight checks, probes. Each may start a QEMU, search
-//! stores, and wait. A host that asks for more is told to ask again later.
+//! stores, and wait. Further questions are refused with the advice to ask again later.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

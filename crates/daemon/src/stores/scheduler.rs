@@ -1,5 +1,4 @@
 //! Disks whose scheduler makes guests wait behind a copy. Everything here blocks.
-//!
 //! `mq-deadline` prefers large sequential requests until a small one has waited for `read_expire`: a copy at full speed starves
 //! all other users of the disk (docs/performance.md). It is the kernel's default for disks with one queue.
 
@@ -17,7 +16,6 @@ const READ_EXPIRE_MS: u32 = 500;
 /// The deepest stack of devices that is followed (a logical volume, encrypted, on a RAID).
 const LEVELS_MAX: u32 = 8;
 
-/// A disk with this scheduler.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LateDisk {
     name: String,

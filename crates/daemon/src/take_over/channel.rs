@@ -30,7 +30,6 @@ use super::{Refusal, Successor};
 const SOCKET: &str = "take-over.sock";
 /// The request; its digit is the version.
 const REQUEST: &[u8] = b"sterna take-over 1\n";
-/// How long the request may take.
 const REQUEST_WAIT_MAX: Duration = Duration::from_secs(1);
 /// How many daemons may ask at a time; one of them is accepted.
 const SUCCESSORS_MAX: usize = 4;
@@ -38,7 +37,6 @@ const SUCCESSORS_MAX: usize = 4;
 const DESCRIPTORS_PER_MESSAGE: usize = 200;
 /// The largest number of received descriptors: the default limit of a process.
 const DESCRIPTORS_MAX: usize = 1 << 20;
-/// The longest reason in bytes.
 const REASON_BYTES_MAX: u64 = 1 << 10;
 
 const ACCEPTED: u8 = b'A';
@@ -119,7 +117,6 @@ impl Successors {
         }
     }
 
-    /// Refuses a daemon.
     pub(crate) fn refuse(&mut self, successor: Successor, reason: Refusal) {
         if let Some(stream) = self.waiting.remove(&successor) {
             let _ = stream.try_write(format!("R{reason}\n").as_bytes());

@@ -7,13 +7,11 @@
 //!                                          └──────────┘                      └   Failed: Close
 //!                                           Gone: no heir; Signal: StopAtOnce
 //! ```
-//! The heir of a daemon that a service manager has started is the service manager, which keeps everything for the daemon that
-//! it starts next. Otherwise it is the daemon that has asked, if there is one. Without an heir connections are closed, and
-//! clients connect again.
-//!
-//! N.B. `End` is final: this process accepts no further requests, and only another process continues. Before it, a daemon that
-//! has asked may go without consequences. After `Exit` this process touches no connection: it neither reads nor shuts down what
-//! another one has. Until then no other daemon can serve, because this one holds the lock of the data folder.
+//! The heir of a daemon that a service manager has started is the service manager, which keeps everything for the daemon that it
+//! starts next. Otherwise it is the daemon that has asked, if there is one. Without an heir connections are closed, and clients
+//! connect again. N.B. `End` is final: this process accepts no further requests, and only another process continues. Before it, a
+//! daemon that has asked may go without consequences. After `Exit` this process touches no connection: it neither reads nor shuts
+//! down what another one has. Until then no other daemon can serve, because this one holds the lock of the data folder.
 
 use std::collections::VecDeque;
 
@@ -35,10 +33,8 @@ pub(crate) enum Event {
     Failed,
 }
 
-/// An action for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
-    /// Refuse another daemon.
     Refuse(Successor, Refusal),
     /// Stop serving in order.
     End(Clients),
@@ -82,7 +78,6 @@ pub(crate) enum Refusal {
     Stopping,
 }
 
-/// Whether a service manager keeps descriptors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ServiceManager {
     Present,
@@ -261,8 +256,8 @@ mod tests {
     }
 
     proptest! {
-        /// For any events in any order: it ends once, delivers after that, exits once and then does nothing, and never closes
-        /// what an heir has.
+        /// For any events in any order: it ends once, delivers after that, exits once and then does nothing, and never
+        /// closes what an heir has.
         #[test]
         fn an_end_is_one_end(events in events(), managed in any::<bool>()) {
             let manager = if managed { ServiceManager::Present } else { ServiceManager::Absent };

@@ -34,23 +34,19 @@ pub(crate) struct Estate {
     pub(crate) clients: Vec<PassedClient>,
 }
 
-/// A listening socket.
 pub(crate) struct PassedListener {
     pub(crate) volume: String,
     pub(crate) place: ListenerPlace,
     pub(crate) socket: OwnedFd,
 }
 
-/// The place of a listening socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum ListenerPlace {
     /// The volume's path, with this file.
     Path {
-        /// The device number of its file system.
         device: u64,
         inode: u64,
     },
-    /// The volume's port.
     Port,
 }
 

@@ -41,7 +41,6 @@ struct Socket {
     origin: Origin,
 }
 
-/// The origin of a socket.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Origin {
     /// An earlier daemon has made it, and no lane of this one has it.
@@ -86,14 +85,12 @@ impl Listening {
         left.claim()
     }
 
-    /// Adds the listening socket at a volume's path.
     pub(crate) fn made_path(&self, volume: &str, socket: &OwnedFd, path: &Path) {
         let kept =
             std::fs::symlink_metadata(path).and_then(|found| Ok((socket.try_clone()?, place_of(&found))));
         self.made(volume, kept);
     }
 
-    /// Adds the listening socket at a volume's port.
     pub(crate) fn made_port(&self, volume: &str, socket: BorrowedFd<'_>) {
         self.made(volume, socket.try_clone_to_owned().map(|socket| (socket, ListenerPlace::Port)));
     }
@@ -118,7 +115,6 @@ impl Listening {
         self.lock().clients.remove(&volume).unwrap_or_default()
     }
 
-    /// Removes the listening sockets of a volume.
     pub(crate) fn forget(&self, volume: &str) {
         let mut state = self.lock();
         let former = [state.paths.remove(volume), state.ports.remove(volume)];
@@ -214,7 +210,6 @@ pub(super) fn name_of(volume: &str, place: ListenerPlace) -> String {
     }
 }
 
-/// Returns which socket has this name.
 pub(super) fn named(name: &str) -> Option<(String, ListenerPlace)> {
     if let Some(volume) = name.strip_prefix("port.") {
         return Some((volume.to_owned(), ListenerPlace::Port));

@@ -1,5 +1,4 @@
 //! VMs that were started without Sterna and whose disks it serves: which they are, and what is needed to release them.
-//!
 //! Sterna did not start their QEMU: it connects to the monitor for a command, and leaves it free otherwise. For a domain of
 //! libvirt the monitor belongs to libvirt, and Sterna asks libvirt instead.
 
@@ -131,7 +130,6 @@ pub(crate) enum CopyNote {
     Pivoted,
 }
 
-/// An image that is released as it is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct GivenImage {
     pub(crate) file: PathBuf,
@@ -139,13 +137,11 @@ pub(crate) struct GivenImage {
 }
 
 impl Adopted {
-    /// Returns the files of a volume's disk when it was adopted.
     pub(crate) fn proved(&self, volume: &str) -> Vec<ProvedFile> {
         let disk = self.disks.iter().find(|disk| disk.volume == volume);
         disk.map(|disk| disk.proved.clone()).unwrap_or_default()
     }
 
-    /// Returns whether it uses a volume.
     pub(crate) fn uses(&self, volume: &str) -> bool {
         self.disks.iter().any(|disk| disk.volume == volume)
     }
@@ -225,7 +221,6 @@ impl AdoptedDisk {
         }
     }
 
-    /// Returns how its QEMU uses its image.
     pub(crate) fn used(&self) -> Use {
         if self.is_read_only { Use::Read } else { Use::ReadWrite }
     }

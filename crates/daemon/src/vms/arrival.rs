@@ -37,7 +37,7 @@ const WAITING: [&str; 3] = ["-S", "-incoming", "defer"];
 /// The first bytes of a qcow2 image.
 const QCOW2_MAGIC: &[u8] = b"QFI\xfb";
 
-/// What is checked of a VM before it comes.
+/// The extent of the checks of a VM before it comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scope {
     /// Whether the VM could run.
@@ -53,9 +53,8 @@ pub(crate) struct Arrival {
 }
 
 impl Vms {
-    /// Returns the VM description for another host, given how many bytes the VM's volumes hold. It has at most
-    /// [`manifest::MANIFEST_BYTES_MAX`] bytes.
-    /// [`VmError`].
+    /// Returns the VM description for another host, given how many bytes the VM's volumes hold. It has
+    /// at most [`manifest::MANIFEST_BYTES_MAX`] bytes. [`VmError`].
     pub(crate) async fn definition(
         self: &Arc<Self>,
         name: &str,
@@ -82,9 +81,9 @@ impl Vms {
         .await
     }
 
-    /// Returns a description without files, with which another host checks whether it could run the VM, and how its memory
-    /// would go. `text` replaces the definition of a VM that is not in the list. Fails if a file cannot be read, or if the
-    /// files are too large.
+    /// Returns a description without files, with which another host checks whether it could run the VM, and how its
+    /// memory would go. `text` replaces the definition of a VM that is not in the list. Fails if a file cannot be read,
+    /// or if the files are too large.
     pub(crate) async fn announcement(
         self: &Arc<Self>,
         name: &str,
@@ -189,8 +188,8 @@ impl Vms {
         }
     }
 
-    /// Marks a VM as leaving, so that no other operation starts, stops or removes it. Returns its QEMU. After an error it is at
-    /// home.
+    /// Marks a VM as leaving, so that no other operation starts, stops or removes it. Returns its QEMU. After an
+    /// error it is at home.
     pub(crate) async fn leaving(self: &Arc<Self>, name: &str) -> Result<Arc<Qemu>, VmError> {
         let operation = self.operate(name)?;
         let alive = self.alive(name)?;
@@ -208,7 +207,6 @@ impl Vms {
     }
 
     /// Records that a VM runs at its target: ends its QEMU here and forgets the VM with its files.
-    ///
     /// **N.B.** Only after the target has said that the VM runs there: it cannot run here afterwards.
     pub(crate) async fn left(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
         self.holds.forget(name).await;
@@ -280,7 +278,6 @@ impl Vms {
     }
 
     /// Makes durable that an arriving VM was paused by its user, and stays paused.
-    ///
     /// **N.B.** Before the source learns that the VM is loaded: it may then forget the VM.
     pub(crate) async fn note_paused(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
         let (vms, name) = (Arc::clone(self), name.to_owned());
@@ -315,7 +312,6 @@ impl Vms {
     }
 
     /// Makes the TPM state durable that has come with a VM, if there is one.
-    ///
     /// **N.B.** Before the source may release the VM: the state there is deleted with it.
     pub(crate) async fn keep_tpm(&self, name: &str) -> Result<(), VmError> {
         let Some((folder, _)) = self.tpm(name) else { return Ok(()) };
@@ -333,13 +329,12 @@ impl Vms {
         )
     }
 
-    /// Returns the QEMU of a VM in any standing.
     pub(crate) fn qemu(&self, name: &str) -> Result<Arc<Qemu>, VmError> {
         Ok(self.alive(name)?.qemu)
     }
 
-    /// Parses another host's VM description. Returns the definition, and what of the VM changes at this host. Fails if the
-    /// description names something forbidden.
+    /// Parses another host's VM description. Returns the definition, and what of the VM changes at this host. Fails if
+    /// the description names something forbidden.
     fn understand(&self, manifest: &Manifest) -> Result<(Definition, Vec<String>), VmError> {
         let allowed = Allowed { options: &self.allowed.allow, folders: &self.allowed.folders };
         let (definition, changed) = Definition::of_peer(&manifest.definition, allowed)?;
@@ -384,7 +379,6 @@ impl Vms {
     }
 }
 
-/// Returns the needs of a running VM with this definition.
 async fn needs(definition: &Definition, qemu: &Qemu, volumes: Vec<(String, u64)>) -> Needs {
     let command = definition.command_anywhere();
     let needs = Needs::of(qemu, &command, volumes).await;

@@ -8,7 +8,6 @@ use crate::files::listing::{Listed, Listing};
 
 pub(super) type Catalogue = Listing<Record>;
 
-/// The record of a VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Record {
     pub(super) name: String,

@@ -53,7 +53,6 @@ pub(crate) enum DefinitionError {
     Toml(Box<toml::de::Error>),
     #[error("{0}")]
     Bounds(String),
-    /// The command has an unknown placeholder.
     #[error(
         "there is no place {place}; there are {{qmp}}, {{name}}, {{tpm}}, {{path:NAME}}, and {{disk:NAME}}, {{export:NAME}} and \
          {{file:NAME}} with the names in [disks] and [files]"
@@ -139,10 +138,8 @@ impl Definition {
     }
 
     /// Reads a definition from another host, and writes the command anew from what was parsed. Also returns what of the VM
-    /// changes at this host.
-    ///
-    /// **N.B.** Every definition of another host comes in by this function, before anything of this host is read. Fails if the
-    /// definition is invalid or names something forbidden.
+    /// changes at this host. **N.B.** Every definition of another host comes in by this function, before anything of this host is
+    /// read. Fails if the definition is invalid or names something forbidden.
     pub(super) fn of_peer(text: &str, allowed: Allowed<'_>) -> Result<(Self, Vec<String>), VmError> {
         let received = Self::parse(text)?;
         let understood = Understood::read(&received.command_with_places(), allowed)?;
@@ -210,13 +207,12 @@ impl Definition {
         self.command("", sockets, |volume| volume.into(), |file| file.into(), |path| path.into())
     }
 
-    /// Returns the command with its placeholders.
     pub(super) fn command_with_places(&self) -> Vec<String> {
         self.command.iter().map(|word| word.fill(ToString::to_string)).collect()
     }
 
-    /// Returns the disks whose requests do not wait long enough for a daemon that is away for 45 s, with the seconds that they
-    /// wait.
+    /// Returns the disks whose requests do not wait long enough for a daemon that is away for 45 s, with
+    /// the seconds that they wait.
     pub(crate) fn short_waits(&self) -> Vec<(String, u32)> {
         let mut found = Vec::new();
         for word in &self.command {

@@ -15,7 +15,6 @@ use serde::Serialize;
 use super::definition::DefinitionError;
 use super::{Adopted, AdoptedDisk, Definition, VmError};
 
-/// A derived definition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Derived {
     pub(crate) text: String,

@@ -103,7 +103,6 @@ impl VmError {
         move |source| Self::Qemu { vm: vm.to_owned(), source }
     }
 
-    /// Returns the API's code of the error.
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
             Self::NotFound(_) => ErrorCode::VmNotFound,
@@ -132,7 +131,6 @@ impl VmError {
     }
 }
 
-/// Returns the API's code of an error of libvirt.
 fn code_of_libvirt(error: &LibvirtError) -> ErrorCode {
     match error {
         LibvirtError::Unreachable { source, .. } if source.kind() == io::ErrorKind::PermissionDenied => {

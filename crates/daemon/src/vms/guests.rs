@@ -1,7 +1,7 @@
 //! Adopted VMs while they are in the list of managed VMs, on their way to another host; and VMs that Sterna releases.
 //!
 //! ```text
-//!   adopted ── take_in() ──► Home ── leaving() ──► Leaving ──┬─ left(): its QEMU ended, no longer adopted
+//!   adopted ── take_in() ──► Home ── leaving() ──► Leaving ──┬─ left(): its QEMU ended, adoption forgotten
 //!                                                            └─ stayed(), let_go(): adopted as before, its QEMU runs on
 //!   Home, started by Sterna ── let_go() ──► its QEMU runs on without Sterna
 //! ```
@@ -26,12 +26,11 @@ use crate::journal::now_unix_ms;
 const SCRIPT: &str = "start";
 /// The monitor, in the VM's own folder, of a VM that the script has started.
 const MONITOR: &str = "sterna.qmp";
-/// Only the user that runs the daemon may start it that way.
+/// The mode that lets only the daemon's user run the script.
 const SCRIPT_MODE: u32 = 0o700;
 
 impl Vms {
-    /// Adds an adopted VM with its derived definition to the list, so that it can leave. After an error it is adopted as
-    /// before.
+    /// Adds an adopted VM with its derived definition to the list, so that it can leave. After an error it is adopted as before.
     pub(crate) async fn take_in(
         self: &Arc<Self>,
         adopted: &Adopted,

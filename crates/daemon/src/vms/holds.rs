@@ -1,7 +1,7 @@
 //! Guests that this daemon has paused, or may pause. They are resumed only here.
 //!
 //! ```text
-//!   paused.json   a note of each, durable before the guest may be paused, deleted when it was seen to run
+//!   paused.json   a note of each, durable before the guest may be paused, deleted once the guest runs
 //! ```
 //! [`migration::vm::hold`] decides the steps, which are carried out here. They are retried until the guest runs, or its
 //! hypervisor has ended. [`Holds::why`] says what keeps a guest from running.
@@ -37,7 +37,6 @@ struct Held {
     why: Mutex<Option<String>>,
 }
 
-/// The note of a guest that may be paused.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Note {
     pub(crate) name: String,
@@ -153,9 +152,9 @@ impl Holds {
         Ok(())
     }
 
-    /// Resumes a guest when its reason for a pause has ended. Resolves when it was seen to run, without a time limit, or when
-    /// it has ended or must not run here. Ignores a guest without a note. If the future is dropped, the guest may be paused,
-    /// and the note remains.
+    /// Resumes a guest when its reason for a pause has ended. Resolves, without a time limit, once the guest runs,
+    /// has ended, or must not run here. Ignores a guest without a note. If the future is dropped, the guest may be
+    /// paused, and the note remains.
     pub(crate) async fn let_run(
         self: &Arc<Self>,
         name: &str,

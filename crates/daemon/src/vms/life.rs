@@ -23,7 +23,7 @@ use crate::fail_point::{self, Step};
 use crate::files::sockets::SocketFolder;
 use crate::vms::{monitors, qemu_sockets};
 
-/// Only the user that runs the daemon may control VMs.
+/// The mode that lets only the daemon's user control VMs.
 const MONITORS_FOLDER_MODE: u32 = 0o700;
 /// A QEMU with another user passes through the folder; the mode of each socket says who may connect.
 const PASSED_FOLDER_MODE: u32 = 0o711;
@@ -76,8 +76,7 @@ impl Vms {
         let user = self.user_for(name, &definition).await?;
         let user = user.as_ref();
         self.make_room(&definition, (&folder, &monitor), user, sockets)?;
-        // A QEMU with a user of its own finds them from its working directory, because it may not pass through the folders
-        // above.
+        // A QEMU with a user of its own finds them from its working directory, because it may not pass through the folders above.
         let files = if user.is_some() { PathBuf::new() } else { folder.clone() };
         let mut command = definition.command(
             name,
@@ -230,8 +229,8 @@ impl Vms {
         self.set(name, Some(alive), Life::Stopped);
     }
 
-    /// Kills a QEMU that an earlier daemon started and whose monitor does not answer. Fails with [`VmError::NotRunning`] if
-    /// there is no process.
+    /// Kills a QEMU that an earlier daemon started and whose monitor does not answer. Fails with [`VmError::NotRunning`]
+    /// if there is no process.
     pub(super) async fn kill_silent(&self, name: &str) -> Result<(), VmError> {
         let process = Process::of_log(&self.log(name));
         let process = process.ok_or_else(|| VmError::NotRunning(name.to_owned()))?;
@@ -257,11 +256,9 @@ impl Vms {
         Ok(Alive { qemu: Arc::new(qemu), process: Arc::new(process) })
     }
 
-    /// Finds a VM by its monitor; `None`: no process listens there, and the VM's process has ended.
-    ///
-    /// Waits for a QEMU that does not answer, because its disk may wait for the daemon, and for one that does not listen yet,
-    /// because the daemon may have been killed just after it had started QEMU. **N.B.** A VM wrongly taken for ended would be
-    /// started a second time.
+    /// Finds a VM by its monitor; `None`: no process listens there, and the VM's process has ended. Waits for a QEMU that does
+    /// not answer, because its disk may wait for the daemon, and for one that does not listen yet, because the daemon may have
+    /// been killed just after it had started QEMU. **N.B.** A VM wrongly taken for ended would be started a second time.
     async fn find(&self, name: &str) -> Option<(Alive, Events)> {
         // Opened so that its output is read.
         let _ = self.lifeline(name);
@@ -330,7 +327,6 @@ impl Vms {
         }
     }
 
-    /// Records a VM's end.
     async fn ended(self: &Arc<Self>, name: &str, alive: Option<&Alive>, is_orderly: bool) {
         self.tpm_ended(name).await;
         let (life, fate) = if is_orderly {

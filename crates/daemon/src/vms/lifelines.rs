@@ -31,10 +31,8 @@ impl Vms {
         lifeline.agree().await.map_err(VmError::of(name))
     }
 
-    /// Returns the lifeline of a VM; `None`: it was made without one, or there is no QEMU.
-    ///
-    /// It is opened at its first use, and held while the VM exists. Two readers would take each other's answers, and without a
-    /// reader QEMU's events pile up.
+    /// Returns the lifeline of a VM; `None`: it was made without one, or there is no QEMU. It is opened at its first use, and
+    /// held while the VM exists. Two readers would take each other's answers, and without a reader QEMU's events pile up.
     pub(crate) fn lifeline(&self, name: &str) -> Option<Arc<Lifeline>> {
         let path = self.lifeline_path(name);
         let mut entries = self.entries();
@@ -59,7 +57,6 @@ impl Vms {
         self.remove_lifeline(name);
     }
 
-    /// Removes the lifeline of a VM.
     pub(super) fn remove_lifeline(&self, name: &str) {
         let path = self.lifeline_path(name);
         if let Err(error) = Lifeline::remove(&path) {

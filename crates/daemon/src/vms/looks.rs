@@ -33,7 +33,6 @@ const PLAIN: [&str; 2] = ["raw", "nbd"];
 pub(crate) struct Found {
     /// The VM's state.
     pub(crate) does: Does,
-    /// The VM's differences from what is known.
     pub(crate) differences: BTreeSet<Difference>,
 }
 
@@ -210,7 +209,7 @@ fn shapes(made: &Made, look: Look, adopted: Option<&Adopted>, sockets: &Path) ->
     (known, seen)
 }
 
-/// What is between a drive and its image, without a volume below, concerns the hypervisor alone.
+/// Removes filters of images without a volume below, which concern the hypervisor alone.
 trait VolumesOnly {
     fn with_volumes_only(self) -> Self;
 }

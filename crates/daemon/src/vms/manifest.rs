@@ -37,14 +37,13 @@ const OWN_FOLDER: &str = "own";
 const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// A VM description.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Manifest {
     pub(super) name: String,
     pub(super) definition: String,
-    /// By placeholder name.
+    /// The files' contents by placeholder name.
     pub(super) files: Vec<(String, Vec<u8>)>,
-    /// What it needs of a host; `None`: an older version sent it.
+    /// The VM's needs; `None`: an older version sent the description.
     pub(super) needs: Option<Needs>,
 }
 

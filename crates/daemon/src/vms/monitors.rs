@@ -1,8 +1,6 @@
-//! Connects to monitors in folders that others own.
-//!
-//! **N.B.** The daemon is root. A user could put another socket, or a link to one, in the place of his QEMU's monitor, and the
-//! daemon would give orders to any QEMU of the host. So the target of a path is held, must be a socket, and must have the owner
-//! that it had when the VM was adopted.
+//! Connects to monitors in folders that others own. **N.B.** The daemon is root. A user could put another socket, or a link to
+//! one, in the place of his QEMU's monitor, and the daemon would give orders to any QEMU of the host. So the target of a path is
+//! held, must be a socket, and must have the owner that it had when the VM was adopted.
 
 use std::io;
 use std::path::Path;
@@ -29,8 +27,8 @@ pub(crate) async fn connect_to(adopted: &Adopted) -> Result<Qemu, HypervisorErro
     }
 }
 
-/// Connects to a monitor of any owner, without following others' links. Fails like [`Qemu::connect`], and if the target cannot
-/// be used.
+/// Connects to a monitor of any owner, without following others' links. Fails like [`Qemu::connect`], and if
+/// the target cannot be used.
 pub(crate) async fn connect(path: &Path) -> Result<Qemu, HypervisorError> {
     let failed = |error| unreachable(path, error);
     let found = held::find(path).map_err(failed)?;

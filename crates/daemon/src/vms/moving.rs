@@ -71,7 +71,6 @@ impl VmMoves {
         })
     }
 
-    /// Registers a VM that leaves with the volumes of this migration.
     pub(crate) fn leaves(&self, migration: MigrationId, leaving: Arc<OutgoingVm>) {
         lock(&self.leaving).insert(migration, Departure { leaving, stops: None });
     }
@@ -91,8 +90,8 @@ impl VmMoves {
         lock(&self.coming).insert(migration, Arrival { coming, takes_part: None });
     }
 
-    /// Ends the part of a VM whose migration has ended, with the VM at `place`. Returns its hooks, some of which may still have
-    /// to run.
+    /// Ends the part of a VM whose migration has ended, with the VM at `place`. Returns its hooks, some of which
+    /// may still have to run.
     pub(crate) async fn forget(&self, migration: MigrationId, place: VmPlace) -> Option<Arc<HookRunner>> {
         let mut hooks = None;
         if let Some(departure) = lock(&self.leaving).remove(&migration) {
@@ -163,7 +162,7 @@ impl VmMoves {
         let task = coming.map(|coming| {
             self.runtime.spawn(async move {
                 coming.run().await?;
-                // Not when the migration has ended here: that waits for the other host.
+                // Do not wait for the end of the migration here, which depends on the other host.
                 runtime.spawn(async move { coming.hooks().after(&moved()).await });
                 Ok(())
             })

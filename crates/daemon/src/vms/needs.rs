@@ -33,7 +33,6 @@ pub(crate) struct Needs {
     pub(super) processor: Option<Processor>,
     /// The processor features of the source, by the kernel's names; only if the guest has seen all of them.
     pub(super) host_features: Vec<String>,
-    /// Whether it runs under KVM.
     pub(super) kvm: bool,
     /// The version of swtpm that keeps its TPM: major, minor.
     pub(super) tpm: Option<(u64, u64)>,
@@ -43,8 +42,8 @@ pub(crate) struct Needs {
     pub(super) files: Vec<Fingerprint>,
     /// Whether only these files are to be checked, because everything else is checked with the offer.
     pub(super) only_files: bool,
-    /// Whether it is to run at the target before all of its memory has come. Set only for a preflight check, where the terms
-    /// are not sent.
+    /// Whether it is to run at the target before all of its memory has come. Set only for a preflight check, where
+    /// the terms are not sent.
     pub(super) post_copy: bool,
 }
 
@@ -62,7 +61,6 @@ pub(super) struct Found {
     /// Empty: this QEMU does not report them.
     pub(super) processors: Vec<ProcessorModel>,
     pub(super) host_features: Vec<String>,
-    /// The available memory in bytes.
     pub(super) memory_bytes: Option<u64>,
     pub(super) has_kvm: bool,
     /// Whether its QEMU receives memory over several streams.
@@ -72,8 +70,8 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Returns on which of the requested terms memory can come. The error says what is missing for indispensable terms, and
-    /// what to do.
+    /// Returns on which of the requested terms memory can come. The error says what is missing for indispensable
+    /// terms, and what to do.
     pub(super) fn agree(&self, wished: Terms) -> Result<Terms, String> {
         if let (true, Some(obstacle)) = (wished.post_copy, &self.post_copy_obstacle) {
             return Err(format!(

@@ -36,8 +36,7 @@ enum Unsaid {
 }
 
 /// Asks a QEMU what it can run, as the user that QEMU runs as here; `folder` is for its monitor's socket. If it does not answer
-/// on a busy host, asks a second process. The error says why there is no answer.
-/// Why it does not answer, in words for people.
+/// on a busy host, asks a second process. The error says why there is no answer. Why it does not answer, in words for people.
 pub(super) async fn probe(
     program: &str,
     uses_kvm: bool,
@@ -93,7 +92,7 @@ async fn probe_once(
         "-display",
         "none",
         "-S",
-        // Only a QEMU that waits for memory checks whether the kernel allows post-copy.
+        // QEMU checks the kernel's support of post-copy only if it waits for memory.
         "-incoming",
         "defer",
         "-qmp",
@@ -150,7 +149,6 @@ pub(super) fn host_features() -> Vec<String> {
     features.unwrap_or_default().split_whitespace().map(str::to_owned).collect()
 }
 
-/// Returns whether QEMU may use KVM as this user.
 async fn has_kvm(user: Option<&QemuUser>) -> bool {
     let Some(user) = user else {
         return std::fs::File::options().read(true).write(true).open(KVM).is_ok();
@@ -176,7 +174,7 @@ async fn ask(socket: &Path, has_kvm: bool, limit: Duration) -> Result<Found, Hyp
     Ok(Found {
         version: qemu.version().clone(),
         machine_types: qemu.machine_types().await?,
-        // Not every architecture has models.
+        // Some architectures have no models.
         processors: qemu.processor_models().await.unwrap_or_default(),
         host_features: host_features(),
         memory_bytes: free_memory(),

@@ -14,7 +14,6 @@ use tokio::process::{Child, Command};
 
 /// How many bytes at the end of a log are read for QEMU's last words.
 const LAST_WORDS_BYTES_MAX: u64 = 4 << 10;
-/// How many lines of it are shown.
 const LAST_WORDS_LINES_MAX: usize = 6;
 
 /// Starts QEMU in a process group of its own, with its output in a file.

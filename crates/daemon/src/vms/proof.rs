@@ -1,6 +1,6 @@
-//! An empty export for one client, which proves that a hypervisor can connect to a volume's socket before the volume exists and
-//! before the VM is changed. It speaks as much of NBD as a client needs to open a disk. It trusts every client that may connect
-//! to the socket.
+//! An empty export for one client, which proves that a hypervisor can connect to a volume's socket before the volume
+//! exists and before the VM is changed. It speaks as much of NBD as a client needs to open a disk. It trusts every client
+//! that may connect to the socket.
 
 use std::io;
 use std::os::fd::OwnedFd;

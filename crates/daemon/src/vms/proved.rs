@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use block::held::{self, ByName, Finder, Held, Reach, Unfit};
 use serde::{Deserialize, Serialize};
 
-/// A file of a disk, as it was when its QEMU was seen to have it open.
+/// A file of a disk, as it was while its QEMU had it open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProvedFile {
     /// Its path without any link.
@@ -28,7 +28,6 @@ pub(crate) struct ProvedFile {
 }
 
 impl ProvedFile {
-    /// Makes the record of a held file.
     pub(crate) fn of(held: &Held) -> Self {
         let status = held.status();
         Self {

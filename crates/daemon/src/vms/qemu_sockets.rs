@@ -21,13 +21,12 @@ use block::held::{self, Folder, Held, Unfit};
 use rustix::process::geteuid;
 use tokio::time::{Instant, sleep};
 
-/// Only QEMU may use its folder.
+/// The mode of a folder that only QEMU may use.
 const FOLDER_MODE: u32 = 0o700;
 /// The extension of the folder of the VM whose monitor is `NAME.qmp`.
 const FOLDER: &str = "d";
 const INTERVAL: Duration = Duration::from_millis(10);
 
-/// Makes the empty folder in which this monitor's QEMU may make sockets as that user.
 pub(crate) fn make_folder(monitor: &Path, user: u32, group: u32) -> io::Result<()> {
     remove_folder(monitor)?;
     let folder = folder(monitor);
@@ -57,8 +56,8 @@ pub(crate) fn place(path: &Path) -> PathBuf {
     }
 }
 
-/// Moves a socket from where QEMU has made it to `path`, unless one is there. Fails if QEMU has made something else than a
-/// socket of its own.
+/// Moves a socket from where QEMU has made it to `path`, unless one is there. Fails if QEMU has made something else than
+/// a socket of its own.
 pub(crate) fn take_out(path: &Path) -> io::Result<()> {
     let Some(user) = user(path) else { return Ok(()) };
     match std::fs::rename(place(path), path) {
@@ -105,10 +104,8 @@ impl Drop for MadeSocket {
 }
 
 /// Listens at `path`, beside a QEMU's monitor, for that QEMU's `user` alone, if it is known. Deletes a socket that an earlier
-/// attempt left there. Fails if something else than a socket is there.
-///
-/// **N.B.** The monitor of an adopted VM is in a folder that others own. So everything is done in the folder to which the path
-/// led once, and to the socket that was made there.
+/// attempt left there. Fails if something else than a socket is there. **N.B.** The monitor of an adopted VM is in a folder that
+/// others own. So everything is done in the folder to which the path led once, and to the socket that was made there.
 pub(crate) fn listen_beside(path: &Path, user: Option<u32>) -> io::Result<(UnixListener, MadeSocket)> {
     let (folder, name) = Folder::of(path)?;
     match folder.find(&name) {
@@ -135,7 +132,6 @@ pub(crate) fn listen_beside(path: &Path, user: Option<u32>) -> io::Result<(UnixL
 }
 
 /// Gives a socket that the daemon has made beside a QEMU's monitor to QEMU's user. Fails if it is not a socket.
-///
 /// **N.B.** An adopted VM's monitor may be in a folder where QEMU can exchange the file. So the socket is opened and checked
 /// first, and only that one is given away.
 pub(crate) fn give(path: &Path, user: u32) -> io::Result<()> {
@@ -193,7 +189,7 @@ mod tests {
         std::fs::hard_link(&other, &inside).unwrap();
         assert!(take_out(&monitor).is_err() && !monitor.exists() && other.exists());
         assert!(give(folder.path(), 5).is_err());
-        // For a QEMU that is to connect beside its monitor.
+        // A QEMU connects to it beside its monitor.
         let (_listener, made) = listen_beside(&other.with_extension("memory"), Some(5)).unwrap();
         let found = std::fs::metadata(other.with_extension("memory")).unwrap();
         assert!(found.file_type().is_socket() && found.uid() == 5);

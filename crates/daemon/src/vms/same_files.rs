@@ -3,8 +3,8 @@
 //! ```text
 //!   source: command ──► Fingerprint of each ──► description ──► target: its own file at that path ──► fault │ warning │ the same
 //! ```
-//! [`files::missing`] finds files that do not exist at all. Files that move along are not compared: the target gets those from
-//! the source.
+//! [`files::missing`] finds files that do not exist at all. Files that move along are not compared: the target
+//! gets those from the source.
 
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -65,10 +65,8 @@ pub(super) fn fingerprints(command: &[String], user: &User) -> Vec<Fingerprint> 
 }
 
 /// Compares this host's files at the paths that a command names with the other host's fingerprints, as far as they exist here.
-/// May block.
-///
-/// **N.B.** The command must have been parsed here: the other host's fingerprints of other files are ignored. A file that
-/// `user`, as whom QEMU would run, may not read counts as missing, and nothing is said of it.
+/// May block. **N.B.** The command must have been parsed here: the other host's fingerprints of other files are ignored. A file
+/// that `user`, as whom QEMU would run, may not read counts as missing, and nothing is said of it.
 pub(super) fn differences(command: &[String], theirs: &[Fingerprint], user: &User) -> Differences {
     let mut differences = Differences::default();
     for NamedFile { option, path, used } in files::named(command).into_iter().take(FILES_MAX) {
@@ -116,8 +114,7 @@ impl From<Use> for Used {
 
 /// Returns the size and the hash of a file; `None`: it is not a regular file, or the user may not read it.
 fn read(path: &Path, user: &User) -> io::Result<Option<(u64, String)>> {
-    // Checked before it is opened, because opening a pipe may block for ever. A file that is not found may exist for root
-    // alone.
+    // Checked before it is opened, because opening a pipe may block for ever. A file that is not found may exist for root alone.
     let Ok(found) = held::find(path) else { return Ok(None) };
     if found.kind() != FileType::RegularFile || !found.lets_read(user) {
         return Ok(None);
@@ -135,8 +132,7 @@ fn read(path: &Path, user: &User) -> io::Result<Option<(u64, String)>> {
     Ok(Some((bytes, digest.as_ref().iter().map(|byte| format!("{byte:02x}")).collect())))
 }
 
-/// Returns where pieces begin: all pieces of a small file, and evenly spread ones of a large file, with its first and last
-/// bytes.
+/// Returns where pieces begin: all pieces of a small file, and evenly spread ones of a large file, with its first and last bytes.
 fn pieces(bytes: u64) -> impl Iterator<Item = u64> {
     let count = bytes.div_ceil(PIECE_BYTES).min(READ_BYTES_MAX / PIECE_BYTES);
     let is_whole = bytes <= READ_BYTES_MAX;

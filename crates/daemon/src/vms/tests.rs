@@ -44,7 +44,7 @@ impl Host {
             Listening::new(ServiceManager::Absent, Estate::default()),
         )
         .unwrap();
-        // As large as flash must be.
+        // Flash must have this size.
         std::fs::write(folder.path().join("vars"), vec![0xff; 256 << 10]).unwrap();
         let vms = Vms::open(folder.path(), &sockets, &MachinesConfig::default());
         Some(Self { folder, sockets, vms })
@@ -375,7 +375,7 @@ async fn a_machine_can_open_nothing_that_is_another_ones() {
         for path in
             of(others).iter().chain(&[folder.join(format!("vms/{others}/own")), folder.join("vms.json")])
         {
-            // Of a socket only the right to write counts.
+            // The right to write is what counts for a socket.
             let is_socket = std::fs::metadata(path).unwrap().file_type().is_socket();
             for what in if is_socket { &["-w"][..] } else { &["-r", "-w", "-x"] } {
                 assert!(!may(user, what, path), "{user} {what} {}", path.display());

@@ -27,7 +27,6 @@ use crate::files::whole_file;
 use crate::vms::qemu_sockets;
 
 pub(super) const PROGRAM: &str = "swtpm";
-/// The folder of the TPM's state in the VM's folder.
 const FOLDER: &str = "tpm";
 /// Only the user that runs the daemon, and swtpm, may read it: it has the keys of the guest's disks.
 const FOLDER_MODE: u32 = 0o700;
@@ -45,12 +44,10 @@ pub(super) fn socket(monitor: &Path) -> PathBuf {
     monitor.with_extension("tpm")
 }
 
-/// Returns swtpm's log.
 pub(super) fn log(folder: &Path) -> PathBuf {
     folder.join("tpm.log")
 }
 
-/// Returns the folder of the state in a VM's folder.
 pub(super) fn state(folder: &Path) -> PathBuf {
     folder.join(FOLDER)
 }

@@ -49,10 +49,8 @@ pub(super) fn obstacle(sockets: &Path, user: &QemuUser) -> Option<String> {
     Some(format!("\"{user}\" cannot pass through {folder}: chmod o+x {folder}"))
 }
 
-/// Gives a folder with its content away, without following links.
-///
-/// **N.B.** A leftover process of a former QEMU may exchange files in the folder meanwhile. So each folder is held, and only
-/// what was checked is given away.
+/// Gives a folder with its content away, without following links. **N.B.** A leftover process of a former QEMU may exchange files
+/// in the folder meanwhile. So each folder is held, and only what was checked is given away.
 fn give_all(folder: &Path, user: &QemuUser) -> io::Result<()> {
     let held = match held::find_entry(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),

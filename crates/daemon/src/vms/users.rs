@@ -73,7 +73,6 @@ fn choose(numbers: &RangeInclusive<u32>, random: u64, is_free: impl Fn(&u32) -> 
     (0..count).filter_map(nth).find(|number| is_free(number))
 }
 
-/// Returns the users of all processes.
 fn numbers_of_processes() -> BTreeSet<u32> {
     let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
     let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());

@@ -124,11 +124,9 @@ impl Chronicles {
         Ok(opening.believed)
     }
 
-    /// Returns the missing set of a volume of this size in bytes in a residency. Blocks.
-    ///
-    /// # Errors
-    /// [`PresenceError`]: it is unknown. **N.B.** the volume must not be served then if it is this host's: fetched blocks would
-    /// overwrite newer guest writes.
+    /// Returns the missing set of a volume of this size in bytes in a residency. Blocks. Errors:
+    /// [`PresenceError`]: it is unknown. **N.B.** the volume must not be served then if it is this host's: fetched
+    /// blocks would overwrite newer guest writes.
     pub(crate) fn missing(
         &self,
         key: StayKey,
@@ -154,8 +152,8 @@ impl Chronicles {
         }
     }
 
-    /// Checks that the image that a volume has left, and that another host reads, is unchanged. Blocks. [`Distrust`]: it was
-    /// changed.
+    /// Checks that the image that a volume has left, and that another host reads, is unchanged.
+    /// Blocks. [`Distrust`]: it was changed.
     pub(crate) fn check_left(&self, key: StayKey, image: &ImageLocation) -> Result<(), Distrust> {
         opening::check_left(self.files.image_record(key).as_ref(), look(image).as_ref())
     }
@@ -271,7 +269,6 @@ fn is_known(state: &State, key: StayKey) -> bool {
     here || released || comes
 }
 
-/// The thread that writes marks.
 struct Marker {
     files: Files,
     open: OpenMarks<MarksFile>,

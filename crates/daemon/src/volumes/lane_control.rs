@@ -26,7 +26,6 @@ use crate::volumes::chronicles::Chronicles;
 
 /// The control plane as one lane uses it. It is made on another thread, and used on the lane's.
 pub(crate) struct LaneControl {
-    /// The lane's volume.
     pub(crate) volume: VolumeId,
     pub(crate) journal: Journal,
     pub(crate) migrations: Arc<Migrations>,
@@ -149,8 +148,8 @@ impl Control for LaneControl {
             match queued {
                 Some(committed) => committed.await?,
                 None => {
-                    // N.B. first: after a restart the image is read for the other host only if its attributes are still those
-                    // of now.
+                    // N.B. first: after a restart the image is read for the other host only if its attributes
+                    // are still those of now.
                     let noted = runtime.spawn_blocking(move || {
                         left.iter().for_each(|(stay, image)| chronicles.close_image(*stay, image));
                     });
@@ -180,7 +179,7 @@ impl Control for LaneControl {
 
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>> {
         let Some(migration) = self.migration_from(&image) else {
-            // Without a migration the kept image's name would not say why it is kept.
+            // The kept image's name needs a migration.
             let detail = "no migration under way leaves it".to_owned();
             let fault = ControlFault { operation: "retire", path: image.place.name().to_owned(), detail };
             return Box::pin(std::future::ready(Err(fault)));
@@ -230,7 +229,7 @@ impl Control for LaneControl {
             let here = state.volumes.get(&self.volume).map(|known| &known.record);
             here.map(|record| record.image.place.clone())
         });
-        // What is unknown is not trusted.
+        // An unknown place is not trusted.
         place.is_none_or(|place| far::starts_alone(&place))
     }
 

@@ -64,9 +64,7 @@ pub(crate) enum Service {
 /// The progress of making an image.
 #[derive(Debug, Default)]
 pub(crate) struct Creation {
-    /// Bytes that have been processed.
     pub bytes_done: Arc<AtomicU64>,
-    /// Bytes to process.
     pub bytes_total: AtomicU64,
 }
 
@@ -91,10 +89,8 @@ impl Volumes {
         Ok((Claim { volumes: Arc::clone(self), name: name.to_owned() }, creation))
     }
 
-    /// Claims a volume for one operation.
-    ///
-    /// # Errors
-    /// [`RequestError::VolumeNotFound`], [`RequestError::VolumeArriving`], [`RequestError::VolumeBusy`].
+    /// Claims a volume for one operation. Errors: [`RequestError::VolumeNotFound`],
+    /// [`RequestError::VolumeArriving`], [`RequestError::VolumeBusy`].
     pub(crate) fn claim(self: &Arc<Self>, name: &str) -> Result<(Claim, VolumeId), RequestError> {
         let mut entries = self.lock();
         let entry = entries.get_mut(name).ok_or_else(|| RequestError::VolumeNotFound(name.to_owned()))?;
@@ -174,9 +170,7 @@ impl Volumes {
         entries.iter().map(|(name, entry)| (name.clone(), entry.volume, entry.service.clone())).collect()
     }
 
-    /// Returns the lane of a volume that is served, or will be in a moment.
-    ///
-    /// # Errors
+    /// Returns the lane of a volume that is served, or will be in a moment. Errors:
     /// [`RequestError::VolumeNotFound`], [`RequestError::VolumeUnavailable`].
     pub(crate) async fn lane(&self, name: &str) -> Result<LaneHandle, RequestError> {
         let served = async {
@@ -306,10 +300,8 @@ impl Drop for Claim {
     }
 }
 
-/// The users of a volume.
 #[derive(Debug)]
 pub(crate) struct Users {
-    /// The number of NBD connections of this host.
     pub(crate) connections: usize,
     /// The numbers of clients that other hosts forward here, by host name.
     pub(crate) elsewhere: Vec<(String, u32)>,

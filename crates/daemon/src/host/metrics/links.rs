@@ -1,5 +1,4 @@
 //! Metrics of other hosts and of the links with them.
-//!
 //! The port at the dialling end changes with each connection, so a link is identified by the addresses of its ends.
 
 use std::collections::BTreeMap;

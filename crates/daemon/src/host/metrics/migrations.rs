@@ -1,6 +1,4 @@
-//! Metrics of migrations.
-//!
-//! A running migration has the name of its volume as its label: the first one if several move together.
+//! Metrics of migrations. A running migration has the name of its volume as its label: the first one if several move together.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +8,6 @@ use crate::metrics::Exposition;
 use crate::migrations::ends::{EndSums, Outcomes};
 use crate::migrations::history::Tallies;
 
-/// All phases of an unfinished migration.
 const PHASES: [Phase; 11] = [
     Phase::Queued,
     Phase::Copying,
@@ -43,7 +40,6 @@ const FIGURES: [(&str, &str, Figure); 6] = [
     }),
 ];
 
-/// Adds running and waiting migrations.
 pub(super) fn add(told: &mut Exposition, unfinished: &[Migration]) {
     let mut family = told.gauge("sterna_migrations", "Migrations that wait or are under way.");
     for phase in PHASES {

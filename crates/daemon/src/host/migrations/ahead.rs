@@ -41,8 +41,8 @@ const STAND_TYPICAL: Duration = Duration::from_millis(50);
 pub(in crate::host) struct AheadVm {
     pub name: String,
     pub downtime_max: Duration,
-    /// What is needed to run the VM, without its files. Before an offer it holds only the files that the target must find; the
-    /// target checks everything else itself, before anything is copied.
+    /// The needs of the VM, without its files. Before an offer these are only the files that the target must find; the target
+    /// checks everything else itself, before anything is copied.
     pub manifest: Vec<u8>,
 }
 
@@ -51,7 +51,6 @@ pub(in crate::host) struct Ahead {
     pub warnings: Vec<String>,
     /// The remote host's answer; `None`: it has not answered.
     pub surveyed: Option<Surveyed>,
-    /// The allocated bytes of each volume.
     pub held_bytes: Vec<u64>,
     /// The shortest downtime of an idle VM; `None`: there is no VM, or nothing was measured.
     pub stand_min: Option<Duration>,
@@ -59,9 +58,9 @@ pub(in crate::host) struct Ahead {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::host) enum Thoroughness {
-    /// For a dry run: everything that can be checked.
+    /// A dry run: checks everything.
     DryRun,
-    /// For a migration: only what the migration does not check itself before it copies.
+    /// A migration: skips what it checks itself before it copies.
     BeforeOffer,
 }
 

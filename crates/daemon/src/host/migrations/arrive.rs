@@ -1,6 +1,5 @@
 //! Volumes that arrive from another host: reserves room for them and makes their images. The migration's session
 //! (`incoming.rs`) decides the order; the next part is in `await_arrival.rs`.
-//!
 //! A volume that returns to clients which it left here goes to the lane that has forwarded them.
 
 use std::path::Path;
@@ -158,8 +157,8 @@ impl Host {
             expected.push(Expected { record, left_behind, origin, reserved, claim, home, left });
         }
         let set_aside = self.set_aside(left_by, &lanes).await?;
-        // N.B. the departed migration may have ended before its driver was set aside. Then its image is gone, or about to be
-        // deleted.
+        // N.B. the departed migration may have ended before its driver was set aside. Then its image is gone,
+        // or about to be deleted.
         if self.takes_back(peer, offer)? != Some(left_by) {
             let name = offer.volumes.first().map(|offered| offered.name.clone()).unwrap_or_default();
             return Err(RequestError::VolumeBusy(name));
@@ -170,7 +169,6 @@ impl Host {
         Ok((expected, Some(set_aside)))
     }
 
-    /// Returns the record of an offered volume in its reserved place.
     fn record_of(&self, offered: &OfferedVolume, reserved: &Reserved, has_lane: bool) -> VolumeRecord {
         let former = self
             .journal
@@ -247,7 +245,6 @@ impl Host {
         }
     }
 
-    /// Returns the unfinished migration by which a volume leaves for another host.
     pub(in crate::host) fn leaving_migration(&self, volume: VolumeId) -> Option<MigrationId> {
         self.journal.read(|state| {
             let leaves = |known: &MigrationState| {
@@ -412,7 +409,6 @@ impl Host {
         .await
     }
 
-    /// Returns the migration that fills an image.
     fn migration_into(&self, image: &ImageLocation) -> Option<MigrationId> {
         self.journal.read(|state| {
             let fills = |known: &MigrationState| known.volumes.iter().any(|moving| moving.target == *image);

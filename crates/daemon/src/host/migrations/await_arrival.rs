@@ -27,10 +27,8 @@ use crate::peers::channel::{Kind, Subject};
 use crate::volumes::chronicles::PresenceError;
 use crate::volumes::registry::{Claim, Service};
 
-/// An arrival that is in the journal.
 pub(in crate::host) struct Arrival {
     pub(in crate::host) migration: MigrationId,
-    /// The migration's number at its source.
     pub(in crate::host) remote: MigrationId,
     /// The stage that the journal records, if a restart interrupted the migration; `None`: it begins.
     pub(in crate::host) recorded: Option<Box<MigrationState>>,
@@ -172,7 +170,6 @@ impl Host {
         }
     }
 
-    /// Starts a lane whose clients wait.
     pub(in crate::host) async fn start_waiting(
         self: &Arc<Self>,
         record: &VolumeRecord,

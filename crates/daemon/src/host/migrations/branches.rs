@@ -15,10 +15,8 @@ use crate::error::RequestError;
 use crate::host::Host;
 
 impl Host {
-    /// Refuses a volume if another branch of its history is here, or if this host forwards clients to another branch.
-    ///
-    /// # Errors
-    /// [`RequestError::BranchPresent`], [`RequestError::BranchLedTo`].
+    /// Refuses a volume if another branch of its history is here, or if this host forwards clients to
+    /// another branch. Errors: [`RequestError::BranchPresent`], [`RequestError::BranchLedTo`].
     pub(in crate::host) fn refuse_other_branch(&self, offered: &OfferedVolume) -> Result<(), RequestError> {
         match self.journal.read(|state| other_branch(state, offered)) {
             // If the volume left without clients, nothing is forwarded to it.

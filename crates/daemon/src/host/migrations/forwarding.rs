@@ -1,9 +1,7 @@
-//! Volumes that went to another host: this host forwards their clients, and resumes that after a start.
-//!
-//! It forwards requests to the owner until the last client has left, or for good if an order asked for that. A crash ends the
-//! connections of clients. The next start forwards volumes that an order named and volumes that a local VM uses. After an
-//! orderly restart it also forwards volumes with clients. For clients of other hosts it begins to forward at their first
-//! request.
+//! Volumes that went to another host: this host forwards their clients, and resumes that after a start. It forwards requests to
+//! the owner until the last client has left, or for good if an order asked for that. A crash ends the connections of clients. The
+//! next start forwards volumes that an order named and volumes that a local VM uses. After an orderly restart it also forwards
+//! volumes with clients. For clients of other hosts it begins to forward at their first request.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,8 +24,8 @@ use crate::volumes::registry::Service;
 const RESUME_INTERVAL: Duration = Duration::from_secs(5);
 /// How long resumed migrations wait for the last writes of a killed daemon.
 const GHOST_WAIT_MAX: Duration = Duration::from_secs(10);
-/// How long a start waits for each thing that it resumes, so that a hanging hypervisor does not keep other volumes from being
-/// served.
+/// How long a start waits for each thing that it resumes, so that a hanging hypervisor does not keep
+/// other volumes from being served.
 const START_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a check for the volume's lane runs, besides notifications.
 const LANE_POLL: Duration = Duration::from_millis(100);
@@ -127,8 +125,8 @@ impl Host {
         self.journal.read(|state| recovery::answers_as_target(state, peer, remote, message))
     }
 
-    /// Returns how many units are missing of volumes that came by a migration from another host; `None`: none, or a lane cannot
-    /// say it.
+    /// Returns how many units are missing of volumes that came by a migration from another host; `None`: none, or
+    /// a lane cannot say it.
     pub(crate) async fn units_missing(&self, peer: HostId, remote: MigrationId) -> Option<u64> {
         let lacking: Vec<_> = self.journal.read(|state| {
             let names = state.fillings_from(peer, remote).map(|(volume, _)| state.volumes.get(&volume));
@@ -161,8 +159,8 @@ impl Host {
         }
     }
 
-    /// Returns the lane that has the reservoir of a volume, given by its position in the migration; `None`: there is none at
-    /// the moment.
+    /// Returns the lane that has the reservoir of a volume, given by its position in the migration; `None`: there
+    /// is none at the moment.
     pub(crate) async fn lane_of_reservoir(
         self: &Arc<Self>,
         migration: MigrationId,
@@ -181,7 +179,6 @@ impl Host {
 
     /// Returns the lane for another host's clients of a volume. For a volume that is here or arriving it is the volume's own
     /// lane; for a departed one it is a lane that forwards. `None`: this host does not know the volume.
-    ///
     /// Waits until the volume is served. Clients of this host cannot connect during that time either.
     pub(crate) async fn lane_of(self: &Arc<Self>, volume: VolumeId) -> Option<LaneHandle> {
         loop {
@@ -230,8 +227,8 @@ impl Host {
         state.begins_with_lane(moved, has_clients, self.has_vm_on(&record.name))
     }
 
-    /// Returns whether a VM of this host uses a volume. The VM stays when its volume moves alone, and connects again after a
-    /// restart.
+    /// Returns whether a VM of this host uses a volume. The VM stays when its volume moves alone, and
+    /// connects again after a restart.
     fn has_vm_on(&self, volume: &str) -> bool {
         let is_adopted = || {
             let adoptions = self.adoptions().ok();
@@ -296,7 +293,6 @@ impl Host {
         Ok(())
     }
 
-    /// Returns the remote volume at its host as a store for a lane.
     pub(in crate::host) fn store_elsewhere(&self, moved: &Moved) -> Result<LaneStore, RequestError> {
         let session = self.hosts.session_with(moved.host)?;
         let (source, migration, id) = (self.peers.own(), moved.migration, moved.volume.record.volume);

@@ -32,11 +32,9 @@ use crate::migrations::shares::Part;
 use crate::peers::host_id;
 use crate::vms::Standing;
 
-/// A migration from another host.
 pub(in crate::host) struct IncomingMigration {
     task: Task,
     peer: HostId,
-    /// The migration's number at its source.
     remote: MigrationId,
     /// The offer, and its session; `None`: a restart resumes the migration from the journal.
     offered: Option<(transport::Session, Offer)>,
@@ -55,8 +53,8 @@ pub(in crate::host) struct IncomingMigration {
 }
 
 impl Host {
-    /// Accepts an offered migration, and returns when lanes wait for its volumes. After an error nothing of it is left at this
-    /// host.
+    /// Accepts an offered migration, and returns when lanes wait for its volumes. After an error nothing of it
+    /// is left at this host.
     pub(in crate::host) async fn begin_incoming(
         self: &Arc<Self>,
         session: &transport::Session,
@@ -130,7 +128,7 @@ impl Work for IncomingMigration {
                 let _ = self.awaited.first()?.lane.cancel(self.task.migration?).await;
                 return None;
             }
-            // Only the source does this.
+            // The source does this.
             Action::KeepVm => return None,
         })
     }

@@ -1,5 +1,5 @@
-//! The start of a migration to another host: the checks at both hosts, and the offer. `outgoing.rs` carries out the migration
-//! itself.
+//! The start of a migration to another host: the checks at both hosts, and the offer. `outgoing.rs`
+//! carries out the migration itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,7 +39,6 @@ pub(super) const SWITCH_OVER_MAX: Duration = Duration::from_millis(500);
 /// reserve, because round trips vary.
 const SWITCH_OVER_ROUND_TRIPS: u32 = 3;
 
-/// A volume that is to leave.
 pub(in crate::host) struct Departing {
     pub record: VolumeRecord,
     pub lane: LaneHandle,
@@ -53,9 +52,7 @@ pub(in crate::host) struct Elsewhere {
 }
 
 impl Host {
-    /// Returns the host that `to` names, as HOST or HOST:STORE; `None`: `to` is a store of this host.
-    ///
-    /// # Errors
+    /// Returns the host that `to` names, as HOST or HOST:STORE; `None`: `to` is a store of this host. Errors:
     /// [`RequestError::DestinationNotFound`]; [`RequestError::Invalid`]: `to` is this host's own name.
     pub(in crate::host) fn elsewhere(&self, to: &str) -> Result<Option<Elsewhere>, RequestError> {
         if self.stores.get(to).is_ok() {
@@ -77,8 +74,8 @@ impl Host {
         }
     }
 
-    /// Begins to move volumes to another host: all of them, or none. After an error they stay at this host, and nothing is left
-    /// at the target.
+    /// Begins to move volumes to another host: all of them, or none. After an error they stay at this host, and nothing
+    /// is left at the target.
     pub(in crate::host) async fn migrate_away(
         self: &Arc<Self>,
         departing: Vec<Departing>,
@@ -217,7 +214,6 @@ fn forwarding(order: &MigrateVolume) -> Forwarding {
     if order.serve_here { Forwarding::Always } else { Forwarding::WhileConnected }
 }
 
-/// Returns the offer for another host.
 pub(in crate::host) fn offer(
     records: &[VolumeRecord],
     store: &str,
@@ -257,7 +253,6 @@ pub(in crate::host) fn offer(
     }
 }
 
-/// Converts an error of this host into a refusal for the remote host.
 pub(in crate::host) fn refusal(error: &RequestError) -> Refusal {
     let code = match (error, error.code()) {
         (RequestError::BranchPresent { .. } | RequestError::BranchLedTo { .. }, _) => {

@@ -32,7 +32,6 @@ use crate::host::{Host, blocking};
 use crate::images;
 use crate::images::opening;
 
-/// A migration to another store of this host.
 struct LocalMigration {
     task: Task,
     record: VolumeRecord,
@@ -214,8 +213,8 @@ impl LocalMigration {
             refused => RequestError::VolumeUnavailable { volume: name.clone(), reason: refused.to_string() },
         })?;
         tracing::info!(volume = %name, %migration, target = %self.order.to, "migration begun");
-        // From here on the journal holds the target's place. A restart of the daemon or of the lane resumes with the existing
-        // file.
+        // From here on the journal holds the target's place. A restart of the daemon or of the lane
+        // resumes with the existing file.
         self.resumed = self.reserved.take().map(|reserved| reserved.location);
         Ok(())
     }
@@ -272,7 +271,6 @@ impl Host {
     }
 }
 
-/// Returns the failure code of an error.
 fn cause(error: &RequestError) -> FailureCode {
     match error.code() {
         api::ErrorCode::NoSpace => FailureCode::TargetFull,

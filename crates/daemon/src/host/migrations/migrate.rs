@@ -26,8 +26,7 @@ use crate::migrations::registry::parse_id;
 use crate::migrations::view::image_format;
 
 impl Host {
-    /// Begins to move a volume or a VM at once. After an error the volume stays in its store, and nothing of the target is
-    /// left.
+    /// Begins to move a volume or a VM at once. After an error the volume stays in its store, and nothing of the target is left.
     pub(in crate::host) async fn begin_migration(
         self: Arc<Self>,
         name: String,
@@ -63,9 +62,7 @@ impl Host {
         self.begin_local(record, lane, order).await
     }
 
-    /// Refuses a name that no volume has, for orders that do not move a VM to another host.
-    ///
-    /// # Errors
+    /// Refuses a name that no volume has, for orders that do not move a VM to another host. Errors:
     /// [`RequestError::NothingToMove`], [`RequestError::VolumeGone`]; [`RequestError::Invalid`]: it is a VM.
     pub(in crate::host) fn check_is_volume(
         &self,
@@ -91,9 +88,7 @@ impl Host {
         })
     }
 
-    /// Refuses an order that makes no sense for a move to a store of this host.
-    ///
-    /// # Errors
+    /// Refuses an order that makes no sense for a move to a store of this host. Errors:
     /// [`RequestError::SameStore`], [`RequestError::Invalid`], [`RequestError::StoreNotFound`].
     pub(in crate::host) fn check_move_here(
         &self,
@@ -111,8 +106,8 @@ impl Host {
         self.stores.get(&order.to).map(drop)
     }
 
-    /// Records that the target begins with an old image, and how much the volumes hold. The report compares the bytes sent with
-    /// that.
+    /// Records that the target begins with an old image, and how much the volumes hold. The report compares
+    /// the bytes sent with that.
     pub(in crate::host) async fn note_held(&self, migration: MigrationId, records: Vec<VolumeRecord>) {
         let held = blocking(move || records.iter().map(allocated_bytes).sum::<Result<u64, _>>()).await;
         if let (Ok(held), Some(begun)) = (held, self.begun_unix_ms(migration)) {
@@ -120,10 +115,7 @@ impl Host {
         }
     }
 
-    /// Returns a migration with its recorded history.
-    ///
-    /// # Errors
-    /// [`RequestError::MigrationNotFound`].
+    /// Returns a migration with its recorded history. Errors: [`RequestError::MigrationNotFound`].
     pub(crate) async fn migration_history(
         self: Arc<Self>,
         migration: MigrationId,
@@ -153,10 +145,7 @@ impl Host {
         self.histories.begin(migration, facts);
     }
 
-    /// Pauses or resumes a migration.
-    ///
-    /// # Errors
-    /// [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`].
+    /// Pauses or resumes a migration. Errors: [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`].
     pub(crate) async fn rest_migration(
         self: Arc<Self>,
         id: String,
@@ -191,10 +180,8 @@ impl Host {
         })
     }
 
-    /// Changes the bandwidth limit of a migration.
-    ///
-    /// # Errors
-    /// [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`], [`RequestError::Invalid`].
+    /// Changes the bandwidth limit of a migration. Errors: [`RequestError::MigrationNotFound`],
+    /// [`RequestError::NotMigrating`], [`RequestError::Invalid`].
     pub(crate) async fn set_migration(
         self: Arc<Self>,
         id: String,
@@ -217,7 +204,6 @@ impl Host {
         }
     }
 
-    /// Returns the identity and the volume name of a running migration.
     fn running_named(&self, id: &str) -> Result<(MigrationId, String), RequestError> {
         let migration = parse_id(id)?;
         self.require_begun(migration)?;
@@ -232,9 +218,7 @@ impl Host {
         }
     }
 
-    /// Cancels a migration: after the answer nothing is handed over, also if this daemon is killed.
-    ///
-    /// # Errors
+    /// Cancels a migration: after the answer nothing is handed over, also if this daemon is killed. Errors:
     /// [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`], [`RequestError::TooLate`].
     pub(crate) async fn cancel_migration(self: Arc<Self>, id: String) -> Result<Migration, RequestError> {
         if let Some(cancelled) = self.withdraw(parse_id(&id)?).await? {
@@ -253,10 +237,8 @@ impl Host {
         self.migrations.get(&self.journal, migration)
     }
 
-    /// Makes a cancellation durable: the journal then accepts no handover of this migration.
-    ///
-    /// # Errors
-    /// [`RequestError::TooLate`]: it is handed over, or may be. [`RequestError::Journal`].
+    /// Makes a cancellation durable: the journal then accepts no handover of this migration. Errors: [`RequestError::TooLate`]:
+    /// it is handed over, or may be. [`RequestError::Journal`].
     pub(in crate::host) async fn record_cancel(&self, migration: MigrationId) -> Result<(), RequestError> {
         let records = self.journal.read(|state| orders::cancel(state, migration));
         let records = records.map_err(|_| RequestError::TooLate(migration))?;

@@ -38,13 +38,11 @@ use crate::vms::moving::OutgoingVm;
 /// Whether hooks run before volumes change hands.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(in crate::host) enum Hooks {
-    /// Neither host has hooks.
     None,
     /// At least one host has hooks, or may have them.
     Some,
 }
 
-/// A migration to another host.
 pub(in crate::host) struct OutgoingMigration {
     task: Task,
     /// The order; `None`: a restart resumes the migration from the journal.
@@ -67,7 +65,6 @@ pub(in crate::host) struct Ordered {
     pub(in crate::host) company: Option<Company>,
     pub(in crate::host) hooks: Hooks,
     pub(in crate::host) warnings: Vec<String>,
-    /// The target's acceptance of the volumes.
     pub(in crate::host) acceptance: Option<Acceptance>,
     /// The VM's hypervisor, once it is leaving.
     qemu: Option<Arc<dyn Hypervisor>>,

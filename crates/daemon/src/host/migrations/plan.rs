@@ -47,8 +47,8 @@ enum Company {
 }
 
 impl Host {
-    /// Returns what a migration would do. Fails only if the named volume or VM does not exist; every other problem is in the
-    /// plan.
+    /// Returns what a migration would do. Fails only if the named volume or VM does not exist; every other
+    /// problem is in the plan.
     pub(crate) async fn plan_migration(
         self: Arc<Self>,
         name: String,
@@ -414,7 +414,6 @@ fn sketch(name: &str, records: &[VolumeRecord]) -> MigrationPlan {
     }
 }
 
-/// Adds findings to a plan.
 trait Draw {
     fn refuse(&mut self, error: &RequestError);
     fn place(&mut self, volume: usize, target: api::ImageLocation, free_bytes: Option<u64>);

@@ -93,8 +93,8 @@ impl Host {
         let _ = removed.await;
     }
 
-    /// Puts a probe into each folder that the other host may share. Also returns why this failed in folders that the
-    /// configuration names as shared.
+    /// Puts a probe into each folder that the other host may share. Also returns why this failed in folders that
+    /// the configuration names as shared.
     async fn put_probes(&self) -> (Vec<Probe>, Vec<String>) {
         let stores = self.stores.iter().filter_map(|store| match store.kind() {
             StoreKind::Folder { folder, .. } => Some(folder.path().to_owned()),

@@ -35,11 +35,8 @@ const GIVEN_BACK_MAX: Duration = Duration::from_secs(10);
 const GIVEN_BACK_POLL: Duration = Duration::from_millis(50);
 
 impl Host {
-    /// Promotes this host's copy of a volume.
-    ///
-    /// # Errors
-    /// [`RequestError::NotPrepared`], [`RequestError::NotPromotable`], [`RequestError::NoTicket`], [`RequestError::Ticket`]:
-    /// nothing has changed.
+    /// Promotes this host's copy of a volume. Errors: [`RequestError::NotPrepared`], [`RequestError::NotPromotable`],
+    /// [`RequestError::NoTicket`], [`RequestError::Ticket`]: nothing has changed.
     pub(crate) async fn promote_volume(
         self: Arc<Self>,
         name: String,

@@ -17,11 +17,8 @@ use crate::migrations::registry::parse_id;
 use crate::volumes::chronicles::look;
 
 impl Host {
-    /// Repeats a migration that moved nothing, under a new number.
-    ///
-    /// # Errors
-    /// [`RequestError::MigrationNotFound`]; [`RequestError::CannotRetry`]: it is running, has succeeded, or its volume has
-    /// left; those of [`Host::migrate`].
+    /// Repeats a migration that moved nothing, under a new number. Errors: [`RequestError::MigrationNotFound`];
+    /// [`RequestError::CannotRetry`]: it is running, has succeeded, or its volume has left; those of [`Host::migrate`].
     pub(crate) async fn retry_migration(self: Arc<Self>, id: String) -> Result<Migration, RequestError> {
         let migration = parse_id(&id)?;
         let refused = |reason: RetryObstacle| RequestError::CannotRetry { migration, reason };

@@ -38,8 +38,8 @@ impl Host {
         self.run_hooks_after(migration);
     }
 
-    /// Prepares hooks for volumes that come from another host, which asks for them once the volumes are copied. `remote` is the
-    /// migration's number there.
+    /// Prepares hooks for volumes that come from another host, which asks for them once the volumes are copied. `remote`
+    /// is the migration's number there.
     pub(in crate::host) fn prepare_hooks_in(
         self: &Arc<Self>,
         migration: MigrationId,

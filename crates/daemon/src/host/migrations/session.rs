@@ -53,9 +53,7 @@ pub(in crate::host) struct Task {
     pub(in crate::host) host: Arc<Host>,
     /// The migration's number at this host, once it has one.
     pub(in crate::host) migration: Option<MigrationId>,
-    /// The VM that moves along.
     pub(in crate::host) vm: Option<String>,
-    /// Why the migration failed.
     pub(in crate::host) error: Option<RequestError>,
     wishes: UnboundedSender<Event>,
     /// Dropped after the first attempt to resume the migration.
@@ -130,7 +128,6 @@ impl Task {
         }
     }
 
-    /// Reports the result of a step to the session.
     pub(in crate::host) fn done(
         &mut self,
         step: Step,
@@ -193,7 +190,6 @@ impl Task {
         }
     }
 
-    /// Returns the answer for the requester.
     pub(in crate::host) fn answer(&mut self, answer: Answer) -> Result<Migration, RequestError> {
         match (answer, self.error.take(), self.migration) {
             (Answer::Refused, Some(error), _) => Err(error),
@@ -218,7 +214,6 @@ impl Drop for Task {
 }
 
 impl Host {
-    /// Returns the stage of a migration in the journal.
     pub(in crate::host) fn stage_of(&self, migration: MigrationId) -> Option<Stage> {
         self.journal.read(|state| state.migrations.get(&migration).map(|known| known.stage.clone()))
     }

@@ -1,7 +1,7 @@
 //! Lets a command for a volume wait until the migration that brought the volume here has ended here too.
 //!
 //! ```text
-//!   owned here, durably ──► the source is told, and says *moved* ──► a client sends the next command here
+//!   owned here, durably ──► the source learns it, and says *moved* ──► a client sends the next command here
 //!          └──► ended, durably; the lane learns it; the arrival releases the volume ──► the next command runs
 //! ```
 //! The source reports its end as soon as this host owns the volume. This host may still have records to write, which is no
@@ -23,9 +23,7 @@ const SETTLED_MAX: Duration = Duration::from_secs(10);
 const SETTLED_POLL: Duration = Duration::from_millis(20);
 
 impl Host {
-    /// Claims a volume for a new migration. The volume may lack blocks only if it goes to the host that has them.
-    ///
-    /// # Errors
+    /// Claims a volume for a new migration. The volume may lack blocks only if it goes to the host that has them. Errors:
     /// [`RequestError::VolumeNotFound`], [`RequestError::VolumeArriving`], [`RequestError::VolumeBusy`],
     /// [`RequestError::AlreadyMigrating`], [`RequestError::DestinationNotFound`], [`RequestError::Invalid`], [`LackingError`].
     pub(in crate::host) async fn claim_to_move(
@@ -42,10 +40,8 @@ impl Host {
         self.not_migrating(claim, volume, name)
     }
 
-    /// Returns the host to which this order copies a whole volume before the handover; `None`: there is none.
-    ///
-    /// # Errors
-    /// [`RequestError::DestinationNotFound`], [`RequestError::Invalid`].
+    /// Returns the host to which this order copies a whole volume before the handover; `None`: there
+    /// is none. Errors: [`RequestError::DestinationNotFound`], [`RequestError::Invalid`].
     pub(in crate::host) fn copied_to(&self, order: &MigrateVolume) -> Result<Option<HostId>, RequestError> {
         let elsewhere = self.elsewhere(&order.to)?.filter(|_| !order.strategy.leaves_blocks());
         Ok(elsewhere.map(|elsewhere| host_id(elsewhere.peer.id)))
@@ -100,8 +96,8 @@ impl Host {
         }
     }
 
-    /// Resolves when the migration that brought the volume here has ended here, or when that takes too long. The command then
-    /// reports what still runs.
+    /// Resolves when the migration that brought the volume here has ended here, or when that takes too long. The command
+    /// then reports what still runs.
     pub(in crate::host) async fn settled(&self, name: &str) {
         let settled = async {
             loop {

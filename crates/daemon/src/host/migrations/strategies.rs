@@ -43,7 +43,6 @@ pub(super) fn choice_again(order: &MigrateVolume, recorded: &MigrationState) -> 
     }
 }
 
-/// Converts a strategy for the protocol.
 pub(super) fn offered(strategy: Strategy) -> OfferedStrategy {
     match strategy {
         Strategy::Mirror => OfferedStrategy::Mirror,
@@ -108,7 +107,6 @@ pub(super) fn check_peer_knows(
     )))
 }
 
-/// Returns whether hosts with this protocol version know a strategy.
 fn knows(version: u16, strategy: Strategy) -> bool {
     match strategy {
         Strategy::Mirror => true,

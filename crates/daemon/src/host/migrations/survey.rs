@@ -181,10 +181,7 @@ impl Host {
         .await
     }
 
-    /// Returns the image that an offered volume needs.
-    ///
-    /// # Errors
-    /// [`RequestError::StoreNotFound`], [`RequestError::StoreNotChosen`].
+    /// Returns the image that an offered volume needs. Errors: [`RequestError::StoreNotFound`], [`RequestError::StoreNotChosen`].
     pub(in crate::host) fn wanted(
         &self,
         offer: &Offer,

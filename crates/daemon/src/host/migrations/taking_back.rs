@@ -28,8 +28,8 @@ use crate::vms::{Standing, VmError};
 const SET_ASIDE_MAX: Duration = Duration::from_secs(5);
 const SET_ASIDE_POLL: Duration = Duration::from_millis(50);
 
-/// A departure whose driver was set aside. Dropping this notifies its session. By then the journal says whether the departure
-/// is resumed.
+/// A departure whose driver was set aside. Dropping this notifies its session. By then the journal says
+/// whether the departure is resumed.
 pub(in crate::host) struct SetAside {
     host: Arc<Host>,
     left_by: MigrationId,
@@ -43,10 +43,7 @@ impl Drop for SetAside {
 
 impl Host {
     /// Returns the migration by which the offered volumes left, if they return to the images that they left; `None`: they come
-    /// like any others.
-    ///
-    /// # Errors
-    /// [`RequestError::Invalid`]: the offer names another place for them.
+    /// like any others. Errors: [`RequestError::Invalid`]: the offer names another place for them.
     pub(in crate::host) fn takes_back(
         &self,
         peer: HostId,
@@ -104,7 +101,6 @@ impl Host {
         self.journal.read(|state| state.moved.get(&volume).cloned())
     }
 
-    /// Returns the place that a volume would return to.
     pub(in crate::host) fn place_of_left(&self, offered: &OfferedVolume) -> Option<SurveyedPlace> {
         let (image, _) = self.left_image(offered.volume)?;
         let space = self.stores.get(&image.store).ok().and_then(|store| store.space().ok().flatten());
@@ -142,9 +138,7 @@ impl Host {
     }
 
     /// Lets a VM return that left with volumes which now return. It runs where the volumes are, and its remains here are of no
-    /// use.
-    ///
-    /// **N.B.** only once the driver of its departure is set aside. This happens only in *filling*, when the VM runs at the
+    /// use. **N.B.** only once the driver of its departure is set aside. This happens only in *filling*, when the VM runs at the
     /// other host. Fails if the rest of its memory is here, or if its departure cannot be recorded.
     pub(in crate::host) async fn let_vm_come_again(
         self: &Arc<Self>,

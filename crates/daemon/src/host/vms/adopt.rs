@@ -34,8 +34,8 @@ use crate::vms::{Adopted, AdoptedDisk, Life, NotedReason, Ran, Reached, VmError,
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 impl Host {
-    /// Adopts disks of a running VM. After an error the VM has its old disks and runs, or the text says what keeps it from
-    /// running.
+    /// Adopts disks of a running VM. After an error the VM has its old disks and runs, or the text says
+    /// what keeps it from running.
     pub(crate) async fn adopt_vm(self: Arc<Self>, name: String, order: AdoptVm) -> Result<Vm, RequestError> {
         names::check(&name).map_err(|reason| {
             RequestError::Invalid(format!("\"{name}\" cannot be the name of a VM: {reason}"))
@@ -246,8 +246,8 @@ impl Host {
         }
     }
 
-    /// Switches the disks of an adopted VM to their volumes, and resumes the VM. If that fails, the VM gets its files back and
-    /// is not adopted.
+    /// Switches the disks of an adopted VM to their volumes, and resumes the VM. If that fails, the VM gets its files
+    /// back and is not adopted.
     async fn finish_adoption(
         self: &Arc<Self>,
         adopted: &Adopted,
@@ -495,7 +495,6 @@ impl Host {
     }
 }
 
-/// How an order names the VM.
 enum Named {
     Monitor(PathBuf),
     Domain(String),

@@ -4,8 +4,8 @@
 //!   the running QEMU: its command, its devices ──► a definition ──► a managed VM, for as long as it leaves
 //!                                                      └─ what keeps it here, or stays behind: by name, before a byte moves
 //! ```
-//! From then on it moves like any other VM ([`crate::host::vms::move_vm`]). The difference is in what happens if it stays
-//! ([`crate::vms`]).
+//! From then on it moves like any other VM ([`crate::host::vms::move_vm`]). The difference is in what
+//! happens if it stays ([`crate::vms`]).
 
 use std::sync::Arc;
 use std::time::Duration;

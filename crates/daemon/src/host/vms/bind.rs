@@ -1,6 +1,5 @@
 //! Adopts a VM whose disks are already volumes of this daemon: its QEMU is a client of their exports. The VM is not paused and
 //! nothing of it moves; the daemon records which volumes it uses.
-//!
 //! **N.B.** A monitor may lie, and a true path may belong to another mount namespace. So the kernel is asked: the process that
 //! listens at the monitor must have a connection to the volume's own socket, accepted by the volume's lane.
 
@@ -83,8 +82,8 @@ impl Host {
         Ok(Some(bound))
     }
 
-    /// Checks with the kernel that the process behind a monitor is a client of a volume at this moment, whatever the monitor
-    /// says.
+    /// Checks with the kernel that the process behind a monitor is a client of a volume at this
+    /// moment, whatever the monitor says.
     async fn prove_client(&self, name: &str, qemu: &Qemu, volume: &str) -> Result<(), RequestError> {
         let unavailable = |error: lane::Refused| RequestError::VolumeUnavailable {
             volume: volume.to_owned(),

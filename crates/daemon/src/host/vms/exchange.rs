@@ -1,5 +1,4 @@
 //! Switches the disks of a running VM between their files and their volumes, step by step.
-//!
 //! [`migration::vm::exchange`] chooses each step from the present state of QEMU and the journal. This file carries the steps
 //! out until all disks are on one side. Then the VM is resumed: [`crate::vms::Holds`].
 
@@ -18,7 +17,6 @@ use crate::fail_point::{self, Step as FailPoint};
 use crate::host::Host;
 use crate::vms::{Adopted, AdoptedDisk, VmError, launched};
 
-/// The result of an exchange.
 pub(in crate::host) struct Exchanged {
     /// The side on which all disks are.
     pub(in crate::host) goal: Goal,
@@ -26,7 +24,6 @@ pub(in crate::host) struct Exchanged {
     pub(in crate::host) failure: Option<RequestError>,
 }
 
-/// The VM's QEMU has ended during the exchange.
 pub(in crate::host) struct QemuEnded;
 
 /// The state of a VM's disks, for the choice of the next step.
@@ -161,8 +158,8 @@ impl Host {
         Ok(Look { is_running, disks, nodes, uses })
     }
 
-    /// Refuses to release the disks of a VM if something unknown uses a volume, or if a volume cannot be removed. Changes
-    /// nothing.
+    /// Refuses to release the disks of a VM if something unknown uses a volume, or if a volume
+    /// cannot be removed. Changes nothing.
     pub(in crate::host) async fn prove_exchangeable(
         self: &Arc<Self>,
         adopted: &Adopted,
@@ -204,7 +201,6 @@ impl Host {
         record.is_ok_and(|record| record.image.place.file().map(Path::new) == Some(&kept.file))
     }
 
-    /// Returns the address of a volume's export.
     pub(in crate::host) fn export_named(&self, volume: &str) -> ExportAddress {
         ExportAddress {
             socket: self.sockets.volume_socket(volume),
@@ -227,7 +223,7 @@ impl Host {
         Arc::clone(self).create_volume(order).await.map(drop)
     }
 
-    /// Releases the images of a VM whose QEMU has ended and therefore no longer uses them.
+    /// Releases the images of a VM whose QEMU has ended.
     pub(in crate::host) async fn stop_serving(
         self: &Arc<Self>,
         adopted: &Adopted,
@@ -266,13 +262,11 @@ fn over_of(kept: &AdoptedDisk, node: Option<&BlockNode>, used: &ExportUse, proce
     }
 }
 
-/// Returns whether a process can read the file at a path.
 fn has_open(process: &Launched, file: &Path) -> bool {
     let numbers = |found: &Held| (found.identity().device, found.identity().inode);
     held::find(file).is_ok_and(|found| process.descriptors_of(numbers(&found), Use::Read) > 0)
 }
 
-/// Returns QEMU's name of a format.
 pub(in crate::host) fn name_of(format: ImageFormat) -> &'static str {
     match format {
         ImageFormat::Raw => "raw",

@@ -225,8 +225,8 @@ impl Host {
         Ok(Vm { message, volumes: Vec::new(), ..shown })
     }
 
-    /// Checks whether a domain's disks can be released, before anything is changed. Returns where they are to be; the error
-    /// names the obstacle.
+    /// Checks whether a domain's disks can be released, before anything is changed. Returns where they are to be;
+    /// the error names the obstacle.
     async fn prove_domain_releasable(self: &Arc<Self>, adopted: Adopted) -> Result<Adopted, RequestError> {
         let mut adopted = adopted;
         let name = adopted.name.clone();
@@ -289,7 +289,6 @@ impl Host {
         })
     }
 
-    /// Resumes a paused domain.
     pub(in crate::host) async fn resume_domain(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
         let adopted = self.adoption(&name)?;
         let failed = |source| RequestError::from(VmError::Libvirt { vm: name.clone(), source });

@@ -63,17 +63,15 @@ pub(in crate::host) fn resumed_wishes() -> Wishes {
     Wishes { downtime_max: DOWNTIME_DEFAULT, terms: Terms::default() }
 }
 
-/// What is known of a VM that is to arrive.
+/// The state of a VM that is to arrive.
 pub(in crate::host) enum Expected {
-    /// It is to be started.
     Anew,
     /// An earlier daemon expected it; it may be here, and loaded.
     Again(Option<Arc<dyn Hypervisor>>),
 }
 
 impl Host {
-    /// Begins to move a VM to another host, with all its volumes. After an error it runs here, and nothing is left at the
-    /// target.
+    /// Begins to move a VM to another host, with all its volumes. After an error it runs here, and nothing is left at the target.
     pub(in crate::host) async fn migrate_vm(
         self: &Arc<Self>,
         name: String,
@@ -131,8 +129,8 @@ impl Host {
         })
     }
 
-    /// Checks whether a host may bring VMs. Other obstacles are checked only after this, so that other hosts do not learn them.
-    /// [`RequestError::Invalid`].
+    /// Checks whether a host may bring VMs. Other obstacles are checked only after this, so that other hosts
+    /// do not learn them. [`RequestError::Invalid`].
     pub(in crate::host) fn check_may_bring_vms(&self, peer: HostId) -> Result<(), RequestError> {
         if self.hosts.may_bring_vms(peer) {
             return Ok(());
@@ -147,7 +145,6 @@ impl Host {
         Err(RequestError::Invalid(text))
     }
 
-    /// Checks whether a VM of this name may be here.
     pub(in crate::host) fn check_vm_name(&self, name: &str) -> Result<(), RequestError> {
         crate::names::check(name).map_err(|reason| RequestError::Name { name: name.to_owned(), reason })?;
         if self.adoptions()?.get(name).is_some() {
@@ -201,8 +198,8 @@ impl Host {
         }
     }
 
-    /// Handles a message from the source of a VM that runs here and whose stream has broken: what happens to the rest of its
-    /// memory.
+    /// Handles a message from the source of a VM that runs here and whose stream has broken: what happens to
+    /// the rest of its memory.
     pub(crate) async fn post_copy_request(
         self: &Arc<Self>,
         session: &Session,
@@ -263,7 +260,6 @@ impl Host {
     }
 }
 
-/// Receives a VM.
 struct Reception {
     host: Arc<Host>,
     name: String,
@@ -271,7 +267,6 @@ struct Reception {
 }
 
 impl Reception {
-    /// Checks that a VM description belongs to the offered VM.
     fn check_offered(&self, manifest: &[u8]) -> Result<(), MoveFault> {
         let (name, volumes) = Vms::announced(manifest)?;
         if name != self.name || volumes != self.volumes {
@@ -379,7 +374,6 @@ async fn terms(vm: &dyn Hypervisor, ordered: (Memory, Option<u8>), session: &Ses
     Terms { side_streams: if can { side_streams } else { 0 }, post_copy: false }
 }
 
-/// Returns the error for a VM that was to move to a store of this host.
 pub(in crate::host) fn not_to_a_store(volumes: &[String], order: &MigrateVolume) -> RequestError {
     RequestError::Invalid(format!(
         "a VM moves to another host; to move its disks to the store \"{}\", one by one: sterna migrate {} --to {}",
@@ -416,7 +410,6 @@ impl Host {
     }
 }
 
-/// Checks whether the memory of a VM can be sent in its present state.
 async fn check_memory(name: &str, vm: &dyn Hypervisor) -> Result<(), RequestError> {
     let unmovable = |reason: String| RequestError::VmUnmovable { vm: name.to_owned(), reason };
     let silent = |error: HypervisorError| unmovable(error.to_string());

@@ -22,11 +22,8 @@ use crate::vms::{Adopted, AdoptedDisk, VmError, launched, proof};
 
 impl Host {
     /// Holds the files of a disk that its QEMU has open, the top first. If QEMU writes, it must have the top open for writing,
-    /// and the others for reading.
-    ///
-    /// # Errors
-    /// [`VmError::Disk`]. **N.B.** the answer is the same for a missing file and for one that this QEMU does not have open, so
-    /// that an operator does not learn which files exist.
+    /// and the others for reading. Errors: [`VmError::Disk`]. **N.B.** the answer is the same for a missing file and for one that
+    /// this QEMU does not have open, so that an operator does not learn which files exist.
     pub(in crate::host) async fn prove_files(
         &self,
         name: &str,
@@ -53,8 +50,8 @@ impl Host {
         .await
     }
 
-    /// Checks whether the disks of a VM can be adopted, and released again. [`VmError::Disk`] says what to do; nothing is
-    /// changed.
+    /// Checks whether the disks of a VM can be adopted, and released again. [`VmError::Disk`] says what
+    /// to do; nothing is changed.
     pub(in crate::host) async fn prove_adoptable(
         self: &Arc<Self>,
         name: &str,
@@ -70,9 +67,9 @@ impl Host {
         Ok(())
     }
 
-    /// Checks whether a VM can have the images of its disks back, at their present paths. Restores the owner of an image that
-    /// its QEMU may not open, if only Sterna can put another file in its place. [`VmError::Disk`] says what to do; nothing else
-    /// is changed.
+    /// Checks whether a VM can have the images of its disks back, at their present paths. Restores the owner of an
+    /// image that its QEMU may not open, if only Sterna can put another file in its place. [`VmError::Disk`] says what
+    /// to do; nothing else is changed.
     pub(in crate::host) async fn prove_releasable(
         self: &Arc<Self>,
         qemu: &Qemu,
@@ -106,7 +103,6 @@ impl Host {
         Ok(())
     }
 
-    /// Holds the image of a disk at its present path.
     async fn image_of(&self, kept: &AdoptedDisk) -> Result<Arc<Held>, RequestError> {
         let (finder, file) = (self.finder_of(&kept.volume), kept.file.clone());
         blocking(move || {
@@ -118,7 +114,6 @@ impl Host {
 
     /// Restores the owner that an image had when its disk was adopted, or makes QEMU's user the owner if it never was adopted.
     /// Returns whether that was possible.
-    ///
     /// **N.B.** In a folder that others own this changes nothing: a file there has its owner, or is not ours to give away.
     async fn give_back(
         &self,

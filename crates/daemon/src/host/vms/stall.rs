@@ -1,5 +1,5 @@
-//! Handles VMs whose disks lack blocks that another host has: checks each once a second, and does what [`migration::vm::stall`]
-//! decides.
+//! Handles VMs whose disks lack blocks that another host has: checks each once a second,
+//! and does what [`migration::vm::stall`] decides.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,13 +20,12 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// does not answer for 30 s.
 const READ_WAIT_MAX: Duration = Duration::from_secs(20);
 
-/// What is remembered of a VM from one check to the next.
+/// The state of a VM that is kept from one check to the next.
 #[derive(Default)]
 struct Remembered {
     /// Whether all its disks stop the VM at errors, for this process.
     stops_at_errors: Option<(i32, bool)>,
-    /// The number of late reads after which the guest was resumed; `None`: the reads that an earlier daemon refused are
-    /// unknown.
+    /// The number of late reads after which the guest was resumed; `None`: the reads that an earlier daemon refused are unknown.
     late_before: Option<u64>,
 }
 

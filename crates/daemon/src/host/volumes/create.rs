@@ -33,8 +33,7 @@ use crate::stores::{StoreClaim, new_path, path_text};
 use crate::volumes::registry::{Claim, Creation, Service};
 
 impl Host {
-    /// Creates a volume and serves it. After an error there is no such volume, except after
-    /// [`RequestError::VolumeUnavailable`].
+    /// Creates a volume and serves it. After an error there is no such volume, except after [`RequestError::VolumeUnavailable`].
     pub(crate) async fn create_volume(
         self: Arc<Self>,
         order: NewVolume,
@@ -240,7 +239,6 @@ impl Host {
     }
 }
 
-/// An order for a new image.
 struct NewImage {
     name: String,
     size_bytes: Option<u64>,
@@ -260,7 +258,6 @@ struct AdoptedImage {
     export: ExportSettings,
 }
 
-/// Whether fences are respected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fences {
     Hold,
@@ -274,7 +271,6 @@ fn word(fences: Fences) -> Word {
     }
 }
 
-/// Returns the custody step for an image that is served with this access.
 fn service_step(access: Access) -> CustodyStep {
     match access {
         Access::ReadWrite => CustodyStep::ServeReadWrite,
@@ -419,18 +415,16 @@ fn new_identity() -> VolumeId {
     VolumeId(random_bytes())
 }
 
-/// Returns a unique number.
 pub(in crate::host) fn random_number() -> u64 {
     // Half of the bytes are random enough.
     u128::from_le_bytes(random_bytes()) as u64
 }
 
-/// Returns unique bytes.
 pub(in crate::host) fn random_bytes() -> [u8; 16] {
     let mut bytes = [0; 16];
     let random = std::fs::File::open("/dev/urandom").and_then(|mut file| file.read_exact(&mut bytes));
     if random.is_err() {
-        // Without a source of randomness the time is unique enough on one host.
+        // The time is unique enough on one host if there is no source of randomness.
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
         bytes = now.as_nanos().to_le_bytes();
     }

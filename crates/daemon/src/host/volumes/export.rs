@@ -13,7 +13,6 @@ use crate::files::sockets;
 use crate::host::Host;
 
 impl Host {
-    /// Returns the URI for clients of other hosts.
     pub(in crate::host) fn tcp_uri(&self, record: &VolumeRecord) -> Option<String> {
         let scheme = match self.encryption {
             Encryption::Off => "nbd",
@@ -22,8 +21,8 @@ impl Host {
         record.export.listen.as_ref().map(|address| format!("{scheme}://{address}/{}", record.name))
     }
 
-    /// Listens for a volume's clients, at its socket and its port. Fails if the port cannot be opened, or if the socket's owner
-    /// is unknown.
+    /// Listens for a volume's clients, at its socket and its port. Fails if the port cannot be opened, or if
+    /// the socket's owner is unknown.
     pub(in crate::host) fn listeners(&self, record: &VolumeRecord) -> Result<Listeners, RequestError> {
         let access = self.socket_access(&record.export)?;
         let unix = self.sockets.bind_volume(&record.name, &access).map_err(|error| {
@@ -60,8 +59,7 @@ impl Host {
         Ok(Some((listener.into(), self.encryption.clone())))
     }
 
-    /// Returns the address of a volume's port if this host does not have that address. Clients cannot reach the volume there
-    /// yet.
+    /// Returns the address of a volume's port if this host does not have that address. Clients cannot reach the volume there yet.
     #[expect(clippy::unused_self, reason = "it is asked of the host beside what else is asked of it")]
     pub(in crate::host) fn missing_address(&self, record: &VolumeRecord) -> Option<SocketAddr> {
         let address: SocketAddr = record.export.listen.as_ref()?.parse().ok()?;
@@ -107,10 +105,7 @@ impl Host {
     }
 }
 
-/// Returns the configured TLS of the volumes' ports. May block.
-///
-/// # Errors
-/// [`lane::CredentialsError`].
+/// Returns the configured TLS of the volumes' ports. May block. Errors: [`lane::CredentialsError`].
 pub(crate) fn encryption(config: &NbdConfig) -> Result<Encryption, lane::CredentialsError> {
     let Some(tls) = &config.tls else { return Ok(Encryption::Off) };
     let credentials = Credentials::load(&tls.files)?;
@@ -131,7 +126,6 @@ fn listen_address(text: &str) -> Result<SocketAddr, RequestError> {
     Ok(address)
 }
 
-/// Checks and converts the export settings of a request.
 pub(in crate::host) fn export_settings(asked: &api::ExportSettings) -> Result<ExportSettings, RequestError> {
     let invalid = |fault: crate::config::SocketFault| RequestError::Invalid(fault.to_string());
     let mode = asked.socket_mode.as_deref().map(str::parse::<SocketMode>).transpose().map_err(invalid)?;

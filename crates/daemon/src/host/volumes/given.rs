@@ -1,7 +1,5 @@
-//! Images that a request names, to be copied or to be served in place. Everything here may block.
-//!
-//! The format of an image is detected here once, from its first bytes, and recorded in the journal. From then on a guest may
-//! write anything to these bytes.
+//! Images that a request names, to be copied or to be served in place. Everything here may block. The format of an image is
+//! detected here once, from its first bytes, and recorded in the journal. From then on a guest may write anything to these bytes.
 
 use std::path::Path;
 
@@ -23,8 +21,8 @@ pub(in crate::host) struct GivenImage {
 }
 
 impl GivenImage {
-    /// Opens a file of any format. [`RequestError::ImageUnsuitable`]: as with [`format_in_place`], but only if other files were
-    /// opened.
+    /// Opens a file of any format. [`RequestError::ImageUnsuitable`]: as with [`format_in_place`], but only
+    /// if other files were opened.
     pub(in crate::host) fn open(path: &Path) -> Result<Self, RequestError> {
         let place = Place::File(crate::stores::path_text(path)?);
         let format = format_of(&place, None)?;
@@ -54,13 +52,10 @@ pub(in crate::host) fn needed_bytes(opened: &Opened, path: &Path) -> Result<u64,
     Ok(bytes.min(opening::qcow2_bytes_max(opened.size())))
 }
 
-/// Does the same as [`format_of`], for an image that is served in place.
-///
-/// A guest may have written the header of a qcow2 image into its raw disk. Opening that as qcow2 would show the guest any file
-/// that the header names. So the file's name, which no guest chooses, must agree with the content.
-///
-/// # Errors
-/// Those of [`format_of`]; [`RequestError::ImageUnsuitable`]: name and content disagree.
+/// Does the same as [`format_of`], for an image that is served in place. A guest may have written the header of a qcow2
+/// image into its raw disk. Opening that as qcow2 would show the guest any file that the header names. So the file's
+/// name, which no guest chooses, must agree with the content. Errors: those of [`format_of`];
+/// [`RequestError::ImageUnsuitable`]: name and content disagree.
 pub(in crate::host) fn format_in_place(
     place: &Place,
     said: Option<ImageFormat>,

@@ -24,7 +24,6 @@ use crate::images::opening::{self, at_once};
 use crate::stores::{StoreKind, path_text};
 use crate::volumes::registry::Claim;
 
-/// An image that is to become a volume.
 pub(super) struct ImportedImage {
     pub(super) store: String,
     pub(super) file: String,
@@ -38,7 +37,6 @@ struct Renamed {
     image: ImageLocation,
     size_bytes: u64,
     opened: Opened,
-    /// Its former path.
     before: std::path::PathBuf,
 }
 

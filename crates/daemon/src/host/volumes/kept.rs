@@ -3,8 +3,8 @@
 //! ```text
 //!   drop:  the volume's name claimed ─► no program holds the file ─► its record goes, durably ─► the file goes
 //! ```
-//! A crash in between leaves a file that is listed as before, and that no incremental return uses. Dropping it again completes
-//! the operation.
+//! A crash in between leaves a file that is listed as before, and that no incremental return uses. Dropping
+//! it again completes the operation.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,10 +32,8 @@ impl Host {
         described.await.unwrap_or_default()
     }
 
-    /// Deletes a kept image.
-    ///
-    /// # Errors
-    /// [`RequestError::ReplicaNotFound`]; [`RequestError::ReplicaInUse`], [`RequestError::Invalid`]: the image stays.
+    /// Deletes a kept image. Errors: [`RequestError::ReplicaNotFound`];
+    /// [`RequestError::ReplicaInUse`], [`RequestError::Invalid`]: the image stays.
     pub(crate) async fn drop_replica(
         self: Arc<Self>,
         volume: String,
@@ -75,9 +73,7 @@ impl Host {
         Ok(shown)
     }
 
-    /// Deletes an image that no incremental return uses; no volume's name has to be claimed for that.
-    ///
-    /// # Errors
+    /// Deletes an image that no incremental return uses; no volume's name has to be claimed for that. Errors:
     /// [`RequestError::ReplicaInUse`], [`RequestError::PlaceTaken`], [`RequestError::Storage`]: the image stays.
     pub(in crate::host) async fn drop_spare(&self, spare: &Kept) -> Result<(), RequestError> {
         let Some(path) = inventory::file_of(spare) else { return Ok(()) };

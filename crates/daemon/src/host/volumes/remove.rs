@@ -1,5 +1,5 @@
-//! Removes volumes: images that Sterna made are deleted. Adopted and imported images stay, also in a store that they have moved
-//! to.
+//! Removes volumes: images that Sterna made are deleted. Adopted and imported images stay, also in a store
+//! that they have moved to.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -86,7 +86,6 @@ impl Host {
         Ok(RemovedVolume { name, image, image_fate, kept_because, host: None })
     }
 
-    /// Stops forwarding clients to a volume that another host has.
     async fn remove_forwarding(
         &self,
         claim: Claim,

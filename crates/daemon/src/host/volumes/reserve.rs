@@ -17,7 +17,6 @@ use crate::stores::StoreClaim;
 pub(in crate::host) struct Wanted {
     pub store: String,
     pub volume: String,
-    /// The requested format.
     pub format: Option<ImageFormat>,
     /// The format if neither the order nor the store names one.
     pub otherwise: ImageFormat,
@@ -27,7 +26,6 @@ pub(in crate::host) struct Wanted {
     pub chain: Option<TopLayer>,
 }
 
-/// A reserved target.
 pub(in crate::host) struct Reserved {
     pub location: ImageLocation,
     pub allocation: Allocation,
@@ -82,8 +80,8 @@ impl Host {
         .await
     }
 
-    /// Returns the place that the target would have, if it can be reserved. The claim reserves a store that holds one volume.
-    /// May block.
+    /// Returns the place that the target would have, if it can be reserved. The claim reserves a store that
+    /// holds one volume. May block.
     pub(in crate::host) fn look_at_place(
         &self,
         wanted: &Wanted,

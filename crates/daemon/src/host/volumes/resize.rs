@@ -18,8 +18,8 @@ use crate::images::SIZE_STEP_BYTES;
 use crate::images::growing::{self, Grown};
 
 impl Host {
-    /// Grows a volume, and the target store of its migration. Succeeds if it already has the size. After an error it has its
-    /// old size.
+    /// Grows a volume, and the target store of its migration. Succeeds if it already has the size. After an error
+    /// it has its old size.
     pub(crate) async fn resize_volume(
         self: Arc<Self>,
         name: String,
@@ -70,7 +70,7 @@ impl Host {
 
     fn why_not_grown(&self, record: &VolumeRecord, needed: u64, refused: Refused) -> RequestError {
         let volume = record.name.clone();
-        // Only images of this host grow with their volume.
+        // Images of other hosts do not grow with their volume.
         if let Refused::NotGrown { store: StoreRole::Target, .. } = refused
             && let Some(migration) = self.departure_of(record.volume)
         {
@@ -120,7 +120,6 @@ impl Host {
         }
     }
 
-    /// Returns the migration that takes a volume to another host.
     fn departure_of(&self, volume: VolumeId) -> Option<migration::MigrationId> {
         self.journal.read(|state| {
             let leaves = |migration: &MigrationState| {

@@ -1,5 +1,5 @@
-//! Deletes kept images when there are too many; `migration::retention` chooses them. Also removes the marks of targets that are
-//! complete.
+//! Deletes kept images when there are too many; `migration::retention` chooses them. Also removes the marks
+//! of targets that are complete.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -119,8 +119,7 @@ fn necessity(state: &State, all: &[Kept], kept: &Kept, is_replica: impl Fn(&Kept
     let Some(volume) = volume.filter(|_| is_file_in_store && !is_replica(kept)) else {
         return Necessity::Needed;
     };
-    // A local volume is newer than all kept images of it. Of a volume at another host, the newest copy here may be the last
-    // one.
+    // A local volume is newer than all kept images of it. Of a volume at another host, the newest copy here may be the last one.
     let is_newest = || {
         let others = all.iter().filter(|other| other.volume == kept.volume);
         others.map(|other| other.migration).max() == Some(kept.migration)

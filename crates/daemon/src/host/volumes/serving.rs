@@ -29,8 +29,8 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long a lane must have served before its end counts as a first one again.
 const STEADY: Duration = Duration::from_secs(60);
-/// The pause before a lane whose thread has ended is started again. It is short because a guest waits, and doubles with each
-/// further end.
+/// The pause before a lane whose thread has ended is started again. It is short because a guest waits, and
+/// doubles with each further end.
 const RESTART_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often in a row a volume's thread has ended.
@@ -71,8 +71,8 @@ impl Host {
         }
     }
 
-    /// Serves a volume, with `first` as its lane if there is one, until it is removed or has moved to another host, or until
-    /// the daemon stops.
+    /// Serves a volume, with `first` as its lane if there is one, until it is removed or has moved to another host,
+    /// or until the daemon stops.
     pub(in crate::host) fn keep_serving(
         self: &Arc<Self>,
         name: String,
@@ -95,8 +95,8 @@ impl Host {
                         let began = Instant::now();
                         host.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
                         if attempt.load(Ordering::SeqCst) {
-                            // The volume was removed while its lane started. Only this task has the lane, which has the image
-                            // locked.
+                            // The volume was removed while its lane started. Only this task has the lane,
+                            // which has the image locked.
                             lane.stop(host.limits().stop_wait_max).await;
                             return;
                         }
@@ -184,9 +184,7 @@ impl Host {
         self.start_lane(&record, stay, store, listeners, Opening::Serving).await
     }
 
-    /// Returns a volume's store; for an incomplete volume with the way to its missing blocks.
-    ///
-    /// # Errors
+    /// Returns a volume's store; for an incomplete volume with the way to its missing blocks. Errors:
     /// [`RequestError::VolumeUnavailable`]: the missing set is unknown, or the host that has the blocks is.
     pub(in crate::host) async fn with_what_is_missing(
         &self,
@@ -230,7 +228,6 @@ impl Host {
         Ok(LaneStore::Filling(Box::new(order)))
     }
 
-    /// Starts the lane of a volume.
     pub(in crate::host) async fn start_lane(
         self: &Arc<Self>,
         record: &VolumeRecord,

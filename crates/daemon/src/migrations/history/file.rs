@@ -1,5 +1,4 @@
 //! Histories as files: one for each migration, `m7.json`; only the latest are kept.
-//!
 //! A file is replaced as a whole, so that a reader never sees half of one. It is not flushed, because its loss does no harm.
 
 use std::collections::BTreeSet;

@@ -23,7 +23,6 @@ const SUSPENSIONS_MAX: usize = 100;
 /// Shorter samples are joined to the previous one, because their rates say little.
 const SAMPLE_MIN: Duration = Duration::from_millis(lane::SAMPLE_INTERVAL.as_millis() as u64 / 2);
 
-/// The known facts of a migration when it begins.
 #[derive(Clone, Debug)]
 pub(crate) struct Facts {
     pub(crate) started_unix_ms: u64,
@@ -158,7 +157,6 @@ impl Recording {
         self.during[first..].iter().map(describe_sample).collect()
     }
 
-    /// Returns the recording in the form of the API.
     pub(super) fn describe(&self) -> api::Recording {
         let samples = self.before.iter().chain(&self.during).chain(&self.after);
         api::Recording {

@@ -10,7 +10,6 @@ pub(crate) struct Tallies {
     pub(crate) bytes_copied: u64,
     /// Bytes of guest writes that were mirrored to targets.
     pub(crate) bytes_mirrored: u64,
-    /// Bytes that were found to be zero.
     pub(crate) bytes_zero: u64,
     /// How long migrations made no progress, by reason.
     pub(crate) waits: BTreeMap<&'static str, Duration>,

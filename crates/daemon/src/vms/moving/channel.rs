@@ -6,7 +6,6 @@
 //!                                  └──────────────── Taken ◄──────────────┘       the same in the other direction
 //! ```
 //! Each stream has a channel of the session, and a window. Messages use the main stream's channel.
-//!
 //! The [`Window`] limits how much memory is on its way. So the messages of the handover and guests' blocks do not queue behind
 //! memory, and a hypervisor that stops reading stops the sending one.
 
@@ -31,20 +30,17 @@ use crate::vms::MANIFEST_BYTES_MAX;
 /// earlier attempt are not read as its own.
 pub(super) const FIRST_RECOVERY_STREAM: u8 = MEMORY_STREAMS_MAX + 1;
 
-/// The channels of a session for one VM.
 pub(crate) trait VmStreams: std::marker::Send + Sync {
     /// Opens the channel of a stream, 0 for the main one, and receives from it until the sending end is dropped. An earlier
     /// opening of the same stream receives nothing from then on.
     fn open(&self, stream: u8) -> (Arc<dyn Send>, arriving::UnboundedReceiver<ChannelEvent>);
 }
 
-/// The sending end of a channel to another host.
 pub(crate) trait Send: std::marker::Send + Sync {
     /// Queues a message without blocking.
     fn send(&self, priority: Priority, head: Bytes, payload: Bytes);
 }
 
-/// The last status from the other host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PeerStatus {
     /// It has sent nothing yet.
@@ -74,8 +70,8 @@ impl PeerStatus {
         matches!(self, Self::Failed(_) | Self::Lost(_))
     }
 
-    /// Returns whether this status includes the earlier one: of two statuses in quick succession a receiver may see only the
-    /// later one.
+    /// Returns whether this status includes the earlier one: of two statuses in quick succession a receiver may
+    /// see only the later one.
     pub(crate) fn implies(&self, earlier: &Self) -> bool {
         self == earlier || matches!((self, earlier), (Self::Complete, Self::Loaded))
     }
@@ -95,7 +91,6 @@ pub(crate) struct VmChannel {
 /// What the other host has offered, or agreed on.
 #[derive(Debug, Default)]
 struct Offered {
-    /// The VM description.
     manifest: Vec<u8>,
     /// The requested or agreed way of the VM's memory.
     terms: Terms,
@@ -107,7 +102,6 @@ struct Offered {
 pub(crate) struct Last {
     /// Its files, if they have changed since they were first sent.
     pub(crate) files: Vec<u8>,
-    /// Its user has paused it.
     pub(crate) stays_paused: bool,
 }
 
@@ -146,7 +140,7 @@ impl VmChannel {
         &self.main
     }
 
-    /// Opens this many streams besides the main one. Call this before the other host is told to use them.
+    /// Opens this many streams besides the main one. Call this before the other host learns the number.
     pub(crate) fn side_streams(&self, count: u8) -> Vec<SideStream> {
         self.window.share(usize::from(count).max(1));
         let sides: Vec<_> = (1..=count).map(|number| self.side_stream(number)).collect();
@@ -300,7 +294,6 @@ struct Listener {
     carries: Carries,
 }
 
-/// The purpose of a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Carries {
     /// A moving VM, from the beginning.

@@ -1,5 +1,5 @@
-//! The convergence check of a VM's memory: whether rounds become smaller, and what is done if they do not (\[VM51\], stun
-//! during page send).
+//! The convergence check of a VM's memory: whether rounds become smaller, and what is done if they do not
+//! (\[VM51\], stun during page send).
 //!
 //! ```text
 //!   a round that left hardly less than the one before ──► the downtime target grows, up to the limit

@@ -20,13 +20,11 @@ pub(crate) enum MoveFault {
     /// Its migration was abandoned while its memory was copied.
     #[error("it was given up")]
     GivenUp,
-    /// Its migration ended while it came.
     #[error("its migration has ended")]
     MigrationEnded,
     /// An earlier daemon had received it.
     #[error("the VM was lost when this daemon was started again")]
     LostInRestart,
-    /// A task for it has panicked.
     #[error(transparent)]
     Task(#[from] JoinError),
     /// The other host failed.
@@ -42,7 +40,6 @@ pub(crate) enum MoveFault {
     )]
     LoadOverdue {
         limit: Duration,
-        /// What is known of its QEMU here.
         here: String,
         /// Whether the target has confirmed it, as part of the message.
         target: &'static str,

@@ -219,8 +219,7 @@ impl IncomingVm {
         // N.B. the next move of this VM uses the same name.
         drop(file);
         if !terms.post_copy {
-            // N.B. the last bytes of the hypervisor here may not have been read yet, and the source's hypervisor waits for
-            // them.
+            // N.B. the last bytes of the hypervisor here may not have been read yet, and the source's hypervisor waits for them.
             let closed = async { Ok(timeout(CLOSED_TIMEOUT, carries).await) };
             // If the migration has ended meanwhile, nothing waits for them.
             let _ = self.unless_over(closed).await;

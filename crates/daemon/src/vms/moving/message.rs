@@ -23,7 +23,6 @@
 //!     │ ── Data … ────────────── Lost, from either side ─ │ the rest will never come
 //! ```
 //! The messages do not decide whether the VM runs at the target: that depends on its volumes ([`migration::message`]).
-//!
 //! A message is a head (version, then postcard) and, with Data, a payload. All messages are delivered in order.
 
 use std::num::NonZeroU8;
@@ -37,7 +36,6 @@ const HEAD_BYTES_MAX: usize = 8 << 10;
 /// The longest reason, in bytes.
 const DETAIL_BYTES_MAX: usize = 4 << 10;
 
-/// A message about a moving VM.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum VmMessage {
     /// The payload is a piece of the VM description.
@@ -62,10 +60,9 @@ pub(crate) enum VmMessage {
     Taken {
         bytes: u32,
     },
-    /// The hypervisor has ended its output.
     End,
-    /// The way of the memory: requested by the source before *Check*, agreed by the target before *Fits*. Not sent for the
-    /// default terms.
+    /// The way of the memory: requested by the source before *Check*, agreed by the target before *Fits*. Not
+    /// sent for the default terms.
     Terms(Terms),
     /// The volumes are the target's: run the VM, which stands still at the source, at the target before its memory is there.
     Owned,
@@ -99,7 +96,6 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// Converts the terms for the hypervisor.
     pub(super) fn transfer(self) -> MemoryTransfer {
         let mode = if self.post_copy { MemoryMode::PostCopy } else { MemoryMode::PreCopy };
         MemoryTransfer { side_streams: NonZeroU8::new(self.side_streams), mode }
@@ -123,12 +119,10 @@ impl VmMessage {
         Self::Failed { detail: cut(detail) }
     }
 
-    /// Returns the message that the VM's memory is lost.
     pub(crate) fn lost(detail: &str) -> Self {
         Self::Lost { detail: cut(detail) }
     }
 
-    /// Returns the message with its text for users cleaned.
     fn cleaned(self) -> Self {
         match self {
             Self::Failed { detail } => Self::Failed { detail: words::clean(&detail) },
@@ -157,7 +151,6 @@ impl VmMessage {
     }
 }
 
-/// Cuts a reason to its longest length.
 fn cut(detail: &str) -> String {
     let end = (0..=DETAIL_BYTES_MAX).rev().find(|end| detail.is_char_boundary(*end)).unwrap_or(0);
     detail.get(..end).unwrap_or(detail).to_owned()

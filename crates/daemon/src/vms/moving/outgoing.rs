@@ -58,8 +58,7 @@ const MEMORY_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 const DEVICE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a VM whose rest follows later may take from its pause to the switch-over: the data on its way arrives first.
 const PAUSE_TIMEOUT: Duration = Duration::from_secs(30);
-/// How long the end of QEMU's monitor may come after the end of its memory stream. QEMU has the same time to say why it is
-/// late.
+/// How long the end of QEMU's monitor may come after the end of its memory stream. QEMU has the same time to say why it is late.
 const FAREWELL_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long it may take to determine what has stopped a VM.
 const JUDGED_TIMEOUT: Duration = Duration::from_secs(4);
@@ -82,20 +81,17 @@ pub(crate) trait Witness: Send + Sync {
 pub(crate) struct Account {
     /// The progress of its memory; `None` before the first byte.
     pub(crate) memory: Option<MemoryProgress>,
-    /// The number of streams that carry its memory.
     pub(crate) streams: u8,
     /// The state of the memory that was to follow after the switch-over; `None`: none was.
     pub(crate) post_copy: Option<PostCopyState>,
-    /// When it stopped.
     pub(crate) stopped: Option<Instant>,
     pub(crate) loaded: Option<Instant>,
-    /// When the target said that it runs there.
     pub(crate) runs: Option<Instant>,
 }
 
 impl Account {
-    /// Returns the two parts of the downtime: until the VM was loaded at the target, and from then until the target said that
-    /// it runs.
+    /// Returns the two parts of the downtime: until the VM was loaded at the target, and from then until the
+    /// target said that it runs.
     pub(crate) fn downtime(&self) -> Option<(Duration, Duration)> {
         let (stopped, loaded, runs) = (self.stopped?, self.loaded?, self.runs?);
         Some((loaded.saturating_duration_since(stopped), runs.saturating_duration_since(loaded)))
@@ -112,7 +108,6 @@ pub(crate) struct Wishes {
 pub(crate) struct OutgoingVm {
     name: String,
     vm: Arc<dyn Hypervisor>,
-    /// Resumes it here.
     holds: Arc<Holds>,
     streams: Arc<dyn VmStreams>,
     channel: Arc<VmChannel>,
@@ -123,7 +118,6 @@ pub(crate) struct OutgoingVm {
     departure: Mutex<Option<Departure>>,
     /// Whether its last change was a stop, and this stop has been evaluated.
     stands: watch::Sender<bool>,
-    /// Whether Sterna pauses it.
     is_paused_here: AtomicBool,
     account: watch::Sender<Account>,
     hooks: Arc<HookRunner>,
@@ -259,8 +253,8 @@ impl OutgoingVm {
         }
     }
 
-    /// Resumes the VM here after its volumes were not released; resolves when it runs, without a time limit. The error says why
-    /// it never will.
+    /// Resumes the VM here after its volumes were not released; resolves when it runs, without a time limit. The error
+    /// says why it never will.
     pub(crate) async fn go_on(&self) -> Result<(), MoveFault> {
         self.stop_post_copy();
         if let Some(reason) = self.post_copy.lost() {
@@ -316,10 +310,8 @@ impl OutgoingVm {
     }
 
     /// Records when the VM's processors stop and run, from its hypervisor's events. Between the stop and the moment when it is
-    /// ready for the switch-over, the VM waits for its disks.
-    ///
-    /// The VM's user may also stop it. That is recorded durably, and applies at the target too. Fails if the VM has ended or
-    /// this cannot be recorded: then it does not move.
+    /// ready for the switch-over, the VM waits for its disks. The VM's user may also stop it. That is recorded durably, and
+    /// applies at the target too. Fails if the VM has ended or this cannot be recorded: then it does not move.
     async fn note_stop(&self, mut changes: Box<dyn RunChanges>) -> Result<Infallible, MoveFault> {
         loop {
             let change = changes.next().await;
@@ -351,7 +343,7 @@ impl OutgoingVm {
     async fn send_last(&self) -> Result<(), MoveFault> {
         let is_to_run = || self.decide(|departure| Ok(departure.then() == Then::Runs));
         if is_to_run()? {
-            // What has stopped it is known a moment later.
+            // The cause of the stop is known a moment later.
             let judged = timeout(JUDGED_TIMEOUT, async {
                 self.stands.subscribe().wait_for(|stands| *stands).await.is_ok()
             });
@@ -366,7 +358,6 @@ impl OutgoingVm {
         Ok(())
     }
 
-    /// Asks for a decision about the VM.
     fn decide<T>(&self, ask: impl FnOnce(&mut Departure) -> Result<T, MoveFault>) -> Result<T, MoveFault> {
         let mut departure = self.departure.lock().unwrap_or_else(PoisonError::into_inner);
         ask(departure.as_mut().ok_or(MoveFault::NoVm)?)

@@ -76,8 +76,7 @@ impl Stream {
         tokio::try_join!(self.outward(reader), self.inward(writer, &mut pieces, None)).map(drop)
     }
 
-    /// Does the same as [`Stream::carry`], with a hypervisor that listens at `socket`, once it is this stream's turn to
-    /// connect.
+    /// Does the same as [`Stream::carry`], with a hypervisor that listens at `socket`, once it is this stream's turn to connect.
     pub(crate) async fn connect_and_carry(&self, socket: &Path, turn: Turn) -> io::Result<()> {
         let mut pieces = self.pieces.lock().await;
         let first = match pieces.recv().await {

@@ -29,7 +29,7 @@ const WAITS_LONG: Duration = Duration::from_millis(24);
 /// The divisor of the taken bytes by which the window shrinks: it halves in about three times its own length.
 const SHRINKING: usize = 4;
 
-/// What is on its way of one stream.
+/// The data on its way in one stream.
 #[derive(Debug)]
 pub(super) struct Window {
     flow: Mutex<Flow>,
@@ -41,9 +41,8 @@ impl Window {
         Self { flow: Mutex::new(Flow::new()), room: Notify::new() }
     }
 
-    /// Shares the limit among this many streams. **N.B.** Each has a window of its own: a hypervisor reads one stream only
-    /// after another has come as far, so no stream may use up what another needs.
-    /// none may fill what another needs.
+    /// Shares the limit among this many streams. **N.B.** Each has a window of its own: a hypervisor reads one stream only after
+    /// another has come as far, so no stream may use up what another needs. none may fill what another needs.
     pub(super) fn share(&self, streams: usize) {
         self.flow().share(streams.max(1));
     }

@@ -26,8 +26,8 @@ impl Files {
         Self { folder }
     }
 
-    /// Returns the recorded chronicle of a residency, with later marks; `None`: there is none. A file that cannot be read must
-    /// not be trusted.
+    /// Returns the recorded chronicle of a residency, with later marks; `None`: there is none. A file that cannot be
+    /// read must not be trusted.
     pub(super) fn kept(&self, key: StayKey) -> io::Result<Option<Kept>> {
         let Some(bytes) = whole_file::read(&self.kept_path(key), FILE_BYTES_MAX)? else { return Ok(None) };
         let kept = Kept::decode(&bytes, key.volume.0, key.stay).map_err(io::Error::other)?;
@@ -62,8 +62,8 @@ impl Files {
         whole_file::replace(&self.image_path(key), &record.encode(key))
     }
 
-    /// Records durably that a flush of the image has failed. In a full folder without an earlier record, makes sure that there
-    /// is no record.
+    /// Records durably that a flush of the image has failed. In a full folder without an earlier record, makes sure
+    /// that there is no record.
     pub(super) fn doubt_image(&self, key: StayKey) -> io::Result<()> {
         let recorded = self.record_image(key, &ImageRecord::Failed);
         // An empty file says the same, and takes no space.
@@ -81,7 +81,6 @@ impl Files {
         self.delete_all_but(|of| of.volume != key.volume || of.stay == key.stay)
     }
 
-    /// Deletes all files of a volume.
     pub(super) fn delete_volume(&self, volume: VolumeId) -> io::Result<()> {
         self.delete_all_but(|of| of.volume != volume)?;
         sync_folder_of(&self.folder.join("any"))
@@ -137,7 +136,6 @@ impl Files {
     }
 }
 
-/// Returns the residency in a file's name.
 fn key_of(name: &str) -> Option<StayKey> {
     let mut parts = name.split('.');
     let (volume, stay, _kind) = (parts.next()?, parts.next()?, parts.next()?);

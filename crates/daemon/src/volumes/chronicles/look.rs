@@ -20,7 +20,6 @@ use rustix::fs::OFlags;
 
 use crate::images::far;
 
-/// The kernel's identity of the present boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// The indices of a device's statistics that grow with each change: writes, sectors written, discards, sectors discarded.
 const CHANGES: [usize; 4] = [4, 6, 11, 13];

@@ -23,7 +23,6 @@ use crate::images::far;
 
 /// The longest file that is read: longer than a list of single units of the largest volume.
 const FILE_BYTES_MAX: u64 = 4 << 30;
-/// The kernel's identity of the present boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A task of the writing thread.
@@ -42,7 +41,6 @@ pub(super) enum PresenceWork {
         entry: LogEntry,
         reply: Reply,
     },
-    /// Guest writes.
     Note {
         key: StayKey,
         size_bytes: u64,
@@ -114,8 +112,8 @@ pub(super) fn read(
     }
 }
 
-/// Returns the present boot of the host. N.B. never guessed: units noted since the boot would be fetched again, over guest
-/// writes.
+/// Returns the present boot of the host. N.B. never guessed: units noted since the boot would be
+/// fetched again, over guest writes.
 fn boot() -> io::Result<[u8; 16]> {
     let text = std::fs::read_to_string(BOOT_ID)?;
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();

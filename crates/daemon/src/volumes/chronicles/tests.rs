@@ -179,7 +179,7 @@ fn how_an_image_looks_that_could_not_be_recorded_is_not_trusted() {
     let (folder, chronicles, image) = scene();
     chronicles.open_stay(KEY, &image).unwrap();
     wait(chronicles.keep(KEY, kept())).unwrap();
-    // As in a full folder: a file cannot be made there.
+    // A file cannot be made here, as in a full folder.
     let blocked = folder.path().join(FOLDER).join(format!("{KEY}.new"));
     std::fs::create_dir(&blocked).unwrap();
     chronicles.close_image(KEY, &image);
@@ -192,7 +192,7 @@ fn that_a_flush_has_failed_is_remembered_in_a_full_folder_too() {
     let (folder, chronicles, image) = scene();
     chronicles.open_stay(KEY, &image).unwrap();
     assert!(chronicles.vouches(KEY));
-    // As in a full folder: a file cannot be made there.
+    // A file cannot be made here, as in a full folder.
     let blocked = folder.path().join(FOLDER).join(format!("{KEY}.new"));
     std::fs::create_dir(&blocked).unwrap();
     wait(chronicles.doubt(KEY)).unwrap();

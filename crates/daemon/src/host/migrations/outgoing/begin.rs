@@ -121,7 +121,7 @@ impl OutgoingMigration {
         let is_copying = matches!(recorded.stage, Stage::Copying);
         let moves = match (&self.task.vm, is_copying) {
             (Some(_), _) => Moves::Vm,
-            // Only the previous daemon knew whether the target has hooks.
+            // The previous daemon alone knew whether the target has hooks.
             (None, true) => Moves::VolumesAfterHooks,
             (None, false) => Moves::Volumes,
         };
@@ -148,8 +148,8 @@ impl OutgoingMigration {
             return Ok(());
         };
         if !host.vm_is_leaving(&vm) {
-            // N.B. The daemon was killed between the two records, of the migration and of its VM. The volumes of a VM do not
-            // leave without it.
+            // N.B. The daemon was killed between the two records, of the migration and of its VM. The volumes of a VM
+            // do not leave without it.
             host.prepare_hooks_away(migration, session);
             self.stays = format!(
                 "this host's daemon was started again before {vm} had begun to leave; it goes on here: migrate it again"
@@ -291,8 +291,8 @@ impl Host {
         Ok(lane)
     }
 
-    /// Checks that the image from which the target reads missing blocks is unchanged. Fails with
-    /// [`RequestError::ImageUnsuitable`] otherwise.
+    /// Checks that the image from which the target reads missing blocks is
+    /// unchanged. Fails with [`RequestError::ImageUnsuitable`] otherwise.
     async fn check_left(&self, moved: &Moved) -> Result<(), RequestError> {
         let record = &moved.volume.record;
         let is_read = self.journal.read(|state| {
@@ -315,10 +315,7 @@ impl Host {
     }
 
     /// Gives lanes their orders and the channels to the other host, and returns the lanes. The first volume's lane drives the
-    /// migration, the others take part.
-    ///
-    /// # Errors
-    /// [`RequestError::VolumeUnavailable`]; no lane has begun or resumed then.
+    /// migration, the others take part. Errors: [`RequestError::VolumeUnavailable`]; no lane has begun or resumed then.
     async fn give_orders(
         &self,
         session: &Session,

@@ -32,7 +32,6 @@ pub(super) struct Look {
     pub(super) presence: Option<Presence>,
     pub(super) seen: Seen,
     pub(super) disks: Vec<SeenDisk>,
-    /// The definition of each adopted disk.
     pub(super) defined: Vec<Option<Disk>>,
 }
 
@@ -52,9 +51,9 @@ struct Defined {
 /// Whether a definition includes the backing files of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Which {
-    /// Of a running QEMU: libvirt lists the chains.
+    /// The definition of a running QEMU, in which libvirt lists the chains.
     Live,
-    /// Of the next start: only the images' headers list the chains.
+    /// The definition of the next start, for which only the images' headers list the chains.
     Next,
 }
 
@@ -234,7 +233,6 @@ impl Host {
     }
 }
 
-/// Converts a presence for the decisions.
 pub(super) fn seen_of(presence: Presence) -> Seen {
     match presence {
         Presence::There(_) => Seen::Runs,

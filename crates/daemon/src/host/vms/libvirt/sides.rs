@@ -26,10 +26,8 @@ const POLL: Duration = Duration::from_millis(250);
 /// The pause before the next attempt to reach libvirt.
 const UNREACHABLE_PAUSE: Duration = Duration::from_secs(1);
 
-/// The result of a change of sides.
 #[derive(Debug, Default)]
 pub(super) struct Left {
-    /// Whether libvirt has deleted the domain.
     pub(super) is_gone: bool,
     /// Images that the domain has stopped using.
     pub(super) images: Vec<PathBuf>,
@@ -297,7 +295,6 @@ impl Host {
         self.note_disk(adopted, index, |kept| (kept.found, kept.copy) = (None, CopyNote::None)).await
     }
 
-    /// Changes the record of a disk.
     async fn note_disk(
         self: &Arc<Self>,
         adopted: &Adopted,

@@ -193,8 +193,8 @@ impl PostCopyRecovery {
         }))
     }
 
-    /// Carries the stream until the hypervisor answers, because it may need the data to answer. `None`: nothing is left to be
-    /// carried.
+    /// Carries the stream until the hypervisor answers, because it may need the data to answer. `None`: nothing
+    /// is left to be carried.
     async fn answers(
         &self,
         channel: &VmChannel,
@@ -235,9 +235,7 @@ impl PostCopyRecovery {
 
 /// Why a hypervisor accepts no other stream.
 enum Refused {
-    /// The message to the source.
     Says(VmMessage),
-    /// The hypervisor has ended.
     HasEnded,
 }
 

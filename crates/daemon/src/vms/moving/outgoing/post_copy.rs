@@ -36,8 +36,8 @@ use crate::vms::moving::message::VmMessage;
 const LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// How long the other host may take to say that it expects the rest over another stream, before it is asked again.
 const EXPECTED_TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the other host may answer that it does not know whether everything has come. Its hypervisor may fail to answer for
-/// some seconds each time.
+/// How often the other host may answer that it does not know whether everything has come. Its hypervisor may fail to answer
+/// for some seconds each time.
 const REFUSED_MAX: u32 = 20;
 /// How long the hypervisor may take to begin with another stream.
 const RECOVERED_TIMEOUT: Duration = Duration::from_secs(10);
@@ -156,8 +156,8 @@ impl OutgoingVm {
         Ok(())
     }
 
-    /// Resolves when all of the memory is at the target, or never will be. The first call starts the work, whether the future
-    /// is polled or not.
+    /// Resolves when all of the memory is at the target, or never will be. The first call starts the work, whether the
+    /// future is polled or not.
     pub(crate) fn memory_has_gone(self: &Arc<Self>, runtime: &Handle) -> Shared<BoxFuture<'static, ()>> {
         let mut state = self.post_copy.lock();
         let (_, gone) = state.goes.get_or_insert_with(|| {
@@ -287,8 +287,8 @@ impl OutgoingVm {
         self.post_copy.lock().carrying.as_ref().is_some_and(|carrying| !carrying.0.is_finished())
     }
 
-    /// Asks the other host whether everything has come, because the stream has broken and the hypervisor here accepts no other
-    /// one.
+    /// Asks the other host whether everything has come, because the stream has broken and the hypervisor
+    /// here accepts no other one.
     async fn ask_for_the_end(
         &self,
         channel: &Arc<VmChannel>,
@@ -348,8 +348,8 @@ impl OutgoingVm {
             let _line = channel;
             carried(side.stream.carry(accepted)).await
         }));
-        // N.B. QEMU is slow to report that it has left the paused state. Acting on the old status would break this stream, from which
-        // QEMU 7.2 may never recover. If the status does not change soon, it is checked anew.
+        // N.B. QEMU is slow to report that it has left the paused state. Acting on the old status would break this stream, from
+        // which QEMU 7.2 may never recover. If the status does not change soon, it is checked anew.
         let begun =
             [MigrationStatus::PostcopyRecover, MigrationStatus::PostcopyActive, MigrationStatus::Completed];
         let _ = self.vm.await_status(&begun, RECOVERED_TIMEOUT).await;
@@ -359,14 +359,17 @@ impl OutgoingVm {
 
 /// The result of asking the other host whether all of the memory has come.
 enum Asked {
-    /// The final state.
     Told(PostCopyState),
     /// The hypervisor here accepts another stream after all.
     TakesAnother,
     /// The other host has not answered.
-    Nothing { reason: MoveFault },
+    Nothing {
+        reason: MoveFault,
+    },
     /// The other host does not know.
-    Refused { reason: String },
+    Refused {
+        reason: String,
+    },
 }
 
 /// Returns the number of the stream of an attempt, which no other attempt uses soon.
