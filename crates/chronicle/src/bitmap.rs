@@ -1,10 +1,10 @@
 //! A set of blocks whose memory and time cost depends on how mixed the volume is. Entirely clean or entirely dirty
 //! parts cost almost nothing.
 //!
-//! This is the layered bitmap of \[TPM\] §IV-A-2: an upper layer says which parts of the volume are dirty, and a lower
-//! part exists only after a write to it. There are two steps beyond the paper. The upper layer is itself layered, so
-//! that a scan skips through a 16 TiB disk as quickly as through a small one. A part whose blocks are *all* dirty is
-//! freed, so that a copy which lacks everything starts with a bitmap of a few bytes.
+//! This is the layered bitmap of \[TPM\] §IV-A-2. An upper layer says which parts of the volume are dirty, and a lower part
+//! exists only after a write to it. There are two steps beyond the paper. The upper layer is itself layered, so that a scan skips
+//! through a 16 TiB disk as quickly as through a small one. A part whose blocks are *all* dirty is freed, so that a copy which
+//! lacks everything starts with a bitmap of a few bytes.
 //!
 //! ```text
 //!   LayeredBitmap   blocks, count

@@ -175,9 +175,9 @@ impl Chronicle {
 
     /// Records a write, a discard or a write of zeroes in the open epoch.
     ///
-    /// The caller records *before* it submits the write to the store, and keeps the returned epoch. When the write
-    /// completes, with success or error, and [`Chronicle::open_epoch`] has changed, the caller records the range once
-    /// more: a copy of the earlier epoch may have read the block during the write (design §5.1).
+    /// The caller records *before* it submits the write to the store, and keeps the returned epoch. When the write has ended,
+    /// even with an error, and [`Chronicle::open_epoch`] has changed, the caller records the range once more. A copy of the
+    /// earlier epoch may have read the block during the write (design §5.1).
     ///
     /// On [`Recorded::WaitForMark`] nothing was recorded, and the write must not be submitted. Empty writes record nothing.
     ///
@@ -367,8 +367,8 @@ pub enum MarkPolicy {
 const REGION_BYTES_MIN: u64 = 1 << 20;
 /// The largest region: the least that is copied for one block written before a crash.
 const REGION_BYTES_MAX: u64 = 64 << 20;
-/// The least number of regions, unless they would be too small. A guest waits for at most this many marks per epoch,
-/// and a crash costs a thousandth of the volume for each place that was being written.
+/// The least number of regions, unless they would be too small. A guest waits for at most this many marks per epoch. A crash
+/// costs a thousandth of the volume for each place being written.
 const REGIONS: u64 = 1024;
 
 impl MarkPolicy {

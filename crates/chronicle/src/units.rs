@@ -25,7 +25,7 @@ impl BlockSize {
     pub const MAX_BYTES: u32 = 1 << 20;
 
     /// 4 KiB, the unit of disk I/O: a scattered write costs only its own size when it is copied again. A disk of 16 TiB has 4
-    /// thousand million blocks, but a set of them costs only what is scattered in it, and neighbours are copied as one.
+    /// thousand million blocks, but a set costs memory only where it is scattered. Neighbours are copied as one.
     pub const DEFAULT: Self = Self { shift: 12 };
 
     /// Returns the block size of `bytes` bytes.

@@ -1,7 +1,7 @@
 //! Decides what another host may ask for, according to this host's journal.
 //!
-//! Knowing a migration's number or a volume's identity gives no permission. A call is carried out only if the journal has the
-//! named migration with this peer, in this role, with this volume, at a stage that allows the call (design §5.22):
+//! Knowing a migration's number or a volume's identity gives no permission. The journal must have the named migration with this
+//! peer, in this role, with this volume, at a stage that allows the call (design §5.22):
 //!
 //! ```text
 //!   the peer is    it may                                    while the migration is here

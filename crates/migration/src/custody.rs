@@ -9,8 +9,8 @@
 //!
 //!   Handling:  open ► lock ► claims ► compare ► act ► sync     the order in which a step is carried out
 //! ```
-//! One image can have several names, and a name can come to mean another image. So a claim is on an identity (a file's
-//! device and inode, a device's number, an export's URI) and on a name: a match of either counts.
+//! One image can have several names, and a name can come to mean another image. So a claim is on an identity and on a name, and a
+//! match of either counts. An identity is a file's device and inode, a device's number or an export's URI.
 //!
 //! An image that could not be inspected has a claim as well: *unknown* refuses every step (design §5.37). Nothing here reads a
 //! disk. The daemon gathers the facts and carries out permitted steps; the simulator does the same with images of its own.

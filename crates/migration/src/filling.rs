@@ -8,8 +8,8 @@
 //!      │  └─► overwriting ┼───────────────────┘ its write has completed
 //!      └──────────────────┴── failed
 //! ```
-//! The owner drives the filling. Its former owner is the *reservoir*: its image stays unchanged and locked, and it answers
-//! reads by address until it learns that the volume is complete. A guest's read of missing blocks *pulls* them before
+//! The owner drives the filling. Its former owner is the *reservoir*, whose image stays unchanged and locked. The reservoir
+//! answers reads by address until it learns that the volume is complete. A guest's read of missing blocks *pulls* them before
 //! everything else. The rest is fetched in the background, most recently written first (the papers' push).
 //!
 //! A [`Filling`] works in units of 4 KiB. The align filter is above it, so no guest's write covers part of a unit, and nothing

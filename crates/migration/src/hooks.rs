@@ -7,7 +7,7 @@
 //!
 //!   before ──ended──► after          after is wanted while before runs: it waits for its end, also after a restart
 //! ```
-//! A program is started behind a gate. So a daemon that is killed at any instant leaves one of three states: nothing was begun, a
+//! A program is started behind a gate. So a daemon killed at any instant leaves one of three states. Nothing was begun, a
 //! recorded process runs, or a process has ended and left its result. The next daemon finds out which, and continues from there.
 //!
 //! The daemon decides what a hook receives as input, and how a process is recognised.

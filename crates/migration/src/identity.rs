@@ -14,8 +14,8 @@ pub struct HostId(pub [u8; 32]);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct MigrationId(pub u64);
 
-/// The number of one attempt to hand a migration's volumes over; the first is 1. Every handover message and record carries it,
-/// so that an answer to an earlier attempt is never taken for an answer to this one (hard case 2).
+/// The number of one attempt to hand a migration's volumes over; the first is 1. Every handover message and record carries it, so
+/// that answers to different attempts are never confused (hard case 2).
 ///
 /// A number contains the run of the source that assigned it: each restart of the source continues in the next block of numbers.
 /// The journal knows the bound of an interrupted run ([`Attempt::last_of_run`]) before the next run uses a number.

@@ -19,10 +19,10 @@
 //! ```
 //!
 //! Nothing here reads a clock, a disk or a socket. Every machine has the same shape. `handle_event(now, event)` and
-//! `handle_timeout(now)` take events, `poll_action()` returns the next action, and `poll_timeout()` returns the time of the
-//! next call and the reason for it. Events are handled one at a time, and all actions are drained before the next. Machines
-//! decide about ranges and never see a byte of payload. Time is a [`std::time::Duration`] since an origin that the caller
-//! chooses and keeps.
+//! `handle_timeout(now)` take events, and `poll_action()` returns the next action. `poll_timeout()` returns the time of the next
+//! call, and the reason for it. Events are handled one at a time, and all actions are drained before the next. Machines decide
+//! about ranges and never see a byte of payload. Time is a [`std::time::Duration`] since an origin that the caller chooses and
+//! keeps.
 
 pub mod authority;
 pub mod custody;

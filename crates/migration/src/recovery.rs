@@ -207,8 +207,8 @@ pub fn asked_by_itself(before: &State, records: &[Record]) -> Vec<(HostId, Migra
     questions.collect()
 }
 
-/// Returns the volumes that are here since a migration from `peer` with the number `remote`, and the names of their copies that
-/// were left there. These copies are useless once nothing is kept there. Empty if blocks that are there are missing here.
+/// Returns the volumes that came by the migration from `peer` with the number `remote`, each with its copy left there. These
+/// copies are useless once nothing is kept there. Empty while one of these volumes lacks blocks.
 pub fn nothing_kept_of(state: &State, peer: HostId, remote: MigrationId) -> Vec<(VolumeId, ReplicaOf)> {
     let Some((migration, _)) = state.incoming(peer, remote) else { return Vec::new() };
     if state.fillings_from(peer, remote).next().is_some() {

@@ -45,8 +45,8 @@ pub enum Strategy {
         /// The most bytes of guest writes in flight to the target; beyond it their blocks become missing.
         buffer_bytes_max: u64,
         /// How long the rest may take to arrive behind closed gates. With a busy guest this must exceed a round trip, because
-        /// that much is always in flight. An attempt at the handover needs this time, and besides it one and a half round
-        /// trips, a flush and two commits (hard case 27).
+        /// that much is always in flight. An attempt at the handover also needs one and a half round trips, a flush and two
+        /// commits (hard case 27).
         drain_max: Duration,
         /// The treatment of hot blocks.
         hot: HotBlocks,

@@ -7,9 +7,9 @@
 //!   frame    Present: durable by now                                          … until nothing is missing
 //!   frame    Noted: present as long as the host has not been started again; only these are not synced
 //! ```
-//! **N.B.** A unit recorded as present must never become missing again: it would be fetched, and newer writes undone. So a
-//! damaged file, or one that does not begin with the manifest of the handover, is rejected as a whole (design §5.8), and the
-//! volume is not served. A torn end is acceptable, because nothing relied on it.
+//! **N.B.** A unit recorded as present must never become missing again: it would be fetched, and newer writes undone. So a file
+//! that is damaged, or does not begin with the manifest of the handover, is rejected as a whole (design §5.8). The volume is not
+//! served then. A torn end is acceptable, because nothing relied on it.
 
 use chronicle::{BlockRange, LayeredBitmap};
 use serde::{Deserialize, Serialize};

@@ -26,8 +26,8 @@ pub use event::{Costs, Following, Moves, Peer, SourceAction, SourceEvent, Source
 
 /// The pause before a failed commit or an unanswered message is repeated.
 const REPEAT: Duration = Duration::from_millis(200);
-/// How long the source keeps telling another host that the migration is over before it ends without an answer: the link may be
-/// gone for good. A host that reappears later asks, and is answered then ([`crate::recovery::answer_as_source`]).
+/// How long the source repeats to another host that the migration is over. Then it ends without an answer, because the link may
+/// be gone for good. A host that reappears later asks, and is answered then ([`crate::recovery::answer_as_source`]).
 pub const TELL_MAX: Duration = Duration::from_secs(10);
 /// The left-over that is reported in that case.
 const UNTOLD: &str = "the other host has not said that it deleted its copy; it will when it asks";

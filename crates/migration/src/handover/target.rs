@@ -10,12 +10,12 @@
 //! A VM that moves runs before the volumes are reported as in use: its disks are opened for it. If it does not run, and has
 //! written nothing, the disks return as if they had not been started.
 //!
-//! **N.B.** From *Prepared* on the target never leaves by itself, however long it waits (hard case 1): the source may have
+//! **N.B.** From *Prepared* on the target never leaves by itself, however long it waits (hard case 1). The source may have
 //! released the volumes, and then no other host has them.
 //!
 //! On one host the source's records are in the same journal. A target whose host has a journal of its own
-//! ([`Target::between_hosts`]) makes three more commits: the abort of a promised attempt, before anything is copied or deleted
-//! because of it; the deletion of images, before they are deleted; and the end.
+//! ([`Target::between_hosts`]) makes three more commits. It records the abort of a promised attempt before anything is copied or
+//! deleted because of it, the deletion of images before it begins, and the end.
 
 mod answer;
 mod event;

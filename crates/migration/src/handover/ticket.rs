@@ -3,9 +3,9 @@
 //! ```text
 //!   source, released ──► sterna-ticket-… ──(a person carries it)──► target, prepared: takes over as if by COMMIT
 //! ```
-//! The ticket replaces the COMMIT message, for one target. It proves nothing by secrets: an administrator who may promote at
-//! the target may also force a promotion. It guards against mistakes: a ticket of another migration, of an earlier attempt or
-//! for another host, or a mistyped one, is refused with the reason.
+//! The ticket replaces the COMMIT message, for one target. It proves nothing by secrets: an administrator who may promote at the
+//! target may also force a promotion. It guards against mistakes. A mistyped ticket, or one of another migration, attempt or
+//! host, is refused with the reason.
 
 use chronicle::Generation;
 use serde::{Deserialize, Serialize};

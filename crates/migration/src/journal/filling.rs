@@ -7,7 +7,7 @@
 //!                                             └─► Moved, back to where what is missing is
 //! ```
 //! Until a volume is complete at its new owner, the former owner's image is a *reservoir*. The volume may return there in the
-//! meantime: the reservoir has the blocks that the owner lacks, and the owner has the blocks that the reservoir lacks. So no
+//! meantime. The reservoir has the blocks that the owner lacks, and the owner has the blocks that the reservoir lacks. So no
 //! block is both read and written there. Once the return is recorded, the image is a mixture of two times. Nothing deletes it,
 //! and it is owned only when all blocks have arrived.
 //!

@@ -3,8 +3,8 @@
 //! ```text
 //!   frame    u32 length of the payload │ u32 CRC-32C of sequence and payload │ u64 sequence │ payload
 //! ```
-//! All integers are little-endian. A length of zero, a wrong checksum or a sequence number that is not the next one ends the
-//! file: later bytes were never acknowledged, or belong to an earlier use of the space.
+//! All integers are little-endian. A length of zero, a wrong checksum or a wrong sequence number ends the file. Later bytes were
+//! never acknowledged, or belong to an earlier use of the space.
 
 /// The largest payload of a frame. A snapshot of thousands of volumes fits; a hostile length does not.
 pub const FRAME_BYTES_MAX: usize = 16 << 20;

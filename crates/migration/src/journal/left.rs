@@ -48,8 +48,8 @@ impl State {
         }
     }
 
-    /// Returns whether a start makes a lane for a volume that has left: for a return of the volume, or to forward clients that
-    /// cannot ask where it is. `has_clients` says that connections of the earlier daemon persist.
+    /// Returns whether a start makes a lane for a volume that has left. The volume may return to it, or clients that cannot ask
+    /// need forwarding. `has_clients` says that connections of the earlier daemon persist.
     ///
     /// The lane of an unfinished departure is made by the code that resumes it.
     pub fn begins_with_lane(&self, moved: &Moved, has_clients: bool, has_vm: bool) -> bool {

@@ -1,7 +1,7 @@
 //! Who owned a volume's content before Sterna served it, and what happens to its image when the volume is removed.
 //!
 //! Sterna may delete a volume that it created (`volume create`). A volume whose image existed before (`volume add`, an adopted
-//! disk) stays the user's wherever it moves: its image in a store is the only current copy.
+//! disk) stays the user's wherever it moves. Its image in a store is the only current copy.
 
 use std::collections::BTreeSet;
 

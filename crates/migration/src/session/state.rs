@@ -268,9 +268,8 @@ impl MigrationSession {
         }
     }
 
-    /// Ends a cancelled migration that a restart cannot resume, and of which nothing was released: the other host, or the
-    /// image, may be gone for good. **N.B.** Only if no driver has had it since, and no VM moves: a VM may be paused, and only
-    /// a driver resumes it.
+    /// Ends a cancelled, unreleased migration that a restart cannot resume. The other host, or the image, may be gone for good.
+    /// **N.B.** Only if no driver has had it since, and no VM moves: a VM may be paused, and only a driver resumes it.
     fn perhaps_give_up(&mut self) {
         let undo = match self.role {
             Role::Source => Undo::Offer,

@@ -381,8 +381,8 @@ fn a_departure_that_was_taken_back_says_nothing_of_where_its_vm_is() {
 }
 
 proptest! {
-    /// Random events: the client is answered once, the session concludes once and never before its end is durable, and then
-    /// there are no more actions.
+    /// Random events: the client is answered once, and the session concludes once. It never does so before its end is durable,
+    /// and no action follows.
     #[test]
     fn it_is_concluded_once_and_not_before_its_end_is_durable(
         role in prop_oneof![Just(Role::Source), Just(Role::Target), Just(Role::Local)],

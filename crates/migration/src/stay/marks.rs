@@ -13,7 +13,7 @@ const OPEN_MAX: usize = 64;
 
 /// The open files of marks, each with its known content.
 ///
-/// Known content stays true while a file is open: a file of marks is deleted only after its epoch has ended, and no epoch of a
+/// Known content stays true while a file is open. A file of marks is deleted only after its epoch has ended, and no epoch of a
 /// residency begins twice. Each residency has files of its own.
 #[derive(Debug)]
 pub struct OpenMarks<F> {

@@ -5,7 +5,7 @@
 //!                                  └─► otherwise a bit: its blocks are missing ──► answered likewise
 //!   either, when the copying does not converge: at the rate at which the target takes, held for `wait_max` at most
 //! ```
-//! During the pass, a write to hot synchronised blocks is merged with later ones: its blocks become missing, and are put off
+//! During the pass, a write to hot synchronised blocks is merged with later ones. Its blocks become missing, and are put off
 //! until the pass is over. Their number is finite, and they are copied then like all missing blocks. After that nothing is
 //! merged, and the mirror converges as it does without merging.
 //!
@@ -25,8 +25,8 @@ use crate::planted::{Bug, broken};
 
 /// The most unflushed bytes at the target with which a replica is near enough: the flush behind closed gates does no more.
 const UNCONFIRMED_MAX: u64 = 32 << 20;
-/// A replica reported as near enough stays so until it is this many times further off, because a busy guest changes the
-/// distance all the time.
+/// A replica reported as near enough stays so until it is this many times further off. A busy guest changes the distance all the
+/// time.
 const SLACK: u64 = 2;
 
 /// The number of writes to a block, the current one included, from which on its writes are merged. A later copy costs no more

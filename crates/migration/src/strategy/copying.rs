@@ -95,9 +95,9 @@ impl Copying {
         self.advance(now);
     }
 
-    /// Returns the target's missing set if both hosts lose, at this instant, everything that is not durable: blocks that are
-    /// missing, in flight, unconfirmed, or being written. `None` while it is not known, and during an attempt at the handover,
-    /// when nothing more is asked of the source's store.
+    /// Returns the target's missing set if both hosts now lose everything that is not durable. It holds blocks that are missing,
+    /// in flight, unconfirmed, or being written. `None` while it is not known, and during an attempt at the handover, when
+    /// nothing more is asked of the source's store.
     pub fn lacking(&self) -> Option<LayeredBitmap> {
         self.engine.lacking()
     }

@@ -7,10 +7,10 @@
 //!      missing, or being copied ─►              also where there was a hole
 //!      source only, and missing (again)
 //! ```
-//! One difference to the paper, which defers writes to a chunk that is being copied: here such a write goes to the source at
-//! once, and its blocks are copied again right after the chunk has landed. Writes to *that* second pass wait for it, so a chunk
-//! is never copied for ever. A target that fails or is slow never delays the guest by more than
-//! [`CopyingSettings::wait_max`](super::CopyingSettings::wait_max): mirroring is suspended, writes make blocks missing, and
+//! The paper defers writes to a chunk that is being copied. Here such a write goes to the source at once, and its blocks are
+//! copied again right after the chunk has landed. Writes to *that* second pass wait for it, so a chunk is never copied for ever.
+//! A target that fails or is slow never delays the guest by more than
+//! [`CopyingSettings::wait_max`](super::CopyingSettings::wait_max). Mirroring is suspended, writes make blocks missing, and
 //! mirroring is tried again later.
 
 use std::time::Duration;

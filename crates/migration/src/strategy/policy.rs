@@ -24,8 +24,8 @@ use super::{Round, Route, Strategy};
 
 /// The decisions for one volume that is being copied.
 ///
-/// Every method may rely on an engine that has handled all events. The engine enforces the rules common to all strategies:
-/// blocks in flight are not sent again, a copy waits for earlier writes, and only synchronised blocks take values.
+/// Every method may rely on an engine that has handled all events. The engine enforces the rules common to all strategies. Blocks
+/// in flight are not sent again, a copy waits for earlier writes, and only synchronised blocks take values.
 pub(super) trait Policy {
     fn terms(&self) -> Terms;
 

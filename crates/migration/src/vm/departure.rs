@@ -5,8 +5,8 @@
 //!              │                 │                     │                                          │
 //!              └─ refused        └─ stays              └─ noted, before anything else             └─ stays
 //! ```
-//! A VM moves in its current state (design §5.35). At the target it is created from its description, runs only if it ran here,
-//! and has the files that it had when it was paused. **N.B.** Its run state is durable here before anything depends on it: a
+//! A VM moves in its current state (design §5.35). At the target it is created from its description, with the files that it had
+//! when it was paused. It runs there only if it ran here. **N.B.** Its run state is durable here before anything depends on it: a
 //! killed daemon resumes no VM that another party has paused.
 
 use std::collections::BTreeSet;

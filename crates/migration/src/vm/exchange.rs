@@ -8,7 +8,7 @@
 //! from observation. A failed step reverses the exchange, because a VM with its disks on either side can run. If the reverse
 //! fails as well, it is reversed again, with growing pauses, until one direction succeeds.
 //!
-//! Three rules always hold: a file that the hypervisor has open is not served; the hypervisor opens no file that is served; a
+//! Three rules always hold. A file that the hypervisor has open is not served. The hypervisor opens no file that is served. A
 //! volume below an unknown layer is not removed.
 
 use std::time::Duration;

@@ -8,9 +8,9 @@
 //! ```
 //! The strategy keeps the blocks *in flight*, because it knows the purpose of each.
 //!
-//! A strategy with rounds has two sets of missing blocks: those of the current round, and those that guests have written in the
-//! open epoch, for the next round. [`ReplicaBlocks::advance_epoch`] moves the second into the first. A third set is missing but
-//! put off, until the policy takes it up (`hot.rs`).
+//! A strategy with rounds has two sets of missing blocks. One is for the current round, the other holds writes of the open epoch
+//! for the next round. [`ReplicaBlocks::advance_epoch`] moves the second into the first. A third set is missing but put off,
+//! until the policy takes it up (`hot.rs`).
 
 use std::time::Duration;
 

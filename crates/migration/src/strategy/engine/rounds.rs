@@ -5,8 +5,8 @@
 //!   ├───────────────────────────────────┼──────────────────┼───────── … ─────┤gate├────────────┤
 //!        writes of epoch 1 ────────────────► copied   epoch 2 ──► copied        │ closed: no more of them
 //! ```
-//! An epoch is advanced at once. Its blocks are read one by one, and only after all writes to them that were submitted by then
-//! have ended: a claimed chunk waits for these (design §5.1).
+//! An epoch is advanced at once. Its blocks are read one by one, each only after the writes to it that were submitted by then. A
+//! claimed chunk waits for these (design §5.1).
 
 use chronicle::BlockRange;
 
