@@ -1,4 +1,4 @@
-//! Where a daemon listens, as people write it.
+//! The address of a daemon, as users write it.
 
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -13,7 +13,7 @@ pub enum Address {
     Unix(PathBuf),
 }
 
-/// Why a text is no address.
+/// Why a text is not an address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
     /// The kind of address is missing or unknown.
@@ -21,18 +21,18 @@ pub enum AddressError {
         "\"{text}\" is no address of a daemon: write unix:PATH, for example unix:/run/sterna/sterna.sock"
     )]
     Kind {
-        /// What was given.
+        /// The text that was given.
         text: String,
     },
-    /// The path is empty.
+    /// The path of the socket is empty.
     #[error("the path of the socket is missing: write unix:PATH")]
     Empty,
-    /// The system cannot bind or connect to a path of this length.
+    /// The path is longer than the system allows for a socket.
     #[error(
         "the socket path {path} has {length} bytes, the system allows {SOCKET_PATH_BYTES_MAX}: choose a shorter one"
     )]
     TooLong {
-        /// What was given.
+        /// The path that was given.
         path: String,
         /// Its length in bytes.
         length: usize,
@@ -40,7 +40,7 @@ pub enum AddressError {
 }
 
 impl Address {
-    /// The address of a unix socket.
+    /// Returns the address of a unix socket.
     ///
     /// # Errors
     /// [`AddressError::Empty`], [`AddressError::TooLong`].
@@ -55,7 +55,7 @@ impl Address {
         }
     }
 
-    /// Path of the socket.
+    /// Returns the path of the socket.
     pub fn path(&self) -> &Path {
         let Self::Unix(path) = self;
         path
@@ -67,7 +67,7 @@ impl FromStr for Address {
 
     fn from_str(text: &str) -> Result<Self, AddressError> {
         match text.strip_prefix("unix:") {
-            // `unix:///path` is how URIs spell it.
+            // URIs are written `unix:///path`.
             Some(path) => Self::unix(path.strip_prefix("//").unwrap_or(path)),
             None => Err(AddressError::Kind { text: text.to_owned() }),
         }

@@ -1,4 +1,4 @@
-//! Amounts of bytes as people read them, the same in messages of the daemon and in tables of the commands.
+//! Human-readable amounts of bytes, for messages of the daemon and tables of the commands.
 
 use std::fmt;
 

@@ -1,5 +1,5 @@
-//! A client of the API, over a unix socket or however it is had connect: one connection a request, which costs tens of microseconds
-//! over a socket, and two round trips over TLS.
+//! A client of the API, over a unix socket or a [`Connect`] of the program. It makes one connection for each request, which costs
+//! tens of microseconds over a socket, and two round trips over TLS.
 
 mod access;
 mod exchange;
@@ -24,15 +24,14 @@ use crate::{
     StoreFile, Vm, Volume, Watch,
 };
 
-/// Talks to one daemon.
+/// A client of one daemon.
 #[derive(Clone)]
 pub struct Client {
     way: Way,
-    /// Who is told when an answer takes long; `None`: nobody.
     late: Option<Late>,
 }
 
-/// Who is told when an answer takes long.
+/// A callback for answers that take long.
 #[derive(Clone)]
 struct Late {
     after: Duration,
@@ -45,15 +44,15 @@ impl std::fmt::Debug for Client {
     }
 }
 
-/// Why a request has no answer that can be used.
+/// Why a request has no usable answer.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// Nobody listens at the address, or who does lets this client do nothing.
+    /// No daemon listens at the address, or it refuses this client.
     #[error("no daemon answers at {address}")]
     Unreachable {
-        /// Where it was looked for, as people write it.
+        /// The address of the daemon, as users write it.
         address: String,
-        /// What the system answered.
+        /// The error of the system.
         source: std::io::Error,
     },
     /// The connection broke before the answer was complete: the request may have been carried out or not.
@@ -62,21 +61,21 @@ pub enum ClientError {
     /// The answer is larger than [`RESPONSE_BYTES_MAX`].
     #[error("the daemon's answer is larger than {RESPONSE_BYTES_MAX} bytes")]
     TooLarge,
-    /// The answer is no JSON of the expected shape.
+    /// The answer is not JSON of the expected shape.
     #[error("the daemon's answer (status {status}) cannot be read")]
     Malformed {
         /// HTTP status of the answer.
         status: u16,
-        /// Where it deviates.
+        /// The position of the first difference.
         source: serde_json::Error,
     },
-    /// The daemon refused.
+    /// The daemon has refused the request.
     #[error("{}", .0.message)]
     Refused(ErrorDetail),
 }
 
 impl ClientError {
-    /// The daemon's code, if it was the daemon that refused.
+    /// Returns the daemon's code, if the daemon has refused the request.
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
             Self::Refused(detail) => Some(detail.code),
@@ -86,43 +85,43 @@ impl ClientError {
 }
 
 impl Client {
-    /// A client of the daemon at `address`. It connects with each request.
+    /// Returns a client of the daemon at `address`. It connects with each request.
     pub fn new(address: Address) -> Self {
         Self { way: Way::Unix(address), late: None }
     }
 
-    /// A client of the daemon that is reached so. It connects with each request.
+    /// Returns a client of the daemon that `connect` reaches. It connects with each request.
     pub fn over(connect: Arc<dyn Connect>) -> Self {
         Self { way: Way::Other(connect), late: None }
     }
 
-    /// The same, of whose late answers nobody is told.
+    /// Returns the same client without the callback for late answers.
     #[must_use]
     pub fn never_late(&self) -> Self {
         Self { way: self.way.clone(), late: None }
     }
 
-    /// Has `tell` called once for each request that has no answer after so long. Requests that wait for news on purpose
-    /// ([`Watch::wait_ms`]) are left out.
+    /// Calls `tell` once for each request that has no answer after the time `after`. Requests that wait on purpose
+    /// ([`Watch::wait_ms`]) do not count.
     #[must_use]
     pub fn when_late(self, after: Duration, tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self { late: Some(Late { after, tell: Arc::new(tell) }), ..self }
     }
 
-    /// Where the daemon is looked for, as people write it.
+    /// Returns the address of the daemon, as users write it.
     pub fn address(&self) -> String {
         self.way.to_string()
     }
 
-    /// Describes the daemon.
+    /// Returns the daemon's description.
     ///
     /// # Errors
-    /// As every method: [`ClientError`].
+    /// [`ClientError`], as all methods.
     pub async fn host(&self) -> Result<Host, ClientError> {
         self.get("/v1/host").await
     }
 
-    /// The whole host at one glance.
+    /// Returns the whole host at a glance.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -130,15 +129,15 @@ impl Client {
         self.get("/v1/overview").await
     }
 
-    /// Whether the daemon does all that it is to do.
+    /// Returns the daemon's problems.
     ///
     /// # Errors
-    /// [`ClientError`]; that it does not is no error.
+    /// [`ClientError`]; problems of the daemon are no error.
     pub async fn readiness(&self) -> Result<Readiness, ClientError> {
         self.ask(Method::GET, "/ready", None::<&()>).await?.parse_also(StatusCode::SERVICE_UNAVAILABLE)
     }
 
-    /// The figures of the daemon, in Prometheus' text format.
+    /// Returns the figures of the daemon, in Prometheus' text format.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -162,7 +161,7 @@ impl Client {
         self.get("/v1/volumes").await
     }
 
-    /// Describes one volume.
+    /// Returns the volume of this name.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VolumeNotFound`].
@@ -170,7 +169,7 @@ impl Client {
         self.get(&format!("/v1/volumes/{}", Segment(name))).await
     }
 
-    /// Says that nobody needs what a migration left in a store that holds one volume.
+    /// Gives up the old copy that a migration has left in a store for one volume.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::StoreNotFound`].
@@ -178,15 +177,15 @@ impl Client {
         self.send(Method::POST, &format!("/v1/stores/{}/release", Segment(name)), None::<&()>).await
     }
 
-    /// What lies in a store.
+    /// Lists the files of a store.
     ///
     /// # Errors
-    /// [`ClientError`]; [`ErrorCode::StoreNotFound`]. One that cannot be looked at is no error.
+    /// [`ClientError`]; [`ErrorCode::StoreNotFound`]. An unreadable store is no error.
     pub async fn store_content(&self, name: &str) -> Result<StoreContent, ClientError> {
         self.get(&format!("/v1/stores/{}/files", Segment(name))).await
     }
 
-    /// Deletes a half-made target that nobody claims; answers what it was.
+    /// Deletes a half-made target without an owner, and returns its description.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::ImageNotFound`], [`ErrorCode::NotHalfMade`].
@@ -195,7 +194,7 @@ impl Client {
         self.send(Method::DELETE, &path, None::<&()>).await
     }
 
-    /// Makes a volume; answers when it is being served, which takes as long as copying the image takes.
+    /// Makes a volume, and returns it once it is served, which includes copying its image.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -203,7 +202,7 @@ impl Client {
         self.send(Method::POST, "/v1/volumes", Some(volume)).await
     }
 
-    /// Makes a volume larger; answers when whoever connects to it is told the new size.
+    /// Makes a volume larger, and returns it once new connections get the new size.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::CannotShrink`], [`ErrorCode::CannotGrow`].
@@ -211,7 +210,7 @@ impl Client {
         self.send(Method::POST, &format!("/v1/volumes/{}/resize", Segment(name)), Some(order)).await
     }
 
-    /// Takes over a volume that another host has prepared here; answers when it is served.
+    /// Makes this host the owner of a volume, and returns it once it is served.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::NotPrepared`], [`ErrorCode::TicketRefused`].
@@ -227,7 +226,7 @@ impl Client {
         self.send(Method::PATCH, &format!("/v1/migrations/{}", Segment(id)), Some(order)).await
     }
 
-    /// Lets a migration rest.
+    /// Pauses the copying of a migration.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::NotMigrating`].
@@ -235,7 +234,7 @@ impl Client {
         self.send(Method::POST, &format!("/v1/migrations/{}/pause", Segment(id)), None::<&()>).await
     }
 
-    /// Goes on with a migration that rests.
+    /// Resumes a paused migration.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::NotMigrating`].
@@ -243,7 +242,7 @@ impl Client {
         self.send(Method::POST, &format!("/v1/migrations/{}/resume", Segment(id)), None::<&()>).await
     }
 
-    /// Removes a volume; answers when it is no longer served.
+    /// Removes a volume, and returns what was done with its image.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VolumeInUse`], [`ErrorCode::AlreadyMigrating`].
@@ -254,7 +253,7 @@ impl Client {
         self.send(Method::DELETE, &path, None::<&()>).await
     }
 
-    /// Lists the images that migrations left and that were kept, by volume.
+    /// Lists the kept images of migrations, by volume.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -262,7 +261,7 @@ impl Client {
         self.get("/v1/replicas").await
     }
 
-    /// Deletes an image that a migration left; answers what it was.
+    /// Deletes a kept image, and returns its description.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::ReplicaNotFound`], [`ErrorCode::ImageInUse`].
@@ -272,7 +271,7 @@ impl Client {
         self.send(Method::DELETE, &path, None::<&()>).await
     }
 
-    /// Begins a migration; answers when it has begun, or waits for its turn.
+    /// Begins a migration, and returns it once it has begun or is queued.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -280,10 +279,10 @@ impl Client {
         self.send(Method::POST, &format!("/v1/volumes/{}/migrate", Segment(name)), Some(order)).await
     }
 
-    /// Says what a migration would do, without beginning it.
+    /// Returns what a migration would do, without beginning it.
     ///
     /// # Errors
-    /// [`ClientError`]; what keeps it from beginning is no error, but in the plan.
+    /// [`ClientError`]; obstacles are no error, but a part of the plan.
     pub async fn plan_migration(
         &self,
         name: &str,
@@ -292,7 +291,7 @@ impl Client {
         self.send(Method::POST, &format!("/v1/volumes/{}/plan", Segment(name)), Some(order)).await
     }
 
-    /// Lists the migrations under way and those that are remembered, oldest first.
+    /// Lists the migrations under way and the ended ones that the daemon knows, oldest first.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -300,7 +299,7 @@ impl Client {
         self.get("/v1/migrations").await
     }
 
-    /// Describes one migration, waiting for a change if `watch` says so.
+    /// Returns a migration, after a change of it if `watch` says so.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::MigrationNotFound`].
@@ -313,7 +312,7 @@ impl Client {
         }
     }
 
-    /// Asks for a migration to be cancelled; answers when the request is under way, not when it has ended.
+    /// Cancels a migration, and returns it at once, not when it has ended.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::NotMigrating`], [`ErrorCode::TooLate`].
@@ -321,7 +320,7 @@ impl Client {
         self.send(Method::POST, &format!("/v1/migrations/{}/cancel", Segment(id)), None::<&()>).await
     }
 
-    /// Begins once more what a migration did not come to; answers with the new migration.
+    /// Repeats a failed or cancelled migration, and returns the new one.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::CannotRetry`], and those of [`Client::migrate`].
@@ -329,7 +328,7 @@ impl Client {
         self.send(Method::POST, &format!("/v1/migrations/{}/retry", Segment(id)), None::<&()>).await
     }
 
-    /// Describes one migration with what was recorded of it.
+    /// Returns a migration with its recording.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::MigrationNotFound`].
@@ -337,7 +336,7 @@ impl Client {
         self.get(&format!("/v1/migrations/{}/history", Segment(id))).await
     }
 
-    /// Describes who this host is to others.
+    /// Returns this host's identity for other hosts.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::NoIdentity`].
@@ -361,7 +360,7 @@ impl Client {
         self.send(Method::POST, "/v1/invitations", Some(invitation)).await
     }
 
-    /// Redeems another host's invitation; answers when both know each other.
+    /// Redeems another host's invitation, and returns that host once both are paired.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::InvitationRefused`], [`ErrorCode::HostUnreachable`].
@@ -377,7 +376,7 @@ impl Client {
         self.get("/v1/hosts").await
     }
 
-    /// Describes another host and the connections with it.
+    /// Returns another host with its connections.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::HostNotFound`].
@@ -385,7 +384,7 @@ impl Client {
         self.get(&format!("/v1/hosts/{}", Segment(name))).await
     }
 
-    /// Changes what another host is trusted with.
+    /// Changes the permissions of another host.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::HostNotFound`].
@@ -393,7 +392,7 @@ impl Client {
         self.send(Method::PATCH, &format!("/v1/hosts/{}", Segment(name)), Some(change)).await
     }
 
-    /// Forgets another host: it is refused from then on.
+    /// Removes another host, which is refused from then on.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::HostNotFound`].
@@ -410,7 +409,7 @@ impl Client {
         self.get("/v1/vms").await
     }
 
-    /// Describes one VM.
+    /// Returns the VM of this name.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmNotFound`].
@@ -418,7 +417,7 @@ impl Client {
         self.get(&format!("/v1/vms/{}", Segment(name))).await
     }
 
-    /// Adds a VM; it does not run yet.
+    /// Adds a VM without starting it.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmUnsuitable`], [`ErrorCode::VmExists`].
@@ -426,7 +425,7 @@ impl Client {
         self.send(Method::POST, "/v1/vms", Some(vm)).await
     }
 
-    /// Starts a VM; answers when its QEMU does.
+    /// Starts a VM, and returns it once its QEMU answers.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmWrongState`], [`ErrorCode::VmFailed`].
@@ -434,7 +433,7 @@ impl Client {
         self.send(Method::POST, &format!("/v1/vms/{}/start", Segment(name)), None::<&()>).await
     }
 
-    /// Stops a VM; answers when its QEMU has ended.
+    /// Stops a VM, and returns it once its QEMU has ended.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmWrongState`].
@@ -442,15 +441,15 @@ impl Client {
         self.send(Method::POST, &format!("/v1/vms/{}/stop", Segment(name)), Some(&how)).await
     }
 
-    /// Takes over disks of a VM that runs; answers when they are served.
+    /// Adopts disks of a running VM, and returns it once they are served.
     ///
     /// # Errors
-    /// [`ClientError`]; [`ErrorCode::VmUnsuitable`], [`ErrorCode::VmFailed`]; the VM has its disks as before then.
+    /// [`ClientError`]; [`ErrorCode::VmUnsuitable`], [`ErrorCode::VmFailed`]. The VM then has its disks as before.
     pub async fn adopt_vm(&self, name: &str, order: &AdoptVm) -> Result<Vm, ClientError> {
         self.send(Method::POST, &format!("/v1/vms/{}/adopt", Segment(name)), Some(order)).await
     }
 
-    /// Gives a VM its disks back as plain files; answers when it has them.
+    /// Gives a VM its disks back as plain files, and returns it once it has them.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmFailed`].
@@ -458,7 +457,7 @@ impl Client {
         self.send(Method::POST, &format!("/v1/vms/{}/release", Segment(name)), None::<&()>).await
     }
 
-    /// Lets a VM run that is paused; answers when it runs.
+    /// Resumes a paused VM, and returns it once it runs.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmFailed`].
@@ -466,7 +465,7 @@ impl Client {
         self.send(Method::POST, &format!("/v1/vms/{}/resume", Segment(name)), None::<&()>).await
     }
 
-    /// Forgets a VM that does not run; its volumes stay.
+    /// Removes a VM that does not run; its volumes stay.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmWrongState`].
@@ -487,7 +486,7 @@ impl Client {
         self.ask(method, path, body).await?.parse()
     }
 
-    /// Says so once if the answer takes long.
+    /// Calls the callback once if the answer takes long.
     async fn ask(
         &self,
         method: Method,
@@ -514,7 +513,7 @@ mod tests {
 
     use super::{Address, Client, ClientError, ErrorCode};
 
-    /// Answers one request with `answer` and returns what the client made of it.
+    /// Answers one request with `answer`, and returns the client's result.
     async fn check(answer: &'static [u8]) -> Result<Vec<crate::Store>, ClientError> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("api.sock");
@@ -564,10 +563,10 @@ mod tests {
             .when_late(Duration::from_millis(1), move |address| told.send(address.to_string()).unwrap());
         let server = async {
             let (mut stream, _) = listener.accept().await.unwrap();
-            // It answers when the wait has been noticed.
+            // It answers once the wait was reported.
             let address = waits.recv().await.unwrap();
             assert!(address.ends_with("api.sock"), "{address}");
-            // What is left unread breaks a connection that is closed.
+            // Closing with unread data would break the connection.
             assert!(stream.read(&mut [0; 1024]).await.unwrap() > 0);
             stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n[]").await.unwrap();
             waits

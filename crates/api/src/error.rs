@@ -1,21 +1,21 @@
-//! What an answer says that is no success: a closed code for programs, a sentence for people.
+//! Errors of the API: a code of a closed set for programs, and a message for users.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Body of every answer that is no success.
+/// Body of every error answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorBody {
-    /// The error.
+    /// The error with its code and message.
     pub error: ErrorDetail,
 }
 
-/// One error.
+/// An error with its code and message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ErrorDetail {
     /// The cause, for programs.
     pub code: ErrorCode,
-    /// The cause, and what to do next, for people. Its words may change at any time.
+    /// The cause, and what to do next, for users. The text may change at any time.
     pub message: String,
 }
 
@@ -33,27 +33,27 @@ pub enum ErrorCode {
     HostNotFound,
     /// No VM has this name.
     VmNotFound,
-    /// The image file that a volume was to be made of is not there.
+    /// The image for the volume does not exist.
     ImageNotFound,
     /// No image of this volume was kept.
     ReplicaNotFound,
-    /// Nobody of this name may use the API over TLS.
+    /// No grant has this name.
     GrantNotFound,
     /// The API has no such path.
     RouteNotFound,
-    /// The API has the path, and not for this method; the header `Allow` says for which.
+    /// The path exists, but not with this method; the header `Allow` lists the allowed ones.
     MethodNotAllowed,
     /// A volume of this name exists.
     VolumeExists,
     /// A VM of this name exists.
     VmExists,
-    /// The VM runs, does not run, or is on its way; the message says which.
+    /// The VM runs, does not run, or is moving; the message says which.
     VmWrongState,
     /// The VM's definition cannot be used, or the VM could not move.
     VmUnsuitable,
-    /// The VM's QEMU did not start, or does not do what it is told.
+    /// The VM's QEMU did not start, or a command of it failed.
     VmFailed,
-    /// Somebody of this name, or with this key, may use the API over TLS already.
+    /// A grant with this name or key exists.
     GrantExists,
     /// The host has an identity already.
     IdentityExists,
@@ -61,55 +61,55 @@ pub enum ErrorCode {
     NoIdentity,
     /// The target store has a file where the image would be.
     TargetExists,
-    /// The place for the copy cannot take as many bytes as the volume has.
+    /// The place for the copy is smaller than the volume.
     TargetTooSmall,
-    /// A volume was to become smaller.
+    /// The new size is smaller than the volume; volumes do not shrink.
     CannotShrink,
-    /// The volume cannot become as large; the message says what is in the way.
+    /// The volume cannot grow to this size; the message has the reason.
     CannotGrow,
-    /// The volume is in the store that it was to be moved to.
+    /// The volume is already in the target store.
     SameStore,
-    /// The store holds one volume, and has one.
+    /// The store can hold one volume, and already has one.
     StoreOccupied,
-    /// The place holds what a migration left there.
+    /// The place holds an old copy that a migration has left.
     PlaceFenced,
-    /// The file in a store is no half-made target that nobody claims; only such files are deleted there.
+    /// The file is not a half-made target without an owner; only such files may be deleted.
     NotHalfMade,
     /// The store has less free space than the volume has allocated.
     NoSpace,
-    /// The daemon may not open as many files as another volume needs.
+    /// The daemon may not open enough files for another volume.
     TooManyFiles,
     /// The volume is being migrated.
     AlreadyMigrating,
     /// The migration has ended, or is not under way.
     NotMigrating,
-    /// The migration is past its commit point.
+    /// The migration has passed its commit point.
     TooLate,
-    /// The migration has nothing that could be done once more; the message says why.
+    /// The migration cannot be repeated; the message has the reason.
     CannotRetry,
-    /// As many migrations wait for their turn as may.
+    /// The queue of migrations is full.
     QueueFull,
-    /// Nothing waits here to be promoted.
+    /// There is no copy here that could be promoted.
     NotPrepared,
-    /// The ticket does not fit what waits here.
+    /// The ticket does not belong to the copy that waits here.
     TicketRefused,
     /// Clients are connected to the volume.
     VolumeInUse,
     /// Another operation on the volume is under way.
     VolumeBusy,
-    /// The volume is not being served; the message says why.
+    /// The volume is not served; the message has the reason.
     VolumeUnavailable,
     /// Another program, or another volume, has locked the image file, or is about to use it.
     ImageInUse,
-    /// The image file is none that can be served.
+    /// The image cannot be served.
     ImageUnsuitable,
-    /// The daemon may not read or write what was named, or the client may not order that; the message says what.
+    /// The daemon may not use the named object, or the client may not give this order; the message says which.
     NotPermitted,
-    /// The invitation is garbled, expired, redeemed or not known.
+    /// The invitation or access token is malformed, expired, already redeemed or unknown.
     InvitationRefused,
-    /// The other host cannot be reached, or is not the one that was expected.
+    /// The other host cannot be reached, or is not the expected one.
     HostUnreachable,
-    /// The other host does not take the volume; the message says why.
+    /// The other host refuses the volume; the message has the reason.
     HostRefused,
     /// Migrations or forwarded volumes depend on the other host; the message says which.
     HostInUse,
@@ -119,19 +119,19 @@ pub enum ErrorCode {
     RequestTooLarge,
     /// The daemon is shutting down.
     ShuttingDown,
-    /// The daemon's journal cannot be written; nothing that must be remembered can be begun.
+    /// The daemon's journal cannot be written, so no durable operation can begin.
     JournalFailed,
-    /// A store answered with an error.
+    /// A store has reported an error.
     StorageFailed,
-    /// A defect of the daemon.
+    /// The daemon has a defect.
     Internal,
-    /// A code that this program does not know: the daemon is newer.
+    /// A code that this program does not know, because the daemon is newer.
     #[serde(other)]
     Unknown,
 }
 
 impl ErrorCode {
-    /// The status of the HTTP answer.
+    /// Returns the status of the HTTP answer.
     pub fn http_status(self) -> u16 {
         match self {
             Self::VolumeNotFound

@@ -5,29 +5,29 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// What somebody may do who uses the API over TLS. Each role may do what those before it may.
+/// The rights of a user of the API over TLS. Each role includes the roles before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// See everything but tickets and definitions of VMs, and look ahead; change nothing.
+    /// See everything except tickets and definitions of VMs, and run preflight checks; change nothing.
     Read,
-    /// Day-to-day operations that lose nothing: migrate, pause, cancel, start and stop VMs.
+    /// Operations that lose nothing: migrate, pause, cancel, start and stop VMs.
     Operate,
-    /// Everything.
+    /// Every operation of the API.
     Admin,
 }
 
 /// A key that may use the API over TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Grant {
-    /// Whose key it is, as the audit log names him.
+    /// Name of the user, as in the audit log.
     pub name: String,
-    /// What he may do.
+    /// Rights of the user.
     pub role: Role,
-    /// Digest of the public key, 64 hexadecimal digits; `None` until the invitation is redeemed.
+    /// Digest of the public key, 64 hexadecimal digits; `None` until the access token is redeemed.
     #[serde(default)]
     pub key: Option<String>,
-    /// Until when the invitation can be redeemed, in milliseconds since 1970; `None`: it was, or there is none.
+    /// End of the access token's life, in milliseconds since 1970; `None`: it was redeemed, or there is none.
     #[serde(default)]
     pub invited_until_unix_ms: Option<u64>,
     /// When it was granted, in milliseconds since 1970.
@@ -37,64 +37,64 @@ pub struct Grant {
 /// Who may use the API over TLS, and where.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Access {
-    /// Where the daemon listens, as the configuration says; `None`: nowhere.
+    /// Where the daemon listens, by its configuration; `None`: nowhere.
     #[serde(default)]
     pub listen: Option<String>,
-    /// Digest of the daemon's public key, 64 hexadecimal digits: what clients know it by. `None`: it does not listen.
+    /// Digest of the daemon's public key, 64 hexadecimal digits, by which clients know it. `None`: it does not listen.
     #[serde(default)]
     pub key: Option<String>,
-    /// Why nobody is let in; `None` if nothing is wrong.
+    /// Why no client can connect; `None` if clients can.
     #[serde(default)]
     pub problem: Option<String>,
-    /// The keys, by name.
+    /// The keys that may use the API, by name.
     pub grants: Vec<Grant>,
 }
 
-/// Lets somebody use the API over TLS.
+/// Grants a user access to the API over TLS.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewGrant {
-    /// What he is called: letters, digits, '.', '-' and '_'.
+    /// Name of the user: letters, digits, '.', '-' and '_'.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     pub name: String,
-    /// What he may do.
+    /// Rights of the user.
     pub role: Role,
-    /// Digest of his public key, 64 hexadecimal digits; `None`: he is invited, and brings one when he redeems that.
+    /// Digest of the user's public key, 64 hexadecimal digits; `None`: the answer has an access token, which registers the key.
     #[serde(default)]
     #[schema(pattern = "^[0-9a-fA-F]{64}$")]
     pub key: Option<String>,
-    /// How long the invitation is good, in seconds.
+    /// Life of the access token, in seconds.
     #[serde(default = "an_hour")]
     #[schema(minimum = 1, maximum = 604800)]
     pub lifetime_s: u64,
 }
 
-/// What was granted.
+/// A new grant, with its access token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NewlyGranted {
-    /// The grant.
+    /// The grant that was made.
     pub grant: Grant,
-    /// What he is to be given; `None`: his key is known. **It holds a secret.**
+    /// The access token for the user; `None`: the key is known. **It holds a secret.**
     #[serde(default)]
     pub token: Option<String>,
-    /// Where the daemon listens, as the configuration says.
+    /// Where the daemon listens, by its configuration.
     #[serde(default)]
     pub listen: Option<String>,
 }
 
-/// Changes what somebody may do.
+/// Changes the role of a user.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetGrant {
-    /// What he may do from now on.
+    /// The new role of the user.
     pub role: Role,
 }
 
-/// Redeems an invitation.
+/// Redeems an access token.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct RedeemGrant {
-    /// Digest of the public key by which the client is known from now on, 64 hexadecimal digits.
+    /// Digest of the client's own public key, 64 hexadecimal digits, which has the role from now on.
     #[schema(pattern = "^[0-9a-fA-F]{64}$")]
     pub key: String,
 }
@@ -104,10 +104,10 @@ fn an_hour() -> u64 {
 }
 
 impl Role {
-    /// All of them, the least first.
+    /// Every role, the lowest first.
     pub const ALL: [Self; 3] = [Self::Read, Self::Operate, Self::Admin];
 
-    /// The word for it.
+    /// Returns the role's word in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -123,7 +123,7 @@ impl std::fmt::Display for Role {
     }
 }
 
-/// Says that a text is no role.
+/// The error for a text that is not a role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the roles are read, operate and admin")]
 pub struct RoleError;

@@ -1,38 +1,38 @@
-//! Whether a daemon is alive, and whether it does all that it is to do.
+//! Whether a daemon is alive, and its problems.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A daemon that is alive.
+/// The answer of a daemon that is alive.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Health {
-    /// Its process.
+    /// Number of the daemon's process.
     pub pid: u32,
     /// When it began to serve, in milliseconds since 1970.
     pub started_unix_ms: u64,
 }
 
-/// Whether a daemon does all that it is to do.
+/// The problems of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Readiness {
-    /// Whether it does: nothing is in the way.
+    /// Whether there are no problems.
     pub ready: bool,
-    /// What is in the way.
+    /// Everything that the daemon should do and does not.
     pub problems: Vec<Problem>,
-    /// What somebody should look at: it is in the way of nothing yet, or of what other hosts bring.
+    /// Conditions that need attention, but leave the daemon ready.
     #[serde(default)]
     pub warnings: Vec<Problem>,
 }
 
-/// Something that a daemon is to do and does not.
+/// Something that a daemon should do and does not.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// What has it.
+    /// The part of the daemon with the problem.
     pub part: Part,
-    /// Name of the volume, or number of the migration; `None` of what there is one of.
+    /// Name of the volume, or number of the migration; `None` for other parts.
     #[serde(default)]
     pub name: Option<String>,
-    /// What it is, for people.
+    /// The problem with its reason, as text.
     pub message: String,
 }
 
@@ -42,20 +42,20 @@ pub struct Problem {
 pub enum Part {
     /// The daemon itself: it is stopping.
     Daemon,
-    /// The journal: what was to be durable last is not.
+    /// The journal: the latest commit is not durable.
     Journal,
     /// A volume: it is not served.
     Volume,
     /// The endpoint for other hosts: they cannot reach this one.
     Hosts,
-    /// The API over TLS: nobody is let in.
+    /// The API over TLS: no client can connect.
     Access,
-    /// A migration: it waits, or nothing comes of it.
+    /// A migration: it waits, or makes no progress.
     Migration,
 }
 
 impl Part {
-    /// The word of the JSON.
+    /// Returns the part's word in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Daemon => "daemon",

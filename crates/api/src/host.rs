@@ -6,9 +6,9 @@ use utoipa::ToSchema;
 /// The daemon that answers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Host {
-    /// Its version.
+    /// Version of the daemon's program.
     pub version: String,
-    /// Its process.
+    /// Number of the daemon's process.
     pub pid: u32,
     /// When it began to serve, in milliseconds since 1970.
     pub started_unix_ms: u64,
@@ -16,22 +16,22 @@ pub struct Host {
     pub data_dir: String,
     /// Absolute path of the folder that holds the sockets of its volumes.
     pub runtime_dir: String,
-    /// The I/O engine that was asked for: `auto`, `io_uring` or `threads`. `auto` is decided for each volume.
+    /// The configured I/O engine: `auto`, `io_uring` or `threads`. `auto` is decided for each volume.
     pub engine: String,
-    /// Number of volumes.
+    /// Number of volumes at this host.
     pub volumes: usize,
     /// Number of migrations under way.
     pub migrations_running: usize,
 }
 
-/// A place that holds images.
+/// A place for images.
 ///
-/// A folder holds any number of them; a device, and the export of another NBD server, one.
+/// A folder holds any number of images; a device, and the export of another NBD server, one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Store {
-    /// Name in the configuration.
+    /// Its name in the configuration.
     pub name: String,
-    /// What it is.
+    /// Whether it is a folder, a device or an export.
     #[serde(default)]
     pub kind: StoreKind,
     /// Absolute path of the folder or device, or the URI of the export.
@@ -42,42 +42,41 @@ pub struct Store {
     pub bytes_free: u64,
     /// Number of volumes whose image is here.
     pub volumes: usize,
-    /// Bytes that its volumes have together as their clients see them. More than `bytes_total`: there is not room for all of
-    /// them at once.
+    /// Total size of its volumes, as their clients see it. If it exceeds `bytes_total`, the store cannot hold all of their data.
     #[serde(default)]
     pub bytes_provisioned: u64,
-    /// What keeps a device or an export from taking a volume; `None`: nothing, or it is a folder.
+    /// Why a device or an export cannot take a volume; `None`: it can, or it is a folder.
     #[serde(default)]
     pub occupied: Option<String>,
     /// Why the store cannot be used; `None` if it can.
     pub problem: Option<String>,
-    /// How the configuration slows the store down, or has it fail, on purpose, for people; `None`: it does not.
+    /// How the configuration slows the store down or makes it fail on purpose, as text; `None`: it does not.
     #[serde(default)]
     pub impairment: Option<String>,
-    /// Names of images in the folder that belong to no volume, migration or kept copy that the daemon knows: its data folder was
-    /// lost, or somebody put or left them there.
+    /// Names of images in the folder that belong to no known volume, migration or kept copy. Either the data folder was lost, or
+    /// a user has put them there.
     #[serde(default)]
     pub unknown_images: Vec<String>,
-    /// What would serve guests better there, for people; `None`: nothing is known.
+    /// Advice that would make guests faster there, as text; `None`: there is none.
     #[serde(default)]
     pub advice: Option<String>,
 }
 
-/// What a store is.
+/// The kind of a store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum StoreKind {
-    /// A folder.
+    /// A folder of images.
     #[default]
     Folder,
-    /// A block device.
+    /// A block device of the host.
     Device,
     /// The export of another NBD server.
     Nbd,
 }
 
 impl StoreKind {
-    /// The word of the JSON.
+    /// Returns the kind's word in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Folder => "folder",

@@ -51,7 +51,7 @@
 //! ```
 //!
 //! The path carries the version. Within a version fields and codes are only added: readers ignore fields that they do
-//! not know. An answer that is no success carries an [`ErrorBody`]. This crate knows nothing of how a daemon works.
+//! not know. An error answer has an [`ErrorBody`]. This crate knows nothing of how a daemon works.
 
 mod address;
 mod amount;
@@ -100,10 +100,10 @@ pub use volume::{
     VolumeFilling, VolumeSource, VolumeState, VolumeStatistics,
 };
 
-/// Largest body of a request, in bytes: every request fits many times over.
+/// Largest body of a request, in bytes. Every valid request is much smaller.
 pub const REQUEST_BYTES_MAX: usize = 64 << 10;
-/// Largest body of an answer that a client reads, in bytes: a list of tens of thousands of migrations.
+/// Largest body of an answer that a client reads, in bytes. It suffices for tens of thousands of migrations.
 pub const RESPONSE_BYTES_MAX: usize = 64 << 20;
-/// Longest that one request for a migration waits for a change, in milliseconds; longer ones are cut to it, so that
-/// a client that is gone is noticed.
+/// Longest time that a request for a migration waits for a change, in milliseconds. Longer waits are cut, so that
+/// a disconnected client is noticed.
 pub const WAIT_MAX_MS: u64 = 30_000;

@@ -1,4 +1,4 @@
-//! Migrations: how they are begun, and how far they are.
+//! Migrations: orders, progress and outcomes.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -11,77 +11,77 @@ use crate::volume::{ImageFormat, ImageKind};
 pub struct MigrateVolume {
     /// Name of the target store, or `HOST:STORE` of another host; `HOST` alone: its only store.
     pub to: String,
-    /// Bytes a second that may be copied, at least 1; `None`: as fast as it goes. Guest writes are not slowed.
+    /// Limit of the copying in bytes a second, at least 1; `None`: no limit. Guest writes are not limited.
     #[serde(default)]
     #[schema(minimum = 1)]
     pub bandwidth_bytes_per_second: Option<u64>,
     /// Keeps the source's image afterwards, under another name.
     #[serde(default)]
     pub keep_source: bool,
-    /// Format of the new image; `None`: that of the store, or that of the image that is moved.
+    /// Format of the new image; `None`: the store's format, or else that of the present image.
     #[serde(default)]
     pub format: Option<ImageFormat>,
-    /// How much of its space the new image takes at once.
+    /// How much space the new image allocates at the start.
     #[serde(default)]
     pub allocation: Allocation,
-    /// Lets the new image, which is qcow2, stand on the same backing file as the present one: only what the present one
-    /// has itself is copied. Otherwise the new image has everything.
+    /// Gives the new qcow2 image the backing file of the present one, and copies only the present image's own
+    /// data. Otherwise everything is copied.
     #[serde(default)]
     pub keep_chain: bool,
-    /// Goes on serving the volume here, for good, from the other host's store; otherwise only clients that stay
-    /// connected are served here, until they leave.
+    /// Keeps serving the volume at this host as well, also to new clients. Otherwise only connected clients
+    /// are forwarded, until they leave.
     #[serde(default)]
     pub serve_here: bool,
-    /// Copies everything, also if the other host keeps an image of an earlier stay of the volume.
+    /// Copies everything, even if the other host has kept an image of the volume.
     #[serde(default)]
     pub full: bool,
-    /// How long a VM may stand still, or, if a volume is tracked, its guests may be held at the handover, in milliseconds;
-    /// `None`: 300, of a volume 500.
+    /// Longest downtime of a VM, or longest hold of a volume's guests at the handover, in milliseconds. `None`: 300 for a VM and
+    /// for rounds, 500 for other volumes.
     #[serde(default)]
     pub max_downtime_ms: Option<u64>,
-    /// Whether blocks are written straight to the other host's store where this host can open it, too.
+    /// Whether blocks are written directly to the other host's store if this host can open it as well.
     #[serde(default)]
     pub shared_target: SharedTarget,
-    /// Streams that carry a VM's memory, 1 to 16; `None`: as many as are worth it. It is one where either hypervisor
-    /// cannot do several.
+    /// Number of streams for a VM's memory, 1 to 16; `None`: chosen by the daemon. It is one if
+    /// either hypervisor supports only one.
     #[serde(default)]
     #[schema(minimum = 1, maximum = 16)]
     pub memory_streams: Option<u8>,
-    /// When a VM may run at the other host.
+    /// When the VM may begin to run at the other host.
     #[serde(default)]
     pub memory: Memory,
     /// How volumes are copied while their guests write.
     #[serde(default, skip_serializing_if = "Strategy::is_mirror")]
     pub strategy: Strategy,
-    /// Of [`Strategy::ThreePhase`]: how many rounds at most; none: 4.
+    /// The largest number of rounds with `three-phase`; `None`: 4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rounds: Option<u32>,
-    /// Of [`Strategy::Tracking`]: has the next round copy also what was written before this round has come to it, and will copy
-    /// it anyway; only for comparison.
+    /// With `tracking`: a block that is written before a round has reached it is copied again by the
+    /// next round. Only for comparison.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub not_incremental: bool,
-    /// Of [`Strategy::Tracking`], and of [`Strategy::Mirror`] to another host: copies blocks that guests write again and again as
-    /// all others, rather than put them off; only for comparison.
+    /// With `tracking`, and with `mirror` to another host: copies blocks that guests write again and again like all others, and
+    /// does not put them off. Only for comparison.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ignore_hot_blocks: bool,
-    /// Names of more volumes that move in the same migration, to another host: all of them, or none.
+    /// Names of further volumes that move in the same migration to another host: all of them, or none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub together_with: Vec<String>,
-    /// What the name is of, where a volume and a VM have the same.
+    /// Whether the name means a volume or a VM, if both have it.
     #[serde(default, skip_serializing_if = "Named::is_any")]
     pub named: Named,
 }
 
-/// What a name is of.
+/// The kind of object that a name means.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Named {
-    /// Whatever has it; if both have, a VM goes to another host, and a volume to a store of this one.
+    /// Either. If both exist, the VM for a move to another host, and the volume for a move to a store of this host.
     #[default]
     Any,
-    /// A volume.
+    /// The volume of this name.
     Volume,
-    /// A VM.
+    /// The VM of this name.
     Vm,
 }
 
@@ -91,14 +91,14 @@ impl Named {
     }
 }
 
-/// Whether a store of another host is written to over the link only.
+/// Whether a store of another host may be written to directly.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SharedTarget {
-    /// It is looked whether this host can open it itself; then the link carries control only.
+    /// Directly if this host can open the store itself; then the link carries control messages only.
     #[default]
     Auto,
-    /// Over the link.
+    /// Always over the link.
     Never,
 }
 
@@ -106,41 +106,43 @@ pub enum SharedTarget {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strategy {
-    /// In one pass; what guests write to what is copied already goes to both stores. It converges whatever they write.
+    /// One pass. Guest writes to blocks that are copied already go to both stores. It always converges.
     #[default]
     Mirror,
-    /// In rounds: what guests write in one is copied in the next, and guests wait for no target. It gives up, saying why, if
-    /// they write faster than can be copied.
+    /// Rounds. Each copies the blocks that guests have written in the round before. Guests never wait for the target before the
+    /// last round. It fails with a reason if guests write faster than it copies.
     Tracking,
-    /// At most `rounds` rounds, then the guest goes on at the other host, and what is missing there follows it: what it reads at
-    /// once, the rest in the background. Only between hosts. It ends whatever guests write; until all of it is there, losing
-    /// either host means losing the volume.
+    /// At most `rounds` rounds, then the handover with blocks missing. The target fetches them: at once if a guest reads them,
+    /// otherwise in the background. Only between hosts. It always ends. Until the volume is complete, losing
+    /// either host loses the volume.
     ThreePhase,
-    /// The same without rounds: the guest goes on at the other host at once.
+    /// The same without rounds: the guest moves to the other host at once.
     PostCopy,
 }
 
 impl Strategy {
-    /// All of them.
+    /// Every strategy, the default first.
     pub const ALL: [Self; 4] = [Self::Mirror, Self::Tracking, Self::ThreePhase, Self::PostCopy];
 
-    /// Rounds of [`Strategy::ThreePhase`] at most, unless it is said.
+    /// The default of the largest number of rounds with [`Strategy::ThreePhase`].
     pub const ROUNDS_USUAL: u32 = 4;
 
-    /// What handing over with blocks missing costs, for people who are about to order it.
-    pub const LEAVES_BLOCKS_PRICE: &'static str = "the guest goes on at the other host before all of its disk is there: until the         rest has followed, it waits for what it reads and is not there yet whenever the link is away, and losing either host for         good means losing the disk";
+    /// The warning about a handover with blocks missing, printed before the migration begins.
+    pub const LEAVES_BLOCKS_PRICE: &'static str = "the guest moves to the other host before its disk is complete there: \
+        while the link is broken, its reads of missing blocks wait, and until the disk is complete, losing either host for \
+        good loses the disk";
 
-    /// Tells whether volumes change hands with blocks missing.
+    /// Returns whether volumes are handed over with blocks missing.
     pub fn leaves_blocks(self) -> bool {
         matches!(self, Self::ThreePhase | Self::PostCopy)
     }
 
-    /// Tells whether it is the one that daemons of all versions know.
+    /// Returns whether daemons of all versions know this strategy.
     fn is_mirror(&self) -> bool {
         *self == Self::Mirror
     }
 
-    /// The word of the JSON.
+    /// Returns the strategy's word in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mirror => "mirror",
@@ -151,55 +153,55 @@ impl Strategy {
     }
 }
 
-/// A round of a volume that is tracked.
+/// An ended round of a volume that is copied in rounds.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Round {
-    /// Which volume of the migration, from 0.
+    /// Position of the volume in the migration, counted from 0.
     pub volume: u32,
-    /// Blocks that were copied in it.
+    /// Number of blocks that were copied in this round.
     pub blocks: u64,
-    /// Bytes that were written to the target for them.
+    /// Bytes that were written to the target for these blocks.
     pub bytes: u64,
-    /// How long it took.
+    /// Duration of the round in seconds.
     pub seconds: f64,
-    /// Bytes of blocks that guests wrote meanwhile, which are left to the next round.
+    /// Bytes of blocks that guests have written meanwhile, which are left to the next round.
     pub dirtied: u64,
-    /// Bytes of blocks that guests write again and again, which it has put off for a later round.
+    /// Bytes of hot blocks, which guests write again and again, that were put off to a later round.
     #[serde(default)]
     pub put_off: u64,
 }
 
-/// When a VM that moves may run at the other host.
+/// When a moving VM may begin to run at the other host.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Memory {
-    /// When all of its memory is there. Until then it can always go on where it was.
+    /// When all of its memory has arrived. Until then it can always resume at the source.
     #[default]
     PreCopy,
-    /// Before that, if it writes faster than its memory is sent: the rest follows. **N.B.** from the switch-over until the last
-    /// of it has come, the VM's memory is lost with either host, or with the link between them; its disks are not.
+    /// Earlier, if it writes faster than its memory is sent; the rest follows. **N.B.** Until the last page has arrived, the loss
+    /// of either host, or of the link between them, loses the VM's memory, but not its disks.
     PostCopy,
 }
 
 impl Memory {
-    /// What [`Memory::PostCopy`] costs, for people who are about to order it.
+    /// The warning about [`Memory::PostCopy`], printed before the migration begins.
     pub const POST_COPY_PRICE: &'static str = "if the machine writes faster than its memory is sent, it runs at the other host \
-        before all of it is there: until the last of it has come, losing either host or the link for good means losing its \
-        memory, as if its power had been cut, and so may ending either daemon just at the switch-over or just before the end; \
-        its disks are whole";
+        before all of its memory is there: until the last page has arrived, losing either host or the link for good loses \
+        its memory, as by a power cut, and so may killing either daemon just at the switch-over or just before the end; \
+        its disks stay complete";
 }
 
-/// The most streams that can be asked for.
+/// Largest number of memory streams that an order may have.
 pub const MEMORY_STREAMS_MAX: u8 = 16;
 
-/// How much of its space a new image takes at once.
+/// How much space a new image allocates at the start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Allocation {
-    /// None: it grows as it is written.
+    /// None: the image grows as it is written.
     #[default]
     Thin,
-    /// All of it, before the migration begins; it is refused if there is not enough.
+    /// All of it, before the migration begins; the order is refused if the space is missing.
     Thick,
 }
 
@@ -207,7 +209,7 @@ pub enum Allocation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetMigration {
-    /// How much may be copied, in bytes a second; `null`, which must be said: as fast as it goes.
+    /// New limit of the copying in bytes a second; an explicit `null` removes the limit.
     #[serde(deserialize_with = "Option::deserialize")]
     #[schema(required = true, minimum = 1)]
     pub bandwidth_bytes_per_second: Option<u64>,
@@ -217,10 +219,10 @@ pub struct SetMigration {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct Watch {
-    /// The [`Migration::change`] that the client has seen; the answer waits for a later one.
+    /// The latest `change` that the client has seen; the answer waits for a later one.
     #[serde(default)]
     pub after: Option<u64>,
-    /// Milliseconds to wait at most; 0: answer at once. At most 30,000 ([`crate::WAIT_MAX_MS`]) are waited.
+    /// Longest wait in milliseconds; 0: answer at once. Values above 30,000 count as 30,000.
     #[serde(default)]
     pub wait_ms: u64,
 }
@@ -228,194 +230,194 @@ pub struct Watch {
 /// A migration, under way or ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Migration {
-    /// Its identity, for example `m7`.
+    /// Its identity at this host, for example `m7`.
     pub id: String,
-    /// Name of the volume; it may be gone by now.
+    /// Name of the volume, which may have been removed since.
     pub volume: String,
-    /// Where the volume was.
+    /// The image that the volume leaves.
     pub source: ImageLocation,
-    /// Where it goes.
+    /// The image that the volume moves to.
     pub target: ImageLocation,
     /// Whether the source's image is kept afterwards.
     pub keep_source: bool,
-    /// How it is copied; `None`: it was not ordered here.
+    /// The ordered strategy; `None`: the migration was ordered at another host.
     #[serde(default)]
     pub strategy: Option<Strategy>,
-    /// The rounds that have ended, if it is copied in rounds; those of a migration that ended before the daemon's start are in
-    /// its history.
+    /// The ended rounds, if it is copied in rounds. Rounds of a migration that ended before the daemon's start
+    /// are only in its history.
     #[serde(default)]
     pub rounds: Vec<Round>,
-    /// How it stands.
+    /// Whether it is queued, running or paused, or its outcome.
     pub state: MigrationState,
-    /// What is being done.
+    /// The present step of the migration.
     pub phase: Phase,
-    /// Part of the copying that is done, 0 to 1; never falls, and is 1 only when nothing is missing.
+    /// Progress of the copying, 0 to 1. It never falls, and is 1 only when nothing is missing.
     pub fraction: f64,
     /// Bytes that the mover has written to the target.
     pub bytes_copied: u64,
-    /// Bytes of guest writes that went to the target as well.
+    /// Bytes of guest writes that were sent to the target as well.
     pub bytes_mirrored: u64,
-    /// Bytes found to be zero, and not written.
+    /// Bytes that were found to be zero, and not written.
     pub bytes_zero: u64,
     /// Bytes written to the target: copied and mirrored.
     pub bytes_moved: u64,
-    /// Bytes that the target still misses; `None`: that is not known, as when the source of volumes that are filled was restarted.
+    /// Bytes that the target still lacks; `None`: unknown, as after a restart of the source while a volume is filled.
     pub bytes_missing: Option<u64>,
-    /// Bytes a second that were synchronised of late; 0 once it has ended.
+    /// Present rate of synchronising, in bytes a second; 0 once the migration has ended.
     pub bytes_per_second: f64,
-    /// Seconds since it began, or that it took.
+    /// Seconds since it began, or its whole duration once it has ended.
     pub seconds: f64,
-    /// Seconds until the copying ends; `None` while nothing is known.
+    /// Seconds until the copying is expected to end; `None` while that is unknown.
     pub remaining_seconds: Option<RemainingSeconds>,
-    /// Number of the current try at the handover, 0 before the first; the number of tries once it has ended.
+    /// Number of the present attempt at the handover, 0 before the first; the number of attempts once it has ended.
     pub attempt: u32,
-    /// What it waits for.
+    /// The reason of its present wait.
     pub waiting_for: Option<WaitingFor>,
-    /// Why guest writes do not go to the target for the time being; `None` while they do.
+    /// Why guest writes are not sent to the target at present; `None` while they are.
     pub suspended: Option<String>,
-    /// What `volume promote` at the other host accepts if this host is not heard there any more; `None` unless the
-    /// volume is released to it and it has not answered.
+    /// The ticket for `volume promote` at the other host, in case this host is lost; `None` unless the volume is released to that
+    /// host and it has not answered yet.
     #[serde(default)]
     pub ticket: Option<String>,
-    /// Its place in the queue; `None` unless it waits for its turn.
+    /// Its place in the queue; `None` unless it is queued.
     #[serde(default)]
     pub queue: Option<QueuePlace>,
-    /// Whether blocks go straight to a store that both hosts can open, and the link carries control only. `false` for as
-    /// long as that is not proved, also between two stores of this host.
+    /// Whether blocks are written directly to a store that both hosts can open, and the link carries only control messages.
+    /// `false` until that is proved, and between two stores of this host.
     #[serde(default)]
     pub shared: bool,
-    /// What the other host had of the volume when it began; `None`: nothing, everything is sent.
+    /// The kept image that the other host had of the volume; `None`: none, so everything is sent.
     #[serde(default)]
     pub replica: Option<ReplicaUsed>,
-    /// The migration that it does once more (`migration retry`), for example `m3`.
+    /// The migration that this one repeats (`migration retry`), for example `m3`.
     #[serde(default)]
     pub retry_of: Option<String>,
-    /// The latest migration that does it once more.
+    /// The latest migration that repeats this one.
     #[serde(default)]
     pub retried_as: Option<String>,
-    /// Whether a daemon that ended in order has interrupted it: the next one does it once more, and `retried_as` says by
-    /// which number.
+    /// Whether an orderly stop of the daemon has interrupted it. Then the next daemon repeats it,
+    /// and `retried_as` has the number.
     #[serde(default)]
     pub goes_on: bool,
-    /// The VM that goes along with the volume; `None` if none does, or this daemon knows no more of it.
+    /// The VM that moves with the volume; `None` if there is none, or this daemon has forgotten it.
     #[serde(default)]
     pub machine: Option<MachineMove>,
-    /// How long the guest was held at the switch-over; `None` until that has happened.
+    /// How long the guest was held at the switch-over; `None` before that.
     pub switch_over: Option<SwitchOver>,
     /// Cause of a failure, for programs: `target-full`, `target-faulty`, `target-hung`, `source-unreadable`,
     /// `handover-refused`, `daemon-stopped`, `host-refused`, `promoted-elsewhere`, `given-up`, `machine-stayed`,
     /// `not-begun`, `hook-failed`, `not-converging` or `internal`.
     pub failure: Option<String>,
-    /// How it ended, and why, for people.
+    /// The outcome with its reason, as text.
     pub message: Option<String>,
-    /// Where the guest runs.
+    /// Where the guest runs at present.
     pub guest: GuestLocation,
     /// When it began, in milliseconds since 1970.
     pub started_unix_ms: u64,
     /// When it ended, in milliseconds since 1970; `None` while it is under way.
     pub ended_unix_ms: Option<u64>,
-    /// Grows with every change; what [`Watch::after`] refers to. It begins anew when the daemon does.
+    /// Number of the latest change, for `after` of a later request. It begins anew with the daemon.
     pub change: u64,
 }
 
 /// A place in the queue of migrations that wait for their turn.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct QueuePlace {
-    /// Its place; 1 is the first.
+    /// Its place in the queue, where 1 is the first.
     pub place: u64,
-    /// How many wait.
+    /// Number of migrations in the queue.
     pub waiting: u64,
-    /// What it waits for: a limit of the configuration, and what has reached it.
+    /// The limit of the configuration that it waits for, with the migrations that have reached it.
     pub reason: String,
 }
 
-/// An old image of the volume at the other host, with which a migration began.
+/// A kept image of the volume at the other host, which the migration reuses.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ReplicaUsed {
-    /// Bytes that the volume held when it began: what would have been looked at otherwise.
+    /// Allocated bytes of the volume at the beginning: what would have been copied otherwise.
     pub bytes_held: u64,
-    /// Of these, those that the other host had already. Guest writes meanwhile make it less.
+    /// Of these, the bytes that the other host had already. Guest writes during the migration reduce them.
     pub bytes_spared: u64,
 }
 
-/// A VM that goes along with its volumes.
+/// A VM that moves with its volumes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MachineMove {
-    /// How far its memory is; `None` before it is copied.
+    /// Progress of its memory; `None` before the memory is copied.
     pub memory: Option<MemoryMove>,
-    /// How long it stood still; `None` until it runs at the target.
+    /// The downtime of the VM; `None` until it runs at the target.
     pub downtime: Option<MachineDowntime>,
 }
 
-/// How far a VM's memory is.
+/// Progress of the copying of a VM's memory.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MemoryMove {
-    /// All of it, in bytes.
+    /// Size of the memory in bytes.
     pub total_bytes: u64,
-    /// What must still be sent, as far as it is known, in bytes.
+    /// Bytes that must still be sent, as far as it is known.
     pub remaining_bytes: u64,
-    /// What was sent so far, in bytes: what the guest writes is sent again.
+    /// Bytes sent so far; pages that the guest writes are sent again.
     pub sent_bytes: u64,
-    /// Rounds over what the guest has written.
+    /// Number of rounds over pages that the guest has written.
     pub rounds: u64,
-    /// Bytes a second that the guest writes.
+    /// Rate at which the guest writes memory, in bytes a second.
     pub dirty_bytes_per_second: u64,
-    /// Bytes a second that are sent.
+    /// Rate at which memory is sent, in bytes a second.
     pub bytes_per_second: u64,
-    /// How much of their time is taken from the guest's processors, in percent, so that it writes less.
+    /// By how much the guest's processors are slowed down, in percent, so that the guest writes less.
     pub throttle_percent: u8,
-    /// Streams that carry it.
+    /// Number of streams that carry it.
     #[serde(default = "one")]
     pub streams: u8,
-    /// Whether the VM ran at the target before all of it was there (post-copy).
+    /// Whether the VM runs at the target before all of its memory has arrived (post-copy).
     #[serde(default)]
     pub post_copy: bool,
 }
 
-/// What older daemons, which do not say it, use.
+/// Returns the number of streams of older daemons, which do not report it.
 fn one() -> u8 {
     1
 }
 
-/// How long a VM stood still, as its source saw it; the parts add up to the whole.
+/// Downtime of a VM, measured at the source. The parts add up to the total.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MachineDowntime {
-    /// From its stand at the source until it was heard that it runs at the target, in milliseconds.
+    /// From the pause at the source until the target has reported that the VM runs, in milliseconds.
     pub total_ms: f64,
-    /// The last of its memory and its devices: until it was loaded at the target.
+    /// Time until the last memory and the devices were loaded at the target, in milliseconds.
     pub memory_ms: f64,
-    /// Its disks' handover, and its first step at the target: the rest.
+    /// The rest: the handover of its disks and its first step at the target, in milliseconds.
     pub handover_ms: f64,
 }
 
-/// An image.
+/// An image and its place.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ImageLocation {
     /// Name of the store; `None` for an image that is served in place.
     pub store: Option<String>,
     /// Absolute path of the file or device, or the URI of the export.
     pub image: String,
-    /// What it is.
+    /// Whether it is a file, a device or an export.
     #[serde(default)]
     pub kind: ImageKind,
-    /// How the volume's bytes lie in it.
+    /// The format of the volume's content.
     #[serde(default)]
     pub format: ImageFormat,
 }
 
-/// How a migration stands.
+/// The state of a migration: under way, or its outcome.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MigrationState {
-    /// It waits for its turn; nothing of it has begun.
+    /// It waits in the queue, and has not begun.
     Queued,
-    /// It is under way.
+    /// It is under way, and not paused.
     Running,
-    /// It is under way, and somebody has paused it: nothing is copied until it is resumed.
+    /// It is under way and paused: nothing is copied until it is resumed.
     Paused,
     /// The volume is at the target.
     Moved,
-    /// It failed; [`Migration::guest`] says where the volume is.
+    /// It failed; `guest` says where the volume is.
     Failed,
     /// It was cancelled; the volume is at the source.
     Cancelled,
@@ -423,73 +425,72 @@ pub enum MigrationState {
     HandedBack,
 }
 
-/// What a migration is doing.
+/// The step of a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// It waits for its turn.
+    /// It waits in the queue for its turn.
     Queued,
     /// Blocks are copied and writes mirrored; the guest works.
     Copying,
-    /// The memory of the VM that goes along is copied, while its disks are kept equal; the guest works until the end.
+    /// The VM's memory is copied, while its disks are kept synchronised; the guest works until the end.
     Memory,
-    /// Guest requests in flight come to their end; new ones wait.
+    /// Guest requests in flight are completed; new requests wait.
     Closing,
     /// Both stores are flushed; new requests wait.
     Preparing,
-    /// The release is being made durable; new requests wait.
+    /// The release is made durable; new requests wait.
     Releasing,
     /// The target takes over; new requests wait.
     Committing,
-    /// The guest works at the target, which still fetches what was left behind here; not before it has all of it the source's
-    /// image is dealt with.
+    /// The guest works at the target, which fetches missing blocks. The source's image is kept until the volume is complete.
     Filling,
-    /// The guest works at the target; the source's image is dealt with.
+    /// The guest works at the target; the source's image is deleted or renamed.
     Retiring,
-    /// The target could not start and gives the volume back.
+    /// The target could not start, and hands the volume back.
     TakingBack,
     /// The guest works at the source; the target's image is deleted.
     Discarding,
-    /// Nothing is left to do.
+    /// The migration has ended, and nothing is left to do.
     Ended,
 }
 
-/// When the copying is expected to end, counted from now.
+/// Expected time until the copying ends, counted from now.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RemainingSeconds {
-    /// At the earliest.
+    /// Earliest expected end, in seconds.
     pub earliest: f64,
-    /// At the latest.
+    /// Latest expected end, in seconds.
     pub latest: f64,
 }
 
-/// Something that is waited for.
+/// The reason why a migration waits.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WaitingFor {
-    /// What.
+    /// The reason as text.
     pub reason: String,
-    /// Milliseconds before something else is done; none: it waits as long as it takes.
+    /// Milliseconds until the wait is given up; `None`: it has no limit.
     pub remaining_ms: Option<u64>,
 }
 
-/// How long the guest was held at the switch-over, in milliseconds. The parts add up to the whole.
+/// How long the guest was held at the switch-over, in milliseconds. The parts add up to the total.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct SwitchOver {
-    /// From the first request that was held to the opening of the gate.
+    /// Total time, from the first held request to the opening of the gate.
     pub gate_closed_ms: f64,
-    /// Waiting for the guest requests in flight.
+    /// Time until the guest requests in flight had ended.
     pub drain_ms: f64,
-    /// Flushing both stores, and making the target's promise durable.
+    /// Time to flush both stores and to make *prepared* durable at the target.
     pub prepare_ms: f64,
-    /// Making the release durable: the commit point.
+    /// Time to make the release durable: the commit point.
     pub release_ms: f64,
-    /// Making the new ownership durable.
+    /// Time to make the new ownership durable.
     pub own_ms: f64,
-    /// Changing the store below the gate, trying it, and opening the gate.
+    /// Time to change the store below the gate, try a read, and open the gate.
     pub start_ms: f64,
 }
 
-/// Where the guest runs.
+/// The side at which the guest runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum GuestLocation {
@@ -497,12 +498,12 @@ pub enum GuestLocation {
     Source,
     /// On the target's image.
     Target,
-    /// The journal could not be written at the commit point: a restart of the daemon will tell.
+    /// Unknown, because the journal could not be written at the commit point. A restart of the daemon decides it.
     Unknown,
 }
 
 impl MigrateVolume {
-    /// Moves a volume to a store, with nothing special asked for.
+    /// Returns an order that moves a volume to a store, with all defaults.
     pub fn to(store: impl Into<String>) -> Self {
         Self {
             to: store.into(),
@@ -528,12 +529,12 @@ impl MigrateVolume {
 }
 
 impl MigrationState {
-    /// Tells whether nothing will happen any more.
+    /// Returns whether the migration has ended.
     pub fn has_ended(self) -> bool {
         !matches!(self, Self::Queued | Self::Running | Self::Paused)
     }
 
-    /// The word of the JSON.
+    /// Returns the state's word in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Queued => "queued",
@@ -548,7 +549,7 @@ impl MigrationState {
 }
 
 impl Phase {
-    /// The word of the JSON.
+    /// Returns the phase's word in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Queued => "queued",

@@ -1,6 +1,6 @@
-//! The whole host at one glance: what the web page, `sterna top` and `sterna watch` look at again and again.
+//! The whole host at a glance, for the web page, `sterna top` and `sterna watch`, which poll it.
 //!
-//! It holds no secrets (tickets, invitations, definitions of VMs): whoever may see the page may see all of it.
+//! It holds no secrets (tickets, invitations, definitions of VMs), because every viewer of the page gets all of it.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -10,16 +10,16 @@ use crate::{
     VolumeCreation, VolumeFilling, VolumeState,
 };
 
-/// The host at one instant. A daemon takes it at most once a second, however many ask; those in between get the latest.
+/// The host at one instant. The daemon collects it at most once a second; requests in between get the latest one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Overview {
     /// When it was taken, in milliseconds since 1970.
     pub taken_unix_ms: u64,
-    /// What other hosts call it, or what its system does.
+    /// Its name for other hosts, or else the system's host name.
     pub name: String,
-    /// The daemon.
+    /// The daemon with its version.
     pub host: Host,
-    /// Whether it does all that it is to do.
+    /// The daemon's problems.
     pub readiness: Readiness,
     /// The other hosts, by name.
     pub peers: Vec<PeerAtWork>,
@@ -29,110 +29,110 @@ pub struct Overview {
     pub volumes: Vec<VolumeAtWork>,
     /// The VMs, by name, without their definitions; some seconds old.
     pub vms: Vec<Vm>,
-    /// Migrations that wait or are under way, and the latest that have ended, oldest first; without tickets.
+    /// Queued migrations, migrations under way and the latest ended ones, oldest first; without tickets.
     pub migrations: Vec<MigrationAtWork>,
-    /// How many migrations are remembered that have ended; not all of them need be among [`Overview::migrations`].
+    /// Number of ended migrations that the daemon knows; `migrations` may have fewer.
     pub migrations_ended: u64,
 }
 
-/// A volume, and what its guests do at present.
+/// A volume, with the present load of its guests.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeAtWork {
-    /// Its name.
+    /// Name of the volume.
     pub name: String,
-    /// Size in bytes.
+    /// Its size in bytes.
     pub size_bytes: u64,
-    /// Bytes that its image takes in the store; some seconds old. `None`: nobody says.
+    /// Bytes that its image takes in the store, some seconds old; `None`: unknown.
     pub allocated_bytes: Option<u64>,
     /// The store that holds its image; `None` for one that is served in place, or if another host has it.
     pub store: Option<String>,
-    /// The other host that has it.
+    /// The other host that has the volume.
     pub host: Option<String>,
     /// Absolute path of its image, or the URI of the export that holds it.
     pub image: String,
-    /// What its image is.
+    /// Whether its image is a file, a device or an export.
     pub kind: ImageKind,
-    /// How its bytes lie in its image.
+    /// The format of its image.
     pub format: ImageFormat,
     /// Whether clients may only read.
     pub read_only: bool,
-    /// Whether it is being served.
+    /// Whether it is served, or why not.
     pub state: VolumeState,
-    /// Why it is not being served; `None` while it is.
+    /// Why it is not served; `None` while it is.
     pub message: Option<String>,
-    /// How far its creation has come; `None` once it exists.
+    /// Progress of its creation; `None` once it exists.
     pub creation: Option<VolumeCreation>,
-    /// The migration under way.
+    /// Identity of its migration under way.
     pub migration: Option<String>,
     /// NBD connections at this host.
     pub connections: u64,
-    /// Clients at other hosts, which lead them here.
+    /// Number of clients that other hosts forward here.
     pub clients_elsewhere: u64,
-    /// What it lacks; `None` if that is nothing, and while it is not being served.
+    /// The blocks that it lacks; `None` if it is complete, or is not served.
     #[serde(default)]
     pub filling: Option<VolumeFilling>,
     /// Requests that failed since the daemon began to serve it.
     pub errors: u64,
-    /// What the latest of them failed by.
+    /// The latest error of a request.
     pub last_error: Option<String>,
-    /// What its guests do; `None`: it is not being served, or nobody has looked a moment ago.
+    /// The load of its guests; `None`: it is not served, or there is no recent measurement.
     pub activity: Option<Activity>,
 }
 
-/// What guests did between the latest two looks at a volume.
+/// The load of a volume's guests between the latest two measurements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Activity {
-    /// Reads a second.
+    /// Read requests a second.
     pub reads_per_second: f64,
     /// Writes, discards and zeroing a second.
     pub writes_per_second: f64,
-    /// Flushes a second.
+    /// Flush requests a second.
     pub flushes_per_second: f64,
-    /// Bytes read a second.
+    /// Bytes that guests read a second.
     pub bytes_read_per_second: f64,
-    /// Bytes written a second.
+    /// Bytes that guests write a second.
     pub bytes_written_per_second: f64,
     /// Requests in flight at this moment.
     pub requests_in_flight: u64,
     /// Latency that half of the requests did not exceed, in microseconds; `None` if there was no request.
     pub median_us: Option<u64>,
-    /// Latency that 99 of 100 requests did not exceed.
+    /// Latency that 99 of 100 requests did not exceed, in microseconds.
     pub p99_us: Option<u64>,
 }
 
-/// Another host, and what goes over the connections with it.
+/// Another host, with the traffic over its connections.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PeerAtWork {
-    /// The host; its connections are beside it.
+    /// The other host, without its connections.
     pub peer: Peer,
-    /// Every connection.
+    /// Every connection with it.
     pub connections: Vec<ConnectionAtWork>,
 }
 
-/// A connection with another host, and what goes over it.
+/// A connection with another host, with its traffic.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ConnectionAtWork {
-    /// The connection.
+    /// The connection with its state.
     pub connection: PeerConnection,
-    /// Bytes sent a second; `None`: nobody has looked a moment ago.
+    /// Bytes sent a second; `None`: there is no recent measurement.
     pub bytes_sent_per_second: Option<f64>,
-    /// Bytes received a second.
+    /// Bytes received a second; `None` as above.
     pub bytes_received_per_second: Option<f64>,
 }
 
-/// A migration, and what was recorded of it a moment ago.
+/// A migration, with its latest samples.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MigrationAtWork {
-    /// The migration.
+    /// The migration with its state.
     pub migration: Migration,
-    /// The latest samples of its recording, some seconds' worth; empty if it has ended, or is recorded at the other host.
+    /// The samples of its last seconds; empty if it has ended, or is recorded at the other host.
     pub samples: Vec<HistorySample>,
-    /// Whether there is a recording of it, so that its report has more than the journal knows.
+    /// Whether it has a recording, so that its report has more than the journal.
     pub recorded: bool,
 }
 
 impl Activity {
-    /// Requests a second.
+    /// Returns the requests a second, of all kinds.
     pub fn requests_per_second(&self) -> f64 {
         self.reads_per_second + self.writes_per_second + self.flushes_per_second
     }

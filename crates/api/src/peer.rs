@@ -1,21 +1,21 @@
-//! Other hosts: who this one is to them, how they are paired, and how the connections are.
+//! Other hosts: this host's identity, pairing, and the connections.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-/// Who the daemon's host is to others.
+/// The identity of the daemon's host for other hosts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Identity {
-    /// Digest of its public key, 64 hexadecimal digits: what other hosts know it by.
+    /// Digest of its public key, 64 hexadecimal digits, by which other hosts know it.
     pub id: String,
-    /// What people call it.
+    /// Name of the host.
     pub name: String,
-    /// Addresses that it listens on for other hosts.
+    /// Addresses on which it listens for other hosts.
     pub listening: Vec<String>,
-    /// Why it cannot be reached or call others; `None` if it can.
+    /// Why it cannot be reached or reach others; `None` if it can.
     #[serde(default)]
     pub problem: Option<String>,
-    /// The latest connections that were refused, oldest first, each with its reason.
+    /// The latest refused connections, oldest first, each with its reason.
     #[serde(default)]
     pub refused: Vec<String>,
 }
@@ -24,16 +24,16 @@ pub struct Identity {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewIdentity {
-    /// What people call the host: letters, digits, '.', '-' and '_'.
+    /// Name of the host: letters, digits, '.', '-' and '_'.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
     pub name: String,
 }
 
-/// Asks for an invitation.
+/// Makes an invitation for one other host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewInvitation {
-    /// How long it is good, in seconds.
+    /// Life of the invitation, in seconds.
     #[schema(minimum = 1, maximum = 604800)]
     pub lifetime_s: u64,
     /// Whether the host that redeems it may bring VMs, which run on this one.
@@ -41,14 +41,14 @@ pub struct NewInvitation {
     pub allow_machines: bool,
 }
 
-/// An invitation: with it one other host can be paired with this one.
+/// A host invitation, which pairs one other host with this one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Invitation {
-    /// What the other host is given. **It holds a secret.**
+    /// The token for the other host. **It holds a secret.**
     pub token: String,
-    /// Addresses that the other host can call, the best first.
+    /// Addresses at which the other host can reach this one, the best first.
     pub addresses: Vec<String>,
-    /// Until when it is good, in milliseconds since 1970.
+    /// End of its life, in milliseconds since 1970.
     pub expires_unix_ms: u64,
 }
 
@@ -61,12 +61,12 @@ pub struct JoinHost {
     /// Address and port of the other host; `None`: those in the token.
     #[serde(default)]
     pub address: Option<String>,
-    /// Whether the other host may bring VMs, which run on this one; `None`: as before, and not if it was not known.
+    /// Whether the other host may bring VMs, which run on this one; `None`: as before, or no for a new host.
     #[serde(default)]
     pub allow_machines: Option<bool>,
 }
 
-/// Changes what another host is trusted with.
+/// Changes the permissions of another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetPeer {
@@ -77,94 +77,94 @@ pub struct SetPeer {
 /// Another host that this one is paired with.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Peer {
-    /// What it is called here.
+    /// Its name at this host.
     pub name: String,
     /// Digest of its public key, 64 hexadecimal digits.
     pub id: String,
-    /// Where it is called.
+    /// The addresses at which it is dialled.
     pub links: Vec<PeerLink>,
-    /// Whether there is any connection.
+    /// Whether there is at least one connection.
     pub connected: bool,
-    /// For how long there has been one, or none, in milliseconds; `None` while it is not called.
+    /// Milliseconds since the first connection was made, or the last one was lost; `None` while it is not dialled.
     #[serde(default)]
     pub since_ms: Option<u64>,
     /// Every connection, and every pair of links that is being dialled.
     #[serde(default)]
     pub connections: Vec<PeerConnection>,
-    /// Bytes that wait to be sent.
+    /// Bytes that are queued for it.
     #[serde(default)]
     pub queued_bytes: u64,
     /// Bytes that were sent and not acknowledged.
     #[serde(default)]
     pub unacknowledged_bytes: u64,
-    /// Why a connection was lost last.
+    /// Why a connection was last lost.
     #[serde(default)]
     pub last_error: Option<String>,
     /// Whether it may bring VMs, which run on this host.
     #[serde(default)]
     pub machines: bool,
-    /// What it calls itself, if another host had that name when it came.
+    /// Its own name, if that was used here already.
     #[serde(default)]
     pub calls_itself: Option<String>,
-    /// Version of the program that runs there, as it says; `None`: it has not said; an older one does not.
+    /// Version of its program; `None`: not yet known, or the version is too old to report it.
     #[serde(default)]
     pub program_version: Option<String>,
     /// Version of the protocol that both speak; `None` before the first connection.
     #[serde(default)]
     pub protocol_version: Option<u16>,
-    /// Bytes sent in a second at present, over all connections.
+    /// Present rate of sending over all connections, in bytes a second.
     #[serde(default)]
     pub bytes_sent_per_second: u64,
-    /// Bytes received in a second at present, over all connections.
+    /// Present rate of receiving over all connections, in bytes a second.
     #[serde(default)]
     pub bytes_received_per_second: u64,
-    /// How many of its requests were refused since this daemon began, because no migration gave it a right to them.
+    /// Number of its requests that were refused since the daemon began, because no migration gave it the right.
     #[serde(default)]
     pub refused_requests: u64,
 }
 
-/// One address of another host.
+/// An address of another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PeerLink {
-    /// Host and port.
+    /// Address and port of the link.
     pub address: String,
-    /// Bits per second, where known.
+    /// Speed of its network in bits a second, if known.
     #[serde(default)]
     pub speed_bits_per_second: Option<u64>,
 }
 
-/// One connection to another host, or a pair of links that should have one.
+/// A connection to another host, or a pair of links that should have one.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PeerConnection {
-    /// The end here.
+    /// Address at this host.
     pub local: String,
-    /// The end there.
+    /// Address at the other host.
     pub remote: String,
-    /// Whether there is a connection.
+    /// Whether the connection is up.
     pub up: bool,
     /// Whether the other host has dialled it.
     pub inbound: bool,
-    /// For how long it has been up or down, in milliseconds.
+    /// Milliseconds since it went up or down.
     pub since_ms: u64,
-    /// Bytes sent on the wire.
+    /// Bytes sent on the wire so far.
     pub bytes_sent: u64,
-    /// Bytes received on the wire.
+    /// Bytes received on the wire so far.
     pub bytes_received: u64,
-    /// Bytes sent in a second at present; `None` while there is no connection, or it has just begun.
+    /// Present rate of sending in bytes a second; `None` while there is no connection, or it has just begun.
     #[serde(default)]
     pub bytes_sent_per_second: Option<u64>,
-    /// Bytes received in a second at present; as above.
+    /// Present rate of receiving in bytes a second; `None` as above.
     #[serde(default)]
     pub bytes_received_per_second: Option<u64>,
-    /// The newest round trip in microseconds.
+    /// The latest round trip, in microseconds.
     #[serde(default)]
     pub round_trip_us: Option<u64>,
-    /// Bytes that the connection can carry in a second: what it did when there was enough to send last.
+    /// Its rate in bytes a second when it was last fully used.
     #[serde(default)]
     pub bytes_per_second: Option<u64>,
-    /// What compression left of the data, in thousandths.
+    /// Size of the data after compression, in thousandths of its size before.
     pub packed_per_mille: u64,
-    /// Why there was no connection the last time.
+    /// Why the connection was last lost, or could not be made.
     #[serde(default)]
     pub last_error: Option<String>,
 }
@@ -173,16 +173,16 @@ pub struct PeerConnection {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct RemovePeer {
-    /// Also when migrations or forwarded volumes depend on it: they wait until the two hosts are paired again.
+    /// Remove it even if migrations or forwarded volumes depend on it; they wait until the two hosts are paired again.
     #[serde(default)]
     pub force: bool,
 }
 
-/// What has become of a host that was removed.
+/// A host that was removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RemovedPeer {
-    /// What it was called here.
+    /// Its former name at this host.
     pub name: String,
-    /// Digest of its public key.
+    /// Digest of its public key, 64 hexadecimal digits.
     pub id: String,
 }

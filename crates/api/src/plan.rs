@@ -1,4 +1,4 @@
-//! What a migration would do, without doing it: the answer to a dry run.
+//! The answer to a dry run: the effects and obstacles of a migration that is not begun.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -6,37 +6,37 @@ use utoipa::ToSchema;
 use crate::error::ErrorDetail;
 use crate::migration::{ImageLocation, QueuePlace};
 
-/// What a migration would do, as far as it can be seen before it begins.
+/// The expected effects of a migration, and its obstacles.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct MigrationPlan {
-    /// The volume or the VM.
+    /// Name of the volume or the VM.
     pub name: String,
-    /// Whether it would begin now, or wait for its turn; false if anything of `refusals` is in the way.
+    /// Whether it would begin now or be queued; false if there are `refusals`.
     pub can_begin: bool,
-    /// Why it would be refused, each with what to do.
+    /// The obstacles, each with what to do about it.
     pub refusals: Vec<ErrorDetail>,
-    /// What it costs besides time, what would stay behind, and what may go wrong.
+    /// Costs besides time, parts that would stay behind, and risks.
     pub warnings: Vec<String>,
-    /// The other host; `None`: it stays at this one.
+    /// Name of the target host; `None`: this host.
     #[serde(default)]
     pub host: Option<String>,
-    /// What would move, each to where it would be.
+    /// The volumes that would move, each with its target.
     pub volumes: Vec<PlannedVolume>,
-    /// The VM that would go along.
+    /// The VM that would move with the volumes.
     #[serde(default)]
     pub machine: Option<PlannedMachine>,
-    /// Bytes that would be copied at most, besides what guests write meanwhile: of volumes and of memory.
+    /// Largest number of bytes of volumes and memory to copy, without guest writes meanwhile.
     pub bytes_max: u64,
-    /// The connections that would carry it; none on one host.
+    /// The connections that would carry it; empty on one host.
     #[serde(default)]
     pub links: Vec<PlannedLink>,
-    /// How fast it would be copied, in bytes a second; `None`: nobody knows.
+    /// Expected rate in bytes a second; `None`: unknown.
     #[serde(default)]
     pub bytes_per_second: Option<u64>,
-    /// Where `bytes_per_second` is from.
+    /// The origin of `bytes_per_second`.
     #[serde(default)]
     pub rate: Option<RateOrigin>,
-    /// How long the copying would take at that rate, in seconds.
+    /// Expected duration of the copying at this rate, in seconds.
     #[serde(default)]
     pub seconds: Option<f64>,
     /// Its place in the queue; `None`: it would begin at once.
@@ -47,39 +47,39 @@ pub struct MigrationPlan {
 /// A volume that would move.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PlannedVolume {
-    /// Its name.
+    /// Name of the volume.
     pub name: String,
-    /// Its size in bytes.
+    /// Size of the volume in bytes.
     pub size_bytes: u64,
-    /// Bytes of its image that hold something: what would be copied at most.
+    /// Allocated bytes of its image: the most that would be copied.
     pub held_bytes: u64,
-    /// Where it is.
+    /// The image that it leaves.
     pub source: ImageLocation,
-    /// Where it would be; `None`: it is refused, or the other host does not say.
+    /// Its image at the target; `None`: the migration would be refused, or the other host does not report it.
     #[serde(default)]
     pub target: Option<ImageLocation>,
-    /// Bytes that are free there now; `None`: the store does not say.
+    /// Free bytes at the target now; `None`: the store does not report it.
     #[serde(default)]
     pub free_bytes: Option<u64>,
-    /// Whether an image of an earlier stay is there, so that only what was written since would be sent.
+    /// Whether the target has a kept image of the volume, so that only later writes would be sent.
     #[serde(default)]
     pub replica: bool,
-    /// Whether this host has the target's folder as well, so that blocks would be written straight there.
+    /// Whether this host can open the target's folder, so that blocks would be written there directly.
     #[serde(default)]
     pub shared: bool,
 }
 
-/// A VM that would go along with its volumes.
+/// A VM that would move with its volumes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct PlannedMachine {
-    /// Its name.
+    /// Name of the VM.
     pub name: String,
-    /// Its memory in bytes; `None`: its QEMU does not say.
+    /// Its memory in bytes; `None`: its QEMU does not report it.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
-    /// How long it may stand still, in milliseconds.
+    /// Longest downtime that it may have, in milliseconds.
     pub max_downtime_ms: u64,
-    /// How long an idle one would stand still at least, by the round trip that was measured, in milliseconds.
+    /// Least downtime of an idle VM, by the measured round trip, in milliseconds.
     #[serde(default)]
     pub least_downtime_ms: Option<f64>,
 }
@@ -87,32 +87,32 @@ pub struct PlannedMachine {
 /// A connection that would carry a migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PlannedLink {
-    /// The end here.
+    /// Address at this host.
     pub local: String,
-    /// The end there.
+    /// Address at the other host.
     pub remote: String,
-    /// The newest round trip in microseconds.
+    /// The latest round trip, in microseconds.
     #[serde(default)]
     pub round_trip_us: Option<u64>,
-    /// Bytes a second that it carried when it had enough to do last.
+    /// Its rate in bytes a second when it was last fully used.
     #[serde(default)]
     pub bytes_per_second: Option<u64>,
 }
 
-/// Where a rate is from.
+/// The origin of a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RateOrigin {
-    /// What was ordered.
+    /// The bandwidth of the order.
     Ordered,
-    /// What the connections carried when they had enough to do last.
+    /// The rate of the connections when they were last fully used.
     Measured,
-    /// What the configuration says of the links.
+    /// The speed of the links in the configuration.
     Stated,
 }
 
 impl RateOrigin {
-    /// The word of the JSON.
+    /// Returns the origin's word in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Ordered => "ordered",

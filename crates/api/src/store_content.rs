@@ -1,4 +1,4 @@
-//! What lies in a store: every file as it was found, and what Sterna knows of it.
+//! The content of a store: every file, and what Sterna knows about it.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -6,72 +6,72 @@ use utoipa::ToSchema;
 use crate::host::StoreKind;
 use crate::volume::ImageFormat;
 
-/// What lies in a store.
+/// The content of a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoreContent {
-    /// Name of the store.
+    /// Its name in the configuration.
     pub store: String,
-    /// What the store is.
+    /// Whether the store is a folder, a device or an export.
     pub kind: StoreKind,
     /// Absolute path of the folder or device, or the URI of the export.
     pub path: String,
-    /// Why nothing is known of what lies there; `None`: it was looked at.
+    /// Why the store could not be read; `None`: it was read.
     pub problem: Option<String>,
-    /// What was found, by name; of a device or an export what is in it, as one file.
+    /// The files, by name. The content of a device or an export counts as one file.
     pub files: Vec<StoreFile>,
-    /// Files that were not looked at, because there are too many.
+    /// Number of files that were left out, because there are too many.
     pub files_left_out: u64,
 }
 
 /// A file in a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StoreFile {
-    /// Its name in the folder; what is no UTF-8 is replaced. Of a device or an export its path or URI.
+    /// Its name in the folder, with replacements for bytes that are not UTF-8. For a device or an export its path or URI.
     pub name: String,
-    /// What it is.
+    /// The role of the file.
     pub role: FileRole,
-    /// The volume that it is of, as far as that is known.
+    /// Name of the volume that it belongs to, if that is known.
     pub volume: Option<String>,
-    /// The migration that fills it, or that left it.
+    /// The migration that fills it, or that has left it.
     pub migration: Option<String>,
-    /// How the bytes of a disk lie in it; `None` if it is no image that can be served.
+    /// Its image format; `None` if it cannot be served.
     pub format: Option<ImageFormat>,
     /// Size of the disk in bytes, as a guest would see it; `None` if that is not known.
     pub size_bytes: Option<u64>,
-    /// Bytes that it takes in the store; `None` for what is no file.
+    /// Bytes that it takes in the store; `None` for devices and exports.
     pub allocated_bytes: Option<u64>,
     /// When it was last written to, in milliseconds since 1970; `None` if that is not known.
     pub modified_unix_ms: Option<u64>,
-    /// What else is to be known of it, for people.
+    /// Further information about it, as text.
     pub note: Option<String>,
 }
 
-/// What a file in a store is.
+/// The role of a file in a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum FileRole {
     /// The image of a volume of this host.
     Volume,
-    /// What the image of a volume stands on.
+    /// A backing file of a volume's image.
     Backing,
-    /// What a migration under way fills.
+    /// The target of a migration under way.
     Target,
-    /// An image that a migration left, and that the volume's way home begins with.
+    /// A kept image that a return of its volume can reuse.
     Replica,
-    /// An image that a migration left, and that no way home begins with any more.
+    /// A kept image that no return can reuse.
     StaleReplica,
-    /// A part of a disk, which no migration fills any more and nobody claims.
+    /// An incomplete target of an ended migration, without an owner.
     HalfMade,
-    /// What is being made or deleted at this moment, or was when the daemon ended: the next start settles it.
+    /// A file that is being made or deleted, or was when the daemon ended; the next start completes that.
     Unsettled,
-    /// An image that belongs to nothing that is known here.
+    /// An image without a known owner.
     Unclaimed,
-    /// No image: a folder, a link, or a file that nothing is known of.
+    /// Not an image: a folder, a link, or an unknown file.
     Other,
 }
 
 impl FileRole {
-    /// The word of the JSON.
+    /// Returns the role's word in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Volume => "volume",

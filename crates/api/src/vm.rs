@@ -1,9 +1,9 @@
-//! VMs: what they are, and whether they run.
+//! VMs: their definitions, their states, and the orders for them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Adds a VM.
+/// Adds a VM without starting it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NewVm {
@@ -14,110 +14,110 @@ pub struct NewVm {
     pub definition: String,
 }
 
-/// A VM.
+/// A VM of the host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Vm {
-    /// Its name.
+    /// Its name, unique at this host.
     pub name: String,
-    /// What it does.
+    /// Whether the VM runs at present.
     pub state: VmState,
-    /// Why it is so, or what QEMU said last; `None` if there is nothing to say.
+    /// The reason of its state, or QEMU's last output; `None` if there is none.
     #[serde(default)]
     pub message: Option<String>,
-    /// The volumes that are its disks, by name.
+    /// Names of the volumes that are its disks.
     pub volumes: Vec<String>,
-    /// QEMU's process; `None` while there is none.
+    /// Number of QEMU's process; `None` while there is none.
     #[serde(default)]
     pub process: Option<u32>,
-    /// What runs it, with its version, such as `QEMU 10.0.2` or `libvirt 9.0.0`; `None` while it does not run.
+    /// Its hypervisor with the version, such as `QEMU 10.0.2` or `libvirt 9.0.0`; `None` while it does not run.
     #[serde(default)]
     pub hypervisor: Option<String>,
-    /// Absolute path of its monitor's socket, or of libvirt's. The daemon is connected to a monitor; QEMU serves one client at a
-    /// time.
+    /// Absolute path of its monitor's socket, or of libvirt's. The daemon is connected to a monitor; QEMU serves
+    /// one client at a time.
     pub monitor: String,
-    /// What libvirt calls it; `None`: it is no domain of libvirt.
+    /// Name of its domain in libvirt; `None`: it is not a domain of libvirt.
     #[serde(default)]
     pub libvirt_domain: Option<String>,
-    /// Absolute path of the file with what QEMU says; `None`: Sterna has not started it.
+    /// Absolute path of the file with QEMU's output; `None`: Sterna has not started it.
     #[serde(default)]
     pub log: Option<String>,
-    /// Its definition, as it was written, or as another host would be given it; `None`: it has none.
+    /// Its definition as it was written, or, for an adopted VM, as another host would get it; `None`: it has none.
     #[serde(default)]
     pub definition: Option<String>,
-    /// What a move to another host as a whole would make of it; `None`: Sterna has started it, or it cannot be asked.
+    /// Whether it can move to another host as a whole; `None`: Sterna has started it, or its hypervisor does not answer.
     #[serde(default)]
     pub whole_move: Option<WholeMove>,
     /// When it was added here, in milliseconds since 1970.
     pub added_unix_ms: u64,
 }
 
-/// What a move to another host would make of a VM that somebody else has started.
+/// Whether an adopted VM can move to another host as a whole.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WholeMove {
-    /// What keeps it from moving as a whole, and what to do; `None`: nothing.
+    /// The obstacle, with what to do about it; `None`: the VM can move.
     pub obstacle: Option<String>,
-    /// What would not go along; its guest sees nothing of it.
+    /// Parts of its command that would stay behind; its guest does not notice them.
     pub left_behind: Vec<String>,
 }
 
-/// What a VM does.
+/// The state of a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum VmState {
-    /// There is no QEMU.
+    /// There is no process of QEMU.
     Stopped,
     /// QEMU does not answer yet.
     Starting,
-    /// It runs.
+    /// The guest runs in QEMU.
     Running,
-    /// QEMU is there, and the VM is paused; the message says how.
+    /// The VM is paused; `message` has the reason.
     Paused,
-    /// QEMU has ended by itself; the message has its last words.
+    /// QEMU has ended by itself; `message` has its last output.
     Crashed,
-    /// It comes from another host.
+    /// It is moving from another host to this one.
     Arriving,
-    /// It goes to another host.
+    /// It is moving to another host.
     Leaving,
-    /// One that this program does not know: the daemon is newer.
+    /// A state that this program does not know, because the daemon is newer.
     #[serde(other)]
     Unknown,
 }
 
-/// Stops a VM.
+/// Stops a VM that runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopVm {
-    /// Cut its power, rather than pressing its power button.
+    /// Cut its power at once, instead of pressing its power button.
     #[serde(default)]
     pub now: bool,
-    /// How long its guest may take to shut down, in seconds; then its power is cut. `None`: a minute.
+    /// Seconds that its guest may take to shut down before its power is cut. `None`: 60.
     #[serde(default)]
     #[schema(maximum = 3600)]
     pub wait_s: Option<u64>,
 }
 
 impl StopVm {
-    /// How long a guest may take to shut down if nothing else is said, in seconds.
+    /// Default of the seconds that a guest may take to shut down.
     pub const WAIT_S_DEFAULT: u64 = 60;
 }
 
-/// Takes over disks of a VM that somebody else has started.
+/// Adopts disks of a running VM that Sterna has not started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AdoptVm {
-    /// Absolute path of its monitor's socket (QMP). Nobody else may be connected to it meanwhile. `None`: it is a domain of
-    /// libvirt.
+    /// Absolute path of its monitor's socket (QMP). No other client may be connected to it meanwhile. `None`: the VM
+    /// is a domain of libvirt.
     #[serde(default)]
     #[schema(pattern = "^/")]
     pub monitor: Option<String>,
-    /// Its disks, by the names of their devices or nodes, or by libvirt's (`vda`); none: all that can be written.
+    /// Its disks, by the names of their devices or nodes, or by libvirt's names (`vda`); empty: all writable disks.
     #[serde(default)]
     pub disks: Vec<String>,
-    /// The domain of libvirt (`qemu:///system`), by its name or UUID: libvirt copies its disks to new volumes. `None`: it is named
-    /// by its monitor.
+    /// Name or UUID of the domain of libvirt (`qemu:///system`), which copies its disks to new volumes. `None`: the VM
+    /// is named by its monitor.
     #[serde(default)]
     pub libvirt: Option<String>,
-    /// Absolute path of libvirt's socket; `None`: the usual one.
+    /// Absolute path of libvirt's socket; `None`: the default one.
     #[serde(default)]
     pub libvirt_socket: Option<String>,
     /// The store of the new volumes of a domain of libvirt; `None`: the only one.
@@ -125,11 +125,11 @@ pub struct AdoptVm {
     pub store: Option<String>,
 }
 
-/// What has become of a VM that was removed.
+/// A VM that was removed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RemovedVm {
-    /// What it was called.
+    /// Name of the removed VM.
     pub name: String,
-    /// The volumes that were its disks; they stay.
+    /// Names of the volumes that were its disks; they stay.
     pub volumes: Vec<String>,
 }

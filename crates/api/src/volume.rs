@@ -1,4 +1,4 @@
-//! Volumes: what they are, how they are made and removed.
+//! Volumes: their state, and the orders that make, resize, promote and remove them.
 
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
@@ -6,127 +6,128 @@ use utoipa::{IntoParams, ToSchema};
 /// A volume of the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Volume {
-    /// Its name, and that of its export.
+    /// Its name, which is also the name of its export.
     pub name: String,
-    /// Its identity, 32 hexadecimal digits: the same wherever it moves. Empty while it is being created.
+    /// Its identity, 32 hexadecimal digits, the same at every host. Empty while the volume is being created.
     pub id: String,
-    /// Size in bytes.
+    /// Its size in bytes, as clients see it.
     pub size_bytes: u64,
-    /// Bytes that its image takes in the store; `None` if the store does not say.
+    /// Bytes that its image takes in the store; `None` if the store does not report it.
     pub allocated_bytes: Option<u64>,
-    /// Bytes per block of its chronicle and of migrations.
+    /// Block size of its chronicle and its migrations, in bytes.
     pub block_size_bytes: u32,
     /// The store that holds its image; `None` for an image that is served in place, or if another host has it.
     pub store: Option<String>,
-    /// The other host that has it, of a volume that is only forwarded here.
+    /// The other host that has the volume, if it is only forwarded here.
     #[serde(default)]
     pub host: Option<String>,
     /// Absolute path of its image, or the URI of the export that holds it.
     pub image: String,
-    /// What its image is.
+    /// Whether its image is a file, a device or an export.
     pub kind: ImageKind,
-    /// How its bytes lie in its image.
+    /// The format of its image.
     pub format: ImageFormat,
     /// Whether clients may only read.
     pub read_only: bool,
-    /// How often it has changed hands, counted from 0.
+    /// Number of handovers of the volume, counted from 0.
     pub generation: u64,
-    /// What NBD clients connect to.
+    /// The URI that NBD clients connect to.
     pub uri: String,
     /// Absolute path of the unix socket in `uri`; it stays the same across moves and restarts.
     pub socket: String,
-    /// What NBD clients of other hosts connect to; `None`: the volume has no port.
+    /// The URI for NBD clients of other machines; `None`: the volume has no port.
     #[serde(default)]
     pub tcp_uri: Option<String>,
-    /// Whether it is being served.
+    /// Whether it is served, or why not.
     pub state: VolumeState,
-    /// Why it is not being served; `None` while it is.
+    /// Why it is not served; `None` while it is.
     pub message: Option<String>,
-    /// How far its creation has come; `None` once it exists.
+    /// Progress of its creation; `None` once it exists.
     pub creation: Option<VolumeCreation>,
-    /// The migration under way.
+    /// Identity of its migration under way.
     pub migration: Option<String>,
     /// When it was added to the host, in milliseconds since 1970.
     pub added_unix_ms: u64,
-    /// Clients that are connected at other hosts, which lead them here.
+    /// Clients that are connected at other hosts, which forward them here.
     #[serde(default)]
     pub clients_elsewhere: Vec<ClientsElsewhere>,
-    /// What it lacks; `None` if that is nothing, and while it is not being served.
+    /// The blocks that it lacks; `None` if it is complete, or is not served.
     #[serde(default)]
     pub filling: Option<VolumeFilling>,
-    /// What its guest does; `None` while it is not being served.
+    /// Requests of its guests; `None` while it is not served.
     pub statistics: Option<VolumeStatistics>,
 }
 
-/// How far a volume is that works here, and has not come as a whole (`post-copy`, `three-phase`).
+/// An incomplete volume that is served here, after `post-copy` or `three-phase`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeFilling {
-    /// The host that has the rest, by name. Without it, and its image, that is lost.
+    /// Name of the host that has the missing blocks. If that host or its image is lost, they are lost.
     pub host: String,
-    /// Bytes that have not come.
+    /// Bytes that are still missing.
     pub bytes_missing: u64,
     /// Bytes that were missing when it was handed over.
     pub bytes_at_handover: u64,
-    /// Bytes that have come because a client waited for them.
+    /// Bytes that were fetched because a client waited for them.
     pub bytes_pulled: u64,
-    /// Bytes that have come in the background.
+    /// Bytes that were fetched in the background.
     pub bytes_pushed: u64,
-    /// Bytes that need not come any more: a client has written others.
+    /// Bytes that need not be fetched, because clients have overwritten them.
     pub bytes_overwritten: u64,
-    /// Missing bytes that the other host cannot read: clients that do get I/O errors. They are tried again.
+    /// Missing bytes that the other host cannot read. Clients that read them get I/O errors. They are tried again.
     pub bytes_unreadable: u64,
-    /// Requests of clients that wait for what is missing.
+    /// Requests of clients that wait for missing blocks.
     pub requests_waiting: u64,
-    /// Reads of a VM that got an I/O error because the other host did not answer in time: it is stopped by that, and goes on by itself.
+    /// Reads that got an I/O error because the other host did not answer in time. QEMU stops the VM on such errors, and Sterna
+    /// resumes it by itself.
     #[serde(default)]
     pub reads_refused: u64,
-    /// Why nothing comes; `None` if something does.
+    /// Why nothing is fetched at present; `None` while blocks arrive.
     pub waits_for: Option<String>,
-    /// Whether what is missing was given up (`volume promote --without-missing`).
+    /// Whether the missing blocks were given up (`volume promote --without-missing`).
     pub is_given_up: bool,
-    /// Where it is missing, in order; the first 256 places.
+    /// The first 256 missing ranges, in order.
     pub ranges: Vec<MissingRange>,
 }
 
-/// A part of a volume that is missing.
+/// A missing range of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct MissingRange {
-    /// Where it begins.
+    /// Begin of the range, in bytes.
     pub offset_bytes: u64,
-    /// How long it is.
+    /// Length of the range, in bytes.
     pub length_bytes: u64,
 }
 
 /// Clients of a volume that are connected at another host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClientsElsewhere {
-    /// The host that they are at, by name.
+    /// Name of the host that forwards them.
     pub host: String,
-    /// How many there are.
+    /// Number of clients at this host.
     pub clients: u32,
 }
 
-/// What an image is.
+/// The kind of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageKind {
-    /// A file.
+    /// A file in a folder.
     #[default]
     File,
-    /// A block device.
+    /// A block device of the host.
     Device,
     /// The export of another NBD server.
     Nbd,
 }
 
-/// How the bytes of a volume lie in its image.
+/// The format of an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageFormat {
-    /// One after the other.
+    /// The bytes of the volume, without any metadata.
     #[default]
     Raw,
-    /// In clusters, as QEMU's qcow2.
+    /// QEMU's qcow2 format, in clusters.
     Qcow2,
 }
 
@@ -134,12 +135,11 @@ pub enum ImageFormat {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExportSettings {
-    /// Clients may only read.
+    /// Whether clients may only read.
     pub read_only: bool,
-    /// Address and port where the volume is served over TCP besides its unix socket, for example `192.0.2.1:10809`;
-    /// `None`: nowhere.
+    /// Address and port of the volume over TCP, for example `192.0.2.1:10809`; `None`: only the unix socket.
     pub listen: Option<String>,
-    /// Connections at a time; `None`: what the configuration says.
+    /// Largest number of connections at a time; `None`: that of the configuration.
     pub connections_max: Option<u32>,
     /// Mode of its unix socket in octal, for example `0660`; `None`: that of the configuration.
     pub socket_mode: Option<String>,
@@ -147,38 +147,38 @@ pub struct ExportSettings {
     pub socket_owner: Option<String>,
 }
 
-/// Whether a volume is being served.
+/// Whether a volume is served, or why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum VolumeState {
     /// Its image is being made.
     Creating,
-    /// Somebody holds a lock on its image; it is served as soon as the lock is free.
+    /// Another process has locked its image; it is served as soon as the lock is free.
     Waiting,
-    /// It comes from another host; guests wait until it is here.
+    /// It is arriving from another host; guests wait.
     Arriving,
-    /// Another host has it; guests that stayed are served from there.
+    /// Another host has it; guests that are connected here are forwarded.
     Forwarding,
     /// Guests can use it.
     Serving,
-    /// It cannot be served; the message says why.
+    /// It cannot be served; `message` has the reason.
     Failed,
-    /// The journal was put back from a backup, and it is not known whose the volume is; the message says who has to say so.
+    /// The journal was restored from a backup, and the owner of the volume is not known; `message` says what decides it.
     Unconfirmed,
     /// It is being removed.
     Removing,
 }
 
-/// How far a volume's creation has come.
+/// Progress of the creation of a volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeCreation {
-    /// Bytes of the given image that have been looked at, holes included.
+    /// Bytes of the given image that were read so far, holes included.
     pub bytes_done: u64,
     /// Size of the given image in bytes.
     pub bytes_total: u64,
 }
 
-/// What a volume's guest has done since the daemon began to serve it.
+/// Requests of a volume's guests since the daemon began to serve it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct VolumeStatistics {
     /// Name of the I/O engine: `io_uring` or `threads`.
@@ -187,79 +187,80 @@ pub struct VolumeStatistics {
     pub connections: usize,
     /// Requests in flight at this moment.
     pub requests_in_flight: usize,
-    /// Number of reads.
+    /// Number of read requests.
     pub reads: u64,
     /// Number of writes, discards and zeroing.
     pub writes: u64,
-    /// Number of flushes.
+    /// Number of flush requests.
     pub flushes: u64,
-    /// Bytes read.
+    /// Bytes that guests have read.
     pub bytes_read: u64,
-    /// Bytes written.
+    /// Bytes that guests have written.
     pub bytes_written: u64,
-    /// Requests that failed.
+    /// Number of requests that failed.
     pub errors: u64,
-    /// What the latest of them failed by; `None`: none has.
+    /// The latest error of a request; `None`: no request has failed.
     #[serde(default)]
     pub last_error: Option<String>,
 }
 
-/// Takes over a volume that another host has prepared here, without hearing from that host.
+/// Makes this host the owner of a volume whose source or former owner does not answer.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PromoteVolume {
-    /// What the other host prints once it has released the volume: nobody else has it then.
+    /// The ticket that the other host prints once it has released the volume. It proves that no other host has the volume.
     pub ticket: Option<String>,
-    /// Without a ticket. **N.B.** If the other host goes on with the volume, there are two of it from then on. With
-    /// `without_missing`: although what is missing still comes.
+    /// Promotes without a ticket. **N.B.** If the other host keeps serving the volume, there are two copies of it. With
+    /// `without_missing`: even while missing blocks still arrive.
     pub force: bool,
-    /// Of a volume that works here and whose former host, which has the rest of it, is lost: clients that read what is missing get
-    /// I/O errors from now on, and wait for it no longer. **N.B.** For good: it is not fetched any more.
+    /// For an incomplete volume whose former host is lost: reads of missing blocks become I/O errors instead of waiting. **N.B.**
+    /// This is final: the blocks are never fetched.
     pub without_missing: bool,
-    /// Of a volume that is `unconfirmed`, for the journal was put back from a backup: it is this host's. **N.B.** If another host has
-    /// it, there are two of it from then on. With `force`: although another host, or an image, says otherwise.
+    /// For an `unconfirmed` volume of a restored journal: it belongs to this host. **N.B.** If another host has it, there are two
+    /// copies of it. With `force`: even if another host or the image contradicts.
     pub restored: bool,
-    /// With `restored`, of a volume on a device or an export: how many bytes it has. It may have grown since the backup, and the
-    /// device has room for more.
+    /// With `restored`, for a volume on a device or an export: its size in bytes. It may have grown since the backup, and the
+    /// device may be larger.
     pub size_bytes: Option<u64>,
 }
 
-/// Makes a volume.
+/// Makes a volume, and serves it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NewVolume {
-    /// Its name: 1 to 64 letters, digits, `.`, `_` and `-`, beginning with a letter or digit.
+    /// Its name: 1 to 64 letters, digits, `.`, `_` and `-`; the first is a letter or digit.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     pub name: String,
-    /// Where its bytes come from.
+    /// Where its content comes from.
     pub source: VolumeSource,
     /// How it is offered to its clients.
     #[serde(default)]
     pub export: ExportSettings,
 }
 
-/// Where a new volume's bytes come from.
+/// Where the content of a new volume comes from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum VolumeSource {
-    /// A new image in a store. Removing the volume deletes it; what is on a device or a server stays there.
+    /// A new image in a store. Removing the volume deletes the image, but not the content of a device or an export.
     Create {
         /// Size in bytes, a multiple of 512; `None`: that of `image`, rounded up to 4,096.
         #[serde(default)]
         #[schema(multiple_of = 512, minimum = 512)]
         size_bytes: Option<u64>,
-        /// The store; `None`: the only one there is.
+        /// Name of the store; `None`: the only one.
         #[serde(default)]
         store: Option<String>,
         /// Absolute path of an image that is copied in, in any format; `None`: the volume reads as zeroes.
         #[serde(default)]
         image: Option<String>,
-        /// Format of the new image; `None`: that of the store, or raw.
+        /// Format of the new image; `None`: the store's format, or raw.
         #[serde(default)]
         format: Option<ImageFormat>,
     },
-    /// An image that is served where it is; removing the volume leaves it. One of `image`, `device` and `nbd` is given.
+    /// An existing image that is served in place. Removing the volume leaves the image. Exactly one of `image`,
+    /// `device` and `nbd` is given.
     Add {
-        /// Absolute path of a file.
+        /// Absolute path of an image file.
         #[serde(default)]
         image: Option<String>,
         /// Absolute path of a block device.
@@ -268,35 +269,35 @@ pub enum VolumeSource {
         /// URI of the export of another NBD server.
         #[serde(default)]
         nbd: Option<String>,
-        /// Its format; `None`: what its first bytes say, once and for all.
+        /// Its format; `None`: recognised by its first bytes, once.
         #[serde(default)]
         format: Option<ImageFormat>,
-        /// Also from a device or an export that holds what a migration left there.
+        /// Allow a device or an export that holds an old copy which a migration has left.
         #[serde(default)]
         fenced: bool,
     },
-    /// An image that lies in a store and belongs to nothing. It is the volume's from then on, and its file gets the volume's
-    /// name; nothing is copied. Removing the volume leaves it.
+    /// An unclaimed image in a store. It becomes the volume's image, and its file gets the volume's name; nothing is copied.
+    /// Removing the volume leaves it.
     Import {
         /// Name of the store, a folder.
         store: String,
         /// Name of the file in it.
         file: String,
-        /// Its format; `None`: what its first bytes say, once and for all.
+        /// Its format; `None`: recognised by its first bytes, once.
         #[serde(default)]
         format: Option<ImageFormat>,
     },
 }
 
 impl VolumeSource {
-    /// A file that is served where it is, in the format that it begins with.
+    /// Returns the source for a file that is served in place, with the recognised format.
     pub fn file(path: impl Into<String>) -> Self {
         Self::Add { image: Some(path.into()), device: None, nbd: None, format: None, fenced: false }
     }
 }
 
 impl VolumeState {
-    /// The word of the JSON.
+    /// Returns the state's word in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Creating => "creating",
@@ -312,7 +313,7 @@ impl VolumeState {
 }
 
 impl ImageKind {
-    /// The word of the JSON.
+    /// Returns the kind's word in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::File => "file",
@@ -323,7 +324,7 @@ impl ImageKind {
 }
 
 impl ImageFormat {
-    /// The word of the JSON.
+    /// Returns the format's word in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -336,7 +337,7 @@ impl ImageFormat {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ResizeVolume {
-    /// Its new size in bytes, a multiple of 4096. What is new reads as zeroes. The size that it has is a success.
+    /// The new size in bytes, a multiple of 4096. The new part reads as zeroes. An order for the present size succeeds.
     #[schema(multiple_of = 4096, minimum = 4096)]
     pub size_bytes: u64,
 }
@@ -345,52 +346,52 @@ pub struct ResizeVolume {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]
 pub struct RemoveVolume {
-    /// Also when clients are connected; they are cut off.
+    /// Remove it even while clients are connected; they are disconnected.
     #[serde(default)]
     pub force: bool,
-    /// Leaves the image where it is, also one that Sterna made.
+    /// Keep the image, even if Sterna has made it.
     #[serde(default)]
     pub keep_image: bool,
-    /// Deletes the image from its store, also if its content was somebody's before Sterna served it.
+    /// Delete the image from its store, even if a user had it before Sterna.
     #[serde(default)]
     pub delete_image: bool,
 }
 
-/// What has become of a removed volume.
+/// A removed volume, and what was done with its image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RemovedVolume {
-    /// Its name.
+    /// Name of the removed volume.
     pub name: String,
     /// Absolute path of its image, or the URI of the export that holds it; empty if that is at another host.
     pub image: String,
-    /// What was done with the image.
+    /// The fate of its image.
     pub image_fate: ImageFate,
-    /// Why it was kept although nobody asked for that; `null` otherwise.
+    /// Why the image was kept without an order to keep it; `null` otherwise.
     #[serde(default)]
     pub kept_because: Option<KeptBecause>,
-    /// The host that has the volume: only clients were forwarded from here.
+    /// The host that has the volume, if this host only forwarded clients.
     #[serde(default)]
     pub host: Option<String>,
 }
 
-/// Why the image of a removed volume was kept although nobody asked for that.
+/// Why the image of a removed volume was kept without an order to keep it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum KeptBecause {
-    /// What is in it was somebody's before Sterna served it, and this is its only current copy.
+    /// A user had the content before Sterna, and this is its only current copy.
     Given,
-    /// Nobody knows whose it was: the volume came from a version that does not say.
+    /// The first owner is unknown, because the volume came from a version that does not record it.
     Unknown,
 }
 
-/// What was done with the image of a removed volume.
+/// The fate of the image of a removed volume.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageFate {
-    /// It is gone.
+    /// The image was deleted here.
     Deleted,
-    /// It is where it was.
+    /// The image is where it was.
     Kept,
-    /// It is at the host that has the volume.
+    /// The image is at the host that has the volume.
     Elsewhere,
 }

@@ -7,7 +7,7 @@ use super::{Client, ClientError};
 use crate::{Access, Grant, NewGrant, NewlyGranted, RedeemGrant, SetGrant};
 
 impl Client {
-    /// Who may use the API over TLS, and where.
+    /// Returns the keys that may use the API over TLS, and where the daemon listens.
     ///
     /// # Errors
     /// [`ClientError`].
@@ -15,7 +15,7 @@ impl Client {
         self.get("/v1/access").await
     }
 
-    /// Lets somebody use the API over TLS.
+    /// Grants a user access to the API over TLS.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::GrantExists`](crate::ErrorCode::GrantExists).
@@ -23,7 +23,7 @@ impl Client {
         self.send(Method::POST, "/v1/access", Some(grant)).await
     }
 
-    /// Changes what somebody may do; holds from his next request on.
+    /// Changes a user's role, from the user's next request on.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::GrantNotFound`](crate::ErrorCode::GrantNotFound).
@@ -31,7 +31,7 @@ impl Client {
         self.send(Method::PATCH, &format!("/v1/access/{}", Segment(name)), Some(change)).await
     }
 
-    /// Lets somebody in no more; holds from his next request on.
+    /// Revokes a user's access, from the user's next request on.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::GrantNotFound`](crate::ErrorCode::GrantNotFound).
@@ -39,7 +39,7 @@ impl Client {
         self.send(Method::DELETE, &format!("/v1/access/{}", Segment(name)), None::<&()>).await
     }
 
-    /// Redeems an invitation, by whose key this client connects: it is known by another key from then on.
+    /// Redeems an access token, with whose key this client connects, and registers the client's own key.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::InvitationRefused`](crate::ErrorCode::InvitationRefused).

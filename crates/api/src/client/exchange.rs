@@ -14,7 +14,6 @@ use super::ClientError;
 use super::way::Way;
 use crate::{ErrorBody, RESPONSE_BYTES_MAX};
 
-/// What the daemon has answered.
 pub(super) struct Answer {
     status: StatusCode,
     body: Bytes,
@@ -52,8 +51,8 @@ pub(super) async fn exchange(
         })?;
         Ok(Answer { status, body: body.to_bytes() })
     };
-    // The connection is driven here rather than in a task of its own: a dropped request drops it too. It may
-    // end before the answer has been read to its end, and then says no more.
+    // The connection is driven here rather than in a task of its own, so that dropping the request drops it too. It may end
+    // before the answer has been read to its end.
     tokio::pin!(exchange, connection);
     let mut driven = true;
     loop {
@@ -74,7 +73,7 @@ impl Answer {
         if self.status.is_success() { self.read() } else { Err(self.refusal()) }
     }
 
-    /// As [`Answer::parse`]; an answer with this status may be of the same shape.
+    /// Parses as [`Answer::parse`], but also accepts an answer with this status.
     pub(super) fn parse_also<T: DeserializeOwned>(self, status: StatusCode) -> Result<T, ClientError> {
         match self.read() {
             Ok(value) if self.status == status => Ok(value),

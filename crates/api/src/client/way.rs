@@ -1,4 +1,4 @@
-//! How a client's requests reach its daemon: by a unix socket, or however the program has it connect.
+//! How a client's requests reach its daemon: by a unix socket, or by a [`Connect`] of the program.
 
 use std::fmt;
 use std::future::Future;
@@ -11,7 +11,7 @@ use tokio::net::UnixStream;
 
 use crate::Address;
 
-/// A connection with a daemon.
+/// An open connection with a daemon.
 pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
@@ -19,19 +19,18 @@ impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 /// A connection that is being made.
 pub type Connecting<'a> = Pin<Box<dyn Future<Output = io::Result<Box<dyn Stream>>> + Send + 'a>>;
 
-/// Makes connections with a daemon that is not reached by a unix socket; it is written as people name the daemon.
+/// Makes connections with a daemon that is not reached by a unix socket. It is displayed as the daemon's address.
 ///
-/// An error of the kind [`io::ErrorKind::PermissionDenied`], of connecting or of a read, says that the daemon is reached and lets
-/// this client do nothing.
+/// An error of the kind [`io::ErrorKind::PermissionDenied`], at connecting or at a read, means that the daemon was
+/// reached and refuses this client.
 pub trait Connect: fmt::Display + Send + Sync {
-    /// Makes one, for one request.
+    /// Makes a connection for one request.
     fn connect(&self) -> Connecting<'_>;
 
-    /// What requests call the host.
+    /// Returns the value of the requests' `Host` header.
     fn host(&self) -> String;
 }
 
-/// How requests reach a daemon.
 #[derive(Clone)]
 pub(super) enum Way {
     Unix(Address),
@@ -48,7 +47,7 @@ impl Way {
 
     pub(super) fn host(&self) -> String {
         match self {
-            // The address is a file; HTTP/1.1 wants a name all the same.
+            // The address is a file, but HTTP/1.1 needs a name.
             Self::Unix(_) => "sterna".to_owned(),
             Self::Other(other) => other.host(),
         }
