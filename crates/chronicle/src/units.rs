@@ -111,7 +111,6 @@ pub struct InvalidBlockSize {
     pub bytes: u32,
 }
 
-/// Defines a number type of its own name.
 macro_rules! number {
     ($(#[$doc:meta])* $name:ident) => {
         $(#[$doc])*

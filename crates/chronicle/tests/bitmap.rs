@@ -24,7 +24,6 @@ enum Step {
     Clear,
 }
 
-/// The oracle: a set of single blocks.
 #[derive(Clone, Debug, Default)]
 struct Oracle {
     blocks: u64,

@@ -299,7 +299,6 @@ pub struct Filling {
     /// The missing units that may be fetched: not requested, not being overwritten, not unreadable.
     wanted: LayeredBitmap,
     unreadable: LayeredBitmap,
-    /// Whether the missing units were given up.
     is_given_up: bool,
     /// Units to be fetched singly, because a run with them could not be read.
     suspect: LayeredBitmap,
@@ -307,7 +306,6 @@ pub struct Filling {
     /// Changes under way, with their units, that touch units which are missing now or would be after a restart.
     overwrites: BTreeMap<RequestId, BlockRange>,
     waiting: VecDeque<Waiting>,
-    /// The sequential reads that are followed.
     streams: VecDeque<requests::Stream>,
     background: Background,
     lateness: Lateness,

@@ -127,7 +127,6 @@ pub enum HookAction {
 /// The hooks of all migrations of a host.
 #[derive(Debug)]
 pub struct HookBook {
-    /// The time limit of one hook.
     limit: Duration,
     entries: BTreeMap<MigrationId, Entry>,
     actions: VecDeque<HookAction>,
@@ -382,7 +381,6 @@ impl HookBook {
 }
 
 impl Entry {
-    /// Requests failed records again under the next number.
     fn record_again(&mut self) {
         for step in [&mut self.before, &mut self.after] {
             if let Step::Recording { record, retry_at, .. } = step {

@@ -76,7 +76,6 @@ mod tests {
     use super::{KeptImage, Necessity, RetentionLimits, surplus};
     use crate::identity::MigrationId;
 
-    /// Returns image number `migration` of a volume, of 10 bytes.
     fn image(volume: &str, migration: u64, necessity: Necessity) -> KeptImage {
         KeptImage {
             volume: volume.to_owned(),

@@ -82,7 +82,6 @@ fn apply(state: &mut State, records: Vec<Record>) {
     state.apply(&Entry { at_unix_ms: 0, records }).expect("the records fit the state");
 }
 
-/// Brings the volume, incomplete or complete.
 fn comes(state: &mut State, remote: MigrationId, lacks: Option<Manifest>) {
     let (migration, attempt) = (MigrationId(state.next_migration), Attempt(1));
     let image = |store: &str| ImageLocation::raw_file(store, format!("/{store}"));

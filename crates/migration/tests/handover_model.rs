@@ -52,12 +52,10 @@ struct Model {
     source_gates: Vec<Gate>,
     target_gates: Vec<Gate>,
     phase: Phase,
-    /// The last report to the source about each volume's replica.
     synchronised: Vec<bool>,
     faults: Faults,
     discarded: bool,
     outcome: Option<Outcome>,
-    /// Whether a client has learned that the migration is cancelled.
     was_cancelled: bool,
 }
 

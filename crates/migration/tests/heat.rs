@@ -6,7 +6,6 @@ use chronicle::{BlockIndex, BlockRange};
 use migration::strategy::{GENERATION_WRITES, HeatFilter, THRESHOLD};
 use proptest::prelude::*;
 
-/// Exact counts of the latest writes.
 #[derive(Default)]
 struct Exact {
     latest: VecDeque<u64>,

@@ -14,7 +14,6 @@ const BLOCKS: u64 = 1 << 15;
 /// The target's rate in blocks a second.
 const RATE: u32 = 8192;
 
-/// How the guest chooses the blocks that it writes.
 #[derive(Clone, Copy, Debug)]
 enum Load {
     /// The block of rank r with frequency 1/r.

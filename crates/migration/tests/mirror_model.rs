@@ -200,7 +200,6 @@ impl Model {
         self.event(VolumeEvent::WriteArrived { write: id, range });
     }
 
-    /// Lets a store carry out any request, or fail it.
     fn store_acts(&mut self) {
         if self.pending.is_empty() {
             return;

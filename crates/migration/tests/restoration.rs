@@ -145,7 +145,6 @@ fn a_host_says_what_it_knows_of_a_volume_and_the_asker_what_that_means() {
     );
 }
 
-/// A host whose volume waits, with its machine and the time.
 struct Asking {
     state: State,
     machine: Restoration,
@@ -182,7 +181,6 @@ impl Asking {
         self.standing().words
     }
 
-    /// Returns the decision without an order.
     fn ruling(&self) -> Ruling {
         ruling(&self.standing(), None)
     }

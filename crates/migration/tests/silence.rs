@@ -10,7 +10,6 @@ use migration::{Attempt, MigrationId, Target, VolumeIndex};
 const PATIENCE: SourcePatience =
     SourcePatience { silent_max: Duration::from_secs(600), away_max: Duration::from_secs(86_400) };
 
-/// A target, with its messages and its end.
 struct Scene {
     target: Target,
     now: Duration,

@@ -245,7 +245,6 @@ fn what_came_together_goes_back_together_also_if_some_of_it_lacks_nothing() {
     assert_eq!(state.came_with(&state.fillings[&DISK]), disks);
 }
 
-/// Returns the state of the lane that the volume has left.
 fn lane_left(state: &State, users: Users<'_>) -> LaneLeft {
     state.lane_left(DISK, users)
 }

@@ -20,7 +20,6 @@ const ID: MigrationId = MigrationId(1);
 const VOLUME: VolumeId = VolumeId([1; 16]);
 const SWITCH_OVER_MAX: Duration = Duration::from_millis(500);
 
-/// A source's machine, with its clock and its journal.
 struct Leaving {
     source: Source,
     now: Duration,

@@ -51,7 +51,6 @@ impl Leaf {
         })
     }
 
-    /// Returns the first set block at or after `from`.
     pub(super) fn next_set(&self, from: u64) -> Option<u64> {
         let index = from / 64;
         let rest = self.word(index) & (u64::MAX << (from % 64));
@@ -62,7 +61,6 @@ impl Leaf {
         Some(index * 64 + lowest(self.word(index)))
     }
 
-    /// Returns the first clear block at or after `from`.
     pub(super) fn next_clear(&self, from: u64) -> Option<u64> {
         let index = from / 64;
         let rest = !self.word(index) & (u64::MAX << (from % 64));
@@ -146,7 +144,6 @@ impl Leaf {
         changed
     }
 
-    /// Returns the flags of the words that are stored.
     const fn stored(&self) -> u64 {
         self.dirty & !self.full
     }
@@ -183,7 +180,6 @@ impl Leaf {
         ones(after ^ before)
     }
 
-    /// Replaces one word, whose current value is `before`, by `after`.
     fn replace_word(&mut self, index: u64, before: u64, after: u64) {
         if before == after {
             return;

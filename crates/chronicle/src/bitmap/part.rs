@@ -57,7 +57,6 @@ impl Part {
         }
     }
 
-    /// Returns the first set block at or after `from`.
     pub(super) fn next_set(&self, height: u32, from: u64) -> Option<u64> {
         match self {
             Self::Clean => None,
@@ -67,7 +66,6 @@ impl Part {
         }
     }
 
-    /// Returns the first clear block at or after `from`.
     pub(super) fn next_clear(&self, height: u32, from: u64) -> Option<u64> {
         match self {
             Self::Clean => Some(from),
@@ -239,14 +237,12 @@ impl Part {
         }
     }
 
-    /// Sets everything; returns how many blocks were clear.
     fn fill(&mut self, height: u32) -> u64 {
         let newly_set = span(height) - self.count(height);
         *self = Self::Full;
         newly_set
     }
 
-    /// Clears everything; returns how many blocks were set.
     fn wipe(&mut self, height: u32) -> u64 {
         let newly_cleared = self.count(height);
         *self = Self::Clean;
@@ -346,7 +342,6 @@ impl Upper {
         newly_cleared
     }
 
-    /// Updates both words after a part has changed.
     fn note(&mut self, index: usize) {
         let bit = 1 << index;
         match self.parts[index] {

@@ -8,7 +8,6 @@ use super::units::UNIT_BYTES;
 use super::{Filling, Urgency};
 use crate::pacing::Pacing;
 
-/// The pause before an unreachable reservoir is asked again.
 const AWAY_PAUSE: Duration = Duration::from_millis(200);
 /// The pause before a failed store is tried again; it doubles up to `STORE_PAUSE_MAX`.
 const STORE_PAUSE: Duration = Duration::from_millis(100);
@@ -16,7 +15,6 @@ const STORE_PAUSE_MAX: Duration = Duration::from_secs(5);
 /// The pause before unreadable bytes are requested again: the disk may have recovered.
 const REREAD_PAUSE: Duration = Duration::from_secs(30);
 
-/// The order and the pace of fetches without a waiting guest.
 #[derive(Debug)]
 pub(super) struct Background {
     /// The most recently written units, which are fetched first.
@@ -78,7 +76,6 @@ impl Background {
         self.pause.is_some()
     }
 
-    /// Returns whether this host's own store holds the filling up.
     pub(super) fn waits_for_store(&self) -> bool {
         matches!(self.pause, Some((_, Pause::StoreFails)))
     }

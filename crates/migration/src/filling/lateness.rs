@@ -20,9 +20,7 @@ const REASON: &str = "a guest's read to be failed, so that the guest is stopped"
 pub(super) struct Lateness {
     /// The longest wait of a read for a silent reservoir; `None`: without limit.
     wait_max: Option<Duration>,
-    /// When the reservoir last answered.
     heard_at: Duration,
-    /// When the next read reaches the limit.
     due_at: Option<Duration>,
     /// The units of refused reads. The clients will ask again, so the units are fetched as if a guest waited.
     owed: LayeredBitmap,

@@ -15,7 +15,6 @@ const URGENT_UNITS_MAX: u64 = (4 << 20) / UNIT_BYTES;
 /// The most sequential reads that are followed at a time.
 const STREAMS_MAX: usize = 8;
 
-/// A request that is not admitted yet.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Waiting {
     /// Waits since `since` for its units to be present.
@@ -28,7 +27,6 @@ pub(super) enum Waiting {
 pub(super) struct Stream {
     /// Where the next read of the sequence would begin.
     end: u64,
-    /// The number of units fetched ahead of the sequence.
     ahead: u64,
 }
 

@@ -17,7 +17,6 @@ const ENTRY_RUNS_MAX: usize = 256 << 10;
 #[derive(Debug)]
 pub struct Told {
     size_bytes: u64,
-    /// The missing set received, or found by a restart.
     units: UnitMap,
     /// The runs of the update that is not complete yet.
     pieces: Vec<BlockRange>,

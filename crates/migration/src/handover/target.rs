@@ -160,7 +160,6 @@ enum End {
     },
 }
 
-/// A committed attempt, and the generations that came with it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Ownership {
     attempt: Attempt,
@@ -483,7 +482,6 @@ impl Ownership {
     }
 }
 
-/// Returns the outcome of an incoming migration that its source ends.
 fn given_up() -> Outcome {
     let detail = "the source gave the migration up, and knows why".to_owned();
     Outcome::Failed { code: FailureCode::GivenUp, detail }

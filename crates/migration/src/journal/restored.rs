@@ -221,7 +221,6 @@ impl State {
         Ok(())
     }
 
-    /// Forgets a restored volume that is not this host's.
     pub(super) fn forget_restored(&mut self, volume: VolumeId) -> Result<(), Inconsistent> {
         self.take_restored(volume)?;
         self.forget_origins();

@@ -165,7 +165,6 @@ fn as_many_wait_as_may_and_what_waits_is_found_by_its_volume() {
 #[derive(Clone, Debug)]
 enum Operation {
     Order(u8, String),
-    /// The orders whose turn it is begin.
     Turn,
     /// An admitted order becomes known as under way, and gives its right back.
     Known(prop::sample::Index),
@@ -257,7 +256,6 @@ impl Host {
         }
     }
 
-    /// Asserts that the started orders exceed no limit.
     fn check(&self) {
         let beginning = self.beginning.iter().map(|(_, wish, _)| &wish.need);
         let needs: Vec<&Need> = self.running.iter().map(|(_, need)| need).chain(beginning).collect();
@@ -268,7 +266,6 @@ impl Host {
         }
     }
 
-    /// Ends every order under way, until none waits.
     fn drain(&mut self) {
         for _ in 0..=WAITING_MAX {
             self.beginning.drain(..).for_each(|(id, _, admission)| {

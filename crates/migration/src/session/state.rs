@@ -19,7 +19,6 @@ pub struct MigrationSession {
     state: State,
     /// Whether *started* is durable.
     is_recorded: bool,
-    /// How to undo the steps if the migration fails.
     undo: Option<Undo>,
     /// The stage in the journal, if a driver is to resume the migration.
     resumed: Option<Stage>,

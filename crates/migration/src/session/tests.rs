@@ -23,7 +23,6 @@ fn asked(session: &mut MigrationSession) -> Vec<Action> {
     std::iter::from_fn(|| session.poll_action()).collect()
 }
 
-/// Reports an event at second `at`; returns the actions that follow.
 fn tell(session: &mut MigrationSession, at: u64, event: Event) -> Vec<Action> {
     session.handle_event(Duration::from_secs(at), event);
     asked(session)

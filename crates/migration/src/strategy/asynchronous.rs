@@ -37,7 +37,6 @@ const AGAIN: u32 = 2;
 const AIMS: [u64; 4] = [8, 4, 2, 1];
 const AIM_LASTS: Duration = Duration::from_secs(1);
 
-/// The policy of a mirror whose guests wait for the source only.
 pub(super) struct AsynchronousMirror {
     buffer_bytes_max: u64,
     drain_max: Duration,
@@ -109,7 +108,6 @@ impl Policy for AsynchronousMirror {
         engine.next_missing()
     }
 
-    /// Confirms when nearly everything has arrived.
     fn judge_pass(&self, engine: &Engine) -> Verdict {
         let is_nearly_over = engine.is_pass_over()
             && engine.bytes_unconfirmed() > UNCONFIRMED_MAX / 2

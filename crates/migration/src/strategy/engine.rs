@@ -54,7 +54,6 @@ pub(super) use by_value::Toll;
 pub use tally::Tally;
 pub(super) use writes::Write;
 
-/// The state of one volume that is being copied.
 pub(super) struct Engine {
     settings: CopyingSettings,
     terms: Terms,
@@ -338,7 +337,6 @@ impl Engine {
         Some(lacking)
     }
 
-    /// Continues the counts of an earlier daemon.
     pub(super) fn carry(&mut self, carried: &Carried) {
         self.costs = carried.costs;
         self.meter.carry(carried.bytes_synchronised / self.block_bytes(), carried.fraction);

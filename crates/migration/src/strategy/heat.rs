@@ -35,7 +35,6 @@ type Counter = u8;
 pub struct HeatFilter {
     present: Generation,
     former: Generation,
-    /// The writes counted by the current generation.
     counted: u64,
 }
 

@@ -22,7 +22,6 @@ use super::policy::{Course, Policy};
 use super::{HotBlocks, Route};
 use crate::planted::{Bug, broken};
 
-/// The policy of a mirror whose guests wait for both stores.
 pub(super) struct Mirror;
 
 impl Policy for Mirror {

@@ -23,7 +23,6 @@ const WINS_PERCENT: u64 = 90;
 /// The most bytes that count as a small rest, which follows in no time.
 const LITTLE_BYTES: u64 = 1 << 20;
 
-/// The policy of a copying that ends with blocks missing.
 pub(super) struct PostCopy {
     rounds_max: u32,
     rounds: Vec<Round>,

@@ -51,7 +51,6 @@ const ROUNDS_MAX: u64 = 50;
 /// The most rounds that are reported singly; later ones are added to the last.
 const ROUNDS_KEPT: usize = 100;
 
-/// The policy of a copying in rounds.
 pub(super) struct Tracking {
     recording: Recording,
     hot: HotBlocks,

@@ -20,9 +20,7 @@ use std::time::Duration;
 pub use super::exchange::Goal;
 use crate::planted::{Bug, broken};
 
-/// The pause before a failed direction is tried again.
 const PAUSE_LEAST: Duration = Duration::from_millis(200);
-/// The longest pause between attempts.
 const PAUSE_MOST: Duration = Duration::from_secs(10);
 
 /// The state of the VM's hypervisor process.
@@ -191,7 +189,6 @@ pub struct Copied {
     failures: u32,
     /// Disks whose copy towards this goal has begun.
     begun: Vec<usize>,
-    /// The obstacle at the last check.
     obstacle: Option<Obstacle>,
 }
 

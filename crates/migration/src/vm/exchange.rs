@@ -15,7 +15,6 @@ use std::time::Duration;
 
 /// The pause before a direction is tried again after both have failed.
 const PAUSE_LEAST: Duration = Duration::from_millis(100);
-/// The longest pause between attempts.
 const PAUSE_MOST: Duration = Duration::from_secs(5);
 
 /// The side on which the disks are to be.

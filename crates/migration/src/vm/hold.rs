@@ -16,7 +16,6 @@ use std::time::Duration;
 
 use crate::planted::{Bug, broken};
 
-/// The pause before the hypervisor is asked again.
 const PAUSE_LEAST: Duration = Duration::from_millis(20);
 /// The longest pause at first, while the guest should be stopped only for a moment.
 const PAUSE_SOON: Duration = Duration::from_millis(160);

@@ -233,7 +233,6 @@ twin!(
 );
 
 impl Form {
-    /// Checks the limits of lists and texts.
     pub(super) fn check(&self) -> Result<(), WireError> {
         match self {
             Self::Open { offer, .. } => offer.check(),
@@ -285,7 +284,6 @@ impl OfferForm {
         self.volumes.len()
     }
 
-    /// Checks the limits of lists and texts.
     fn check(&self) -> Result<(), WireError> {
         at_most(self.volumes.len(), VOLUMES_MAX, "volumes")?;
         at_most(self.store.len(), NAME_BYTES_MAX, "bytes of a name")?;

@@ -47,7 +47,6 @@ impl SurveyForm {
 }
 
 impl SurveyedForm {
-    /// Checks the limits of lists and texts.
     pub(super) fn check(&self) -> Result<(), WireError> {
         at_most(self.refusals.len(), REMARKS_MAX, "refusals")?;
         at_most(self.warnings.len(), REMARKS_MAX, "warnings")?;

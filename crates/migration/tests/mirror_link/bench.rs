@@ -59,7 +59,6 @@ pub(crate) struct Seen {
 enum Happening {
     Guest,
     SourceWritten(u64),
-    /// The link can carry the next frame.
     LinkFree,
     Answer(Frame),
 }

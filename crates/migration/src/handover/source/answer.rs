@@ -143,7 +143,6 @@ impl Source {
         self.state = State::Released { handover, gates_closing_at, began: now };
     }
 
-    /// Tells the target that its images are not needed.
     pub(super) fn tell(&mut self, now: Duration, outcome: Outcome) {
         self.actions.push_back(SourceAction::Enter(Phase::Discarding));
         let step = DiscardStep::Telling { repeat_at: now + REPEAT, began: now };

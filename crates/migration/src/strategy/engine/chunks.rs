@@ -6,7 +6,6 @@ use chronicle::BlockRange;
 
 use crate::strategy::{ChunkId, WriteId};
 
-/// A run of blocks that has been claimed for copying.
 #[derive(Debug)]
 pub(super) struct Chunk {
     pub(super) id: ChunkId,
@@ -59,7 +58,6 @@ impl Chunks {
         self.chunks.iter().map(|chunk| chunk.blocks)
     }
 
-    /// Claims a run of blocks, which waits for these writes.
     pub(super) fn push(&mut self, blocks: BlockRange, pass: Pass, waits_for: Vec<WriteId>, restarts: u32) {
         let id = ChunkId(self.next);
         self.next += 1;
@@ -91,7 +89,6 @@ impl Chunks {
         }
     }
 
-    /// Starts the chunks that wait for nothing, and returns them.
     pub(super) fn start_ready(&mut self, now: Duration) -> Vec<(ChunkId, BlockRange)> {
         let waiting = self.chunks.iter_mut().filter(|chunk| chunk.state == ChunkState::Waiting);
         let ready = waiting.filter(|chunk| chunk.waits_for.is_empty());

@@ -28,7 +28,6 @@ const BURST: Duration = Duration::from_millis(20);
 /// The least bytes a second that are admitted: a rate measured during a standstill says nothing.
 const RATE_MIN: f64 = 65536.0;
 
-/// Measures the rate at which the target takes data.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     /// When the amount in flight last changed, and how large it was; `None` while nothing is in flight.

@@ -23,7 +23,6 @@ pub(super) struct Flushes {
 /// The state of the chunks that have landed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Bulk {
-    /// The target has applied them.
     Applied,
     /// All of them are applied, and the flush that confirms them is under way.
     Flushing,
@@ -108,7 +107,6 @@ impl Engine {
         self.flushes.bulk == Bulk::Applied
     }
 
-    /// Returns whether every chunk that has landed survives a power cut.
     pub(in crate::strategy) fn is_bulk_durable(&self) -> bool {
         self.flushes.bulk == Bulk::Durable
     }

@@ -12,7 +12,6 @@ const SAMPLES_MIN: usize = 3;
 /// A fraction that is rounded to 100.0 % is shown only after the handover.
 const FRACTION_MAX: f64 = 0.999;
 
-/// Counts synchronised blocks, over the last seconds and in total.
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     blocks: u64,
@@ -32,7 +31,6 @@ impl Meter {
         }
     }
 
-    /// Continues the counts of an earlier daemon.
     pub(super) fn carry(&mut self, blocks: u64, fraction: f64) {
         self.blocks = blocks;
         self.fraction_max = fraction.clamp(0.0, FRACTION_MAX);
@@ -42,7 +40,6 @@ impl Meter {
         self.blocks
     }
 
-    /// Returns the blocks a second over the kept samples.
     pub(super) fn rate(&self) -> f64 {
         match (self.samples.front(), self.samples.back()) {
             (Some(first), Some(last)) => rate_between(first, last),

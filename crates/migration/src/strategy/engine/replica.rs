@@ -19,7 +19,6 @@ use chronicle::{BlockCount, BlockIndex, BlockRange, LayeredBitmap};
 use crate::planted::{Bug, broken};
 use crate::strategy::FlushId;
 
-/// A replica's live missing set, and its unconfirmed blocks.
 pub(super) struct ReplicaBlocks {
     missing: LayeredBitmap,
     /// Also missing: blocks that guests have written in this epoch, not copied before it ends. Empty without rounds.
@@ -38,7 +37,6 @@ struct Flush {
     confirms: Option<LayeredBitmap>,
 }
 
-/// The kind of a flush that has ended.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ended {
     UnderWay,
@@ -67,7 +65,6 @@ impl ReplicaBlocks {
         self.missing.is_empty() && self.dirty.is_empty() && is_taken_up
     }
 
-    /// Returns whether nothing is left to claim in this epoch.
     pub(super) fn is_epoch_copied(&self) -> bool {
         self.missing.is_empty()
     }

@@ -21,7 +21,6 @@ use crate::strategy::{TargetFault, TellingId, VolumeAction};
 /// The most blocks that may become missing while guests work before the next update, so that little is left behind the gate.
 const UNTOLD_MAX: u64 = 4096;
 
-/// The missing set that was sent, and the rest.
 #[derive(Debug)]
 pub(super) struct Tellings {
     state: State,
