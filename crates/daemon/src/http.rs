@@ -44,8 +44,7 @@ pub use openapi::document as openapi_document;
 pub(crate) use server::serve;
 pub(crate) use web::router as page_router;
 
-/// How many bytes of a body that is too large are read: a client that still writes when the connection ends
-/// does not see the answer.
+/// How many bytes of a body that is too large are read: a client that is still writing would not see the answer.
 const DISCARDED_BYTES_MAX: usize = 4 << 20;
 
 /// The longest time for the body of a request. Bodies are small, and a slow client keeps a place from others.

@@ -36,8 +36,7 @@ use crate::files::folder_entries::with_suffix;
 
 /// The size of the sectors that guests see: every volume's size is a multiple of it.
 pub(crate) const SECTOR_BYTES: u64 = 512;
-/// The unit to which default sizes and steps of growth are rounded up, so that such a volume can move to
-/// disks with 4 KiB sectors.
+/// The unit of default sizes and of steps of growth, so that such a volume can move to disks with 4 KiB sectors.
 pub(crate) const SIZE_STEP_BYTES: u64 = 4096;
 /// How many bytes are copied between two updates of the progress.
 const COPY_STEP_BYTES: usize = 4 << 20;

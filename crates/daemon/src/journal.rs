@@ -41,8 +41,7 @@ use writer::{Request, Writer};
 /// The name of the journal in the data folder.
 pub const JOURNAL_FILE: &str = "journal";
 
-/// The journal; a clone is another handle to it. Its thread, and with it the lock on the data folder, ends when
-/// the last handle is dropped.
+/// The journal; a clone is another handle to it. Dropping the last one ends its thread, and unlocks the data folder.
 #[derive(Clone)]
 pub(crate) struct Journal {
     requests: mpsc::Sender<Request>,

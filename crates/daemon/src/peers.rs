@@ -155,8 +155,7 @@ impl Peers {
         (Arc::new(line), arrivals)
     }
 
-    /// Offers a migration to another host and waits for its answer. The caller limits the time, because
-    /// an unreachable host never answers.
+    /// Offers a migration to another host and waits for its answer. The caller limits the time.
     pub(crate) async fn offer(
         &self,
         session: &Session,
@@ -180,8 +179,7 @@ impl Peers {
         lock(&self.opening).remove(&(peer, migration));
     }
 
-    /// Handles the removal of a paired host: it forwards no clients here, and clients that were forwarded there wait
-    /// until it is paired again.
+    /// Handles the removal of a paired host: its clients are not forwarded, and clients that are forwarded there wait.
     pub(crate) fn unpaired(&self, peer: HostId) {
         self.routes.forget_clients(peer, self.own());
     }

@@ -20,8 +20,7 @@ use crate::take_over::ServiceManager;
 
 /// How often the watchdog is fed within its period, so that one late message does not kill the daemon.
 const WORDS_PER_PERIOD: u32 = 3;
-/// How long the daemon waits for the reception of its last message, in seconds. Guests wait meanwhile, and
-/// reconnect if it was lost.
+/// How long the daemon waits for the reception of its last message, in seconds. Guests wait meanwhile.
 const HEARD_WAIT_MAX_S: i64 = 2;
 
 /// Reports that volumes are served, and that the API answers.

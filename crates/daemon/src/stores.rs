@@ -254,8 +254,7 @@ impl Store {
         }
     }
 
-    /// Checks that the store exists, and that only this daemon uses a folder. Opening an export shows whether
-    /// its server answers. May block.
+    /// Checks that the store exists, and that only this daemon uses a folder. May block.
     pub(crate) fn check(&self) -> Result<(), StoreProblem> {
         match &self.kind {
             StoreKind::Folder { folder, .. } => folder.check(),

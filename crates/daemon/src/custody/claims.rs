@@ -48,8 +48,7 @@ impl Custody {
     }
 }
 
-/// Adds the programs that have an image open, for a `step` that destroys its content. Locking the image finds
-/// programs that only lock it.
+/// Adds the programs that have an image open, for a `step` that destroys its content. Locks are checked later.
 pub(super) fn add_users(book: &mut Book, step: Step, owner: &Owner, file: &OwnedFd, object: &Object) {
     if !matches!(step, Step::Discard | Step::TakeBack) || *owner == Owner::Maker {
         return;

@@ -15,8 +15,7 @@ use super::{Custody, CustodyError, names};
 use crate::images::half_made;
 
 impl Custody {
-    /// Makes an empty new file, marked as half-made. `Ok(None)`: a file exists there already. After an error
-    /// there is no new file.
+    /// Makes an empty new file, marked as half-made. `Ok(None)`: it exists already. After an error there is no new file.
     pub(crate) fn reserve(&self, path: &Path) -> Result<Option<File>, CustodyError> {
         let failed = |error| CustodyError::io("make", path, error);
         let image = ImageLocation::raw_file("", path.to_string_lossy());
@@ -41,8 +40,7 @@ impl Custody {
     }
 }
 
-/// Deletes leftovers of a failed attempt under the unfinished name of an image, whose name the caller holds. Fails if a
-/// program has the file open.
+/// Deletes leftovers under an image's unfinished name, which the caller holds. Fails if a program has the file open.
 pub(crate) fn clear_unfinished(new: &Path) -> io::Result<()> {
     let opened = Opened::at(new)?;
     match opened.found() {
@@ -61,8 +59,7 @@ pub(crate) fn set_size(reserved: &File, size: u64) -> io::Result<()> {
     reserved.set_len(size)
 }
 
-/// Replaces the empty file `reserved`, which has kept the name, by the file `new` beside it. Fails if
-/// something else has the name.
+/// Replaces the empty file `reserved`, which has kept the name, by the file `new`. Fails if something else has the name.
 pub(crate) fn place_made(new: &Path, path: &Path, reserved: &File) -> io::Result<()> {
     let opened = Opened::at(new)?;
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;

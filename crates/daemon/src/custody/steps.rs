@@ -99,8 +99,7 @@ impl Custody {
         }
     }
 
-    /// Renames an image that its volume has left in `migration`, so that no autostart finds it. After an error
-    /// it has its old name.
+    /// Renames an image that its volume has left in `migration`, so that no autostart finds it.
     fn fence(&self, path: &Path, migration: MigrationId) -> Result<(), CustodyError> {
         let fenced = fenced_path(path, migration);
         let owner = Owner::Migration(migration);
@@ -108,8 +107,7 @@ impl Custody {
         self.handle(Step::Fence, &owner, path, None, "rename", rename).map(drop)
     }
 
-    /// Renames an image in its folder, durably, if the new name is free; returns whether there was an image. After an error
-    /// it has its old name.
+    /// Renames an image in its folder, durably, if the new name is free; returns whether there was an image.
     pub(crate) fn rename(&self, from: &Path, to: &Path, owner: &Owner) -> Result<Ending, CustodyError> {
         let rename = |opened: &Opened| opened.rename_to_free(name_of(to)?);
         Ok(self.handle(Step::Rename, owner, from, None, "rename", rename)?.ending)
@@ -127,8 +125,7 @@ impl Custody {
         Ok(self.handle(Step::Rename, owner, from, Some(image), "rename", rename)?.ending)
     }
 
-    /// Makes a kept image the target at `path`, where the empty file `reserved` has kept the name. After
-    /// an error both are unchanged.
+    /// Makes a kept image the target at `path`, in place of the empty file `reserved`. After an error both are unchanged.
     pub(crate) fn take_back(
         &self,
         kept: &Path,

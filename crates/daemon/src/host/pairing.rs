@@ -102,8 +102,7 @@ impl Host {
         Ok(api::RemovedPeer { name: removed.name, id: removed.id.to_string() })
     }
 
-    /// Ends migrations with a removed host where that loses nothing. Those that are promised or handed over
-    /// wait for an administrator's decision.
+    /// Ends migrations with a removed host where that loses nothing. The others wait for an administrator's decision.
     async fn end_migrations_with(&self, peer: HostId, name: &str) {
         let with_it = self.journal.read(|state| {
             let with_it = state

@@ -129,8 +129,7 @@ impl Server {
         self.places.take().await
     }
 
-    /// Answers the requests of a connection until its end, which `watcher` may request. Determines the
-    /// client anew for each request.
+    /// Answers the requests of a connection until its end, or until `watcher` ends it. Determines the client for each request.
     pub(super) fn converse<W: Asker>(
         &self,
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,

@@ -136,8 +136,7 @@ pub(crate) fn at_once(_: &Holder) -> Patience {
 
 /// Makes the target of a migration; its name is the volume's, and the journal has it. `reserved` is its empty file, if it is a
 /// file. A thick one has all its space when this returns. With `chain` it gets the same backing file as the source. After an
-/// error the caller deletes a file that was made so far.
-/// [`RequestError`]; a file that was made so far is for the caller to delete.
+/// error the caller deletes the file.
 pub(crate) fn make_target(
     image: &ImageLocation,
     reserved: Option<&File>,

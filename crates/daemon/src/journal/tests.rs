@@ -279,8 +279,7 @@ impl Storage for Faulty {
     }
 }
 
-/// Commits `added(1)`, `added(2)`, … with these write failures; returns the answers, and the volumes that
-/// readers and a restart see.
+/// Commits `added(1)`, … with these write failures; returns the answers, and the volumes that readers and a restart see.
 fn check_faults(commits: u8, faults: &[bool]) -> (Vec<Result<(), CommitFault>>, usize, usize) {
     let (bytes, ends) = bytes_of(&[]);
     let storage =

@@ -60,8 +60,7 @@ pub(crate) struct Metadata {
     pub(crate) is_paused: bool,
     /// Whether an orderly stop of the daemon interrupted it, so that the next daemon repeats it.
     pub(crate) goes_on: bool,
-    /// Whether its start is just being written to the journal. If it is not in the journal after a
-    /// restart, this metadata is void.
+    /// Whether its start is just being written to the journal. If the journal does not have it, this metadata is void.
     pub(crate) is_beginning: bool,
     /// The state of its copy, for a restart, if it is between stores of this host.
     pub(crate) copy: CopyNote,

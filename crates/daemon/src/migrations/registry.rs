@@ -65,8 +65,7 @@ impl Live {
     }
 }
 
-/// Keeps a migration from being shown as ended until this is dropped, so that a client which waits for
-/// the end finds everything completed.
+/// Keeps a migration from being shown as ended until this is dropped, so that a waiting client finds everything completed.
 pub(crate) struct Settling {
     migrations: Arc<Migrations>,
     migration: MigrationId,
@@ -103,8 +102,7 @@ impl Migrations {
         }
     }
 
-    /// Delays the end of a migration in descriptions until the result is dropped. Has no effect on a
-    /// migration that is not tracked.
+    /// Delays the shown end of a migration until the result is dropped. Ignores a migration that is not tracked.
     pub(crate) fn settle(self: &Arc<Self>, migration: MigrationId) -> Settling {
         self.change(migration, |live| live.settling += 1);
         Settling { migrations: Arc::clone(self), migration }

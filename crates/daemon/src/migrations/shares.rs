@@ -29,8 +29,7 @@ impl Shares {
         self.lock().set_limits(limits);
     }
 
-    /// Takes a part for an offer, or fails with [`UsedUp`]. `here` is the number of volumes that the host has brought
-    /// and that are still here.
+    /// Takes a part for an offer, or fails with [`UsedUp`]. `here` is the number of volumes that are here from that host.
     pub(crate) fn take(self: &Arc<Self>, peer: HostId, amount: Amount, here: u32) -> Result<Part, UsedUp> {
         let part = self.lock().take(self.began.elapsed(), peer, amount, here)?;
         Ok(Part { shares: Arc::clone(self), part })

@@ -1,6 +1,6 @@
 //! Checks by the journal whether another host may send a request, before anything else is done for it, and counts refusals.
-//! [`authority::judge`] decides. The decision is cached until the journal changes, because a forwarded client sends the same kind
-//! of request many thousand times a second. for the same thing many thousand times a second.
+//! [`authority::judge`] decides. The decision is cached until the journal changes, because a forwarded client sends the same
+//! kind of request many thousand times a second.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;

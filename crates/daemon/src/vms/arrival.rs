@@ -53,8 +53,7 @@ pub(crate) struct Arrival {
 }
 
 impl Vms {
-    /// Returns the VM description for another host, given how many bytes the VM's volumes hold. It has
-    /// at most [`manifest::MANIFEST_BYTES_MAX`] bytes. [`VmError`].
+    /// Returns the VM description for another host, of at most [`manifest::MANIFEST_BYTES_MAX`] bytes.
     pub(crate) async fn definition(
         self: &Arc<Self>,
         name: &str,
@@ -81,9 +80,8 @@ impl Vms {
         .await
     }
 
-    /// Returns a description without files, with which another host checks whether it could run the VM, and how its
-    /// memory would go. `text` replaces the definition of a VM that is not in the list. Fails if a file cannot be read,
-    /// or if the files are too large.
+    /// Returns a description without files, with which another host checks whether it could run the VM, and how its memory would
+    /// go. `text` replaces the definition of a VM that is not in the list. Fails if a file cannot be read or is too large.
     pub(crate) async fn announcement(
         self: &Arc<Self>,
         name: &str,
@@ -116,7 +114,6 @@ impl Vms {
     }
 
     /// Reduces a description so that the other host compares only the files that the command names.
-    /// [`VmError`]: the bytes are none.
     pub(crate) fn files_alone(bytes: &[u8]) -> Result<Vec<u8>, VmError> {
         let manifest = Manifest::decode(bytes)?;
         let needs = manifest.needs.map(|needs| Needs { only_files: true, ..needs });
@@ -188,8 +185,7 @@ impl Vms {
         }
     }
 
-    /// Marks a VM as leaving, so that no other operation starts, stops or removes it. Returns its QEMU. After an
-    /// error it is at home.
+    /// Marks a VM as leaving, so that no other operation changes it. Returns its QEMU. After an error it is at home.
     pub(crate) async fn leaving(self: &Arc<Self>, name: &str) -> Result<Arc<Qemu>, VmError> {
         let operation = self.operate(name)?;
         let alive = self.alive(name)?;

@@ -152,9 +152,8 @@ impl Holds {
         Ok(())
     }
 
-    /// Resumes a guest when its reason for a pause has ended. Resolves, without a time limit, once the guest runs,
-    /// has ended, or must not run here. Ignores a guest without a note. If the future is dropped, the guest may be
-    /// paused, and the note remains.
+    /// Resumes a guest when its reason for a pause has ended. Resolves, without a time limit, once the guest runs, has ended,
+    /// or must not run here. If the future is dropped, the guest may be paused, and the note remains.
     pub(crate) async fn let_run(
         self: &Arc<Self>,
         name: &str,

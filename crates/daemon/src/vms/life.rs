@@ -229,8 +229,7 @@ impl Vms {
         self.set(name, Some(alive), Life::Stopped);
     }
 
-    /// Kills a QEMU that an earlier daemon started and whose monitor does not answer. Fails with [`VmError::NotRunning`]
-    /// if there is no process.
+    /// Kills a QEMU that an earlier daemon started and whose monitor does not answer.
     pub(super) async fn kill_silent(&self, name: &str) -> Result<(), VmError> {
         let process = Process::of_log(&self.log(name));
         let process = process.ok_or_else(|| VmError::NotRunning(name.to_owned()))?;

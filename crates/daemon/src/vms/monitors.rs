@@ -27,8 +27,7 @@ pub(crate) async fn connect_to(adopted: &Adopted) -> Result<Qemu, HypervisorErro
     }
 }
 
-/// Connects to a monitor of any owner, without following others' links. Fails like [`Qemu::connect`], and if
-/// the target cannot be used.
+/// Connects to a monitor of any owner, without following others' links.
 pub(crate) async fn connect(path: &Path) -> Result<Qemu, HypervisorError> {
     let failed = |error| unreachable(path, error);
     let found = held::find(path).map_err(failed)?;

@@ -90,8 +90,7 @@ impl VmMoves {
         lock(&self.coming).insert(migration, Arrival { coming, takes_part: None });
     }
 
-    /// Ends the part of a VM whose migration has ended, with the VM at `place`. Returns its hooks, some of which
-    /// may still have to run.
+    /// Ends the part of a VM whose migration has ended. Returns its hooks, some of which may still have to run.
     pub(crate) async fn forget(&self, migration: MigrationId, place: VmPlace) -> Option<Arc<HookRunner>> {
         let mut hooks = None;
         if let Some(departure) = lock(&self.leaving).remove(&migration) {

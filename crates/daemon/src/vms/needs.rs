@@ -70,8 +70,7 @@ pub(super) struct Found {
 }
 
 impl Found {
-    /// Returns on which of the requested terms memory can come. The error says what is missing for indispensable
-    /// terms, and what to do.
+    /// Returns on which of the requested terms memory can come. The error says what is missing, and what to do.
     pub(super) fn agree(&self, wished: Terms) -> Result<Terms, String> {
         if let (true, Some(obstacle)) = (wished.post_copy, &self.post_copy_obstacle) {
             return Err(format!(

@@ -36,7 +36,7 @@ enum Unsaid {
 }
 
 /// Asks a QEMU what it can run, as the user that QEMU runs as here; `folder` is for its monitor's socket. If it does not answer
-/// on a busy host, asks a second process. The error says why there is no answer. Why it does not answer, in words for people.
+/// on a busy host, asks a second process. The error says why there is no answer.
 pub(super) async fn probe(
     program: &str,
     uses_kvm: bool,

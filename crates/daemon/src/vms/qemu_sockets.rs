@@ -56,8 +56,7 @@ pub(crate) fn place(path: &Path) -> PathBuf {
     }
 }
 
-/// Moves a socket from where QEMU has made it to `path`, unless one is there. Fails if QEMU has made something else than
-/// a socket of its own.
+/// Moves a socket from where QEMU has made it to `path`, unless one is there. Fails if it is not QEMU's own socket.
 pub(crate) fn take_out(path: &Path) -> io::Result<()> {
     let Some(user) = user(path) else { return Ok(()) };
     match std::fs::rename(place(path), path) {

@@ -152,8 +152,7 @@ impl Chronicles {
         }
     }
 
-    /// Checks that the image that a volume has left, and that another host reads, is unchanged.
-    /// Blocks. [`Distrust`]: it was changed.
+    /// Checks that an image that a volume has left, and that another host reads, is unchanged. Blocks.
     pub(crate) fn check_left(&self, key: StayKey, image: &ImageLocation) -> Result<(), Distrust> {
         opening::check_left(self.files.image_record(key).as_ref(), look(image).as_ref())
     }

@@ -148,8 +148,7 @@ impl Control for LaneControl {
             match queued {
                 Some(committed) => committed.await?,
                 None => {
-                    // N.B. first: after a restart the image is read for the other host only if its attributes
-                    // are still those of now.
+                    // N.B. first: after a restart the other host reads the image only if it still has its present attributes.
                     let noted = runtime.spawn_blocking(move || {
                         left.iter().for_each(|(stay, image)| chronicles.close_image(*stay, image));
                     });
@@ -158,7 +157,7 @@ impl Control for LaneControl {
                 }
             }
             if !ending.is_empty() {
-                // N.B. before the lane is answered: an image that is marked as half-made may be deleted, and from here on
+                // N.B. before the lane is answered: an image with a mark may be deleted, and from here on
                 // guests write to this one.
                 let unmarked = runtime.spawn_blocking(move || half_made::unmark_completed(&journal, &ending));
                 // If a mark remains, `retention` tries again.

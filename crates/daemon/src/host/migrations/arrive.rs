@@ -157,8 +157,7 @@ impl Host {
             expected.push(Expected { record, left_behind, origin, reserved, claim, home, left });
         }
         let set_aside = self.set_aside(left_by, &lanes).await?;
-        // N.B. the departed migration may have ended before its driver was set aside. Then its image is gone,
-        // or about to be deleted.
+        // N.B. the departed migration may have ended before its driver was set aside. Then its image may be gone.
         if self.takes_back(peer, offer)? != Some(left_by) {
             let name = offer.volumes.first().map(|offered| offered.name.clone()).unwrap_or_default();
             return Err(RequestError::VolumeBusy(name));
@@ -255,8 +254,7 @@ impl Host {
         })
     }
 
-    /// Does the same as [`Host::claim_arrival`], but retries for a while if another operation holds the volume: an earlier
-    /// residency may just be ending.
+    /// Does the same as [`Host::claim_arrival`], with retries while another operation holds the volume.
     pub(in crate::host) async fn claim_when_free(
         self: &Arc<Self>,
         name: &str,

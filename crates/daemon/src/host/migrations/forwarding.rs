@@ -24,8 +24,7 @@ use crate::volumes::registry::Service;
 const RESUME_INTERVAL: Duration = Duration::from_secs(5);
 /// How long resumed migrations wait for the last writes of a killed daemon.
 const GHOST_WAIT_MAX: Duration = Duration::from_secs(10);
-/// How long a start waits for each thing that it resumes, so that a hanging hypervisor does not keep
-/// other volumes from being served.
+/// How long a start waits for each thing that it resumes, so that a hanging hypervisor does not delay other volumes.
 const START_PATIENCE: Duration = Duration::from_secs(10);
 /// How often a check for the volume's lane runs, besides notifications.
 const LANE_POLL: Duration = Duration::from_millis(100);
@@ -125,8 +124,7 @@ impl Host {
         self.journal.read(|state| recovery::answers_as_target(state, peer, remote, message))
     }
 
-    /// Returns how many units are missing of volumes that came by a migration from another host; `None`: none, or
-    /// a lane cannot say it.
+    /// Returns how many units are missing of volumes that came by a migration; `None`: none, or a lane cannot say it.
     pub(crate) async fn units_missing(&self, peer: HostId, remote: MigrationId) -> Option<u64> {
         let lacking: Vec<_> = self.journal.read(|state| {
             let names = state.fillings_from(peer, remote).map(|(volume, _)| state.volumes.get(&volume));
@@ -159,8 +157,7 @@ impl Host {
         }
     }
 
-    /// Returns the lane that has the reservoir of a volume, given by its position in the migration; `None`: there
-    /// is none at the moment.
+    /// Returns the lane with the reservoir of a volume, given by its position; `None`: there is none at the moment.
     pub(crate) async fn lane_of_reservoir(
         self: &Arc<Self>,
         migration: MigrationId,
@@ -227,8 +224,7 @@ impl Host {
         state.begins_with_lane(moved, has_clients, self.has_vm_on(&record.name))
     }
 
-    /// Returns whether a VM of this host uses a volume. The VM stays when its volume moves alone, and
-    /// connects again after a restart.
+    /// Returns whether a VM of this host uses a volume. It stays when the volume moves alone, and reconnects after a restart.
     fn has_vm_on(&self, volume: &str) -> bool {
         let is_adopted = || {
             let adoptions = self.adoptions().ok();

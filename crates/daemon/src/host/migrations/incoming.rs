@@ -53,8 +53,7 @@ pub(in crate::host) struct IncomingMigration {
 }
 
 impl Host {
-    /// Accepts an offered migration, and returns when lanes wait for its volumes. After an error nothing of it
-    /// is left at this host.
+    /// Accepts an offered migration, and returns when lanes wait for its volumes. After an error nothing is left here.
     pub(in crate::host) async fn begin_incoming(
         self: &Arc<Self>,
         session: &transport::Session,

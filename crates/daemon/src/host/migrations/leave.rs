@@ -74,8 +74,7 @@ impl Host {
         }
     }
 
-    /// Begins to move volumes to another host: all of them, or none. After an error they stay at this host, and nothing
-    /// is left at the target.
+    /// Begins to move volumes to another host: all of them, or none. After an error nothing is left at the target.
     pub(in crate::host) async fn migrate_away(
         self: &Arc<Self>,
         departing: Vec<Departing>,

@@ -213,8 +213,7 @@ impl LocalMigration {
             refused => RequestError::VolumeUnavailable { volume: name.clone(), reason: refused.to_string() },
         })?;
         tracing::info!(volume = %name, %migration, target = %self.order.to, "migration begun");
-        // From here on the journal holds the target's place. A restart of the daemon or of the lane
-        // resumes with the existing file.
+        // From here on the journal holds the target's place. A restart resumes with the existing file.
         self.resumed = self.reserved.take().map(|reserved| reserved.location);
         Ok(())
     }

@@ -106,8 +106,7 @@ impl Host {
         self.stores.get(&order.to).map(drop)
     }
 
-    /// Records that the target begins with an old image, and how much the volumes hold. The report compares
-    /// the bytes sent with that.
+    /// Records that the target begins with an old image, and how much the volumes hold, for the report.
     pub(in crate::host) async fn note_held(&self, migration: MigrationId, records: Vec<VolumeRecord>) {
         let held = blocking(move || records.iter().map(allocated_bytes).sum::<Result<u64, _>>()).await;
         if let (Ok(held), Some(begun)) = (held, self.begun_unix_ms(migration)) {

@@ -29,8 +29,7 @@ use crate::migrations::view::queued;
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
 impl Host {
-    /// Begins to move a volume or a VM, or queues the order. After an error the volume stays in its store, and nothing
-    /// of the target is left.
+    /// Begins to move a volume or a VM, or queues the order. After an error nothing of the target is left.
     pub(crate) async fn migrate(
         self: Arc<Self>,
         name: String,
@@ -86,8 +85,7 @@ impl Host {
         }
     }
 
-    /// Returns the number for a migration of this volume: the number that it waited with, or a new
-    /// one. The caller holds `starting_migration`.
+    /// Returns the number for a migration of this volume. The caller holds `starting_migration`.
     pub(in crate::host) fn next_identity(&self, volume: Option<VolumeId>) -> MigrationId {
         let waited = volume.and_then(|volume| self.queue.of(volume));
         waited.unwrap_or_else(|| MigrationId(self.next_number()))
@@ -127,8 +125,7 @@ impl Host {
         });
     }
 
-    /// Ends a waiting migration; `None`: it does not wait. Errors: [`RequestError::VolumeBusy`]: its
-    /// turn has just come. [`RequestError::Journal`].
+    /// Ends a waiting migration; `None`: it does not wait. [`RequestError::VolumeBusy`]: its turn has just come.
     pub(in crate::host) async fn withdraw(
         self: &Arc<Self>,
         migration: MigrationId,

@@ -47,8 +47,7 @@ enum Company {
 }
 
 impl Host {
-    /// Returns what a migration would do. Fails only if the named volume or VM does not exist; every other
-    /// problem is in the plan.
+    /// Returns what a migration would do. Fails only if the named volume or VM does not exist.
     pub(crate) async fn plan_migration(
         self: Arc<Self>,
         name: String,

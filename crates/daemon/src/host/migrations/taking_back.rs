@@ -28,8 +28,7 @@ use crate::vms::{Standing, VmError};
 const SET_ASIDE_MAX: Duration = Duration::from_secs(5);
 const SET_ASIDE_POLL: Duration = Duration::from_millis(50);
 
-/// A departure whose driver was set aside. Dropping this notifies its session. By then the journal says
-/// whether the departure is resumed.
+/// A departure whose driver was set aside. Dropping this makes its session check the journal for what to do.
 pub(in crate::host) struct SetAside {
     host: Arc<Host>,
     left_by: MigrationId,

@@ -246,8 +246,7 @@ impl Host {
         }
     }
 
-    /// Switches the disks of an adopted VM to their volumes, and resumes the VM. If that fails, the VM gets its files
-    /// back and is not adopted.
+    /// Switches the disks of an adopted VM to their volumes, and resumes the VM. If that fails, releases the VM.
     async fn finish_adoption(
         self: &Arc<Self>,
         adopted: &Adopted,

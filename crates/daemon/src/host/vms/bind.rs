@@ -82,8 +82,7 @@ impl Host {
         Ok(Some(bound))
     }
 
-    /// Checks with the kernel that the process behind a monitor is a client of a volume at this
-    /// moment, whatever the monitor says.
+    /// Checks with the kernel, not the monitor, that the process behind a monitor is a client of a volume at this moment.
     async fn prove_client(&self, name: &str, qemu: &Qemu, volume: &str) -> Result<(), RequestError> {
         let unavailable = |error: lane::Refused| RequestError::VolumeUnavailable {
             volume: volume.to_owned(),

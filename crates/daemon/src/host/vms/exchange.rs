@@ -158,8 +158,7 @@ impl Host {
         Ok(Look { is_running, disks, nodes, uses })
     }
 
-    /// Refuses to release the disks of a VM if something unknown uses a volume, or if a volume
-    /// cannot be removed. Changes nothing.
+    /// Refuses to release the disks of a VM if something unknown uses a volume, or if a volume cannot be removed.
     pub(in crate::host) async fn prove_exchangeable(
         self: &Arc<Self>,
         adopted: &Adopted,

@@ -225,8 +225,7 @@ impl Host {
         Ok(Vm { message, volumes: Vec::new(), ..shown })
     }
 
-    /// Checks whether a domain's disks can be released, before anything is changed. Returns where they are to be;
-    /// the error names the obstacle.
+    /// Checks whether a domain's disks can be released. Returns where they are to be; the error names the obstacle.
     async fn prove_domain_releasable(self: &Arc<Self>, adopted: Adopted) -> Result<Adopted, RequestError> {
         let mut adopted = adopted;
         let name = adopted.name.clone();

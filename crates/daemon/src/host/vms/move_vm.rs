@@ -129,8 +129,7 @@ impl Host {
         })
     }
 
-    /// Checks whether a host may bring VMs. Other obstacles are checked only after this, so that other hosts
-    /// do not learn them. [`RequestError::Invalid`].
+    /// Checks whether a host may bring VMs. Later checks would reveal more of this host to it.
     pub(in crate::host) fn check_may_bring_vms(&self, peer: HostId) -> Result<(), RequestError> {
         if self.hosts.may_bring_vms(peer) {
             return Ok(());
@@ -198,8 +197,7 @@ impl Host {
         }
     }
 
-    /// Handles a message from the source of a VM that runs here and whose stream has broken: what happens to
-    /// the rest of its memory.
+    /// Handles a message about the rest of a VM's memory, from the source of a VM whose stream has broken.
     pub(crate) async fn post_copy_request(
         self: &Arc<Self>,
         session: &Session,

@@ -50,8 +50,7 @@ impl Host {
         .await
     }
 
-    /// Checks whether the disks of a VM can be adopted, and released again. [`VmError::Disk`] says what
-    /// to do; nothing is changed.
+    /// Checks whether the disks of a VM can be adopted, and released again. [`VmError::Disk`] says what to do.
     pub(in crate::host) async fn prove_adoptable(
         self: &Arc<Self>,
         name: &str,

@@ -21,8 +21,7 @@ impl Host {
         record.export.listen.as_ref().map(|address| format!("{scheme}://{address}/{}", record.name))
     }
 
-    /// Listens for a volume's clients, at its socket and its port. Fails if the port cannot be opened, or if
-    /// the socket's owner is unknown.
+    /// Listens for a volume's clients, at its socket and its port.
     pub(in crate::host) fn listeners(&self, record: &VolumeRecord) -> Result<Listeners, RequestError> {
         let access = self.socket_access(&record.export)?;
         let unix = self.sockets.bind_volume(&record.name, &access).map_err(|error| {

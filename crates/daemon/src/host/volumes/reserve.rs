@@ -80,8 +80,7 @@ impl Host {
         .await
     }
 
-    /// Returns the place that the target would have, if it can be reserved. The claim reserves a store that
-    /// holds one volume. May block.
+    /// Returns the place and a claim of the target, if it can be reserved. May block.
     pub(in crate::host) fn look_at_place(
         &self,
         wanted: &Wanted,

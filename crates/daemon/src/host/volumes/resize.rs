@@ -18,8 +18,7 @@ use crate::images::SIZE_STEP_BYTES;
 use crate::images::growing::{self, Grown};
 
 impl Host {
-    /// Grows a volume, and the target store of its migration. Succeeds if it already has the size. After an error
-    /// it has its old size.
+    /// Grows a volume, and the target store of its migration. After an error it has its old size.
     pub(crate) async fn resize_volume(
         self: Arc<Self>,
         name: String,

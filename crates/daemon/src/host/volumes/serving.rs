@@ -29,8 +29,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// How long a lane must have served before its end counts as a first one again.
 const STEADY: Duration = Duration::from_secs(60);
-/// The pause before a lane whose thread has ended is started again. It is short because a guest waits, and
-/// doubles with each further end.
+/// The first pause before a lane whose thread has ended is started again. It doubles with each further end.
 const RESTART_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How often in a row a volume's thread has ended.
@@ -95,8 +94,7 @@ impl Host {
                         let began = Instant::now();
                         host.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
                         if attempt.load(Ordering::SeqCst) {
-                            // The volume was removed while its lane started. Only this task has the lane,
-                            // which has the image locked.
+                            // The volume was removed while its lane started. Only this task has the lane.
                             lane.stop(host.limits().stop_wait_max).await;
                             return;
                         }

@@ -36,8 +36,7 @@ pub(in crate::host) async fn check_moves_whole(record: VolumeRecord) -> Result<(
     )))
 }
 
-/// Checks that writing an image makes nothing in it worthless; [`RequestError::ImageUnsuitable`]: it has bitmaps
-/// of a backup tool. Blocks.
+/// Checks that writing an image makes nothing in it worthless: bitmaps of a backup tool would be. Blocks.
 pub(in crate::host) fn check_written_whole(image: &ImageLocation) -> Result<(), RequestError> {
     if !within(image)?.has_bitmaps {
         return Ok(());

@@ -70,8 +70,7 @@ impl PeerStatus {
         matches!(self, Self::Failed(_) | Self::Lost(_))
     }
 
-    /// Returns whether this status includes the earlier one: of two statuses in quick succession a receiver may
-    /// see only the later one.
+    /// Returns whether this status includes the earlier one, which a receiver may have missed.
     pub(crate) fn implies(&self, earlier: &Self) -> bool {
         self == earlier || matches!((self, earlier), (Self::Complete, Self::Loaded))
     }

@@ -61,8 +61,7 @@ pub(crate) enum VmMessage {
         bytes: u32,
     },
     End,
-    /// The way of the memory: requested by the source before *Check*, agreed by the target before *Fits*. Not
-    /// sent for the default terms.
+    /// The way of the memory: requested before *Check*, agreed before *Fits*. Not sent for the default terms.
     Terms(Terms),
     /// The volumes are the target's: run the VM, which stands still at the source, at the target before its memory is there.
     Owned,

@@ -90,8 +90,7 @@ pub(crate) struct Account {
 }
 
 impl Account {
-    /// Returns the two parts of the downtime: until the VM was loaded at the target, and from then until the
-    /// target said that it runs.
+    /// Returns the two parts of the downtime: until the VM was loaded at the target, and until the target said that it runs.
     pub(crate) fn downtime(&self) -> Option<(Duration, Duration)> {
         let (stopped, loaded, runs) = (self.stopped?, self.loaded?, self.runs?);
         Some((loaded.saturating_duration_since(stopped), runs.saturating_duration_since(loaded)))
@@ -253,8 +252,7 @@ impl OutgoingVm {
         }
     }
 
-    /// Resumes the VM here after its volumes were not released; resolves when it runs, without a time limit. The error
-    /// says why it never will.
+    /// Resumes the VM here after its volumes were not released; resolves when it runs, without a time limit.
     pub(crate) async fn go_on(&self) -> Result<(), MoveFault> {
         self.stop_post_copy();
         if let Some(reason) = self.post_copy.lost() {

@@ -41,8 +41,8 @@ impl Window {
         Self { flow: Mutex::new(Flow::new()), room: Notify::new() }
     }
 
-    /// Shares the limit among this many streams. **N.B.** Each has a window of its own: a hypervisor reads one stream only after
-    /// another has come as far, so no stream may use up what another needs. none may fill what another needs.
+    /// Shares the limit among this many streams. **N.B.** Each has a window of its own: a hypervisor reads one stream only
+    /// after another has come as far, so no stream may use up what another needs.
     pub(super) fn share(&self, streams: usize) {
         self.flow().share(streams.max(1));
     }

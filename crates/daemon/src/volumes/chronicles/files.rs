@@ -26,8 +26,7 @@ impl Files {
         Self { folder }
     }
 
-    /// Returns the recorded chronicle of a residency, with later marks; `None`: there is none. A file that cannot be
-    /// read must not be trusted.
+    /// Returns the recorded chronicle of a residency, with later marks; `None`: there is none.
     pub(super) fn kept(&self, key: StayKey) -> io::Result<Option<Kept>> {
         let Some(bytes) = whole_file::read(&self.kept_path(key), FILE_BYTES_MAX)? else { return Ok(None) };
         let kept = Kept::decode(&bytes, key.volume.0, key.stay).map_err(io::Error::other)?;

@@ -112,8 +112,7 @@ pub(super) fn read(path: &Path) -> io::Result<Vec<BlockRange>> {
     Ok(runs)
 }
 
-/// Returns the bits of a file, and the number of blocks of each; `None`: the file was not completed, so none
-/// of its marks was acknowledged.
+/// Returns the bits of a file, and the number of blocks of each; `None`: the file was never completed or used.
 fn read_bits(file: &File) -> io::Result<Option<(Vec<u8>, u64)>> {
     let length = file.metadata()?.len();
     if length > FILE_BYTES_MAX {

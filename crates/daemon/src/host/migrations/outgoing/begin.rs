@@ -148,8 +148,8 @@ impl OutgoingMigration {
             return Ok(());
         };
         if !host.vm_is_leaving(&vm) {
-            // N.B. The daemon was killed between the two records, of the migration and of its VM. The volumes of a VM
-            // do not leave without it.
+            // N.B. The daemon was killed between the records of the migration and of its VM. The volumes do
+            // not leave without the VM.
             host.prepare_hooks_away(migration, session);
             self.stays = format!(
                 "this host's daemon was started again before {vm} had begun to leave; it goes on here: migrate it again"
@@ -291,8 +291,7 @@ impl Host {
         Ok(lane)
     }
 
-    /// Checks that the image from which the target reads missing blocks is
-    /// unchanged. Fails with [`RequestError::ImageUnsuitable`] otherwise.
+    /// Checks that the image from which the target reads missing blocks is unchanged.
     async fn check_left(&self, moved: &Moved) -> Result<(), RequestError> {
         let record = &moved.volume.record;
         let is_read = self.journal.read(|state| {

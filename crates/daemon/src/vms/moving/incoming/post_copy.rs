@@ -193,8 +193,7 @@ impl PostCopyRecovery {
         }))
     }
 
-    /// Carries the stream until the hypervisor answers, because it may need the data to answer. `None`: nothing
-    /// is left to be carried.
+    /// Carries the stream, which the hypervisor may need to answer, until it answers. `None`: nothing is left to be carried.
     async fn answers(
         &self,
         channel: &VmChannel,

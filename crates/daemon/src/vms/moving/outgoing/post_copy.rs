@@ -287,8 +287,7 @@ impl OutgoingVm {
         self.post_copy.lock().carrying.as_ref().is_some_and(|carrying| !carrying.0.is_finished())
     }
 
-    /// Asks the other host whether everything has come, because the stream has broken and the hypervisor
-    /// here accepts no other one.
+    /// Asks the other host whether everything has come, because the stream has broken for good.
     async fn ask_for_the_end(
         &self,
         channel: &Arc<VmChannel>,
