@@ -209,7 +209,8 @@ impl State {
             && (broken(Bug::HollowImageKept) || !volumes.any(|volume| self.fillings.contains_key(&volume)))
     }
 
-    /// Ends the fillings that read from a migration's former images, because the volumes are where it brought them.
+    /// Ends what an ended migration makes pointless: the reservoir that its volumes returned to, or the fillings of volumes that
+    /// left.
     pub(super) fn end_reservoirs(&mut self, at_unix_ms: u64, migration: MigrationId) {
         let Some(state) = self.migrations.get(&migration) else { return };
         match state.side {
@@ -258,8 +259,8 @@ impl State {
         self.fillings.retain(|_, filling| filling.stay != StayId::Arrived(migration.0));
     }
 
-    /// Forgets the missing blocks of ended migrations once nothing of these is missing here. Until then the sources may ask
-    /// which attempt it was.
+    /// Forgets the missing blocks of ended migrations whose volumes are complete here. Until then answers to sources name the
+    /// attempt.
     pub(super) fn forget_hollows(&mut self) {
         let fillings = &self.fillings;
         let is_filled = |id: u64| fillings.values().any(|filling| filling.stay == StayId::Arrived(id));
