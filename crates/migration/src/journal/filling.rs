@@ -209,8 +209,7 @@ impl State {
             && (broken(Bug::HollowImageKept) || !volumes.any(|volume| self.fillings.contains_key(&volume)))
     }
 
-    /// Ends what an ended migration makes pointless: the reservoir that its volumes returned to, or the fillings of volumes that
-    /// left.
+    /// Ends the reservoir to which an ended migration returned its volumes, or the fillings of volumes that left by it.
     pub(super) fn end_reservoirs(&mut self, at_unix_ms: u64, migration: MigrationId) {
         let Some(state) = self.migrations.get(&migration) else { return };
         match state.side {
@@ -259,8 +258,8 @@ impl State {
         self.fillings.retain(|_, filling| filling.stay != StayId::Arrived(migration.0));
     }
 
-    /// Forgets the missing blocks of ended migrations whose volumes are complete here. Until then answers to sources name the
-    /// attempt.
+    /// Forgets the missing blocks of ended migrations once their volumes are complete. Answers to sources name the attempt until
+    /// then.
     pub(super) fn forget_hollows(&mut self) {
         let fillings = &self.fillings;
         let is_filled = |id: u64| fillings.values().any(|filling| filling.stay == StayId::Arrived(id));

@@ -25,8 +25,7 @@ use crate::planted::{Bug, broken};
 
 /// The most unflushed bytes at the target with which a replica is near enough: the flush behind closed gates does no more.
 const UNCONFIRMED_MAX: u64 = 32 << 20;
-/// A replica reported as near enough stays so until it is this many times further off. A busy guest changes the distance all the
-/// time.
+/// A replica reported as near enough stays so until it is this many times further off: a busy guest varies the distance.
 const SLACK: u64 = 2;
 
 /// The number of writes to a block, the current one included, from which on its writes are merged. A later copy costs no more
