@@ -115,6 +115,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
 
 type Answer<T> = Result<Json<T>, RequestError>;
 
+/// Describes the daemon that answers.
 #[utoipa::path(get, path = "/v1/host", responses((status = 200, description = "The daemon", body = api::Host)))]
 async fn show_host(State(host): State<Arc<Host>>) -> Json<api::Host> {
     Json(host.describe())
@@ -126,6 +127,7 @@ async fn list_volumes(State(host): State<Arc<Host>>) -> Json<Vec<api::Volume>> {
     Json(host.describe_volumes().await)
 }
 
+/// Describes one volume by its name.
 #[utoipa::path(get, path = "/v1/volumes/{name}", params(("name" = String, Path, description = "Name of the volume")),
     responses((status = 200, description = "The volume", body = api::Volume)))]
 async fn show_volume(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Volume> {

@@ -79,7 +79,7 @@ class Operations(Connection):
         return self.ask("PATCH", f"/v1/access/{segment(name)}", order=order)
 
     def show_host(self) -> Host:
-        """Describes the daemon."""
+        """Describes the daemon that answers."""
         return self.ask("GET", "/v1/host")
 
     def list_hosts(self) -> list[Peer]:
@@ -198,7 +198,7 @@ class Operations(Connection):
         return self.ask("DELETE", f"/v1/vms/{segment(name)}")
 
     def show_vm(self, name: str) -> Vm:
-        """Describes one VM."""
+        """Describes one VM by its name."""
         return self.ask("GET", f"/v1/vms/{segment(name)}")
 
     def adopt_vm(self, name: str, order: AdoptVm) -> Vm:
@@ -245,7 +245,7 @@ class Operations(Connection):
         return self.ask("DELETE", f"/v1/volumes/{segment(name)}", query={"force": force, "keep_image": keep_image, "delete_image": delete_image})
 
     def show_volume(self, name: str) -> Volume:
-        """Describes one volume."""
+        """Describes one volume by its name."""
         return self.ask("GET", f"/v1/volumes/{segment(name)}")
 
     def migrate(self, name: str, order: MigrateVolume) -> Migration:

@@ -41,6 +41,7 @@ async fn add_vm(
     Ok((StatusCode::CREATED, Json(vm)))
 }
 
+/// Describes one VM by its name.
 #[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn show_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
