@@ -1,4 +1,4 @@
-//! Why a hypervisor did not do what it was asked, by what a caller can do about it.
+//! The errors of a hypervisor, by what a caller can do about them.
 
 use std::io;
 use std::path::PathBuf;
@@ -6,80 +6,80 @@ use std::time::Duration;
 
 use super::state::{MigrationStatus, RunState};
 
-/// What a hypervisor says itself, or its protocol: text for people.
+/// The text of the hypervisor or its protocol, for the administrator.
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why something was not done with a VM.
+/// The reason why an operation on a VM failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HypervisorError {
-    /// Nobody listens where the hypervisor should.
+    /// No hypervisor listens at its socket.
     #[error("no {product} can be reached at {}: {source}; is the VM running?", socket.display())]
     Unreachable {
-        /// The hypervisor's name.
+        /// The name of the hypervisor.
         product: &'static str,
-        /// Where.
+        /// The path of the socket.
         socket: PathBuf,
-        /// What the system answered.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The connection has ended, and the VM's process with it most likely. Whether the request was carried out is not known.
+    /// The connection has ended, and probably the VM's process. The request may or may not have been carried out.
     #[error(transparent)]
     Gone(Source),
-    /// The hypervisor did not answer in time. Whether it carries the request out is not known.
+    /// The hypervisor did not answer in time. It may still carry the request out.
     #[error(transparent)]
     Silent(Source),
-    /// The hypervisor has answered that it does not do it.
+    /// The hypervisor has refused the request.
     #[error(transparent)]
     Refused(Source),
-    /// What was waited for took too long.
+    /// A wait took too long.
     #[error("waited {} ms for {what}, and it is still {still}", waited.as_millis())]
     Deadline {
-        /// What was waited for.
+        /// The event that did not come.
         what: String,
-        /// What was seen last.
+        /// The last state that was seen.
         still: String,
-        /// For how long.
+        /// The duration of the wait.
         waited: Duration,
     },
-    /// The hypervisor gave up the move of the memory, or was told to.
+    /// The hypervisor abandoned the transfer of the memory, perhaps on request.
     #[error("{product}'s migration is {status}{}", because(.detail))]
     MigrationEnded {
-        /// The hypervisor's name.
+        /// The name of the hypervisor.
         product: &'static str,
-        /// How it ended.
+        /// The final status of the transfer.
         status: MigrationStatus,
-        /// In the hypervisor's words, if it has any.
+        /// The hypervisor's own reason, if it gives one.
         detail: Option<String>,
     },
-    /// The VM is in a state in which this cannot be.
+    /// The VM's state does not allow the operation.
     #[error("the VM is {found}, and should be {expected}")]
     State {
-        /// What it should be.
+        /// The state that is required.
         expected: RunState,
-        /// What it is.
+        /// The state that was found.
         found: RunState,
     },
     /// The VM cannot be migrated.
     #[error("{product} cannot migrate this VM: {}", reasons.join("; "))]
     Blocked {
-        /// The hypervisor's name.
+        /// The name of the hypervisor.
         product: &'static str,
-        /// In the hypervisor's words.
+        /// The hypervisor's own reasons.
         reasons: Vec<String>,
     },
-    /// Anything else: the answer is none, or the request cannot be put.
+    /// Any other error: the answer is invalid, or the request cannot be expressed.
     #[error(transparent)]
     Other(Source),
 }
 
 impl HypervisorError {
-    /// Whether there is no connection to the hypervisor, and the VM's process has ended most likely.
+    /// Returns whether there is no connection to the hypervisor, so that the VM's process has probably ended.
     pub fn is_gone(&self) -> bool {
         matches!(self, Self::Gone(_) | Self::Unreachable { .. })
     }
 
-    /// Whether nobody listens where the hypervisor should: it has ended, or does not listen yet. A socket that may not be connected
-    /// to is none of these.
+    /// Returns whether no process listens at the hypervisor's socket: it has ended, or does not listen yet. A socket without
+    /// permission does not count.
     pub fn nobody_listens(&self) -> bool {
         let Self::Unreachable { source, .. } = self else { return false };
         matches!(source.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused)

@@ -1,4 +1,4 @@
-//! A VM without a hypervisor, for tests: it moves a few bytes over the sockets that it is told, through the same states.
+//! A VM without a hypervisor, for tests: it moves a few bytes over the given sockets, through the same states.
 //!
 //! ```text
 //!   source                                     target
@@ -7,8 +7,7 @@
 //!   switch_over: "devices" ──────────────────► paused, loaded
 //!   completed ◄──────────────────── "loaded" ─
 //! ```
-//! It has no post-copy: a move that would need it is [`HypervisorError::Refused`]. What a test needs besides the trait is said by
-//! [`FakeVm`]'s own methods.
+//! It has no post-copy, and answers [`HypervisorError::Refused`] to that. The methods of [`FakeVm`] itself are for tests.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -24,16 +23,12 @@ use crate::{
     MigrationStatus, PostCopyStart, RecoverMemory, RunChange, RunChanges, RunState,
 };
 
-/// The name in messages.
 const PRODUCT: &str = "the fake hypervisor";
-/// What is sent before the VM is paused.
 const MEMORY: &[u8; 6] = b"memory";
-/// What is sent while it is.
 const DEVICES: &[u8; 7] = b"devices";
-/// What the target answers.
 const LOADED: u8 = b'L';
 
-/// A VM that exists in this process alone.
+/// A VM that exists only in this process.
 #[derive(Debug)]
 pub struct FakeVm {
     socket: PathBuf,
@@ -45,18 +40,18 @@ struct State {
     run: RunState,
     migration: MigrationStatus,
     blockers: Vec<String>,
-    /// What tells the task that sends to go on.
+    /// Lets the sending task continue.
     switches: Arc<std::sync::Mutex<Option<oneshot::Sender<()>>>>,
     has_ended: bool,
 }
 
 impl FakeVm {
-    /// A VM that runs; `socket` is where sockets for its memory are made.
+    /// Makes a running VM; `socket` is the path of its memory sockets.
     pub fn running(socket: PathBuf) -> Self {
         Self::new(socket, RunState::Running)
     }
 
-    /// A VM that was started so that it waits for memory.
+    /// Makes a VM that was started to wait for memory.
     pub fn waiting(socket: PathBuf) -> Self {
         Self::new(socket, RunState::InMigrate)
     }
@@ -72,29 +67,27 @@ impl FakeVm {
         Self { socket, state: Arc::new(watch::Sender::new(state)) }
     }
 
-    /// The VM cannot be migrated from now on, for this reason.
+    /// Makes the VM unmigratable, for this reason.
     pub fn block(&self, reason: &str) {
         self.state.send_modify(|state| state.blockers.push(reason.to_owned()));
     }
 
-    /// Somebody else has it do this from now on.
+    /// Changes the run state, as another program would.
     pub fn be(&self, run: RunState) {
         self.state.send_modify(|state| state.run = run);
     }
 
-    /// The VM's process ends.
+    /// Ends the VM's process.
     pub fn end(&self) {
         self.state.send_modify(|state| state.has_ended = true);
     }
 
-    /// What `look` finds in the state, unless the VM has ended.
     fn look<T: Send + 'static>(&self, look: impl FnOnce(&State) -> T) -> HypervisorFuture<'_, T> {
         let state = self.state.borrow();
         let found = if state.has_ended { Err(gone()) } else { Ok(look(&state)) };
         Box::pin(std::future::ready(found))
     }
 
-    /// Changes the state, unless the VM has ended.
     fn change(
         &self,
         change: impl FnOnce(&mut State) -> Result<(), HypervisorError>,
@@ -108,7 +101,6 @@ impl FakeVm {
         Box::pin(std::future::ready(changed))
     }
 
-    /// Waits until `found` finds something in the state.
     async fn until<T>(
         &self,
         what: &str,
@@ -127,7 +119,6 @@ impl FakeVm {
                         return Err(gone());
                     }
                 }
-                // The sender lives as long as this.
                 let _ = states.changed().await;
             }
         };
@@ -139,7 +130,7 @@ impl FakeVm {
     }
 }
 
-/// Sends a VM's memory, pauses it, and sends the rest when it is told to.
+/// Sends a VM's memory, pauses it, and sends the rest on request.
 async fn send(
     state: &watch::Sender<State>,
     stream: &Path,
@@ -156,7 +147,7 @@ async fn send(
     Ok(())
 }
 
-/// Takes a VM's memory from the stream that is connected next.
+/// Receives a VM's memory from the next connection.
 async fn receive(state: &watch::Sender<State>, listener: UnixListener) -> std::io::Result<()> {
     let (mut stream, _) = listener.accept().await?;
     let mut all = [0; MEMORY.len() + DEVICES.len()];
@@ -186,7 +177,6 @@ impl Hypervisor for FakeVm {
     fn closed(&self) -> Pin<Box<dyn Future<Output = String> + Send + '_>> {
         Box::pin(async {
             let mut states = self.state.subscribe();
-            // The sender lives as long as this.
             let _ = states.wait_for(|state| state.has_ended).await;
             "it has ended".to_owned()
         })
@@ -297,7 +287,7 @@ impl Hypervisor for FakeVm {
             let switches = state.switches.lock().ok().and_then(|mut switches| switches.take());
             match (switches, &state.migration) {
                 (Some(switches), MigrationStatus::PreSwitchover) => {
-                    // A stream that has broken meanwhile is a status of its own.
+                    // A broken stream has a status of its own.
                     let _ = switches.send(());
                     Ok(())
                 }
@@ -314,7 +304,7 @@ impl Hypervisor for FakeVm {
         self.change(|state| {
             if !state.migration.is_end() && state.migration != MigrationStatus::None {
                 (state.run, state.migration) = (RunState::Running, MigrationStatus::Cancelled);
-                // Whoever waits for it breaks the stream then.
+                // The waiting task then breaks the stream.
                 state.switches = Arc::default();
             }
             Ok(())
@@ -361,7 +351,6 @@ impl RecoverMemory for FakeVm {
     }
 }
 
-/// When a [`FakeVm`] stops and runs.
 struct FakeRunChanges {
     states: watch::Receiver<State>,
     runs: bool,

@@ -1,13 +1,13 @@
-//! What runs VMs, as Sterna steers it. It knows no volumes and decides nothing about migrations.
+//! The control of VMs' hypervisors. This crate knows no volumes and decides nothing about migrations.
 //!
 //! ```text
 //!   Hypervisor   what a migration needs of one running VM: checks, memory out, memory in, pause and resume
-//!      ├── qemu::Qemu   one QEMU process, over its machine protocol (QMP); what only QEMU has is there as well
+//!      ├── qemu::Qemu   one QEMU process, over its machine protocol (QMP), with QEMU's own operations
 //!      └── fake::FakeVm no process at all: what a test needs of a VM
-//!   libvirt::Libvirt  domains of libvirt, whose disks it leads elsewhere itself
+//!   libvirt::Libvirt  domains of libvirt, whose disks libvirt itself moves to other places
 //! ```
-//! A migration uses the trait alone. What starts a VM, adopts one or reads its command knows which hypervisor it is.
-//! `tests/qemu/contract.rs` asks the same of all implementations.
+//! A migration uses only the trait. Code that starts a VM, adopts one or reads its command knows the hypervisor.
+//! `tests/qemu/contract.rs` runs the same tests for all implementations.
 
 mod error;
 pub mod fake;
@@ -24,16 +24,16 @@ pub use error::HypervisorError;
 pub use memory::{MemoryMode, MemoryOptions, MemoryProgress, MemoryTransfer, PostCopyStart};
 pub use state::{MigrationStatus, RunState};
 
-/// What a hypervisor answers, later.
+/// The future of a hypervisor's answer.
 pub type HypervisorFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, HypervisorError>> + Send + 'a>>;
 
-/// One running VM, as its hypervisor lets a migration steer it.
+/// One running VM, with the hypervisor's operations for a migration.
 ///
-/// Dropping it leaves the VM as it is. All methods may be called at the same time from several tasks, and a future that is
-/// dropped may or may not have been carried out. Every method fails with [`HypervisorError::Gone`] if the VM's process has
-/// ended, and with [`HypervisorError::Silent`] if it does not answer in time; other errors are named at the methods.
+/// Dropping it leaves the VM as it is. Several tasks may call the methods at the same time; a dropped request may or may not be
+/// carried out. Every method fails with [`HypervisorError::Gone`] if the VM's process has ended, and with
+/// [`HypervisorError::Silent`] if it does not answer in time. Other errors are listed at the methods.
 ///
-/// A move of memory goes through [`MigrationStatus`]es on both sides:
+/// A transfer of memory passes through [`MigrationStatus`]es on both sides:
 ///
 /// ```text
 ///   source                                               target, started so that it waits for memory
@@ -41,84 +41,83 @@ pub type HypervisorFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, Hypervi
 ///                              │ the rest is small enough
 ///                       pre-switchover: paused
 ///   switch_over   ─► device ─► completed       ═══════►  await_loaded: paused, its disks not touched
-///                       │          └ resume: goes on here,   resume: runs there
-///                       │            if it does not there
-///                       └ failed: runs on by itself
+///                       │          └ resume: runs here,       resume: runs there
+///                       │            if it never runs there
+///                       └ failed: continues by itself
 /// ```
-/// Which side runs then is decided by whoever hands the disks over, never here.
+/// The code that hands the disks over decides which side runs.
 pub trait Hypervisor: RecoverMemory + std::fmt::Debug + Send + Sync {
-    /// Name and version of the hypervisor, such as `QEMU 10.0.2`.
+    /// Returns name and version of the hypervisor, such as `QEMU 10.0.2`.
     fn product(&self) -> String;
 
-    /// The VM's process; `None` if the kernel does not tell.
+    /// Returns the VM's process; `None` if the kernel does not report it.
     fn process(&self) -> Option<i32>;
 
-    /// Where sockets for the memory of this VM are made: beside the hypervisor's own, and of no other VM.
+    /// Returns a path for sockets of this VM's memory: beside the hypervisor's own, and different for each VM.
     fn memory_socket(&self) -> PathBuf;
 
     /// Resolves with the reason when the connection to the hypervisor has ended; the VM's process may end a little later.
     fn closed(&self) -> Pin<Box<dyn Future<Output = String> + Send + '_>>;
 
-    /// What the VM does.
+    /// Returns the present state of the VM.
     fn run_state(&self) -> HypervisorFuture<'_, RunState>;
 
-    /// Begins to tell when the VM's processors stop and run.
+    /// Begins to report when the VM's processors stop and run.
     fn run_changes(&self) -> Box<dyn RunChanges>;
 
-    /// Lets the processors run: of a VM that was paused, has loaded its memory, or has sent it elsewhere. The hypervisor takes
-    /// its disks back before, if they were given to another process.
+    /// Lets the processors run: of a VM that was paused, has loaded its memory, or has sent it away. The hypervisor first takes
+    /// its disks back, if another process had them.
     ///
-    /// **N.B.** A VM whose memory has gone elsewhere must be resumed only if it never runs there.
+    /// **N.B.** Resume a VM whose memory was sent away only if it never runs at the target.
     ///
     /// # Errors
-    /// [`HypervisorError::Refused`]: it is still loading, or a disk cannot be had. The VM does not run then.
+    /// [`HypervisorError::Refused`]: it is still loading, or a disk is unavailable. The VM then does not run.
     fn resume(&self) -> HypervisorFuture<'_, ()>;
 
-    /// Has a VM take its disks that has loaded its memory and stays paused, as [`Self::resume`] does for one that runs. `socket`: where
-    /// the hypervisor may listen for a moment.
+    /// Lets a VM that has loaded its memory take its disks, without running it. `socket`: a path where the hypervisor may
+    /// listen for a moment.
     ///
     /// # Errors
-    /// [`HypervisorError::Refused`]: a disk cannot be had.
+    /// [`HypervisorError::Refused`]: a disk is unavailable.
     fn take_disks<'a>(&'a self, socket: &'a Path) -> HypervisorFuture<'a, ()>;
 
-    /// Has the VM's network cards tell the network where they are.
+    /// Lets the VM's network cards announce their place in the network.
     fn announce(&self) -> HypervisorFuture<'_, ()>;
 
-    /// Whether a disk of the VM has been led away from its data and is over nothing, as in the middle of an adoption: the
-    /// guest must not run then.
+    /// Returns whether a disk of the VM was detached from its data and has none, as during an adoption: the guest
+    /// must not run then.
     fn has_disk_over_nothing(&self) -> HypervisorFuture<'_, bool>;
 
-    /// Bytes of the guest's memory, as it is now.
+    /// Returns the present size of the guest's memory in bytes.
     fn memory_bytes(&self) -> HypervisorFuture<'_, u64>;
 
-    /// Why this VM cannot be migrated as it is now, for people; empty if it can. Nothing is changed by it.
+    /// Returns why this VM cannot be migrated at present, for the administrator; empty if it can. Changes nothing.
     fn migration_blockers(&self) -> HypervisorFuture<'_, Vec<String>>;
 
-    /// Why this VM cannot run at a target before all of its memory is there, as far as the source can tell; `None`: it can.
-    /// To be asked only while no move is under way.
+    /// Returns why this VM cannot run at a target before all of its memory has arrived, as far as the source can tell; `None`: it
+    /// can. Call it only while no transfer is in progress.
     fn post_copy_blocker(&self) -> HypervisorFuture<'_, Option<String>>;
 
-    /// Whether memory can go over streams beside the main one.
+    /// Returns whether memory can use further streams beside the main one.
     fn knows_side_streams(&self) -> HypervisorFuture<'_, bool>;
 
-    /// Begins to send the memory to `stream`, a unix socket on which somebody listens: of several streams the main one is
-    /// connected first.
+    /// Begins to send the memory to `stream`, a listening unix socket. Of several streams the main one is connected first.
     ///
-    /// The VM works on. It is paused by the hypervisor at [`MigrationStatus::PreSwitchover`], and waits there for
+    /// The VM continues to run. The hypervisor pauses it at [`MigrationStatus::PreSwitchover`], and waits there for
     /// [`Self::switch_over`] or [`Self::abandon`].
     ///
     /// # Errors
-    /// [`HypervisorError::Blocked`], [`HypervisorError::Refused`]. Nothing is under way then.
+    /// [`HypervisorError::Blocked`], [`HypervisorError::Refused`]. No transfer is then in progress.
     fn offer_memory<'a>(&'a self, stream: &'a Path, options: MemoryOptions) -> HypervisorFuture<'a, ()>;
 
-    /// How far the move is. Works on the target's side too, where most figures are zero.
+    /// Returns the progress of the transfer. Works at the target too, where most figures are zero.
     fn memory_progress(&self) -> HypervisorFuture<'_, MemoryProgress>;
 
-    /// Waits until the move has, or has had, one of the statuses, and returns it. That the hypervisor is silent is no reason
-    /// to give up before `deadline` is over.
+    /// Waits until the transfer has, or has had, one of the statuses, and returns it. Keeps waiting for a
+    /// silent hypervisor until `deadline`.
     ///
     /// # Errors
-    /// [`HypervisorError::MigrationEnded`]: it ended with another status, and nothing more will come.
+    /// [`HypervisorError::MigrationEnded`]: it ended with another status.
     /// [`HypervisorError::Deadline`].
     fn await_status<'a>(
         &'a self,
@@ -126,21 +125,21 @@ pub trait Hypervisor: RecoverMemory + std::fmt::Debug + Send + Sync {
         deadline: Duration,
     ) -> HypervisorFuture<'a, MigrationStatus>;
 
-    /// Changes for how long the VM may be paused, in a move that is under way.
+    /// Changes how long the VM may be paused in the transfer in progress.
     ///
     /// # Errors
-    /// [`HypervisorError::Refused`]; the move goes on as before.
+    /// [`HypervisorError::Refused`]; the transfer continues as before.
     fn set_downtime_target(&self, downtime: Duration) -> HypervisorFuture<'_, ()>;
 
-    /// Lets the hypervisor take up to so much of their time from the guest's processors, so that it makes less memory dirty.
-    /// `percent` is brought between 1 and 99.
+    /// Lets the hypervisor slow the guest's processors down by up to `percent` of their time, so that the guest dirties less
+    /// memory. `percent` is limited to 1 to 99.
     ///
     /// # Errors
-    /// [`HypervisorError::Refused`]; the move goes on as before.
+    /// [`HypervisorError::Refused`]; the transfer continues as before.
     fn raise_throttle(&self, percent: u8) -> HypervisorFuture<'_, ()>;
 
-    /// Pauses the VM of a move that is under way, so that the rest of its memory follows later. Both sides must have agreed
-    /// on [`MemoryMode::PostCopy`].
+    /// Pauses the VM of a transfer in progress, so that the rest of its memory follows later. Both sides must
+    /// have agreed on [`MemoryMode::PostCopy`].
     ///
     /// # Errors
     /// [`HypervisorError::Refused`]. The VM may be paused.
@@ -148,8 +147,8 @@ pub trait Hypervisor: RecoverMemory + std::fmt::Debug + Send + Sync {
 
     /// Lets a VM that waits at [`MigrationStatus::PreSwitchover`] send the last of its memory and its devices' states.
     ///
-    /// Without post-copy, wait for [`MigrationStatus::Completed`] here and for [`Self::await_loaded`] there before anything
-    /// is handed over: until then a failure lets the VM run on here by itself, afterwards only [`Self::resume`] does.
+    /// Without post-copy, wait for [`MigrationStatus::Completed`] here and for [`Self::await_loaded`] at the target before
+    /// anything is handed over. Until then a failure lets the VM continue here by itself; afterwards only [`Self::resume`] does.
     ///
     /// **N.B.** After [`Self::begin_post_copy`] the VM never runs here again.
     ///
@@ -157,60 +156,58 @@ pub trait Hypervisor: RecoverMemory + std::fmt::Debug + Send + Sync {
     /// [`HypervisorError::Refused`]: it does not wait there.
     fn switch_over(&self) -> HypervisorFuture<'_, ()>;
 
-    /// Has a source whose stream broke after the switch-over send the rest of the memory to `stream`, on which somebody
-    /// listens.
+    /// Lets a source whose stream broke after the switch-over send the rest of the memory to `stream`, a listening socket.
     ///
     /// # Errors
     /// [`HypervisorError::Refused`]: it does not wait for that.
     fn resend_memory<'a>(&'a self, stream: &'a Path) -> HypervisorFuture<'a, ()>;
 
-    /// Gives the move up: the VM runs on here. It returns when the hypervisor has taken note; wait for
-    /// [`MigrationStatus::Cancelled`] or [`MigrationStatus::Failed`] to know that it is over. A move that is over is left as
-    /// it is.
+    /// Abandons the transfer: the VM continues here. Returns when the hypervisor has accepted that; wait for
+    /// [`MigrationStatus::Cancelled`] or [`MigrationStatus::Failed`] to know that it is over. Has no effect on a
+    /// transfer that is over.
     ///
-    /// **N.B.** A hypervisor whose stream hangs may not hear this: the caller breaks the stream instead.
+    /// **N.B.** A hypervisor whose stream hangs may not receive this: the caller breaks the stream instead.
     fn abandon(&self) -> HypervisorFuture<'_, ()>;
 
-    /// Makes a VM that was started to wait for memory listen for it on the unix socket `socket`. It will be paused when it
-    /// has it. Connect the main stream before any other, and none before its first bytes are there.
+    /// Lets a VM that was started to wait for memory listen for it on the unix socket `socket`. The VM is paused once it has the
+    /// memory. Connect the main stream before any other, and no other before its first bytes have arrived.
     ///
     /// # Errors
     /// [`HypervisorError::State`]: it does not wait for memory. [`HypervisorError::Refused`]: it cannot listen there.
     fn expect_memory<'a>(&'a self, socket: &'a Path, transfer: MemoryTransfer) -> HypervisorFuture<'a, ()>;
 
-    /// Waits until the VM has what it needs to run and is paused, ready to be resumed: all of its memory, or with post-copy
-    /// its devices.
+    /// Waits until the VM is paused and ready to be resumed: with all of its memory, or with post-copy its devices.
     ///
     /// # Errors
     /// [`HypervisorError::MigrationEnded`], [`HypervisorError::Gone`]: the stream broke, or does not fit this VM.
-    /// [`HypervisorError::State`]: it does anything else than being paused. [`HypervisorError::Deadline`].
+    /// [`HypervisorError::State`]: it is in a state other than paused. [`HypervisorError::Deadline`].
     fn await_loaded(&self, deadline: Duration) -> HypervisorFuture<'_, ()>;
 }
 
-/// What has the target of a broken move take the rest of its memory.
+/// Lets the target of a broken transfer receive the rest of its memory.
 ///
-/// It is a trait of its own because a hypervisor may have a second way in for this one request: the first one may answer only
-/// when that memory has come.
+/// It is a separate trait because a hypervisor may need a second connection for this one request: the first one may answer only
+/// once that memory has arrived.
 pub trait RecoverMemory: Send + Sync {
-    /// Makes a target whose stream broke after the switch-over listen on `socket` for the rest of its memory. It runs on
-    /// meanwhile, on what it has.
+    /// Lets a target whose stream broke after the switch-over listen on `socket` for the rest of its memory. The VM continues
+    /// meanwhile, with the memory that it has.
     ///
     /// # Errors
     /// [`HypervisorError::Refused`]: it does not wait for that; it takes a moment to notice that a stream has broken.
     fn recover_memory<'a>(&'a self, socket: &'a Path) -> HypervisorFuture<'a, ()>;
 }
 
-/// When a VM's processors stop and run, from the moment on at which this was made.
+/// Reports when a VM's processors stop and run, from the moment at which it was made.
 pub trait RunChanges: Send {
-    /// Waits for the next change; `None`: the connection to the hypervisor has ended. Some may be missed by a slow listener.
+    /// Waits for the next change; `None`: the connection to the hypervisor has ended. A slow listener may miss some.
     fn next(&mut self) -> Pin<Box<dyn Future<Output = Option<RunChange>> + Send + '_>>;
 }
 
-/// A change of what a VM's processors do.
+/// A change of a VM's processors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RunChange {
-    /// They have stopped.
+    /// The processors have stopped.
     Stopped,
-    /// They run.
+    /// The processors are running.
     Runs,
 }

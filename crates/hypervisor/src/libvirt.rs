@@ -1,9 +1,9 @@
-//! libvirt, by its own protocol over its daemon's unix socket: what is needed to have the disks of its domains served, and
-//! to give them back.
+//! libvirt, by its own protocol over its daemon's unix socket: the calls for serving the disks of its domains, and
+//! for giving them back.
 //!
 //! ```text
 //!   Libvirt      calls about domains: definitions, jobs, copies of disks
-//!      │           DiskSource, Disk   what a definition says of its disks, and what is written there instead
+//!      │           DiskSource, Disk   the disks in a definition, and their replacements
 //!   Connection   one call after the other, answers by number
 //!      │
 //!     XDR        numbers and strings: decoded without trust, encoded
@@ -11,9 +11,9 @@
 //!   unix socket of virtqemud or libvirtd
 //! ```
 //!
-//! A domain is libvirt's, and its QEMU's monitor with it: disks are led elsewhere by libvirt's own jobs, so that its definition,
-//! its locks and its labels stay true. It is no [`crate::Hypervisor`]: libvirt does not let go of the moment at which the memory
-//! changes hands. Nothing of libvirt is linked; see `docs/decisions/0069-libvirt-copies-its-disks-to-us.md`.
+//! libvirt owns a domain, and the monitor of its QEMU. So libvirt's own jobs move the disks, and its definition, locks and labels
+//! stay correct. A domain is no [`crate::Hypervisor`], because libvirt does not give up control of the moment at which the memory
+//! changes hands. No code of libvirt is linked; see `docs/decisions/0069-libvirt-copies-its-disks-to-us.md`.
 
 mod connection;
 mod definition;

@@ -1,8 +1,8 @@
 //! QEMU, over its machine protocol (QMP): versions from 7.2 on.
 //!
 //! ```text
-//!   VM    what is done with a running QEMU: state, memory out, memory in, block nodes
-//!      │           Lifeline    the little that it does while its main thread hangs
+//!   VM    operations on a running QEMU: state, memory out, memory in, block nodes
+//!      │           Lifeline    the few operations that work while its main thread hangs
 //!     Qmp             │
 //!      └── Exchange ──┘   commands with deadlines, answers by identity, events as they come
 //!             │
@@ -11,8 +11,8 @@
 //!   unix socket    two pipes
 //! ```
 //!
-//! The move of a VM's memory is drawn at [`crate::Hypervisor`]: the statuses are QEMU's. A target is started with
-//! `-incoming defer -S`; a source that has sent everything is in state *postmigrate*.
+//! [`crate::Hypervisor`] shows the transfer of a VM's memory, with QEMU's statuses. A target is started with `-incoming defer
+//! -S`; a source that has sent everything is in state *postmigrate*.
 
 mod block;
 pub mod command_line;

@@ -1,34 +1,34 @@
 //! The states of a VM and of its migration.
 //!
-//! They are named as QEMU names them, whose states these are; a hypervisor with fewer uses some of them.
+//! They have QEMU's names; other hypervisors use some of them.
 
 use std::fmt;
 
-/// What a VM does.
+/// The run state of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunState {
-    /// Its processors run.
+    /// Its processors are running.
     Running,
-    /// It was stopped, or has loaded its memory and was not told to run.
+    /// It was stopped, or has loaded its memory and was not ordered to run.
     Paused,
     /// It waits for memory from another process.
     InMigrate,
     /// It was started stopped and has never run.
     PreLaunch,
-    /// Its memory has gone to another process; it can be resumed, unless it runs there.
+    /// Its memory was sent to another process; it can be resumed, unless it runs there.
     PostMigrate,
-    /// It is stopped while the last of its memory goes.
+    /// It is stopped while the last of its memory is sent.
     FinishMigrate,
-    /// A disk answered with an error, and the VM was stopped until somebody resumes it.
+    /// A disk answered with an error, and the VM is stopped until it is resumed.
     IoError,
     /// Its guest has shut down.
     Shutdown,
-    /// Another one, by the hypervisor's name.
+    /// Another state, by the hypervisor's name.
     Other(String),
 }
 
 impl RunState {
-    /// The state of that name.
+    /// Returns the state of that name.
     pub fn of(name: &str) -> Self {
         match name {
             "running" => Self::Running,
@@ -43,7 +43,7 @@ impl RunState {
         }
     }
 
-    /// Its name.
+    /// Returns the name of the state.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Running => "running",
@@ -65,41 +65,41 @@ impl fmt::Display for RunState {
     }
 }
 
-/// How far a move of memory is, on either side.
+/// The status of a transfer of memory, on either side.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum MigrationStatus {
     /// There was none in this process.
     None,
-    /// It begins.
+    /// It is being set up.
     Setup,
-    /// Memory is on its way.
+    /// Memory is being sent.
     Active,
-    /// Everything but the last is there, and the VM is paused: it goes on when it is told to.
+    /// Only the last part is missing, and the VM is paused: it continues on an order.
     PreSwitchover,
-    /// The last of the memory and the devices' states are on their way.
+    /// The last of the memory and the devices' states are being sent.
     Device,
     /// The VM runs at the target while memory is missing there.
     PostcopyActive,
     /// The same, and the stream has broken.
     PostcopyPaused,
-    /// The same, and another stream is waited for; versions before 9.1 have no name for it.
+    /// The same, and another stream is awaited; versions before 9.1 have no name for it.
     PostcopyRecoverSetup,
-    /// The same, and the stream is being made again.
+    /// The same, and the stream is being restored.
     PostcopyRecover,
     /// It is being cancelled.
     Cancelling,
-    /// It was cancelled; the source goes on.
+    /// It was cancelled; the source continues.
     Cancelled,
-    /// It has failed; the source goes on.
+    /// It has failed; the source continues.
     Failed,
-    /// All of it is there.
+    /// All of the memory has arrived.
     Completed,
-    /// Another one, by the hypervisor's name.
+    /// Another status, by the hypervisor's name.
     Other(String),
 }
 
 impl MigrationStatus {
-    /// The status of that name.
+    /// Returns the status of that name.
     pub fn of(name: &str) -> Self {
         match name {
             "none" => Self::None,
@@ -119,7 +119,7 @@ impl MigrationStatus {
         }
     }
 
-    /// Its name.
+    /// Returns the name of the status.
     pub fn as_str(&self) -> &str {
         match self {
             Self::None => "none",
@@ -139,7 +139,7 @@ impl MigrationStatus {
         }
     }
 
-    /// Whether the VM runs, or has run, at the target while memory is missing there.
+    /// Returns whether the VM runs, or has run, at the target while memory is missing there.
     pub fn is_post_copy(&self) -> bool {
         matches!(
             self,
@@ -147,7 +147,7 @@ impl MigrationStatus {
         )
     }
 
-    /// Whether nothing comes after it.
+    /// Returns whether the status is final.
     pub fn is_end(&self) -> bool {
         matches!(self, Self::Cancelled | Self::Failed | Self::Completed)
     }

@@ -14,30 +14,27 @@ use tokio::sync::Mutex;
 use super::error::LibvirtError;
 use super::xdr::{Decoder, Encoder};
 
-/// libvirt's program, and the one for what only its driver of QEMU has.
+/// libvirt's main program, and the one for calls of its QEMU driver.
 pub(super) const REMOTE: u32 = 0x2000_8086;
 /// See [`REMOTE`].
 pub(super) const QEMU: u32 = 0x2000_8087;
-/// The version of both.
 const VERSION: u32 = 1;
-/// A call, and the answer to one.
 const CALL: u32 = 0;
-/// See [`CALL`].
 const REPLY: u32 = 1;
-/// That a call was carried out; what comes otherwise is an error.
+/// The status of a successful call; any other one means an error.
 const OK: u32 = 0;
-/// Bytes before arguments, with the length.
+/// Bytes before the arguments, with the length.
 const HEADER_BYTES: usize = 28;
 /// The largest message: libvirt's own limit (`VIR_NET_MESSAGE_MAX`, 32 MiB).
 const MESSAGE_BYTES_MAX: usize = 32 << 20;
 /// How long libvirt may take for one call. It waits up to 30 s for a domain that another call works on.
 const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 
-/// A connection to the daemon of libvirt that has the QEMU driver.
+/// A connection to the libvirt daemon that has the QEMU driver.
 #[derive(Debug)]
 pub struct Connection {
     socket: PathBuf,
-    /// Absent if the last call was not answered: what comes next would be taken for something else.
+    /// Absent after an unanswered call: its late answer would be mistaken for another one.
     stream: Mutex<Option<Open>>,
 }
 
@@ -48,7 +45,7 @@ struct Open {
 }
 
 impl Connection {
-    /// Connects to libvirt's socket; what it asks of clients first is done by [`Self::call`].
+    /// Connects to libvirt's socket, without authentication.
     ///
     /// # Errors
     /// [`LibvirtError::Unreachable`].
@@ -58,7 +55,7 @@ impl Connection {
         Ok(Self { socket: socket.to_owned(), stream: Mutex::new(Some(Open { stream, serial: 0 })) })
     }
 
-    /// Where it is connected to.
+    /// Returns the path of libvirt's socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -104,7 +101,7 @@ impl Open {
             let _length = header.unsigned()?;
             let (from, _version, of) = (header.unsigned()?, header.unsigned()?, header.int()?);
             let (kind, serial, status) = (header.unsigned()?, header.unsigned()?, header.unsigned()?);
-            // Events come between answers; nobody here has asked for any.
+            // Events may come between answers; none were requested.
             if (from, of, kind, serial) == (program, procedure, REPLY, self.serial) {
                 return Ok((status, body));
             }
@@ -124,7 +121,7 @@ impl Open {
     }
 }
 
-/// What libvirt says when it does not do something; the rest of it repeats that.
+/// Reads libvirt's error; the rest of the message repeats it.
 fn read_error(body: &[u8]) -> LibvirtError {
     let mut decoder = Decoder::new(body);
     let mut read = || {
@@ -139,7 +136,7 @@ fn read_error(body: &[u8]) -> LibvirtError {
 mod tests {
     use super::*;
 
-    /// Answers one call on the other end of a connection, with a message of somebody else before.
+    /// Answers one call at the other end of a connection, after a foreign message.
     async fn answer(mut stream: UnixStream, status: u32, body: Vec<u8>) {
         let mut call = [0; HEADER_BYTES];
         stream.read_exact(&mut call).await.unwrap();

@@ -1,5 +1,4 @@
-//! What a domain's definition says of its disks, and what is written there instead. Everything else of it stays as it is, to
-//! the byte.
+//! Reads the disks in a domain's definition, and replaces their sources. All other bytes of the definition stay as they are.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -8,64 +7,64 @@ use roxmltree::{Document, Node, ParsingOptions};
 
 use super::error::LibvirtError;
 
-/// Nodes of a definition that are read; the largest have some thousands.
+/// The limit of nodes in a definition; the largest ones have some thousands.
 const NODES_MAX: u32 = 100_000;
 
 /// A disk or drive of a domain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// What it is called among the domain's disks, such as `vda`.
+    /// Its name among the domain's disks, such as `vda`.
     pub target: String,
-    /// What the guest takes it for: `disk`, `cdrom`, `floppy`, `lun`.
+    /// Its kind for the guest: `disk`, `cdrom`, `floppy`, `lun`.
     pub device: String,
-    /// Nothing is written.
+    /// Whether the guest cannot write to it.
     pub is_read_only: bool,
-    /// Why it cannot be copied elsewhere, for people.
+    /// Why it cannot be copied, for the administrator.
     pub obstacle: Option<&'static str>,
     /// The format of its image; libvirt takes none for raw.
     pub format: String,
-    /// Where its bytes are.
+    /// The place of its bytes.
     pub source: DiskSource,
-    /// What that stands on, from the upper to the lower; `None`: the definition does not say, or not to the end.
+    /// Its backing files, from the upper to the lower; `None`: the definition does not list them completely.
     pub chain: Option<Vec<DiskSource>>,
-    /// The copy of it that libvirt makes at present.
+    /// The copy of it that libvirt is making at present.
     pub mirror: Option<Mirror>,
 }
 
-/// A copy of a disk that libvirt makes.
+/// A copy of a disk that libvirt is making.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirror {
-    /// Where.
+    /// The place of the copy.
     pub to: DiskSource,
-    /// It has caught up: the disk can be there from now on.
+    /// Whether it has caught up, so that the disk can move there.
     pub is_ready: bool,
 }
 
-/// Where a disk's bytes are.
+/// The place of a disk's bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DiskSource {
-    /// Nowhere: a drive without a medium.
+    /// No place: a drive without a medium.
     None,
-    /// In a file.
+    /// A file on this host.
     File(PathBuf),
-    /// At an NBD export over a unix socket.
+    /// An NBD export over a unix socket.
     Nbd(NbdSource),
-    /// Somewhere else: libvirt's type of it.
+    /// Another place, by libvirt's type of it.
     Other(String),
 }
 
 /// An NBD export over a unix socket.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdSource {
-    /// The socket.
+    /// The path of the socket.
     pub socket: PathBuf,
-    /// The export's name.
+    /// The name of the export.
     pub export: String,
-    /// How long requests wait for a server that has gone, in seconds; `None`: libvirt has not kept that, they fail.
+    /// How long requests wait for a lost server, in seconds; `None`: libvirt has not kept that, so they fail.
     pub reconnect_s: Option<u32>,
 }
 
-/// The disks and drives of a domain, in their order.
+/// Returns the disks and drives of a domain, in their order.
 ///
 /// # Errors
 /// [`LibvirtError::Definition`].
@@ -74,7 +73,7 @@ pub fn disks(definition: &str) -> Result<Vec<Disk>, LibvirtError> {
     Ok(disk_nodes(&document).filter_map(read_disk).collect())
 }
 
-/// The user that the QEMU of a domain that runs runs as; `None`: the definition does not say.
+/// Returns the user of a running domain's QEMU; `None`: the definition does not say.
 ///
 /// # Errors
 /// [`LibvirtError::Definition`].
@@ -83,11 +82,11 @@ pub fn qemu_user(definition: &str) -> Result<Option<u32>, LibvirtError> {
     let labels = document.root_element().children().filter(|node| node.has_tag_name("seclabel"));
     let mut labels = labels.filter(|label| label.attribute("model") == Some("dac"));
     let label = labels.find_map(|label| child(label, "label")?.text());
-    // +user:+group, as numbers.
+    // The label is +user:+group, as numbers.
     Ok(label.and_then(|label| label.split(':').next()?.strip_prefix('+')?.parse().ok()))
 }
 
-/// The `<disk>` element that has libvirt copy a disk to an export.
+/// Returns the `<disk>` element that makes libvirt copy a disk to an export.
 pub fn disk_for_export(export: &NbdSource) -> String {
     format!(
         "<disk type='network' device='disk'><driver name='qemu' type='raw'/>{}</disk>",
@@ -95,24 +94,24 @@ pub fn disk_for_export(export: &NbdSource) -> String {
     )
 }
 
-/// The `<disk>` element that has libvirt copy a disk to a file of that format.
+/// Returns the `<disk>` element that makes libvirt copy a disk to a file of that format.
 pub fn disk_for_file(path: &str, format: &str) -> String {
     let (source, format) = (file_source(path), escaped(format));
     format!("<disk type='file' device='disk'><driver name='qemu' type='{format}'/>{source}</disk>")
 }
 
-/// The definition with the disk `target` in a file of that format.
+/// Returns the definition with the disk `target` in a file of that format.
 ///
 /// # Errors
-/// [`LibvirtError::Definition`]: it is none, or has no such disk.
+/// [`LibvirtError::Definition`]: it is invalid, or has no such disk.
 pub fn with_file(definition: &str, target: &str, path: &str, format: &str) -> Result<String, LibvirtError> {
     with_source(definition, target, ("file", format), &file_source(path))
 }
 
-/// The definition with the disk `target` over an export.
+/// Returns the definition with the disk `target` over an export.
 ///
 /// # Errors
-/// As [`with_file`].
+/// Those of [`with_file`].
 pub fn with_export(definition: &str, target: &str, export: &NbdSource) -> Result<String, LibvirtError> {
     with_source(definition, target, ("network", "raw"), &nbd_source(export))
 }
@@ -139,7 +138,7 @@ fn with_source(
         Some(range) => changes.push((range, escaped(format))),
         None => return Err(missing("a disk whose driver has no type")),
     }
-    // What the old image stood on is no business of the new one.
+    // The old image's backing files do not concern the new one.
     changes.extend(child(disk, "backingStore").map(|chain| (chain.range(), String::new())));
     changes.sort_by_key(|(range, _)| std::cmp::Reverse(range.start));
     let mut changed = definition.to_owned();
@@ -200,7 +199,7 @@ fn read_disk(disk: Node<'_, '_>) -> Option<Disk> {
     })
 }
 
-/// What a disk stands on. libvirt ends a chain that it knows with an empty `<backingStore/>`.
+/// Reads a disk's backing files. libvirt ends a chain that it knows with an empty `<backingStore/>`.
 fn read_chain(disk: Node<'_, '_>) -> Option<Vec<DiskSource>> {
     let mut chain = Vec::new();
     let mut below = child(disk, "backingStore")?;
@@ -211,8 +210,8 @@ fn read_chain(disk: Node<'_, '_>) -> Option<Vec<DiskSource>> {
     Some(chain)
 }
 
-/// Whether a definition names a socket anywhere but where the disk `target` is, or is copied to: in another disk, in what a disk
-/// stands on, among arguments of QEMU's own.
+/// Returns whether a definition names a socket anywhere except as the source or copy of the disk `target`: in another disk, in a
+/// backing file, among QEMU's own arguments.
 ///
 /// # Errors
 /// [`LibvirtError::Definition`].

@@ -1,5 +1,5 @@
-//! What is asked of libvirt, by the numbers of its protocol (`remote_protocol.x`, `qemu_protocol.x`), which libvirt keeps
-//! from version to version.
+//! Calls to libvirt, by the numbers of its protocol (`remote_protocol.x`, `qemu_protocol.x`), which stay the
+//! same in all versions.
 
 use std::path::{Path, PathBuf};
 
@@ -29,30 +29,27 @@ mod procedure {
     pub(super) const DOMAIN_GET_BLOCK_JOB_INFO: i32 = 238;
     pub(super) const DOMAIN_BLOCK_COPY: i32 = 345;
     pub(super) const DOMAIN_LIST_ALL_CHECKPOINTS: i32 = 413;
-    /// Of the program for QEMU.
+    /// The number in the program for QEMU.
     pub(super) const QEMU_MONITOR_COMMAND: i32 = 1;
 }
 
-/// The driver that is asked.
 const URI: &str = "qemu:///system";
-/// libvirt's sockets: that of the daemon for QEMU alone, then that of the one for everything.
+/// libvirt's sockets: of the daemon for QEMU only, then of the one for everything.
 const SOCKETS: [&str; 2] = ["/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"];
 /// `REMOTE_AUTH_NONE`, `REMOTE_AUTH_SASL` and `REMOTE_AUTH_POLKIT`.
 const AUTH_NONE: u32 = 0;
 /// See [`AUTH_NONE`].
 const AUTH_POLKIT: u32 = 2;
-/// Ways to authenticate that are read; libvirt has three.
+/// The limit of authentication methods in an answer; libvirt has three.
 const AUTH_TYPES_MAX: u32 = 20;
 /// `VIR_DOMAIN_XML_SECURE`: with passwords, which a definition must not lose.
 const XML_SECURE: u32 = 1;
-/// `VIR_DOMAIN_XML_INACTIVE`.
 const XML_INACTIVE: u32 = 2;
-/// `VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB`: of a job that a later start of the domain does not go on with.
+/// `VIR_DOMAIN_BLOCK_COPY_TRANSIENT_JOB`: a later start of the domain does not continue the job.
 const COPY_TRANSIENT_JOB: u32 = 4;
-/// `VIR_DOMAIN_BLOCK_JOB_ABORT_PIVOT`.
 const ABORT_PIVOT: u32 = 2;
 
-/// libvirt of a host, with its driver of QEMU (`qemu:///system`).
+/// The libvirt of a host, with its QEMU driver (`qemu:///system`).
 #[derive(Debug)]
 pub struct Libvirt {
     connection: Connection,
@@ -64,7 +61,7 @@ pub struct Libvirt {
 pub struct Domain {
     /// Its name, which may be changed while it is shut off.
     pub name: String,
-    /// Its identity, which stays.
+    /// Its identity, which never changes.
     pub uuid: [u8; 16],
     id: i32,
 }
@@ -72,15 +69,15 @@ pub struct Domain {
 /// A job of libvirt on one disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockJob {
-    /// What it does, as libvirt names it.
+    /// The kind of job, by libvirt's name.
     pub kind: &'static str,
-    /// How far it is; its unit is libvirt's.
+    /// The progress so far, in libvirt's unit.
     pub done: u64,
-    /// Where it ends.
+    /// The progress at its end.
     pub end: u64,
 }
 
-/// How large a disk is.
+/// The size of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskSize {
     /// Bytes that its uppermost image takes.
@@ -89,17 +86,17 @@ pub struct DiskSize {
     pub guest_bytes: u64,
 }
 
-/// Which definition of a domain is asked for.
+/// The kind of a domain's definition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Definition {
-    /// As it runs, or as it would be started if it does not.
+    /// As it runs, or as it would be started if it does not run.
     Current,
-    /// As it would be started, with its passwords: what can be given to [`Libvirt::define`].
+    /// As it would be started, with its passwords: for [`Libvirt::define`].
     Persistent,
 }
 
 impl Libvirt {
-    /// Connects to libvirt; without a `socket` to the usual one that is there.
+    /// Connects to libvirt; without a `socket`, to an existing one of the usual ones.
     ///
     /// # Errors
     /// [`LibvirtError`].
@@ -117,18 +114,18 @@ impl Libvirt {
         Ok(Self { connection, version })
     }
 
-    /// Where it listens.
+    /// Returns the path of its socket.
     pub fn socket(&self) -> &Path {
         self.connection.socket()
     }
 
-    /// Its version, such as `9.0.0`.
+    /// Returns its version, such as `9.0.0`.
     pub fn version(&self) -> String {
         let (major, minor, patch) = self.version;
         format!("{major}.{minor}.{patch}")
     }
 
-    /// The domain of that name or UUID.
+    /// Returns the domain of that name or UUID.
     ///
     /// # Errors
     /// [`LibvirtError`]; [`LibvirtError::is_no_domain`]: there is none.
@@ -140,10 +137,10 @@ impl Libvirt {
         }
     }
 
-    /// The domain of that identity.
+    /// Returns the domain of that identity.
     ///
     /// # Errors
-    /// As [`Self::domain`].
+    /// Those of [`Self::domain`].
     pub async fn domain_of(&self, uuid: &[u8; 16]) -> Result<Domain, LibvirtError> {
         self.look_up(procedure::DOMAIN_LOOKUP_BY_UUID, Encoder::default().fixed(uuid)).await
     }
@@ -154,7 +151,7 @@ impl Libvirt {
         Ok(Domain { name: decoder.string()?, uuid: decoder.fixed()?, id: decoder.int()? })
     }
 
-    /// Tells whether a domain has a QEMU, and what it does.
+    /// Returns whether a domain has a QEMU, and its state.
     ///
     /// # Errors
     /// [`LibvirtError`].
@@ -162,7 +159,7 @@ impl Libvirt {
         let answer = self.call(procedure::DOMAIN_GET_STATE, about(domain).unsigned(0)).await?;
         let mut decoder = Decoder::new(&answer);
         let (state, reason) = (DomainState::of(decoder.int()?), decoder.int()?);
-        // N.B. After the state: a QEMU that ends in between makes a state that does not fit, which is looked at again.
+        // N.B. after the state: a QEMU that ends in between gives an inconsistent state, which is queried again.
         let is_active = self.is_true(procedure::DOMAIN_IS_ACTIVE, about(domain)).await?;
         let saved = if is_active {
             SavedMemory::None
@@ -174,7 +171,7 @@ impl Libvirt {
         Ok(Presence::of(state, is_active, saved))
     }
 
-    /// A domain's definition, as XML.
+    /// Returns a domain's definition, as XML.
     ///
     /// # Errors
     /// [`LibvirtError`].
@@ -187,7 +184,7 @@ impl Libvirt {
         Decoder::new(&answer).string()
     }
 
-    /// Whether a domain outlives its QEMU.
+    /// Returns whether a domain outlives its QEMU.
     ///
     /// # Errors
     /// [`LibvirtError`].
@@ -200,10 +197,10 @@ impl Libvirt {
         Ok(Decoder::new(&answer).int()? == 1)
     }
 
-    /// Defines a domain anew, for its next start.
+    /// Redefines a domain, for its next start.
     ///
     /// # Errors
-    /// [`LibvirtError`]; it is as before then.
+    /// [`LibvirtError`]; the definition is then as before.
     pub async fn define(&self, xml: &str) -> Result<(), LibvirtError> {
         self.call(procedure::DOMAIN_DEFINE_XML, Encoder::default().string(xml)).await.map(drop)
     }
@@ -216,7 +213,7 @@ impl Libvirt {
         self.call(procedure::DOMAIN_RESUME, about(domain)).await.map(drop)
     }
 
-    /// Whether a job works on the domain as a whole: a migration, a save, a dump, a snapshot, a backup.
+    /// Returns whether a job works on the domain as a whole: a migration, a save, a dump, a snapshot, a backup.
     ///
     /// # Errors
     /// [`LibvirtError`].
@@ -225,7 +222,7 @@ impl Libvirt {
         Ok(Decoder::new(&answer).int()? != 0)
     }
 
-    /// How many snapshots libvirt knows of a domain.
+    /// Returns how many snapshots libvirt knows of a domain.
     ///
     /// # Errors
     /// [`LibvirtError`].
@@ -234,7 +231,7 @@ impl Libvirt {
         Decoder::new(&answer).unsigned()
     }
 
-    /// How many checkpoints, which are bitmaps for backups, libvirt knows of a domain; none before version 5.6.
+    /// Returns how many checkpoints, which are bitmaps for backups, libvirt knows of a domain; none before version 5.6.
     ///
     /// # Errors
     /// [`LibvirtError`].
@@ -251,7 +248,7 @@ impl Libvirt {
         }
     }
 
-    /// How large a disk is.
+    /// Returns the size of a disk.
     ///
     /// # Errors
     /// [`LibvirtError`].
@@ -262,7 +259,7 @@ impl Libvirt {
         Ok(DiskSize { allocated_bytes: decoder.hyper()?, guest_bytes: decoder.hyper()? })
     }
 
-    /// The job that works on a disk.
+    /// Returns the job that works on a disk.
     ///
     /// # Errors
     /// [`LibvirtError`].
@@ -282,38 +279,37 @@ impl Libvirt {
         Ok((found != 0).then_some(job))
     }
 
-    /// Begins to copy a disk to where `to` says, a `<disk>` element: all of it, then what the guest writes.
+    /// Begins to copy a disk to `to`, a `<disk>` element: all of it, and then the guest's writes.
     ///
     /// # Errors
-    /// [`LibvirtError`]; nothing was begun then.
+    /// [`LibvirtError`]; the copy has then not begun.
     pub async fn copy_disk(&self, domain: &Domain, target: &str, to: &str) -> Result<(), LibvirtError> {
         // No typed parameters between the two.
         let arguments = about(domain).string(target).string(to).unsigned(0).unsigned(COPY_TRANSIENT_JOB);
         self.call(procedure::DOMAIN_BLOCK_COPY, arguments).await.map(drop)
     }
 
-    /// As [`Self::copy_disk`], onto what is there already and has the right size.
+    /// Copies a disk like [`Self::copy_disk`], onto an existing target of the right size.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Self::copy_disk`].
     pub async fn copy_disk_onto(&self, domain: &Domain, target: &str, to: &str) -> Result<(), LibvirtError> {
-        /// `VIR_DOMAIN_BLOCK_COPY_REUSE_EXT`.
         const REUSE_EXTERNAL: u32 = 2;
         let flags = COPY_TRANSIENT_JOB | REUSE_EXTERNAL;
         let arguments = about(domain).string(target).string(to).unsigned(0).unsigned(flags);
         self.call(procedure::DOMAIN_BLOCK_COPY, arguments).await.map(drop)
     }
 
-    /// Has the disk of a copy that has caught up be its target from now on; returns when it is, and the source is closed.
+    /// Moves the disk to the target of its copy, which has caught up; returns once that is done, and the source is closed.
     ///
     /// # Errors
-    /// [`LibvirtError`]; the disk is as before, and the copy goes on.
+    /// [`LibvirtError`]; the disk is as before, and the copy continues.
     pub async fn pivot(&self, domain: &Domain, target: &str) -> Result<(), LibvirtError> {
         let arguments = about(domain).string(target).unsigned(ABORT_PIVOT);
         self.call(procedure::DOMAIN_BLOCK_JOB_ABORT, arguments).await.map(drop)
     }
 
-    /// Ends the job on a disk, which is as before then.
+    /// Ends the job on a disk, which is then as before.
     ///
     /// # Errors
     /// [`LibvirtError`].
@@ -322,10 +318,10 @@ impl Libvirt {
         self.call(procedure::DOMAIN_BLOCK_JOB_ABORT, arguments).await.map(drop)
     }
 
-    /// Gives a command to the domain's QEMU, as JSON, and returns its answer. libvirt marks the domain as tainted by it.
+    /// Sends a command to the domain's QEMU, as JSON, and returns its answer. libvirt then marks the domain as tainted.
     ///
     /// # Errors
-    /// [`LibvirtError`]: libvirt did not pass it on. What QEMU refuses is an answer.
+    /// [`LibvirtError`]: libvirt did not pass it on. A refusal by QEMU is an answer.
     pub async fn monitor_command(&self, domain: &Domain, command: &str) -> Result<String, LibvirtError> {
         let arguments = about(domain).string(command).unsigned(0);
         let answer = self.connection.call(QEMU, procedure::QEMU_MONITOR_COMMAND, arguments).await?;
@@ -337,7 +333,7 @@ impl Libvirt {
     }
 }
 
-/// Does what libvirt asks of clients before anything else. root is asked for nothing.
+/// Authenticates, which libvirt requires first. It asks root for nothing.
 async fn authenticate(connection: &Connection) -> Result<(), LibvirtError> {
     let answer = connection.call(REMOTE, procedure::AUTH_LIST, Encoder::default()).await?;
     let mut decoder = Decoder::new(&answer);
@@ -353,12 +349,12 @@ async fn authenticate(connection: &Connection) -> Result<(), LibvirtError> {
     asked.map(drop)
 }
 
-/// The arguments of a call about a domain, which it comes first in.
+/// Returns the first arguments of a call about a domain.
 fn about(domain: &Domain) -> Encoder {
     Encoder::default().string(&domain.name).fixed(&domain.uuid).int(domain.id)
 }
 
-/// Reads a UUID as people write it.
+/// Parses a UUID in its usual form.
 pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     let digits: Vec<char> = text.chars().filter(|character| *character != '-').collect();
     let digits: Vec<u32> = digits.iter().map(|digit| digit.to_digit(16)).collect::<Option<_>>()?;
@@ -367,7 +363,7 @@ pub fn parse_uuid(text: &str) -> Option<[u8; 16]> {
     if digits.len() == 32 { bytes.try_into().ok() } else { None }
 }
 
-/// Writes a UUID as people read it.
+/// Formats a UUID in its usual form.
 pub fn show_uuid(uuid: &[u8; 16]) -> String {
     let mut text = String::new();
     for (index, byte) in uuid.iter().enumerate() {

@@ -1,28 +1,28 @@
-//! Whether a domain has a QEMU, and what it does: all that libvirt may say of it, and what is not known.
+//! Whether a domain has a QEMU, and its state: from all of libvirt's answers, with the unknown cases.
 
-/// `VIR_DOMAIN_SHUTOFF_SAVED`: why a domain is shut off whose memory was saved to a file.
+/// `VIR_DOMAIN_SHUTOFF_SAVED`: the domain is shut off because its memory was saved to a file.
 const REASON_SAVED: i32 = 5;
 
-/// What a domain does, as libvirt tells it (`virDomainState`).
+/// The state of a domain, as libvirt reports it (`virDomainState`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DomainState {
-    /// libvirt does not tell.
+    /// libvirt reports no state.
     NoState,
-    /// Its processors run.
+    /// Its processors are running.
     Running,
     /// It waits for something; QEMU's domains never do.
     Blocked,
     /// Its processors are stopped.
     Paused,
-    /// Its guest shuts down.
+    /// Its guest is shutting down.
     ShuttingDown,
-    /// It does not run.
+    /// It is not running.
     ShutOff,
     /// Its guest has crashed, and its QEMU may have been kept (`on_crash=preserve`).
     Crashed,
     /// Its guest has suspended it.
     Suspended,
-    /// A number that is not known here.
+    /// An unknown number of a state.
     Unknown(i32),
 }
 
@@ -59,23 +59,23 @@ impl std::fmt::Display for DomainState {
     }
 }
 
-/// What is known of a domain's QEMU and of its memory.
+/// The known state of a domain's QEMU and of its memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// Its QEMU is there.
+    /// Its QEMU exists, in this state.
     There(DomainState),
-    /// It has no QEMU.
+    /// It has no QEMU and no saved memory.
     Absent,
-    /// It has no QEMU; the next start goes on from a memory that libvirt has saved (`virsh managedsave`).
+    /// It has no QEMU; the next start continues from a memory that libvirt has saved (`virsh managedsave`).
     ManagedSave,
     /// It has no QEMU; its memory was saved to a file that libvirt does not keep (`virsh save`).
     Saved,
-    /// What libvirt tells does not fit together, or is not known here.
+    /// libvirt's answers are inconsistent, or unknown here.
     Unknown(DomainState),
 }
 
 impl Presence {
-    /// Combines what libvirt says: a domain has no QEMU only if its state and its activity both say so.
+    /// Combines libvirt's answers: a domain has no QEMU only if both its state and its activity say so.
     pub(super) fn of(state: DomainState, is_active: bool, is_saved: SavedMemory) -> Self {
         match (state, is_active, is_saved) {
             (DomainState::ShutOff, false, SavedMemory::None) => Self::Absent,
@@ -89,17 +89,16 @@ impl Presence {
     }
 }
 
-/// Where the memory of a domain without a QEMU is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SavedMemory {
     None,
     Managed,
-    /// In a file of somebody's.
+    /// Its memory is in a file that the administrator keeps.
     InFile,
 }
 
 impl SavedMemory {
-    /// What the reason of a state says. libvirt forgets reasons when it is started again.
+    /// Interprets the reason of a state. libvirt forgets reasons when it is restarted.
     pub(super) fn of_reason(state: DomainState, reason: i32) -> Self {
         let is_saved = state == DomainState::ShutOff && reason == REASON_SAVED;
         if is_saved { Self::InFile } else { Self::None }
@@ -122,7 +121,7 @@ mod tests {
                 assert_eq!(is_there, is_active && matches!(number, 1..=4 | 6 | 7), "{number} {is_active}");
             }
         }
-        // A guest that has crashed has a QEMU if libvirt was told to keep it.
+        // A crashed guest has a QEMU if libvirt was configured to keep it.
         assert_eq!(
             Presence::of(DomainState::Crashed, true, SavedMemory::None),
             Presence::There(DomainState::Crashed)

@@ -1,8 +1,8 @@
-//! Disks of domains that wait for a server that has gone, where libvirt does not know how to say that.
+//! Lets disks of domains wait for a lost server, where libvirt cannot express that.
 //!
-//! Older libvirt (9.0, for one) leaves `<reconnect>` out of a definition: QEMU then fails requests as soon as the connection breaks. The
-//! format's node of the disk is given another node below it, of the same export, with `reconnect-delay`. Its definition stays
-//! true; libvirt marks the domain as tainted by a command of its monitor. After the domain's next start it is as before.
+//! Older libvirt (for example 9.0) leaves `<reconnect>` out of a definition: QEMU then fails requests as soon as the connection
+//! breaks. So the format's node of the disk gets another node below it, of the same export, with `reconnect-delay`. The
+//! definition stays correct, but libvirt marks the domain as tainted by a monitor command. The domain's next start undoes this.
 
 use std::path::Path;
 
@@ -13,11 +13,10 @@ use super::domain::{Domain, Libvirt};
 use super::error::LibvirtError;
 use crate::qemu::ExportUse;
 
-/// Nodes that are made here are called so, and a number.
 const NODE: &str = "sterna-waits-";
 
 impl Libvirt {
-    /// Whether [`Self::have_disk_wait`] was done for the disk that is over an export. What is left of an earlier one is removed.
+    /// Returns whether [`Self::have_disk_wait`] was done for the disk over an export. Removes remains of an earlier one.
     ///
     /// # Errors
     /// [`LibvirtError`].
@@ -31,10 +30,10 @@ impl Libvirt {
         Ok(self.nodes(domain).await?.iter().any(waits))
     }
 
-    /// Has the disk, or the copy of one, that is over an export wait for its server, `export.reconnect_s` long.
+    /// Lets the disk over an export, or its copy, wait for its server for `export.reconnect_s`.
     ///
     /// # Errors
-    /// [`LibvirtError`]; it does not wait then.
+    /// [`LibvirtError`]; it then does not wait.
     pub async fn have_disk_wait(&self, domain: &Domain, export: &NbdSource) -> Result<(), LibvirtError> {
         let nodes = self.nodes(domain).await?;
         let socket = export.socket.to_string_lossy();
@@ -64,22 +63,22 @@ impl Libvirt {
         reopened.map(drop)
     }
 
-    /// Removes the nodes that [`Self::have_disk_wait`] has made and nothing is over any more.
+    /// Removes the unused nodes that [`Self::have_disk_wait`] has made.
     ///
     /// # Errors
     /// [`LibvirtError`].
     pub async fn drop_waiting_nodes(&self, domain: &Domain) -> Result<(), LibvirtError> {
         for node in self.nodes(domain).await? {
             if let Some(name) = node["node-name"].as_str().filter(|name| name.starts_with(NODE)) {
-                // One that is in use is refused.
+                // libvirt refuses this for a node in use.
                 let _ = self.execute(domain, "blockdev-del", &json!({ "node-name": name })).await;
             }
         }
         Ok(())
     }
 
-    /// Tells what in the domain's QEMU uses the export that is served at a socket. libvirt's own definition does not know of what
-    /// others told QEMU.
+    /// Returns what in the domain's QEMU uses the export at a socket. libvirt's own definition does not
+    /// include foreign monitor commands.
     ///
     /// # Errors
     /// [`LibvirtError`].
@@ -111,7 +110,6 @@ impl Libvirt {
     }
 }
 
-/// What QEMU answered, as libvirt passes it on.
 fn read_answer(answer: &str) -> Result<Value, LibvirtError> {
     let mut answer: Value = serde_json::from_str(answer)
         .map_err(|_| LibvirtError::Malformed("an answer of QEMU that is no JSON"))?;

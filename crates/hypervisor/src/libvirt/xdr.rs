@@ -1,10 +1,10 @@
-//! XDR (RFC 4506), as far as libvirt's calls and answers that are used here go.
+//! XDR (RFC 4506), as far as the used calls and answers of libvirt need it.
 
 use super::error::LibvirtError;
 
-/// Largest string that is read: libvirt's own limit (`REMOTE_STRING_MAX`, 4 MiB).
+/// Longest string that is read: libvirt's own limit (`REMOTE_STRING_MAX`, 4 MiB).
 const STRING_BYTES_MAX: usize = 4 << 20;
-/// Everything is padded to a multiple of this.
+/// All fields are padded to a multiple of this.
 const UNIT: usize = 4;
 
 #[derive(Debug, Default)]
@@ -22,7 +22,7 @@ impl Encoder {
         self.unsigned(u32::from_be_bytes(number.to_be_bytes()))
     }
 
-    /// Bytes of a length that both sides know.
+    /// Adds bytes of a length that both sides know.
     pub(super) fn fixed(mut self, bytes: &[u8]) -> Self {
         self.bytes.extend(bytes);
         self.bytes.resize(self.bytes.len().next_multiple_of(UNIT), 0);
@@ -34,7 +34,7 @@ impl Encoder {
         self.unsigned(length).fixed(text.as_bytes())
     }
 
-    /// A string that might have been absent.
+    /// Adds a string that might have been absent.
     pub(super) fn present_string(self, text: &str) -> Self {
         self.unsigned(1).string(text)
     }
@@ -44,7 +44,7 @@ impl Encoder {
     }
 }
 
-/// What is read. Every length is checked against what is there before anything is allocated.
+/// Reads fields. Checks every length against the remaining bytes before it allocates.
 #[derive(Debug)]
 pub(super) struct Decoder<'a> {
     rest: &'a [u8],
@@ -84,7 +84,7 @@ impl<'a> Decoder<'a> {
         Ok(String::from_utf8_lossy(text).into_owned())
     }
 
-    /// A string that may be absent.
+    /// Reads a string that may be absent.
     pub(super) fn optional_string(&mut self) -> Result<Option<String>, LibvirtError> {
         if self.unsigned()? == 0 { Ok(None) } else { self.string().map(Some) }
     }

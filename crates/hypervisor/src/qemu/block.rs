@@ -1,46 +1,46 @@
-//! What QEMU tells of a VM's disks: what the guest sees, and the nodes below.
+//! QEMU's report of a VM's disks: the devices that the guest sees, and the nodes below.
 
 use serde_json::Value;
 
 use super::process::{Qemu, unexpected};
 use crate::HypervisorError;
 
-/// What the guest sees as a disk or a drive.
+/// A disk or drive that the guest sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockDevice {
-    /// The name that `-drive` gave it; empty with `-blockdev`.
+    /// The name from `-drive`; empty with `-blockdev`.
     pub name: String,
-    /// The device's identity or its path among QEMU's objects; `None` if QEMU tells none.
+    /// The device's identity or its path among QEMU's objects; `None` if QEMU reports none.
     pub device: Option<String>,
     /// The node that it reads and writes; `None` for a drive without a medium.
     pub node: Option<BlockNode>,
-    /// What a disk's error made of the VM: `ok`, `failed` or `nospace`; `None` if QEMU tells nothing.
+    /// The effect of a disk's error on the VM: `ok`, `failed` or `nospace`; `None` if QEMU reports none.
     pub io_status: Option<String>,
 }
 
 /// One node of the graph below a device: a format, a filter, a file, a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlockNode {
-    /// Its name. QEMU makes one up, beginning with `#`, where none was given.
+    /// Its name. QEMU generates one, beginning with `#`, where none was given.
     pub name: String,
-    /// What drives it: `raw`, `qcow2`, `file`, `nbd`.
+    /// Its driver: `raw`, `qcow2`, `file`, `nbd`.
     pub driver: String,
     /// The file or address, as QEMU writes it.
     pub file: String,
-    /// Whether nothing is written through it.
+    /// Whether it cannot be written through.
     pub is_read_only: bool,
-    /// Whether it was given to another process, as a migration does at its end.
+    /// Whether it was given to another process, as at the end of a migration.
     pub is_inactive: bool,
-    /// Bytes that the guest sees; `None` if QEMU tells none.
+    /// Bytes that the guest sees; `None` if QEMU reports none.
     pub size_bytes: Option<u64>,
     /// Names of bitmaps that record writes for backups.
     pub bitmaps: Vec<String>,
 }
 
 impl BlockNode {
-    /// Whether it is over nothing (`null-co`): what is written there is lost.
+    /// Returns whether it has no data (`null-co`): writes to it are lost.
     ///
-    /// QEMU writes it as an address, or as JSON with the options that an address cannot say.
+    /// QEMU writes it as an address, or as JSON with the options that an address cannot express.
     pub fn is_over_nothing(&self) -> bool {
         self.file.starts_with("null-co:")
             || self.file.starts_with("json:") && self.file.contains("\"null-co\"")
@@ -48,10 +48,10 @@ impl BlockNode {
 }
 
 impl Qemu {
-    /// The devices, in QEMU's order.
+    /// Returns the devices, in QEMU's order.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not report them.
     pub async fn query_block(&self) -> Result<Vec<BlockDevice>, HypervisorError> {
         const COMMAND: &str = "query-block";
         let answer = self.ask(COMMAND).await?;
@@ -60,10 +60,10 @@ impl Qemu {
         Ok(devices.flatten().ok_or_else(|| unexpected(COMMAND, "a list of devices"))?)
     }
 
-    /// All nodes that have names, in QEMU's order.
+    /// Returns all named nodes, in QEMU's order.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not report them.
     pub async fn named_nodes(&self) -> Result<Vec<BlockNode>, HypervisorError> {
         const COMMAND: &str = "query-named-block-nodes";
         let answer = self.ask(COMMAND).await?;

@@ -1,17 +1,17 @@
-//! QEMU's command line: what a VM's command says, and what becomes of it on another host.
+//! QEMU's command line: reads a VM's command, and prepares it for another host.
 //!
 //! ```text
-//!   parser ──► movable      what ties the VM to one host
+//!   parser ──► movable      options that tie the VM to one host
 //!          ──► understood   a command of another host: typed, of a closed set, and written anew
 //!          ──► listening    ports and sockets that it listens on
-//!          ──► files        files that it names
+//!          ──► files        files that it refers to
 //!          ──► made         the devices and drives that it makes
-//!          ──► sandbox      what QEMU is denied when it runs it
+//!          ──► sandbox      rights that QEMU gives up
 //!          ──► derived      the command of a running QEMU, for another host
 //!          ──► script       the command as a shell script, over plain images
 //!   template                a word with variables for what differs from host to host
 //! ```
-//! It knows no configuration and no volumes: what it needs of them is passed.
+//! It knows no configuration and no volumes; the caller passes the needed values.
 
 pub mod derived;
 pub mod files;

@@ -1,90 +1,89 @@
-//! Why something was not done with a QEMU, by cause.
+//! The errors of operations on a QEMU, by cause.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::HypervisorError;
 
-/// The hypervisor's name in messages.
 pub(super) const PRODUCT: &str = "QEMU";
 
 /// Why a command was not carried out, as far as the protocol goes.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
-    /// Nobody listens.
+    /// No monitor listens at the socket.
     #[error("nobody listens at {}", socket.display())]
     Connect {
-        /// Where.
+        /// The path of the socket.
         socket: PathBuf,
-        /// What the system answered.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// Somebody listens and does not greet in time.
+    /// The monitor does not greet in time.
     ///
-    /// A monitor serves one client at a time; the next is accepted by the kernel, and waits.
+    /// A monitor serves one client at a time; the kernel accepts the next one, which waits.
     #[error(
         "what listens at {} did not greet within {} s; another program, such as libvirt, may be connected to this \
          monitor: give the VM a monitor of its own for Sterna",
         socket.display(), waited.as_secs()
     )]
     NoGreeting {
-        /// Where.
+        /// The path of the socket.
         socket: PathBuf,
-        /// For how long.
+        /// The duration of the wait.
         waited: Duration,
     },
-    /// The connection was closed before anything was said: QEMU has ended, or not begun, or it is another program.
+    /// The connection was closed before the greeting: QEMU has ended, or not begun, or it is another program.
     #[error("what listens at {} closed the connection before it greeted", socket.display())]
     HungUp {
-        /// Where.
+        /// The path of the socket.
         socket: PathBuf,
     },
     /// It is not QEMU's machine protocol.
     #[error("what listens at {} does not speak QEMU's machine protocol (QMP)", socket.display())]
     NotAMonitor {
-        /// Where.
+        /// The path of the socket.
         socket: PathBuf,
     },
-    /// No answer came in time. Whether the command is carried out is not known.
+    /// No answer came in time. The command may still be carried out.
     #[error("QEMU did not answer {command} within {} ms", waited.as_millis())]
     Silent {
-        /// The command.
+        /// The name of the command.
         command: String,
-        /// For how long.
+        /// The duration of the wait.
         waited: Duration,
     },
-    /// The connection has ended: QEMU has, or it was cut off. Whether the command was carried out is not known.
+    /// The connection has ended, with QEMU or by itself. The command may or may not have been carried out.
     #[error("QEMU's monitor went away during {command}: {reason}")]
     Gone {
-        /// The command.
+        /// The name of the command.
         command: String,
-        /// How it ended.
+        /// How the connection ended.
         reason: String,
     },
-    /// QEMU says no.
+    /// QEMU refuses the command.
     #[error("QEMU refuses {command}: {description}")]
     Refused {
-        /// The command.
+        /// The name of the command.
         command: String,
-        /// What kind of error.
+        /// The class of the error.
         class: ErrorClass,
-        /// In QEMU's words.
+        /// The text of QEMU's error.
         description: String,
     },
-    /// The answer is not what the command is answered with.
+    /// The answer has another form than the command's answers.
     #[error("QEMU answered {command} with something else than {expected}")]
     Unexpected {
-        /// The command.
+        /// The name of the command.
         command: String,
-        /// What it should have been.
+        /// The form that was expected.
         expected: &'static str,
     },
 }
 
-/// QEMU's classes of errors. Everything that has no class of its own is generic.
+/// QEMU's classes of errors. Most errors are generic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ErrorClass {
-    /// Anything.
+    /// An error without a class.
     Generic,
     /// This QEMU has no such command.
     CommandNotFound,
@@ -92,9 +91,9 @@ pub enum ErrorClass {
     DeviceNotActive,
     /// There is no such device.
     DeviceNotFound,
-    /// The kernel cannot do what is asked for.
+    /// The kernel lacks a required capability.
     KvmMissingCapability,
-    /// A class that this program does not know.
+    /// A class that is not known here.
     Other(String),
 }
 

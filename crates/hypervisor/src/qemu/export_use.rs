@@ -1,4 +1,4 @@
-//! Who in a QEMU uses an export: the disks that are over it, and every node that is, or stands on, a connection to it.
+//! The users of an export in a QEMU: the disks over it, and every node that is a connection to it, or above one.
 //!
 //! ```text
 //!   device            device              device
@@ -7,7 +7,7 @@
 //!     │                 │ backing           │
 //!   nbd ─► export     nbd ─► export       raw, nbd ─► export
 //! ```
-//! Only the first is a disk over the export. The others are not recognised: whoever put them there knows what they are for.
+//! Only the first one counts as a disk over the export. The others were made by another program, for an unknown purpose.
 
 use std::path::Path;
 
@@ -16,19 +16,19 @@ use serde_json::Value;
 use super::process::{Qemu, unexpected};
 use crate::HypervisorError;
 
-/// Drivers of an uppermost node that hands on each request as it is.
+/// Drivers of a top node that pass each request on unchanged.
 const PLAIN: [&str; 2] = ["raw", "nbd"];
-/// Filters that libvirt puts over a disk by itself, and takes along when the disk goes elsewhere.
+/// Filters that libvirt puts over a disk by itself, and moves with the disk.
 const FILTERS_OF_LIBVIRT: [&str; 2] = ["copy-on-read", "throttle"];
-/// How libvirt names nodes.
+/// The prefix of libvirt's names for nodes.
 const NODE_OF_LIBVIRT: &str = "libvirt-";
 
-/// What uses an export.
+/// The users of an export.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExportUse {
     /// The devices whose disks reach it.
     pub disks: Vec<UsingDisk>,
-    /// The nodes that are a connection to it, or stand on one.
+    /// The nodes that are a connection to it, or above one.
     pub nodes: Vec<String>,
 }
 
@@ -37,19 +37,19 @@ pub struct ExportUse {
 pub struct UsingDisk {
     /// The device: its identity or its path among QEMU's objects; else its name.
     pub device: String,
-    /// Its uppermost node.
+    /// The top node of the disk.
     pub node: String,
-    /// What drives that node.
+    /// The driver of that node.
     pub driver: String,
-    /// Whether the disk is just that export.
+    /// Whether the disk is exactly that export.
     pub is_plain: bool,
 }
 
 impl ExportUse {
-    /// Reads what QEMU tells of its devices and nodes; the socket says which export.
+    /// Finds the users in QEMU's devices and nodes; the socket identifies the export.
     pub(crate) fn of(devices: &[Value], nodes: &[Value], socket: &Path) -> Self {
         let socket = socket.to_string_lossy();
-        // However QEMU writes an address: as a URI, or as JSON within JSON.
+        // QEMU writes an address as a URI, or as JSON within JSON.
         let reaches = |value: &Value| strings_of(value).any(|text| text.contains(&*socket));
         let using = devices.iter().filter(|device| reaches(&device["inserted"]));
         let using_nodes = nodes.iter().filter(|node| reaches(node));
@@ -59,10 +59,10 @@ impl ExportUse {
         }
     }
 
-    /// The only disk that is over the export, and just that.
+    /// Returns the only disk, if it is exactly the export.
     ///
     /// # Errors
-    /// What is there instead, for people.
+    /// The actual users, for the administrator.
     pub fn only_disk(&self) -> Result<&UsingDisk, String> {
         match self.disks.as_slice() {
             [disk] if disk.is_plain => Ok(disk),
@@ -77,10 +77,10 @@ impl ExportUse {
 }
 
 impl Qemu {
-    /// Tells what uses the export that is served at a socket.
+    /// Returns the users of the export at a socket.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn export_use(&self, socket: &Path) -> Result<ExportUse, HypervisorError> {
         const COMMANDS: [&str; 2] = ["query-block", "query-named-block-nodes"];
         let [devices, nodes] = [self.ask(COMMANDS[0]).await?, self.ask(COMMANDS[1]).await?];
@@ -104,7 +104,6 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// All texts within a value.
 fn strings_of(value: &Value) -> Box<dyn Iterator<Item = &str> + '_> {
     match value {
         Value::String(text) => Box::new(std::iter::once(text.as_str())),

@@ -1,4 +1,4 @@
-//! A monitor without a QEMU: it answers as a test tells it to. For unit tests only.
+//! A monitor without a QEMU: it answers as a test orders. For unit tests only.
 
 use std::path::PathBuf;
 
@@ -8,22 +8,18 @@ use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 
-/// What QEMU says at first.
 pub(super) const GREETING: &str = r#"{"QMP": {"version": {"qemu": {"micro": 22, "minor": 2, "major": 7}, "package": "x"}, "capabilities": ["oob"]}}"#;
 
-/// One thing that the monitor does when it hears a command.
 #[derive(Clone, Debug)]
 pub(super) enum Reply {
     Return(Value),
-    /// Refuses, with a class and a reason.
     Refuse(&'static str, &'static str),
     Event(&'static str, Value),
-    /// Sends these bytes as they are.
     Raw(Vec<u8>),
     Close,
 }
 
-/// A monitor. Each client is served by one task; it ends with the test's runtime.
+/// A monitor. Each client is served by one task, which ends with the test's runtime.
 #[derive(Debug)]
 pub(super) struct FakeMonitor {
     folder: TempDir,
@@ -32,7 +28,7 @@ pub(super) struct FakeMonitor {
 }
 
 impl FakeMonitor {
-    /// Listens for one client, and does for each command what `answer` says. It agrees on capabilities by itself.
+    /// Listens for one client, and answers each command as `answer` says. It agrees on capabilities by itself.
     pub(super) fn start(mut answer: impl FnMut(&str, &Value) -> Vec<Reply> + Send + 'static) -> Self {
         Self::start_with(GREETING, move |command, arguments| match command {
             "qmp_capabilities" => vec![Reply::Return(json!({}))],
@@ -40,7 +36,7 @@ impl FakeMonitor {
         })
     }
 
-    /// The same with another greeting, and capabilities are the caller's affair as well.
+    /// Listens likewise with another greeting; `answer` also gets the capabilities.
     pub(super) fn start_with(
         greeting: &'static str,
         mut answer: impl FnMut(&str, &Value) -> Vec<Reply> + Send + 'static,
@@ -62,7 +58,6 @@ impl FakeMonitor {
                         }
                         let command: Value = serde_json::from_str(&line).unwrap();
                         let name = command["execute"].as_str().unwrap();
-                        // The test may have ended.
                         let _ = heard_sender.send((name.to_owned(), command["arguments"].clone()));
                         answer(name, &command["arguments"]).into_iter().map(|reply| (reply, command["id"].clone())).collect()
                     }
@@ -86,13 +81,12 @@ impl FakeMonitor {
         self.spontaneous.send(reply).unwrap();
     }
 
-    /// Waits for the next command and returns its name and arguments.
     pub(super) async fn heard(&mut self) -> (String, Value) {
         self.heard.recv().await.unwrap()
     }
 }
 
-/// Says whether the connection lives on.
+/// Returns whether the connection continues.
 async fn act(stream: &mut BufReader<UnixStream>, reply: Reply, identity: &Value) -> bool {
     let message = match reply {
         Reply::Return(value) => json!({ "return": value, "id": identity }),

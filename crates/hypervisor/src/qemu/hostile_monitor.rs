@@ -1,5 +1,5 @@
-//! A monitor that lies: whoever has a QEMU adopted may point Sterna at a program of their own. Whatever it says, each question ends, with an
-//! error or an answer that is none of a VM that could move; nothing panics, and nothing grows without end.
+//! Tests a lying monitor: a user who has a QEMU adopted may point Sterna at their own program. Whatever it sends, each query
+//! ends, with an error or an answer that fits no movable VM; no code panics, and no memory grows without limit.
 
 use std::time::{Duration, Instant};
 
@@ -9,9 +9,7 @@ use super::fake_monitor::{FakeMonitor, GREETING, Reply};
 use super::{Heard, Look, Qemu};
 use crate::{Hypervisor as _, HypervisorError, MigrationStatus};
 
-/// Longer than any question may take that a monitor answers at once.
 const SOON: Duration = Duration::from_secs(10);
-/// The questions of a look.
 const QUESTIONS: [&str; 9] = [
     "query-status",
     "qom-list",
@@ -24,7 +22,6 @@ const QUESTIONS: [&str; 9] = [
     "query-block-exports",
 ];
 
-/// What a QEMU with one disk answers.
 fn honest(command: &str, arguments: &Value) -> Value {
     match command {
         "query-status" => json!({ "status": "running", "running": true }),
@@ -58,7 +55,6 @@ async fn look(socket: &std::path::Path) -> Result<Look, HypervisorError> {
     looked
 }
 
-/// One answer is a lie, the others are honest.
 fn lying(about: &'static str, lie: Vec<Reply>) -> FakeMonitor {
     FakeMonitor::start(move |command, arguments| match command == about {
         true => lie.clone(),
@@ -99,7 +95,7 @@ async fn answers_of_other_types_are_errors_or_another_vm() {
         for lie in &lies {
             let monitor = lying(about, vec![Reply::Return(lie.clone())]);
             let looked = look(&monitor.socket()).await;
-            // A setting that is not told is no difference; for the rest it is no VM that looks as the honest one.
+            // A setting that is not reported is no difference; otherwise the VM differs from the honest one.
             assert!(about == "qom-get" || looked.as_ref().ok() != Some(&honest_look), "{about}: {lie:.80}");
         }
     }
@@ -120,7 +116,7 @@ async fn answers_to_nobody_twice_and_out_of_order_mislead_nobody() {
     let status = json!({ "status": "shutdown", "running": false });
     let stray = move |id: u64| Reply::Raw(format!("{{\"return\": {status}, \"id\": {id}}}\n").into_bytes());
     let monitor = FakeMonitor::start(move |command, arguments| {
-        // Before the true answer come some to questions that were not asked yet, and to those that are answered already.
+        // Before the true answer come some to commands that were not sent yet, or are answered already.
         let mut replies: Vec<_> = [0, 1, 999, u64::MAX].map(&stray).into();
         replies.push(Reply::Return(honest(command, arguments)));
         replies.push(stray(1));
@@ -173,7 +169,7 @@ async fn a_greeting_that_is_none_or_never_ends_is_refused() {
         let monitor = FakeMonitor::start_with(greeting, |_, _| vec![Reply::Close]);
         assert!(Qemu::connect(&monitor.socket()).await.is_err(), "{greeting:.40}");
     }
-    // It greets, and hangs up at the first question.
+    // It greets, and hangs up at the first command.
     let monitor = FakeMonitor::start_with(GREETING, |_, _| vec![Reply::Close]);
     assert!(Qemu::connect(&monitor.socket()).await.is_err());
 }

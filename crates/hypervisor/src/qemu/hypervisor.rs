@@ -1,4 +1,4 @@
-//! QEMU as one of several hypervisors: what a migration needs, in the words of [`crate::Hypervisor`].
+//! QEMU's implementation of [`crate::Hypervisor`], for a migration.
 
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
@@ -14,7 +14,7 @@ use crate::{
     PostCopyStart, RecoverMemory, RunChange, RunChanges, RunState,
 };
 
-/// What QEMU tells when the processors stop: its own doing, somebody's order, or the guest's sleep.
+/// QEMU's events when the processors stop: by itself, by an order, or by the guest's sleep.
 const STOPS: [&str; 2] = ["STOP", "SUSPEND"];
 
 impl Hypervisor for Qemu {
@@ -165,7 +165,7 @@ impl RunChanges for Events {
     }
 }
 
-/// Where sockets for the memory of the VM with this monitor are made: beside it.
+/// Returns the path for sockets of a VM's memory, beside its monitor.
 pub fn memory_socket(monitor: &Path) -> PathBuf {
     monitor.with_extension("memory")
 }

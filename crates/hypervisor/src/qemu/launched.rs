@@ -1,29 +1,28 @@
-//! What the kernel tells of a QEMU process: its command, and the files that it has open.
+//! The kernel's information about a QEMU process: its command, and its open files.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-/// Where the kernel tells of processes.
 const PROCESSES: &str = "/proc";
-/// Flags of a descriptor, as the kernel tells them: what can be done by it, and that nothing can (`O_PATH`).
+/// Flags of a descriptor, as the kernel reports them: its access mode, and that it has none (`O_PATH`).
 const ACCESS_MODE: u32 = 0o3;
 const READ_ONLY: u32 = 0o0;
 const READ_WRITE: u32 = 0o2;
 const PATH_ONLY: u32 = 0o10_000_000;
 
-/// What is known of a QEMU process, whoever has launched it.
+/// The known properties of a QEMU process, whatever has launched it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Launched {
-    /// The program's file.
+    /// The path of the program's file.
     pub program: PathBuf,
     /// Its words, with the name that the program was called by.
     pub command: Vec<String>,
-    /// Where relative paths begin, unless it has gone elsewhere since (`-daemonize`).
+    /// The folder where relative paths begin, unless it has changed since (`-daemonize`).
     pub folder: PathBuf,
     /// The files that it has open.
     pub files: Vec<PathBuf>,
-    /// What it has open, once for each descriptor that it can read by.
+    /// Its open files, once for each readable descriptor.
     pub descriptors: Vec<Descriptor>,
     /// The user and the group that it runs as.
     pub owner: (u32, u32),
@@ -36,29 +35,29 @@ pub struct Launched {
 pub struct Descriptor {
     /// The file by the kernel's numbers: of the file system, and within it.
     pub file: (u64, u64),
-    /// What the process can do by it.
+    /// The access by this descriptor.
     pub used: Use,
 }
 
-/// What a process can do by a descriptor.
+/// The access by a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Use {
-    /// Read.
+    /// The process can read the file.
     Read,
-    /// Read and write.
+    /// The process can read and write it.
     ReadWrite,
 }
 
 impl Launched {
-    /// Looks at the process with this number. It may sleep.
+    /// Reads the information about the process with this number. May sleep.
     ///
     /// # Errors
-    /// The system's: the kernel does not tell, or not to this user.
+    /// The system's: the kernel does not report it, or not to this user.
     pub fn of(process: i32) -> io::Result<Self> {
         Self::look(&Path::new(PROCESSES).join(process.to_string()))
     }
 
-    /// Where a path is that QEMU was given; `None`: nobody knows.
+    /// Resolves a path that QEMU was given; `None`: it is not known.
     pub fn resolve(&self, path: &Path) -> Option<PathBuf> {
         if path.is_absolute() {
             return Some(path.to_owned());
@@ -67,15 +66,15 @@ impl Launched {
         let mut open = self.files.iter().filter(|file| file.ends_with(end));
         match (open.next(), open.next()) {
             (Some(one), None) => Some(one.clone()),
-            // N.B. what is there is for whoever opens it to find out: this would tell a stranger what exists.
+            // N.B. existence is not checked here: that would tell a stranger which files exist.
             _ if self.folder.is_absolute() => Some(self.folder.join(end)),
             _ => None,
         }
     }
 
-    /// How many descriptors it has of a file, by which it can do at least this.
+    /// Returns how many descriptors of a file it has with at least this access.
     ///
-    /// **N.B.** A process may hold a file that it may not open: such a descriptor (`O_PATH`) is no proof of anything, and not counted.
+    /// **N.B.** A process may hold a file that it may not open: such a descriptor (`O_PATH`) proves nothing, and is not counted.
     pub fn descriptors_of(&self, file: (u64, u64), used: Use) -> usize {
         self.descriptors.iter().filter(|open| open.file == file && open.used >= used).count()
     }
@@ -89,7 +88,7 @@ impl Launched {
             let entry = entry?.path();
             // A descriptor that was closed meanwhile leads nowhere.
             files.extend(std::fs::read_link(&entry).ok().filter(|file| file.is_absolute()));
-            // N.B. that leads to the file itself, not to what has its name here.
+            // N.B. that leads to the file itself, not to its name here.
             let (Ok(open), Some(number)) = (std::fs::metadata(&entry), entry.file_name()) else { continue };
             let told = std::fs::read_to_string(process.join("fdinfo").join(number)).unwrap_or_default();
             let used = use_told(&told);
@@ -113,7 +112,7 @@ impl Launched {
     }
 }
 
-/// What a descriptor can do, by what the kernel tells of it; `None`: not read.
+/// Parses the access of a descriptor; `None`: it cannot be read.
 fn use_told(told: &str) -> Option<Use> {
     let flags = told.lines().find_map(|line| line.strip_prefix("flags:"))?;
     let flags = u32::from_str_radix(flags.trim(), 8).ok()?;
@@ -125,7 +124,7 @@ fn use_told(told: &str) -> Option<Use> {
     }
 }
 
-/// The user and the group that the kernel asks for when a process opens something, by what it tells of the process.
+/// Parses the user and the group that the kernel checks when a process opens a file.
 fn owner_told(told: &str) -> Option<(u32, u32)> {
     let effective = |begin: &str| {
         let line = told.lines().find_map(|line| line.strip_prefix(begin))?;
@@ -160,7 +159,7 @@ mod tests {
         drop(file);
         let closed = Launched { files: Vec::new(), ..elsewhere };
         assert_eq!(closed.resolve(Path::new("images/foreign-image.raw")), Some(open));
-        // Whether there is such a file is not said here.
+        // The existence of such a file is not revealed.
         let nowhere = folder.path().join("foreign-image.raw");
         assert_eq!(closed.resolve(Path::new("foreign-image.raw")), Some(nowhere));
     }

@@ -1,14 +1,14 @@
-//! A second way to a QEMU that takes memory while its VM runs, for when its main thread waits for that memory itself.
+//! A second connection to a QEMU that receives memory while its VM runs, for when its main thread waits for that memory itself.
 //!
 //! ```text
 //!   this daemon, or the next ──► NAME.in  ──► the monitor's own thread ──► migrate-recover, at once
 //!                            ◄── NAME.out ◄──        (the main thread may hang in a page)
 //! ```
-//! QEMU carries commands out of band only for a client that has agreed on that with it, and it agrees in its main thread, anew
-//! with each connection to a socket. So a daemon that is started when that thread hangs already would come too late. Pipes have
-//! no connections: what is agreed on stays agreed on for whoever opens them, as long as QEMU lives.
+//! QEMU carries out commands out of band only after the client has agreed on that. The main thread makes that agreement, for each
+//! connection to a socket. So a daemon that starts when that thread already hangs would be too late. Pipes have no connections:
+//! the agreement holds for every later user of the pipes, as long as QEMU lives.
 //!
-//! **N.B.** one reader at a time: what one has read, another does not hear.
+//! **N.B.** Only one reader at a time: each answer reaches one of them only.
 
 use std::io;
 use std::os::unix::fs::lchown;
@@ -26,26 +26,24 @@ use super::qmp::exchange::{Band, Exchange, Garbled};
 use super::qmp::reader::Lines;
 use crate::HypervisorError;
 
-/// What its character device is called in QEMU.
 const NAME: &str = "sterna-lifeline";
-/// Only who steers VMs may use it.
+/// The mode of the pipes: only the user that controls VMs may use them.
 const MODE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// The way to one QEMU.
+/// The pipes to one QEMU.
 ///
-/// Dropping it changes nothing in QEMU. As long as it is held, what QEMU tells is read and dropped, so that it does not pile
-/// up.
+/// Dropping it changes nothing in QEMU. While it is held, QEMU's messages are read and dropped, so that they do not accumulate.
 #[derive(Debug)]
 pub struct Lifeline {
     exchange: Exchange,
 }
 
 impl Lifeline {
-    /// Makes the pipes for a QEMU that is to be started, and returns the words of its command that make it use them. What is
-    /// left of an earlier one is removed.
+    /// Makes the pipes for a QEMU that is to be started, and returns the words of its command for them. Removes remains
+    /// of an earlier one.
     ///
     /// # Errors
-    /// The system's; that the path is none that QEMU can be told.
+    /// The system's; an error if QEMU cannot take the path.
     pub fn make(path: &Path) -> io::Result<[String; 4]> {
         Self::remove(path)?;
         let told = path.to_str().ok_or(io::ErrorKind::InvalidFilename)?.replace(',', ",,");
@@ -57,7 +55,7 @@ impl Lifeline {
         Ok(["-chardev".to_owned(), device, "-mon".to_owned(), monitor])
     }
 
-    /// Gives the pipes to the user that the QEMU runs as which is to be started.
+    /// Gives the pipes to the user of the QEMU that is to be started.
     ///
     /// # Errors
     /// The system's.
@@ -65,10 +63,10 @@ impl Lifeline {
         pipes(path).into_iter().try_for_each(|pipe| lchown(pipe, Some(user), None))
     }
 
-    /// Takes the pipes' names away. A QEMU that has opened them keeps them, and nobody else finds them any more.
+    /// Removes the pipes' names. A QEMU that has opened them keeps them, and no other process can find them.
     ///
     /// # Errors
-    /// The system's; that there are none is no error.
+    /// The system's; missing pipes are no error.
     pub fn remove(path: &Path) -> io::Result<()> {
         for pipe in pipes(path) {
             match std::fs::remove_file(pipe) {
@@ -79,7 +77,7 @@ impl Lifeline {
         Ok(())
     }
 
-    /// Opens the way to a QEMU that was started with [`Self::make`]'s words; to be called on a runtime.
+    /// Opens the pipes to a QEMU that was started with [`Self::make`]'s words; call it on a runtime.
     ///
     /// # Errors
     /// If there are no pipes, or no QEMU has opened them.
@@ -88,7 +86,7 @@ impl Lifeline {
         let [into, out_of] = pipes(path);
         let sender = pipe::OpenOptions::new().open_sender(into).map_err(failed)?;
         let receiver = pipe::OpenOptions::new().open_receiver(out_of).map_err(failed)?;
-        // Answers to commands of an earlier daemon may be in the pipe: its identities are lower than the time is now.
+        // Answers to an earlier daemon's commands may be in the pipe: its identities are lower than the present time.
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let first_identity = u64::try_from(since.as_micros()).unwrap_or_default();
         // So may the rest of a line that it has begun to read.
@@ -96,7 +94,7 @@ impl Lifeline {
         Ok(Self { exchange })
     }
 
-    /// Agrees with QEMU that it carries commands out of band; once, while its main thread answers.
+    /// Agrees with QEMU on commands out of band; once, while its main thread answers.
     ///
     /// # Errors
     /// If QEMU refuses or does not answer.
@@ -106,10 +104,10 @@ impl Lifeline {
         Ok(())
     }
 
-    /// As [`Qemu::recover_memory`](super::Qemu::recover_memory), whatever QEMU's main thread does.
+    /// Recovers memory like [`Qemu::recover_memory`](super::Qemu::recover_memory), even if QEMU's main thread hangs.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Qemu::recover_memory`](super::Qemu::recover_memory).
     pub async fn recover_memory(&self, socket: &Path) -> Result<(), HypervisorError> {
         let arguments = json!({ "uri": memory::address(socket)? });
         self.exchange.execute(Band::OutOfBand, "migrate-recover", arguments, ANSWER_DEADLINE).await?;
@@ -117,7 +115,7 @@ impl Lifeline {
     }
 }
 
-/// What goes into QEMU, and what comes out of it: QEMU adds these endings itself.
+/// Returns the pipes into and out of QEMU, which adds these endings itself.
 fn pipes(path: &Path) -> [PathBuf; 2] {
     [".in", ".out"].map(|ending| {
         let mut pipe = path.as_os_str().to_owned();

@@ -1,12 +1,12 @@
-//! What QEMU has at this moment: the VM's devices, what its drives are over, and what works on them beside the guest.
+//! QEMU's present state: the VM's devices, the media of its drives, and other users of these beside the guest.
 //!
 //! ```text
 //!   qom-list, qom-get      devices by name, their kinds and settings ─┐
-//!   query-block            which device has which node               ├─► Look ◄─ compared with what its command makes
-//!   the graph of nodes     what is below that node, to the leaves     │          (command_line::made)
-//!   jobs, exports, bitmaps what works on it ───────────────────────────┘
+//!   query-block            which device has which node               ├─► Look ◄─ compared with its command
+//!   the graph of nodes     the nodes below that one, to the leaves     │          (command_line::made)
+//!   jobs, exports, bitmaps other users ───────────────────────────────┘
 //! ```
-//! **N.B.** What cannot be read is an error, and is never taken for nothing.
+//! **N.B.** Unreadable state is an error, and never counts as empty.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -16,35 +16,34 @@ use serde_json::{Value, json};
 use super::process::{ANSWER_DEADLINE, Qemu, unexpected};
 use crate::{HypervisorError, RunState};
 
-/// Where QEMU keeps devices that were asked for by name, and those that have none.
+/// QEMU's paths of devices with a name, and of those without.
 const NAMED: &str = "/machine/peripheral";
 const UNNAMED: &str = "/machine/peripheral-anon";
-/// How many things of one kind are looked at: a VM that has more is none that a person made.
+/// The limit of objects of one kind: no real VM has more.
 const THINGS_MAX: usize = 4096;
-/// How many nodes a drive may stand on.
 const DEPTH_MAX: usize = 512;
 
-/// What a VM has.
+/// The present state of a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Look {
-    /// What it does.
+    /// What the VM is doing.
     pub state: RunState,
-    /// Its devices, whether they were there from the start or not.
+    /// Its devices, present from the start or added later.
     pub devices: Vec<SeenDevice>,
-    /// What the guest sees as disks and drives.
+    /// The disks and drives that the guest sees.
     pub drives: Vec<SeenDrive>,
-    /// What works on its disks beside the guest, for people.
+    /// Other users of its disks beside the guest, for the administrator.
     pub works: Vec<String>,
 }
 
-/// A device.
+/// A device of the VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeenDevice {
-    /// Its name; `None`: it was asked for without one.
+    /// Its name; `None`: it was made without one.
     pub name: Option<String>,
-    /// What it is, by QEMU's full name.
+    /// Its kind, by QEMU's full name.
     pub kind: String,
-    /// Settings that were asked after, as QEMU tells them.
+    /// The queried settings, as QEMU reports them.
     pub settings: BTreeMap<String, String>,
 }
 
@@ -53,32 +52,32 @@ pub struct SeenDevice {
 pub struct SeenDrive {
     /// Its device, by QEMU's name or path.
     pub device: String,
-    /// What is read and written in the end; empty: there is no medium.
+    /// The files or exports at the bottom; empty: there is no medium.
     pub leaves: BTreeSet<Leaf>,
     /// The drivers of the nodes between, and of the leaves.
     pub drivers: BTreeSet<String>,
-    /// Whether requests are held back since somebody asked for that.
+    /// Whether its request rate was limited.
     pub is_limited: bool,
 }
 
-/// What is below a drive.
+/// The bottom of a drive.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Leaf {
     /// An export at a unix socket.
     Export {
-        /// The socket.
+        /// The path of the socket.
         socket: PathBuf,
-        /// The export's name.
+        /// The name of the export.
         name: String,
     },
-    /// A file or a device of the host, as QEMU was told.
+    /// A file or a device of the host, as given to QEMU.
     File(String),
-    /// Something else, as QEMU writes it.
+    /// Another source, as QEMU writes it.
     Other(String),
 }
 
 impl SeenDrive {
-    /// The name of its device; `None`: that has none.
+    /// Returns the name of its device; `None` if that has none.
     pub fn device_name(&self) -> Option<&str> {
         match self.device.strip_prefix(NAMED) {
             Some(rest) => rest.strip_prefix('/')?.split('/').next(),
@@ -89,10 +88,10 @@ impl SeenDrive {
 }
 
 impl Qemu {
-    /// Looks at what the VM has. `settings`: what is asked of devices, by their names.
+    /// Reads the state of the VM. `settings`: the queried settings, by the names of devices.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn look(&self, settings: &[(String, String)]) -> Result<Look, HypervisorError> {
         let state = self.status().await?;
         let mut devices = self.devices_below(NAMED).await?;
@@ -100,7 +99,7 @@ impl Qemu {
             let Some(name) = &device.name else { continue };
             for (_, setting) in settings.iter().filter(|(of, _)| of == name) {
                 let arguments = json!({ "path": format!("{NAMED}/{name}"), "property": setting });
-                // One that it does not have cannot have been changed.
+                // A setting that the device does not have cannot have changed.
                 if let Ok(value) = self.qmp().execute("qom-get", arguments, ANSWER_DEADLINE).await {
                     device.settings.extend(told(setting, &value).map(|value| (setting.clone(), value)));
                 }
@@ -122,7 +121,7 @@ impl Qemu {
         Ok(Look { state, devices, drives, works })
     }
 
-    /// The jobs that are under way, or have ended and are not dismissed.
+    /// Returns the jobs that are running, or have ended and are not dismissed.
     async fn jobs(&self) -> Result<Vec<String>, HypervisorError> {
         let block_jobs = list(self.ask("query-block-jobs").await?, "query-block-jobs")?;
         let jobs = list(self.ask("query-jobs").await?, "query-jobs")?;
@@ -156,7 +155,6 @@ impl Qemu {
     }
 }
 
-/// The nodes of the block layer, and which stands on which.
 struct Graph {
     nodes: BTreeMap<String, Node>,
 }
@@ -191,7 +189,7 @@ impl Graph {
             let (Some(parent), Some(child)) = (edge["parent"].as_u64(), edge["child"].as_u64()) else {
                 return Err(odd().into());
             };
-            // What is no node, a device or a job, stands on them, and nothing on it.
+            // Devices and jobs are no nodes: they are above nodes only.
             if let Some(parent) = names.get(&parent) {
                 let child = names.get(&child).ok_or_else(odd)?;
                 below.entry(parent).or_default().push((*child).to_owned());
@@ -207,7 +205,6 @@ impl Graph {
         Ok(Self { nodes: found })
     }
 
-    /// What a node stands on, to the leaves.
     fn below(&self, top: &str) -> Result<(BTreeSet<Leaf>, BTreeSet<String>), HypervisorError> {
         let (mut leaves, mut drivers) = (BTreeSet::new(), BTreeSet::new());
         let (mut next, mut seen) = (vec![top.to_owned()], BTreeSet::new());
@@ -230,7 +227,6 @@ impl Graph {
     }
 }
 
-/// What a node is over that stands on no other.
 fn leaf(driver: &str, file: &str) -> Leaf {
     match driver {
         "nbd" => match export(file) {
@@ -242,7 +238,7 @@ fn leaf(driver: &str, file: &str) -> Leaf {
     }
 }
 
-/// What QEMU says of a setting, as a command would say it.
+/// Returns QEMU's value of a setting in the form of a command.
 fn told(setting: &str, value: &Value) -> Option<String> {
     match (setting, value.as_u64()) {
         // A place on a bus: eight functions in each slot.
@@ -252,7 +248,7 @@ fn told(setting: &str, value: &Value) -> Option<String> {
     }
 }
 
-/// The path of a file, which QEMU writes as JSON where a path cannot say all.
+/// Returns the path of a file, which QEMU writes as JSON where a path cannot express all.
 fn file_name(file: &str) -> String {
     let options = file.strip_prefix("json:").and_then(|json| serde_json::from_str::<Value>(json).ok());
     options
@@ -260,7 +256,7 @@ fn file_name(file: &str) -> String {
         .unwrap_or_else(|| file.to_owned())
 }
 
-/// The unix socket and the name of an export, in either spelling.
+/// Returns the unix socket and the name of an export, in either spelling.
 pub(crate) fn export(file: &str) -> Option<(PathBuf, String)> {
     if let Some(rest) = file.strip_prefix("nbd+unix://") {
         let (name, query) = rest.trim_start_matches('/').split_once("?socket=")?;
@@ -286,7 +282,7 @@ fn drive(block: &Value, graph: &Graph) -> Result<SeenDrive, HypervisorError> {
     Ok(SeenDrive { device, leaves, drivers, is_limited })
 }
 
-/// Bitmaps that record writes: what a job has made has no name, and is told of with the job.
+/// Returns bitmaps that record writes. A job's own bitmap has no name, and is reported with the job.
 fn bitmaps(blocks: &[Value], nodes: &[Value]) -> Vec<String> {
     let inserted = blocks.iter().map(|block| &block["inserted"]);
     let mut found = BTreeSet::new();

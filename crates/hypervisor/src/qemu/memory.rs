@@ -1,4 +1,4 @@
-//! The move of a VM's memory and processors from one QEMU to another, over a stream that the caller carries.
+//! Transfers a VM's memory and processors from one QEMU to another, over a stream that the caller carries.
 
 mod disks;
 mod post_copy;
@@ -17,29 +17,29 @@ use super::error::QmpError;
 use super::process::{ANSWER_DEADLINE, Qemu};
 use crate::{HypervisorError, MemoryOptions, MemoryProgress, MemoryTransfer};
 
-/// What both sides must agree on, whichever way the memory goes.
+/// The capabilities that both sides need for any transfer.
 ///
-/// - `pause-before-switchover`: the source pauses and waits before it sends the last, so that the disks can follow.
-/// - `return-path`: the target says that it has everything, or that it cannot load it, before the source completes.
+/// - `pause-before-switchover`: the source pauses and waits before it sends the last part, so that the disks can follow.
+/// - `return-path`: the target confirms that it has everything, or reports a failure, before the source completes.
 /// - `late-block-activate`: the target leaves its disks alone until it is resumed.
-/// - `auto-converge`: a guest that writes faster than the stream carries can be slowed down; how much is settled by
-///   parameters, which may change on the way, while capabilities may not.
-/// - `events`: each status is told when it is reached.
+/// - `auto-converge`: a guest that writes faster than the stream can be slowed down. Parameters set how much, and may change on
+///   the way; capabilities may not.
+/// - `events`: each status is reported when it is reached.
 const CAPABILITIES: [&str; 5] =
     ["pause-before-switchover", "return-path", "late-block-activate", "auto-converge", "events"];
 
 /// More than any stream carries: 1 TiB/s.
 const UNLIMITED_BYTES_PER_S: u64 = 1 << 40;
-/// QEMU's own limit for the downtime that it aims at.
+/// QEMU's own limit for its downtime target.
 const DOWNTIME_LIMIT_MAX: Duration = Duration::from_secs(2000);
-/// The least share of time that can be taken from a guest's processors: 0 is not a value that QEMU accepts.
+/// The least throttle of a guest's processors: QEMU does not accept 0.
 const THROTTLE_LEAST_PERCENT: u8 = 1;
 const THROTTLE_MOST_PERCENT: u8 = 99;
 /// The longest path of a unix socket, without the zero byte at its end.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 impl Qemu {
-    /// How far the move is; nothing if QEMU does not answer in time.
+    /// Returns the progress; `None` if QEMU does not answer in time.
     async fn migration_within(&self, deadline: Duration) -> Result<Option<MemoryProgress>, HypervisorError> {
         let deadline = deadline.min(ANSWER_DEADLINE);
         match self.qmp().execute("query-migrate", json!({}), deadline).await {
@@ -49,7 +49,7 @@ impl Qemu {
         }
     }
 
-    /// Sets the capabilities of a move that has not begun; those of an earlier try are taken back.
+    /// Sets the capabilities of a new transfer, and clears those of an earlier attempt.
     async fn agree(&self, transfer: MemoryTransfer) -> Result<(), HypervisorError> {
         let always = CAPABILITIES.iter().map(|name| (*name, true));
         let capabilities: Vec<Value> = always
@@ -61,7 +61,7 @@ impl Qemu {
     }
 }
 
-/// QEMU would read something else from the path than is meant.
+/// QEMU would misread the path.
 #[derive(Debug, thiserror::Error)]
 #[error("{} cannot be given to QEMU: {reason}", path.display())]
 struct PathError {
@@ -69,7 +69,7 @@ struct PathError {
     reason: &'static str,
 }
 
-/// QEMU's name of a stream through a unix socket.
+/// Returns QEMU's name of a stream through a unix socket.
 pub(super) fn address(socket: &Path) -> Result<String, HypervisorError> {
     let refuse = |reason| HypervisorError::Other(PathError { path: socket.to_owned(), reason }.into());
     let path = socket.to_str().ok_or_else(|| refuse("it is not UTF-8"))?;
@@ -83,7 +83,6 @@ pub(super) fn address(socket: &Path) -> Result<String, HypervisorError> {
     Ok(format!("unix:{path}"))
 }
 
-/// The parameters with which a move begins.
 fn parameters(options: MemoryOptions) -> Value {
     let downtime = options.downtime_target.min(DOWNTIME_LIMIT_MAX).as_millis();
     json!({

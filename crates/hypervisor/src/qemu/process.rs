@@ -1,4 +1,4 @@
-//! One running QEMU: what it does, and its being told to run, to stop and to end.
+//! One running QEMU: its state, and the orders to run, to stop and to end.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -13,19 +13,18 @@ use super::version::Version;
 use crate::HypervisorError;
 use crate::RunState;
 
-/// How long QEMU may take for a command that changes or asks little. It answers within a millisecond, unless its main
-/// loop waits for a disk: a read that was held for 8 s has been seen to keep it silent for as long.
+/// How long QEMU may take for a small command. It answers within a millisecond, unless its main loop waits for a disk: a read
+/// held for 8 s has silenced it for as long.
 pub(super) const ANSWER_DEADLINE: Duration = Duration::from_secs(15);
-/// How long pausing and resuming may take: requests that are under way end first, and a disk over NBD whose server is
-/// gone fails them only after its `reconnect-delay`, [`RECONNECT_SECONDS`](super::RECONNECT_SECONDS) with most.
+/// How long pausing and resuming may take: requests in flight end first. A disk over NBD whose server is gone fails them only
+/// after its `reconnect-delay`, usually [`RECONNECT_SECONDS`](super::RECONNECT_SECONDS).
 pub(super) const DRAIN_DEADLINE: Duration = Duration::from_secs(75);
-/// How often a socket that is not there yet is looked for.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// One running QEMU, by its monitor.
 ///
-/// Dropping it leaves the VM as it is; the monitor then serves the next client. All methods may be called at the
-/// same time from several tasks.
+/// Dropping it leaves the VM as it is; the monitor then serves the next client. Several tasks may call the methods
+/// at the same time.
 #[derive(Debug)]
 pub struct Qemu {
     qmp: Qmp,
@@ -36,25 +35,24 @@ impl Qemu {
     /// Connects to a monitor's socket.
     ///
     /// # Errors
-    /// If nobody listens there, it is no monitor, or it serves somebody else.
+    /// If nothing listens there, it is no monitor, or it serves another client.
     pub async fn connect(socket: &Path) -> Result<Self, HypervisorError> {
         Ok(Self { qmp: Qmp::connect(socket).await?, socket: socket.to_owned() })
     }
 
-    /// Uses a connection to the monitor that is called `socket`.
+    /// Uses an existing connection to the monitor at `socket`.
     ///
     /// # Errors
-    /// As [`Self::connect`].
+    /// Those of [`Self::connect`].
     pub async fn over(stream: UnixStream, socket: &Path) -> Result<Self, HypervisorError> {
         let qmp = Qmp::over(stream, socket, GREETING_DEADLINE).await?;
         Ok(Self { qmp, socket: socket.to_owned() })
     }
 
-    /// Connects to the monitor of a QEMU that is being started: tries again while there is no socket yet, or one that is closed
-    /// at once.
+    /// Connects to the monitor of a starting QEMU: tries again while there is no socket yet, or it closes at once.
     ///
     /// # Errors
-    /// As [`Self::connect`]; that nobody listened until `deadline` was over.
+    /// Those of [`Self::connect`]; an error if nothing listened until `deadline` was over.
     pub async fn connect_within(socket: &Path, deadline: Duration) -> Result<Self, HypervisorError> {
         let begun = Instant::now();
         loop {
@@ -66,40 +64,40 @@ impl Qemu {
         }
     }
 
-    /// The protocol, for what has no method here.
+    /// Returns the protocol, for operations without a method here.
     pub fn qmp(&self) -> &Qmp {
         &self.qmp
     }
 
-    /// The monitor's socket.
+    /// Returns the path of the monitor's socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The version that runs.
+    /// Returns the version that runs.
     pub fn version(&self) -> &Version {
         self.qmp.version()
     }
 
-    /// QEMU's process, as the kernel tells it of the socket.
+    /// Returns QEMU's process, as the kernel reports it for the socket.
     pub fn process(&self) -> Option<i32> {
         self.qmp.process()
     }
 
-    /// The user that QEMU ran as when it began to listen.
+    /// Returns the user of QEMU when it began to listen.
     pub fn user(&self) -> Option<u32> {
         self.qmp.user()
     }
 
-    /// What happens from now on.
+    /// Returns the events from now on.
     pub fn events(&self) -> Events {
         self.qmp.events()
     }
 
-    /// What the VM does.
+    /// Returns the VM's run state.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn status(&self) -> Result<RunState, HypervisorError> {
         let status = self.ask("query-status").await?;
         let name = status["status"].as_str();
@@ -107,40 +105,38 @@ impl Qemu {
         Ok(RunState::of(name))
     }
 
-    /// Lets the processors run (`cont`): a VM that was paused, has loaded its memory, or has sent it elsewhere.
+    /// Lets the processors run (`cont`): of a VM that was paused, has loaded its memory, or has sent it away.
     ///
-    /// QEMU takes its disks' images back before, if they were given to another process.
+    /// QEMU first takes its disks' images back, if another process had them.
     ///
-    /// **N.B.** A VM whose memory has gone elsewhere (*postmigrate*) must be resumed only if it never runs there.
+    /// **N.B.** Resume a VM whose memory was sent away (*postmigrate*) only if it never runs at the target.
     ///
     /// # Errors
-    /// If QEMU refuses: the VM is still loading, an image cannot be locked. It does not run then.
+    /// If QEMU refuses: the VM is still loading, or an image cannot be locked. It then does not run.
     pub async fn resume(&self) -> Result<(), HypervisorError> {
         self.tell("cont", json!({}), DRAIN_DEADLINE).await
     }
 
-    /// Has the VM's network cards tell the network where they are, a few times within a second: switches learn it from
-    /// that.
+    /// Lets the VM's network cards announce their place in the network, a few times within a second: switches learn it from that.
     ///
     /// # Errors
-    /// If QEMU does not answer, or knows of no such thing.
+    /// If QEMU does not answer, or has no such command.
     pub async fn announce(&self) -> Result<(), HypervisorError> {
         // Milliseconds; those that QEMU itself uses after a migration.
         let rounds = json!({ "initial": 50, "max": 550, "rounds": 5, "step": 100 });
         self.tell("announce-self", rounds, ANSWER_DEADLINE).await
     }
 
-    /// Pauses the processors, and waits until the disks' requests have ended.
-    ///
-    /// A VM that waits for memory is told not to run once it has it.
+    /// Pauses the processors, and waits until the disks' requests have ended. A VM that waits for memory will not run
+    /// once it has it.
     ///
     /// # Errors
-    /// If QEMU does not answer. Requests that are held by a disk's server hold this up too.
+    /// If QEMU does not answer. Requests that a disk's server holds delay this as well.
     pub async fn stop(&self) -> Result<(), HypervisorError> {
         self.tell("stop", json!({}), DRAIN_DEADLINE).await
     }
 
-    /// Tells the guest that its power button was pressed; it shuts down if it likes to.
+    /// Presses the guest's power button; the guest may shut down.
     ///
     /// # Errors
     /// If QEMU does not answer.
@@ -148,10 +144,10 @@ impl Qemu {
         self.tell("system_powerdown", json!({}), ANSWER_DEADLINE).await
     }
 
-    /// Ends QEMU at once, as if the power had gone. Its process ends a little later.
+    /// Ends QEMU at once, like a power cut. Its process ends a little later.
     ///
     /// # Errors
-    /// If QEMU does not answer; that it has gone is no error.
+    /// If QEMU does not answer; a QEMU that has gone is no error.
     pub async fn quit(&self) -> Result<(), HypervisorError> {
         match self.tell("quit", json!({}), DRAIN_DEADLINE).await {
             Err(error) if error.is_gone() => Ok(()),
@@ -159,17 +155,16 @@ impl Qemu {
         }
     }
 
-    /// Waits until the monitor has gone, and says how. QEMU's process may end a little later.
+    /// Waits until the monitor has gone, and returns how. QEMU's process may end a little later.
     pub async fn closed(&self) -> String {
         self.qmp.closed().await
     }
 
-    /// Asks something that needs no arguments.
     pub(super) async fn ask(&self, command: &str) -> Result<Value, QmpError> {
         self.qmp.execute(command, json!({}), ANSWER_DEADLINE).await
     }
 
-    /// Has something done that returns nothing of interest.
+    /// Runs a command whose answer does not matter.
     pub(super) async fn tell(
         &self,
         command: &str,
@@ -181,13 +176,12 @@ impl Qemu {
     }
 }
 
-/// An answer that does not fit its command.
 pub(super) fn unexpected(command: &str, expected: &'static str) -> QmpError {
     QmpError::Unexpected { command: command.to_owned(), expected }
 }
 
-/// Whether a QEMU that is being started may yet be reached. One that has ended while it started looks the same: whoever has
-/// its process knows.
+/// Returns whether a starting QEMU may still become reachable. A QEMU that ended during its start looks the same: the owner
+/// of its process knows.
 fn is_not_there_yet(error: &HypervisorError) -> bool {
     error.nobody_listens() || matches!(error, HypervisorError::Gone(_))
 }

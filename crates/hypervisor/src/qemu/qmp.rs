@@ -1,13 +1,13 @@
-//! A client of QEMU's machine protocol. It knows how commands, answers and events travel, and none by its meaning.
+//! A client of QEMU's machine protocol. It carries commands, answers and events, without knowing their meaning.
 //!
 //! ```text
-//!   execute() ──► lines ──► writer task ──► socket ──► reader task ──┬─► by identity: the one that waits
+//!   execute() ──► lines ──► writer task ──► socket ──► reader task ──┬─► by identity: the waiting caller
 //!      ▲                                                              │
-//!      └──────────────── answer, silence, or gone ◄───────────────────┴─► events(), to everybody who listens
+//!      └──────────────── answer, silence, or gone ◄───────────────────┴─► events(), to all listeners
 //! ```
 //!
-//! Each command waits for its own answer, until its own deadline; an answer that comes later is dropped. Lines are
-//! written by a task of its own, so a caller that gives up in the middle leaves no half a line behind ([`exchange`]).
+//! Each command waits for its own answer, until its own deadline; a later answer is dropped. A separate task writes the lines, so
+//! a dropped call leaves no partial line behind ([`exchange`]).
 
 pub(super) mod exchange;
 pub(super) mod reader;
@@ -29,37 +29,33 @@ use super::version::Version;
 
 pub use wire::Event;
 
-/// How long a monitor may take to greet. QEMU does so at once when it serves nobody else; while it starts, or waits for
-/// a disk, it may take seconds.
+/// How long a monitor may take to greet. QEMU does so at once when it has no other client; while it starts, or waits for a disk,
+/// it may take seconds.
 pub(super) const GREETING_DEADLINE: Duration = Duration::from_secs(10);
 
 /// A connection to one monitor. Dropping it closes the connection, and QEMU serves the next client.
 #[derive(Debug)]
 pub struct Qmp {
     version: Version,
-    /// The process that listens, if the kernel told.
     process: Option<i32>,
-    /// The user that it ran as when it began to listen.
     user: Option<u32>,
     exchange: Exchange,
 }
 
 impl Qmp {
-    /// Connects to a monitor, hears its greeting and agrees on capabilities.
+    /// Connects to a monitor, receives its greeting and agrees on capabilities.
     ///
     /// # Errors
-    /// If nobody listens there, it is no monitor, or it serves somebody else.
+    /// If nothing listens there, it is no monitor, or it serves another client.
     pub async fn connect(socket: &Path) -> Result<Self, QmpError> {
         Self::connect_within(socket, GREETING_DEADLINE).await
     }
 
-    /// Connects; the monitor may take so long to greet.
     async fn connect_within(socket: &Path, deadline: Duration) -> Result<Self, QmpError> {
         let connect = |source| QmpError::Connect { socket: socket.to_owned(), source };
         Self::over(UnixStream::connect(socket).await.map_err(connect)?, socket, deadline).await
     }
 
-    /// Uses a connection to a monitor, whose socket is called so; the monitor may take so long to greet.
     pub(super) async fn over(
         stream: UnixStream,
         socket: &Path,
@@ -86,27 +82,27 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// The version that QEMU greeted with.
+    /// Returns the version in QEMU's greeting.
     pub fn version(&self) -> &Version {
         &self.version
     }
 
-    /// The process that listens at the socket; `None` if the kernel does not tell.
+    /// Returns the process that listens at the socket; `None` if the kernel does not report it.
     ///
-    /// It is the one that bound the socket: QEMU, unless somebody else did so for it.
+    /// It is the one that bound the socket: QEMU, unless another program did so for it.
     pub fn process(&self) -> Option<i32> {
         self.process
     }
 
-    /// The user that the process ran as when it began to listen; `None` if the kernel does not tell.
+    /// Returns the user of that process when it began to listen; `None` if the kernel does not report it.
     pub fn user(&self) -> Option<u32> {
         self.user
     }
 
-    /// Has a command carried out, and returns what it returns.
+    /// Runs a command, and returns its result.
     ///
-    /// `arguments` is an object. Several commands may wait at the same time; QEMU carries them out in order. If the
-    /// future is dropped the command may be carried out or not.
+    /// `arguments` is an object. Several commands may wait at the same time; QEMU carries them out in order. A command whose
+    /// future is dropped may or may not be carried out.
     ///
     /// # Errors
     /// If QEMU refuses it, does not answer until `deadline` is over, or is gone.
@@ -119,32 +115,32 @@ impl Qmp {
         self.exchange.execute(Band::InOrder, command, arguments, deadline).await
     }
 
-    /// What happens from now on.
+    /// Returns the events from now on.
     pub fn events(&self) -> Events {
         self.exchange.events()
     }
 
-    /// Waits until the connection has ended, and says how.
+    /// Waits until the connection has ended, and returns how.
     pub async fn closed(&self) -> String {
         self.exchange.closed().await
     }
 }
 
-/// What happens in a QEMU, for one listener.
+/// The events of a QEMU, for one listener.
 #[derive(Debug)]
 pub struct Events {
     receiver: broadcast::Receiver<Event>,
     gone: watch::Receiver<Option<String>>,
 }
 
-/// What a listener hears.
+/// What a listener receives.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Heard {
-    /// The next event.
+    /// The next event of QEMU.
     Event(Event),
-    /// The listener was too slow: so many events are lost to it. What it waits for may have been among them.
+    /// The number of events that a slow listener has missed, perhaps including the one that it waits for.
     Missed(u64),
-    /// The connection has ended; nothing will be heard any more.
+    /// The connection has ended; no events follow.
     Gone,
 }
 
@@ -154,7 +150,7 @@ impl Events {
         let received = tokio::select! {
             biased;
             received = self.receiver.recv() => received,
-            // What came before the end is heard before it.
+            // Events before the end come before it.
             _ = self.gone.wait_for(Option::is_some) => match self.receiver.try_recv() {
                 Ok(event) => Ok(event),
                 Err(broadcast::error::TryRecvError::Lagged(missed)) => {

@@ -1,36 +1,36 @@
-//! What a VM is made of, and what a QEMU could make: types of VMs, models of processors.
+//! The components of a VM, and the abilities of a QEMU: machine types, processor models.
 
 use serde_json::{Value, json};
 
 use super::process::{ANSWER_DEADLINE, Qemu, unexpected};
 use crate::HypervisorError;
 
-/// What QEMU adds to the name of a VM's type where it tells the type of the object.
+/// QEMU's suffix of a machine type in the type of the object.
 const TYPE_SUFFIX: &str = "-machine";
 
-/// A type of VM that a QEMU could make.
+/// A machine type that a QEMU supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MachineType {
     /// Its full name, with a version where it has one.
     pub name: String,
-    /// A shorter name, which means another type in another version of QEMU.
+    /// A shorter name, with another meaning in another version of QEMU.
     pub alias: Option<String>,
 }
 
-/// A model of processor that a QEMU could make.
+/// A processor model that a QEMU supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProcessorModel {
-    /// Its name.
+    /// The name of the model.
     pub name: String,
-    /// What of it this host cannot do, by QEMU's names of features.
+    /// The features that this host lacks, by QEMU's names.
     pub unavailable: Vec<String>,
 }
 
 impl Qemu {
-    /// The full name of the VM's type, whatever it was called at its start.
+    /// Returns the full name of the VM's machine type, whatever its name at the start.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn machine_type(&self) -> Result<String, HypervisorError> {
         let arguments = json!({ "path": "/machine", "property": "type" });
         let answer = self.qmp().execute("qom-get", arguments, ANSWER_DEADLINE).await?;
@@ -38,10 +38,10 @@ impl Qemu {
         Ok(name.ok_or_else(|| unexpected("qom-get", "a type"))?)
     }
 
-    /// Bytes of the guest's memory, as it is now.
+    /// Returns the present size of the guest's memory in bytes.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn memory_bytes(&self) -> Result<u64, HypervisorError> {
         const COMMAND: &str = "query-memory-size-summary";
         let answer = self.ask(COMMAND).await?;
@@ -49,34 +49,34 @@ impl Qemu {
         Ok(base.saturating_add(answer["plugged-memory"].as_u64().unwrap_or(0)))
     }
 
-    /// The devices that have names, whether they were there from the start or not.
+    /// Returns the devices with names, present from the start or added later.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn named_devices(&self) -> Result<Vec<String>, HypervisorError> {
         self.children("/machine/peripheral").await
     }
 
-    /// The devices that were asked for without a name.
+    /// Returns the devices that were made without a name.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn unnamed_devices(&self) -> Result<Vec<String>, HypervisorError> {
         self.children("/machine/peripheral-anon").await
     }
 
-    /// Whether the kernel runs the guest (KVM), rather than QEMU alone.
+    /// Returns whether the kernel runs the guest (KVM), rather than QEMU alone.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn uses_kvm(&self) -> Result<bool, HypervisorError> {
         Ok(self.ask("query-kvm").await?["enabled"] == true)
     }
 
-    /// The types of VMs that this QEMU could make.
+    /// Returns the machine types that this QEMU supports.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn machine_types(&self) -> Result<Vec<MachineType>, HypervisorError> {
         const COMMAND: &str = "query-machines";
         let answer = self.ask(COMMAND).await?;
@@ -87,10 +87,10 @@ impl Qemu {
         Ok(types.iter().filter_map(read).collect())
     }
 
-    /// The models of processors that this QEMU could make here.
+    /// Returns the processor models that this QEMU supports here.
     ///
     /// # Errors
-    /// If QEMU does not tell: not every architecture does.
+    /// If QEMU does not answer, as on some architectures.
     pub async fn processor_models(&self) -> Result<Vec<ProcessorModel>, HypervisorError> {
         const COMMAND: &str = "query-cpu-definitions";
         let answer = self.ask(COMMAND).await?;

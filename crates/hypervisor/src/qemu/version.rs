@@ -4,16 +4,16 @@ use std::fmt;
 
 use serde_json::Value;
 
-/// A version of QEMU. Versions are ordered as they came out.
+/// A version of QEMU. Versions are ordered by release.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// The first number.
+    /// The first number of the version.
     pub major: u64,
-    /// The second.
+    /// The second number of the version.
     pub minor: u64,
-    /// The third.
+    /// The third number of the version.
     pub micro: u64,
-    /// What a distribution says of its package; may be empty.
+    /// The distribution's name of its package; may be empty.
     pub package: String,
 }
 

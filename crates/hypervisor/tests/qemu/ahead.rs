@@ -1,4 +1,4 @@
-//! VMs that run at the target before all of their memory is there, with real QEMU.
+//! Tests VMs that run at the target before all of their memory has arrived, with real QEMU.
 
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -16,26 +16,24 @@ use tokio::task::JoinHandle;
 
 use crate::scene::{DEADLINE, Scene, Started};
 
-/// So slow that memory is missing when a VM is to run without it, seconds later on a busy machine: a VM that has hardly begun
-/// has pages of zeroes, nine bytes each, and some hundred KiB of firmware.
+/// So slow that memory is missing seconds later on a busy machine: a VM that has hardly begun has pages of zeroes, nine bytes
+/// each, and some hundred KiB of firmware.
 const BYTES_PER_S: u64 = 32 << 10;
-/// What a VM has in its memory, if it is to take long: twenty times what sockets hold, ten seconds of a relay.
+/// The content of a VM's memory for a long transfer: twenty times what sockets hold, ten seconds of a relay.
 const CONTENT_BYTES: usize = 8 << 20;
 /// Bytes that a relay carries at a time, and how often: slower still.
 const PIECE_BYTES: usize = 4 << 10;
 const PIECE_INTERVAL: Duration = Duration::from_millis(5);
-/// How often it is looked what is left.
 const LOOK_INTERVAL: Duration = Duration::from_millis(20);
-/// How long a main thread must be silent to be taken for one that hangs.
+/// The silence after which a main thread counts as hanging.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// A source that stands still, with memory that its target lacks; `None`: this kernel does not let a VM run without it.
+/// Returns a stopped source, with memory that its target lacks; `None`: this kernel does not support that.
 async fn pair(scene: &Scene) -> Option<(Started, Started)> {
     let (source, target) = (scene.start("source", &[]).await, scene.start_target("target").await);
     offer(source, target, None).await
 }
 
-/// The same of these two; over a relay, if there is one.
 async fn offer(source: Started, target: Started, relay: Option<&Path>) -> Option<(Started, Started)> {
     if target.qemu.post_copy_obstacle().await.unwrap().is_some() {
         omission::machine_lacks("userfaultfd");
@@ -54,7 +52,7 @@ async fn offer(source: Started, target: Started, relay: Option<&Path>) -> Option
     Some((source, target))
 }
 
-/// The arguments of a VM whose memory is not all zeroes: nine bytes tell of a page of those.
+/// Returns the arguments of a VM with memory other than zeroes: a page of those takes nine bytes.
 fn loaded(scene: &Scene) -> [String; 2] {
     let content = scene.path("content");
     std::fs::write(&content, vec![0x5a; CONTENT_BYTES]).unwrap();
@@ -62,7 +60,7 @@ fn loaded(scene: &Scene) -> [String; 2] {
     ["-device".to_owned(), loader]
 }
 
-/// As [`relay`], but takes whatever the source has to say, and keeps it.
+/// As [`relay`], but takes everything from the source, and keeps it.
 fn deep_relay(from: &Path, to: &Path) -> JoinHandle<()> {
     let (listener, to) = (UnixListener::bind(from).unwrap(), to.to_owned());
     tokio::spawn(async move {
@@ -88,7 +86,7 @@ fn deep_relay(from: &Path, to: &Path) -> JoinHandle<()> {
     })
 }
 
-/// Carries a stream of memory that ends when it is aborted, a little at a time: most of it is not there by then.
+/// Carries a stream of memory slowly until it is aborted: most of it is then missing.
 fn relay(from: &Path, to: &Path) -> JoinHandle<()> {
     let (listener, to) = (UnixListener::bind(from).unwrap(), to.to_owned());
     tokio::spawn(async move {
@@ -121,7 +119,7 @@ async fn a_target_that_hangs_in_what_it_misses_takes_the_rest_over_its_lifeline_
     let (source, target) = (scene.start("source", &content).await, scene.start("target", &words).await);
     let lifeline = Lifeline::open(&pipes).unwrap();
     lifeline.agree().await.unwrap();
-    // Whoever was to use it is killed.
+    // Its intended user is killed.
     drop(lifeline);
     let carries = relay(&wire, &target.memory);
     let Some((source, target)) = offer(source, target, Some(&wire)).await else { return };
@@ -134,7 +132,7 @@ async fn a_target_that_hangs_in_what_it_misses_takes_the_rest_over_its_lifeline_
     };
     let (noticed, ()) = tokio::join!(target.qemu.await_status(&paused, DEADLINE), broken);
     noticed.unwrap();
-    // Its main thread reads all of the memory, and hangs in the first page that is missing.
+    // Its main thread reads all of the memory, and hangs in the first missing page.
     let reads = json!({ "val": 0, "size": 32 << 20, "filename": scene.path("dump") });
     let silent = target.qemu.qmp().execute("pmemsave", reads, SILENCE).await.unwrap_err();
     assert!(matches!(silent, QmpError::Silent { .. }), "{silent:?}");
@@ -166,7 +164,7 @@ async fn a_source_that_has_sent_everything_sends_nothing_twice_when_not_all_of_i
     carries.abort();
     let paused = [MigrationStatus::PostcopyPaused];
     target.qemu.await_status(&paused, DEADLINE).await.unwrap();
-    // Whoever steers it must find out in another way what has come: 7.2 does not notice, 10.0 fails.
+    // The caller must find out otherwise what has arrived: 7.2 does not notice, 10.0 fails.
     let ended = source.qemu.await_status(&paused, SILENCE).await.unwrap_err();
     let is_deaf = ended.to_string().ends_with("still postcopy-active");
     let has_failed = matches!(ended, HypervisorError::MigrationEnded { status: MigrationStatus::Failed, .. });
@@ -194,7 +192,7 @@ async fn a_vm_runs_ahead_of_its_memory_and_at_the_source_never_again() {
 async fn a_vm_whose_memory_was_to_follow_goes_on_if_nothing_was_switched_over() {
     let Some(scene) = Scene::new() else { return };
     let Some((source, mut target)) = pair(&scene).await else { return };
-    // N.B. by itself it does not run, whatever QEMU makes of the broken stream.
+    // N.B. it never runs by itself, whatever QEMU makes of the broken stream.
     target.process.kill().await.unwrap();
     source.qemu.abandon().await.unwrap();
     let ends = [MigrationStatus::Cancelled, MigrationStatus::Failed];

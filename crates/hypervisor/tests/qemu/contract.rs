@@ -1,4 +1,4 @@
-//! What a migration may rely on, asked of every hypervisor: of QEMU, and of the one that exists for tests.
+//! Tests what a migration may rely on, for every hypervisor: QEMU, and the fake one.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use hypervisor::{
 
 use crate::scene::{DEADLINE, Scene};
 
-/// Brings a move to where the source waits to be told to switch over.
+/// Brings a transfer to the point where the source waits for the switch-over.
 async fn offer(source: &dyn Hypervisor, target: &dyn Hypervisor, socket: &Path) {
     target.expect_memory(socket, MemoryTransfer::default()).await.unwrap();
     let options = MemoryOptions::for_downtime(DEADLINE);
@@ -36,7 +36,7 @@ async fn a_vm_runs_at_one_side_when_it_is_told_to(
     source.await_status(&[MigrationStatus::Completed], DEADLINE).await.unwrap();
     target.await_loaded(DEADLINE).await.unwrap();
     assert_eq!(target.run_state().await.unwrap(), RunState::Paused);
-    // The move is taken back: the VM goes on where it was.
+    // The move is undone: the VM continues at its source.
     source.resume().await.unwrap();
     assert_eq!(changes.next().await, Some(RunChange::Runs));
     source.announce().await.unwrap();
@@ -56,7 +56,7 @@ async fn a_move_that_is_given_up_lets_the_vm_run(
     assert_eq!(changes.next().await, Some(RunChange::Runs));
     let lost = target.await_loaded(DEADLINE).await.unwrap_err();
     assert!(!matches!(lost, HypervisorError::Deadline { .. }), "{lost:?}");
-    // What is over is left as it is.
+    // A finished transfer stays as it is.
     source.abandon().await.unwrap();
     let refused = source.switch_over().await.unwrap_err();
     assert!(matches!(refused, HypervisorError::Refused(_)), "{refused:?}");
@@ -74,13 +74,12 @@ async fn what_is_asked_at_the_wrong_time_is_refused(
     {
         assert!(matches!(refused, Err(HypervisorError::Refused(_))), "{refused:?}");
     }
-    // Whoever waits in vain is told what was seen last.
+    // The error of a vain wait holds the last state.
     let late =
         source.await_status(&[MigrationStatus::Completed], std::time::Duration::ZERO).await.unwrap_err();
     assert!(matches!(late, HypervisorError::Deadline { .. }), "{late:?}");
 }
 
-/// Asks both hypervisors, each with a pair of its own.
 macro_rules! of_both {
     ($($name:ident),*) => {
         mod of_qemu {

@@ -1,4 +1,4 @@
-//! Disks of running VMs, led over an NBD export and back: nothing that was written on the way is lost.
+//! Tests disks of running VMs, switched to an NBD export and back: no write on the way is lost.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -12,15 +12,14 @@ use crate::scene::{DEADLINE, Scene, Started};
 /// Bytes that each step writes at a place of its own.
 const STEP_BYTES: usize = 64 << 10;
 
-/// An NBD server that takes no locks, as whoever adopts a disk must at first.
+/// An NBD server that takes no locks, as needed at the beginning of an adoption.
 struct Server {
-    /// Killed when this is dropped.
     process: Child,
     address: ExportAddress,
 }
 
 impl Server {
-    /// `None` if there is none, which is told.
+    /// `None` if there is none, which is reported.
     async fn start(scene: &Scene) -> Option<Self> {
         let socket = scene.path("nbd");
         let mut command = Command::new("nbdkit");
@@ -32,7 +31,7 @@ impl Server {
         Some(Self::ready(process, socket).await)
     }
 
-    /// One of what a qcow2 image holds, for one client; whoever has `qemu-img` has this one too.
+    /// Starts a server of a qcow2 image's content, for one client; it comes with `qemu-img`.
     async fn of_qcow2(scene: &Scene) -> Self {
         let socket = scene.path("qcow2");
         let mut command = Command::new("qemu-nbd");
@@ -51,7 +50,7 @@ impl Server {
         }
     }
 
-    /// Ends it in order: what it has not written yet is written.
+    /// Ends it in order, so that pending writes are completed.
     async fn end(mut self) {
         let process = self.process.id().unwrap().to_string();
         let told = std::process::Command::new("kill").arg(process).status().unwrap();
@@ -60,7 +59,7 @@ impl Server {
 }
 
 impl Started {
-    /// Has QEMU write to the disk as the guest would.
+    /// Makes QEMU write to the disk as the guest would.
     async fn write(&self, step: u8) {
         let device = &self.disk().await.device;
         let start = usize::from(step) * STEP_BYTES;
@@ -71,7 +70,7 @@ impl Started {
     }
 
     async fn disk(&self) -> LocalDisk {
-        // It is no local disk while it is led, but its device stays.
+        // While it is switched it is no local disk, but its device stays.
         let devices = self.qemu.query_block().await.unwrap();
         let device = devices.into_iter().find_map(|device| device.device).unwrap();
         let disks = self.qemu.local_disks().await.unwrap();
@@ -103,7 +102,7 @@ impl Started {
     }
 }
 
-/// Leads the disk of a VM that was started with `words` there and back, twice, and looks at every byte.
+/// Switches the disk of a VM that was started with `words` there and back, twice, and checks every byte.
 async fn check(scene: &Scene, words: &[&str]) {
     let Some(server) = Server::start(scene).await else { return };
     let started = scene.start_with("machine", words).await;
@@ -122,14 +121,14 @@ async fn check(scene: &Scene, words: &[&str]) {
         started.qemu.resume().await.unwrap();
         step += 1;
         started.write(step).await;
-        // As one that does not know what the disk is over.
+        // The caller does not know what the disk is over.
         disk.file_node = None;
         disk = started.qemu.lead_to_file(&disk, &image(&before), 0).await.unwrap();
         assert!(started.has_open(&before.file));
         step += 1;
         started.write(step).await;
     }
-    // Its options are what they were, and nothing is left over.
+    // Its options are as before, and nothing is left over.
     let after = started.disk().await;
     assert_eq!((&after.options, &after.file), (&before.options, &before.file));
     let nodes = started.qemu.named_nodes().await.unwrap();
@@ -167,7 +166,6 @@ async fn a_disk_of_drive_without_a_name_is_led_over_an_export_and_back() {
     check(&scene, &["-drive", &drive]).await;
 }
 
-/// The image that a disk is over.
 fn image(disk: &LocalDisk) -> ImageFile {
     let LocalDisk { file, format, node, .. } = disk.clone();
     ImageFile { path: file, format, node: Some(node).filter(|_| disk.is_named) }
@@ -184,7 +182,7 @@ async fn a_qcow2_image_of_drive_is_led_over_an_export_of_its_content_and_back() 
     check_qcow2(&["-drive", "file=IMAGE,format=qcow2,if=virtio,cache=none"], None).await;
 }
 
-/// Leads the disk of a VM with a qcow2 image there and back, twice, and looks at what was written.
+/// Switches the disk of a VM with a qcow2 image there and back, twice, and checks the written data.
 async fn check_qcow2(words: &[&str], name: Option<&str>) {
     let Some(scene) = Scene::new() else { return };
     let path = scene.path("disk");
@@ -234,7 +232,7 @@ async fn check_qcow2(words: &[&str], name: Option<&str>) {
     }
 }
 
-/// Runs `qemu-img`, which must succeed; `None` if there is none, which is told.
+/// Runs `qemu-img`, which must succeed; `None` if there is none, which is reported.
 fn qemu_img<'a>(words: impl IntoIterator<Item = &'a str>) -> Option<()> {
     let Ok(status) = std::process::Command::new("qemu-img").args(words).status() else {
         omission::machine_lacks("qemu-img");
@@ -254,7 +252,7 @@ async fn a_disk_that_cannot_be_led_stays_where_it_was() {
     started.qemu.lead_over_export(&disk, &nowhere, 0).await.unwrap_err();
     started.write(1).await;
     assert_eq!(started.disk().await, disk);
-    // What can be opened is known beforehand, and the VM has its disk as before.
+    // The tests show what can be opened, and the VM has its disk as before.
     started.qemu.prove_export(&disk, &nowhere, 0).await.unwrap_err();
     started.qemu.prove_file(&disk, &scene.path("none"), 0).await.unwrap_err();
     started.qemu.prove_file(&disk, &disk.file, 0).await.unwrap();

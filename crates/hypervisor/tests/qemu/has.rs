@@ -1,4 +1,4 @@
-//! What a real QEMU has, and what becomes of it: devices, overlays and jobs are seen, and a VM that stays paused has its disks.
+//! Tests the state of a real QEMU: devices, overlays and jobs are found, and a VM that stays paused has its disks.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,7 +12,6 @@ use crate::scene::{DEADLINE, Scene, Started};
 
 const SOON: Duration = Duration::from_secs(15);
 
-/// Moves a VM that is paused, to where it stays so.
 async fn move_paused(scene: &Scene, source: &Started, target: &Started) {
     scene.offer(source, target).await;
     source.qemu.switch_over().await.unwrap();
@@ -48,7 +47,7 @@ async fn what_a_command_makes_is_what_qemu_has_until_somebody_changes_it() {
     let disk =
         |look: &hypervisor::qemu::Look| look.drives.iter().find(|drive| !drive.leaves.is_empty()).cloned();
     assert_eq!(disk(&look).unwrap().leaves, BTreeSet::from([file.clone()]));
-    // A backup tool makes an overlay, and copies what is below it.
+    // A backup tool makes an overlay, and copies the image below it.
     let overlay = scene.path("overlay");
     let snapshot = json!({
         "node-name": "disk", "snapshot-file": overlay, "snapshot-node-name": "over", "mode": "absolute-paths", "format": "qcow2",

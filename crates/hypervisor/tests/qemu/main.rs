@@ -1,4 +1,4 @@
-//! Moves of VMs between two real QEMU processes that share a disk: committed, taken back, given up, and broken.
+//! Tests moves of VMs between two real QEMU processes that share a disk: committed, undone, abandoned, and broken.
 
 #![expect(clippy::unwrap_used, reason = "the whole file is tests and their support")]
 
@@ -49,7 +49,7 @@ async fn a_vm_moves_and_runs_there_only_when_it_is_told_to() {
     let completed = source.qemu.await_status(&[MigrationStatus::Completed], DEADLINE).await;
     assert_eq!(completed.unwrap(), MigrationStatus::Completed);
     target.qemu.await_loaded(DEADLINE).await.unwrap();
-    // Nobody runs: this is where the disks change hands.
+    // Neither side runs: this is where the disks change hands.
     assert_eq!(source.qemu.status().await.unwrap(), RunState::PostMigrate);
     assert_eq!(target.qemu.status().await.unwrap(), RunState::Paused);
     let progress = source.qemu.memory_progress().await.unwrap();
@@ -106,7 +106,7 @@ async fn a_target_that_dies_before_the_switch_over_leaves_the_vm_running() {
 #[tokio::test]
 async fn a_target_of_another_shape_refuses_the_memory_and_the_vm_goes_on() {
     let Some(scene) = Scene::new() else { return };
-    // The target knows nothing of one of the source's devices.
+    // The target does not know one of the source's devices.
     let source = scene.start("source", &["-device", "virtio-rng-pci"]).await;
     let target = scene.start_target("target").await;
     scene.offer(&source, &target).await;
@@ -140,7 +140,7 @@ async fn the_throttle_can_be_raised_while_memory_moves() {
     let parameters = serde_json::json!({});
     let parameters = source.qemu.qmp().execute("query-migrate-parameters", parameters, DEADLINE).await;
     assert_eq!(parameters.unwrap()["max-cpu-throttle"], 40);
-    // Time enough for QEMU to be asked once, also on a busy VM.
+    // Enough time for QEMU to be queried once, even on a busy host.
     let late = source.qemu.await_status(&[MigrationStatus::Completed], Duration::from_secs(3)).await;
     assert!(late.unwrap_err().to_string().ends_with("still pre-switchover"));
 }

@@ -1,4 +1,4 @@
-//! Two QEMU processes, without guests of their own: firmware that finds nothing to boot is a VM that runs.
+//! Two QEMU processes without guests: firmware that finds nothing to boot makes a running VM.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -9,13 +9,12 @@ use hypervisor::{MemoryOptions, MemoryTransfer, MigrationStatus, RunState};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-/// Longer than any step takes while every processor is busy with something else.
+/// Longer than any step takes on a busy host.
 pub(super) const DEADLINE: Duration = Duration::from_secs(120);
-/// Bytes of the disk.
 pub(super) const DISK_BYTES: u64 = 1 << 20;
 const QEMU: &str = "qemu-system-x86_64";
 
-/// A folder with a disk that all VMs of it share.
+/// A folder with a disk that all its VMs share.
 pub(super) struct Scene {
     folder: TempDir,
 }
@@ -28,7 +27,7 @@ pub(super) struct Started {
 }
 
 impl Scene {
-    /// `None` if there is no QEMU, which is told.
+    /// `None` if there is no QEMU, which is reported.
     pub(super) fn new() -> Option<Self> {
         let is_there = std::process::Command::new(QEMU).arg("--version").output().is_ok();
         if !is_there {
@@ -40,12 +39,10 @@ impl Scene {
         Some(Self { folder })
     }
 
-    /// A path in the folder.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// Starts a VM on the disk, and waits until its monitor answers.
     pub(super) async fn start(&self, name: &str, more: &[&str]) -> Started {
         let file = format!("file,node-name=file,filename={}", text(&self.path("disk")));
         let disk = ["-blockdev", &file, "-blockdev", "raw,node-name=disk,file=file"];
@@ -53,7 +50,6 @@ impl Scene {
         self.start_with(name, &[&disk[..], &device[..], more].concat()).await
     }
 
-    /// Starts a VM without a disk, and waits until its monitor answers.
     pub(super) async fn start_with(&self, name: &str, more: &[&str]) -> Started {
         let path = |ending: &str| self.folder.path().join(format!("{name}.{ending}"));
         let socket = path("qmp");
@@ -69,12 +65,11 @@ impl Scene {
         Started { process, qemu, memory: path("memory") }
     }
 
-    /// Starts a VM that waits for memory.
     pub(super) async fn start_target(&self, name: &str) -> Started {
         self.start(name, &["-incoming", "defer", "-S"]).await
     }
 
-    /// A source whose memory is there but for the last, and its target.
+    /// Returns a source that has sent all memory but the last, and its target.
     pub(super) async fn pair(&self) -> (Started, Started) {
         let source = self.start("source", &[]).await;
         let target = self.start_target("target").await;
@@ -82,7 +77,7 @@ impl Scene {
         (source, target)
     }
 
-    /// Brings a move to where the source waits to be told to switch over.
+    /// Brings a transfer to the point where the source waits for the switch-over.
     pub(super) async fn offer(&self, source: &Started, target: &Started) {
         target.qemu.expect_memory(&target.memory, MemoryTransfer::default()).await.unwrap();
         let options = MemoryOptions::for_downtime(Duration::from_millis(300));
@@ -90,7 +85,6 @@ impl Scene {
         source.qemu.await_status(&[MigrationStatus::PreSwitchover], DEADLINE).await.unwrap();
     }
 
-    /// Waits until a VM runs again by itself.
     pub(super) async fn until_running(&self, qemu: &Started) {
         let mut events = qemu.qemu.events();
         while qemu.qemu.status().await.unwrap() != RunState::Running {

@@ -1,5 +1,5 @@
-//! What is understood of a command of another host, and what a real QEMU makes of the command that is written anew: the same files,
-//! sockets, nodes, character devices and devices, and no others.
+//! Compares a parsed command of another host with a real QEMU's use of the rewritten command: the same files, sockets, nodes,
+//! character devices and devices, and no others.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -18,7 +18,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const BEGIN: &str =
     "qemu-system-x86_64 -accel tcg -m 32 -nodefaults -display none -qmp unix:{qmp},server=on,wait=off";
 
-/// Definitions, without what all of them begin with: each has what others do not.
+/// Definitions, without their common beginning: each has something that the others do not.
 const DEFINITIONS: [&str; 8] = [
     "-device virtio-rng-pci,id=r -object rng-builtin,id=unused -vga std -name {name} -no-reboot -usb",
     "-blockdev driver=nbd,node-name=d,server.type=unix,server.path={disk:d},export={export:d},reconnect-delay=60 -blockdev \
@@ -44,7 +44,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// `None` if a program is missing, which is told.
+    /// `None` if a program is missing, which is reported.
     fn new() -> Option<Self> {
         for program in [QEMU, "qemu-nbd"] {
             if Command::new(program).arg("--version").output().is_err() {
@@ -77,7 +77,7 @@ impl Scene {
         }
     }
 
-    /// What Sterna puts in a place.
+    /// Returns the value that Sterna fills into a place.
     fn fill(&self, place: &Variable) -> String {
         match (place.kind.as_str(), place.name.as_str()) {
             ("qmp", _) => self.path("qmp").display().to_string(),
@@ -104,19 +104,16 @@ impl Drop for Scene {
     }
 }
 
-/// What a VM has of its host and within itself.
+/// The objects of a VM on its host and within itself.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Has {
-    /// Drivers that reach something, with what it is.
+    /// Drivers that reach something, with its address.
     nodes: BTreeSet<(String, String)>,
-    /// Files that are open.
     files: BTreeSet<String>,
     character_devices: BTreeSet<String>,
-    /// Sockets that QEMU listens at.
     listens: BTreeSet<String>,
-    /// How many servers it is connected to.
     connections: usize,
-    /// How many sockets are of a network of this host.
+    /// The number of sockets in a network of this host.
     on_networks: usize,
     devices: BTreeSet<String>,
     devices_without_name: usize,
@@ -177,7 +174,7 @@ fn nodes(scene: &Scene, argument: &Argument, has: &mut Has) {
     }
 }
 
-/// What a real QEMU has.
+/// Returns the objects of a real QEMU.
 fn real(scene: &Scene, process: u32) -> Has {
     let mut monitor = Monitor::connect(&scene.path("qmp"));
     let mut has = Has::default();
@@ -221,7 +218,7 @@ fn real(scene: &Scene, process: u32) -> Has {
         if !fields.get(6).is_some_and(|inode| sockets.remove(*inode)) {
             continue;
         }
-        // The state of those that listen has a flag; of those that are connected, clients have no name.
+        // A listening socket has a flag in its state; a connected client has no name.
         match (fields[3], fields.get(7)) {
             ("00010000", Some(path)) => drop(has.listens.insert((*path).to_owned())),
             (_, None) => has.connections += 1,

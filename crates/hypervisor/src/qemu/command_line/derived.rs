@@ -1,15 +1,15 @@
-//! A command for another host, derived from that of a running QEMU that somebody else has started.
+//! A command for another host, derived from that of a running QEMU that another program has started.
 //!
 //! ```text
 //!   its command ──┬─ what the guest sees: as it is, its machine type by its full name
 //!                 ├─ adopted disks: over the volumes' exports                            disks
 //!                 ├─ small images and firmware's variables: files that go along          disks, files
 //!                 ├─ sockets and logs: in the VM's own folder                       backends
-//!                 ├─ windows, monitors, logs of QEMU: stay behind, by name               backends
-//!                 └─ what would be lost to the guest: refused, by name
+//!                 ├─ windows, monitors, logs of QEMU: stay behind, listed by name        backends
+//!                 └─ anything that the guest would lose: refused, by name
 //! ```
-//! What is attached since the start is not in the command: it is asked of the running QEMU, and refused. What ties any
-//! VM to its host is judged where every command is ([`super::movable`]).
+//! Devices attached since the start are not in the command: the running QEMU is asked for them, and they are refused. Options
+//! that tie any VM to its host are checked with every command ([`super::movable`]).
 
 mod backends;
 mod disks;
@@ -24,74 +24,74 @@ use crate::qemu::disk::DiskOptions;
 use crate::qemu::launched::Launched;
 use crate::qemu::process::Qemu;
 
-/// What programs that can be found on another host begin with.
+/// The prefix of programs that can be found on another host.
 const PROGRAM: &str = "qemu-system-";
-/// What the kernel adds to the name of a program that was replaced by another version.
+/// The kernel's suffix for the name of a program that was replaced by another version.
 const DELETED: &str = " (deleted)";
 
-/// What a running QEMU says of its VM.
+/// A running QEMU's report of its VM.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Running {
-    /// The full name of its type.
+    /// The full name of its machine type.
     pub machine_type: String,
-    /// The files that its nodes are over, as it calls them.
+    /// The files of its nodes, by QEMU's names.
     pub images: Vec<String>,
     /// Its devices that have names.
     pub named_devices: Vec<String>,
-    /// How many devices were asked for that have none.
+    /// The number of requested devices without names.
     pub unnamed_devices: usize,
 }
 
-/// A disk of the VM that a volume is to be in the place of.
+/// A disk of the VM that a volume replaces.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VolumeDisk {
-    /// The volume.
+    /// The name of the volume.
     pub volume: String,
-    /// Tells its nodes from those of the VM's other disks.
+    /// A number that distinguishes its nodes from those of the VM's other disks.
     pub number: u32,
-    /// What the guest sees, by QEMU's name.
+    /// The guest's device, by QEMU's name.
     pub device: String,
-    /// The name that `-drive` gave it; empty with `-blockdev`.
+    /// The name from `-drive`; empty with `-blockdev`.
     pub drive: String,
     /// The node that the device reads and writes.
     pub node: String,
-    /// Its image.
+    /// The path of its image.
     pub file: PathBuf,
-    /// How it is used.
+    /// The options of its use.
     pub options: DiskOptions,
 }
 
-/// What a command may take along.
+/// The limits of a derived command.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Bytes of the files that go along.
+    /// The limit of bytes in the files that go along.
     pub file_bytes_max: u64,
-    /// Whether a text may be the name of a path in the VM's own folder.
+    /// Returns whether a text may be the name of a path in the VM's own folder.
     pub is_path_name: fn(&str) -> bool,
-    /// The bytes of a file, if the VM's user may read it. Of others nothing is told.
+    /// Returns the size of a file, if the VM's user may read it; otherwise nothing is revealed.
     pub length: fn(&Path, &Launched) -> Option<u64>,
-    /// Whether the first path leads to the second one, which has no links.
+    /// Returns whether the first path leads to the second one, which has no links.
     pub leads_to: fn(&Path, &Path) -> bool,
 }
 
-/// What another host is to run, with variables for what differs from host to host.
+/// The command for another host, with variables for values that differ between hosts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Derived {
-    /// The command.
+    /// The words of the command.
     pub command: Vec<String>,
     /// Volumes by the names of their variables.
     pub disks: BTreeMap<String, String>,
     /// Files that go along, by the names of their variables.
     pub files: BTreeMap<String, PathBuf>,
-    /// What does not go along, for people; the guest sees nothing of it.
+    /// Parts that do not go along, for the administrator; the guest does not see them.
     pub left_behind: Vec<String>,
 }
 
 impl Running {
-    /// Asks a QEMU.
+    /// Asks a running QEMU for the report.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn of(qemu: &Qemu) -> Result<Self, HypervisorError> {
         let nodes = qemu.named_nodes().await?;
         Ok(Self {
@@ -106,7 +106,7 @@ impl Running {
 /// Derives a command for another host from that of a running QEMU, whose `disks` are volumes.
 ///
 /// # Errors
-/// [`Unmovable`]: what keeps the VM from moving as a whole.
+/// [`Unmovable`]: the reason why the whole VM cannot move.
 pub fn derive(
     disks: &[VolumeDisk],
     process: &Launched,
@@ -121,24 +121,20 @@ pub fn derive(
     maker.finish()
 }
 
-/// Puts a command together, word by word.
 struct Maker<'a> {
     disks: &'a [VolumeDisk],
     process: &'a Launched,
     running: &'a Running,
     limits: Limits,
     derived: Derived,
-    /// The numbers of the adopted disks whose words have been found.
     found: BTreeSet<u32>,
     nodes: disks::Nodes,
-    /// Character devices that only monitors use.
     of_monitors: BTreeSet<String>,
-    /// How many places of the VM's own folder have been given.
+    /// How many places in the VM's own folder are used.
     own_places: usize,
     has_display: bool,
     has_accelerator: bool,
     had_monitor: bool,
-    /// The devices that the command asks for.
     device_names: BTreeSet<String>,
     devices_without_name: usize,
 }
@@ -149,7 +145,7 @@ impl<'a> Maker<'a> {
         arguments: &[Argument],
     ) -> Result<Self, Unmovable> {
         let program = program(&process.program)?;
-        // The type is said once, by the name that means the same everywhere.
+        // The type is given once, by the name that means the same everywhere.
         let command = vec![program, "-machine".to_owned(), running.machine_type.clone()];
         Ok(Self {
             disks,
@@ -173,7 +169,7 @@ impl<'a> Maker<'a> {
         let option = argument.option.as_str();
         let value = argument.value.as_deref().unwrap_or_default();
         match option {
-            // Sterna's to give, or over since long.
+            // Sterna gives these options itself, or they were for the start only.
             "-S" | "-daemonize" | "-incoming" | "-loadvm" | "-pidfile" | "-preconfig" | "-qtest" | "-id" => {}
             "-qmp" | "-qmp-pretty" | "-mon" => {}
             "-monitor" => self.had_monitor = true,
@@ -210,7 +206,7 @@ impl<'a> Maker<'a> {
             ));
         }
         if !self.has_accelerator && self.process.command.first().is_some_and(|name| name.ends_with("kvm")) {
-            // What QEMU does for this name.
+            // QEMU does the same for this name.
             self.say("-accel", "kvm");
             self.say("-accel", "tcg");
         }
@@ -224,10 +220,10 @@ impl<'a> Maker<'a> {
         Ok(self.derived)
     }
 
-    /// The options of a VM without its type, which may be an alias that another QEMU takes for another type.
+    /// Takes the options of a machine without its type, which may be an alias with another meaning in another QEMU.
     fn machine_options(&mut self, value: &str) {
         let mut values = Values::read(value);
-        // A word alone is the type; only the first may be one.
+        // A word without a key is the type; only the first may be one.
         values.retain(|key, _| !key.is_empty() && key != "type");
         self.has_accelerator |= values.get("accel").is_some();
         if values != Values::of(&[]) {
@@ -235,7 +231,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// Looks whether the VM has the devices that it was started with.
+    /// Checks that the VM has the devices that it was started with.
     fn check_devices(&self) -> Result<(), Unmovable> {
         let has: BTreeSet<&String> = self.running.named_devices.iter().collect();
         let asked: BTreeSet<&String> = self.device_names.iter().collect();
@@ -260,7 +256,6 @@ impl<'a> Maker<'a> {
         Ok(())
     }
 
-    /// Takes an option as it is.
     fn keep(&mut self, argument: &Argument) {
         self.derived.command.push(argument.option.clone());
         self.derived.command.extend(argument.value.clone());
@@ -270,12 +265,12 @@ impl<'a> Maker<'a> {
         self.derived.command.extend([option.to_owned(), value.to_owned()]);
     }
 
-    /// Says that something does not go along.
+    /// Records a part that does not go along.
     fn leave(&mut self, what: impl Into<String>) {
         self.derived.left_behind.push(what.into());
     }
 
-    /// A place in the VM's own folder, of a socket or a log.
+    /// Returns a place for a socket or a log in the VM's own folder.
     fn own_place(&mut self, wanted: &str) -> String {
         let number = self.own_places;
         self.own_places += 1;
@@ -283,7 +278,7 @@ impl<'a> Maker<'a> {
         if is_name { format!("{{path:{wanted}}}") } else { format!("{{path:own{number}}}") }
     }
 
-    /// A file that goes along, by its place.
+    /// Adds a file that goes along, and returns its place.
     fn file(&mut self, what: &str, path: &str) -> Result<String, Unmovable> {
         let found = self.process.resolve(Path::new(path));
         let found = found.ok_or_else(|| {
@@ -306,12 +301,11 @@ impl<'a> Maker<'a> {
     }
 }
 
-/// What keeps a VM from moving.
 fn refuse(what: String, reason: &'static str) -> Unmovable {
     Unmovable { what, reason }
 }
 
-/// The program by the name that another host finds it under.
+/// Returns the name by which another host finds the program.
 fn program(file: &Path) -> Result<String, Unmovable> {
     let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let name = name.strip_suffix(DELETED).unwrap_or(name);

@@ -1,5 +1,4 @@
-//! Files that a command names by their paths, and the model of processor that it asks for: what must be on a host before a VM
-//! with this command can run there.
+//! The files that a command names by path, and its processor model: requirements of a host that runs a VM with this command.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,31 +10,31 @@ use super::parser::{Argument, Values, parse};
 pub struct NamedFile {
     /// The option that names it.
     pub option: String,
-    /// Its path.
+    /// The path of the file.
     pub path: String,
-    /// What the VM does with it.
+    /// The VM's use of the file.
     pub used: Use,
 }
 
-/// What a VM does with a file.
+/// The use of a file by a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Use {
-    /// It reads it while it works: a guest would find another disk.
+    /// Reads it while running: a guest would find another disk.
     WhileItRuns,
-    /// It has it in its memory, whose parts must be of the same sizes at the target: firmware.
+    /// Keeps it in memory, whose parts must have the same sizes at the target: firmware.
     InMemory,
-    /// It reads it when it is started: a kernel, tables.
+    /// Reads it at its start: a kernel, tables.
     AtStart,
 }
 
-/// The model of processor that a command asks for; `None`: that of the VM's type.
+/// Returns the processor model in a command; `None`: the default of the machine type.
 pub fn processor_model(command: &[String]) -> Option<String> {
     let mut arguments = parse(command.get(1..).unwrap_or_default()).into_iter().rev();
     let value = arguments.find(|argument| argument.option == "-cpu")?.value?;
     Some(Values::read(&value).driver())
 }
 
-/// The files that a command names, with the options that do.
+/// Returns the files that a command names, with the options that name them.
 pub fn named(command: &[String]) -> Vec<NamedFile> {
     let arguments = parse(command.get(1..).unwrap_or_default());
     let firmware = firmware_nodes(&arguments);
@@ -62,7 +61,7 @@ pub fn named(command: &[String]) -> Vec<NamedFile> {
     named
 }
 
-/// The nodes that are firmware (`-machine pflash0=NODE`), and those below them.
+/// Returns the nodes of firmware (`-machine pflash0=NODE`), and those below them.
 fn firmware_nodes(arguments: &[Argument]) -> BTreeSet<String> {
     let all = |option: &str| {
         let found = arguments.iter().filter(move |argument| argument.option == option);
@@ -79,7 +78,7 @@ fn firmware_nodes(arguments: &[Argument]) -> BTreeSet<String> {
     nodes
 }
 
-/// The files of this host that a command needs and does not bring along, and that are not there, as `is_there` says.
+/// Returns the files of this host that a command needs but does not bring along, and that do not exist by `is_there`.
 pub fn missing(command: &[String], is_there: impl Fn(&Path) -> bool) -> Vec<String> {
     let mut missing = Vec::new();
     for argument in parse(command.get(1..).unwrap_or_default()) {
@@ -93,7 +92,7 @@ pub fn missing(command: &[String], is_there: impl Fn(&Path) -> bool) -> Vec<Stri
             "-object" => said(&value, &["mem-path", "filename", "file", "dir"]),
             "-device" => said(&value, &["romfile"]),
             "-fw_cfg" | "-smbios" | "-acpitable" => said(&value, &["file"]),
-            // A socket that it connects to; one that it serves it makes.
+            // A socket that it connects to; it makes the sockets that it serves.
             "-chardev" => match Values::read(&value) {
                 values if values.driver() == "socket" && !values.is_on("server") => said(&value, &["path"]),
                 _ => Vec::new(),

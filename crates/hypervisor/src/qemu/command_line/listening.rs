@@ -1,10 +1,10 @@
-//! Where a VM's QEMU would listen on this host, and whether it could: ports and sockets of its command.
+//! Finds the ports and sockets on which a VM's QEMU would listen on this host, and checks whether it could.
 //!
 //! ```text
 //!   command ──► -vnc, -spice, -gdb, -s, -serial, -chardev, -netdev … ──► addresses ──► each bound for a moment ──► faults
 //! ```
-//! QEMU ends at its start when one of them is taken, which is when the disks have been copied. So it is looked at before.
-//! What a VM has in its own folder (`{path:NAME}`) nobody else uses.
+//! QEMU ends at its start if one of them is taken, after the disks were copied. So they are checked before. Only the VM uses the
+//! paths in its own folder (`{path:NAME}`).
 
 use std::io;
 use std::net::{TcpListener, ToSocketAddrs as _, UdpSocket};
@@ -17,15 +17,12 @@ use super::parser::{Values, parse};
 const VNC_PORT: u16 = 5900;
 /// The first port of VNC over WebSocket.
 const VNC_WEBSOCKET_PORT: u16 = 5700;
-/// The port of `-s`.
 const DEBUGGER_PORT: u16 = 1234;
-/// What QEMU takes where nobody names a host.
 const ANYWHERE: &str = "0.0.0.0";
 
-/// Where QEMU would listen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Address {
-    /// The first free port from one to another.
+    /// The first free port of a range.
     Tcp {
         host: String,
         ports: (u16, u16),
@@ -37,15 +34,13 @@ enum Address {
     Unix(PathBuf),
 }
 
-/// A part of a command that listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Listening {
-    /// The words that say so.
     what: String,
     address: Address,
 }
 
-/// What of a command could not listen here, each with what to do. It may sleep.
+/// Returns the parts of a command that could not listen here, each with advice. May sleep.
 pub fn taken(command: &[String]) -> Vec<String> {
     let listening = find(command.get(1..).unwrap_or_default());
     listening.iter().filter_map(|listening| listening.address.fault(&listening.what)).collect()
@@ -71,12 +66,12 @@ fn find(words: &[String]) -> Vec<Listening> {
         let what = format!("{} {value}", argument.option).trim_end().to_owned();
         found.extend(addresses.into_iter().map(|address| Listening { what: what.clone(), address }));
     }
-    // A path that is not absolute is one of the VM's own.
+    // A relative path is in the VM's own folder.
     found.retain(|listening| !matches!(&listening.address, Address::Unix(path) if path.is_relative()));
     found
 }
 
-/// Whether what is described in one word listens without saying so.
+/// Whether a one-word description listens by default.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Server {
     Always,
@@ -136,7 +131,7 @@ fn character_device(value: &str, server: Server) -> Vec<Address> {
             local.map(|(host, port)| Address::Udp { host, port })
         }
         "unix" if listens => Some(Address::Unix(place.into())),
-        // What is behind a mux listens as it would alone.
+        // A device behind a mux listens as it would alone.
         "mon" => return character_device(&value.replacen("mon:", "", 1), server),
         _ => None,
     };
@@ -148,7 +143,7 @@ fn socket_or_datagrams(values: &Values) -> Vec<Address> {
     let number = |key| values.get(key).and_then(|text| text.parse::<u16>().ok());
     match values.driver().as_str() {
         "socket" if values.is_on("server") => match (values.get("path"), number("port")) {
-            // One without a file is in a name space of its own.
+            // An abstract socket is in a name space of its own.
             (Some(_), _) if values.is_on("abstract") => Vec::new(),
             (Some(path), _) => vec![Address::Unix(path.into())],
             (None, Some(port)) => {
@@ -206,7 +201,6 @@ fn forwarding(rule: &str) -> Option<Address> {
     })
 }
 
-/// A host without the brackets of IPv6.
 fn bare(host: &str) -> String {
     host.trim_start_matches('[').trim_end_matches(']').to_owned()
 }
@@ -216,10 +210,9 @@ impl Address {
         Self::Tcp { host: bare(host), ports: (port, port) }
     }
 
-    /// Why QEMU could not listen here.
     fn fault(&self, what: &str) -> Option<String> {
         match self {
-            // QEMU chooses one.
+            // QEMU chooses a port.
             Self::Tcp { ports: (0, _), .. } | Self::Udp { port: 0, .. } => None,
             Self::Tcp { host, ports: (first, last) } => {
                 let mut refused = None;
@@ -267,7 +260,7 @@ fn unix_fault(what: &str, path: &Path) -> Option<String> {
             path.display()
         ));
     }
-    // A socket that is left over QEMU removes; one that somebody serves it would take away.
+    // QEMU removes a leftover socket; it would also take away a socket that is served.
     UnixStream::connect(path).is_ok().then(|| {
         format!(
             "{what}: somebody serves {} there: end that, or let the socket be in the VM's own folder ({{path:NAME}})",
@@ -356,7 +349,7 @@ mod tests {
         assert_eq!(faults("-gdb tcp:127.0.0.1:0".to_owned()), [""; 0]);
         let words = format!("-monitor unix:{},server=on", left_over.display());
         assert_eq!(faults(words), [""; 0]);
-        // The next one is as good.
+        // The next port is as good.
         let words = format!("-chardev socket,id=a,host=127.0.0.1,port={port},to=65535,server=on");
         assert_eq!(faults(words), [""; 0]);
     }

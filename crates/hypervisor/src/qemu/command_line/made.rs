@@ -1,54 +1,54 @@
-//! What a command makes: the devices that its VM has at its start, and what its drives are over.
+//! The devices and drives that a command makes at the VM's start.
 //!
-//! It is compared with what a running QEMU has ([`crate::qemu::Look`]): what differs was done to the VM since.
+//! A comparison with the running QEMU's ([`crate::qemu::Look`]) shows the changes to the VM since.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::parser::{Argument, Values, parse};
 use crate::qemu::look::{Leaf, export};
 
-/// Settings of a device that the guest sees, or that say what it is connected to.
+/// Settings of a device that the guest sees, or that name its connections.
 const SETTINGS: [&str; 6] = ["serial", "mac", "netdev", "wwn", "chardev", "addr"];
-/// Names of devices that QEMU calls otherwise in its own lists.
+/// Devices that QEMU lists by another name.
 const ALIASES: [(&str, &str); 3] = [("ahci", "ich9-ahci"), ("lsi", "lsi53c895a"), ("e1000-82540em", "e1000")];
 
-/// What a command makes.
+/// The devices and drives of a command.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Made {
-    /// The devices that it asks for.
+    /// The devices that it makes.
     pub devices: Vec<MadeDevice>,
     /// Drives that make a device of their own.
     pub drives: Vec<MadeMedium>,
-    /// All values that it has: a file that is none of them was not named by it.
+    /// All its values: a file that is not among them was not named by it.
     pub values: BTreeSet<String>,
-    /// Whether it holds requests of drives back.
+    /// Whether it limits the request rate of drives.
     pub limits_drives: bool,
 }
 
-/// A device that a command asks for.
+/// A device that a command makes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MadeDevice {
-    /// Its name.
+    /// Its name, if it has one.
     pub name: Option<String>,
-    /// What it is, by the name that the command has for it.
+    /// Its kind, by the command's name for it.
     pub kind: String,
-    /// What the command says of its settings.
+    /// Its settings in the command.
     pub settings: BTreeMap<String, String>,
-    /// What it reads and writes; `None`: the command does not say.
+    /// The medium that it uses; `None`: the command does not say.
     pub medium: Option<MadeMedium>,
 }
 
-/// What a drive is over.
+/// The medium of a drive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MadeMedium {
-    /// What is read and written in the end; empty: there is no medium.
+    /// The files or exports at the bottom; empty: there is no medium.
     pub leaves: BTreeSet<Leaf>,
     /// The drivers that the command names on the way.
     pub drivers: BTreeSet<String>,
 }
 
 impl Made {
-    /// Reads a command.
+    /// Reads a command with its program.
     pub fn of(command: &[String]) -> Self {
         let arguments = parse(command.get(1..).unwrap_or_default());
         let nodes = nodes(&arguments);
@@ -84,7 +84,7 @@ impl Made {
         made
     }
 
-    /// The settings that are to be asked after, by the names of the devices.
+    /// Returns the settings to query, by the names of the devices.
     pub fn settings(&self) -> Vec<(String, String)> {
         let named = self.devices.iter().filter_map(|device| Some((device.name.clone()?, device)));
         named
@@ -93,14 +93,14 @@ impl Made {
     }
 }
 
-/// Whether what QEMU calls a device is what a command has asked for by this name.
+/// Returns whether QEMU's name of a device matches the command's.
 pub fn is_kind(asked: &str, is: &str) -> bool {
     asked.eq_ignore_ascii_case(is)
         || is.strip_prefix(asked).is_some_and(|rest| rest.starts_with('-'))
         || ALIASES.contains(&(asked, is))
 }
 
-/// Whether QEMU tells a setting as a command has it: it may write it in another way.
+/// Returns whether QEMU's value of a setting matches the command's: QEMU may write it in another way.
 pub fn is_setting(key: &str, asked: &str, is: &str) -> bool {
     if key != "addr" {
         return asked.eq_ignore_ascii_case(is);
@@ -113,7 +113,6 @@ pub fn is_setting(key: &str, asked: &str, is: &str) -> bool {
     place(asked) == place(is)
 }
 
-/// The nodes that a command names, by name.
 fn nodes(arguments: &[Argument]) -> BTreeMap<String, Values> {
     let mut nodes = BTreeMap::new();
     for argument in arguments {
@@ -141,7 +140,6 @@ fn device(values: &Values, nodes: &BTreeMap<String, Values>) -> MadeDevice {
     }
 }
 
-/// What a drive or a node is over.
 fn medium(values: &Values, nodes: &BTreeMap<String, Values>, depth: usize) -> MadeMedium {
     let mut made = MadeMedium::default();
     let pairs = values.pairs();
@@ -159,7 +157,7 @@ fn medium(values: &Values, nodes: &BTreeMap<String, Values>, depth: usize) -> Ma
         let key = key.rsplit('.').next().unwrap_or(key);
         let is_child = matches!(key, "file" | "backing" | "data-file");
         match nodes.get(value).filter(|_| is_child) {
-            // A graph has no rings.
+            // A graph has no cycles.
             Some(below) if depth < nodes.len() => {
                 let below = medium(below, nodes, depth + 1);
                 made.leaves.extend(below.leaves);

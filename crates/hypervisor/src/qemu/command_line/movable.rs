@@ -1,21 +1,21 @@
-//! Whether a VM could move at all: what of its command ties it to one host.
+//! Checks whether a VM could move at all: finds the options that tie it to one host.
 //!
-//! QEMU would refuse some of this when the VM is to move, and would leave the rest behind without a word. Either is
-//! too late, so it is looked for when a VM is added. What the command's text does not show, QEMU is asked at run time.
+//! QEMU would refuse some of these when the VM is to move, and silently leave the others behind. Either is too late, so they are
+//! looked for when a VM is added. QEMU is asked at run time for properties that the command does not show.
 
 use super::parser::{Values, parse};
 
-/// Something that keeps a VM from moving, and what to do about it.
+/// A part that keeps a VM from moving, with advice.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{what} {reason}")]
 pub struct Unmovable {
-    /// The words that say so.
+    /// The words of the command.
     pub what: String,
-    /// Why, and what to do.
+    /// The reason, with advice.
     pub reason: &'static str,
 }
 
-/// Options that Sterna gives itself, or that would take QEMU out of its hands.
+/// Options that Sterna gives itself, or that would take QEMU out of its control.
 const OPTIONS: [(&str, &str); 8] = [
     ("-incoming", "is given by Sterna when a VM arrives: leave it out"),
     ("-S", "is given by Sterna when a VM arrives: leave it out"),
@@ -27,7 +27,7 @@ const OPTIONS: [(&str, &str); 8] = [
     ("-usbdevice", "may be a device of this host: use -device with an emulated one"),
 ];
 
-/// Beginnings of devices' names.
+/// Prefixes of devices' names.
 const DEVICES: [(&str, &str); 8] = [
     ("vfio-", "is a device of this host: detach it before, or use an emulated one"),
     ("usb-host", "is a device of this host: detach it before, or use an emulated one"),
@@ -43,7 +43,7 @@ const DEVICES: [(&str, &str); 8] = [
 const IMAGES: [&str; 11] =
     ["-hda", "-hdb", "-hdc", "-hdd", "-cdrom", "-fda", "-fdb", "-sd", "-mtdblock", "-pflash", "-cdimage"];
 
-/// Where distributions put firmware: it is the same on hosts that have the same packages.
+/// The folder of the distributions' firmware: the same on hosts with the same packages.
 pub(super) const SYSTEM_FOLDER: &str = "/usr/";
 
 const LOCAL_IMAGE: &str = "is a local file, which would be left behind: a disk is made a volume (sterna volume add) and \
@@ -55,7 +55,7 @@ const TPM_OF_OTHERS: &str = "keeps its state in a process (swtpm) that Sterna di
     that swtpm's state";
 const TPM_OF_HOST: &str = "is a chip of this host: use a software TPM, with path={tpm} in its -chardev";
 
-/// Looks through a command.
+/// Checks a command for such options.
 pub fn check(command: &[String]) -> Result<(), Unmovable> {
     check_tpm(command)?;
     let mut words = command.iter().skip(1);
@@ -95,7 +95,7 @@ pub fn check(command: &[String]) -> Result<(), Unmovable> {
     Ok(())
 }
 
-/// Looks whether a TPM is one that Sterna starts.
+/// Checks that a TPM is one that Sterna starts.
 fn check_tpm(command: &[String]) -> Result<(), Unmovable> {
     let arguments = parse(command.get(1..).unwrap_or_default());
     let of = |option: &str| {
@@ -116,10 +116,10 @@ fn check_tpm(command: &[String]) -> Result<(), Unmovable> {
     Ok(())
 }
 
-/// A path of an image that would be left behind.
+/// Returns the path of an image that would be left behind.
 fn local_image(values: &Values, option: &str) -> Option<String> {
     let is_read_only = values.is_on("readonly") || values.is_on("read-only");
-    // Of -blockdev, `file` is the name of a node.
+    // In -blockdev, `file` is the name of a node.
     let is_path =
         |key: &str| key == "filename" || key.ends_with(".filename") || (option == "-drive" && key == "file");
     let is_system = |path: &str| is_read_only && path.starts_with(SYSTEM_FOLDER);
@@ -127,7 +127,7 @@ fn local_image(values: &Values, option: &str) -> Option<String> {
     paths.into_iter().find(|path| !is_portable(path) && !is_system(path))
 }
 
-/// Whether a path means the same on another host: a place, or an address of a server.
+/// Returns whether a path means the same on another host: a place, or an address of a server.
 pub(super) fn is_portable(path: &str) -> bool {
     ["{file:", "{disk:", "nbd:", "nbd+unix:", "nbds:"].iter().any(|begin| path.starts_with(begin))
 }

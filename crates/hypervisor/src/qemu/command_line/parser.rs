@@ -1,4 +1,4 @@
-//! QEMU's command line as QEMU reads it: options, and what is in their values.
+//! QEMU's command line as QEMU reads it: options, and the parts of their values.
 //!
 //! ```text
 //!   -drive file=/srv/a,,b.raw,if=virtio     option, value: keys in order, two commas are one in a value
@@ -6,11 +6,11 @@
 //!   -S                                      an option without a value
 //!   disk.raw                                no option: the first disk
 //! ```
-//! It judges nothing.
+//! It parses only, and checks nothing.
 
 use serde_json::Value;
 
-/// Options that have no value, in the versions from 7.2 on.
+/// Options without a value, in the versions from 7.2 on.
 const FLAGS: [&str; 34] = [
     "-S",
     "-alt-grab",
@@ -51,18 +51,17 @@ const FLAGS: [&str; 34] = [
 /// One option with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Argument {
-    /// With one hyphen; empty for a word that is no option.
+    /// The option, with one hyphen; empty for a word that is no option.
     pub option: String,
-    /// `None` for an option that has none.
+    /// The value; `None` for an option without one.
     pub value: Option<String>,
 }
 
-/// Whether an option has no value.
 pub(super) fn is_flag(option: &str) -> bool {
     FLAGS.contains(&option)
 }
 
-/// Cuts a command, without its program, into options.
+/// Splits a command, without its program, into options.
 pub fn parse(words: &[String]) -> Vec<Argument> {
     let mut arguments = Vec::new();
     let mut words = words.iter().peekable();
@@ -79,17 +78,17 @@ pub fn parse(words: &[String]) -> Vec<Argument> {
     arguments
 }
 
-/// What is in the value of an option.
+/// The parsed value of an option.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Values {
     /// Keys and values in order; a part without a key has an empty one.
     Pairs(Vec<(String, String)>),
-    /// A JSON object.
+    /// A value in JSON.
     Json(Value),
 }
 
 impl Values {
-    /// Reads a value.
+    /// Parses the value of an option.
     pub fn read(value: &str) -> Self {
         if let Ok(json @ Value::Object(_)) = serde_json::from_str(value) {
             return Self::Json(json);
@@ -97,7 +96,7 @@ impl Values {
         let mut parts = vec![String::new()];
         let mut characters = value.chars().peekable();
         while let Some(character) = characters.next() {
-            // Two commas are one in a value.
+            // Two commas stand for one in a value.
             let is_end = character == ',' && characters.next_if_eq(&',').is_none();
             match parts.last_mut() {
                 Some(part) if !is_end => part.push(character),
@@ -111,12 +110,12 @@ impl Values {
         Self::Pairs(pairs.collect())
     }
 
-    /// Values that are said one by one.
+    /// Makes values from pairs.
     pub fn of(pairs: &[(&str, &str)]) -> Self {
         Self::Pairs(pairs.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
     }
 
-    /// Keys, those below others with dots, and values.
+    /// Returns keys and values; nested keys are written with dots.
     pub fn pairs(&self) -> Vec<(String, String)> {
         match self {
             Self::Pairs(pairs) => pairs.clone(),
@@ -128,13 +127,13 @@ impl Values {
         }
     }
 
-    /// The value of a key, the last one that is said.
+    /// Returns the last value of a key.
     pub fn get(&self, wanted: &str) -> Option<String> {
         let said = self.pairs().into_iter().rev();
         said.into_iter().find_map(|(key, value)| (key == wanted).then_some(value))
     }
 
-    /// Whether something is switched on, in any of the ways that QEMU takes.
+    /// Returns whether a key is switched on, in any of QEMU's forms.
     pub fn is_on(&self, wanted: &str) -> bool {
         self.pairs().iter().any(|(key, value)| {
             key == wanted && matches!(value.as_str(), "on" | "yes" | "true" | "y")
@@ -142,14 +141,14 @@ impl Values {
         })
     }
 
-    /// What most options begin with: `driver=` or a word alone.
+    /// Returns the first part of most options: `driver=` or a word without a key.
     pub fn driver(&self) -> String {
         let first =
             || self.pairs().into_iter().next().filter(|(key, _)| key.is_empty()).map(|(_, value)| value);
         self.get("driver").or_else(first).unwrap_or_default()
     }
 
-    /// Says something, in the place of what was said before under that key.
+    /// Sets a value, in place of an earlier one of that key.
     pub fn set(&mut self, key: &str, value: &str) {
         match self {
             Self::Pairs(pairs) => match pairs.iter_mut().rev().find(|(known, _)| known == key) {
@@ -169,7 +168,7 @@ impl Values {
         }
     }
 
-    /// Keeps what is said under some keys; of JSON, of the uppermost ones.
+    /// Keeps the values that `keeps` accepts; of JSON, considers the top level only.
     pub fn retain(&mut self, keeps: impl Fn(&str, &str) -> bool) {
         match self {
             Self::Pairs(pairs) => pairs.retain(|(key, value)| keeps(key, value)),
@@ -180,7 +179,7 @@ impl Values {
         }
     }
 
-    /// As QEMU takes it.
+    /// Writes the value in QEMU's form.
     pub fn write(&self) -> String {
         match self {
             Self::Json(json) => json.to_string(),

@@ -1,15 +1,15 @@
-//! What QEMU takes from itself when it has been started: a guest that has broken out of its VM has no more.
+//! The sandbox of a started QEMU: it limits the rights of a guest that breaks out of its VM.
 
 use super::parser::{Values, parse};
 
 const OPTION: &str = "-sandbox";
-/// Options by which QEMU becomes somebody else, or goes elsewhere, which only root may.
+/// Options by which QEMU changes its user or root folder, which only root may.
 const BECOMES_OTHERS: [&str; 3] = ["-runas", "-run-with", "-chroot"];
 
-/// The words that are added to a command, which has its places as they are written; none if it says itself what it wants.
+/// Returns the words that are added to a command; none if the command has its own. They refer to the command's places as written.
 ///
-/// QEMU runs no other program and becomes nobody else, unless its command names something that it must do so for, and leaves
-/// priorities as they are.
+/// QEMU may run no other program and become no other user, unless its command names something that needs this. It
+/// may not change priorities.
 pub fn words(command: &[String]) -> Vec<String> {
     let arguments = parse(command.get(1..).unwrap_or_default());
     let becomes_others = becomes_others(command);
@@ -43,7 +43,7 @@ pub fn words(command: &[String]) -> Vec<String> {
     vec![OPTION.to_owned(), sandbox]
 }
 
-/// Whether a command says itself whom QEMU is to become.
+/// Returns whether a command changes QEMU's user itself.
 pub fn becomes_others(command: &[String]) -> bool {
     let arguments = parse(command.get(1..).unwrap_or_default());
     arguments.iter().any(|argument| BECOMES_OTHERS.contains(&argument.option.as_str()))

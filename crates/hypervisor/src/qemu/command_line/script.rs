@@ -1,34 +1,34 @@
-//! How a VM is started again that has been given back: a shell script with its command, over its plain images.
+//! Writes a shell script that starts a returned VM again, with its command, over its plain images.
 
 use std::path::PathBuf;
 
 use super::parser::{Values, parse};
 
-/// A plain image that a VM has been given back.
+/// A plain image that was given back to a VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GivenBack {
-    /// The volume that it was.
+    /// The volume that it was before.
     pub volume: String,
-    /// Where it is.
+    /// The path of the image.
     pub path: PathBuf,
     /// Its format, by QEMU's name.
     pub format: String,
 }
 
-/// What begins the path of a volume's socket in the command of [`script`], where the volume's name follows.
+/// The prefix of a volume's socket path in the command of [`script`]; the volume's name follows.
 pub const VOLUME: &str = "volume:";
 
-/// Where a VM's programs are started, and as whom.
+/// The folder and user of a VM's programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Surroundings {
-    /// Where relative paths begin.
+    /// The folder where relative paths begin.
     pub folder: PathBuf,
-    /// The words that change the user, and then run the words that follow; none: it is the user of the script.
+    /// The words that change the user and run the words behind them; empty: the user of the script.
     pub becoming: Vec<String>,
 }
 
-/// Writes a script; `tpm` is the command that starts the VM's TPM, empty if it has none, and `command` starts QEMU, with
-/// [`VOLUME`]s for the sockets of its disks. `None`: it has a disk in a way that this does not know.
+/// Writes a script. `tpm` starts the VM's TPM, empty if it has none. `command` starts QEMU, with
+/// [`VOLUME`]s for the sockets of its disks. `None`: it has a disk in an unknown form.
 pub fn script(
     command: &[String],
     images: &[GivenBack],
@@ -58,7 +58,7 @@ pub fn script(
     ))
 }
 
-/// A drive or a node over a plain image, in the place of one over an export.
+/// Returns a drive or a node over a plain image, in place of one over an export.
 fn over_image(option: &str, value: &str, images: &[GivenBack]) -> Option<String> {
     let mut values = Values::read(value);
     let image = values.pairs().into_iter().find_map(|(_, value)| {
@@ -84,7 +84,7 @@ fn over_image(option: &str, value: &str, images: &[GivenBack]) -> Option<String>
     Some(values.write())
 }
 
-/// A word as a shell takes it.
+/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,+@%".contains(&byte);
     if !word.is_empty() && word.bytes().all(is_plain) {

@@ -1,9 +1,9 @@
 //! Words of a command with variables in them: `path={disk:root},x=1`.
 //!
-//! A variable is a word of small letters in braces, with or without a name behind a colon. Other braces are the command's
-//! own: QEMU takes JSON. What takes its place is escaped as the word around it needs it.
+//! A variable is a word of small letters in braces, with or without a name behind a colon. Other braces belong to the command,
+//! because QEMU takes JSON. Values are escaped as the word around them requires.
 
-/// One word of a command, cut at its variables.
+/// One word of a command, split at its variables.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Template {
     pieces: Vec<Piece>,
@@ -15,12 +15,12 @@ enum Piece {
     Variable(Variable),
 }
 
-/// A variable.
+/// A variable of a template.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Variable {
-    /// What kind of thing it stands for, such as `disk`.
+    /// The kind of its value, such as `disk`.
     pub kind: String,
-    /// Which of them; empty if there is one only.
+    /// The name of its value; empty if there is only one.
     pub name: String,
 }
 
@@ -34,7 +34,7 @@ impl std::fmt::Display for Variable {
 }
 
 impl Template {
-    /// Cuts a word.
+    /// Splits a word at its variables.
     pub fn parse(word: &str) -> Self {
         let (mut pieces, mut text, mut rest) = (Vec::new(), String::new(), word);
         while let Some(start) = rest.find('{') {
@@ -59,12 +59,12 @@ impl Template {
         Self { pieces }
     }
 
-    /// Whether nothing comes before its first variable.
+    /// Returns whether it begins with a variable.
     pub fn begins_with_variable(&self) -> bool {
         matches!(self.pieces.first(), Some(Piece::Variable(_)))
     }
 
-    /// The variables, in order.
+    /// Returns the variables, in order.
     pub fn variables(&self) -> impl Iterator<Item = &Variable> {
         self.pieces.iter().filter_map(|piece| match piece {
             Piece::Variable(variable) => Some(variable),
@@ -72,7 +72,7 @@ impl Template {
         })
     }
 
-    /// The word with the values of its variables.
+    /// Returns the word with the values of its variables.
     pub fn fill(&self, value: impl Fn(&Variable) -> String) -> String {
         let is_json = matches!(self.pieces.first(), Some(Piece::Text(text)) if text.starts_with('{'));
         let escape = |value: String| if is_json { in_json(&value) } else { in_option(&value) };
@@ -92,12 +92,10 @@ fn variable(inner: &str) -> Option<Variable> {
     is_variable.then(|| Variable { kind: kind.to_owned(), name: name.to_owned() })
 }
 
-/// A value within one of QEMU's lists of options, where commas separate.
 fn in_option(value: &str) -> String {
     value.replace(',', ",,")
 }
 
-/// A value within a JSON string.
 fn in_json(value: &str) -> String {
     let quoted = serde_json::Value::from(value).to_string();
     quoted[1..quoted.len() - 1].to_owned()

@@ -1,12 +1,11 @@
-//! What a VM's definition may name that another host has sent: it is parsed into typed values, and the command is written anew
-//! from these.
+//! Parses a VM's command from another host into typed values, and writes the command anew from these.
 //!
 //! ```text
-//!   words ─► lexer: cut in one way only ─► options, devices, drives, processor: closed sets of options, keys and types
-//!         ─► names that are used are made here, once ─► Understood ─► write(): the command that QEMU is given
+//!   words ─► lexer: split unambiguously ─► options, devices, drives, processor: closed sets of options, keys and types
+//!         ─► used names are defined here, once ─► Understood ─► write(): the command for QEMU
 //! ```
-//! Nothing that was received is passed on. What is not understood is refused, with the option, the key and the value.
-//! `[machines]` of the configuration may allow more: such an option is cut as strictly, and its paths are looked at.
+//! No received text is passed on. Anything unknown is refused, with the option, the key and the value. `[machines]` of the
+//! configuration may allow more: such an option is split as strictly, and its paths are checked.
 
 mod devices;
 mod drives;
@@ -30,31 +29,29 @@ use self::reading::{CHARACTER_DEVICE, read_argument};
 use self::value::Kind;
 pub use self::value::Value;
 
-/// What programs that can be found on another host begin with.
+/// The prefix of programs that can be found on another host.
 const PROGRAM: &str = "qemu-system-";
-/// What keeps QEMU from making devices that the command does not name.
+/// Keeps QEMU from making devices that the command does not name.
 const NO_DEFAULTS: &str = "-nodefaults";
-/// What keeps QEMU from reading options of this host.
+/// Keeps QEMU from reading options of this host.
 const NO_USER_CONFIG: &str = "-no-user-config";
-/// A network that QEMU makes within itself.
 const USER_NETWORK: &str = "user";
-/// Options that are networks.
 const NETWORKS: [&str; 3] = ["-net", "-netdev", "-nic"];
-/// What keeps its guest from reaching this host and others through it.
+/// Keeps the guest from reaching this host, and others through it.
 const RESTRICT: &str = "restrict";
 
-/// Why a definition of another host's is refused.
+/// The reason why a command from another host is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotAllowed {
-    /// An option, a key or a word that is not of the closed set.
+    /// An option, a key or a word outside of the closed set.
     #[error(
         "{what} is nothing that a VM from another host may name here; if it may: allow = [\"{entry}\"] below [machines] in \
          that host's configuration"
     )]
     Option {
-        /// The words.
+        /// The words in question.
         what: String,
-        /// What would allow it.
+        /// The entry of the configuration that would allow it.
         entry: String,
     },
     /// A path of this host.
@@ -63,26 +60,26 @@ pub enum NotAllowed {
          [machines] in that host's configuration"
     )]
     Path {
-        /// The option.
+        /// The option with the path.
         option: String,
-        /// The path.
+        /// The path in question.
         path: String,
-        /// The folder that would have to be named.
+        /// The folder that would have to be allowed.
         folder: String,
     },
-    /// Something that has more than one meaning, or none.
+    /// An ambiguous or meaningless part.
     #[error(
         "{what} {reason}; a VM from another host must be written so that it is understood in one way only"
     )]
     Malformed {
-        /// The words.
+        /// The words in question.
         what: String,
-        /// Why.
+        /// The reason of the refusal.
         reason: String,
     },
 }
 
-/// What a host's administrator allows besides.
+/// Additional permissions of a host's administrator.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Allowed<'a> {
     /// Options, alone or with the beginning of their value: `-vnc`, `-netdev bridge`.
@@ -91,7 +88,7 @@ pub struct Allowed<'a> {
     pub folders: &'a [PathBuf],
 }
 
-/// A command that is understood.
+/// A command as typed values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Understood {
     program: String,
@@ -99,7 +96,7 @@ pub struct Understood {
     warnings: Vec<String>,
 }
 
-/// An option with what is said of it.
+/// An option with its parsed value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Argument {
     option: String,
@@ -110,18 +107,17 @@ pub struct Argument {
 enum Body {
     Nothing,
     Alone(Value),
-    /// Keys; QEMU takes the first of this name without it.
+    /// Keys; QEMU takes a first value without a key as this one.
     Keys {
         implied: &'static str,
         said: Said,
     },
     /// A monitor or a port at a socket that QEMU serves.
     Served(Value),
-    /// What the administrator of this host allows.
+    /// An option that the administrator of this host allows.
     Open(open::Open),
 }
 
-/// Keys with their values, each once.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Said {
     pairs: Vec<(String, Value)>,
@@ -129,10 +125,10 @@ struct Said {
 }
 
 impl Understood {
-    /// Reads a command, with its variables as they are written.
+    /// Parses a command, with its variables as written.
     ///
     /// # Errors
-    /// [`NotAllowed`]: what of it is not understood, or may not be named.
+    /// [`NotAllowed`]: the part that is unknown, or may not be named.
     pub fn read(command: &[String], allowed: Allowed<'_>) -> Result<Self, NotAllowed> {
         let (program, words) =
             command.split_first().map_or(("", command), |(first, rest)| (first.as_str(), rest));
@@ -150,7 +146,7 @@ impl Understood {
         Ok(understood)
     }
 
-    /// The command anew, from what was understood.
+    /// Returns the command, written anew from the parsed values.
     pub fn write(&self) -> Vec<String> {
         let mut words = vec![self.program.clone()];
         for argument in &self.arguments {
@@ -160,12 +156,12 @@ impl Understood {
         words
     }
 
-    /// What is not as it was at the other host, for people.
+    /// Returns the differences from the other host, for the administrator.
     pub fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// The options.
+    /// Returns the parsed options.
     pub fn arguments(&self) -> &[Argument] {
         &self.arguments
     }
@@ -193,7 +189,7 @@ impl Understood {
         self.arguments.iter().any(|argument| argument.option == option)
     }
 
-    /// Looks whether the VM has the monitor that Sterna steers it by.
+    /// Checks that the VM has the monitor by which Sterna controls it.
     fn check_monitor(&self) -> Result<(), NotAllowed> {
         if self.has("-qmp") { Ok(()) } else { Err(NotAllowed::malformed("-qmp", "", "is missing")) }
     }
@@ -215,7 +211,7 @@ impl Understood {
         Ok(names)
     }
 
-    /// Says what QEMU would do by itself, so that it does nothing that was not understood.
+    /// Adds the options that QEMU would default, so that it does nothing unparsed.
     fn close(&mut self, allowed: Allowed<'_>) -> Result<(), NotAllowed> {
         let mut warnings = Vec::new();
         for argument in &mut self.arguments {
@@ -235,14 +231,14 @@ impl Understood {
         }
         let has_network = NETWORKS.iter().any(|option| self.has(option));
         if !self.has(NO_DEFAULTS) && !has_network && !allowed.names("-net", USER_NETWORK) {
-            // N.B. QEMU would make these two by itself, and let the guest reach this host and others.
+            // N.B. QEMU would make these two by default, and let the guest reach this host and others.
             self.add("-net", "type", &[("type", Value::Word("nic".to_owned()))])?;
             let network = [("type", Value::Word(USER_NETWORK.to_owned())), (RESTRICT, Value::Switch(true))];
             self.add("-net", "type", &network)?;
             warnings.push(isolated("-net"));
         }
         if !self.has(NO_DEFAULTS) {
-            // The guest has the same ports; nothing of this host is behind them.
+            // The guest has the same ports, without anything of this host behind them.
             for (option, nothing) in [("-monitor", "none"), ("-serial", "null"), ("-parallel", "null")] {
                 if !self.has(option) {
                     let body = Body::Alone(Value::Word(nothing.to_owned()));
@@ -250,7 +246,7 @@ impl Understood {
                 }
             }
         }
-        // N.B. a QEMU that can show nothing by itself would let anybody of this host connect to a VNC server.
+        // N.B. a QEMU without a display would let every user of this host connect to a VNC server.
         if !DISPLAYS.iter().any(|option| self.has(option)) {
             let body = Body::Alone(Value::Word("none".to_owned()));
             self.arguments.push(Argument { option: "-display".to_owned(), body });
@@ -277,7 +273,7 @@ impl Understood {
     }
 }
 
-/// What becomes of a network that QEMU makes within itself, for people.
+/// Returns a warning about the isolation of a network that QEMU makes within itself.
 fn isolated(option: &str) -> String {
     format!(
         "{option} {USER_NETWORK}: there its guest reaches nothing but itself (restrict=on); if it may reach that host and \
@@ -285,7 +281,7 @@ fn isolated(option: &str) -> String {
     )
 }
 
-/// Looks whether a tap device runs no programs, and is one that is there.
+/// Checks that a tap device runs no programs, and already exists.
 fn check_tap(option: &str, said: &Said) -> Result<(), NotAllowed> {
     let is_tap =
         NETWORKS.contains(&option) && matches!(said.get("type"), Some(Value::Word(kind)) if kind == "tap");
@@ -296,16 +292,15 @@ fn check_tap(option: &str, said: &Said) -> Result<(), NotAllowed> {
     Err(NotAllowed::Option { what, entry: format!("{option} tap") })
 }
 
-/// Options that say where the guest's screen is shown.
 const DISPLAYS: [&str; 4] = ["-display", "-nographic", "-vnc", "-spice"];
 
 impl Argument {
-    /// Its name, with one hyphen.
+    /// Returns its name, with one hyphen.
     pub fn option(&self) -> &str {
         &self.option
     }
 
-    /// Its keys and their values; a value alone has no key.
+    /// Returns its keys and values; a single value has no key.
     pub fn values(&self) -> Vec<(&str, &Value)> {
         match &self.body {
             Body::Nothing | Body::Open(_) => Vec::new(),
@@ -314,7 +309,7 @@ impl Argument {
         }
     }
 
-    /// The value of a key.
+    /// Returns the value of a key.
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.values().into_iter().find_map(|(known, value)| (known == key).then_some(value))
     }
@@ -339,7 +334,7 @@ impl Argument {
     }
 }
 
-/// Looks whether a program is a QEMU, found where this host's are.
+/// Checks that a program is one of this host's QEMUs, found by name.
 fn check_program(program: &str) -> Result<(), NotAllowed> {
     let machine = program.strip_prefix(PROGRAM).unwrap_or_default();
     let is_sign = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
@@ -359,7 +354,6 @@ impl Said {
         self.pairs.push((key.to_owned(), value));
     }
 
-    /// Reads a value as one of its kind.
     fn read(
         &mut self,
         option: &str,
@@ -394,7 +388,7 @@ impl Said {
 }
 
 impl Allowed<'_> {
-    /// Whether an option is named, alone or with what its value begins with.
+    /// Returns whether an option is allowed, alone or with the beginning of its value.
     fn names(&self, option: &str, word: &str) -> bool {
         let entry = format!("{option} {word}");
         self.options.iter().any(|known| *known == option || *known == entry)

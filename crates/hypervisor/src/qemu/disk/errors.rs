@@ -1,4 +1,4 @@
-//! What QEMU does with a guest when a disk answers with an error.
+//! QEMU's treatment of a guest when a disk answers with an error.
 
 use serde_json::json;
 
@@ -7,18 +7,15 @@ use crate::HypervisorError;
 use crate::qemu::command_line::{Values, parse};
 use crate::qemu::process::{ANSWER_DEADLINE, Qemu};
 
-/// What has QEMU stop the guest, and ask again when it goes on.
+/// Stops the guest, and repeats the request when the guest is resumed.
 const STOP: &str = "stop";
-/// What leaves it to the `-drive`.
 const AUTO: &str = "auto";
-/// What is said of reads.
 const READS: &str = "rerror";
-/// What is said of writes.
 const WRITES: &str = "werror";
 
 impl Qemu {
-    /// Tells whether QEMU stops the guest at each error of a disk, and asks again when the guest goes on (`rerror=stop,werror=stop`);
-    /// `command`: QEMU's own, with its program. A device that does not say so does not.
+    /// Returns whether QEMU stops the guest at each error of a disk, and repeats the request when the guest is resumed
+    /// (`rerror=stop,werror=stop`). `command`: QEMU's own, with its program. False for a device without such a setting.
     ///
     /// # Errors
     /// If QEMU does not answer.
@@ -47,14 +44,13 @@ impl Qemu {
         match answer.map_err(HypervisorError::from) {
             Ok(policy) if policy == AUTO => Ok(of_drive(command, &disk.drive, what).as_deref() == Some(STOP)),
             Ok(policy) => Ok(policy == STOP),
-            // Not every device has it.
+            // Some devices do not have it.
             Err(HypervisorError::Refused(_)) => Ok(false),
             Err(error) => Err(error),
         }
     }
 }
 
-/// What the `-drive` of this name says.
 fn of_drive(command: &[String], drive: &str, what: &str) -> Option<String> {
     let words = command.get(1..).unwrap_or_default();
     let drives = parse(words).into_iter().filter(|argument| argument.option == "-drive");

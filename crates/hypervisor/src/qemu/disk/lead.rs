@@ -1,8 +1,7 @@
-//! Leads a disk over an export, and back to a file.
+//! Switches a disk to an export, and back to a file.
 //!
-//! An export is of what the guest sees, so a disk over one is raw; the file may be of any format that can be led. Where the
-//! format stays, the node that the device has is reopened; where it changes, or nobody gave that node its name, the device
-//! gets another one.
+//! An export has the guest's view, so a disk over one is raw; the file may have any supported format. If the format stays, the
+//! device's node is reopened. If it changes, or the node has no name, the device gets another node.
 
 use std::path::Path;
 
@@ -13,24 +12,23 @@ use crate::HypervisorError;
 use crate::qemu::error::QmpError;
 use crate::qemu::process::{ANSWER_DEADLINE, DRAIN_DEADLINE, Qemu, unexpected};
 
-/// Beginnings of the names of the nodes that are made here; names of nodes have at most 31 bytes.
+/// Prefixes of the names of new nodes; names have at most 31 bytes.
 pub(super) const EXPORT_NODE: &str = "sterna-nbd-";
 const FORMAT_NODE: &str = "sterna-fmt-";
-/// Where a format node gives way to another one, they must not be called the same.
+/// The prefix where a format node replaces another one, and needs a different name.
 const OTHER_FORMAT_NODE: &str = "sterna-img-";
 const FILE_NODE: &str = "sterna-file-";
 const NOTHING_NODE: &str = "sterna-null-";
-/// What a disk over an export, or over nothing, is driven by.
 const RAW: &str = "raw";
 
 impl Qemu {
-    /// Leads a disk over an export of the same bytes, and returns the disk as it is then.
+    /// Switches a disk to an export of the same bytes, and returns the disk's new description.
     ///
-    /// `number` tells the nodes of this disk from those of others of the VM. The guest works on; requests wait for
-    /// about a millisecond. When this returns QEMU has closed the file, and holds no lock on it.
+    /// `number` distinguishes the nodes of this disk from those of others of the VM. The guest continues; requests wait for about
+    /// a millisecond. On return QEMU has closed the file, and holds no lock on it.
     ///
     /// # Errors
-    /// If QEMU refuses or does not answer. The disk is where it was then, unless QEMU fell silent.
+    /// If QEMU refuses or does not answer. The disk then stays where it was, unless QEMU fell silent.
     pub async fn lead_over_export(
         &self,
         disk: &LocalDisk,
@@ -42,12 +40,12 @@ impl Qemu {
         self.exchange(disk, &Below { node, options, format: RAW, name: None }, number).await
     }
 
-    /// Takes a disk off its file, with nothing below it instead: QEMU closes the file, and holds no lock on it.
+    /// Detaches a disk from its file, without anything below it: QEMU closes the file, and holds no lock on it.
     ///
-    /// **N.B.** The VM must be paused, and lead elsewhere before it runs again: what it would write is lost.
+    /// **N.B.** The VM must be paused, and the disk be attached again before it runs: writes meanwhile would be lost.
     ///
     /// # Errors
-    /// If QEMU refuses or does not answer. The disk is where it was then, unless QEMU fell silent.
+    /// If QEMU refuses or does not answer. The disk then stays where it was, unless QEMU fell silent.
     pub async fn lead_to_nothing(&self, disk: &LocalDisk, number: u32) -> Result<LocalDisk, HypervisorError> {
         let node = format!("{NOTHING_NODE}{number}");
         let mut options = with_options(&node, "null-co", &disk.options);
@@ -56,13 +54,13 @@ impl Qemu {
         self.exchange(disk, &Below { node, options, format: RAW, name: None }, number).await
     }
 
-    /// Leads a disk to a file, whatever it is over.
+    /// Switches a disk to a file, from any state.
     ///
-    /// Nobody else may hold QEMU's locks on the file when this is called, nor may the disk be over it already. When this
-    /// returns, QEMU does, and nothing is sent to an export any more.
+    /// No other process may hold QEMU's locks on the file, and the disk must not be over it already. On return QEMU holds the
+    /// locks, and sends nothing to an export.
     ///
     /// # Errors
-    /// If QEMU refuses or does not answer. The disk is where it was then, unless QEMU fell silent.
+    /// If QEMU refuses or does not answer. The disk then stays where it was, unless QEMU fell silent.
     pub async fn lead_to_file(
         &self,
         disk: &LocalDisk,
@@ -76,12 +74,11 @@ impl Qemu {
         Ok(LocalDisk { file: image.path.clone(), ..led })
     }
 
-    /// Deletes a node that nothing uses; that it is not there, or is in use, is no error.
+    /// Deletes an unused node; a missing or used node is no error.
     pub async fn drop_node(&self, node: &str) {
         let _ = self.delete(node).await;
     }
 
-    /// Puts another node below a disk's format, or below another format.
     async fn exchange(
         &self,
         disk: &LocalDisk,
@@ -89,7 +86,7 @@ impl Qemu {
         number: u32,
     ) -> Result<LocalDisk, HypervisorError> {
         let node = below.node.as_str();
-        // A node that a killed daemon left is used by nothing: the disk is not over it, or nobody would lead it there.
+        // A killed daemon's node is unused: the disk is not over it, or it would not be switched there.
         self.drop_node(node).await;
         self.tell("blockdev-add", below.options.clone(), DRAIN_DEADLINE).await?;
         let led = if disk.is_named && disk.format == below.format {
@@ -99,13 +96,13 @@ impl Qemu {
         };
         match led {
             Ok(led) => {
-                // First what stands on the others. A node that nobody named goes by itself.
+                // Nodes above others first. A node without a name vanishes by itself.
                 let format = Some(&disk.node).filter(|format| disk.is_named && **format != led.node);
-                // Whoever gives a disk back may not know what it was over last.
+                // The caller may not know what the disk was last over.
                 let ours = [EXPORT_NODE, FILE_NODE, NOTHING_NODE].map(|begin| format!("{begin}{number}"));
                 let formers = format.into_iter().chain(&disk.file_node).chain(&ours);
                 for former in formers.filter(|former| *former != node) {
-                    // A node that was made with its parent goes with it, and most of these are not there.
+                    // A node made with its parent vanishes with it, and most of these do not exist.
                     let _ = self.delete(former).await;
                 }
                 Ok(led)
@@ -119,7 +116,7 @@ impl Qemu {
         }
     }
 
-    /// Exchanges the child of a format node that has a name.
+    /// Replaces the child of a named format node.
     async fn reopen(&self, disk: &LocalDisk, node: &str) -> Result<LocalDisk, HypervisorError> {
         let before = format_options(disk, disk.file_node.as_deref().unwrap_or_default());
         let after = format_options(disk, node);
@@ -132,7 +129,7 @@ impl Qemu {
         Ok(led)
     }
 
-    /// Gives the device another format node, which has a name from then on.
+    /// Gives the device another format node, which is named from then on.
     async fn set_drive(
         &self,
         disk: &LocalDisk,
@@ -141,7 +138,7 @@ impl Qemu {
     ) -> Result<LocalDisk, HypervisorError> {
         let ours = [FORMAT_NODE, OTHER_FORMAT_NODE].map(|begin| format!("{begin}{number}"));
         let names = below.name.into_iter().chain(ours.iter().map(String::as_str));
-        // Two of ours are two names: one of them is free.
+        // One of the two own names is free.
         let format_node = names.into_iter().find(|name| *name != disk.node).unwrap_or_default().to_owned();
         let led = LocalDisk {
             node: format_node.clone(),
@@ -152,7 +149,7 @@ impl Qemu {
         };
         self.drop_node(&format_node).await;
         self.tell("blockdev-add", format_options(&led, &below.node), DRAIN_DEADLINE).await?;
-        // N.B. Before the device has it: its former node goes with the last that uses it, and does not come back.
+        // N.B. before the device has it: the former node vanishes with its last user, for good.
         let checked = match self.check(&led).await {
             Ok(()) => {
                 let arguments = json!({ "path": disk.device, "property": "drive", "value": format_node });
@@ -169,7 +166,7 @@ impl Qemu {
         Ok(led)
     }
 
-    /// Reads back what QEMU has made of a disk's options.
+    /// Reads back QEMU's result for a disk's options.
     async fn check(&self, disk: &LocalDisk) -> Result<(), HypervisorError> {
         const COMMAND: &str = "query-named-block-nodes";
         let nodes = self.ask(COMMAND).await?;
@@ -194,18 +191,13 @@ impl Qemu {
     }
 }
 
-/// What a disk is led over.
 struct Below<'a> {
-    /// The node's name.
     node: String,
     options: Value,
-    /// What drives the disk over it.
     format: &'a str,
-    /// What that node is to be called, if it is another one.
     name: Option<&'a str>,
 }
 
-/// A node over an export.
 pub(super) fn export_options(node: &str, export: &ExportAddress, options: &DiskOptions) -> Value {
     let mut options = with_options(node, "nbd", options);
     options["server"] = json!({ "type": "unix", "path": export.socket });
@@ -214,7 +206,6 @@ pub(super) fn export_options(node: &str, export: &ExportAddress, options: &DiskO
     options
 }
 
-/// A node over a file, or a device.
 pub(super) fn file_options(node: &str, path: &Path, options: &DiskOptions) -> Value {
     let driver = match std::fs::metadata(path) {
         Ok(found) if !found.is_file() => "host_device",
@@ -225,7 +216,6 @@ pub(super) fn file_options(node: &str, path: &Path, options: &DiskOptions) -> Va
     options
 }
 
-/// A disk's format node over another one.
 fn format_options(disk: &LocalDisk, below: &str) -> Value {
     let mut options = with_options(&disk.node, &disk.format, &disk.options);
     options["file"] = below.into();
@@ -233,7 +223,7 @@ fn format_options(disk: &LocalDisk, below: &str) -> Value {
     options
 }
 
-/// A node with all the options that every driver has.
+/// Returns a node with all options that every driver has.
 fn with_options(node: &str, driver: &str, options: &DiskOptions) -> Value {
     json!({
         "driver": driver,

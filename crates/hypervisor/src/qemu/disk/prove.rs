@@ -1,6 +1,6 @@
-//! What a disk could be led over, tried by QEMU itself while the VM works: nothing of the VM is touched.
+//! Lets QEMU itself test whether a disk could be switched, while the VM runs, and without touching it.
 //!
-//! QEMU may run as another user, in other namespaces, or confined: what it can open is known only when it has opened it.
+//! QEMU may run as another user, in other namespaces, or confined: only opening shows what it can open.
 
 use std::path::Path;
 
@@ -9,11 +9,11 @@ use super::{ExportAddress, LocalDisk};
 use crate::HypervisorError;
 use crate::qemu::process::{DRAIN_DEADLINE, Qemu};
 
-/// Beginning of the name of a node that is only tried; names of nodes have at most 31 bytes.
+/// The prefix of a test node's name; names have at most 31 bytes.
 const TRIED_NODE: &str = "sterna-try-";
 
 impl Qemu {
-    /// Has QEMU connect to an export as a disk would, and disconnect.
+    /// Lets QEMU connect to an export as a disk would, and disconnect.
     ///
     /// # Errors
     /// If QEMU cannot, in its words.
@@ -31,7 +31,7 @@ impl Qemu {
         Ok(())
     }
 
-    /// Has QEMU open a file as a disk would, without its locks, and keep it open until [`Self::end_proof`].
+    /// Lets QEMU open a file as a disk would, without its locks, and keep it open until [`Self::end_proof`].
     ///
     /// # Errors
     /// If QEMU cannot, in its words.
@@ -42,17 +42,17 @@ impl Qemu {
         number: u32,
     ) -> Result<(), HypervisorError> {
         let node = format!("{TRIED_NODE}{number}");
-        // N.B. nothing uses the node, so it asks for no lock, whoever has them.
+        // N.B. the node is unused, so it asks for no lock.
         self.open(&node, file_options(&node, path, &disk.options)).await
     }
 
-    /// Closes what [`Self::prove_file`] has opened.
+    /// Closes the file that [`Self::prove_file`] has opened.
     pub async fn end_proof(&self, number: u32) {
         self.drop_node(&format!("{TRIED_NODE}{number}")).await;
     }
 
     async fn open(&self, node: &str, options: serde_json::Value) -> Result<(), HypervisorError> {
-        // What a killed daemon left.
+        // Left by a killed daemon, perhaps.
         self.drop_node(node).await;
         self.tell("blockdev-add", options, DRAIN_DEADLINE).await
     }

@@ -1,4 +1,4 @@
-//! Which disks a VM has, and which of them can be led elsewhere.
+//! Lists the disks of a VM, and which of them can be switched.
 
 use std::path::PathBuf;
 
@@ -8,18 +8,17 @@ use super::{DiskOptions, ExportAddress, LocalDisk, StayReason, StayingDisk};
 use crate::HypervisorError;
 use crate::qemu::process::{Qemu, unexpected};
 
-/// QEMU's names for nodes that nobody named begin so.
+/// The prefix of QEMU's own names for nodes.
 const MADE_UP: char = '#';
-/// Formats whose file can be exchanged below them.
+/// Formats whose file can be replaced below them.
 const FORMATS: [&str; 2] = ["raw", "qcow2"];
-/// Drivers of plain files and devices.
 const FILES: [&str; 2] = ["file", "host_device"];
 
 impl Qemu {
-    /// The disks of the VM; for those that cannot be led elsewhere, why. Drives without a medium are left out.
+    /// Returns the disks of the VM; for those that cannot be switched, the reason. Leaves out drives without a medium.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn local_disks(&self) -> Result<Vec<Result<LocalDisk, StayingDisk>>, HypervisorError> {
         let devices = self.ask("query-block").await?;
         let nodes = self.ask("query-named-block-nodes").await?;
@@ -31,10 +30,10 @@ impl Qemu {
         Ok(disks.map(|device| survey(device, nodes, jobs)).collect())
     }
 
-    /// The disk that is over an export; `None`: there is none. Its file is not told.
+    /// Returns the disk over an export, without its file; `None` if there is none.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn disk_over(&self, export: &ExportAddress) -> Result<Option<LocalDisk>, HypervisorError> {
         let devices = self.ask("query-block").await?;
         let nodes = self.ask("query-named-block-nodes").await?;
@@ -43,7 +42,6 @@ impl Qemu {
     }
 }
 
-/// The disk that is over an export, as QEMU tells its address.
 fn find_exported(devices: &[Value], nodes: &[Value], export: &ExportAddress) -> Option<LocalDisk> {
     let address = format!("nbd+unix:///{}?socket={}", export.export, export.socket.display());
     let is_over = |node: &Value| node["file"] == address.as_str();
@@ -95,7 +93,7 @@ fn survey(device: &Value, nodes: &[Value], jobs: &[Value]) -> Result<LocalDisk, 
     let bitmaps = inserted["dirty-bitmaps"].as_array().map(Vec::as_slice).unwrap_or_default();
     let names = bitmaps.iter().map(|bitmap| text(&bitmap["name"]));
     if !bitmaps.is_empty() && names.clone().all(|name| name.is_empty()) {
-        // A job that copies the disk has one without a name, whatever the job is called.
+        // A job that copies the disk has a bitmap without a name.
         let job = jobs.first().map(|job| text(&job["device"]));
         return stay(StayReason::Job(job.unwrap_or_else(|| "without a name".to_owned())));
     }
@@ -113,7 +111,7 @@ fn survey(device: &Value, nodes: &[Value], jobs: &[Value]) -> Result<LocalDisk, 
         return stay(StayReason::Backing);
     }
     let file = text(&inserted["file"]);
-    // With options that a path cannot say, QEMU writes them as JSON; other addresses are URIs.
+    // QEMU writes options that a path cannot express as JSON; other addresses are URIs.
     if !file.starts_with('/') && (file.starts_with("json:") || file.contains("://") || file.is_empty()) {
         return stay(StayReason::NotAFile(file));
     }
@@ -137,15 +135,14 @@ fn survey(device: &Value, nodes: &[Value], jobs: &[Value]) -> Result<LocalDisk, 
     })
 }
 
-/// The files that an image stands on.
 fn backing_files(top: &Value) -> Vec<PathBuf> {
     let chain = std::iter::successors(Some(&top["backing-image"]), |image| Some(&image["backing-image"]));
     let names = chain.map_while(|image| image["filename"].as_str());
     names.map(PathBuf::from).collect()
 }
 
-/// Whether an image and each that it stands on say themselves what comes next, and of which format it is: whoever opens it
-/// alone then finds the same chain. `depth`: how many it stands on.
+/// Returns whether an image and its backing files name the next file and its format themselves: another program then finds the
+/// same chain. `depth`: the number of backing files.
 fn is_as_headers_say(top: &Value, depth: u64) -> bool {
     let (mut image, mut found) = (top, 0);
     while let below @ Value::Object(_) = &image["backing-image"] {
@@ -156,7 +153,7 @@ fn is_as_headers_say(top: &Value, depth: u64) -> bool {
         }
         (image, found) = (below, found + 1);
     }
-    // QEMU may have opened the last one without what its header names.
+    // QEMU may have opened the last one without the file that its header names.
     found == depth && image["full-backing-filename"].is_null()
 }
 

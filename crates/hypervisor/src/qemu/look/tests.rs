@@ -1,4 +1,4 @@
-//! Graphs of nodes as QEMU tells them, and as it never would.
+//! Tests graphs of nodes as QEMU reports them, and impossible ones.
 
 use super::*;
 
@@ -50,7 +50,7 @@ fn a_graph_that_cannot_be_is_an_error_and_ends() {
     assert!(graph(&[], &alone).below("b").is_err());
     let dangling = json!({"nodes": [{"id": 1, "name": "a", "type": "block-driver"}], "edges": [{"parent": 1, "child": 2}]});
     assert!(Graph::read(&dangling, &[json!({"node-name": "a", "drv": "raw"})]).is_err());
-    // A ring: it ends, and has no leaf that would be a volume.
+    // A cycle: it ends, without a leaf that could be a volume.
     assert!(
         graph(&[(1, 2), (2, 1)], &[(1, "a", "raw", ""), (2, "b", "raw", "")])
             .below("a")

@@ -1,8 +1,8 @@
 //! The disks of a VM that has loaded its memory and stays paused.
 //!
-//! A target leaves its disks alone until it is resumed. One that is not resumed would keep them so: QEMU before 10 then ends itself
-//! (`bdrv_inactivate_recurse`) when the VM is to move on, and when a backup is made. It has no command that takes them; an export does
-//! so, and goes again at once.
+//! A target leaves its disks alone until it is resumed. A target that stays paused would leave them so: QEMU before 10 then ends
+//! itself (`bdrv_inactivate_recurse`) when the VM moves on, or when a backup is made. It has no command to take the disks. An
+//! export does so, and is removed at once.
 
 use std::path::Path;
 
@@ -12,13 +12,11 @@ use super::address;
 use crate::HypervisorError;
 use crate::qemu::process::{DRAIN_DEADLINE, Qemu};
 
-/// The first version with a command for it.
 const COMMAND_FROM: u64 = 10;
-/// The export's name.
 const EXPORT: &str = "sterna-takes-disks";
 
 impl Qemu {
-    /// Takes the disks of a VM that stays paused, which were another process's. `socket`: where QEMU may listen for a moment.
+    /// Takes the disks of a VM that stays paused, from another process. `socket`: a path where QEMU may listen for a moment.
     ///
     /// # Errors
     /// If QEMU refuses, or does not answer.
@@ -31,7 +29,7 @@ impl Qemu {
         if nodes.is_empty() {
             return Ok(());
         }
-        // Also refuses a path that QEMU would read otherwise.
+        // This refuses a path that QEMU would misread, too.
         address(socket)?;
         let listens = json!({ "addr": { "type": "unix", "data": { "path": socket } }, "max-connections": 1 });
         self.tell("nbd-server-start", listens, DRAIN_DEADLINE).await?;

@@ -1,4 +1,4 @@
-//! A VM that runs at the target before all of its memory is there.
+//! A VM that runs at the target before all of its memory has arrived.
 //!
 //! ```text
 //!   source                                                     target
@@ -7,12 +7,12 @@
 //!                    │      ▲                 ◄═══ wants a page    │      ▲
 //!                    │ the stream has broken                       │      │
 //!                    ▼      │                                      ▼      │
-//!            postcopy-paused ─ resend_memory ══════► recover_memory ─ postcopy-paused: runs on what it has
+//!            postcopy-paused ─ resend_memory ══════► recover_memory ─ postcopy-paused: runs on partial memory
 //!                    ▼
-//!                completed: the source is not needed any more
+//!                completed: the source is not needed
 //! ```
-//! **N.B.** from `switch_over` on the source never runs again, and the target has nothing but what has come: whichever of
-//! them is lost, the VM's memory is. Until then it is a move like any other, and can be given up.
+//! **N.B.** From `switch_over` on the source never runs again, and the target has only the memory that has arrived: if either is
+//! lost, so is the VM's memory. Until then the transfer can be abandoned like any other.
 
 use std::path::Path;
 
@@ -22,18 +22,19 @@ use super::address;
 use crate::qemu::process::{ANSWER_DEADLINE, Qemu};
 use crate::{HypervisorError, PostCopyStart, RunState};
 
-/// What in QEMU reads and writes a disk's metadata by itself, so that a target may not look at the disk before it is its own.
+/// Drivers in QEMU that read and write a disk's metadata by themselves, so that a target must not open the disk
+/// before it owns it.
 const FORMATS: [&str; 9] = ["qcow2", "qcow", "qed", "vdi", "vhdx", "vmdk", "vpc", "parallels", "luks"];
 
 impl Qemu {
-    /// Why this VM cannot run at a target before all of its memory is there, as far as its source can tell; `None`: it
-    /// can.
+    /// Returns why this VM cannot run at a target before all of its memory has arrived, as far as its source can
+    /// tell; `None`: it can.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn post_copy_hazard(&self) -> Result<Option<String>, HypervisorError> {
         let nodes = self.named_nodes().await?;
-        // A target activates its disks before anybody has told it to run, and such a node would read what is not its own.
+        // A target activates its disks before it is ordered to run, and such a node would read a foreign disk.
         let format = nodes.iter().find(|node| !node.is_read_only && FORMATS.contains(&node.driver.as_str()));
         Ok(format.map(|node| {
             format!(
@@ -44,13 +45,13 @@ impl Qemu {
         }))
     }
 
-    /// Brings the VM of a move that is under way to a stand, so that the rest of its memory follows later.
+    /// Stops the VM of a transfer in progress, so that the rest of its memory follows later.
     ///
-    /// The VM is paused first, and not by the migration: one that was paused before it was sent is not let run by QEMU
-    /// when sending fails, and whoever has its disks by then decides.
+    /// The VM is paused first, and not by the migration. QEMU does not resume a VM that was paused before, even if sending fails:
+    /// the owner of the disks then decides.
     ///
     /// # Errors
-    /// If QEMU refuses or does not answer. The VM may stand still.
+    /// If QEMU refuses or does not answer. The VM may be paused.
     pub async fn begin_post_copy(&self) -> Result<PostCopyStart, HypervisorError> {
         self.stop().await?;
         if self.status().await? != RunState::Paused {
@@ -60,8 +61,8 @@ impl Qemu {
         Ok(PostCopyStart::Begun)
     }
 
-    /// Makes a target whose stream has broken listen on `socket` for the rest of its memory. It runs on meanwhile, on what it
-    /// has.
+    /// Lets a target whose stream has broken listen on `socket` for the rest of its memory. It continues meanwhile, with the
+    /// memory that it has.
     ///
     /// # Errors
     /// If it does not wait for that (it takes a moment to notice that a stream has broken), or QEMU cannot listen there.
@@ -70,7 +71,7 @@ impl Qemu {
         self.tell("migrate-recover", json!({ "uri": address }), ANSWER_DEADLINE).await
     }
 
-    /// Makes a source whose stream has broken send the rest of the memory to `stream`, on which somebody listens.
+    /// Lets a source whose stream has broken send the rest of the memory to `stream`, a listening socket.
     ///
     /// # Errors
     /// If it does not wait for that, or QEMU refuses.

@@ -1,11 +1,11 @@
-//! How far a move of memory is, in figures, as QEMU tells it.
+//! The progress of a transfer of memory, from QEMU's figures.
 
 use serde_json::Value;
 
 use crate::qemu::error::PRODUCT;
 use crate::{HypervisorError, MemoryProgress, MigrationStatus};
 
-/// Reads the answer to `query-migrate`. Whatever is missing or new in it is no error.
+/// Reads the answer to `query-migrate`. Missing or new fields are no error.
 pub(super) fn read(answer: &Value) -> MemoryProgress {
     let memory = &answer["ram"];
     let number = |value: &Value| value.as_u64().unwrap_or(0);
@@ -28,7 +28,6 @@ pub(super) fn read(answer: &Value) -> MemoryProgress {
     }
 }
 
-/// That it has ended as it has.
 pub(super) fn into_error(progress: MemoryProgress) -> HypervisorError {
     HypervisorError::MigrationEnded { product: PRODUCT, status: progress.status, detail: progress.error }
 }

@@ -1,4 +1,4 @@
-//! The side that a VM leaves.
+//! The source's side of a transfer of memory.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,34 +14,33 @@ use crate::qemu::process::{ANSWER_DEADLINE, Qemu};
 use crate::qemu::qmp::{Event, Events, Heard};
 use crate::{HypervisorError, MemoryOptions, MemoryProgress, MigrationStatus};
 
-/// How often the status is asked for beside the events, which may be lost to a listener that is too slow.
+/// How often the status is queried beside the events, which a slow listener may miss.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// The first version whose record of written pages is right for emulated processors.
 const EMULATION_TRACKED_FROM: u64 = 9;
 /// Bytes of 64 pages: one word of that record.
 const PAGES_AT_ONCE_BYTES: u64 = 64 * 4096;
-/// The event that tells a status.
 const EVENT: &str = "MIGRATION";
 
 impl Qemu {
-    /// Why QEMU cannot migrate this VM at all, in its words; empty if it can.
+    /// Returns why QEMU cannot migrate this VM at all, in its words; empty if it can.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn migration_blockers(&self) -> Result<Vec<String>, HypervisorError> {
         let answer = self.ask("query-migrate").await?;
         let reasons = answer["blocked-reasons"].as_array().map(Vec::as_slice).unwrap_or_default();
         Ok(reasons.iter().filter_map(|reason| reason.as_str().map(str::to_owned)).collect())
     }
 
-    /// Why this VM's memory would arrive damaged, although QEMU does not know of it; `None`: it would not.
+    /// Returns why this VM's memory would arrive damaged, although QEMU does not know it; `None`: it would not.
     ///
-    /// Before 9.0 QEMU cleans its record of written pages a word of 64 at a time without telling the emulator that it has: what
-    /// an emulated processor writes next to such a page is not sent again. Memory that is no multiple of 64 pages takes another
-    /// way through the records. Real processors are not concerned.
+    /// Before 9.0 QEMU clears its record of written pages in words of 64 without informing the emulator: an emulated processor's
+    /// next write beside such a page is not sent again. Memory that is no multiple of 64 pages takes another path through the
+    /// records. Real processors are not affected.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn memory_hazard(&self) -> Result<Option<String>, HypervisorError> {
         let version = self.version();
         if version.major >= EMULATION_TRACKED_FROM {
@@ -59,13 +58,13 @@ impl Qemu {
         }))
     }
 
-    /// Begins to send the memory to `stream`, a unix socket on which somebody listens.
+    /// Begins to send the memory to `stream`, a listening unix socket.
     ///
-    /// The VM works on. It pauses by itself at [`MigrationStatus::PreSwitchover`], and waits there for
+    /// The VM continues to run. It pauses by itself at [`MigrationStatus::PreSwitchover`], and waits there for
     /// [`Self::switch_over`] or [`Self::abandon`].
     ///
     /// # Errors
-    /// If the VM cannot be migrated, or QEMU refuses. Nothing is under way then.
+    /// If the VM cannot be migrated, or QEMU refuses. No transfer is then in progress.
     pub async fn offer_memory(&self, stream: &Path, options: MemoryOptions) -> Result<(), HypervisorError> {
         let address = address(stream)?;
         let reasons = self.migration_blockers().await?;
@@ -77,7 +76,7 @@ impl Qemu {
         self.tell("migrate", json!({ "uri": address }), ANSWER_DEADLINE).await
     }
 
-    /// How far the move is. Works on the target's side too, where most figures are zero.
+    /// Returns the progress of the transfer. Works at the target too, where most figures are zero.
     ///
     /// # Errors
     /// If QEMU does not answer, as in state *device* while the stream is stalled.
@@ -85,20 +84,19 @@ impl Qemu {
         Ok(progress::read(&self.ask("query-migrate").await?))
     }
 
-    /// Waits until the move has, or has had, one of the statuses, and returns it.
+    /// Waits until the transfer has, or has had, one of the statuses, and returns it.
     ///
-    /// It listens to QEMU's events, so the answer comes with the change; it asks as well from time to time. QEMU's silence
-    /// is no reason to give up before the deadline.
+    /// It listens to QEMU's events, so it returns at once with the change; it also queries at intervals. It keeps waiting for a
+    /// silent QEMU until the deadline.
     ///
     /// # Errors
-    /// If the move ends with another status, in which case nothing more will come; that QEMU is gone; that `deadline` is
-    /// over.
+    /// If the transfer ends with another status, QEMU is gone, or `deadline` is over.
     pub async fn await_status(
         &self,
         wanted: &[MigrationStatus],
         deadline: Duration,
     ) -> Result<MigrationStatus, HypervisorError> {
-        // Before the first question: what happens after it is heard.
+        // Before the first query, so that no later event is missed.
         let mut events = self.events();
         let begun = Instant::now();
         let mut seen = None;
@@ -109,7 +107,7 @@ impl Qemu {
                 sleep(pause.min(left)).await;
                 self.migration_within(left.saturating_sub(pause)).await
             };
-            // A question that is dropped is answered to nobody; QEMU may be silent while it tells.
+            // The answer to a dropped query is discarded; QEMU may send events without answering.
             let status = tokio::select! {
                 biased;
                 told = next_status(&mut events) => told,
@@ -136,8 +134,8 @@ impl Qemu {
 
     /// Lets a VM that waits at [`MigrationStatus::PreSwitchover`] send the last of its memory and its devices' states.
     ///
-    /// Wait for [`MigrationStatus::Completed`] then. Until that, a failure lets the VM run on here by itself; after it,
-    /// only [`Self::resume`] does.
+    /// Then wait for [`MigrationStatus::Completed`]. Until that, a failure lets the VM continue here by itself; after
+    /// it, only [`Self::resume`] does.
     ///
     /// **N.B.** *Completed* means that the target has everything, not that it is ready: hand nothing over before
     /// [`Self::await_loaded`] has returned there as well.
@@ -148,10 +146,10 @@ impl Qemu {
         self.tell("migrate-continue", json!({ "state": "pre-switchover" }), ANSWER_DEADLINE).await
     }
 
-    /// Lets QEMU take up to so much of their time from the guest's processors, so that it makes less memory dirty.
+    /// Lets QEMU slow the guest's processors down by up to `percent` of their time, so that the guest dirties less memory.
     ///
-    /// QEMU does so only while memory gets dirty at more than half the rate at which it is sent, and then goes there in
-    /// one step, at the end of a round. `percent` is brought between 1 and 99.
+    /// QEMU does so only while memory is dirtied at more than half the rate of sending, and then in one step, at the end of a
+    /// round. `percent` is limited to 1 to 99.
     ///
     /// # Errors
     /// If QEMU refuses or does not answer.
@@ -161,7 +159,7 @@ impl Qemu {
         self.tell("migrate-set-parameters", parameters, ANSWER_DEADLINE).await
     }
 
-    /// Changes for how long the VM may stand still, in a move that is under way or to come.
+    /// Changes how long the VM may be paused, in a transfer in progress or to come.
     ///
     /// # Errors
     /// If QEMU refuses or does not answer.
@@ -172,13 +170,13 @@ impl Qemu {
         self.tell("migrate-set-parameters", parameters, ANSWER_DEADLINE).await
     }
 
-    /// Gives the move up: the VM runs on here, and the stream is closed.
+    /// Abandons the transfer: the VM continues here, and the stream is closed.
     ///
-    /// Returns when QEMU has taken note; wait for [`MigrationStatus::Cancelled`] or [`MigrationStatus::Failed`] to know that
-    /// it is over. A move that is over is left as it is.
+    /// Returns when QEMU has accepted that; wait for [`MigrationStatus::Cancelled`] or [`MigrationStatus::Failed`] to know that
+    /// it is over. Has no effect on a transfer that is over.
     ///
-    /// **N.B.** In status *device* QEMU does not answer while the stream is stalled. The caller must break the stream
-    /// instead: the status becomes *failed*, and the VM runs on by itself.
+    /// **N.B.** In status *device* QEMU does not answer while the stream is stalled. The caller must break the stream instead:
+    /// the status becomes *failed*, and the VM continues by itself.
     ///
     /// # Errors
     /// If QEMU does not answer.
@@ -186,7 +184,6 @@ impl Qemu {
         self.tell("migrate_cancel", json!({}), ANSWER_DEADLINE).await
     }
 
-    /// That the move has ended so, with QEMU's reason if it still answers.
     async fn ended(&self, status: MigrationStatus) -> HypervisorError {
         let progress = self.migration_within(ANSWER_DEADLINE).await.ok().flatten();
         HypervisorError::MigrationEnded {
@@ -197,7 +194,7 @@ impl Qemu {
     }
 }
 
-/// The next status that is told; nothing if some may have been missed, so that it must be asked for.
+/// Returns the next reported status; `None` if events may have been missed, so that it must be queried.
 async fn next_status(events: &mut Events) -> Option<MigrationStatus> {
     loop {
         match events.next().await {

@@ -1,4 +1,4 @@
-//! The side to which a VM comes.
+//! The target's side of a transfer of memory.
 
 use std::path::Path;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use super::transfer::channels;
 use crate::qemu::process::{ANSWER_DEADLINE, Qemu};
 use crate::{HypervisorError, MemoryTransfer, MigrationStatus, RunState};
 
-/// How often the state is asked for beside the events.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Qemu {
-    /// Makes a VM that was started with `-incoming defer` listen on the unix socket `socket` for its memory.
+    /// Lets a VM that was started with `-incoming defer` listen on the unix socket `socket` for its memory.
     ///
-    /// It will be paused when it has it: it is told to stop first, because without `-S` it would run by itself. Connect the
-    /// main stream before any other; of several, none before its first bytes are there, for which QEMU waits and does nothing else.
+    /// The VM is paused once it has the memory: it is ordered to stop first, because without `-S` it would run by itself.
+    /// Connect the main stream before any other. Connect no other before its first bytes have arrived, which QEMU waits for
+    /// without doing anything else.
     ///
     /// # Errors
     /// If the VM does not wait for memory, or QEMU cannot listen there.
@@ -43,8 +43,8 @@ impl Qemu {
     /// Waits until all of the memory is here and the VM is paused, ready to be resumed.
     ///
     /// # Errors
-    /// If the stream breaks or does not fit this VM; QEMU ends then, and what it wrote to its standard error says why.
-    /// That the VM does anything else than being paused; that `deadline` is over.
+    /// If the stream breaks or does not fit this VM; QEMU then ends, with the reason on its standard error. Also if the VM is in
+    /// a state other than paused, or `deadline` is over.
     pub async fn await_loaded(&self, deadline: Duration) -> Result<(), HypervisorError> {
         let mut events = self.events();
         let begun = Instant::now();
@@ -54,14 +54,14 @@ impl Qemu {
                 Some(RunState::InMigrate) => {
                     self.check_arriving(deadline.saturating_sub(begun.elapsed())).await?;
                 }
-                // It never ran where it was.
+                // It never ran at the source.
                 Some(RunState::Paused | RunState::PreLaunch) => return Ok(()),
                 Some(found) => return Err(HypervisorError::State { expected: RunState::Paused, found }),
             }
             if begun.elapsed() >= deadline {
                 break;
             }
-            // Whatever happens is a reason to ask again at once, and so is that nothing does.
+            // Any event is a reason to query again at once, and so is a silent interval.
             let _ = timeout(deadline.saturating_sub(begun.elapsed()).min(POLL_INTERVAL), events.next()).await;
         }
         Err(HypervisorError::Deadline {

@@ -1,4 +1,4 @@
-//! Moves of memory against monitors that behave as QEMU does at its best and at its worst.
+//! Tests transfers of memory against monitors that behave like QEMU at its best and at its worst.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -7,9 +7,7 @@ use super::*;
 use crate::qemu::fake_monitor::{FakeMonitor, Reply};
 use crate::{MemoryMode, MigrationStatus, PostCopyStart};
 
-/// Longer than any fake monitor takes on a busy host.
 const LONG: Duration = Duration::from_secs(60);
-/// Short enough to wait for.
 const SHORT: Duration = Duration::from_millis(50);
 
 fn returned(value: Value) -> Vec<Reply> {
@@ -79,7 +77,7 @@ async fn a_vm_that_cannot_be_migrated_is_refused_before_anything_is_set() {
     assert!(refused.to_string().contains("VFIO"), "{refused}");
 }
 
-/// What is said of a VM of so many bytes, emulated or not, under QEMU 7.2.
+/// Returns the hazard of a VM with `size` bytes, emulated or not, under QEMU 7.2.
 async fn hazard(size: u64, emulated: bool) -> Option<String> {
     let monitor = FakeMonitor::start(move |command, _| match command {
         "query-kvm" => returned(json!({ "enabled": !emulated, "present": true })),
@@ -99,7 +97,7 @@ async fn memory_that_an_old_hypervisor_would_damage_is_named_with_the_way_round(
 
 #[tokio::test]
 async fn a_status_that_is_told_while_qemu_does_not_answer_is_heard() {
-    // As in status "device" with a stalled stream: the question is never answered.
+    // The status is "device" with a stalled stream: the query is never answered.
     let mut monitor = FakeMonitor::start(|_, _| vec![]);
     let qemu = connect(&monitor).await;
     let wanted = [MigrationStatus::Completed];
@@ -141,7 +139,7 @@ async fn a_move_that_fails_ends_the_wait_with_qemus_reason() {
 async fn a_wait_that_is_over_says_what_was_seen_last() {
     let monitor = FakeMonitor::start(|_, _| returned(json!({ "status": "active" })));
     let qemu = connect(&monitor).await;
-    // Time enough for an answer, also on a busy host.
+    // Enough time for an answer, even on a busy host.
     let deadline = Duration::from_secs(2);
     let late = qemu.await_status(&[MigrationStatus::PreSwitchover], deadline).await.unwrap_err();
     let expected = "waited 2000 ms for QEMU's migration to be pre-switchover, and it is still active";
@@ -176,7 +174,7 @@ async fn a_target_is_stopped_before_it_listens_and_refused_if_it_does_not_wait()
     assert_eq!(refused.to_string(), "the VM is running, and should be inmigrate");
 }
 
-/// A target that says `first` until it is told that its migration has completed, and `then` from there on.
+/// A target in state `first` until it reports that its migration has completed, and in `then` from there on.
 fn target(first: &'static str, then: &'static str, migration: &'static str) -> FakeMonitor {
     let asked = Arc::new(AtomicUsize::new(0));
     FakeMonitor::start(move |command, _| match command {
@@ -206,7 +204,7 @@ async fn a_target_that_ends_while_it_loads_is_gone() {
     assert!(gone.is_gone(), "{gone:?}");
 }
 
-/// Whether several streams and post-copy are switched on for a move, and over how many channels.
+/// Returns whether several streams and post-copy are switched on, and the number of channels.
 async fn agreed(transfer: MemoryTransfer) -> (bool, bool, u64) {
     let mut monitor = FakeMonitor::start(|_, _| returned(json!({ "status": "inmigrate" })));
     connect(&monitor).await.expect_memory(Path::new("/run/memory"), transfer).await.unwrap();
@@ -249,7 +247,7 @@ async fn a_vm_that_is_about_to_switch_over_with_all_of_its_memory_is_let() {
         for _ in 0..if expected == PostCopyStart::Begun { 4 } else { 3 } {
             names.push(monitor.heard().await.0);
         }
-        // N.B. it is paused before it is sent: a failure does not let it run then.
+        // N.B. it is paused before sending: a failure then does not resume it.
         assert_eq!(names[1..3], ["stop", "query-status"]);
         assert_eq!(names.get(3).is_some_and(|name| name == "migrate-start-postcopy"), status == "paused");
     }

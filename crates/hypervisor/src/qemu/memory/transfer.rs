@@ -1,37 +1,35 @@
-//! Which way a VM's memory goes: over how many streams, and whether the VM may run before all of it has come.
+//! The way of a VM's memory: the number of streams, and whether the VM may run before all of it has arrived.
 
 use serde_json::json;
 
 use crate::qemu::process::{ANSWER_DEADLINE, Qemu, unexpected};
 use crate::{HypervisorError, MemoryMode, MemoryTransfer};
 
-/// QEMU's name of several streams.
 const CHANNELS: &str = "multifd";
-/// And of running before all of it has come.
 const POST_COPY: &str = "postcopy-ram";
 
-/// QEMU's number of channels, which is at least one also where they are not used.
+/// QEMU's number of channels, which is at least one even where they are not used.
 pub(super) fn channels(transfer: MemoryTransfer) -> u8 {
     transfer.side_streams().max(1)
 }
 
-/// What QEMU must be able to do for it, or must not do.
+/// Returns the capabilities for a transfer, on or off.
 pub(super) fn capabilities(transfer: MemoryTransfer) -> impl Iterator<Item = (&'static str, bool)> {
     [(CHANNELS, transfer.side_streams() > 0), (POST_COPY, transfer.mode == MemoryMode::PostCopy)].into_iter()
 }
 
 impl Qemu {
-    /// Whether this QEMU knows of streams beside the main one.
+    /// Returns whether this QEMU supports further streams beside the main one.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub async fn knows_side_streams(&self) -> Result<bool, HypervisorError> {
         self.knows_capability(CHANNELS).await
     }
 
-    /// Why this QEMU, or its kernel, cannot let a VM run before its memory has come; `None`: it can.
+    /// Returns why this QEMU, or its kernel, cannot run a VM before its memory has arrived; `None`: it can.
     ///
-    /// Only a QEMU that waits for memory (`-incoming defer`) looks at the kernel as well; nothing else is changed by it.
+    /// A QEMU that waits for memory (`-incoming defer`) checks the kernel as well. Nothing else is changed.
     ///
     /// # Errors
     /// If QEMU does not answer.

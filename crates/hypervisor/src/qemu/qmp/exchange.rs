@@ -1,4 +1,4 @@
-//! Commands that go out, and what comes back: matched by identity, whatever they travel over.
+//! Matches commands and answers by identity, over any transport.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,18 +18,18 @@ use crate::qemu::error::QmpError;
 
 pub(in crate::qemu) use super::wire::Band;
 
-/// How many commands may wait to be written. QEMU carries out one after the other anyway.
+/// The limit of commands that wait to be written. QEMU carries out one after the other anyway.
 const COMMANDS_QUEUED_MAX: usize = 16;
-/// How many events a listener may be behind before it misses some. A migration has about ten; a guest that opens and
-/// closes ports of a console may cause many.
+/// How many events a listener may be behind before it misses some. A migration has about ten; a guest that opens and closes ports
+/// of a console may cause many.
 pub(super) const EVENTS_KEPT: usize = 256;
 
-/// What a line means that is no object of the protocol.
+/// The meaning of a line that is no object of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::qemu) enum Garbled {
-    /// That it is no monitor after all: the exchange ends.
+    /// It is no monitor after all: the exchange ends.
     Ends,
-    /// The rest of what somebody else has begun to read: it is left out.
+    /// An earlier reader has begun to read the line: the rest is skipped.
     IsSkipped,
 }
 
@@ -42,18 +42,15 @@ pub(in crate::qemu) struct Exchange {
     tasks: [AbortHandle; 2],
 }
 
-/// What the reader shares with those that wait.
 #[derive(Debug)]
 pub(super) struct Shared {
-    /// Those that wait for an answer, by the identity of their command. No command is added once `gone` is told.
+    /// The waiting callers, by the identity of their command. None is added once `gone` is set.
     waiting: Mutex<HashMap<u64, oneshot::Sender<Result<Value, Refusal>>>>,
     events: broadcast::Sender<Event>,
-    /// Why the connection has ended, once it has.
     gone: watch::Sender<Option<String>>,
 }
 
 impl Exchange {
-    /// Begins to write and to read; the first command has the identity `first_identity`.
     pub(in crate::qemu) fn begin(
         input: Lines<impl AsyncRead + Unpin + Send + 'static>,
         output: impl AsyncWrite + Unpin + Send + 'static,
@@ -69,7 +66,7 @@ impl Exchange {
         Self { shared, lines, next_identity: AtomicU64::new(first_identity), tasks: [reader, writer] }
     }
 
-    /// Has a command carried out, and returns what it returns.
+    /// Runs a command, and returns its result.
     ///
     /// # Errors
     /// If QEMU refuses it, does not answer until `deadline` is over, or is gone.
@@ -98,23 +95,20 @@ impl Exchange {
         }
     }
 
-    /// What happens from now on.
     pub(super) fn events(&self) -> Events {
         Events { receiver: self.shared.events.subscribe(), gone: self.shared.gone.subscribe() }
     }
 
-    /// Waits until the connection has ended, and says how.
     pub(super) async fn closed(&self) -> String {
         let mut gone = self.shared.gone.subscribe();
         let reason = gone.wait_for(Option::is_some).await;
         reason.ok().and_then(|reason| reason.clone()).unwrap_or_default()
     }
 
-    /// Enters a command among those that wait.
     fn wait_for(&self, identity: u64, command: &str) -> Result<Waiting<'_>, QmpError> {
         let (sender, receiver) = oneshot::channel();
         let mut waiting = self.shared.waiting();
-        // Under the lock: the reader tells that it has ended before it takes the lock to drop those that wait.
+        // Checked under the lock: the reader sets `gone` before it takes the lock to drop the waiting callers.
         if self.shared.gone.borrow().is_some() {
             drop(waiting);
             return Err(self.gone_during(command));
@@ -152,12 +146,12 @@ impl Drop for Waiting<'_> {
 }
 
 impl Shared {
-    /// A panic elsewhere does not make the map wrong.
+    /// A panic elsewhere leaves the map valid.
     pub(super) fn waiting(&self) -> MutexGuard<'_, HashMap<u64, oneshot::Sender<Result<Value, Refusal>>>> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends every wait. The first reason is the one that is told.
+    /// Ends every wait. The first reason is kept.
     fn end(&self, reason: String) {
         self.gone.send_if_modified(|gone| {
             let is_first = gone.is_none();
@@ -170,19 +164,18 @@ impl Shared {
     fn take(&self, message: Message) {
         match message {
             Message::Answer { identity, answer } => {
-                // Nobody waits any more if its deadline was over.
+                // Its deadline may be over, so that no caller waits.
                 if let Some(sender) = self.waiting().remove(&identity) {
                     let _ = sender.send(answer);
                 }
             }
-            // Nobody may be listening.
+            // There may be no listener.
             Message::Event(event) => drop(self.events.send(event)),
             Message::Unknown => tracing::debug!("QEMU sent a message of an unknown kind"),
         }
     }
 }
 
-/// Reads until the connection ends.
 async fn listen(mut lines: Lines<impl AsyncRead + Unpin>, shared: Arc<Shared>, garbled: Garbled) {
     let reason = loop {
         match lines.next().await {
@@ -197,7 +190,6 @@ async fn listen(mut lines: Lines<impl AsyncRead + Unpin>, shared: Arc<Shared>, g
     shared.end(reason);
 }
 
-/// Writes what is queued until the connection ends.
 async fn speak(mut output: impl AsyncWrite + Unpin, mut lines: mpsc::Receiver<Vec<u8>>, shared: Arc<Shared>) {
     while let Some(line) = lines.recv().await {
         if let Err(error) = output.write_all(&line).await {

@@ -1,11 +1,11 @@
-//! Lines from a monitor, each of bounded length.
+//! Reads lines of bounded length from a monitor.
 
 use std::io;
 
 use tokio::io::{AsyncBufReadExt as _, AsyncRead, AsyncReadExt as _, BufReader};
 
-/// The longest line that is read. The longest useful answers describe every block node of a VM, a few KiB each; the
-/// description of the whole protocol has some 300 KiB.
+/// The longest accepted line. The longest useful answers describe every block node of a VM, a few KiB each; the description of
+/// the whole protocol has some 300 KiB.
 pub(super) const LINE_BYTES_MAX: usize = 8 << 20;
 
 #[derive(Debug)]
@@ -18,7 +18,7 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         Self { input: BufReader::new(input) }
     }
 
-    /// The next line, without its end. Must not be called again after an error, nor after its future was dropped.
+    /// Returns the next line, without its end. Do not call it again after an error, or after its future was dropped.
     ///
     /// # Errors
     /// If the connection ends or a line is too long.

@@ -1,4 +1,4 @@
-//! The client against monitors that keep the protocol, stretch it, and break it.
+//! Tests the client against monitors that keep the protocol, stretch it, and break it.
 
 use super::exchange::EVENTS_KEPT;
 use super::*;
@@ -6,9 +6,7 @@ use crate::qemu::Qemu;
 use crate::qemu::error::ErrorClass;
 use crate::qemu::fake_monitor::{FakeMonitor, GREETING, Reply};
 
-/// Longer than any answer of a fake monitor takes on a busy host.
 const LONG: Duration = Duration::from_secs(60);
-/// Short enough to wait for.
 const SHORT: Duration = Duration::from_millis(50);
 
 async fn ask(qmp: &Qmp, command: &str) -> Result<Value, QmpError> {
@@ -42,7 +40,7 @@ async fn an_answer_that_comes_too_late_is_nobodys() {
             late = Some(());
             vec![]
         }
-        // The answer to the slow one first, which had identity 2.
+        // The answer to the slow command first, which had identity 2.
         _ => vec![
             Reply::Raw(b"{\"return\": \"late\", \"id\": 2}\n".to_vec()),
             Reply::Return(json!(late.is_some())),
@@ -134,7 +132,7 @@ async fn a_connection_that_is_closed_before_the_greeting_is_made_again_while_qem
     };
     let (connected, ()) = tokio::join!(Qemu::connect_within(&socket, Duration::from_secs(60)), started);
     assert!(connected.is_ok(), "{connected:?}");
-    // Nobody listens any more where it is closed for good.
+    // Nothing listens on a socket that is closed for good.
     let refused = Qemu::connect_within(&folder.path().join("none"), SHORT).await.unwrap_err();
     assert!(refused.nobody_listens(), "{refused:?}");
 }
@@ -143,7 +141,7 @@ async fn a_connection_that_is_closed_before_the_greeting_is_made_again_while_qem
 async fn a_monitor_that_serves_somebody_else_is_named_as_such() {
     let folder = tempfile::tempdir().unwrap();
     let socket = folder.path().join("qmp");
-    // The kernel accepts the connection; nobody greets.
+    // The kernel accepts the connection, but no greeting comes.
     let _listener = tokio::net::UnixListener::bind(&socket).unwrap();
     let busy = Qmp::connect_within(&socket, SHORT).await.unwrap_err();
     assert!(matches!(busy, QmpError::NoGreeting { .. }), "{busy:?}");

@@ -1,21 +1,18 @@
-//! The lines of the protocol: one JSON object each. What comes is decoded without trust, and what is new in it is no error.
+//! The lines of the protocol: one JSON object each. They are decoded without trust, and unknown parts are no error.
 
 use serde_json::{Value, json};
 
 use crate::qemu::error::ErrorClass;
 use crate::qemu::version::Version;
 
-/// What a monitor sends after its greeting.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Message {
-    /// An answer to the command of that identity.
     Answer {
-        /// The command's.
         identity: u64,
         answer: Result<Value, Refusal>,
     },
     Event(Event),
-    /// An object that is none of these, or an answer to nobody.
+    /// An unknown object, or an answer without an identity.
     Unknown,
 }
 
@@ -24,9 +21,9 @@ pub(super) enum Message {
 pub struct Event {
     /// Its name in QEMU's words, such as `MIGRATION`.
     pub name: String,
-    /// What QEMU says of it; null if nothing.
+    /// QEMU's data about it; null if there is none.
     pub data: Value,
-    /// When, by the clock of the host, in microseconds since 1970; `None` if QEMU could not tell.
+    /// The time by the host's clock, in microseconds since 1970; `None` if QEMU could not tell.
     pub at_us: Option<u64>,
 }
 
@@ -41,16 +38,14 @@ pub(super) struct Refusal {
 #[error("it sent a line that is no object of the protocol")]
 pub(super) struct Garbled;
 
-/// When QEMU carries a command out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::qemu) enum Band {
-    /// After those that came before it, by its main thread.
+    /// After earlier commands, by its main thread.
     InOrder,
-    /// At once, by the monitor's own thread, whatever the main thread does: only few commands, and if it was agreed on.
+    /// At once, by the monitor's own thread, whatever the main thread does: for few commands only, and by agreement.
     OutOfBand,
 }
 
-/// A command's line.
 pub(super) fn encode(band: Band, command: &str, arguments: &Value, identity: u64) -> Vec<u8> {
     let execute = match band {
         Band::InOrder => "execute",
@@ -61,7 +56,7 @@ pub(super) fn encode(band: Band, command: &str, arguments: &Value, identity: u64
     line.into_bytes()
 }
 
-/// The version in a greeting, or nothing if it is none.
+/// Returns the version in a greeting; `None` if it is none.
 pub(super) fn decode_greeting(line: &[u8]) -> Option<Version> {
     let greeting: Value = serde_json::from_slice(line).ok()?;
     Version::read(&greeting["QMP"]["version"])
@@ -91,7 +86,7 @@ fn read_refusal(error: &Value) -> Refusal {
         Some("KVMMissingCap") => ErrorClass::KvmMissingCapability,
         Some(other) => ErrorClass::Other(words::clean(other)),
     };
-    // The monitor may be of a program that somebody else runs.
+    // The monitor may be a foreign program.
     Refusal { class, description: words::clean(error["desc"].as_str().unwrap_or("no reason is given")) }
 }
 

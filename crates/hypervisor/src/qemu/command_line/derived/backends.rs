@@ -1,11 +1,11 @@
-//! What is behind a VM's devices on its host: consoles, sockets, windows, networks, firmware.
+//! The backends of a VM's devices on its host: consoles, sockets, windows, networks, firmware.
 
 use std::collections::BTreeSet;
 
 use super::{Argument, Maker, Unmovable, Values, refuse};
 use crate::qemu::command_line::movable::SYSTEM_FOLDER;
 
-/// Options that a guest sees nothing of, and what they are to people.
+/// Options that the guest does not see, with their meaning for the administrator.
 const LEFT: [(&str, &str); 12] = [
     ("-D", "QEMU's own log"),
     ("-d", "QEMU's own log"),
@@ -20,20 +20,18 @@ const LEFT: [(&str, &str); 12] = [
     ("-sdl", "the window"),
     ("-curses", "the window"),
 ];
-/// Options that cannot be taken along, and why.
+/// Options that cannot go along, with the reason.
 const REFUSED: [(&str, &str); 3] = [
     ("-readconfig", "reads options from a file of this host: start the VM with these options instead"),
     ("-chroot", "shuts QEMU up in a folder of this host: start the VM without"),
     ("-add-fd", INHERITED),
 ];
-/// Windows of this host's screen.
 const WINDOWS: [&str; 6] = ["gtk", "sdl", "curses", "cocoa", "dbus", "spice-app"];
 const INHERITED: &str = "is an open descriptor that whoever started the VM (such as libvirt) gave it: another host \
     has none like it";
-/// Why a device of the host does not go along.
 const HOST_DEVICE: &str = "is a device of this host: use a socket";
 
-/// The character devices that monitors use, and nothing else.
+/// Returns the character devices that only monitors use.
 pub(super) fn of_monitors(arguments: &[Argument]) -> BTreeSet<String> {
     let mut monitors = BTreeSet::new();
     let mut others = BTreeSet::new();
@@ -51,7 +49,6 @@ pub(super) fn of_monitors(arguments: &[Argument]) -> BTreeSet<String> {
 }
 
 impl Maker<'_> {
-    /// An option that is no disk.
     pub(super) fn backend(&mut self, argument: &Argument) -> Result<(), Unmovable> {
         let option = argument.option.as_str();
         let value = argument.value.as_deref().unwrap_or_default();
@@ -111,7 +108,7 @@ impl Maker<'_> {
             "socket" if values.get("path").is_some() && values.is_on("server") => {
                 let place = self.own_place(&id);
                 values.set("path", &place);
-                // Nobody may be there yet to connect to it.
+                // There may be no client yet to connect to it.
                 values.retain(|key, value| {
                     key != "wait" && !(key.is_empty() && matches!(value, "wait" | "nowait"))
                 });
@@ -138,7 +135,7 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// A port of the VM, which is connected to something.
+    /// Takes a port of the VM, which is connected to something.
     fn port(&mut self, option: &str, value: &str) -> Result<(), Unmovable> {
         let told = value.strip_prefix("mon:").unwrap_or(value);
         let (kind, rest) = told.split_once(':').unwrap_or((told, ""));
@@ -162,7 +159,7 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// Something that may have its content in a file.
+    /// Takes an option that may have its content in a file.
     fn with_file(&mut self, option: &str, value: &str) -> Result<(), Unmovable> {
         let mut values = Values::read(value);
         check_inherited(option, &values)?;
@@ -180,11 +177,11 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// What the VM boots from; kernels are too large to go along, and must be there already.
+    /// Takes a boot file. Kernels are too large to go along, and must be there already.
     fn boot_file(&mut self, option: &str, value: &str) -> Result<(), Unmovable> {
         let found = self.process.resolve(value.as_ref());
         let found = found.filter(|path| (self.limits.length)(path, self.process).is_some());
-        // Firmware is also looked for among QEMU's own files.
+        // QEMU also looks for firmware among its own files.
         let path = found.as_ref().and_then(|path| path.to_str()).unwrap_or(value);
         if option == "-bios" && path.starts_with('/') && !path.starts_with(SYSTEM_FOLDER) {
             let place = self.file(option, path)?;
@@ -209,7 +206,7 @@ fn check_network(option: &str, value: &str) -> Result<(), Unmovable> {
     Ok(())
 }
 
-/// Refuses what somebody has opened for QEMU before it was started.
+/// Refuses descriptors that were opened for QEMU before its start.
 fn check_inherited(option: &str, values: &Values) -> Result<(), Unmovable> {
     let is_inherited = |(key, value): &(String, String)| {
         matches!(key.as_str(), "fd" | "fds" | "vhostfd" | "vhostfds") || value.starts_with("/dev/fdset/")

@@ -1,4 +1,4 @@
-//! Disks and drives: those that were adopted get their volumes, small images go along as files.
+//! Disks and drives: adopted ones get their volumes, small images go along as files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -9,7 +9,7 @@ use super::VolumeDisk;
 use super::{Argument, Maker, Unmovable, Values, refuse};
 use crate::qemu::command_line::movable::{SYSTEM_FOLDER, is_portable};
 
-/// What `-drive` says of the device and of how it is used, whatever the image is in.
+/// Keys of `-drive` about the device and its use, independent of the image.
 const OF_DRIVES: [&str; 18] = [
     "if",
     "bus",
@@ -30,19 +30,16 @@ const OF_DRIVES: [&str; 18] = [
     "snapshot",
     "aio-max-batch",
 ];
-/// Beginnings of more of them.
+/// Prefixes of further such keys.
 const OF_DRIVES_BELOW: [&str; 4] = ["cache.", "throttling", "bps", "iops"];
 
-/// The nodes of `-blockdev` that a command has, by name.
 #[derive(Default)]
 pub(super) struct Nodes {
     nodes: BTreeMap<String, Values>,
-    /// Those that firmware is read from.
     firmware: BTreeSet<String>,
 }
 
 impl Nodes {
-    /// Looks through a command.
     pub(super) fn of(arguments: &[Argument]) -> Self {
         let mut found = Self::default();
         let mut firmware = Vec::new();
@@ -64,13 +61,13 @@ impl Nodes {
         found
     }
 
-    /// A node and those that it stands on.
+    /// Returns a node and all nodes below it.
     fn below(&self, name: &str) -> BTreeSet<String> {
         let mut below = BTreeSet::from([name.to_owned()]);
         let mut next = vec![name.to_owned()];
         while let Some(values) = next.pop().and_then(|name| self.nodes.get(&name)) {
             for (_, value) in values.pairs().into_iter().filter(|(key, _)| is_child(key)) {
-                // A node that is made with its parent is not given by its name; and a graph has no rings.
+                // A node made with its parent is not referred to by name; and a graph has no cycles.
                 if self.nodes.contains_key(&value) && below.insert(value.clone()) {
                     next.push(value);
                 }
@@ -81,7 +78,7 @@ impl Nodes {
 }
 
 impl Maker<'_> {
-    /// A drive, or what is short for one.
+    /// Takes a drive, or a short form of one.
     pub(super) fn drive(&mut self, option: &str, value: &str) -> Result<(), Unmovable> {
         let mut values = match option {
             "-drive" => Values::read(value),
@@ -134,7 +131,7 @@ impl Maker<'_> {
             self.leave(format!("the medium {path}, which is ejected"));
             values.retain(|known, _| known != key && known != "format");
         } else if is_read_only && path.starts_with(SYSTEM_FOLDER) {
-            // The same packages have it on the other host; whether they do is looked for there.
+            // The same packages have it on the other host, which checks that.
             values.set("readonly", "on");
         } else if is_read_only || is_firmware {
             let place = self.file("-drive", &path)?;
@@ -146,7 +143,6 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// A node of the block layer.
     pub(super) fn blockdev(&mut self, value: &str) -> Result<(), Unmovable> {
         let mut values = Values::read(value);
         let name = values.get("node-name").unwrap_or_default();
@@ -180,7 +176,7 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// The nodes of an adopted disk: as QEMU has them while Sterna serves it.
+    /// Adds the nodes of an adopted disk, as QEMU has them while Sterna serves it.
     fn nodes_of(&mut self, disk: &VolumeDisk) {
         let export = format!("sterna-nbd-{}", disk.number);
         let mut nodes =
@@ -201,7 +197,7 @@ impl Maker<'_> {
         }
     }
 
-    /// What leads a node to the export of an adopted disk's volume, whose place is entered.
+    /// Returns the options that connect a node to the export of an adopted disk's volume; enters the volume's place.
     fn export_of(&mut self, disk: &VolumeDisk) -> [(&'static str, String); 4] {
         let name = format!("disk{}", disk.number);
         let export = [
@@ -214,10 +210,10 @@ impl Maker<'_> {
         export
     }
 
-    /// Whether a path of the command is this file.
+    /// Returns whether a path in the command means this file.
     fn is_at(&self, path: &str, file: &Path) -> bool {
         let path = Path::new(path);
-        // QEMU has closed it since, and may have gone to another folder.
+        // QEMU has closed it since, and may have changed its folder.
         path == file
             || path.is_relative() && file.ends_with(path.strip_prefix(".").unwrap_or(path))
             || self
@@ -226,23 +222,22 @@ impl Maker<'_> {
                 .is_some_and(|found| found == file || (self.limits.leads_to)(&found, file))
     }
 
-    /// Whether QEMU has an image open.
     fn is_in_use(&self, path: &str) -> bool {
         self.running.images.iter().any(|image| image == path)
     }
 }
 
-/// The key and the value by which a drive or a node says which file it is.
+/// Returns the key and the value by which a drive or a node names its file.
 fn path_of(values: &Values) -> Option<(String, String)> {
     let driver = values.driver();
     let is_path = |key: &str| {
-        // Of a node, `file` may be the name of another one.
+        // In a node, `file` may be the name of another node.
         key == "filename" || key.ends_with(".filename") || (key == "file" && driver.is_empty())
     };
     values.pairs().into_iter().find(|(key, value)| is_path(key) && !value.is_empty())
 }
 
-/// Whether an image is not of this host's.
+/// Returns whether an image is not on this host.
 fn is_elsewhere(path: &str) -> bool {
     is_portable(path) || path.contains("://") || path.starts_with("json:")
 }

@@ -1,7 +1,8 @@
 //! The closed set of devices that are emulated within QEMU, and of their properties.
 //!
-//! A device that opens something of the host (`vfio-pci`, `usb-host`, `vhost-…`, `virtio-gpu-gl-pci`, `loader`) is none of them, nor is
-//! a property that is a file (`pcap`, `sdrfile`) or an experiment (`x-…`). QEMU itself refuses a property that the device lacks.
+//! Excluded are devices that open something of the host (`vfio-pci`, `usb-host`, `vhost-…`, `virtio-gpu-gl-pci`,
+//! `loader`), properties that name a file (`pcap`, `sdrfile`), and experiments (`x-…`). QEMU itself refuses a property
+//! that the device lacks.
 
 use super::options::Key;
 use super::value::Class::{Audio, Character, Device, Network, Node, Object, Tpm};
@@ -9,12 +10,11 @@ use super::value::Kind::{
     self, Address, FileOrNone, Label, Mac, Name, New, Number, Of, Size, Switch, SwitchOrAuto, Uuid, Words,
 };
 
-/// A property of 32 bits.
 const NUMBER: Kind = Number(u32::MAX as u64);
 const LARGE: Kind = Number(u64::MAX);
 const ERRORS: Kind = Words(&["auto", "report", "ignore", "enospc", "stop"]);
 
-/// Disks and what they hang on; networks; buses; what one looks at, types at and listens to; lines; all else.
+/// Disks and their controllers; networks; buses; displays, input and sound; ports; all others.
 const DRIVERS: [&str; 6] = [
     "ahci am53c974 dc390 floppy ich9-ahci ide-cd ide-hd isa-fdc isa-ide lsi lsi53c810 lsi53c895a megasas megasas-gen2 \
      mptsas1068 nvme nvme-ns nvme-subsys piix3-ide piix4-ide pvscsi scsi-cd scsi-hd sd-card sdhci-pci usb-bot usb-storage \
@@ -39,12 +39,11 @@ const DRIVERS: [&str; 6] = [
      virtio-rng-pci-transitional vmcoreinfo vmgenid",
 ];
 
-/// Whether a device is of the closed set.
 pub(super) fn is_known(driver: &str) -> bool {
     DRIVERS.iter().flat_map(|drivers| drivers.split(' ')).any(|known| known == driver)
 }
 
-/// What a property of a device must be; `None`: it is none of the closed set.
+/// Returns the kind of a device's property; `None`: it is outside of the closed set.
 pub(super) fn property(name: &str) -> Option<Key> {
     let typed = TYPED.iter().find(|(known, _)| *known == name).copied();
     let listed = LISTED.iter().find_map(|(names, kind)| {
@@ -54,7 +53,6 @@ pub(super) fn property(name: &str) -> Option<Key> {
     typed.or(listed)
 }
 
-/// Properties with types of their own.
 const TYPED: &[Key] = &[
     ("id", New(Device)),
     ("drive", Of(Node)),
@@ -83,7 +81,6 @@ const TYPED: &[Key] = &[
     ("port_wwn", LARGE),
 ];
 
-/// Properties by their types.
 const LISTED: &[(&str, Kind)] = &[
     (SWITCHES, Switch),
     (
@@ -110,7 +107,6 @@ const LISTED: &[(&str, Kind)] = &[
     ("device_id model name nqn osk product serial vendor ver display", Label),
 ];
 
-/// Properties that are on or off.
 const SWITCHES: &str = "aer any_layout ats attached autonegotiation big-endian-framebuffer blob caching-mode \
     config-wce csum ctrl_guest_offloads ctrl_mac_addr ctrl_rx ctrl_rx_extra ctrl_vlan ctrl_vq deflate-on-oom \
     device-iotlb disable-acs discard dma-drain dma-translation dpofua edid emergency-write event_idx \

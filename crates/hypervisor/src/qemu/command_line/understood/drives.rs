@@ -1,11 +1,11 @@
-//! Disks and what is in them: nodes of the block layer, and drives.
+//! Disks: nodes of the block layer, and drives.
 //!
 //! ```text
-//!   nbd    over the socket of a volume, {disk:NAME}, with the export of the same one, and nothing else
+//!   nbd    over the socket of a volume, {disk:NAME}, with the export of the same one only
 //!   file   a file of the VM's own, {file:NAME}; below /usr, or in a folder of the configuration
-//!   raw    over one of these; throttle, too; null-co has nothing
+//!   raw    over one of these; throttle, too; null-co has no data
 //! ```
-//! Formats are said, never looked for, and a qcow2 image is none of them: its header names other files, which QEMU would open.
+//! Formats are explicit, never detected. qcow2 is excluded: its header names other files, which QEMU would open.
 
 use super::lexer::{self, Part};
 use super::options::Key;
@@ -22,7 +22,6 @@ const ZEROES: value::Kind = Words(&["off", "on", "unmap"]);
 const ERRORS: value::Kind = Words(&["ignore", "stop", "report", "enospc"]);
 const READ_ONLY: &str = "read-only";
 
-/// What all nodes have.
 const OF_NODES: &[Key] = &[
     ("node-name", New(Node)),
     (READ_ONLY, Switch),
@@ -49,7 +48,7 @@ const OF_FORMATS: &[Key] = &[("file", Of(Node)), ("offset", Size), ("size", Size
 const OF_THROTTLES: &[Key] = &[("throttle-group", Of(Object)), ("file", Of(Node))];
 const OF_NOTHING: &[Key] = &[("size", Size), ("read-zeroes", Switch)];
 
-/// What a drive says of its device and of how it is used.
+/// Keys of a drive about its device and its use.
 const OF_DRIVES: &[Key] = &[
     ("if", Words(&["none", "virtio", "ide", "scsi", "sd", "mtd", "floppy", "pflash"])),
     ("bus", Number(255)),
@@ -75,7 +74,6 @@ const OF_DRIVES: &[Key] = &[
     ("format", Words(&["raw"])),
     ("file", File),
 ];
-/// Limits of a drive, alone or below `throttling.`.
 const LIMITS: &str = "bps bps_rd bps_wr bps_max bps_rd_max bps_wr_max bps_max_length iops iops_rd iops_wr iops_max \
     iops_rd_max iops_wr_max iops_size bps-total bps-read bps-write bps-total-max bps-read-max bps-write-max iops-total iops-read \
     iops-write iops-total-max iops-read-max iops-write-max iops-size";
@@ -99,7 +97,6 @@ pub(super) fn node(option: &'static str, text: &str, allowed: Allowed<'_>) -> Re
     Ok(said)
 }
 
-/// Reads the node whose keys begin with `above`.
 fn node_below(
     option: &'static str,
     above: &str,
@@ -170,7 +167,7 @@ pub(super) fn drive(option: &'static str, text: &str, allowed: Allowed<'_>) -> R
     }
     let has_medium = said.get("file").is_some() || below.iter().any(|(key, _)| key == "file.driver");
     if has_medium && said.get("format").is_none() {
-        // N.B. QEMU would look into the file for a format, and do what it says there.
+        // N.B. QEMU would detect a format in the file, and follow the file's header.
         said.add(option, "format", Value::Word("raw".to_owned()))?;
     }
     if !below.is_empty() {
@@ -196,7 +193,7 @@ fn drive_key(key: &str) -> Option<(String, value::Kind)> {
     LIMITS.split(' ').any(|known| known == limit).then(|| (key.to_owned(), Number(u64::MAX)))
 }
 
-/// What the one form of an address says that a disk may have.
+/// Returns the options of a disk for the one allowed form of an address.
 fn export_of(address: &str) -> Option<[(&'static str, String); 4]> {
     let (export, disk) = address.strip_prefix("nbd+unix:///")?.split_once("?socket=")?;
     value::place(export).filter(|place| place.kind == "export")?;
@@ -205,7 +202,7 @@ fn export_of(address: &str) -> Option<[(&'static str, String); 4]> {
     Some(words.map(|(key, value)| (key, value.to_owned())))
 }
 
-/// Looks whether an export is that of the volume whose socket it is reached by.
+/// Checks that an export is that of the volume whose socket is used.
 fn check_export(option: &str, above: &str, said: &Said) -> Result<(), NotAllowed> {
     let is_export =
         matches!(said.get(&format!("{above}driver")), Some(Value::Word(driver)) if driver == "nbd");
@@ -227,7 +224,7 @@ fn check_export(option: &str, above: &str, said: &Said) -> Result<(), NotAllowed
     ))
 }
 
-/// Looks whether a file of this host is only read.
+/// Checks that a file of this host is only read.
 fn check_read_only(option: &str, file: &str, read_only: &str, said: &Said) -> Result<(), NotAllowed> {
     let Some(Value::Path(path)) = said.get(file) else { return Ok(()) };
     let is_cdrom = matches!(said.get("media"), Some(Value::Word(media)) if media == "cdrom");

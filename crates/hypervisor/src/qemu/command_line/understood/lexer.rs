@@ -1,10 +1,11 @@
-//! Words of a command, cut strictly: what could be read in two ways is refused.
+//! Splits the words of a command strictly: ambiguous text is refused.
 //!
 //! ```text
 //!   -drive if=virtio,format=raw        pairs, each key once
 //!   -device {"driver": "VGA"}          strict JSON, flattened: keys below others are written with dots
 //! ```
-//! QEMU has several parsers: some take the last of two equal keys, some the first, some a list. Nothing here may depend on that.
+//! QEMU has several parsers: of two equal keys, some take the last, some the first, some both. The result must
+//! not depend on that.
 
 use serde_json::Value as Json;
 
@@ -12,21 +13,18 @@ use crate::qemu::command_line::template::Template;
 
 /// Longest value. QEMU cuts some of them at 1024 bytes; a kernel takes 2048.
 const VALUE_BYTES_MAX: usize = 4096;
-/// Deepest JSON that any option of the closed set has.
 const DEPTH_MAX: usize = 8;
 
-/// A part of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// A key with its value.
     Pair(String, String),
     Bare(String),
 }
 
-/// Cuts a value into its parts.
+/// Splits a value into its parts.
 ///
 /// # Errors
-/// Why it cannot be read in one way only.
+/// The reason why it is ambiguous.
 pub(super) fn cut(text: &str) -> Result<Vec<Part>, String> {
     check_text(text)?;
     if is_json(text) {
@@ -44,10 +42,10 @@ pub(super) fn cut(text: &str) -> Result<Vec<Part>, String> {
     Ok(parts)
 }
 
-/// Looks whether a text has only characters that mean nothing to a parser.
+/// Checks that a text has only characters without meaning to a parser.
 ///
 /// # Errors
-/// Why not.
+/// The reason why not.
 pub(super) fn check_text(text: &str) -> Result<(), String> {
     if text.len() > VALUE_BYTES_MAX {
         return Err(format!("has more than {VALUE_BYTES_MAX} bytes"));
@@ -58,7 +56,7 @@ pub(super) fn check_text(text: &str) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether QEMU takes a value for JSON. A place is none: what is put there begins with no brace.
+/// Returns whether QEMU takes a value for JSON. A place is none: its text never begins with a brace.
 fn is_json(text: &str) -> bool {
     text.starts_with('{') && !Template::parse(text).begins_with_variable()
 }
@@ -68,13 +66,12 @@ fn is_key(key: &str) -> bool {
     !key.is_empty() && key.bytes().all(is_sign) && !key.split('.').any(str::is_empty)
 }
 
-/// Reads a JSON object.
 fn flatten(text: &str) -> Result<Vec<Part>, String> {
-    // It would keep the last of two equal keys, so it only says whether this is JSON; the keys are counted in the text.
+    // The parser would keep the last of two equal keys, so it only checks the syntax; keys are counted in the text.
     let json: Json = serde_json::from_str(text).map_err(|error| format!("is no strict JSON: {error}"))?;
     let mut parts = Vec::new();
     collect("", &json, 0, &mut parts)?;
-    // N.B. a key that is there twice is lost in what was read.
+    // N.B. a duplicate key is lost in the parsed value.
     let (written, read) = (keys_written(text), keys_of(&json));
     if written != read {
         return Err("has a key twice".to_owned());
@@ -115,7 +112,7 @@ fn collect(above: &str, json: &Json, depth: usize, parts: &mut Vec<Part>) -> Res
     Ok(())
 }
 
-/// How many keys the text of a JSON value has. The text is known to be JSON.
+/// Counts the keys in the text of a JSON value. The text is known to be JSON.
 fn keys_written(text: &str) -> usize {
     let (mut in_string, mut is_escaped, mut keys) = (false, false, 0);
     for byte in text.bytes() {
@@ -131,7 +128,6 @@ fn keys_written(text: &str) -> usize {
     keys
 }
 
-/// How many keys a JSON value has.
 fn keys_of(json: &Json) -> usize {
     match json {
         Json::Object(fields) => fields.len() + fields.values().map(keys_of).sum::<usize>(),

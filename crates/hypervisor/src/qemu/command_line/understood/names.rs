@@ -1,20 +1,18 @@
-//! Names that a command makes and uses: what is used must be made by the same command, once.
+//! Names that a command defines and uses: each used name must be defined by the same command, once.
 //!
-//! So nothing can be named that QEMU has by itself, such as the character device of its monitor.
+//! So a command cannot refer to QEMU's own objects, such as the character device of its monitor.
 
 use super::NotAllowed;
 use super::value::Class;
 
-/// Names, by what they are of.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Names {
     made: Vec<(Class, String)>,
     used: Vec<(Class, String)>,
 }
 
-/// What QEMU calls the character devices of monitors. Nothing of a command may be called so.
+/// QEMU's name for the character devices of monitors, which a command must not use.
 const MONITOR: &str = "compat_monitor";
-/// What it calls those of ports.
 const PORTS: [&str; 3] = ["serial", "parallel", "debugcon"];
 
 impl Names {
@@ -26,7 +24,6 @@ impl Names {
         self.used.push((class, name.to_owned()));
     }
 
-    /// Adds those of an option.
     pub(super) fn add(&mut self, option: &str, other: &Self) -> Result<(), NotAllowed> {
         for (class, name) in &other.made {
             if self.made.contains(&(*class, name.clone())) {
@@ -43,7 +40,6 @@ impl Names {
         Ok(())
     }
 
-    /// Looks whether everything that is used is made.
     pub(super) fn check(&self) -> Result<(), NotAllowed> {
         match self.used.iter().find(|used| !self.made.contains(used)) {
             Some((class, name)) => {

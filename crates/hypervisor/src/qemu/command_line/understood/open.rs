@@ -1,5 +1,5 @@
-//! Options that the administrator of this host allows besides the closed set: their keys are not known, so they are cut strictly,
-//! their paths are looked at, and they are written anew from their parts.
+//! Options that the administrator of this host allows besides the closed set. Their keys are unknown, so they are split strictly,
+//! their paths are checked, and they are written anew from their parts.
 
 use super::names::Names;
 use super::reading::lead;
@@ -10,10 +10,8 @@ use crate::qemu::command_line::parser::is_flag;
 /// Keys that QEMU takes more than once.
 const LISTS: [&str; 3] = ["hostfwd", "guestfwd", "dnssearch"];
 
-/// An option that is allowed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Open {
-    /// `None`: it has no value.
     parts: Option<Vec<(String, Option<String>)>>,
     names: Names,
 }
@@ -31,7 +29,6 @@ impl Open {
     }
 }
 
-/// Reads an option that is not of the closed set.
 pub(super) fn read<'a>(
     option: &str,
     words: &mut impl Iterator<Item = &'a String>,
@@ -75,7 +72,7 @@ pub(super) fn value(option: &str, text: &str, allowed: Allowed<'_>) -> Result<Op
     for (number, (key, value)) in pairs.iter().enumerate() {
         let is_list = LISTS.contains(&key.as_str());
         let is_again = pairs.iter().take(number).any(|(known, _)| known == key);
-        // What QEMU takes for the first key if its name is left out.
+        // QEMU takes this for the first key if its name is left out.
         let is_first_again = number > 0 && FIRST.contains(&key.as_str());
         if !is_list && (is_again || is_first_again) {
             return Err(NotAllowed::malformed(option, key, "is said twice"));

@@ -1,6 +1,6 @@
 //! The closed set of options, of their keys, and of the types of their values.
 //!
-//! An option, a key or a word that is not here is refused. What is here reaches nothing of the host but what its kind says.
+//! An option, a key or a word that is not listed is refused. Listed ones reach nothing of the host except what their kind says.
 
 use super::value::Class::{Audio, Character, Network, Node, Object, Tpm};
 use super::value::Kind::{
@@ -8,55 +8,48 @@ use super::value::Kind::{
     Switch, SwitchOrAuto, Text, Uuid, Words,
 };
 
-/// A key, and what its value must be.
+/// A key, and the kind of its value.
 pub(super) type Key = (&'static str, Kind);
 
-/// What an option takes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Shape {
     Flag,
     Alone(Kind),
-    /// Keys; the first may be without its name if there is one.
+    /// Keys; the first one may be without its name if `implied` is set.
     Keys {
         implied: &'static str,
         keys: &'static [Key],
     },
-    /// Keys, according to the word of the first.
+    /// Keys, depending on the word of the first.
     Forms {
         first: &'static str,
         naming: Naming,
         forms: &'static [Form],
     },
-    /// A device of the guest.
     Device,
     Drive,
-    /// A node of the block layer.
     Node,
-    /// A model of processor and its features.
     Processor,
-    /// A property of all devices of a kind.
     Property,
-    /// A port of the VM.
     Port,
-    /// The monitor that Sterna steers the VM by.
+    /// The monitor by which Sterna controls the VM.
     Monitor,
 }
 
-/// Whether QEMU takes the first key without its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Naming {
     Implied,
     Named,
 }
 
-/// Words of the first key, and the keys that go with each of them.
+/// Words of the first key, and the keys allowed with each of them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form {
     pub(super) words: &'static [&'static str],
     pub(super) keys: &'static [Key],
 }
 
-/// Options that QEMU puts together if they are said more than once: so does this, and each key is there once.
+/// Options that QEMU merges if they are repeated: they are merged here as well, and each key occurs once.
 pub(super) const MERGED: &[&str] = &[
     "-machine",
     "-m",
@@ -70,7 +63,6 @@ pub(super) const MERGED: &[&str] = &[
     "-action",
     "-compat",
 ];
-/// Options that may be said any number of times.
 pub(super) const REPEATED: &[&str] = &[
     "-accel",
     "-acpitable",
@@ -95,7 +87,7 @@ pub(super) const REPEATED: &[&str] = &[
 const NUMBER: Kind = Number(u32::MAX as u64);
 const LARGE: Kind = Number(u64::MAX);
 
-/// What an option takes; `None`: it is none of the closed set.
+/// Returns the shape of an option's value; `None`: it is outside of the closed set.
 pub(super) fn shape(option: &str) -> Option<(&'static str, Shape)> {
     let option = if option == "-M" { "-machine" } else { option };
     OPTIONS.iter().find(|(name, _)| *name == option).copied()
@@ -287,7 +279,7 @@ const TABLE: &[Key] = &[
     ("file", File),
 ];
 const FIRMWARE_ENTRY: &[Key] = &[("name", Text), ("string", Text), ("file", File)];
-/// Tables for the guest. **N.B.** `file` and `path` would be files, and are no keys of any of them.
+/// Tables for the guest. **N.B.** `file` and `path` would name files, and are excluded.
 const TABLES: &[Form] = &[
     Form {
         words: &["0"],
@@ -356,7 +348,7 @@ const BOARD: &[Key] = &[
 ];
 const SOUND: &[Form] = &[Form { words: &["none"], keys: &[("id", New(Audio)), ("timer-period", NUMBER)] }];
 const TPMS: &[Form] = &[Form { words: &["emulator"], keys: &[("id", New(Tpm)), ("chardev", Of(Character))] }];
-/// **N.B.** `logfile` is no key of any of them: it would be a file that is written.
+/// **N.B.** `logfile` is excluded: it would be a file that is written.
 const CHARACTER_DEVICES: &[Form] = &[
     Form { words: &["null"], keys: &[("id", New(Character)), ("mux", Switch)] },
     Form { words: &["ringbuf"], keys: &[("id", New(Character)), ("size", Size), ("mux", Switch)] },
@@ -372,7 +364,7 @@ const CHARACTER_DEVICES: &[Form] = &[
         ],
     },
 ];
-/// **N.B.** What a network of QEMU's own listens at, connects to, runs or serves are no keys of it.
+/// **N.B.** Keys are excluded by which QEMU's own network listens, connects, runs programs or serves files.
 const NETWORKS: &[Form] = &[
     Form {
         words: &["user"],
@@ -390,7 +382,7 @@ const NETWORKS: &[Form] = &[
     Form { words: &["tap"], keys: TAP },
     Form { words: &["hubport"], keys: &[("id", New(Network)), ("hubid", NUMBER), ("netdev", Of(Network))] },
 ];
-/// What QEMU makes by itself if nothing is said, and no more.
+/// QEMU's default networks only.
 const OLD_NETWORKS: &[Form] = &[
     Form { words: &["nic"], keys: &[("model", Name), ("macaddr", Mac)] },
     Form { words: &["user"], keys: &[("restrict", Switch)] },
@@ -406,7 +398,6 @@ const TAP: &[Key] = &[
     ("vnet_hdr", Switch),
     ("poll-us", NUMBER),
 ];
-/// Cards with their networks.
 const CARDS: &[Form] = &[
     Form { words: &["none"], keys: &[] },
     Form {
@@ -499,7 +490,6 @@ const OBJECTS: &[Form] = &[
 ];
 const POLICY: Kind = Words(&["default", "preferred", "bind", "interleave"]);
 
-/// What a disk does at an error.
 const AT_ERRORS: Kind = Words(&["auto", "report", "ignore", "enospc", "stop"]);
 
 /// Properties of all devices of a kind that a command may set.

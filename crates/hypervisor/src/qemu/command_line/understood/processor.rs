@@ -31,7 +31,6 @@ pub(super) fn read(option: &'static str, text: &str, allowed: Allowed<'_>) -> Re
     Ok(said)
 }
 
-/// The key of the model in what is said.
 pub(super) const MODEL: &str = "";
 
 fn feature(name: &str) -> Option<Kind> {
@@ -68,7 +67,7 @@ const TYPED: [(&str, Kind); 24] = [
     ("hv-version-id-sbranch", LEVEL),
 ];
 
-/// What is on or off: of the processor itself, of KVM and Hyper-V, of how QEMU treats it, of Arm.
+/// Switches: of the processor itself, of KVM and Hyper-V, of QEMU's treatment of it, of Arm.
 const FEATURES: [&str; 4] = [
     "3dnow 3dnowext 3dnowprefetch abm ace2 ace2-en acpi adx aes amd-no-ssb amd-psfd amd-ssbd amd-stibp amx-bf16 \
      amx-complex amx-fp16 amx-int8 amx-tile apic arat arch-capabilities arch-lbr auto-ibrs avic avx avx-ifma \

@@ -1,11 +1,10 @@
-//! Commands that are drawn, and spoilt: whatever is taken names nothing that it may not, judged by a slow look at what is written.
+//! Tests with random, corrupted commands: an accepted one names nothing forbidden, by a simple check of the written words.
 
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
 use super::{Allowed, Understood};
 
-/// Words that are taken alone.
 const SOUND: [&str; 24] = [
     "-m 64,slots=2,maxmem=128M",
     "-M q35,usb=off",
@@ -32,7 +31,7 @@ const SOUND: [&str; 24] = [
     "-global PIIX4_PM.disable_s3=1",
     "-kernel /usr/lib/vmlinuz",
 ];
-/// What words are spoilt with.
+/// The text by which words are corrupted.
 const POISON: [&str; 30] = [
     ",,",
     ",",
@@ -65,7 +64,6 @@ const POISON: [&str; 30] = [
     "#socket={disk:a}",
     "json:{}",
 ];
-/// Options whose values are words for the guest.
 const FOR_THE_GUEST: [&str; 4] = ["-name", "-smbios", "-append", "-fw_cfg"];
 
 #[derive(Clone, Debug)]
@@ -116,7 +114,7 @@ impl Spoil {
     }
 }
 
-/// Looks at what is written, word by word, as somebody would who knows nothing of options.
+/// Checks the written command word by word, without knowledge of options.
 fn check_written(written: &[String]) {
     for pair in written.windows(2) {
         let (option, value) = (&pair[0], &pair[1]);

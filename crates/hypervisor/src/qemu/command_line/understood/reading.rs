@@ -8,10 +8,10 @@ use super::value::{self, Kind, Value};
 use super::{Allowed, Argument, Body, NotAllowed, Said, devices, drives, open, processor};
 use crate::qemu::command_line::template::Variable;
 
-/// What the name of a character device follows, in a port.
+/// The prefix of a character device's name, in a port.
 pub(super) const CHARACTER_DEVICE: &str = "chardev:";
 
-/// Options that are short for a drive, and what it says.
+/// Short forms of a drive, with their keys.
 const DRIVES: [(&str, &str); 8] = [
     ("-cdrom", "index=2,media=cdrom"),
     ("-fda", "if=floppy,index=0"),
@@ -23,7 +23,6 @@ const DRIVES: [(&str, &str); 8] = [
     ("-pflash", "if=pflash"),
 ];
 
-/// Reads an option and its value.
 pub(super) fn read_argument<'a>(
     word: &str,
     words: &mut impl Iterator<Item = &'a String>,
@@ -44,7 +43,7 @@ pub(super) fn read_argument<'a>(
     let text = words.next().ok_or_else(|| NotAllowed::malformed(option, "", "has no value"))?;
     match read_value(option, shape, text, allowed) {
         Ok(body) => Ok(Argument { option: option.to_owned(), body }),
-        // What the administrator of this host allows is cut as strictly, and may have other keys and values.
+        // An option that the administrator allows is split as strictly, and may have other keys and values.
         Err(refused) => open::value(option, text, allowed)?.ok_or(refused),
     }
 }
@@ -99,7 +98,7 @@ fn read_value(
     }
 }
 
-/// Reads keys of an option whose first may be without its name.
+/// Reads the keys of an option whose first one may be without its name.
 fn read_keys(
     option: &str,
     implied: &str,
@@ -120,7 +119,7 @@ fn read_keys(
     Ok(said)
 }
 
-/// The word of an option's first key, and its other parts.
+/// Returns the word of an option's first key, and its other parts.
 fn formed(option: &str, first: &str, implied: &str, text: &str) -> Result<(String, Vec<Part>), NotAllowed> {
     let mut parts = lexer::cut(text).map_err(|fault| NotAllowed::malformed(option, text, &fault))?;
     let is_first = |(number, part): (usize, &Part)| match part {
@@ -129,13 +128,12 @@ fn formed(option: &str, first: &str, implied: &str, text: &str) -> Result<(Strin
     };
     let at = parts.iter().enumerate().position(is_first);
     let at = at.ok_or_else(|| NotAllowed::malformed(option, text, &format!("has no {first}")))?;
-    // That it is said a second time is seen with the other keys: it is none of them.
+    // A duplicate is noticed with the other keys, because it is none of them.
     match parts.remove(at) {
         Part::Pair(_, word) | Part::Bare(word) => Ok((word, parts)),
     }
 }
 
-/// Reads the keys that go with the word of an option's first key.
 fn read_form(
     option: &str,
     (first, word): (&str, &str),
@@ -158,7 +156,7 @@ fn read_form(
     Ok(said)
 }
 
-/// The key and the value of a part: a word alone is the implied key, or switches something on or off.
+/// Returns key and value of a part: a single word is the implied key's value, or a switch.
 pub(super) fn keyed(
     option: &str,
     part: Part,
@@ -180,7 +178,7 @@ pub(super) fn keyed(
     }
 }
 
-/// A property of all devices of a kind: `DRIVER.PROPERTY=VALUE`, or with a key for each.
+/// Reads a property of all devices of a kind: `DRIVER.PROPERTY=VALUE`, or with a key for each.
 fn property(option: &str, text: &str, allowed: Allowed<'_>) -> Result<Said, NotAllowed> {
     let parts = lexer::cut(text).map_err(|fault| NotAllowed::malformed(option, text, &fault))?;
     let mut keys = BTreeMap::new();
@@ -213,7 +211,7 @@ fn property(option: &str, text: &str, allowed: Allowed<'_>) -> Result<Said, NotA
     Ok(said)
 }
 
-/// A port of the VM: nothing, a character device of the command, or a socket in the VM's own folder.
+/// Reads a port of the VM: nothing, a character device of the command, or a socket in the VM's own folder.
 fn port(option: &str, text: &str, allowed: Allowed<'_>) -> Result<Body, NotAllowed> {
     if ["none", "null"].contains(&text) {
         return Ok(Body::Alone(Value::Word(text.to_owned())));
@@ -229,7 +227,7 @@ fn port(option: &str, text: &str, allowed: Allowed<'_>) -> Result<Body, NotAllow
     Ok(Body::Served(Value::Place(place)))
 }
 
-/// The place of a socket that QEMU serves: `unix:{…},server=on,wait=off`, or as older ones write it.
+/// Reads the place of a socket that QEMU serves: `unix:{…},server=on,wait=off`, or in the older form.
 fn served(option: &str, text: &str) -> Result<Option<Variable>, NotAllowed> {
     let (address, rest) = text.split_once(',').unwrap_or((text, ""));
     let Some(place) = address.strip_prefix("unix:").and_then(value::place) else { return Ok(None) };
@@ -242,7 +240,7 @@ fn served(option: &str, text: &str) -> Result<Option<Variable>, NotAllowed> {
     Err(NotAllowed::malformed(option, text, "must have server=on,wait=off"))
 }
 
-/// What a value begins with, as the configuration names it.
+/// Returns the beginning of a value, as the configuration names it.
 pub(super) fn lead(text: &str) -> &str {
     text.split([',', ':', '=']).next().unwrap_or_default()
 }

@@ -1,4 +1,4 @@
-//! Definitions that are taken, and what is written of them; those that are refused, and why.
+//! Tests accepted commands, with their written form, and refused ones, with the reason.
 
 use super::*;
 
@@ -7,7 +7,7 @@ fn words(text: &str) -> Vec<String> {
     text.split(' ').map(|word| word.replace("␣", " ")).collect()
 }
 
-/// What of these words is refused, in a command that is complete otherwise.
+/// Returns why these words are refused, in an otherwise complete command.
 pub(super) fn refusal(text: &str, allowed: Allowed<'_>) -> Option<String> {
     read(text, allowed).err().map(|refused| refused.to_string())
 }
@@ -17,14 +17,14 @@ fn read(text: &str, allowed: Allowed<'_>) -> Result<Understood, NotAllowed> {
     Understood::read(&words(&(monitor.to_owned() + text)), allowed)
 }
 
-/// What is written anew of these words.
+/// Returns the written form of these words.
 fn written(text: &str) -> String {
     let understood = read(text, Allowed::default()).unwrap_or_else(|refused| panic!("{text}: {refused}"));
     let written = understood.write();
     let again = Understood::read(&written, Allowed::default()).unwrap();
     assert_eq!(again.write(), written, "what was written is understood in the same way");
     let written = written[5..].join(" ");
-    // That is what a command without a display gets.
+    // A command without a display gets this one.
     let is_asked = text.contains("-display");
     if is_asked { written } else { written.trim_end_matches(" -display none").to_owned() }
 }
@@ -343,7 +343,7 @@ fn a_machine_as_proxmox_starts_it_is_understood() {
         -machine type=pc-i440fx-8.1+pve0 -rtc driftfix=slew,base=localtime -global PIIX4_PM.disable_s3=1";
     let anew = written(&words.split_whitespace().collect::<Vec<_>>().join(" "));
     assert!(anew.contains("-machine pc-i440fx-8.1+pve0") && anew.contains("kvm-pv-eoi=on"), "{anew}");
-    // Its bridge is set up by a program, which the administrator may allow.
+    // A program sets up its bridge, which the administrator may allow.
     let options = ["-netdev tap".to_owned()];
     let allowed = Allowed { options: &options, folders: &[] };
     let script = "-netdev type=tap,id=n,ifname=t,script=/usr/libexec/qemu-server/pve-bridge,downscript=no";

@@ -1,4 +1,4 @@
-//! The types that values of a command have, and what is understood of them.
+//! The types of a command's values, and their parsed form.
 
 use std::fmt;
 use std::path::{Component, Path};
@@ -8,92 +8,75 @@ use super::{Allowed, NotAllowed};
 use crate::qemu::command_line::movable::SYSTEM_FOLDER;
 use crate::qemu::command_line::template::{Template, Variable};
 
-/// Longest name of anything.
 const NAME_BYTES_MAX: usize = 127;
 
-/// What a value must be.
+/// The required kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// `on` or `off`.
     Switch,
-    /// `on`, `off` or `auto`.
     SwitchOrAuto,
-    /// A whole number up to this one.
     Number(u64),
-    /// A number of bytes, with or without a unit.
     Size,
-    /// One of these words.
     Words(&'static [&'static str]),
-    /// A name that means something within the VM only.
+    /// A name with a meaning within the VM only.
     Name,
     /// The type of a VM: `q35`, `pc-i440fx-8.1+pve0`.
     Machine,
     /// A word for the guest about a device: its serial number, its name.
     Label,
-    /// Words for the guest.
     Text,
-    /// As [`Kind::Text`], to the end of the word: commas are its own.
+    /// As [`Kind::Text`], to the end of the word, with commas.
     Line,
     /// A place on a bus: `1f.2`.
     Address,
-    /// The address of a network card.
     Mac,
-    /// Addresses of a network that is within QEMU: `10.0.2.0/24`.
+    /// Addresses of a network within QEMU: `10.0.2.0/24`.
     Subnet,
-    /// An identity, or `auto`.
     Uuid,
     /// Processors: `0-3`.
     Range,
-    /// A layout of keys: `de`, `en-us`. **N.B.** QEMU would open a file of that name.
+    /// A keyboard layout: `de`, `en-us`. **N.B.** QEMU would open a file of that name.
     Keyboard,
-    /// The name of something that is made here.
+    /// A name that is defined here.
     New(Class),
-    /// The name of something that the command makes elsewhere.
+    /// A name that the command defines elsewhere.
     Of(Class),
-    /// A file that is read: one of the VM's own, or one that may be named.
+    /// A file to read: the VM's own, or an allowed one.
     File,
-    /// As [`Kind::File`], or nothing.
     FileOrNone,
-    /// The socket of a volume.
     Disk,
-    /// The export of a volume.
     Export,
-    /// A socket in the VM's own folder, that of its TPM, or one below a folder of the configuration.
+    /// A socket in the VM's own folder, that of its TPM, or one below an allowed folder.
     Socket,
 }
 
-/// What a name is of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Class {
-    /// A node of the block layer, or a drive.
     Node,
     Character,
     Network,
     Object,
-    /// The host's part of a TPM.
     Tpm,
-    /// The host's part of a sound card.
     Audio,
-    /// A device of the guest.
     Device,
 }
 
-/// A value that is understood.
+/// The parsed value of a key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Value {
-    /// `on` or `off`.
+    /// A switch: `on` or `off`.
     Switch(bool),
-    /// A number.
+    /// A number in decimal.
     Number(u64),
     /// A word of a closed form: a name, a size, an address.
     Word(String),
-    /// Words for the guest.
+    /// Free text for the guest.
     Text(String),
-    /// What Sterna puts there.
+    /// A place that Sterna fills in.
     Place(Variable),
     /// A file of this host.
     Path(String),
-    /// Nothing: a card without firmware.
+    /// No value: a card without firmware.
     Nothing,
 }
 
@@ -110,16 +93,14 @@ impl fmt::Display for Value {
     }
 }
 
-/// Why a value is refused.
 pub(super) enum Fault {
-    /// It is no value of its kind: what it should be.
+    /// It is no value of its kind; holds the expected form.
     NotOne(String),
-    /// It names a file that it may not name.
+    /// It names a forbidden file.
     Path(String),
 }
 
 impl Fault {
-    /// In words for people, about this part of a command.
     pub(super) fn of(self, option: &str, key: &str, text: &str) -> NotAllowed {
         match self {
             Self::NotOne(expected) => {
@@ -196,7 +177,7 @@ impl Kind {
     }
 }
 
-/// Whether something is switched on, in the ways that QEMU takes.
+/// Parses a switch in any of QEMU's forms.
 pub(super) fn switch(text: &str) -> Option<bool> {
     match text {
         "on" | "yes" | "true" | "y" => Some(true),
@@ -205,7 +186,7 @@ pub(super) fn switch(text: &str) -> Option<bool> {
     }
 }
 
-/// A whole number. One that begins with a zero is octal to some of QEMU's parsers, and not to others.
+/// Parses a whole number. A leading zero means octal to some of QEMU's parsers only.
 fn number(text: &str) -> Option<u64> {
     if let Some(digits) = text.strip_prefix("0x") {
         let is_hexadecimal = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -224,7 +205,7 @@ fn is_size(text: &str) -> bool {
     text.len() - digits.len() <= 1 && is_plain && is_digits(whole) && is_digits(part)
 }
 
-/// Whether a text is a name, of nothing that QEMU has named itself (`#block1`, `/machine/…`).
+/// Returns whether a text is a name, other than QEMU's own ones (`#block1`, `/machine/…`).
 pub(super) fn is_name(text: &str) -> bool {
     let is_sign = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
     (1..=NAME_BYTES_MAX).contains(&text.len())
@@ -253,7 +234,7 @@ fn is_uuid(text: &str) -> bool {
     lengths == [8, 4, 4, 4, 12] && text.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-')
 }
 
-/// Words for the guest; of places, the VM's name only.
+/// Parses text for the guest; the only place in it may be the VM's name.
 fn guest_text(text: &str) -> Result<Value, Fault> {
     let template = Template::parse(text);
     let stranger = template.variables().find(|place| place.kind != "name" || !place.name.is_empty());
@@ -263,7 +244,7 @@ fn guest_text(text: &str) -> Result<Value, Fault> {
     }
 }
 
-/// The place that a text is, and nothing else.
+/// Returns the place, if the text is exactly one.
 pub(super) fn place(text: &str) -> Option<Variable> {
     let template = Template::parse(text);
     let mut variables = template.variables();
@@ -281,9 +262,9 @@ fn only_place(text: &str, kinds: &[&str]) -> Result<Value, Fault> {
     }
 }
 
-/// A file of this host that may be named.
+/// Checks that a file of this host may be named.
 pub(super) fn path(text: &str, allowed: Allowed<'_>) -> Result<Value, Fault> {
-    // Some of QEMU's parsers take more in a path than a path: protocols, lists, patterns.
+    // Some of QEMU's parsers accept more than a path: protocols, lists, patterns.
     let is_sign = |sign: char| sign.is_alphanumeric() || "/._-+@~ ".contains(sign);
     let path = Path::new(text);
     let is_plain = path.is_absolute()
