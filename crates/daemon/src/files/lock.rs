@@ -14,7 +14,7 @@ const LOCK_FILE: &str = ".sterna-lock";
 /// How many bytes of a lock file are read; it contains a process number.
 const LOCK_FILE_BYTES_MAX: u64 = 64;
 
-/// How long the lock of an ending process is waited for. Its last writes have been seen to take 4.5 s.
+/// How long the lock of an ending process is waited for. Its last writes took 4.5 s in one observed case.
 const ENDING_MAX: Duration = Duration::from_secs(30);
 /// How long any other lock is waited for: its holder may have been killed a moment ago.
 const KILLED_MAX: Duration = Duration::from_secs(1);

@@ -22,8 +22,8 @@ use tokio::sync::futures::Notified;
 
 use crate::error::RequestError;
 
-/// How long a request waits for a volume whose image is locked. The last writes of a killed daemon have been seen to take 4.5
-/// s; a longer lock is probably another program's.
+/// How long a request waits for a volume whose image is locked. The last writes of a killed daemon took 4.5 s
+/// in one observed case; a longer lock is probably another program's.
 const GHOST_WAIT_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Default)]

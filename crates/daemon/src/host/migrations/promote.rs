@@ -73,7 +73,7 @@ impl Host {
         self.describe_volume(&name).await
     }
 
-    /// Gives up the missing blocks of a volume that is served here and that another host has the rest of.
+    /// Gives up the missing blocks of a volume that is served here, because the host that has them is lost.
     async fn give_up_missing(
         self: Arc<Self>,
         name: String,
