@@ -46,8 +46,8 @@ use crate::units::{parse_rate, parse_size};
 #[command(name = "sterna", version, after_help = exit::HELP, max_term_width = 110)]
 #[command(subcommand_required = true, arg_required_else_help = true)]
 pub(crate) struct Arguments {
-    /// The daemon to talk to, here or, by ssh or over TLS (sterna remote), on another machine; by default the one of the same user. Paths that a command
-    /// names are of the daemon's machine.
+    /// Address of the daemon: on this machine, or on another one by ssh or over TLS (sterna remote). The default is this user's
+    /// daemon. Paths in commands are paths of the daemon's machine.
     #[arg(
         long,
         global = true,
@@ -55,26 +55,26 @@ pub(crate) struct Arguments {
         value_name = "unix:PATH|ssh://USER@HOST|https://HOST:PORT"
     )]
     pub(crate) host: Option<HostAddress>,
-    /// Print JSON instead of text; errors too.
+    /// Print JSON instead of text, also for errors.
     #[arg(long, global = true)]
     json: bool,
     /// What to log to standard error: a level (error, warn, info, debug, trace) or a filter such as daemon=debug.
     #[arg(long, global = true, env = "STERNA_LOG", value_name = "FILTER", default_value = "info")]
     pub(crate) log: String,
-    /// How to log: lines for people, or one JSON object a line.
+    /// Format of the log: text, or one JSON object a line.
     #[arg(long, global = true, env = "STERNA_LOG_FORMAT", value_enum, default_value = "text")]
     pub(crate) log_format: LogFormat,
-    /// What to do.
+    /// The command to run.
     #[command(subcommand)]
     pub(crate) command: Command,
 }
 
-/// How the log is written.
+/// Format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// For people.
+    /// Lines of text.
     Text,
-    /// For programs.
+    /// One JSON object a line.
     Json,
 }
 
@@ -83,64 +83,64 @@ pub(crate) enum Command {
     /// Run the daemon: serve volumes to guests, and the API to the other commands.
     #[command(after_help = SERVE_HELP)]
     Serve(ServeArguments),
-    /// The configuration: check it.
+    /// Check the configuration.
     #[command(subcommand)]
     Config(ConfigCommand),
-    /// The journal, which remembers whose each volume is: check and export it.
+    /// Check, export and restore the journal, which records the owner of each volume.
     #[command(subcommand)]
     Journal(JournalCommand),
-    /// The stores that volumes can be in: list them, see what lies there, make volumes of it.
+    /// Manage stores: list them and their files, make volumes of images.
     #[command(subcommand)]
     Store(StoreCommand),
-    /// Other hosts: pair this one with them, see how they are connected.
+    /// Manage other hosts: pair this one with them, show the connections.
     #[command(subcommand)]
     Host(HostCommand),
-    /// Who may use this daemon over TLS: grant, list, revoke.
+    /// Manage access to this daemon over TLS: grant, list, revoke.
     #[command(subcommand)]
     Access(AccessCommand),
-    /// Daemons that this user asks over TLS: add, list, remove.
+    /// Manage the daemons that this user reaches over TLS: add, list, remove.
     #[command(subcommand)]
     Remote(RemoteCommand),
-    /// Volumes: make, list, remove.
+    /// Manage volumes: make, list, resize, remove.
     #[command(subcommand)]
     Volume(VolumeCommand),
-    /// Images that migrations left and that were kept: list, delete.
+    /// List and delete the kept images of former migrations.
     #[command(subcommand)]
     Replica(ReplicaCommand),
-    /// VMs: add, start, stop, show; take over the disks of one that runs.
+    /// Manage VMs: add, start, stop, show; adopt the disks of a running VM.
     #[command(subcommand)]
     Vm(VmCommand),
-    /// Move a volume to another store or another host, or a whole VM to another host, while it works.
+    /// Move a volume to another store or host, or a whole VM to another host, while it works.
     #[command(after_help = MIGRATE_HELP)]
     Migrate(MigrateArguments),
-    /// Migrations: list, watch, cancel.
+    /// Manage migrations: list, watch, pause, cancel, repeat.
     #[command(subcommand)]
     Migration(MigrationCommand),
-    /// Watch the host on the screen: volumes, VMs, migrations, stores and other hosts, and what they do at present.
+    /// Watch the host on the screen: volumes, VMs, migrations, stores and other hosts, with their present load.
     #[command(after_help = top::TOP_HELP)]
     Top(TopArguments),
-    /// Print what happens on the host, a line each: migrations, volumes, VMs, other hosts.
+    /// Print a line for each event on the host: migrations, volumes, VMs, other hosts.
     #[command(after_help = top::WATCH_HELP)]
     Watch,
-    /// Say whether the daemon does all that it is to do, by the exit code as well.
+    /// Print the daemon's problems; the exit code says whether there are any.
     #[command(after_help = "Example:\n  sterna health --json")]
     Health,
     /// Print the daemon's figures in Prometheus' text format.
     #[command(after_help = "Example:\n  sterna metrics >/var/lib/prometheus/node-exporter/sterna.prom")]
     Metrics,
-    /// Watch the disk of a busy guest move between two stores of a temporary daemon, or between two hosts, and be verified.
+    /// Show how the disk of a busy guest moves between two stores or hosts of temporary daemons, and verify it.
     #[command(after_help = demo::HELP)]
     Demo(DemoArguments),
     /// Measure Sterna beside the raw disk, QEMU's storage daemon and off-line copies.
     #[command(subcommand)]
     Bench(BenchCommand),
-    /// Write manual pages and the shells' completions into a folder: what packages install.
+    /// Write manual pages and shell completions for packages into a folder.
     #[command(hide = true, after_help = config::GENERATE_HELP)]
     Generate(GenerateArguments),
 }
 
 impl Command {
-    /// Whether it needs a daemon, and does not bring its own.
+    /// Returns whether the command needs a running daemon.
     pub(crate) fn asks_a_daemon(&self) -> bool {
         !matches!(
             self,
@@ -160,14 +160,14 @@ pub(crate) struct ServeArguments {
     /// The configuration file.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Where the journal is, and the store if none is configured.
+    /// The folder of the journal, and of the store if none is configured.
     #[arg(long, value_name = "DIR")]
     pub(crate) data_dir: Option<PathBuf>,
-    /// Where the API is served; the volumes' sockets are in the folder `volumes` beside it.
+    /// The address of the API; the volumes' sockets are in the folder `volumes` beside it.
     #[arg(long, value_name = "unix:PATH")]
     pub(crate) api: Option<Address>,
-    /// Go on with the clients of the daemon that runs now, which ends: guests wait for a moment, and no connection breaks.
-    /// For daemons that no service manager has started: systemctl restart does the same.
+    /// Take over the clients of the running daemon, which then ends: guests wait for a moment, and no connection breaks. Use it
+    /// for daemons without a service manager; systemctl restart does the same.
     #[arg(long)]
     pub(crate) take_over: bool,
 }
@@ -177,22 +177,22 @@ pub(crate) enum VolumeCommand {
     /// Make a volume: empty, or a copy of an image.
     #[command(after_help = CREATE_HELP)]
     Create(CreateArguments),
-    /// Serve an image where it is: a file, a block device, or what an NBD server serves. `volume remove` leaves it.
+    /// Serve an existing image in place: a file, a block device, or the export of an NBD server. `volume remove` leaves it.
     #[command(after_help = ADD_HELP)]
     Add(AddArguments),
     /// List the volumes.
     #[command(visible_alias = "ls", after_help = "Example:\n  sterna volume list")]
     List,
-    /// Show one volume: where it is, what clients connect to, what its guest does.
+    /// Show one volume: its image, its address for clients, its load.
     #[command(after_help = SHOW_HELP)]
     Show(VolumeArguments),
-    /// Take over a volume that waits for another host, which is not heard any more: for its word, or for what is missing.
+    /// Make this host the owner of a volume whose source or former host does not answer.
     #[command(after_help = PROMOTE_HELP)]
     Promote(PromoteArguments),
-    /// Make a volume larger, while its guest works and also while it moves.
+    /// Make a volume larger while its guest works, also while it moves.
     #[command(after_help = RESIZE_HELP)]
     Resize(ResizeArguments),
-    /// Stop serving a volume. Its image is deleted, unless what is in it was yours before (volume add).
+    /// Remove a volume. Its image is deleted, unless you had it before (volume add).
     #[command(visible_alias = "rm", after_help = REMOVE_HELP)]
     Remove(RemoveArguments),
 }
@@ -207,16 +207,16 @@ pub(crate) struct VolumeArguments {
 pub(crate) struct CreateArguments {
     /// Name of the volume: letters, digits, '.', '_' and '-'.
     pub(crate) name: String,
-    /// Size, a multiple of 512 bytes; with --image, by default that of the image, rounded up to 4 KiB.
+    /// Size, a multiple of 512 bytes; with --image, the default is the image's size, rounded up to 4 KiB.
     #[arg(long, value_parser = parse_size, required_unless_present = "image")]
     pub(crate) size: Option<u64>,
-    /// The store that holds the image; it may be left out if there is only one.
+    /// The store for the image; optional if there is only one.
     #[arg(long)]
     pub(crate) store: Option<String>,
-    /// An image that is copied in, raw or qcow2; its holes stay holes.
+    /// An image to copy in, raw or qcow2; its holes stay holes.
     #[arg(long, value_name = "FILE")]
     pub(crate) image: Option<PathBuf>,
-    /// Format of the new image; by default that of the store, or raw.
+    /// Format of the new image; the default is the store's format, or raw.
     #[arg(long, value_enum)]
     pub(crate) format: Option<ImageFormat>,
     #[command(flatten)]
@@ -226,37 +226,37 @@ pub(crate) struct CreateArguments {
 /// The format of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ImageFormat {
-    /// The bytes of the disk, one after the other.
+    /// The bytes of the disk, without any metadata.
     Raw,
-    /// QEMU's format of clusters and tables.
+    /// QEMU's qcow2 format.
     Qcow2,
 }
 
-/// Whether a store that both hosts can open is written to directly.
+/// Whether to write directly to a store that both hosts can open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum SharedTarget {
-    /// If it is proved to be the same at both.
+    /// Directly, if it is proved to be the same store.
     Auto,
-    /// Over the link in any case.
+    /// Always over the link.
     Never,
 }
 
 /// How a volume is offered to its clients.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
-    /// Clients may only read.
+    /// Allow clients only to read.
     #[arg(long)]
     read_only: bool,
-    /// Serve the volume on this port, too, for clients of other hosts; see `[nbd]` of the configuration for TLS.
+    /// Serve the volume on this port as well, for clients of other machines; see `[nbd]` of the configuration for TLS.
     #[arg(long, value_name = "ADDRESS:PORT")]
     listen: Option<String>,
-    /// Connections at a time; by default what the configuration says.
+    /// Largest number of connections at a time; the default is in the configuration.
     #[arg(long, value_name = "NUMBER")]
     connections_max: Option<u32>,
-    /// Mode of the volume's socket; by default that of the configuration.
+    /// Mode of the volume's socket; the default is in the configuration.
     #[arg(long, value_name = "OCTAL")]
     socket_mode: Option<String>,
-    /// Owner of the volume's socket; by default that of the configuration.
+    /// Owner of the volume's socket; the default is in the configuration.
     #[arg(long, value_name = "USER:GROUP")]
     socket_owner: Option<String>,
 }
@@ -267,10 +267,10 @@ pub(crate) struct AddArguments {
     pub(crate) name: String,
     #[command(flatten)]
     pub(crate) place: PlaceArguments,
-    /// Format of a file; by default what it begins with tells, once and for all.
+    /// Format of a file; by default recognised by its first bytes, once.
     #[arg(long, value_enum)]
     pub(crate) format: Option<ImageFormat>,
-    /// Also if a migration left there what is an old copy of a volume, or a part of one.
+    /// Add the image even if it is marked as an old or partial copy of a volume.
     #[arg(long)]
     pub(crate) fenced: bool,
     #[command(flatten)]
@@ -279,56 +279,56 @@ pub(crate) struct AddArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct MigrateArguments {
-    /// Name of the volume, or of the VM: that goes to another host with its memory and its volumes, and to a store of this one
-    /// with its volumes alone. Several volumes go to another host as one: all of them, or none. Where both have a name,
-    /// volume:NAME and vm:NAME tell them apart.
+    /// Name of the volume or VM. A VM moves to another host with its memory and volumes, and to a store of this host with its
+    /// volumes alone. Several volumes move to another host together: all or none. If a volume and a VM have the same
+    /// name, write volume:NAME or vm:NAME.
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,
-    /// The store to move it to, or another host: its only store, or one of them.
+    /// The target store, or another host: its only store, or one of them.
     #[arg(long, value_name = "STORE|HOST[:STORE]")]
     pub(crate) to: String,
-    /// Copy at most this fast, for example 200MiB/s; the guest's own writes are not slowed, nor is a VM's memory.
+    /// Largest rate of the copying, for example 200MiB/s. It does not limit the guest's own writes and a VM's memory.
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) bandwidth: Option<u64>,
-    /// Keep the source's image, renamed so that nothing starts from it by mistake.
+    /// Keep the source's image under another name, so that nothing starts from it by mistake.
     #[arg(long)]
     pub(crate) keep_source: bool,
-    /// Format of the new image; by default that of the store, or that of the image that is moved.
+    /// Format of the new image; the default is the store's format, or that of the present image.
     #[arg(long, value_enum)]
     pub(crate) format: Option<ImageFormat>,
-    /// Copy only what the volume's qcow2 image has itself; the new one stands on the same backing file.
+    /// Copy only the data of the volume's qcow2 image itself; the new image uses the same backing file.
     #[arg(long, conflicts_with = "thick")]
     pub(crate) keep_chain: bool,
     /// Let the new image grow as it is written; this is the default.
     #[arg(long, conflicts_with = "thick")]
     thin: bool,
-    /// Take all of the new image's space before anything is copied; without room for it, nothing is begun.
+    /// Allocate all of the new image's space before the copying; without enough space, nothing is begun.
     #[arg(long)]
     pub(crate) thick: bool,
-    /// Go on serving the volume here, from the other host's store; by default only to clients that stay connected.
+    /// Keep serving the volume here as well, from the other host's store; by default only to clients that stay connected.
     #[arg(long)]
     pub(crate) serve_here: bool,
-    /// Copy everything, also if the other host keeps an image of an earlier stay.
+    /// Copy everything, even if the other host has kept an image of the volume.
     #[arg(long)]
     pub(crate) full: bool,
-    /// Whether blocks are written straight to the other host's store where this host can open it, too.
+    /// Whether to write directly to the other host's store if this host can open it.
     #[arg(long, value_enum, value_name = "WHEN", default_value = "auto")]
     pub(crate) shared_target: SharedTarget,
     #[command(flatten)]
     pub(crate) strategy: StrategyArguments,
-    /// How long a VM may stand still, or guests of a tracked volume be held, in milliseconds.
+    /// Longest downtime of a VM, or longest hold of guests with --strategy tracking, in milliseconds.
     #[arg(long, value_name = "MILLISECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) max_downtime: u64,
-    /// How many streams carry a VM's memory; by default several if it is large or there are several links.
+    /// Number of streams for a VM's memory; by default several if it is large or there are several links.
     #[arg(long, value_name = "N|auto", default_value = "auto", value_parser = parse_streams)]
     pub(crate) memory_streams: Streams,
-    /// When a VM may run at the other host; see below for what post-copy costs.
+    /// When a VM may run at the other host; see below for the price of post-copy.
     #[arg(long, value_name = "WAY", value_enum, default_value_t = Memory::PreCopy)]
     pub(crate) memory: Memory,
     /// Return as soon as the migration has begun.
     #[arg(long)]
     pub(crate) detach: bool,
-    /// Say what would move where, how long that would take, and all that is in the way; begin nothing.
+    /// Print what would move where, the expected time, and every obstacle; begin nothing.
     #[arg(long, conflicts_with = "detach")]
     pub(crate) dry_run: bool,
 }
@@ -338,23 +338,21 @@ pub(crate) struct MigrateArguments {
 pub(crate) struct PromoteArguments {
     /// Name of the volume.
     pub(crate) name: String,
-    /// What `sterna migration show` prints at the other host: it has released the volume, and nobody else has it.
+    /// The ticket that `sterna migration show` prints at the other host. It proves that the host has released the volume.
     #[arg(long, conflicts_with = "force")]
     pub(crate) ticket: Option<String>,
-    /// Without a ticket: if the other host goes on with the volume, there are two of it from then on.
+    /// Promote without a ticket. If the other host keeps serving the volume, there are two copies of it.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Of a volume that works here while the rest of it follows (post-copy, three-phase), and whose former host is lost: clients
-    /// that read what is missing get I/O errors, and wait for it no longer. For good; what is missing is told by `volume show`. With
-    /// --force also if that host answers.
+    /// For an incomplete volume (post-copy, three-phase) whose former host is lost: reads of missing blocks become I/O errors
+    /// instead of waiting. This is final; `volume show` lists the missing ranges. With --force even if that host answers.
     #[arg(long, conflicts_with = "ticket")]
     pub(crate) without_missing: bool,
-    /// Of a volume that is not served since the journal was put back from a backup: its image here is the volume, and no other host
-    /// has it. With --force also if another host says otherwise.
+    /// For an unconfirmed volume after the journal was restored: its image here is the volume, and no other host has it. With
+    /// --force even if another host contradicts.
     #[arg(long, conflicts_with_all = ["ticket", "without_missing"])]
     pub(crate) restored: bool,
-    /// With --restored, of a volume on a device or an export that is larger than the volume was: how large the volume is. It may have
-    /// grown since the backup.
+    /// With --restored, for a volume on a larger device or export: the size of the volume. It may have grown since the backup.
     #[arg(long, value_parser = parse_size, requires = "restored")]
     pub(crate) size: Option<u64>,
 }
@@ -389,12 +387,12 @@ impl From<ExportArguments> for api::ExportSettings {
     }
 }
 
-/// When a VM that moves may run at the other host.
+/// When a moving VM may run at the other host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Memory {
-    /// When all of its memory is there; one that writes faster than it is sent is slowed down.
+    /// When all of its memory has arrived; a VM that writes faster than the link is slowed down.
     PreCopy,
-    /// Before that, if it writes faster than it is sent.
+    /// Earlier, if it writes faster than its memory is sent.
     PostCopy,
 }
 
@@ -407,7 +405,7 @@ impl From<Memory> for api::Memory {
     }
 }
 
-/// How many streams carry a VM's memory; `None`: as many as are worth it.
+/// Number of streams for a VM's memory; `None`: chosen by the daemon.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Streams(pub(crate) Option<u8>);
 
@@ -420,7 +418,7 @@ fn parse_streams(text: &str) -> Result<Streams, String> {
     Ok(Streams(Some(streams)))
 }
 
-/// Parses a size in whole MiB that has a least.
+/// Parses a size in whole MiB with a lower limit.
 fn parse_size_of_at_least(text: &str, bytes_min: u64) -> Result<u64, String> {
     let size = parse_size(text).map_err(|error| error.to_string())?;
     if size < bytes_min || !size.is_multiple_of(1 << 20) {
@@ -430,7 +428,6 @@ fn parse_size_of_at_least(text: &str, bytes_min: u64) -> Result<u64, String> {
 }
 
 impl Arguments {
-    /// How results are printed.
     pub(crate) fn format(&self) -> Format {
         if self.json { Format::Json } else { Format::Text }
     }
@@ -452,27 +449,27 @@ Without --config: /etc/sterna/sterna.toml for root, ~/.config/sterna/sterna.toml
   owner = \"root:kvm\"
   [hosts]                          # where other hosts reach this one
   listen = [\"0.0.0.0:7423\"]
-  [api_tls]                        # the API over TLS, for those whom sterna access lets in
+[api_tls]                        # the API over TLS, for keys that sterna access has granted
   listen = \"0.0.0.0:7425\"
   [web]                            # the page for browsers, besides on the API's socket
   listen = \"127.0.0.1:7424\"
-  [hooks]                          # run on both hosts when a machine changes its host
+[hooks]                          # programs that run on both hosts when a machine changes its host
   before = \"/etc/sterna/before\"
   [stores.fast]                    # a folder; new images there are raw, or
   path = \"/srv/fast\"
   format = \"qcow2\"
   [stores.lv]                      # a block device: one volume at a time
   device = \"/dev/vg/lv\"
-  [stores.far]                     # what another NBD server serves: likewise
+[stores.far]                     # the export of another NBD server: one volume at a time
   nbd = \"nbd://host/export\"
   [limits]
   mirror_wait_max_ms = 1000        # longest that a migration may hold a guest's write
   stop_wait_max_ms = 10000         # longest that a stopping daemon waits for a volume's requests
-  migrations_per_host = 4          # under way at a time; more wait for their turn
-  migrations_per_store = 2         # of these, that use one store
+migrations_per_host = 4          # under way at a time; more are queued
+migrations_per_store = 2         # of these, migrations that use one store
 
 SIGTERM and Ctrl-C stop in order: requests in flight end, stores are flushed, a migration before its commit point is
-ended with the volume at its source. A second signal stops at once; the next start puts everything right.";
+ended with the volume at its source. A second signal stops at once, as a crash; the next start recovers.";
 
 const CREATE_HELP: &str = "\
 Examples:
@@ -486,8 +483,8 @@ Examples:
   sterna volume add web2 --device /dev/vg/web2
   sterna volume add web3 --nbd nbd://storage.example/web3 --read-only --listen 192.0.2.1:10809
 
-The format of a file is told by its first bytes, once. A raw image that begins as another format's is refused, because a
-guest could have written that: say --format raw if it is one.";
+The format of a file is recognised by its first bytes, once. A raw image that begins as another format is refused, because a
+guest could have written these bytes. Give --format raw if it is a raw image.";
 
 const SHOW_HELP: &str = "\
 Examples:
@@ -499,11 +496,11 @@ Examples:
   sterna volume resize web1 40GiB
   lvextend -L 40G vg/web2 && sterna volume resize web2 40GiB
 
-A device, or the export of another NBD server, must have become larger before. If the volume is moving, the store that it
-moves to becomes larger as well; if that cannot, nothing changes.
+Enlarge a device, or the export of another NBD server, first. If the volume is moving, its image at the target grows as
+well; if that fails, nothing changes.
 
-What is new reads as zeroes. NBD tells the size of a disk to who connects, so guests see it when their client connects
-anew. How to do that with QEMU while the machine runs is in docs/nbd.md.";
+The new part reads as zeroes. NBD clients get the size when they connect, so guests see the new size once their client
+reconnects. docs/nbd.md shows how to do that with QEMU while the machine runs.";
 
 const PROMOTE_HELP: &str = "\
 Examples:
@@ -512,10 +509,10 @@ Examples:
   sterna volume promote web1 --without-missing
   sterna volume promote web1 --restored
 
-With a ticket or by force a volume is taken over that is all here: its source had everything copied, and was about to hand it
-over. If the source comes back, it learns of it. --without-missing is for one that works here already, and was handed over
-before all of it had come (post-copy, three-phase). --restored is for one that is not served since the journal was put back from a
-backup (`sterna journal restore`): if another host has it, there are two of it from then on, and what was written there is not here.";
+--ticket and --force are for a complete copy whose source was about to hand it over. If the source comes back, it learns of
+the promotion. --without-missing is for an incomplete volume that is served here already (post-copy, three-phase). --restored is
+for an unconfirmed volume after `sterna journal restore`. If another host has the volume, there are then two copies of it, and
+this one lacks the writes of that host.";
 
 const REMOVE_HELP: &str = "\
 Examples:
@@ -535,14 +532,15 @@ Examples:
   sterna migrate vm:db --to fast               # all its disks, one after the other
   sterna --host ssh://root@rack3-a migrate web1 --to rack3-b
 
-With --memory post-copy a machine that writes faster than its memory is sent runs at the other host before all of it is
-there; the rest follows. From the switch-over until the last of it has come, losing either host, or the link for good, is
-losing its memory, as if its power had been cut; so is ending either daemon just at the switch-over, while its devices go
-over, or with QEMU 7.2 just before the end. Its disks are whole: it is started again where they are. Without it such a machine is slowed down instead, or stays where it is.
+With --memory post-copy a machine that writes faster than its memory is sent runs at the other host before all of its
+memory has arrived; the rest follows. From the switch-over until the last page has arrived, losing either host, or the link
+for good, loses its memory, as by a power cut. Killing either daemon just at the switch-over, while the devices are sent, does
+so as well, and with QEMU 7.2 also just before the end. Its disks stay complete, and it can be started again from them. Without
+post-copy such a machine is slowed down, or stays where it is.
 
 The command waits for the end and exits with 0 only if the volume is at the target. Ctrl-C cancels the migration and
 waits until that is done; a second Ctrl-C stops waiting. With --dry-run it exits with 0 if the migration could begin,
-and with 4 if something is in the way.";
+and with 4 if there are obstacles.";
 
 #[cfg(test)]
 mod tests {

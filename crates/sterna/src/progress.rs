@@ -94,8 +94,8 @@ struct Wait {
 }
 
 impl Wait {
-    /// Leaves out what has not been waited for long enough to be told. The next news may be long in coming, so it is asked for
-    /// soon then.
+    /// Leaves out what has not been waited for long enough to be told. The next news may be long in coming, so it
+    /// is asked for soon then.
     fn see(&mut self, migration: &mut Migration, now: Instant) {
         let is_worth_a_word =
             self.is_worth_a_word(migration.waiting_for.as_ref().map(|waiting| waiting.reason.as_str()), now);

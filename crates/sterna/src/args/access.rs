@@ -9,78 +9,77 @@ use crate::remotes::RemoteAddress;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AccessCommand {
-    /// Let somebody use this daemon over TLS: print an invitation for him, or take the key that he has.
+    /// Grant a user access to this daemon over TLS: print an invitation, or use the user's present key.
     #[command(after_help = GRANT_HELP)]
     Grant(GrantArguments),
     /// List who may use this daemon over TLS.
     #[command(visible_alias = "ls", after_help = "Example:\n  sterna access list")]
     List,
-    /// Change what somebody may do, from his next request on.
+    /// Change a user's role, from the user's next request on.
     #[command(after_help = "Example:\n  sterna access set alice --role read")]
     Set {
-        /// What he is called.
+        /// Name of the user.
         name: String,
-        /// What he may do.
+        /// New role of the user.
         #[arg(long, value_name = ROLES)]
         role: Role,
     },
-    /// Let somebody in no more, from his next request on.
+    /// Revoke a user's access, from the user's next request on.
     #[command(visible_aliases = ["remove", "rm"], after_help = "Example:\n  sterna access revoke alice")]
     Revoke {
-        /// What he is called.
+        /// Name of the user.
         name: String,
     },
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct GrantArguments {
-    /// What he is called, in the list and in the audit log: letters, digits, '.', '-' and '_'.
+    /// Name of the user, for the list and the audit log: letters, digits, '.', '-' and '_'.
     pub(crate) name: String,
-    /// What he may do.
+    /// Role of the user.
     #[arg(long, value_name = ROLES)]
     pub(crate) role: Role,
-    /// How long the invitation is good.
+    /// Life of the invitation.
     #[arg(long, value_name = "MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=10_080))]
     pub(crate) minutes: u64,
-    /// The digest of a key that he has already, in the place of an invitation; `sterna remote key` prints it.
+    /// Digest of the user's present key, instead of an invitation; `sterna remote key` prints it.
     #[arg(long, value_name = "64 DIGITS", conflicts_with = "minutes")]
     pub(crate) key: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RemoteCommand {
-    /// Add a daemon that is asked over TLS, by an invitation of its administrator.
+    /// Add a daemon over TLS, by an invitation of its administrator.
     #[command(after_help = ADD_HELP)]
     Add(AddRemoteArguments),
     /// List the daemons that this user has added.
     #[command(visible_alias = "ls", after_help = "Example:\n  sterna remote list")]
     List,
-    /// Forget a daemon here; have your access revoked there too.
+    /// Forget a daemon on this machine. Have your access revoked there as well.
     #[command(visible_alias = "rm", after_help = "Example:\n  sterna remote remove https://rack3-a:7425")]
     Remove {
-        /// Where it is.
+        /// Address of the daemon.
         #[arg(value_name = "https://HOST:PORT")]
         address: RemoteAddress,
     },
-    /// Print the digest of this user's key, which is made if there is none: for `sterna access grant --key`.
+    /// Print the digest of this user's key for `sterna access grant --key`, and make the key if there is none.
     #[command(after_help = "Example:\n  sterna remote key")]
     Key,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct AddRemoteArguments {
-    /// Where it is.
+    /// Address of the daemon.
     #[arg(value_name = "https://HOST:PORT")]
     pub(crate) address: RemoteAddress,
-    /// Read the invitation from this file; `-`: from the standard input. Without it it is asked for.
+    /// Read the invitation from this file; `-`: from the standard input. By default there is a prompt.
     #[arg(long, value_name = "FILE", conflicts_with = "server_key")]
     pub(crate) token_file: Option<PathBuf>,
-    /// The digest of the daemon's key (`sterna access list`), where this user's key is known already.
+    /// Digest of the daemon's key (`sterna access list`), if the daemon knows this user's key already.
     #[arg(long, value_name = "64 DIGITS")]
     pub(crate) server_key: Option<String>,
 }
 
-/// How the roles are written.
 const ROLES: &str = "read|operate|admin";
 
 const GRANT_HELP: &str = "\
@@ -88,12 +87,12 @@ Examples:
   sterna access grant alice --role operate
   sterna access grant prometheus --role read --key 5f0c…
 
-  read     sees everything but tickets and definitions of VMs; looks ahead (migrate --dry-run)
-  operate  migrates, pauses, cancels, resizes; adopts, starts and stops VMs: day-to-day operations that lose nothing
-  admin    everything: makes, promotes and removes volumes, pairs hosts, grants access. It is as much as root
+read     sees everything except tickets and definitions of VMs; runs preflight checks (migrate --dry-run)
+operate  migrates, pauses, cancels, resizes; adopts, starts and stops VMs: operations that lose nothing
+admin    everything: makes, promotes and removes volumes, pairs hosts, grants access. This equals root
 
-The daemon serves its API over TLS if its configuration has [api_tls]. The invitation holds a secret: send it where only he
-reads it. It is good once; with it he brings a key of his own, which never leaves his machine.";
+The daemon serves its API over TLS if its configuration has [api_tls]. The invitation holds a secret: send it where only this
+user reads it. It works once, and registers the user's own key, which never leaves the user's machine.";
 
 const ADD_HELP: &str = "\
 Examples:
@@ -101,5 +100,5 @@ Examples:
   ssh rack3-a sterna access grant alice --role read --json | jq -r .token | sterna remote add https://rack3-a --token-file -
   sterna --host https://rack3-a:7425 volume list
 
-The invitation is asked for, or read from a file, or from the environment: STERNA_INVITATION. It names the daemon's key: nobody
-else who answers at that address is told anything. This user's key is in ~/.config/sterna/identity.";
+The invitation is read at a prompt, from a file, or from the environment variable STERNA_INVITATION. It has the daemon's key:
+nothing is sent to another server at that address. This user's key is in ~/.config/sterna/identity.";

@@ -14,32 +14,32 @@ use lab::bench::return_home::Load;
 pub(crate) use self::strategies::BenchStrategiesArguments;
 use super::parse_size_of_at_least;
 
-/// The smallest image: below that, less would be measured than a disk and its cache.
+/// The smallest image: smaller ones would only measure the disk's cache.
 const SIZE_BYTES_MIN: u64 = 32 << 20;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum BenchCommand {
-    /// Measure what clients get over NBD: beside the raw file and beside qemu-storage-daemon.
+    /// Measure the performance of NBD clients, beside the raw file and qemu-storage-daemon.
     #[command(after_help = NBD_HELP)]
     Nbd(BenchNbdArguments),
-    /// Measure migrations, idle and under load: beside off-line copies and QEMU's mirror.
+    /// Measure migrations, idle and under load, beside off-line copies and QEMU's mirror.
     #[command(after_help = MIRROR_HELP)]
     Mirror(BenchMirrorArguments),
-    /// Measure for how long VMs stand still when they move: beside QEMU's own migration.
+    /// Measure the downtime of VMs that move, beside QEMU's own migration.
     #[command(after_help = MACHINE_HELP)]
     Machine(BenchMachineArguments),
-    /// Measure the strategies beside each other, after the figures of a paper.
+    /// Compare the strategies, after the figures of a paper.
     #[command(after_help = strategies::HELP)]
     Strategies(BenchStrategiesArguments),
-    /// Measure how a volume goes to another host and comes home, after the tables of a paper.
+    /// Measure how a volume moves to another host and returns, after the tables of a paper.
     #[command(after_help = RETURN_HELP)]
     Return(BenchReturnArguments),
-    /// Measure what migrations make of a link between two hosts: beside plain TCP and QEMU's mirror.
+    /// Measure how well migrations use a link between two hosts, beside plain TCP and QEMU's mirror.
     #[command(after_help = LINK_HELP)]
     Link(BenchLinkArguments),
 }
 
-/// What all benchmarks are told.
+/// Arguments of several benchmarks.
 #[derive(Debug, Args)]
 pub(crate) struct BenchArguments {
     /// Size of the image, a multiple of 1 MiB.
@@ -58,7 +58,7 @@ pub(crate) struct BenchNbdArguments {
     /// How often everything is measured; medians are taken of that.
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) rounds: u32,
-    /// How long each measurement lasts.
+    /// Duration of each measurement.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
     pub(crate) seconds: u32,
     #[command(flatten)]
@@ -66,7 +66,7 @@ pub(crate) struct BenchNbdArguments {
     /// Measure this alone; may be given several times.
     #[arg(long, value_name = "WORKLOAD", value_parser = one_of(Workload::ALL, Workload::name, Workload::title))]
     only: Vec<Workload>,
-    /// Also tell where the time of requests goes inside the daemon; costs it a little.
+    /// Also measure the parts of a request's time inside the daemon, which slows it a little.
     #[arg(long)]
     trace: bool,
 }
@@ -84,7 +84,7 @@ pub(crate) struct BenchMirrorArguments {
     /// Measure this alone.
     #[arg(long, value_name = "PART")]
     pub(crate) only: Option<BenchPart>,
-    /// Requests a second that the guest makes under load; by default as many as it can.
+    /// Requests a second of the guest under load; by default as many as it can.
     #[arg(long, value_name = "IOPS", value_parser = clap::value_parser!(u32).range(10..))]
     pub(crate) guest_iops: Option<u32>,
 }
@@ -156,10 +156,10 @@ impl BenchLinkArguments {
     }
 }
 
-/// A half of `bench mirror` on the command line.
+/// A part of `bench mirror`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BenchPart {
-    /// Copies of an image that nobody uses.
+    /// Copies of an image without clients.
     Idle,
     /// Migrations under a guest.
     Load,
@@ -182,18 +182,18 @@ impl BenchNbdArguments {
         wanted(Workload::ALL, &self.only)
     }
 
-    /// Whether the daemon is asked where the time goes.
+    /// Returns whether the daemon measures the parts of a request's time.
     pub(crate) fn tracing(&self) -> Tracing {
         if self.trace { Tracing::On } else { Tracing::Off }
     }
 }
 
-/// What of all is asked for, in the order of all; everything if nothing is.
+/// Returns the selected values in the order of `all`; all of them if none is selected.
 fn wanted<T: PartialEq, const COUNT: usize>(all: [T; COUNT], only: &[T]) -> Vec<T> {
     all.into_iter().filter(|one| only.is_empty() || only.contains(one)).collect()
 }
 
-/// Parses the name of one of several things, which `--help` lists with their titles.
+/// Returns a parser for the names of `all`, which `--help` lists with their titles.
 fn one_of<T: Copy + Send + Sync + 'static, const COUNT: usize>(
     all: [T; COUNT],
     name: fn(T) -> &'static str,
@@ -216,8 +216,8 @@ Examples:
   sterna bench nbd --only mixed-1 --only mixed-16 --trace
   sterna bench nbd --html nbd.html --json > nbd.json
 
-One image is measured raw, through a temporary daemon of this program, and through qemu-storage-daemon, in turns, by \
-fio. It needs no root and leaves nothing behind; it needs fio and qemu-storage-daemon (Debian: fio, qemu-system-common). \
+fio measures one image raw, through a temporary daemon of this program, and through qemu-storage-daemon, in turns. \
+ It needs no root and leaves nothing behind; it needs fio and qemu-storage-daemon (Debian: fio, qemu-system-common). \
 Let the machine be idle meanwhile.";
 
 const MIRROR_HELP: &str = "\
@@ -240,10 +240,10 @@ Examples:
   sterna bench link --only metro --only far --rounds 1 --size 512MiB
   sterna bench link --only guest --json > link.json
 
-Two hosts are made on this machine, with links that carry so much and take so long, and an image goes from one to the other: \
-over plain TCP, by temporary daemons of this program, and by qemu-storage-daemon. Then the same while a guest writes more than \
-the link carries. Every copy is compared with its source. It needs root, for hosts are network namespaces, and leaves nothing \
-behind; it needs ip and tc, fio and qemu-storage-daemon (Debian: iproute2, fio, qemu-system-common), and two processors. \
+The benchmark makes two hosts on this machine, with links of different rates and delays, and copies an image from one to the \
+other: over plain TCP, by temporary daemons of this program, and by qemu-storage-daemon. Then it does the same while a guest \
+writes more than the link carries. Every copy is compared with its source. It needs root, because hosts are network namespaces, \
+and leaves nothing behind; it needs ip and tc, fio and qemu-storage-daemon (Debian: iproute2, fio, qemu-system-common), and two processors. \
 Let the machine be idle meanwhile. All of it takes the time of about 50 copies at 1 Gbit/s: half an hour for 2 GiB.";
 
 const RETURN_HELP: &str = "\
@@ -252,9 +252,9 @@ Examples:
   sterna bench return --only web --rounds 1 --size 256MiB
   sterna bench return --html return.html --json > return.json
 
-A volume goes to another host and comes home, by three-phase migration, while fio works on it; on the way home only what was \
-written meanwhile is sent. As root the hosts are network namespaces with a link of 1 Gbit/s, otherwise two daemons on loopback \
-with a proxy of that rate. Every image that has come home is compared with what the other host had kept. It leaves nothing \
+A volume moves to another host and returns, by three-phase migration, while fio works on it; the return sends only the writes \
+since. As root the hosts are network namespaces with a link of 1 Gbit/s, otherwise two daemons on loopback \
+with a proxy of that rate. Every returned image is compared with the image that the other host has kept. It leaves nothing \
 behind; it needs fio (Debian: fio). Let the machine be idle meanwhile.";
 
 const MACHINE_HELP: &str = "\

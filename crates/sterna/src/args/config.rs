@@ -1,4 +1,4 @@
-//! The command line of `sterna config`, and of what a package takes from the program.
+//! The command lines of `sterna config` and `sterna generate`.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,10 @@ use clap::{Args, Subcommand};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
-    /// Say all that is wrong with a configuration, and what to do about it. No daemon is asked, and nothing is changed.
+    /// Print every mistake of a configuration, with what to do about it. This needs no daemon and changes nothing.
     #[command(after_help = CHECK_HELP)]
     Check {
-        /// The file; by default the one that `sterna serve` would read.
+        /// The file to check; by default the one that `sterna serve` would read.
         #[arg(value_name = "FILE")]
         file: Option<PathBuf>,
     },
@@ -17,7 +17,7 @@ pub(crate) enum ConfigCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArguments {
-    /// The folder, which exists.
+    /// An existing folder for the files.
     #[arg(value_name = "DIR")]
     pub(crate) folder: PathBuf,
 }
@@ -31,5 +31,5 @@ Examples:
   sterna config check
   sterna config check /etc/sterna/sterna.toml.new --json | jq -r '.problems[].advice'
 
-Keys and values are checked, and whether what they name is there and can be used by who runs this: folders, devices,
-certificates, hooks, addresses to listen on. It exits with 0 if nothing is wrong, with 1 if something is.";
+The command checks keys and values, and whether this user can use the named folders, devices, certificates, hooks and
+addresses. It exits with 0 if there are no mistakes, and with 1 if there are.";

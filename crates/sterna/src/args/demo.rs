@@ -7,44 +7,44 @@ use clap::Args;
 use super::parse_size_of_at_least;
 use super::strategy::Strategy;
 
-/// The smallest disk of a demo: on a smaller one there would be nothing to see.
+/// The smallest disk of a demo: a smaller one would move too quickly to show anything.
 const DEMO_BYTES_MIN: u64 = 128 << 20;
-/// Size of the disk that a thread works on, unless somebody says otherwise.
+/// Default size of the disk with a thread as guest.
 const THREAD_DISK_BYTES: u64 = 1 << 30;
-/// The same of a VM, which is slower.
+/// Default size with a VM, which is slower.
 const MACHINE_DISK_BYTES: u64 = 512 << 20;
-/// The same of a VM that moves there and home, as a whole.
+/// Default size with a VM that moves to another host and back.
 const MOVED_DISK_BYTES: u64 = 256 << 20;
 
 #[derive(Debug, Args)]
 pub(crate) struct DemoArguments {
-    /// With a VM in QEMU as guest, rather than a thread of this program.
+    /// Use a VM in QEMU as guest, instead of a thread of this program.
     #[arg(long)]
     vm: bool,
-    /// Between two hosts, there and home again: network namespaces as root, otherwise two daemons on loopback. The link
-    /// is cut once; with --vm the whole VM moves, over a link that stays, and a client outside keeps a connection to it.
+    /// Move to another host and back. As root the hosts are network namespaces, otherwise two daemons on loopback. The link is
+    /// cut once. With --vm the whole VM moves, without a cut, and a client outside keeps a connection to it.
     #[arg(long)]
     hosts: bool,
-    /// How the disk is copied; three-phase and post-copy only with --hosts.
+    /// Strategy of the copying; three-phase and post-copy only with --hosts.
     #[arg(long, value_enum, default_value_t = Strategy::Mirror)]
     #[arg(requires_ifs = [("three-phase", "hosts"), ("post-copy", "hosts")])]
     pub(crate) strategy: Strategy,
-    /// Size of the disk, a multiple of 1 MiB, of which half or more is filled [default: 1GiB; with --vm 512MiB; with both
-    /// --vm and --hosts 256MiB].
+    /// Size of the disk, a multiple of 1 MiB; at least half of it is filled [default: 1GiB; with --vm 512MiB; with
+    /// both --vm and --hosts 256MiB].
     #[arg(long, value_parser = parse_demo_size)]
     size: Option<u64>,
-    /// The folder that holds the VM's kernel and initramfs; by default the one that `make demo` fills.
+    /// The folder of the VM's kernel and initramfs; by default the one that `make demo` fills.
     #[arg(long, value_name = "DIR", requires = "vm")]
     pub(crate) image: Option<PathBuf>,
     /// Write the migration's report, an HTML page, to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) report: Option<PathBuf>,
-    /// Where the temporary folder is made; by default where temporary files are.
+    /// The folder for temporary files; by default the system's.
     #[arg(long, value_name = "DIR")]
     pub(crate) folder: Option<PathBuf>,
 }
 
-/// What moves, and where.
+/// The kind of demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scene {
     /// A disk between two stores, under a thread of this program.
@@ -58,7 +58,6 @@ pub(crate) enum Scene {
 }
 
 impl DemoArguments {
-    /// What is to be shown.
     pub(crate) fn scene(&self) -> Scene {
         match (self.hosts, self.vm) {
             (false, false) => Scene::Stores,
@@ -68,7 +67,6 @@ impl DemoArguments {
         }
     }
 
-    /// Size of the disk in bytes.
     pub(crate) fn disk_bytes(&self) -> u64 {
         self.size.unwrap_or(match self.scene() {
             Scene::Stores | Scene::Hosts => THREAD_DISK_BYTES,
@@ -94,15 +92,15 @@ Examples:
   sterna demo --hosts --vm --strategy three-phase
 
 It needs no root, no configuration and no daemon, and leaves nothing behind. --vm needs QEMU. The exit code is 0 only if \
-everything held what the guest had written; with --hosts also only if the copy went on after the cut where it was, or the \
-VM's connection survived.
+all copies had the guest's writes; with --hosts also only if the copy resumed after the cut where it was, or the VM's \
+connection survived.
 
---json prints the figures of the report; bytes and seconds of both ways of --hosts are added up, and two fields more are \
-printed: resumed, which is true only if what was copied shows that the copy did not begin anew, and longest_gap_ms, the \
-longest time in which nothing more arrived at the other host. With --hosts and --vm these are downtime_ms, how long the \
-VM stood still, with downtime_parts that add up to it, longest_connection_gap_ms and connection_survived, which are \
-null where no client can be outside. disruption_ms is the time in which the client, or the guest if there is none, had less \
-than 90 % of the requests of before, or a 99th percentile of their latency above twice that of before.";
+--json prints the figures of the report. With --hosts the bytes and seconds of both moves are added up, and there are two \
+more fields: resumed, which is true only if the copied amount shows that the copy did not begin anew, and longest_gap_ms, the \
+longest time without progress at the other host. With --hosts and --vm these are downtime_ms, the downtime of the VM, with \
+downtime_parts that add up to it, and longest_connection_gap_ms and connection_survived, which are null if there is no client \
+outside. disruption_ms is the time in which the client, or else the guest, had less than 90 % of its requests of before, or a \
+99th percentile of their latency above twice that of before.";
 
 #[cfg(test)]
 mod tests {

@@ -9,28 +9,28 @@ use crate::units::{UnitError, parse_rate, parse_time};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MigrationCommand {
-    /// List the migrations under way and the latest that have ended, with what became of them and why.
+    /// List the migrations under way and the latest ended ones, with outcomes and reasons.
     #[command(visible_alias = "ls", after_help = LIST_HELP)]
     List(ListArguments),
-    /// Show one migration: how far it is, what it waits for, where the guest runs.
+    /// Show one migration: its progress, what it waits for, where the guest runs.
     #[command(after_help = "Example:\n  sterna migration show m7")]
     Show(MigrationArguments),
-    /// Follow a migration to its end. The exit code says how it ended.
+    /// Follow a migration to its end. The exit code is its outcome.
     #[command(after_help = WATCH_HELP)]
     Watch(MigrationArguments),
-    /// Write a migration's report: one HTML page with its course, its cost to the guest, and what was decided.
+    /// Write a migration's report: an HTML page with its course, its cost for the guest, and the decisions.
     #[command(after_help = REPORT_HELP)]
     Report(ReportArguments),
-    /// Let a migration rest: nothing is copied, the volume stays where it is.
+    /// Pause a migration: nothing is copied until it is resumed.
     #[command(after_help = "Example:\n  sterna migration pause m7")]
     Pause(MigrationArguments),
-    /// Go on with a migration that rests.
+    /// Resume a paused migration.
     #[command(after_help = "Example:\n  sterna migration resume m7")]
     Resume(MigrationArguments),
-    /// Change how fast a migration copies, while it does.
+    /// Change the bandwidth of a migration that is under way.
     #[command(after_help = SET_HELP)]
     Set(SetArguments),
-    /// Do once more what failed or was cancelled: same volume or VM, same target, same options, a new identity.
+    /// Repeat a failed or cancelled migration with the same volume or VM, target and options, under a new identity.
     #[command(after_help = RETRY_HELP)]
     Retry(RetryArguments),
     /// Cancel a migration: the volume stays at the source, the half-made target is deleted.
@@ -40,10 +40,10 @@ pub(crate) enum MigrationCommand {
 
 #[derive(Debug, Args)]
 pub(crate) struct ListArguments {
-    /// Only those that have not ended: under way, paused, or waiting for their turn.
+    /// Only migrations that have not ended: under way, paused, or queued.
     #[arg(long)]
     pub(crate) running: bool,
-    /// Only those that have not ended, or ended at most so long ago: a number with s, m, h or d.
+    /// Only migrations that have not ended, or have ended within this time: a number with s, m, h or d.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) since: Option<Duration>,
 }
@@ -54,7 +54,7 @@ Examples:
   sterna migration list --running
   sterna migration list --since 2h --json
 
-The daemon remembers the latest 1000 that have ended.";
+The daemon keeps the latest 1000 ended migrations.";
 
 #[derive(Debug, Args)]
 pub(crate) struct ReportArguments {
@@ -67,7 +67,7 @@ pub(crate) struct ReportArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct RetryArguments {
-    /// Identity of the migration that is to be done once more, for example m7.
+    /// Identity of the migration to repeat, for example m7.
     pub(crate) id: String,
     /// Return as soon as the new migration has begun.
     #[arg(long)]
@@ -78,17 +78,17 @@ pub(crate) struct RetryArguments {
 pub(crate) struct SetArguments {
     /// Identity of the migration, for example m7.
     pub(crate) id: String,
-    /// Copy at most this fast, for example 200MiB/s or 1Gbit/s; `none`: as fast as it goes.
+    /// Largest rate of the copying, for example 200MiB/s or 1Gbit/s; `none`: no limit.
     #[arg(long, value_name = "RATE", value_parser = parse_limit)]
     pub(crate) bandwidth: Limit,
 }
 
-/// A limit of what is copied.
+/// A limit of the copying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Limit {
-    /// There is none.
+    /// There is no limit.
     None,
-    /// In bytes a second.
+    /// The rate in bytes a second.
     Rate(u64),
 }
 
@@ -107,27 +107,27 @@ Examples:
   sterna migration report m7
   sterna migration report m7 --output /tmp/web1.html
 
-The page needs nothing besides itself. It can be made while the migration is under way, and long after: the daemon keeps
-what it recorded of the latest 100 migrations.";
+The page needs no other files. You can make it while the migration is under way, and later: the daemon keeps the recordings
+of the latest 100 migrations.";
 
 const RETRY_HELP: &str = "\
 Examples:
   sterna migration retry m7
   sterna migration retry m7 --detach --json
 
-It is refused while m7 is under way, if m7 has ended well, and if its volume is not here any more. The command waits for
+The command is refused while m7 is under way, if m7 has succeeded, and if its volume is not here. It waits for
 the end of the new migration, as `sterna migrate` does.";
 
 const WATCH_HELP: &str = "\
 Example:
   sterna migration watch m7
 
-With --json each change is one line. Ctrl-C stops watching; the migration goes on.";
+With --json each change is one line. Ctrl-C stops watching; the migration continues.";
 
 const SET_HELP: &str = "\
 Examples:
   sterna migration set m7 --bandwidth 50MiB/s
   sterna migration set m7 --bandwidth none
 
-It holds at once, after restarts of the daemon, and for `sterna migration retry`. What guests write is not slowed, nor is what is left when
-their requests are held at the switch-over. A migration that comes from another host is set there.";
+The limit holds at once, after restarts of the daemon, and for `sterna migration retry`. It does not limit guests' writes, and the
+rest that is copied at the switch-over. For a migration from another host, set it there.";

@@ -11,23 +11,22 @@ pub(crate) enum StoreCommand {
     /// List the stores with their free space.
     #[command(visible_alias = "ls", after_help = "Example:\n  sterna store list --json")]
     List,
-    /// List everything that lies in a store: images with whose they are, half-made targets, images that migrations left, and
-    /// other files.
+    /// List every file of a store: images with their volumes, half-made targets, kept images, and other files.
     #[command(after_help = SCAN_HELP)]
     Scan {
-        /// Name of the store; by default all.
+        /// Name of the store; by default all stores.
         name: Option<String>,
     },
-    /// Make a volume of an image that lies in a store and belongs to nothing. Nothing is copied.
+    /// Make a volume of an unclaimed image in a store, without copying it.
     #[command(after_help = IMPORT_HELP)]
     Import(ImportArguments),
-    /// Delete a half-made target that nobody claims.
+    /// Delete a half-made target without a migration.
     #[command(after_help = DROP_HELP)]
     Drop {
         /// The file, as `store scan` prints it.
         file: StoreFileName,
     },
-    /// Give up what a migration left on a device or an NBD server, so that it can take another volume.
+    /// Give up an old copy on a device or an NBD server, so that it can take another volume.
     #[command(after_help = "Example:\n  sterna store release lv")]
     Release {
         /// Name of the store.
@@ -39,10 +38,10 @@ pub(crate) enum StoreCommand {
 pub(crate) struct ImportArguments {
     /// The file, as `store scan` prints it.
     pub(crate) file: StoreFileName,
-    /// Name of the volume; by default that of the file, without its ending. The file is renamed after it.
+    /// Name of the volume, after which the file is renamed; by default the name of the file, without its ending.
     #[arg(long, value_name = "VOLUME")]
     pub(crate) name: Option<String>,
-    /// Format of the file; by default what it begins with tells, once and for all.
+    /// Format of the file; by default recognised by its first bytes, once.
     #[arg(long, value_enum)]
     pub(crate) format: Option<ImageFormat>,
     #[command(flatten)]
@@ -79,35 +78,35 @@ Examples:
   sterna store scan
   sterna store scan fast --json | jq '.[0].files[] | select(.role == \"half-made\")'
 
-What a file is:
-  volume         the image of a volume; backing: what the image of one stands on
-  target         filled by a migration under way
-  replica        left by a migration; the volume's way home begins with it, if that comes back
-  stale-replica  left by a migration; of no use to Sterna any more (sterna replica drop)
-  half-made      a part of a disk, which no migration fills any more (sterna store drop)
-  unclaimed      an image that belongs to nothing that is known here (sterna store import)
-  unsettled      was being made or deleted when the daemon ended; its next start settles it
-  other          no image
+Roles of files:
+volume         the image of a volume; backing: a backing file of such an image
+target         the target of a migration under way
+replica        kept by a migration; a return of the volume can reuse it
+stale-replica  kept by a migration; no return can reuse it (sterna replica drop)
+half-made      an incomplete target of an ended migration (sterna store drop)
+unclaimed      an image without a known owner (sterna store import)
+unsettled      was being made or deleted when the daemon ended; its next start completes that
+other          not an image
 
-A half-made target is one beside which Sterna has left a mark (.IMAGE.partial), or whose name has .partial in it. That an image
-is unclaimed says nothing of other hosts: a volume of its name may be in use there.";
+A half-made target has a mark of Sterna beside it (.IMAGE.partial), or .partial in its name. An unclaimed image may still belong
+to a volume of this name at another host.";
 
 const IMPORT_HELP: &str = "\
 Examples:
   sterna store import fast/web1.img
   sterna store import fast/debian.raw --name web1
 
-The file stays in its store and gets the volume's name. What was in it was yours: `volume remove` leaves it, unless you say
---delete-image. It is refused if it is a half-made target, belongs to a volume or a migration, was left by one, or is in use by
-another program.
+The file stays in its store and gets the volume's name. `volume remove` leaves it, because you had it before, unless you give
+--delete-image. The command is refused for a half-made target, for an image of a volume or a migration, and for an image that
+another program uses.
 
-N.B. After the loss of a data folder look on the other hosts first: a volume that has moved there must not be served here, too.";
+N.B. After the loss of a data folder check the other hosts first: a volume that has moved there must not be served here as well.";
 
 const DROP_HELP: &str = "\
 Example:
   sterna store drop fast/web1.img
 
-Nothing else is deleted: it is refused for whatever is whole, belongs to somebody, or is in use.";
+The command deletes nothing else: it is refused for complete images, for images with an owner, and for images in use.";
 
 #[cfg(test)]
 mod tests {

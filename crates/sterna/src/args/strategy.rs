@@ -2,33 +2,33 @@
 
 use clap::{Args, ValueEnum};
 
-/// How volumes are copied while their guests write.
+/// The options of the copying.
 #[derive(Debug, Args)]
 pub(crate) struct StrategyArguments {
     /// How volumes are copied while their guests write.
     #[arg(long, value_enum, default_value_t = Strategy::Mirror)]
     pub(crate) strategy: Strategy,
-    /// Of three-phase: how many rounds are copied beforehand, at most [default: 4].
+    /// With three-phase: largest number of rounds before the handover [default: 4].
     #[arg(long, value_name = "N")]
     pub(crate) rounds: Option<u32>,
-    /// Of tracking, for comparison: record also what is written before a round has come to it.
+    /// With tracking, for comparison: also copy blocks again that were written before a round has reached them.
     #[arg(long)]
     pub(crate) no_incremental: bool,
-    /// For comparison: copy blocks that are written again and again as all others, rather than put them off.
+    /// For comparison: do not put off blocks that are written again and again.
     #[arg(long)]
     pub(crate) ignore_hot_blocks: bool,
 }
 
-/// How a volume is copied.
+/// The strategy of the copying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Strategy {
-    /// In one pass; writes to what is copied go to both stores. It converges whatever guests write.
+    /// One pass; writes to copied blocks go to both stores. It always converges.
     Mirror,
-    /// In rounds; writes go to the source, and what they changed is copied in the next round. It may give up.
+    /// Rounds; each copies the blocks that were written in the round before. It may fail to converge.
     Tracking,
-    /// To another host: a few rounds, then the guest goes on there and what is missing follows it. It ends whatever guests write.
+    /// To another host: a few rounds, then the handover; missing blocks follow. It always ends.
     ThreePhase,
-    /// To another host: the guest goes on there at once, and its disk follows it.
+    /// To another host: the handover at once; the disk follows.
     PostCopy,
 }
 

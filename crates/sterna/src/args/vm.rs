@@ -6,7 +6,7 @@ use clap::{Args, Subcommand};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum VmCommand {
-    /// Add a VM by its definition. What could not move to another host is refused by name.
+    /// Add a VM by its definition. It is refused by name if it could not move to another host.
     #[command(after_help = ADD_HELP)]
     Add(AddVmArguments),
     /// Start a VM, and return when its QEMU answers.
@@ -15,22 +15,22 @@ pub(crate) enum VmCommand {
     /// Stop a VM: press its power button, and cut its power if it does not shut down.
     #[command(after_help = "Examples:\n  sterna vm stop web1\n  sterna vm stop web1 --now")]
     Stop(StopVmArguments),
-    /// Take over the disks of a running QEMU, or of a domain of libvirt, that somebody else has started: they can be moved then.
+    /// Adopt the disks of a running QEMU, or of a domain of libvirt, so that they can be moved.
     #[command(after_help = ADOPT_HELP)]
     Adopt(AdoptArguments),
-    /// Give a VM its disks back as plain files; it goes on without Sterna.
+    /// Give a VM its disks back as plain files, so that it runs without Sterna.
     #[command(after_help = "Example:\n  sterna vm release web1")]
     Release(VmArguments),
-    /// Let a VM run that is paused: by a disk's error, by a move or an adoption that came to nothing, by hand.
+    /// Resume a VM that was paused by an error of a disk, by a failed move or adoption, or by hand.
     #[command(after_help = "Example:\n  sterna vm resume web1")]
     Resume(VmArguments),
     /// List the VMs.
     #[command(visible_alias = "ls", after_help = "Example:\n  sterna vm list")]
     List,
-    /// Show one VM: what it does, its disks, its process.
+    /// Show one VM: its state, its disks, its process.
     #[command(after_help = "Example:\n  sterna vm show web1 --json")]
     Show(VmArguments),
-    /// Forget a VM that does not run. Its volumes stay.
+    /// Remove a VM that does not run. Its volumes stay.
     #[command(visible_alias = "rm", after_help = "Example:\n  sterna vm remove web1")]
     Remove(VmArguments),
 }
@@ -57,20 +57,21 @@ pub(crate) struct StopVmArguments {
     /// Cut its power at once.
     #[arg(long, conflicts_with = "wait")]
     pub(crate) now: bool,
-    /// How long its guest may take to shut down; by default a minute.
+    /// Time for its guest to shut down; by default 60.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=3600))]
     pub(crate) wait: Option<u64>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct AdoptArguments {
-    /// Name for the VM; its volumes are called NAME, or NAME-0, NAME-1 and so on. A domain of libvirt keeps its own by default.
+    /// Name for the VM; its volumes get the names NAME, or NAME-0, NAME-1 and so on. A domain of libvirt
+    /// keeps its name by default.
     #[arg(required_unless_present = "libvirt")]
     pub(crate) name: Option<String>,
     /// The socket of its monitor.
     #[arg(long, value_name = "SOCKET", required_unless_present = "libvirt", conflicts_with = "libvirt")]
     pub(crate) qmp: Option<PathBuf>,
-    /// A domain of libvirt (qemu:///system), by its name or UUID: libvirt copies its disks to new volumes while it works.
+    /// Name or UUID of a domain of libvirt (qemu:///system), which copies its disks to new volumes while the guest works.
     #[arg(long, value_name = "DOMAIN")]
     pub(crate) libvirt: Option<String>,
     /// The store for the volumes of a domain of libvirt; by default the only one.
@@ -79,7 +80,7 @@ pub(crate) struct AdoptArguments {
     /// The socket of libvirt; by default that of virtqemud or libvirtd.
     #[arg(long, value_name = "SOCKET", requires = "libvirt")]
     pub(crate) libvirt_socket: Option<PathBuf>,
-    /// A disk, by the name of its device or node, or by libvirt's (vda); by default all that can be written.
+    /// A disk, by the name of its device or node, or by libvirt's name (vda); by default all writable disks.
     #[arg(long, value_name = "ID")]
     pub(crate) disk: Vec<String>,
 }
@@ -89,13 +90,13 @@ Examples:
   sterna vm adopt web1 --qmp /run/web1.qmp
   sterna vm adopt --libvirt web1 --store fast
 
-Raw and qcow2 images, attached by -blockdev or -drive. The machine is paused for a moment and not restarted. Then its disks
-can be moved, and it can move to another host as a whole: sterna migrate web1 --to HOST. Nobody else may be connected to the
-monitor meanwhile. QEMU must be allowed to connect to the sockets of volumes: --socket-owner and
+It works for raw and qcow2 images, attached by -blockdev or -drive. The machine is paused for a moment, but not restarted. Then
+its disks can be moved, and it can move to another host as a whole: sterna migrate web1 --to HOST. No other client may be
+connected to the monitor meanwhile. QEMU must be allowed to connect to the sockets of volumes: --socket-owner, and
 [volume_sockets] of the configuration.
 
-The disks of a domain of libvirt are copied to new volumes by libvirt, which knows of it all; nothing is paused. A copy that
-takes longer than a minute goes on in the background: sterna vm show web1. `sterna vm release` copies them back to files.";
+libvirt itself copies the disks of its domain to new volumes; nothing is paused. A copy that takes longer than a minute
+continues in the background: sterna vm show web1. `sterna vm release` copies the disks back to files.";
 
 const ADD_HELP: &str = "\
 Example:

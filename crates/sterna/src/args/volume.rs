@@ -1,4 +1,4 @@
-//! The command line of `sterna volume`: what does not fit beside the commands.
+//! Arguments of `sterna volume`.
 
 use std::path::PathBuf;
 
@@ -6,7 +6,7 @@ use clap::Args;
 
 use crate::units::parse_size;
 
-/// Where an image is that is to be served there.
+/// The place of an image to serve.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
 pub(crate) struct PlaceArguments {
@@ -25,7 +25,7 @@ pub(crate) struct PlaceArguments {
 pub(crate) struct ResizeArguments {
     /// Name of the volume.
     pub(crate) name: String,
-    /// Its new size, a multiple of 4 KiB; at least the size that it has.
+    /// New size, a multiple of 4 KiB; not less than the present size.
     #[arg(value_parser = parse_size)]
     pub(crate) size: u64,
 }
@@ -34,13 +34,13 @@ pub(crate) struct ResizeArguments {
 pub(crate) struct RemoveArguments {
     /// Name of the volume.
     pub(crate) name: String,
-    /// Also when clients are connected: they are cut off.
+    /// Remove it even while clients are connected; they are disconnected.
     #[arg(long)]
     pub(crate) force: bool,
-    /// Leave the image in its store. One whose content was yours before (volume add) is left in any case.
+    /// Keep the image. An image that you had before (volume add) is always kept.
     #[arg(long)]
     pub(crate) keep_image: bool,
-    /// Delete the image from its store, also one whose content was yours before.
+    /// Delete the image, even if you had it before.
     #[arg(long, conflicts_with = "keep_image")]
     pub(crate) delete_image: bool,
 }

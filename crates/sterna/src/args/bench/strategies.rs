@@ -15,10 +15,10 @@ const CHUNK_BYTES: std::ops::RangeInclusive<u64> = 65_536..=4_194_304;
 
 #[derive(Debug, Args)]
 pub(crate) struct BenchStrategiesArguments {
-    /// How much is measured.
+    /// Extent of the measurement.
     #[arg(long, value_enum, default_value_t = BenchScale::Full)]
     scale: BenchScale,
-    /// As --scale quick: all of it in six minutes.
+    /// The same as --scale quick: everything in six minutes.
     #[arg(long, conflicts_with = "scale")]
     quick: bool,
     /// How often everything is measured; medians are taken of that.
@@ -30,19 +30,19 @@ pub(crate) struct BenchStrategiesArguments {
     /// Chunks that the mover copies at once.
     #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(DEPTH))]
     depth: u32,
-    /// Bytes of each of them.
+    /// Bytes of each chunk.
     #[arg(long, default_value = "64KiB", value_parser = parse_chunk_size)]
     chunk: u64,
-    /// What each read and each write of a store takes longer, in milliseconds; usually 2.
+    /// Extra time of each read and write of a store, in milliseconds; usually 2.
     #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(0..=1000))]
     store_latency: Option<u64>,
-    /// What a store carries; usually 64MiB/s, which the mover takes all of.
+    /// Rate of a store; usually 64MiB/s, which the mover uses completely.
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     store_rate: Option<u64>,
-    /// Requests that a store takes in a second; usually 3500.
+    /// Requests a second of a store; usually 3500.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
     store_operations: Option<u64>,
-    /// For how long guests may be held at the end of rounds, in milliseconds.
+    /// Longest hold of guests at the end of rounds, in milliseconds.
     #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=60_000))]
     pub(crate) max_downtime: u64,
     /// Where the temporary folder is made, on the disk to measure; by default where temporary files are.
@@ -56,14 +56,14 @@ pub(crate) struct BenchStrategiesArguments {
     only: Vec<Experiment>,
 }
 
-/// How much is measured.
+/// Extent of the measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BenchScale {
-    /// Enough to judge by.
+    /// Everything, with enough rounds for conclusions.
     Full,
-    /// All of it in six minutes.
+    /// Everything in six minutes.
     Quick,
-    /// All of it in half a minute: no figure means anything, each is made.
+    /// Everything in half a minute, only to test that every figure is made.
     Tiny,
 }
 
@@ -119,8 +119,8 @@ Examples:
   sterna bench strategies --only outstanding --store-latency 10 --store-rate 128MiB/s
   sterna bench strategies --only rounds --depth 8 --chunk 512KiB --json > rounds.json
 
-An image is moved between two stores of this machine, by each strategy, while fio works on it; each store is slowed down, so that \
-they are two devices although there is one disk. Every migration is shown beside the time of an image that nobody used, and \
-beside the figures of the paper that compared such strategies first. For \"hosts\" it is moved to a second daemon instead, over a \
-link that is slow, by those strategies as well that two hosts need. It needs no root, leaves nothing behind, and needs fio \
+Each strategy moves an image between two stores of this machine, while fio works on it. Both stores are slowed down, so that \
+they behave as two devices on one disk. Every migration is shown beside the time of an idle image, and \
+beside the figures of the paper that compared such strategies first. For \"hosts\" the image moves to a second daemon instead, \
+over a slow link, also by the strategies that need two hosts. It needs no root, leaves nothing behind, and needs fio \
 (Debian: fio). Let the machine be idle meanwhile. Without --quick it takes about two hours.";
