@@ -6,14 +6,14 @@
 //! ```text
 //!   the peer is    it may                                    while the migration is here
 //!   source         use the store that the volume is copied to   Copying, Prepared
-//!                  say what a source says                       known
-//!   target         say what a target says                       known
+//!                  send a source's messages                     known
+//!   target         send a target's messages                     known
 //!   former owner   use the volume, for clients that stayed      Owned, Ended (moved), until the volume is removed or
-//!                                                               forgotten, or comes back here from elsewhere after it
-//!                                                               went home to the peer; if the peer has brought it here
+//!                                                               forgotten, or returns here from a third host after it
+//!                                                               returned to the peer; if the peer has brought it here
 //!                                                               again, by either migration
 //!   new owner      ask for nothing: it answers
-//!   filler         read what the source has of a volume         Copying, Released, until it is owned here again
+//!   filler         read blocks of a volume from the source      Copying, Released, until it is owned here again
 //! ```
 //! [`judge`] is a function of the journal alone, so a permission that ends in the journal ends for open lines, too. The
 //! decision holds until the journal changes.

@@ -1,8 +1,8 @@
 //! Orders of the administrator for a migration: durable before they are answered (law 39).
 //!
 //! ```text
-//!   cancel ──► the journal takes it, or has taken the handover ──► answered: cancelled, or too late ──► the driver, or the session
-//!                └── killed: the next start finds it, and goes on with the end instead of the copying
+//!   cancel ──► the journal takes it, or has taken the handover ──► answered: cancelled, or too late ──► driver or session
+//!                └── killed: the next start finds it, and ends the migration instead of copying
 //! ```
 //! The journal decides: of a cancellation and a handover it takes the one that comes first, and refuses the other
 //! ([`Inconsistent::Overtaken`](crate::journal::Inconsistent::Overtaken)).

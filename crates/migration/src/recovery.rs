@@ -8,14 +8,14 @@
 //!
 //! ```text
 //!   this host was   stage        what it does
-//!   source          copying      aborts earlier tries durably, then goes on copying, or gives up and says so
-//!                   released     says COMMIT until the target says what became of it; prints a ticket
+//!   source          copying      aborts earlier attempts durably, then continues to copy, or gives up and reports it
+//!                   released     sends COMMIT until the target reports the outcome; prints a ticket
 //!                   handed back  serves the volumes; has the target delete its images
 //!   target          copying      keeps its images, and asks
 //!                   prepared     keeps its images for ever, and asks
 //!                   owned        serves the volumes: the end is recorded
-//!                   handed back  keeps its images until it is told to delete them
-//!                    discarding   deletes its images
+//!                   handed back  keeps its images until the source orders their deletion
+//!                   discarding   deletes its images
 //! ```
 //! An ended migration has no machine. [`answer_as_source`] and [`answer_as_target`] derive the answer to the other host from
 //! the journal alone, however long that host was away.

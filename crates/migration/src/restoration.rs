@@ -1,11 +1,11 @@
 //! Restores a journal from a backup: what of it is trusted, and when volumes may be served again.
 //!
 //! ```text
-//!   journal of then ──restore()──► nothing is this host's; migrations of then have ended; numbers far beyond those of then
+//!   saved journal ──restore()──► nothing is this host's; saved migrations have ended; numbers continue far above the saved ones
 //!                                        │ each volume waits
 //!   other hosts ──Answer──► Restoration ─┼─ all confirm, and its image is fit ──► Reinstated: served
-//!                                        ├─ somebody orders it (`order`) ───────► Reinstated: served, a branch if in doubt
-//!                                        └─ another host has it, or had it later ─► held until somebody forgets it here
+//!                                        ├─ the administrator orders it (`order`) ► Reinstated: served, a branch if in doubt
+//!                                        └─ another host has it, or had it later ─► held until the administrator forgets it here
 //! ```
 //! Between the backup and its restoration volumes may have left, arrived, been copied between stores or been removed, without a
 //! record. So an old journal gives no right to serve, to continue a migration, or to delete anything. The paired hosts know the

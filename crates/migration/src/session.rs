@@ -8,7 +8,7 @@
 //!                    ▼                              lost ┌──────── under way ◄──── Begin ◄── Recall ◄── a restart
 //!                  Undo                                  └─► Recall, ▲ │ the driver has ended it
 //!                    ▼                              a little later ──┘ ▼
-//!                  End, again until it is durable ──────────────────► Note where the VM is, until it is ─► over
+//!                  End, again until it is durable ──────────────────► Note where the VM is, until noted ─► over
 //! ```
 //! Within a host a restart continues the copying if the copy can be trusted ([`crate::stay::copy`]). Otherwise it undoes the
 //! migration: *Begin* fails with [`FailureCode::DaemonStopped`](crate::journal::FailureCode::DaemonStopped).

@@ -1,9 +1,9 @@
 //! The share of each other host in this one: arriving migrations, their volumes and bytes, and the rate of offers.
 //!
 //! ```text
-//!   offered ──► a part of the host's share is taken, at the moment when it is looked at ──► arrives ──► over ─┐
-//!                 └─ there is not so much left: refused, with what is used up                                 │
-//!               ◄───────────────────────────────── given back, whatever has become of it ◄───────────────────┘
+//!   offered ──► a part of the host's share is taken, at the moment of the check ──► arrives ──► over ─┐
+//!                 └─ too little is left: refused, with the limit that is used up                      │
+//!               ◄───────────────────────────── given back, whatever the outcome ◄─────────────────────┘
 //! ```
 //! A share belongs to a key, not to a name: a host that is removed and paired again has the same share. Volumes that have
 //! arrived count towards their host's share until they are removed or leave.

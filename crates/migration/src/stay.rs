@@ -3,7 +3,7 @@
 //! ```text
 //!   Stay::begin ───► record, refer, forget ──► Stay::close      files: VOLUME.STAY.kept   what was written, known copies
 //!        ▲                 killed │ closed                             VOLUME.STAY.N.marks  what may be written in epoch N
-//!        └── another stay         ▼                                    VOLUME.STAY.image    how the image looked
+//!        └── new residency        ▼                                    VOLUME.STAY.image    the image's state at the last close
 //!                         opening::open ──► Stay::resume
 //! ```
 //! Three rules make it safe by construction (design §5.8):

@@ -1,12 +1,12 @@
 //! Machines for guests that Sterna pauses, and for disks that change hands while their guest works.
 //!
 //! ```text
-//!   Hold      note durable ─► may be paused ─► the reason is over ─► told to run ─► seen to run ─► note removed
+//!   Hold      note durable ─► may be paused ─► the reason is over ─► resume is sent ─► seen to run ─► note removed
 //!   Exchange  each disk:  its file ◄─► nothing ◄─► its volume's export; one way or back, until all are on one side
-//!   Copied    each disk:  its file ◄─► a copy ◄─► its volume's export; by copies of the hypervisor, which the guest does not notice
+//!   Copied    each disk:  its file ◄─► a copy ◄─► its volume's export; by copies of the hypervisor, unnoticed by the guest
 //!   shape     what a VM has ◄─ compared ─► what is known of it
-//!   departure looked at: order ─► before memory ─► after the stop; what it does is noted, and is what it does there
-//!   stall     noted ─► reads of what another host has are refused, which stops it ─► that has come ─► goes on ─► note removed
+//!   departure checked: at the order ─► before memory ─► after the stop; its run state is noted, and restored at the target
+//!   stall     noted ─► reads of missing blocks are refused, which stops it ─► they have arrived ─► resumed ─► note removed
 //! ```
 //! None of these performs I/O: they receive the observed state of the hypervisor, and return the next step. Each continues
 //! until a guest runs, and can begin in any state that a killed daemon may leave.

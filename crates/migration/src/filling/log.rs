@@ -1,11 +1,11 @@
 //! The durable record of which units are present: a file that is only appended to.
 //!
 //! ```text
-//!   header   8 bytes   "STERNAP" and the version │ u64 size of the volume │ 32 bytes whose it is
-//!   frame    Missing, everything: what was told before does not count
-//!   frame    Missing, too: what has become missing since
-//!   frame    Present: durable by now                                          … until nothing is missing
-//!   frame    Noted: present as long as the host has not been started again; only these are not synced
+//!   header   8 bytes   "STERNAP" and the version │ u64 size of the volume │ 32 bytes identity of the volume
+//!   frame    Missing, everything: replaces all earlier updates
+//!   frame    Missing, more: blocks that became missing after the last update
+//!   frame    Present: durable                                                 … until nothing is missing
+//!   frame    Noted: present until the host is started again; only these frames are not synced
 //! ```
 //! **N.B.** A unit recorded as present must never become missing again: it would be fetched, and newer writes undone. So a file
 //! that is damaged, or does not begin with the manifest of the handover, is rejected as a whole (design §5.8). The volume is not

@@ -1,8 +1,8 @@
 //! Collects the missing-set updates at a target before the volume is this host's. Only this makes a [`Filling`].
 //!
 //! ```text
-//!   told, piece by piece ──► kept ──┐
-//!   found by a restart ─────────────┴──► Told ──the volume is this host's──► Filling
+//!   received, update by update ──► kept ──┐
+//!   found by a restart ───────────────────┴──► Told ──the volume is this host's──► Filling
 //! ```
 
 use chronicle::{BlockRange, LayeredBitmap};

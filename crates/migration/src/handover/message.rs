@@ -8,24 +8,24 @@
 //!     │ ── Commit(n) ───────────────────────────────────────────► │ Owned(n) durable, opens
 //!     │ ◄──────────────────────────────────────────── Active(n) ─ │
 //!     │ retires its images                                        │
-//!   with blocks missing (`crate::filling`): what is missing was told before
+//!   incomplete volumes (`crate::filling`), after the last missing-set update:
 //!     │ ── PrepareHollow(n, manifests) ─────────────────────────► │ compares, flushes, promises durably
-//!     │    … Prepared, Commit, Active as above …                  │ fetches what it lacks
-//!     │ ── IsWhole(n) ──────────────────────────────────────────► │ asked now and then
-//!     │ ◄───────────────────────────────────── Lacks(n, units) ── │ it is not, and by how much
-//!     │ ◄───────────────────────────────────────────── Whole(n) ─ │ nothing is missing any more, durably: said unasked, too
-//!     │ ── NothingKept(n) ──────────────────────────────────────► │ forgets what it has recorded for a way back
+//!     │    … Prepared, Commit, Active as above …                  │ fetches the missing blocks
+//!     │ ── IsWhole(n) ──────────────────────────────────────────► │ asked from time to time
+//!     │ ◄───────────────────────────────────── Lacks(n, units) ── │ incomplete: so many units are missing
+//!     │ ◄───────────────────────────────────────────── Whole(n) ─ │ complete, durably: also sent without a question
+//!     │ ── NothingKept(n) ──────────────────────────────────────► │ deletes its record for an incremental return
 //!
-//!     │ ── Abort(n) ────────────────────────────────────────────► │ waits for the next try
-//!     │ ◄───────────────────────────────────────────── Query(n) ─ │ prepared, and has heard nothing for long
+//!     │ ── Abort(n) ────────────────────────────────────────────► │ waits for the next attempt
+//!     │ ◄───────────────────────────────────────────── Query(n) ─ │ prepared, and has received nothing for long
 //!     │ ◄──────────────────────────────────────── HandedBack(n) ─ │ could not start, wrote nothing
 //!     │ ── Discard ─────────────────────────────────────────────► │ deletes its images
 //!     │ ◄─────────────────────────────────────────── Discarded ── │
 //!
-//!   between hosts, from a host that has no such migration under way (`crate::recovery`):
-//!     │ ◄─────────────────────────────────────────── Cancelled ── │ by somebody there; Discarded or Unknown follows
-//!     │ ◄────────────────────────────────────────── Unknown ───── │ the target's host knows nothing of it
-//!     │ ◄──────────────────────────────── TakenByForce ────────── │ somebody promoted the target's copy
+//!   between hosts, from a host without such a migration under way (`crate::recovery`):
+//!     │ ◄─────────────────────────────────────────── Cancelled ── │ by an order there; Discarded or Unknown follows
+//!     │ ◄────────────────────────────────────────── Unknown ───── │ the target's host does not know the migration
+//!     │ ◄──────────────────────────────── TakenByForce ────────── │ the target's copy was promoted there
 //! ```
 //! The loss of any message is harmless: a side that waits for an answer repeats its message, and a repeated message is answered
 //! again.

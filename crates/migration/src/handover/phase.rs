@@ -1,7 +1,7 @@
 //! The phases of a migration at its source, and the table of transitions.
 //!
 //! ```text
-//!            ┌───────────── a try is given up ◄──────────────┐
+//!            ┌─────── an attempt is given up ◄───────────────┐
 //!            ▼                                               │
 //!  ──► Copying ──► Closing ──► Preparing ──► Releasing ──►╫ Committing ──► [Filling] ──► Retiring ──► Ended
 //!       │   │       ▲ │            │      (undecided until ╫     │                        ▲

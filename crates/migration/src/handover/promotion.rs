@@ -1,11 +1,11 @@
 //! Decides which copies may be promoted without their source's release, and what the journal records (design §5.13, §5.16).
 //!
 //! ```text
-//!   prepared      ──ticket──► owned      the source has released it to this host, and to nobody else
-//!   prepared      ──force───► owned      the source may go on with it: a branch of the history begins
-//!   handed back   ──force───► owned      the source has it again, or never heard so: a branch begins as well
+//!   prepared      ──ticket──► owned      the source has released it to this host, and to no other
+//!   prepared      ──force───► owned      the source may continue with it: a branch of the history begins
+//!   handed back   ──force───► owned      the source has it again, or never learned that it should: a branch as well
 //!   copying       ──────────► refused    parts of it are missing
-//!   hollow        ──force───► refused    parts of it are missing, and were to be fetched from the source
+//!   incomplete    ──force───► refused    parts of it are missing, which only the source has
 //! ```
 //! The decision uses this host's journal only. It does not matter whether the source can be reached, is paired with this host,
 //! or has a lane here.

@@ -1,10 +1,10 @@
 //! The records of volumes handed over incomplete, at both hosts.
 //!
 //! ```text
-//!   source   Hollow + Released ─────────────────────────────────► Ended: the target has everything
-//!                      └─► the volumes come back into the images that they have left ─► Ended: taken back
+//!   source   Hollow + Released ─────────────────────────────────► Ended: the target is complete
+//!                      └─► the volumes return into the images that they left ─► Ended: taken back
 //!   target   Hollow + TargetPrepared ─► Owned: being filled ─► Filled
-//!                                             └─► Moved, back to where what is missing is
+//!                                             └─► Moved, back to the host that has the missing blocks
 //! ```
 //! Until a volume is complete at its new owner, the former owner's image is a *reservoir*. The volume may return there in the
 //! meantime. The reservoir has the blocks that the owner lacks, and the owner has the blocks that the reservoir lacks. So no

@@ -1,8 +1,8 @@
 //! Decides how long the lane of a volume that has left for another host is needed.
 //!
 //! ```text
-//!   released ──► the other host takes what it lacks from it ──► ended ──► clients that stayed are led on ──► the last has left
-//!                        └─► it comes home, into the same lane
+//!   released ──► the other host fetches its missing blocks ──► ended ──► clients that stayed are forwarded ──► the last has left
+//!                        └─► the volume returns, into the same lane
 //! ```
 
 use super::side::{Forwarding, Moved};

@@ -1,8 +1,8 @@
 //! Volumes of a journal restored from a backup, whose owner is not settled yet (`crate::restoration`).
 //!
 //! ```text
-//!   volumes ──restore──► restored ──Reinstated──► volumes, with a stay of their own
-//!                                 └─RestoredForgotten──► nothing: the image stays
+//!   volumes ──restore──► restored ──Reinstated──► volumes, with a new residency
+//!                                 └─RestoredForgotten──► nothing: the image is kept
 //! ```
 //! Meanwhile they are not volumes of this host, so nothing that follows the journal serves, moves or deletes them. A volume
 //! that had left is in question as well ([`RestoredMore::departed`]), because it may have returned since the backup. These

@@ -1,10 +1,10 @@
 //! Which hosts must be asked after a journal was restored, and whether all of them are known.
 //!
 //! ```text
-//!   found at the return                                  the list of hosts is        hosts that have to be asked
-//!   the list of this data folder, since before the backup   complete                 those of the list, those removed since the
-//!                                                                                    backup, peers of migrations under way
-//!   no list, one that cannot be read, one of another time   unknown                  all that the journal and the export name
+//!   found after the restoration                             the list of hosts is   hosts that must be asked
+//!   this data folder's list, since before the backup        complete               those of the list, those removed since the
+//!                                                                                  backup, peers of migrations under way
+//!   no list, an unreadable one, one of another time         unknown                all that the journal and the export name
 //! ```
 //! **N.B.** Unknown is not "no": a host that is not in the list may have every volume. Then nothing is served automatically,
 //! and an order begins a branch. A host that is named here gains no access by it.

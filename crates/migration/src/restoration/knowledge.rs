@@ -3,9 +3,9 @@
 //! ```text
 //!   its journal says                          it answers                        to a host whose backup has generation g
 //!   a volume of its own                       Here, generation                  not yours
-//!   one that it waits for itself (restored)   HereUnconfirmed, generation       people decide
-//!   a complete copy that waits                Waits, the generation it'd get    people decide
-//!   it went to who asks                       WithYou, generation               an image of yours: people say which
+//!   a restored one, itself unconfirmed        HereUnconfirmed, generation       the administrator decides
+//!   a complete copy that waits                Waits, the generation it'd get    the administrator decides
+//!   it went to the host that asks             WithYou, generation               an image of yours: the administrator names it
 //!   it left, or was here once                 Elsewhere, generation             not yours if above g
 //!   a copy that is being made                 Elsewhere, its source's           from a third host: not yours
 //!   nothing                                   -                                 confirmed

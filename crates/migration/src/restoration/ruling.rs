@@ -1,13 +1,13 @@
 //! Decides about a waiting volume: one table of the hosts' answers, the image and the order.
 //!
 //! ```text
-//!                          image is    not looked at, missing   half-made, rival   fit, not alone
+//!                          image is    unchecked, missing           incomplete, rival  fit, not alone
 //!   hosts                  order:      any                      none known force   none   known  force
 //!   agreed, no doubt                   -                        -    -     branch  serve  serve  serve
 //!   agreed, a doubt                    -                        -    -     branch  -      serve  serve
 //!   unlisted, silent, unreliable       -                        -    -     branch  -      branch branch
 //!   contradicted                       -                        -    -     branch  -      -      branch
-//!   away (of a departure)              a host has it: where it is stays as it was, whatever the image is; by force a branch
+//!   away (of a departure)              a host has it: its place is unchanged, whatever the image is; by force a branch
 //! ```
 //! A volume that lacked blocks is never served. *branch*: another host may have it as well. The hosts' answers and the image
 //! are separate facts: neither overrides the other.

@@ -1,10 +1,10 @@
 //! The current size of a volume of a restored journal: it may have grown since the backup.
 //!
 //! ```text
-//!   image                      what it says            the volume has
-//!   raw file, qcow2            the volume's size       that size, if it is no smaller than then
-//!   device, export             how much there is room  the size of the journal that was replaced, if there was one; all of it, if
-//!                                                      that is no more than then; otherwise people say
+//!   image            what it shows        the volume has
+//!   raw file, qcow2  the volume's size    that size, if it is not below the saved size
+//!   device, export   the room available   the size in the replaced journal, if there was one; all the room, if that is not
+//!                                         above the saved size; otherwise the administrator decides
 //! ```
 //! **N.B.** A volume served with fewer bytes than it had loses the rest: guests see a truncated disk, and the next growth
 //! zeroes the lost part.

@@ -1,10 +1,10 @@
 //! Decides whether a restart continues a copy between two stores of its host.
 //!
 //! ```text
-//!   while it is copied  every so often: the target is flushed ──► what it lacks is kept in the chronicle of its volume
-//!   stopped in order    nothing is copied any more ──► the target is flushed ──► what it lacks is kept ──► how it looks is recorded
-//!   a restart           known what it lacks? the image that was copied to? as it was left? ──► only what it lacks is copied
-//!                                    └── no: it is deleted, and the volume stays where it is
+//!   while copying       at intervals: the target is flushed ──► its missing set is kept in the chronicle of its volume
+//!   stopped in order    copying ends ──► the target is flushed ──► its missing set is kept ──► the image's state is recorded
+//!   a restart           missing set known? the same image? unchanged? ──► only its missing blocks are copied
+//!                                    └── no: it is deleted, and the volume stays in its store
 //! ```
 //! The chronicle covers the copy's missing set and everything written since that set was kept, as for a copy at another host
 //! ([`Stay::lacking`](super::Stay::lacking)). The result may be too large, but never too small: later copying only shrinks the

@@ -1,10 +1,10 @@
 //! The machine of one residency: what is recorded, and what must be durable in which order, for its epochs and copies.
 //!
 //! ```text
-//!            nobody has a copy                    refer: advance, keep            somebody has a copy
+//!            no copy refers to an epoch           refer: advance, keep            a copy refers to an epoch
 //!     Volatile: writes wait for nothing ──────────────────────────────► Regions: the first write to a region waits
 //!              ▲                                                                  for its mark in the open epoch
-//!              └── forgetting is durable, nobody refers meanwhile ◄── forget, give_up ──┘
+//!              └── forgetting is durable, no new reference ◄── forget, give_up ─────────┘
 //! ```
 //! Every method is one event. The caller carries the returned action out and reports its result. `Keep` and `Forget` are
 //! carried out in the order in which they were requested.

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   a guest's write ──────────────► course ───────────────► held, to the source, to both stores, in part
-//!   after whatever happened ──────► judge_convergence ────► guests are throttled, or not
+//!   after any event ──────────────► judge_convergence ────► guests are throttled, or not
 //!          │                        next_run ─────────────► a run is copied, or there is none
-//!          │                        judge_round ──────────► the next round begins, or there is no use in going on
-//!          │                        judge_pass ───────────► the copying goes on, or what is there is confirmed
+//!          │                        judge_round ──────────► the next round begins, or copying on is of no use
+//!          │                        judge_pass ───────────► copying continues, or the copied blocks are confirmed
 //!          └──────────────────────► standing ─────────────► behind, converged, synchronised
 //! ```
 //! A strategy is one file with one policy; [`Chosen`] has a variant for each. A policy keeps no state of blocks, writes or

@@ -2,9 +2,9 @@
 //! \[XNBD\] §3.2 *post-copy*).
 //!
 //! ```text
-//!   rounds, as in tracking, bounded ──► at rest: nothing is sent any more, what is there is durable
-//!     └ ended early when little is      ──► the target is told what it lacks ──► converged
-//!       left, or guests write faster    ──► gate closed: and what was written since ──► synchronised
+//!   rounds, as in tracking, bounded ──► idle: sending has stopped, all that was sent is durable
+//!     └ ended early when little is      ──► the full missing-set update ──► converged
+//!       left, or guests write faster    ──► gate closed: the last missing-set update ──► synchronised
 //! ```
 //! It converges whatever guests write, and throttles none of them. The wait at the handover depends on the writes during the
 //! missing-set update, not on the number of missing blocks. *Synchronised* means here that the target knows its missing set

@@ -12,7 +12,7 @@
 //! and copied once, in the last round but one (§2.3.4).
 //!
 //! ```text
-//!   everything ─► cold ─► cold ─► … ─► everything, also what was put off ─► few enough: the last round
+//!   everything ─► cold ─► cold ─► … ─► everything, also the deferred blocks ─► few enough: the last round
 //!                                               └─► not yet: cold ─► …
 //! ```
 //! The convergence check uses the last two rounds that copied everything, because a single one may have met a burst of writes

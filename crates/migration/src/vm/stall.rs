@@ -2,10 +2,10 @@
 //! resume. Returns the steps at each check.
 //!
 //! ```text
-//!            noted ──► waits limited        a read is refused, the guest is stopped        what it was refused has come
-//!   Free ─────────────────────────► Limited ─────────────────────────────► Stopped (said) ───────────────────────────┐
-//!     ▲                                │ nothing is missing any more                                                   │
-//!     └──────────── forgotten ◄────────┴───────── forgotten ◄── goes on ◄── waits unlimited ◄────────────────────────┘
+//!            noted ──► waits limited        a read is refused, the guest is stopped        the refused blocks arrive
+//!   Free ─────────────────────────► Limited ─────────────────────────────► Stopped (reported) ───────────────────────┐
+//!     ▲                                │ nothing is missing                                                          │
+//!     └──────────── forgotten ◄────────┴───────── forgotten ◄── resumed ◄── waits unlimited ◄────────────────────────┘
 //! ```
 //! **N.B.** Sterna stops the guest by an error, so Sterna must resume it, even after a kill. The note is durable before a read
 //! may be refused, and is removed when none can be. A guest that was stopped for another reason is left as it is.

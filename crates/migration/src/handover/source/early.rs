@@ -4,11 +4,11 @@
 //! ```text
 //!   VM   works ──► paused ──────── devices ────────► loaded at the target
 //!                         │                                  │
-//!   early     NotYet ──► Due ──► UnderWay ───────────────► Over: the same try goes on, and releases
+//!   early     NotYet ──► Due ──► UnderWay ───────────────► Over: the same attempt continues, and releases
 //!                         near    │  gates closed, both sides flush, the target promises
 //!                         enough  ▼
-//!                                Over: somebody wanted something of a disk, or the target could not promise;
-//!                                      the gates are open again, and the next try waits for the VM
+//!                                Over: a request for a disk arrived, or the target could not promise;
+//!                                      the gates are open again, and the next attempt waits for the VM
 //! ```
 //! It differs from other attempts in two ways: it releases nothing before the VM is loaded, and a request that waits at its
 //! gates ends it. A hypervisor may have to write until its own migration is over, and behind a closed gate it would never

@@ -1,7 +1,7 @@
 //! The missing-set updates to the target, before a handover of an incomplete volume (\[TPM\] §IV-A-3).
 //!
 //! ```text
-//!   Untold ──everything──► Telling ──durable there──► Told ──what has become missing since──► Telling ──► …
+//!   Untold ──everything──► Telling ──durable there──► Told ──newly missing blocks──► Telling ──► …
 //!     ▲                                                 │ something is copied, or the target has restarted
 //!     └─────────────────────────────────────────────────┘
 //! ```
