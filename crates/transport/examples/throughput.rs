@@ -1,5 +1,5 @@
-//! Prints what a session carries over loopback on this machine: bytes and messages a second, with TLS and checksums, and
-//! how long an urgent message takes while bulk is queued.
+//! Prints what a session carries over loopback on this machine: bytes and messages a second, with TLS and checksums. It also
+//! prints how long an urgent message takes while bulk is queued.
 //!
 //! Run it in release: `cargo run --release -p transport --example throughput`. Both ends share the processors.
 
@@ -15,9 +15,8 @@ use transport::{
     Receiver, Session, Settings,
 };
 
-/// How long each figure is measured.
 const MEASURED: Duration = Duration::from_secs(2);
-/// Bytes and messages that are kept queued, whichever is less.
+/// Limit of the bytes, and of the messages, that are kept queued.
 const QUEUED_BYTES: u64 = 16 << 20;
 const QUEUED_MESSAGES: u64 = 4096;
 
@@ -54,7 +53,6 @@ impl Receiver for Counting {
         if delivery.message.priority() == Priority::Control
             && let Some(urgent) = &*self.urgent.lock().unwrap()
         {
-            // Nobody waits any more once the time is over.
             let _ = urgent.send(Instant::now());
         }
     }

@@ -1,4 +1,4 @@
-//! Accepts connections: from anybody at first, so everything is limited until the other side is known.
+//! Accepts connections. Anybody can open one, so everything is limited until the other side is known.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
@@ -19,10 +19,9 @@ use crate::invitation;
 use crate::session::{Counters, Joining};
 use crate::socket;
 
-/// How long to wait when the system has no more descriptors: accepting again at once would only burn the processor.
+/// Pause when the system has no more descriptors: accepting again at once would only burn the processor.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Accepts connections for ever.
 pub(crate) async fn run(context: Arc<Context>, listener: TcpListener) {
     let strangers = Arc::clone(&context.strangers);
     loop {
@@ -34,7 +33,7 @@ pub(crate) async fn run(context: Arc<Context>, listener: TcpListener) {
                 continue;
             }
         };
-        // Beyond the limits a connection is closed without a word: words cost more than they are worth.
+        // Beyond the limits a connection is closed without a message, which would cost more than it is worth.
         if let Some(admitted) = strangers.admit(from.ip(), &context) {
             context.runtime.spawn(serve(Arc::clone(&context), stream, from, admitted));
         }
@@ -47,7 +46,7 @@ async fn serve(context: Arc<Context>, stream: TcpStream, from: SocketAddr, admit
     let handshake = tokio::select! {
         biased;
         handshake = handshake => handshake.unwrap_or(Err(HandshakeError::Timeout)),
-        // It said too little for too long. Nothing is logged: whoever fills the places would fill the log.
+        // The caller was too slow. Nothing is logged: a caller that fills the places would fill the log.
         () = admitted.gives_way() => return,
     };
     drop(admitted);
@@ -65,7 +64,7 @@ async fn serve(context: Arc<Context>, stream: TcpStream, from: SocketAddr, admit
     }
 }
 
-/// Finds out who calls and what for; `None` if that was all.
+/// Finds out who calls and why. Returns `None` if the connection needs nothing more.
 async fn shake_hands(
     context: &Arc<Context>,
     stream: TcpStream,
@@ -120,15 +119,15 @@ async fn join_session(
     if !session.settle(&offer, joining)? {
         return Err(HandshakeError::Superseded);
     }
-    // A peer that has called once is called from here as well once it is gone: it may not be able to, or be another host by then.
+    // A peer that has called is called from here after it is gone. It may be unable to call, or run elsewhere by then.
     session.dial(&peer, || dial::start(context, &session, &peer));
     Ok((wire, Connection::new(id, session, counters, stop, context.settings.compression)))
 }
 
 /// Connections whose other side is not known yet, by address, on all listeners.
 ///
-/// A part of the places is for addresses of hosts that are known: strangers who fill the others do not keep those out. Of one
-/// address the oldest gives way to the next: a silent one keeps nobody out who comes from the same address.
+/// A part of the places is reserved for the addresses of known hosts, so strangers cannot keep these out. When an address has all
+/// its places, its oldest connection gives way to the next: a silent one keeps nobody out.
 #[derive(Default)]
 pub(crate) struct Strangers {
     places: Mutex<Places>,
@@ -138,14 +137,14 @@ pub(crate) struct Strangers {
 struct Places {
     by_network: HashMap<IpAddr, BTreeMap<u64, Arc<Notify>>>,
     next: u64,
-    /// Those of `by_network` whose address is no known host's.
+    /// The connections in `by_network` whose address belongs to no known host.
     unknown: usize,
     all: usize,
-    /// Addresses from which hosts have come that are known.
+    /// Addresses from which known hosts have come.
     trusted: HashSet<IpAddr>,
 }
 
-/// Addresses that are remembered: of more hosts than any has.
+/// Addresses that are remembered: more than any host has peers.
 const TRUSTED_MAX: usize = 4096;
 
 impl Strangers {
@@ -163,7 +162,7 @@ impl Strangers {
         }
         let open = limits.unauthenticated_max.saturating_sub(limits.unauthenticated_reserved);
         let is_known = places.trusted.contains(&network);
-        // Looked up only when it matters.
+        // This lookup is made only when it matters.
         let is_known = is_known || places.unknown >= open && context.peers.is_at(from);
         if !is_known && places.unknown >= open {
             return None;
@@ -176,7 +175,6 @@ impl Strangers {
         Some(Admitted { strangers: Arc::clone(self), network, number, wanted, is_known })
     }
 
-    /// A known host has come from there.
     fn trust(&self, from: IpAddr) {
         let mut places = self.lock();
         if places.trusted.len() >= TRUSTED_MAX {
@@ -190,7 +188,7 @@ impl Strangers {
     }
 }
 
-/// What counts as one address: with IPv6 a host has as many as it likes in its network.
+/// Returns what counts as one address: with IPv6 a host can have any number of addresses in its network.
 #[must_use]
 pub fn network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
@@ -202,7 +200,7 @@ pub fn network(address: IpAddr) -> IpAddr {
     }
 }
 
-/// A stranger's place. Dropping it frees the place.
+/// A stranger's place, which is freed when this is dropped.
 struct Admitted {
     strangers: Arc<Strangers>,
     network: IpAddr,

@@ -1,9 +1,9 @@
-//! Packs payloads where that pays, by what was measured: how small they get, how long it takes, how fast the link is.
+//! Compresses payloads where measurements say that it pays: the ratio, the time, and the link's speed.
 //!
-//! A [`Packer`] belongs to one connection. It keeps, per codec, how many nanoseconds a byte costs and what is left of
-//! it; beside them what a byte costs on the link. Packing pays where *packing + sending what is left* takes clearly less
-//! time than *sending as it is*. Every so often a sample is packed to keep the figures true, and before a payload is
-//! packed a small probe of it shows whether it packs at all: encrypted or packed data costs a few microseconds only.
+//! A [`Packer`] belongs to one connection. For each codec it keeps the nanoseconds per byte and the ratio, and beside them the
+//! link's nanoseconds per byte. Packing pays where *packing + sending the packed bytes* takes clearly less time than *sending the
+//! plain bytes*. Now and then a sample is packed to keep the figures true. Before a payload is packed, a small probe shows
+//! whether it packs at all: for encrypted or packed data that costs a few microseconds only.
 
 use std::time::{Duration, Instant};
 
@@ -11,31 +11,30 @@ use bytes::Bytes;
 
 use crate::frame::{Codec, Malformed};
 
-/// Level of zstd: the fastest that is a level of its own; a link that calls for more is not worth the time.
+/// Level of zstd: its fastest distinct level. On a link that calls for a higher one, the time is not worth it.
 const ZSTD_LEVEL: i32 = -1;
 
-/// Payloads below are sent as they are: the gain would be less than a packet.
+/// Shorter payloads are sent plain: the gain would be less than a packet.
 const PACKED_BYTES_MIN: usize = 2 << 10;
 
-/// Bytes of a payload that are probed, from its middle: heads of files and blocks look alike.
+/// Bytes that are probed, from the payload's middle: the heads of files and blocks look alike.
 const PROBE_BYTES: usize = 4 << 10;
 
-/// Bytes that are packed to measure a codec.
 const SAMPLE_BYTES: usize = 64 << 10;
 
-/// Payloads between two samples of the codecs that are not in use: the samples take less than a percent of the time.
+/// Payloads between two samples of the unused codecs: the samples take less than a percent of the time.
 const SAMPLE_INTERVAL: u32 = 128;
 
-/// What must be left at most for a payload to be sent packed: below this gain unpacking is not worth it.
+/// Highest ratio at which a payload is sent packed: below this gain unpacking is not worth it.
 const RATIO_MAX: f64 = 0.9;
 
-/// How much faster packing must be: the figures are means, and switching to and fro costs.
+/// How many times faster packing must be: the figures are means, and switching back and forth costs time.
 const GAIN_MIN: f64 = 1.15;
 
 /// Weight of a new measurement in a mean.
 const WEIGHT: f64 = 0.2;
 
-/// Undoes what a peer's [`Packer`] did; `payload_bytes` has been checked against the limits.
+/// Undoes a peer's [`Packer`]. The caller has checked `payload_bytes` against the limits.
 pub(crate) fn unpack(codec: Codec, wire: Vec<u8>, payload_bytes: usize) -> Result<Bytes, Malformed> {
     let payload = match codec {
         Codec::Plain => wire,
@@ -54,27 +53,25 @@ pub(crate) fn unpack(codec: Codec, wire: Vec<u8>, payload_bytes: usize) -> Resul
 /// Whether payloads may be packed at all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Compression {
-    /// By measured gain.
+    /// Payloads are packed where measurements say that it pays.
     #[default]
     Measured,
-    /// Never.
+    /// Payloads are always sent plain.
     Off,
 }
 
-/// Decides for one connection how each payload is sent.
 pub(crate) struct Packer {
     compression: Compression,
     lz4: Figures,
     zstd: Figures,
-    /// Nanoseconds that a byte takes on the link; `None` until enough has been sent.
+    /// Nanoseconds per byte on the link; `None` until enough has been sent.
     link_ns_per_byte: Option<f64>,
     payloads: u32,
 }
 
-/// What is known of a codec on this connection's payloads.
 #[derive(Clone, Copy, Default)]
 struct Figures {
-    /// Nanoseconds per byte packed, and what is left of it; `None` until measured.
+    /// Nanoseconds per byte, and the ratio; `None` until measured.
     measured: Option<(f64, f64)>,
 }
 
@@ -89,17 +86,15 @@ impl Packer {
         }
     }
 
-    /// Learns how long the link usually takes for a byte while there is more to send.
+    /// Sets the link's usual time per byte while there is more to send.
     pub(crate) fn measured(&mut self, link_ns_per_byte: f64) {
         self.link_ns_per_byte = Some(link_ns_per_byte);
     }
 
-    /// What a byte takes on the link, where known.
     pub(crate) fn link_ns_per_byte(&self) -> Option<f64> {
         self.link_ns_per_byte
     }
 
-    /// Packs a payload if that pays.
     pub(crate) fn pack(&mut self, payload: &Bytes) -> (Codec, Bytes) {
         let plain = (Codec::Plain, payload.clone());
         let Some(link) = self.link_ns_per_byte else { return plain };
@@ -120,7 +115,7 @@ impl Packer {
         if (packed.len() as f64) < payload.len() as f64 * RATIO_MAX { (codec, packed.into()) } else { plain }
     }
 
-    /// The codec with which a byte is over soonest, if that is clearly sooner than without any.
+    /// Returns the codec with which a byte arrives soonest, if that is clearly sooner than without any.
     fn choose(&self, link: f64) -> Option<Codec> {
         let time = |figures: &Figures| figures.measured.map(|(pack, ratio)| pack + ratio * link);
         let candidates = [(Codec::Lz4, time(&self.lz4)), (Codec::Zstd, time(&self.zstd))];
@@ -162,7 +157,7 @@ fn mean(of: &mut Option<f64>, value: f64) -> f64 {
     mean
 }
 
-/// Whether a small piece of the payload packs at all.
+/// Returns whether a small piece of the payload packs at all.
 fn probe(payload: &[u8]) -> bool {
     let from = (payload.len() / 2).min(payload.len().saturating_sub(PROBE_BYTES));
     let piece = &payload[from..payload.len().min(from + PROBE_BYTES)];
@@ -186,7 +181,7 @@ mod tests {
 
     use super::{Codec, Compression, Packer, unpack};
 
-    /// Bytes of text that packs to about a third.
+    /// Returns bytes of text, which pack to about a third.
     fn text(bytes: usize) -> Bytes {
         let mut random = 1u64;
         let mut text = Vec::with_capacity(bytes);
@@ -207,7 +202,7 @@ mod tests {
         std::iter::repeat_with(next).take(bytes).collect::<Vec<u8>>().into()
     }
 
-    /// Packs a payload over and over on a link that takes so long for a megabyte, and says how it ended up.
+    /// Packs a payload repeatedly on a link of the given speed, and checks whether it is sent packed in the end.
     fn check(payload: &Bytes, compression: Compression, per_megabyte: Duration, packs: bool) {
         let mut packer = Packer::new(compression);
         packer.measured(per_megabyte.as_nanos() as f64 / 1e6);

@@ -24,50 +24,46 @@ use crate::session::{Counters, Fault, Shared};
 /// Heartbeats in the time after which a silent connection counts as dead.
 const HEARTBEATS: u32 = 16;
 
-/// How many of them may stay without an answer before the connection is suspected: what it carries is given to others
-/// then, long before it is known to be dead. Half a second, where a guest's write may be held for one.
+/// Unanswered heartbeats after which a connection is suspected: its messages are given to other connections, long before it is
+/// known to be dead. A guest's write may wait for one of them; this is half a second by default.
 const HEARTBEATS_UNANSWERED: u32 = 2;
 
-/// Round trips that an answer may take besides: a link whose queues are long is slow, not dead.
+/// Round trips that are added to that time: a link with long queues is slow, not dead.
 const ROUND_TRIPS_UNANSWERED: u32 = 4;
 
-/// A connection that has joined its session. Dropping it takes it out again.
+/// A connection that has joined its session, and leaves it when this is dropped.
 pub(crate) struct Connection {
     pub(crate) id: ConnectionId,
     pub(crate) session: Arc<Shared>,
     pub(crate) counters: Arc<Counters>,
-    /// Asks the connection to end.
     pub(crate) stop: Arc<Notify>,
     pub(crate) heartbeat: Heartbeat,
     pub(crate) compression: Compression,
-    /// Why it ended, once it has.
     reason: String,
 }
 
-/// What reader, writer and watchdog tell each other.
+/// State that the reader, writer and watchdog share.
 #[derive(Default)]
 pub(crate) struct Heartbeat {
-    /// A ping should be sent.
     ping_due: AtomicBool,
-    /// The number of the ping to answer, plus one; 0 if none.
+    /// Number of the ping to answer, plus one; 0 if none.
     pong_due: AtomicU64,
-    /// Pings that were sent and not answered, and when: on a long link there are several.
+    /// Pings sent and not answered, each with its time: on a long link there are several.
     pinged: Mutex<VecDeque<(u64, Instant)>>,
     wake: Notify,
 }
 
 impl Heartbeat {
-    /// A ping goes out.
     fn sent(&self, ping: u64, now: Instant) {
         let mut pinged = self.pinged.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that is as old is no longer waited for: the connection is dead, or nearly so.
+        // The oldest ping is dropped: a connection this far behind is dead, or nearly so.
         if pinged.len() == HEARTBEATS as usize {
             pinged.pop_front();
         }
         pinged.push_back((ping, now));
     }
 
-    /// The answer to a ping has come: how long that took. Answers come in order, so those before it come no more.
+    /// Returns how long the answer to a ping took. Answers come in order, so earlier pings are dropped.
     fn answered(&self, ping: u64, now: Instant) -> Option<Duration> {
         let mut pinged = self.pinged.lock().unwrap_or_else(PoisonError::into_inner);
         let place = pinged.iter().position(|(sent, _)| *sent == ping)?;
@@ -88,7 +84,7 @@ impl Connection {
         Self { id, session, counters, stop, heartbeat: Heartbeat::default(), compression, reason }
     }
 
-    /// Works until the connection ends, and says why it did. `read` is what has been read behind the handshake.
+    /// Works until the connection ends, and returns the cause. `read` holds the bytes read after the handshake.
     pub(crate) async fn run(
         mut self,
         stream: TlsStream<TcpStream>,
@@ -105,7 +101,7 @@ impl Connection {
         ended
     }
 
-    /// Sends heartbeats, has the connection suspected when they are not answered, and ends when nothing comes at all.
+    /// Sends heartbeats, has the connection suspected when they are not answered, and ends when nothing arrives at all.
     async fn watch(&self, silence_max: Duration) -> Ended {
         let mut ticks = tokio::time::interval(silence_max / HEARTBEATS);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -132,7 +128,6 @@ impl Drop for Connection {
     }
 }
 
-/// Why a connection ended.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Ended {
     #[error("the connection broke: {0}")]
@@ -166,7 +161,7 @@ mod tests {
             heartbeat.sent(ping, after(250 * ping));
         }
         assert_eq!(heartbeat.answered(1, after(850)), Some(Duration::from_millis(600)));
-        // The second one's answer was overtaken by a newer one: a host answers the newest ping.
+        // The second answer was overtaken by a newer one: a host answers the newest ping.
         assert_eq!(heartbeat.answered(3, after(1350)), Some(Duration::from_millis(600)));
         assert_eq!(heartbeat.answered(2, after(1350)), None);
         for ping in 4..1000 {

@@ -1,4 +1,4 @@
-//! What all parts of an endpoint share: who it is, whom it knows, its sessions, its runtime.
+//! State that all parts of an endpoint share: its identity, its peers, its sessions, its runtime.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,7 +15,7 @@ use crate::session::{Session, Shared};
 use crate::settings::Settings;
 use crate::tls::Tls;
 
-/// Connections refused that are remembered for people.
+/// Refused connections that are kept for the status.
 const REFUSED_MAX: usize = 16;
 
 pub(crate) struct Context {
@@ -61,9 +61,9 @@ impl Context {
         self.settings.identity.id()
     }
 
-    /// The session with a peer, which begins when it is asked for first.
+    /// Returns the session with a peer, which begins at the first call.
     ///
-    /// An endpoint that has been stopped gives out sessions that are closed.
+    /// An endpoint that has been stopped returns closed sessions.
     pub(crate) fn session(self: &Arc<Self>, peer: HostId) -> Session {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         if sessions.is_stopped {
@@ -80,24 +80,23 @@ impl Context {
         sessions.by_peer.get(&peer).map(|shared| Session { shared: Arc::clone(shared) })
     }
 
-    /// Takes a session out of the list: the next one begins anew.
+    /// Removes a session from the list: the next call begins another.
     pub(crate) fn take_session(&self, peer: HostId) -> Option<Arc<Shared>> {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner).by_peer.remove(&peer)
     }
 
-    /// Takes all sessions out of the list; no others begin.
+    /// Removes all sessions from the list; no others begin.
     pub(crate) fn take_all_sessions(&self) -> Vec<Arc<Shared>> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.is_stopped = true;
         sessions.by_peer.drain().map(|(_, session)| session).collect()
     }
 
-    /// A number that no session has had before.
     pub(crate) fn fresh_incarnation(&self) -> Incarnation {
         Incarnation(random_number())
     }
 
-    /// Notes for people that a connection from somewhere was refused.
+    /// Notes for the status that a connection was refused.
     pub(crate) fn note_refusal(&self, text: String) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if refused.len() == REFUSED_MAX {
@@ -111,11 +110,10 @@ impl Context {
     }
 }
 
-/// Random bytes from the system.
 pub(crate) fn random<const COUNT: usize>() -> [u8; COUNT] {
     let mut bytes = [0; COUNT];
     let filled = SystemRandom::new().fill(&mut bytes);
-    // `getrandom` fails only where the system has no such call; keys could not have been made there either.
+    // `getrandom` fails only where the system has no such call. No key could have been made there either.
     assert!(filled.is_ok(), "the system gives no random numbers");
     bytes
 }

@@ -1,7 +1,7 @@
-//! How much a peer may send: cost, classes of priorities, windows, and the credit that a delivery holds.
+//! Bounds how much a peer may send: cost, classes of priorities, windows, and the credit that a delivery holds.
 //!
-//! Each side grants the other a sum of bytes per class, counted from the session's beginning, and raises it as
-//! deliveries are dropped. A class cannot use another's share: however long a store hangs, *abort* still gets through.
+//! Each side grants the other a sum of bytes per class, counted from the session's beginning, and raises it as deliveries are
+//! dropped. A class cannot use another's share: however long a store hangs, *abort* still gets through.
 
 use std::fmt;
 use std::sync::Weak;
@@ -9,19 +9,18 @@ use std::sync::Weak;
 use crate::message::{Message, Priority};
 use crate::session::Shared;
 
-/// Bytes that a message costs beside its own: what it takes to keep track of it.
+/// Bytes that a message costs beside its own, for its bookkeeping.
 pub(crate) const COST_OVERHEAD_BYTES: u64 = 256;
 
-/// How many classes share a window.
 pub(crate) const CLASSES: usize = 4;
 
-/// The least window: each class has room for one message of any length then.
+/// Smallest window, in which each class has room for one message of any length.
 pub const WINDOW_BYTES_MIN: u64 = 32 << 20;
 
-/// Sixteenths of the window that each class gets: control, what a guest waits for, memory, and the background.
+/// Sixteenths of the window for each class: control, requests of a guest, memory, and the background.
 const SIXTEENTHS: [u64; CLASSES] = [1, 3, 4, 8];
 
-/// What a message costs of its class's window.
+/// Returns how much of its class's window a message uses.
 pub(crate) fn cost(head_bytes: usize, payload_bytes: usize) -> u64 {
     COST_OVERHEAD_BYTES + head_bytes as u64 + payload_bytes as u64
 }
@@ -30,7 +29,6 @@ pub(crate) fn cost_of(message: &Message) -> u64 {
     cost(message.head().len(), message.payload().len())
 }
 
-/// The class that a priority belongs to.
 pub(crate) fn class(priority: Priority) -> usize {
     match priority {
         Priority::Control => 0,
@@ -40,7 +38,6 @@ pub(crate) fn class(priority: Priority) -> usize {
     }
 }
 
-/// Divides a window among the classes.
 pub(crate) fn shares(window_bytes: u64) -> [u64; CLASSES] {
     SIXTEENTHS.map(|sixteenths| window_bytes / 16 * sixteenths)
 }
@@ -48,7 +45,7 @@ pub(crate) fn shares(window_bytes: u64) -> [u64; CLASSES] {
 /// Returns the credit of a delivered message to the peer when it is dropped.
 pub struct Credit {
     session: Weak<Shared>,
-    /// Which life of the session it belongs to: of an earlier one there is nothing to return.
+    /// The life of the session that it belongs to: for an earlier one there is nothing to return.
     generation: u64,
     class: usize,
     cost: u64,

@@ -1,4 +1,4 @@
-//! Dials a peer: one task for each connection that there should be, which makes it, lets it work, and makes it again.
+//! Dials a peer: one task for each connection makes it, runs it, and makes it again when it is lost.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -21,12 +21,11 @@ use crate::session::{Counters, Joining, Shared, Slot};
 use crate::socket;
 use crate::tls;
 
-/// How long to wait after the first failure, and at most: a peer that is away is asked often enough to be noticed soon
-/// when it is back, and rarely enough that it costs nothing.
+/// Wait after the first failure, and the longest wait. A returning peer is noticed soon, and calling an absent one costs little.
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(3);
 
-/// Starts to dial a peer over its links, paired with ours.
+/// Starts to dial a peer over its links, paired with this host's.
 pub(crate) fn start(
     context: &Arc<Context>,
     session: &Arc<Shared>,
@@ -58,7 +57,7 @@ struct Dialler {
     context: Arc<Context>,
     session: Arc<Shared>,
     slot: Arc<Slot>,
-    /// Where the connection begins; `None`: wherever the kernel chooses.
+    /// Local address of the connection; `None`: the kernel chooses.
     source: Option<IpAddr>,
     target: String,
 }
@@ -75,7 +74,7 @@ impl Dialler {
                 Ok((wire, connection)) => {
                     self.slot.up();
                     backoff = BACKOFF_MIN;
-                    // A task of its own: it says goodbye in order, also when nobody dials any more.
+                    // The connection has its own task, so it says goodbye in order after the dialler was ended.
                     let work = connection.run(wire.stream, wire.buffer, limits.silence_max);
                     let ended = match self.context.runtime.spawn(work).await {
                         Ok(ended) => ended.to_string(),
@@ -89,13 +88,12 @@ impl Dialler {
                     self.slot.failed(error.to_string());
                 }
             }
-            // Half of it is by chance: two hosts that dial each other do not go on doing it at the same moment.
+            // Half of the wait is random: two hosts that dial each other do not stay in step.
             sleep(backoff / 2 + backoff.mul_f64((random_number() % 512) as f64 / 1024.0)).await;
             backoff = (backoff * 2).min(BACKOFF_MAX);
         }
     }
 
-    /// Waits while the peer does the dialling.
     async fn wait_for_turn(&self) {
         loop {
             let changed = self.session.changed.notified();
@@ -137,7 +135,7 @@ impl Dialler {
     }
 }
 
-/// Connects to an address, and makes sure that the expected host is there; says in which version both speak.
+/// Connects to an address and checks that the expected host answers. Returns the protocol version that both speak.
 pub(crate) async fn call(
     context: &Context,
     source: Option<IpAddr>,
@@ -161,7 +159,7 @@ pub(crate) async fn call(
     Ok((wire, version))
 }
 
-/// The two ends of a connection, for people.
+/// Returns the two ends of a connection, for the status.
 pub(crate) fn ends(wire: &Wire) -> (String, String) {
     let stream = wire.stream.get_ref().0;
     let text =

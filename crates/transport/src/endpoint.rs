@@ -1,4 +1,4 @@
-//! An endpoint: a host's end of all its sessions. It listens, dials, and owns the threads on which that happens.
+//! An endpoint: a host's end of all its sessions. It listens, dials, and owns the threads for both.
 
 use std::io;
 use std::net::SocketAddr;
@@ -20,16 +20,16 @@ use crate::session::Session;
 use crate::settings::Settings;
 use crate::tls::Tls;
 
-/// How long peers may take to be told goodbye.
+/// Time in which peers are sent a goodbye.
 const STOP_WITHIN: Duration = Duration::from_secs(1);
 
-/// How often it is looked whether they have.
+/// Interval of the checks whether all were.
 const STOP_POLL: Duration = Duration::from_millis(5);
 
 /// A host's end of all its sessions; one for each daemon.
 ///
-/// It has threads of its own, named `transport`: TLS, checksums and compression run there and never on a caller's
-/// thread. None of its methods needs an async runtime around it. Dropping it stops it.
+/// It has threads of its own, named `transport`: TLS, checksums and compression run there and never on a caller's thread. None of
+/// its methods needs an async runtime around it. Dropping it stops it.
 pub struct Endpoint {
     context: Arc<Context>,
     /// `None` once it has been stopped.
@@ -38,11 +38,11 @@ pub struct Endpoint {
 }
 
 impl Endpoint {
-    /// Starts: listens on all addresses that are there, on the others as soon as they are, and is ready to dial.
+    /// Starts an endpoint: it listens on all addresses that exist, on the others as soon as they do, and can dial.
     ///
     /// # Errors
     ///
-    /// A limit is below what works, or the system gives no threads.
+    /// A limit is too low, or the system gives no threads.
     pub fn start(
         settings: Settings,
         peers: Arc<dyn Peers>,
@@ -64,29 +64,29 @@ impl Endpoint {
         Ok(Self { context, runtime: Mutex::new(Some(runtime)), listening })
     }
 
-    /// The addresses that are listened on, in the order of the settings; a port of 0 has become the real one.
+    /// Returns the addresses that it listens on, in the order of the settings; a port of 0 is replaced by the real one.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {
         self.listening.iter().filter_map(|listening| listening.state().ok()).collect()
     }
 
-    /// The addresses that cannot be listened on yet, each with the reason.
+    /// Returns the addresses that it cannot listen on yet, each with the reason.
     #[must_use]
     pub fn unheard(&self) -> Vec<(SocketAddr, String)> {
         self.listening.iter().filter_map(|listening| listening.state().err()).collect()
     }
 
-    /// The identifier of this host.
+    /// Returns the identifier of this host.
     #[must_use]
     pub fn id(&self) -> HostId {
         self.context.id()
     }
 
-    /// The session with a peer.
+    /// Returns the session with a peer.
     ///
-    /// It is dialled from the first call on, over its links as they are given here (other links than the last time
-    /// replace them), and dialled again whenever a connection is lost. If the peer dials too, its connections are of the
-    /// same session; then the host with the smaller identifier does the dialling.
+    /// The peer is dialled from the first call on, and again whenever a connection is lost. The links given here
+    /// replace those of the last call. If the peer dials too, its connections belong to the same session; then the host
+    /// with the smaller identifier dials.
     #[must_use]
     pub fn session(&self, peer: &Peer) -> Session {
         let session = self.context.session(peer.id);
@@ -94,27 +94,27 @@ impl Endpoint {
         session
     }
 
-    /// The session with a peer, if there is one; it is not begun or dialled by this.
+    /// Returns the session with a peer, if there is one. It neither begins nor dials one.
     #[must_use]
     pub fn existing_session(&self, peer: HostId) -> Option<Session> {
         self.context.existing_session(peer)
     }
 
-    /// Closes the session with a peer: what is queued is dropped, what arrives is not delivered any more.
+    /// Closes the session with a peer: queued messages are dropped, and nothing more is delivered.
     ///
     /// The peer sees the next session as another life of this host. To keep it from dialling, remove it from
     /// [`Peers`] first.
     ///
-    /// **N.B.** It waits until the receiver has returned from what it is being told of this session: whoever calls must hold no
-    /// lock that the receiver takes.
+    /// **N.B.** It waits until the receiver has returned from all its calls for this session. The caller must hold no lock
+    /// that the receiver takes.
     pub fn close(&self, peer: HostId) {
         if let Some(session) = self.context.take_session(peer) {
             session.close("the session was closed");
         }
     }
 
-    /// Ends what a host can do with the invitations that it has redeemed. To be called before it is removed from [`Peers`]:
-    /// it cannot come back by one of them then.
+    /// Ends the invitations that a host has redeemed. Call it before the host is removed from [`Peers`], so that it cannot come
+    /// back by one of them.
     pub fn end_invitations_of(&self, peer: HostId) {
         self.context.invitations.lock().unwrap_or_else(PoisonError::into_inner).end_of(peer);
     }
@@ -123,46 +123,45 @@ impl Endpoint {
     ///
     /// # Errors
     ///
-    /// Nobody could reach this host (it does not listen), or too many invitations are open.
+    /// This host does not listen, so nobody could reach it, or too many invitations are open.
     pub fn invite(&self, lifetime: Duration) -> Result<Token, JoinError> {
         invitation::invite(&self.context, &self.addresses(), SystemTime::now(), lifetime)
     }
 
-    /// Redeems another host's invitation: proves its secret there, and learns who that host is.
+    /// Redeems another host's invitation: proves its secret there, and learns the identity of that host.
     ///
-    /// It blocks until the other host has answered. The caller stores the peer that it gets; the other host has stored
-    /// this one by then. The same token may be redeemed again by the same host, as long as its time is not over
-    /// and it has not been removed.
+    /// It blocks until the other host has answered, and has stored this host. The caller stores the returned peer. The same host
+    /// may redeem the same token again until it expires or the host is removed.
     ///
     /// # Errors
     ///
-    /// The token is not good any more, the host cannot be reached or is another one.
+    /// The token has expired, the host cannot be reached, or another host answers.
     pub fn join(&self, token: &Token) -> Result<Peer, JoinError> {
         self.joining(token.clone()).wait()
     }
 
-    /// Begins to redeem another host's invitation: for callers that must not hold on to the endpoint while they wait.
+    /// Begins to redeem another host's invitation, for callers that must not hold the endpoint while they wait.
     #[must_use]
     pub fn joining(&self, token: Token) -> PendingJoin {
         let context = Arc::clone(&self.context);
         let addresses = self.addresses();
         let (answer, answered) = mpsc::channel();
         self.context.runtime.spawn(async move {
-            // Whoever asked may be gone.
+            // The caller may be gone.
             drop(answer.send(invitation::join(&context, &addresses, &token).await));
         });
         PendingJoin { answered }
     }
 
-    /// The last connections that were refused, oldest first, each with its reason: for people.
+    /// Returns the last connections that were refused, oldest first, each with its reason, for the status.
     #[must_use]
     pub fn refused(&self) -> Vec<String> {
         self.context.refused()
     }
 
-    /// Stops: says goodbye to all peers, and ends all threads. What is asked for afterwards comes to nothing.
+    /// Stops the endpoint: says goodbye to all peers, and ends all threads. Later requests have no effect.
     ///
-    /// As [`Endpoint::close`], it waits for the receiver.
+    /// Like [`Endpoint::close`], it waits for the receiver.
     pub fn stop(&self) {
         let runtime = self.runtime.lock().unwrap_or_else(PoisonError::into_inner).take();
         let Some(runtime) = runtime else { return };
@@ -182,7 +181,7 @@ impl Endpoint {
             runtime.shutdown_timeout(STOP_WITHIN);
         });
         match ended {
-            // A panic in there has been printed; there is nothing left to end.
+            // A panic of that thread has been printed; nothing is left to end.
             Ok(thread) => drop(thread.join()),
             Err(error) => tracing::warn!(%error, "failed to start a thread to stop the transport"),
         }
@@ -215,23 +214,23 @@ impl Drop for Endpoint {
 /// Why an endpoint cannot be started.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// The window is too small.
+    /// The window is smaller than the minimum.
     #[error("a window of {window_bytes} bytes is too small: it takes at least {WINDOW_BYTES_MIN}")]
     Window {
-        /// What was given.
+        /// The window in the settings, in bytes.
         window_bytes: u64,
     },
-    /// The identity cannot be used.
+    /// The identity cannot be used for TLS.
     #[error("failed to use the identity for TLS")]
     Tls {
-        /// Why.
+        /// The error that TLS reported.
         #[source]
         source: rustls::Error,
     },
-    /// There are no threads to be had.
+    /// The system gives no threads.
     #[error("failed to start threads")]
     Threads {
-        /// Why.
+        /// The error that the system reported.
         #[source]
         source: io::Error,
     },

@@ -1,4 +1,4 @@
-//! What goes over a connection, byte by byte: frames, and their pure encoder and decoder.
+//! The bytes on a connection: frames, and their pure encoder and decoder.
 //!
 //! ```text
 //!   frame     ┌ header, 20 bytes ─────────────────────────────────────────┬ body ────────┐
@@ -10,11 +10,11 @@
 //!             Next      a further part of the payload
 //! ```
 //!
-//! All numbers are little-endian. The checksum (CRC-32C) covers header and body. A message begins with a *first* frame
-//! and goes on with *next* frames of the same number, on the same connection; a more urgent message may be sent in
-//! between. [`Greeting`] has the same layout in every version of the protocol: it is how the version is agreed on.
+//! All numbers are little-endian. The checksum (CRC-32C) covers header and body. A message consists of a *first* frame and *next*
+//! frames of the same number, on the same connection. A more urgent message may be sent in between. [`Greeting`] has the same
+//! layout in every version of the protocol, for it serves to agree on the version.
 //!
-//! Decoding judges the layout and the limits; what numbers mean is judged by those who keep the state.
+//! Decoding checks the layout and the limits; the session checks the numbers.
 
 mod assembly;
 mod control;
@@ -30,23 +30,21 @@ pub(crate) use control::{
 
 use crate::message::{HEAD_BYTES_MAX, PAYLOAD_BYTES_MAX, Priority};
 
-/// Bytes of payload in one frame: small enough that a more urgent message waits 2 ms at 1 Gbit at most, large enough
-/// that the work per frame does not count.
+/// Limit of the payload in one frame. It is small enough that a more urgent message waits 2 ms at most at 1 Gbit, and large
+/// enough that the work per frame does not matter.
 pub(crate) const PART_BYTES_MAX: usize = 256 << 10;
 
-/// Bytes of a control frame's body: a host's name and links are the longest.
+/// Limit of a control frame's body: a host's name and links are the longest.
 const CONTROL_BYTES_MAX: usize = 32 << 10;
 
-/// Bytes of any frame's body.
 const BODY_BYTES_MAX: usize = MESSAGE_HEADER_BYTES + HEAD_BYTES_MAX + PART_BYTES_MAX;
 
-/// Bytes of any frame.
 pub(crate) const FRAME_BYTES_MAX: usize = HEADER_BYTES + BODY_BYTES_MAX;
 
 pub(crate) const HEADER_BYTES: usize = size_of::<Header>();
 pub(crate) const MESSAGE_HEADER_BYTES: usize = size_of::<MessageHeader>();
 
-/// Opens every greeting: tells a stranger's bytes from a peer of whatever version.
+/// Opens every greeting: tells a stranger's bytes from those of a peer of any version.
 const MAGIC: [u8; 8] = *b"STERNA\r\n";
 
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -86,7 +84,7 @@ const KIND_CONTROL: u8 = 1;
 const KIND_FIRST: u8 = 2;
 const KIND_NEXT: u8 = 3;
 
-/// The first frame either way: which versions of the protocol its sender speaks, and what else it can do.
+/// First frame in either direction: the protocol versions and features of its sender.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Greeting {
     pub(crate) lowest: u16,
@@ -94,7 +92,6 @@ pub(crate) struct Greeting {
     pub(crate) features: u64,
 }
 
-/// How a payload is packed on the wire.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Codec {
     Plain,
@@ -102,10 +99,10 @@ pub(crate) enum Codec {
     Zstd,
 }
 
-/// What a message's first frame says of it.
+/// Header of a message's first frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Start {
-    /// The message's number in its session, from 1 on.
+    /// Number of the message in its session, from 1 on.
     pub(crate) number: u64,
     pub(crate) channel: u64,
     pub(crate) priority: Priority,
@@ -113,12 +110,12 @@ pub(crate) struct Start {
     /// For an ordered message the number of the one before it, or 0; `None` if others may overtake it.
     pub(crate) after: Option<u64>,
     pub(crate) head_bytes: usize,
-    /// Bytes of the payload unpacked, and as they are on the wire.
+    /// Bytes of the unpacked payload, and those that are sent.
     pub(crate) payload_bytes: usize,
     pub(crate) wire_bytes: usize,
 }
 
-/// One frame, its bytes borrowed from where it was decoded.
+/// A frame, borrowed from the bytes that it was decoded from.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Frame<'a> {
     Greeting(Greeting),
@@ -127,13 +124,13 @@ pub(crate) enum Frame<'a> {
     Next { number: u64, part: &'a [u8] },
 }
 
-/// What is wrong with bytes that should be a frame. The connection that they came from is given up.
+/// Why bytes are not a frame. Their connection is given up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// The kind of frame does not exist.
+    /// The frame's kind is unknown.
     #[error("a frame of an unknown kind")]
     Kind,
-    /// A field has a value that does not exist.
+    /// A field has an unknown value.
     #[error("a frame with a field that has no meaning")]
     Field,
     /// A length is beyond its limit, or does not fit the others.
@@ -142,7 +139,7 @@ pub enum Malformed {
     /// The checksum does not match the bytes.
     #[error("a frame with a wrong checksum")]
     Checksum,
-    /// A greeting does not begin as one.
+    /// A greeting lacks the magic bytes.
     #[error("a greeting of something else than Sterna")]
     Magic,
     /// A control frame's body does not decode.
@@ -156,7 +153,7 @@ pub enum Malformed {
     Packing,
 }
 
-/// Decodes the frame at the beginning of `bytes` and says how many bytes it has; `None` if it is not whole yet.
+/// Decodes the frame at the beginning of `bytes`, and returns it with its length. Returns `None` if it is not whole yet.
 ///
 /// # Errors
 ///
@@ -227,14 +224,14 @@ fn decode_first<'a>(header: &Header, body: &'a [u8]) -> Result<Frame<'a>, Malfor
     };
     let fits = match codec {
         Codec::Plain => start.wire_bytes == start.payload_bytes,
-        // Packing must have made it smaller, or it would have been sent as it is.
+        // Packing must have made it smaller, or it would have been sent plain.
         Codec::Lz4 | Codec::Zstd => start.wire_bytes < start.payload_bytes,
     };
     if start.head_bytes > HEAD_BYTES_MAX || start.payload_bytes > PAYLOAD_BYTES_MAX || !fits {
         return Err(Malformed::Length);
     }
     let (head, part) = rest.split_at_checked(start.head_bytes).ok_or(Malformed::Length)?;
-    // A part without bytes belongs only to a message without payload: otherwise it would never make progress.
+    // An empty part belongs only to a message without payload: otherwise the message would never make progress.
     if part.len() > start.wire_bytes
         || (part.is_empty() && start.wire_bytes > 0)
         || part.len() > PART_BYTES_MAX
@@ -257,16 +254,16 @@ pub(crate) fn encode_greeting(greeting: Greeting, into: &mut BytesMut) {
 
 /// Appends a control frame.
 ///
-/// Whoever makes control frames keeps them below their limit: names, links and ranges are bounded where they are made.
+/// The caller keeps it below the limit: names, links and ranges are bounded where they are made.
 pub(crate) fn encode_control(control: &Control, into: &mut BytesMut) {
     match postcard::to_stdvec(control) {
         Ok(body) if body.len() <= CONTROL_BYTES_MAX => encode(Header::new(KIND_CONTROL, 0), &[&body], into),
-        // Not sent: the other side misses it as it would a lost frame, and gives up the connection.
+        // It is not sent. The other side misses it like a lost frame, and gives up the connection.
         _ => tracing::error!("a control frame was too long to be sent"),
     }
 }
 
-/// Appends a message's first frame, up to where its part of the payload follows; the caller sends the part after it.
+/// Appends a message's first frame up to its part of the payload; the caller sends the part after it.
 pub(crate) fn encode_first(start: &Start, head: &[u8], part: &[u8], into: &mut BytesMut) {
     let mut header = Header::new(KIND_FIRST, start.number);
     header.priority = start.priority.index() as u8;
@@ -301,7 +298,7 @@ fn encode(header: Header, body: &[&[u8]], into: &mut BytesMut) {
     body.iter().for_each(|piece| into.extend_from_slice(piece));
 }
 
-/// Appends a header that says the body's length and checksum.
+/// Appends the header, with the body's length and checksum.
 fn seal(mut header: Header, body: &[&[u8]], into: &mut BytesMut) {
     let length: usize = body.iter().map(|piece| piece.len()).sum();
     header.length = (length as u32).into();
@@ -309,13 +306,13 @@ fn seal(mut header: Header, body: &[&[u8]], into: &mut BytesMut) {
     into.extend_from_slice(header.as_bytes());
 }
 
-/// The checksum of a frame, in which its own field counts as zero.
+/// Computes the checksum of a frame, in which its own field counts as zero.
 fn checksum(header: &Header, body: &[&[u8]]) -> u32 {
     let blank = Header { checksum: U32::ZERO, ..*header };
     body.iter().fold(crc32c::crc32c(blank.as_bytes()), |sum, piece| crc32c::crc32c_append(sum, piece))
 }
 
-/// Takes whole frames out of the bytes that have arrived, one after the other.
+/// Takes whole frames out of the received bytes, one after the other.
 ///
 /// # Errors
 ///

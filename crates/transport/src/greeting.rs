@@ -1,4 +1,4 @@
-//! The words before frames: a connection that is not part of a session yet.
+//! The handshake: exchanges on a connection that is not part of a session yet.
 //!
 //! ```text
 //!   TCP ─► TLS ─► greetings both ways: version ─► Hello, Welcome, Ready   (a session's connection)
@@ -18,15 +18,14 @@ use crate::session::Fault;
 use crate::settings::Versions;
 use crate::tls;
 
-/// Bytes read at once while little is expected.
 const READ_BYTES: usize = 4 << 10;
 
 /// A connection on which single control frames are exchanged.
 pub(crate) struct Wire {
     pub(crate) stream: TlsStream<TcpStream>,
-    /// What has been read and not decoded.
+    /// Bytes read and not decoded.
     pub(crate) buffer: BytesMut,
-    /// Whose key the other side holds.
+    /// The host whose key the other side holds.
     pub(crate) host: HostId,
 }
 
@@ -71,9 +70,9 @@ impl Wire {
         }
     }
 
-    /// Says why there is no connection, and closes it in order, so that the words arrive.
+    /// Sends the reason for the refusal, and closes the connection in order, so that it arrives.
     pub(crate) async fn refuse(mut self, refusal: Refusal) {
-        // Best effort: whoever does not hear it sees a closed connection.
+        // Best effort: if this fails, the other side sees a closed connection.
         if self.write(&Control::Refusal(refusal)).await.is_ok() {
             drop(self.stream.shutdown().await);
         }
@@ -94,28 +93,28 @@ impl Wire {
     }
 }
 
-/// Why a connection did not come to be.
+/// Why no connection was made.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
     /// The network or TLS failed.
     #[error("{0}")]
     Io(#[from] io::Error),
-    /// The other side closed the connection without a word.
+    /// The other side closed the connection without a reason.
     #[error("the other side closed the connection")]
     Closed,
-    /// It took too long.
+    /// The handshake took too long.
     #[error("no answer in time")]
     Timeout,
-    /// The address does not name anything.
+    /// The address cannot be resolved.
     #[error("{address} cannot be resolved: write HOST:PORT")]
     Resolve {
-        /// What was to be resolved.
+        /// The address that was given.
         address: String,
     },
-    /// The other side shows no certificate that can be read.
+    /// The other side shows no readable certificate.
     #[error("the other side shows no certificate")]
     NoCertificate,
-    /// Another host answers than was called.
+    /// Another host answered than was called.
     #[error(
         "expected host {expected}, but host {came} answered: check the address, or pair the hosts again if its \
          identity was made anew"
@@ -126,67 +125,67 @@ pub enum HandshakeError {
         /// The host that answered.
         came: HostId,
     },
-    /// This host was called under another host's identity.
+    /// The caller expected another host here.
     #[error(
         "host {by} called, expecting host {expected}, but this is host {this}: its address of that host is wrong"
     )]
     WrongHostCalled {
-        /// Who called.
+        /// The host that called.
         by: HostId,
-        /// Whom it expected.
+        /// The host that it expected.
         expected: HostId,
-        /// Who this host is.
+        /// The identifier of this host.
         this: HostId,
     },
-    /// A host called that is not known here.
+    /// A host that is not known here called.
     #[error("host {came} called, which is not known here: pair the hosts, if it should be")]
     UnknownHost {
-        /// Who called.
+        /// The host that called.
         came: HostId,
     },
-    /// No version of the protocol is spoken by both.
+    /// The two hosts have no version of the protocol in common.
     #[error(
         "no common version of the protocol: this host speaks {} to {}, the other {} to {}: update the older one",
         ours.lowest, ours.highest, theirs.lowest, theirs.highest
     )]
     Version {
-        /// What this host speaks.
+        /// The versions that this host speaks.
         ours: Versions,
-        /// What the other speaks.
+        /// The versions that the other speaks.
         theirs: Versions,
     },
-    /// The bytes are none of the protocol's.
+    /// The bytes do not follow the protocol.
     #[error("the other side sent {0}")]
     Malformed(#[from] Malformed),
-    /// A frame came that has no place here.
+    /// The frame has no place in a handshake.
     #[error("the other side sent a frame that has no place in a handshake")]
     Unexpected,
-    /// The other side refused.
+    /// The other side refused the connection.
     #[error("host {by} refused: {refusal}")]
     Refused {
-        /// Who refused.
+        /// The host that refused.
         by: HostId,
-        /// Why.
+        /// The reason that it gave.
         refusal: RefusalReason,
     },
     /// Another connection has changed the session meanwhile.
     #[error("another connection was faster: dialling again")]
     Superseded,
-    /// Too many connections with one peer.
+    /// The peer has too many connections.
     #[error("host {came} has too many connections already")]
     TooMany {
-        /// Who called.
+        /// The host that called.
         came: HostId,
     },
-    /// A host's invitation was not good.
+    /// A host's invitation was refused here.
     #[error("host {came} tried to join and was refused: {refusal}")]
     JoinRefused {
-        /// Who tried.
+        /// The host that tried to join.
         came: HostId,
-        /// What it was told.
+        /// The reason that was sent.
         refusal: RefusalReason,
     },
-    /// What the other side says of the session cannot be.
+    /// The other side's claims about the session break the rules.
     #[error("{0}")]
     Rules(String),
 }
@@ -203,10 +202,10 @@ pub enum RefusalReason {
     /// It does not know this host.
     #[error("it does not know this host: pair the two (it may have removed this one)")]
     UnknownHost,
-    /// It called another host than this.
+    /// It expected another host here.
     #[error("it expected another host at this address")]
     WrongHost {
-        /// Whom it expected.
+        /// The host that it expected.
         expected: HostId,
     },
     /// Another connection has changed the session.
@@ -215,13 +214,13 @@ pub enum RefusalReason {
     /// This host has too many connections there.
     #[error("it has too many connections with this host already")]
     TooMany,
-    /// It is being stopped.
+    /// It is being stopped there.
     #[error("it is being stopped")]
     Closing,
-    /// This host broke the rules.
+    /// This host broke the protocol's rules.
     #[error("this host broke the rules of the protocol")]
     Protocol,
-    /// The invitation is not known.
+    /// The invitation is not known there.
     #[error("it knows no such invitation: it is another host's, or was made before that host was restarted")]
     InvitationUnknown,
     /// The invitation's time is over.

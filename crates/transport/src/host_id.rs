@@ -1,16 +1,16 @@
-//! Who a host is: the digest of its public key. It says nothing of where the host is.
+//! The identifier of a host: the digest of its public key. It does not depend on where the host is.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// Bytes of an identifier that people are shown: enough to tell the hosts of a fleet apart at a glance.
+/// Bytes of a shortened identifier: enough to tell the hosts of a fleet apart.
 const SHORT_BYTES: usize = 6;
 
-/// Names a host for ever: the SHA-256 of its public key.
+/// Names a host permanently: the SHA-256 of its public key.
 ///
-/// It cannot be claimed without the private key, so it is what peers pin. It is written as 64 hexadecimal digits.
+/// Peers pin it, for it cannot be claimed without the private key. It is written as 64 hexadecimal digits.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct HostId(pub [u8; 32]);
 
@@ -24,7 +24,7 @@ impl HostId {
         Self(bytes)
     }
 
-    /// Shortens the identifier for people: its first twelve digits. Not for comparing.
+    /// Shortens the identifier to its first twelve digits, for display. The result must not be compared.
     #[must_use]
     pub fn short(&self) -> String {
         self.0[..SHORT_BYTES].iter().map(|byte| format!("{byte:02x}")).collect()
@@ -61,7 +61,7 @@ impl FromStr for HostId {
     }
 }
 
-/// Says that a text is not the identifier of a host.
+/// The error for a text which is not a host's identifier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a host's identifier is 64 hexadecimal digits")]
 pub struct HostIdError;

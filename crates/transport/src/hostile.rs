@@ -1,35 +1,35 @@
-//! A door for tests that choose what comes over a connection: its frames and what is put together of them, without a
-//! socket, a session or TLS.
+//! An entrance for tests that choose the bytes of a connection. It decodes frames and assembles messages, without a socket,
+//! a session or TLS.
 //!
 //! ```text
 //!   bytes ─► frames, as a reader takes them ─► assembly ─► whole messages, or what was malformed
 //! ```
-//! The product does not come through here. What numbers mean is judged by sessions, which are not behind it.
+//! Production code does not use it. Sessions, which check the numbers, are not included.
 
 use bytes::BytesMut;
 
 use crate::frame::{self, Assembly, Begun, Control, Frame, Malformed};
 
-/// Of so many messages one is known already, so that its bytes only pass by.
+/// One message in this many counts as delivered already, so that its bytes are dropped.
 const KNOWN_ONE_OF: u64 = 4;
 
-/// What was heard.
+/// The frames and messages that were decoded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Heard {
     /// Frames that were whole and in order.
     pub frames: usize,
-    /// Messages that were put together and unpacked.
+    /// Messages that were assembled and unpacked.
     pub messages: usize,
-    /// Bytes of heads and payloads of these.
+    /// Bytes of their heads and payloads.
     pub message_bytes: usize,
 }
 
-/// Hears these bytes on one connection, at most `piece` of them at a time, which is not 0.
+/// Decodes these bytes as those of one connection, in pieces of at most `piece` bytes, which is not 0.
 ///
-/// Returns what was heard until the bytes ended, or until they were malformed, and then in which way.
+/// Returns the count up to the end of the bytes, or up to the first malformed one with its error.
 ///
 /// # Panics
-/// If what was decoded does not survive encoding.
+/// A decoded frame does not survive encoding.
 pub fn hear(bytes: &[u8], piece: usize) -> (Heard, Option<Malformed>) {
     let (mut buffer, mut assembly, mut heard) = (BytesMut::new(), Assembly::default(), Heard::default());
     for piece in bytes.chunks(piece) {
@@ -64,7 +64,7 @@ fn take(frame: Frame<'_>, assembly: &mut Assembly, heard: &mut Heard) -> Result<
     Ok(())
 }
 
-/// A control frame says the same when it is said again.
+/// Checks that a control frame survives encoding.
 fn check_control(control: &Control) {
     let mut bytes = BytesMut::new();
     frame::encode_control(control, &mut bytes);

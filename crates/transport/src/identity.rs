@@ -1,9 +1,9 @@
-//! A host's identity: a name for people, a key, and a certificate that signs for itself. It is made once and kept.
+//! A host's identity: a display name, a key, and a self-signed certificate. It is made once and kept.
 //!
 //! ```text
 //!   folder/  key.pem          the private key, mode 0600
-//!            certificate.pem  what peers see; they pin the digest of its public key
-//!            name             what people call the host
+//!            certificate.pem  sent to peers, which pin the digest of its public key
+//!            name             the host's display name
 //! ```
 //!
 //! The folder appears whole or not at all: it is made under another name, synced, and renamed.
@@ -20,10 +20,10 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use crate::host_id::HostId;
 use crate::tls;
 
-/// Characters that a host's name may have: it stands in tables and certificates.
+/// Longest name of a host, in characters, so that it fits into tables and certificates.
 pub const NAME_LENGTH_MAX: usize = 63;
 
-/// What is before the 32 bytes of an Ed25519 key in PKCS #8 (RFC 8410).
+/// The bytes before the 32 of an Ed25519 key in PKCS #8 (RFC 8410).
 const ED25519_HEAD: [u8; 16] =
     [0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20];
 
@@ -31,7 +31,7 @@ const KEY: &str = "key.pem";
 const CERTIFICATE: &str = "certificate.pem";
 const NAME: &str = "name";
 
-/// Who this host is.
+/// A host's name, key and certificate.
 pub struct Identity {
     id: HostId,
     name: String,
@@ -40,11 +40,11 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Makes a new identity and keeps it in a folder that must not exist yet.
+    /// Makes a new identity and stores it in a folder that must not exist yet.
     ///
     /// # Errors
     ///
-    /// There is one already, the name is no name, or the folder cannot be written.
+    /// There is one already, the name is invalid, or the folder cannot be written.
     pub fn create(folder: &Path, name: &str) -> Result<Self, IdentityError> {
         check_name(name)?;
         if folder.exists() {
@@ -56,22 +56,22 @@ impl Identity {
         Self::load(folder)
     }
 
-    /// Makes an identity that is kept nowhere: for tests.
+    /// Makes an identity for tests, which is not stored.
     ///
     /// # Errors
     ///
-    /// The name is no name, or the key cannot be made.
+    /// The name is invalid, or the key cannot be made.
     pub fn in_memory(name: &str) -> Result<Self, IdentityError> {
         check_name(name)?;
         let made = Made::new(name)?;
         Self::from_pem(Path::new(""), name, made.key.as_bytes(), made.certificate.as_bytes())
     }
 
-    /// Makes the identity that a secret stands for, always the same; it is kept nowhere.
+    /// Derives an identity from a secret, always the same one; it is not stored.
     ///
     /// # Errors
     ///
-    /// The name is no name, or the key cannot be made.
+    /// The name is invalid, or the key cannot be made.
     pub fn of_secret(name: &str, secret: &[u8; 32]) -> Result<Self, IdentityError> {
         check_name(name)?;
         let make = |source| IdentityError::Make { source };
@@ -81,7 +81,7 @@ impl Identity {
         Self::from_pem(Path::new(""), name, made.key.as_bytes(), made.certificate.as_bytes())
     }
 
-    /// Loads the identity that is kept in a folder.
+    /// Loads the identity from a folder.
     ///
     /// # Errors
     ///
@@ -114,13 +114,13 @@ impl Identity {
         Ok(Self { id, name: name.to_owned(), key, certificate })
     }
 
-    /// The digest of the public key: what peers know this host by.
+    /// Returns the digest of the public key, by which peers know this host.
     #[must_use]
     pub fn id(&self) -> HostId {
         self.id
     }
 
-    /// What people call this host.
+    /// Returns the display name of this host.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
@@ -148,11 +148,11 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// Checks what people call a host: letters, digits, `.`, `-` and `_`, and not too many.
+/// Checks the name of a host: letters, digits, `.`, `-` and `_`, up to [`NAME_LENGTH_MAX`].
 ///
 /// # Errors
 ///
-/// It is not such a name.
+/// The name is invalid.
 pub fn check_name(name: &str) -> Result<(), IdentityError> {
     let is_good = |character: char| character.is_ascii_alphanumeric() || "-_.".contains(character);
     let begins_well = name.starts_with(|character: char| character.is_ascii_alphanumeric());
@@ -162,73 +162,73 @@ pub fn check_name(name: &str) -> Result<(), IdentityError> {
     }
 }
 
-/// Why there is no identity.
+/// Why an identity could not be made or loaded.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// One must not be replaced by accident: all peers know the old one.
+    /// The folder holds an identity, which must not be replaced by accident: all peers know it.
     #[error("there is an identity in {} already: every peer knows this host by it", folder.display())]
     Exists {
-        /// Where it is.
+        /// The folder that holds it.
         folder: PathBuf,
     },
-    /// The name is no name.
+    /// The name is invalid.
     #[error(
         "\"{name}\" cannot be a host's name: use at most {NAME_LENGTH_MAX} letters, digits, dots, dashes and \
          underscores, and begin with a letter or digit"
     )]
     Name {
-        /// What was given, cut to the longest that is allowed.
+        /// The given name, cut to the longest allowed.
         name: String,
     },
-    /// No key could be made.
+    /// The key could not be made.
     #[error("failed to make a key")]
     Make {
-        /// Why.
+        /// The error that key generation reported.
         #[source]
         source: rcgen::Error,
     },
     /// The folder cannot be written.
     #[error("failed to write the identity to {}", folder.display())]
     Write {
-        /// Where it should be.
+        /// The folder for the identity.
         folder: PathBuf,
-        /// Why.
+        /// The error that the system reported.
         #[source]
         source: io::Error,
     },
     /// A file cannot be read.
     #[error("failed to read {}", path.display())]
     Read {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
-        /// Why.
+        /// The error that the system reported.
         #[source]
         source: io::Error,
     },
     /// Others can read the key.
     #[error("others may read {} (mode {mode:o}): `chmod 600` it, and make a new identity if somebody may have", path.display())]
     KeyIsOpen {
-        /// The key.
+        /// The path of the key.
         path: PathBuf,
-        /// Its mode.
+        /// The mode of its file.
         mode: u32,
     },
-    /// A file holds something else.
+    /// A file does not hold what it should.
     #[error("{} does not hold what it should: restore it, or make a new identity and pair the hosts again", path.display())]
     Broken {
-        /// Which.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// Key and certificate are of two identities.
+    /// Key and certificate belong to different identities.
     #[error("key and certificate in {} do not belong together: restore both", folder.display())]
     Mismatch {
-        /// Where they are.
+        /// The folder that holds both.
         folder: PathBuf,
     },
 }
 
 impl IdentityError {
-    /// Whether there simply is no identity yet.
+    /// Returns whether there is no identity yet.
     #[must_use]
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Read { source, .. } if source.kind() == io::ErrorKind::NotFound)

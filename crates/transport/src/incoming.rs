@@ -1,8 +1,7 @@
-//! What has arrived of a session: which numbers were delivered, what waits for its turn, how much more may come.
+//! Received state of a session: which numbers were delivered, which messages wait for their turn, how much more may come.
 //!
-//! It is what makes delivery exactly-once: a number is delivered the first time it is whole, and never again, however
-//! often and over whichever connection it comes. An ordered message waits for the one that it names as its predecessor.
-//! It does no I/O.
+//! It makes delivery exactly-once: a number is delivered the first time it is complete. Later copies are dropped, over whichever
+//! connection they come. An ordered message waits for the one that it names as its predecessor. This module does no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,43 +13,43 @@ use crate::sequence_set::{Inserted, SequenceSet};
 /// Deliveries after which they are acknowledged at once; fewer wait for [`ACKNOWLEDGE_WITHIN`](crate::session).
 const UNREPORTED_FRAMES_MAX: u64 = 64;
 
-/// A share of the window, as a divisor, of which the peer is told at once: it must never wait for credit that is there.
+/// Divisor of the window: this much released credit is reported at once, so that the peer never waits for it.
 const UNREPORTED_SHARE: u64 = 16;
 
 pub(crate) struct Incoming {
     delivered: SequenceSet,
-    /// Ordered messages that have arrived and have not been delivered to the end.
+    /// Ordered messages that have arrived and whose delivery has not returned.
     pending: BTreeSet<u64>,
-    /// Those of them that wait, by the number they wait for.
+    /// The messages among them that wait, by the number they wait for.
     waiting: BTreeMap<u64, (u64, Message)>,
     window: [u64; CLASSES],
     /// Cost received and released since the beginning, by class.
     received: [u64; CLASSES],
     released: [u64; CLASSES],
-    /// What has happened since the peer was told last.
+    /// Deliveries and cost since the last report to the peer.
     unreported_frames: u64,
     unreported_cost: u64,
 }
 
-/// What to do with a whole message.
+/// What to do with a complete message.
 #[derive(Debug)]
 pub(crate) enum Arrival {
     Deliver(Message),
     /// Deliver it, then call [`Incoming::passed`] with its number.
     DeliverOrdered(Message),
-    /// Nothing yet: its predecessor is missing.
+    /// Its predecessor is missing: do nothing yet.
     Waits,
-    /// Nothing: it has been delivered before.
+    /// It has been delivered before: do nothing.
     Known,
 }
 
-/// What the peer did that no peer does that keeps the rules.
+/// How the peer broke the rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// It sent more than it had credit for.
     #[error("it sent more than it was given credit for")]
     Credit,
-    /// It used numbers far beyond those that were acknowledged.
+    /// It used numbers far beyond the acknowledged ones.
     #[error("it numbered frames beyond all bounds")]
     Span,
     /// It gave two messages the same place in an order.
@@ -72,7 +71,7 @@ impl Incoming {
         }
     }
 
-    /// Judges a message by its first frame, before room is made for it.
+    /// Checks a message by its first frame, before room is made for it.
     pub(crate) fn begin(&self, start: &Start) -> Result<Begun, Violation> {
         if self.is_known(start.number) {
             return Ok(Begun::Skip);
@@ -81,7 +80,6 @@ impl Incoming {
         Ok(Begun::Keep)
     }
 
-    /// Takes a whole message.
     pub(crate) fn arrive(
         &mut self,
         number: u64,
@@ -127,7 +125,7 @@ impl Incoming {
         Ok(arrival)
     }
 
-    /// Notes that an ordered message has been delivered to the end; gives the next one, if it waits for that.
+    /// Notes that an ordered message's delivery has returned. Returns the message that waits for it, if any.
     pub(crate) fn passed(&mut self, number: u64) -> Option<(u64, Message)> {
         self.pending.remove(&number);
         self.delivered.insert(number);
@@ -135,13 +133,13 @@ impl Incoming {
         self.waiting.remove(&number)
     }
 
-    /// Returns the credit of a message that its receiver has let go of.
+    /// Returns the credit of a message that its receiver has dropped.
     pub(crate) fn release(&mut self, class: usize, cost: u64) {
         self.released[class] += cost;
         self.unreported_cost += cost;
     }
 
-    /// Whether the peer should hear of what has happened: at once, soon, or not at all.
+    /// Returns when a report to the peer is due: at once, soon, or not at all.
     pub(crate) fn report_due(&self) -> Due {
         let window: u64 = self.window.iter().sum();
         if self.unreported_frames >= UNREPORTED_FRAMES_MAX
@@ -155,18 +153,18 @@ impl Incoming {
         }
     }
 
-    /// Says everything that the peer should know, and counts it as told.
+    /// Returns the complete report for the peer, and counts it as sent.
     pub(crate) fn report(&mut self) -> Acknowledgement {
         (self.unreported_frames, self.unreported_cost) = (0, 0);
         self.state()
     }
 
-    /// Counts what was told as not told: the connection that should carry it is lost.
+    /// Counts the last report as not sent: its connection is lost.
     pub(crate) fn report_lost(&mut self) {
         self.unreported_frames += 1;
     }
 
-    /// Says everything that the peer should know.
+    /// Returns the complete report for the peer.
     pub(crate) fn state(&self) -> Acknowledgement {
         let mut granted = self.released;
         granted.iter_mut().zip(self.window).for_each(|(granted, window)| *granted += window);
@@ -184,7 +182,7 @@ impl Incoming {
     }
 }
 
-/// When the peer should hear of deliveries and credit.
+/// When a report of deliveries and credit is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     Now,

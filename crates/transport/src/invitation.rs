@@ -1,4 +1,4 @@
-//! How two hosts come to know each other: one makes a token, the other redeems it.
+//! Pairs two hosts: one makes a token, the other redeems it.
 //!
 //! ```text
 //!   inviter                                  the one who joins
@@ -9,9 +9,8 @@
 //!     ─── Joined: proof of the secret, name, links ─────────────►  stores the peer
 //! ```
 //!
-//! The secret itself never travels: each side shows an HMAC of it over both identifiers and over what only this TLS
-//! connection knows. An invitation is for one host; that host may redeem it again (its answer may have been lost), until it is
-//! removed.
+//! The secret is never sent: each side shows an HMAC of it over both identifiers and over a value that only this TLS connection
+//! has. An invitation is for one host. That host may redeem it again until it is removed, since an answer may be lost.
 
 mod book;
 mod token;
@@ -35,27 +34,25 @@ use crate::host_id::HostId;
 use crate::identity;
 use crate::peer::{Link, Peer};
 
-/// Links that a host may have.
 const LINKS_MAX: usize = 16;
 
-/// Characters of a link's address: a host name has 253, and a port.
+/// Longest address of a link, in characters: a host name has 253, and a port follows.
 const ADDRESS_LENGTH_MAX: usize = 260;
 
-/// What the key exported from TLS is for.
+/// Purpose of the key exported from TLS.
 const EXPORT_LABEL: &[u8] = b"EXPORTER-sterna-join";
 
-/// Which invitation, among those of its host.
+/// Names an invitation of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct InvitationId(pub [u8; 16]);
 
-/// Sets which side a proof is of, so that it cannot be sent back.
+/// The side that a proof is of, so that it cannot be sent back.
 #[derive(Clone, Copy)]
 enum Side {
     Joiner,
     Inviter,
 }
 
-/// Makes an invitation and remembers it.
 pub(crate) fn invite(
     context: &Context,
     listening: &[SocketAddr],
@@ -71,7 +68,6 @@ pub(crate) fn invite(
     Ok(Token { inviter: context.id(), invitation, secret, expires: now + lifetime, addresses })
 }
 
-/// Redeems an invitation at the host that made it.
 pub(crate) async fn join(
     context: &Context,
     listening: &[SocketAddr],
@@ -126,7 +122,6 @@ async fn join_at(
     peer(token.inviter, reply.name, reply.links).ok_or(HandshakeError::Unexpected)
 }
 
-/// Answers a host that redeems an invitation.
 pub(crate) async fn welcome(
     context: &Context,
     mut wire: Wire,
@@ -147,13 +142,13 @@ pub(crate) async fn welcome(
     let links = wire_links(&own_links(context, &seen));
     let name = context.settings.identity.name().to_owned();
     wire.write(&Control::Joined(JoinReply { proof: tag(&key, &ours), name, links })).await?;
-    // An orderly end: the words must arrive.
+    // An orderly end, so that the reply arrives.
     drop(tokio::io::AsyncWriteExt::shutdown(&mut wire.stream).await);
     Ok(())
 }
 
-/// Judges an invitation, stores the host that shows it, and notes that it is that host's: all of it at once, so that of two
-/// that show the same one is stored, and a removal is before it or after it.
+/// Checks an invitation, stores the host that shows it, and notes the redemption, under one lock. So of two hosts that show the
+/// same invitation one is stored, and a removal happens before or after all of it.
 fn redeem(context: &Context, came: HostId, proven: &[u8], request: JoinRequest) -> Result<[u8; 32], Refusal> {
     let mut book = context.invitations.lock().unwrap_or_else(PoisonError::into_inner);
     let invitation = request.invitation;
@@ -174,7 +169,7 @@ fn redeem(context: &Context, came: HostId, proven: &[u8], request: JoinRequest) 
     Ok(secret)
 }
 
-/// What both sides prove that they know the secret for: this TLS connection, and both hosts.
+/// Returns the bytes that both sides sign with the secret: this TLS connection, and both hosts.
 fn proven_bytes(wire: &Wire, side: Side, joiner: HostId, inviter: HostId) -> Result<Vec<u8>, HandshakeError> {
     let label = EXPORT_LABEL;
     let exported = match &wire.stream {
@@ -195,7 +190,7 @@ fn tag(key: &hmac::Key, bytes: &[u8]) -> [u8; 32] {
     tag
 }
 
-/// The links of this host: as configured, or where it listens.
+/// Returns the links of this host: as configured, or the addresses that it listens on.
 fn own_links(context: &Context, listening: &[SocketAddr]) -> Vec<Link> {
     let configured = &context.settings.links;
     if !configured.is_empty() {
@@ -204,7 +199,7 @@ fn own_links(context: &Context, listening: &[SocketAddr]) -> Vec<Link> {
     listening.iter().take(LINKS_MAX).map(|address| Link::new(address.to_string())).collect()
 }
 
-/// Replaces "any address" in links by the address that this connection comes from: the peer can reach that.
+/// Replaces the unspecified address in links by this connection's local address, which the peer can reach.
 fn links_as_seen(links: Vec<Link>, local: Option<SocketAddr>) -> Vec<Link> {
     let seen = |link: Link| match (link.address.parse::<SocketAddr>(), local) {
         (Ok(address), Some(local)) if address.ip().is_unspecified() => {
@@ -223,7 +218,7 @@ fn wire_links(links: &[Link]) -> Vec<WireLink> {
     links.iter().map(wire).collect()
 }
 
-/// A peer from what it says of itself; `None` if that cannot be.
+/// Makes a peer from its own description; returns `None` if that is invalid.
 fn peer(id: HostId, name: String, links: Vec<WireLink>) -> Option<Peer> {
     identity::check_name(&name).ok()?;
     let is_address = |link: &WireLink| {
@@ -243,7 +238,7 @@ pub enum JoinError {
     /// This host has no address that the other could call.
     #[error("this host does not listen for others: give it an address to listen on")]
     NotListening,
-    /// More invitations are open than anybody needs.
+    /// The limit of open invitations is reached.
     #[error("too many invitations are open: wait until some have expired")]
     TooManyInvitations,
     /// The token is this host's own.
@@ -257,7 +252,7 @@ pub enum JoinError {
     Handshake {
         /// The address that was tried last.
         address: String,
-        /// What happened.
+        /// The error of that attempt.
         reason: Box<HandshakeError>,
     },
     /// The endpoint was stopped meanwhile.

@@ -11,10 +11,10 @@
 //!   └────────── TLS 1.3, keys pinned ── TCP over pairs of links ───────────────────┘
 //! ```
 //!
-//! - A message is delivered **exactly once while both processes live**, whatever happens to connections: every one has a
-//!   number in its session, is kept until it is acknowledged, and is delivered only the first time that it arrives.
-//! - All connections of a session pull from one set of queues: the most urgent priority first, each connection as much
-//!   as its link carries. Guests' requests leave a part of the link to what is less urgent.
+//! - A message is delivered **exactly once while both processes live**, whatever happens to connections: each has a number in its
+//!   session, is kept until it is acknowledged, and is delivered only the first time that it arrives.
+//! - All connections of a session pull from one set of queues: the most urgent priority first, each connection as much as its
+//!   link carries. Guests' requests leave a part of the link to what is less urgent.
 //! - What a peer may send is bounded by credit, which returns when a delivery is dropped.
 //! - The peer is hostile until its key is known, and not trusted to keep the rules after that.
 

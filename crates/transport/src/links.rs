@@ -1,23 +1,23 @@
-//! Pairs the links of two hosts by their speed, as \[VM51\] describes ("Using Multiple NICs"): the fastest with the
-//! fastest, and one link with several while it has capacity to spare. One connection (or more) is made for each pair.
+//! Pairs the links of two hosts by their speed, as \[VM51\] describes ("Using Multiple NICs"): the fastest with the fastest, and
+//! one link with several while it has capacity to spare. At least one connection is made for each pair.
 
 use crate::peer::Link;
 
-/// Two links that a connection is made between: places in the lists given to [`pair`].
+/// Two links with a connection between them, as indices into the lists given to [`pair`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pair {
-    /// Which link of the host that dials.
+    /// Index of the dialling host's link.
     pub source: usize,
-    /// Which link of the host that is called.
+    /// Index of the called host's link.
     pub target: usize,
 }
 
 /// Pairs links by speed, the fastest first.
 ///
-/// Capacity is dealt out like goods between warehouses: a link takes partners from the other side until their speeds
-/// use it up. What is left over when one side is used up is paired with the other side's fastest link: it adds little,
-/// but no link that somebody has configured lies idle, and any of them may fail. A link of unknown speed counts as the
-/// slowest known one, so links without any speeds are simply paired one to one. The order of equally fast links is kept.
+/// A link takes partners from the other side until their speeds use up its capacity. When one side is used up, each link left
+/// over is paired with the other side's fastest link. That adds little, but no configured link stays idle, and any of them may
+/// fail. A link of unknown speed counts as the slowest known one, so links without any speeds are paired one to one. The order of
+/// equally fast links is kept.
 #[must_use]
 pub fn pair(source: &[Link], target: &[Link]) -> Vec<Pair> {
     let slowest = source.iter().chain(target).filter_map(|link| link.speed_bits_per_second).min();
@@ -38,7 +38,7 @@ pub fn pair(source: &[Link], target: &[Link]) -> Vec<Pair> {
         next_source += usize::from(*source_left == 0);
         next_target += usize::from(*target_left == 0);
     }
-    // The first left over may have had its share already.
+    // The first link left over may have a pair already.
     let unused_sources = sources.iter().skip(next_source).map(|&(source, _)| source);
     let unused_sources = unused_sources.filter(|source| pairs.iter().all(|pair| pair.source != *source));
     let unused_targets = targets.iter().skip(next_target).map(|&(target, _)| target);
@@ -51,7 +51,7 @@ pub fn pair(source: &[Link], target: &[Link]) -> Vec<Pair> {
     pairs
 }
 
-/// Each link's place and speed; a speed is never zero, so that each pairing uses something up.
+/// Returns each link's index and speed. A speed is never zero, so each pairing uses up capacity.
 fn fastest_first(links: &[Link], slowest: Option<u64>) -> Vec<(usize, u64)> {
     let speed = |link: &Link| link.speed_bits_per_second.or(slowest).unwrap_or(1).max(1);
     let mut speeds: Vec<(usize, u64)> = links.iter().map(speed).enumerate().collect();

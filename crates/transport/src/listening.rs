@@ -1,7 +1,7 @@
-//! Listening on an address that may not be there yet.
+//! Listening on an address that may not exist yet.
 //!
-//! A link that comes up after the daemon, or a port that its predecessor still holds, is listened on as soon as that works.
-//! Until then nothing else waits for it.
+//! A link may come up after the daemon, or a predecessor may still hold the port. The address is listened on as soon as that
+//! works, and nothing else waits for it.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,10 +14,8 @@ use crate::accept;
 use crate::context::Context;
 use crate::socket;
 
-/// Time between two attempts to listen on an address.
 const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// One address that others are to reach this host at.
 #[derive(Debug)]
 pub(crate) struct Listening {
     address: SocketAddr,
@@ -26,7 +24,7 @@ pub(crate) struct Listening {
 }
 
 impl Listening {
-    /// Begins to listen: before this returns if that works at once, otherwise as soon as it does.
+    /// Begins to listen: before it returns if that works at once, otherwise as soon as it does.
     pub(crate) fn begin(context: &Arc<Context>, address: SocketAddr) -> Arc<Self> {
         let listening = Arc::new(Self { address, state: Mutex::new(Err(String::new())) });
         if let Some(listener) = listening.attempt(context) {
@@ -45,13 +43,13 @@ impl Listening {
         listening
     }
 
-    /// The address that is listened on, with its real port; or which one is not yet, and why.
+    /// Returns the address with its real port, or the address that is not listened on yet and the reason.
     pub(crate) fn state(&self) -> Result<SocketAddr, (SocketAddr, String)> {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.clone().map_err(|problem| (self.address, problem))
     }
 
-    /// Tries once. What is the matter is logged once for each cause.
+    /// Tries once. A failure is logged once for each cause.
     fn attempt(&self, context: &Context) -> Option<TcpListener> {
         let address = self.address;
         let _entered = context.runtime.enter();

@@ -1,4 +1,4 @@
-//! What is sent: messages, their priorities and channels, and what the receiver gets of them.
+//! Messages, their priorities and channels, and the deliveries that a receiver gets.
 
 use std::fmt;
 
@@ -6,67 +6,67 @@ use bytes::Bytes;
 
 use crate::credit::Credit;
 
-/// Bytes that a head may have: it is for what describes a payload, not for payload.
+/// Limit of a head's bytes: a head describes a payload, and holds none.
 pub const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// Bytes that a payload may have: the largest chunk that a mover copies at once.
+/// Limit of a payload's bytes: the largest chunk that a mover copies at once.
 pub const PAYLOAD_BYTES_MAX: usize = 1 << 20;
 
-/// Names one of the streams of messages between two hosts. What the number means is the callers' affair.
+/// Names a stream of messages between two hosts. The callers define the number's meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChannelId(pub u64);
 
-/// How urgent a message is: whatever is more urgent goes first, over all channels to a peer.
+/// How urgent a message is: over all channels to a peer, the most urgent goes first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Priority {
-    /// Words of a protocol: few, small, and everything waits for them.
+    /// Control messages: few, small, and everything waits for them.
     Control,
-    /// Blocks that a guest is waiting for to read.
+    /// Blocks that a guest is waiting to read.
     Pulled,
     /// Guest writes that are acknowledged only once the peer has them.
     Synchronous,
-    /// A guest's memory.
+    /// Memory of a guest.
     Memory,
     /// Guest writes that are acknowledged already.
     Asynchronous,
-    /// What is copied in the background.
+    /// Data that is copied in the background.
     Bulk,
 }
 
 impl Priority {
-    /// All of them, the most urgent first.
+    /// All priorities, the most urgent first.
     pub const ALL: [Self; 6] =
         [Self::Control, Self::Pulled, Self::Synchronous, Self::Memory, Self::Asynchronous, Self::Bulk];
 
-    /// Its place in [`Priority::ALL`].
+    /// Returns its index in [`Priority::ALL`].
     #[must_use]
     pub fn index(self) -> usize {
         self as usize
     }
 }
 
-/// How much of a hurry a channel is in.
+/// Whether a channel's messages are sent earlier than their priorities say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum PriorityBoost {
     /// Its messages are as urgent as their priorities say.
     #[default]
     Off,
-    /// Those that are less urgent than memory go before it: a VM stands still until they have arrived.
+    /// Its messages below memory go before memory: a VM is paused until they have arrived.
     AboveMemory,
 }
 
 /// Whether messages of a channel may overtake each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Order {
-    /// They may: each is delivered as soon as it is there.
+    /// They may: each is delivered as soon as it has arrived.
     #[default]
     Any,
-    /// They may not: ordered messages of one channel and one priority are delivered one after the other, as they were
-    /// sent. A lost connection delays them more than others.
+    /// They may not: ordered messages of one channel and one priority are delivered one after the other, as they were sent. A
+    /// lost connection delays them more than others.
     AsSent,
 }
 
-/// One message to a peer: what it is about, and bytes.
+/// One message to a peer, which has a head and a payload.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Message {
     channel: ChannelId,
@@ -101,49 +101,49 @@ impl Message {
         Self { order: Order::AsSent, ..self }
     }
 
-    /// The channel it belongs to.
+    /// Returns the channel that it belongs to.
     #[must_use]
     pub fn channel(&self) -> ChannelId {
         self.channel
     }
 
-    /// How urgent it is.
+    /// Returns how urgent it is.
     #[must_use]
     pub fn priority(&self) -> Priority {
         self.priority
     }
 
-    /// Whether others of its channel may overtake it.
+    /// Returns whether others of its channel may overtake it.
     #[must_use]
     pub fn order(&self) -> Order {
         self.order
     }
 
-    /// What it says of itself; its meaning is the callers' affair.
+    /// Returns the head, whose meaning the callers define.
     #[must_use]
     pub fn head(&self) -> &Bytes {
         &self.head
     }
 
-    /// The bytes it carries.
+    /// Returns the bytes that it carries.
     #[must_use]
     pub fn payload(&self) -> &Bytes {
         &self.payload
     }
 
-    /// Takes it apart: head and payload.
+    /// Splits it into head and payload.
     #[must_use]
     pub fn into_parts(self) -> (Bytes, Bytes) {
         (self.head, self.payload)
     }
 
-    /// Bytes that its head and payload have together.
+    /// Returns the length of head and payload together, in bytes.
     #[must_use]
     pub fn len(&self) -> usize {
         self.head.len() + self.payload.len()
     }
 
-    /// Whether it carries no bytes at all.
+    /// Returns whether it carries no bytes at all.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
@@ -163,27 +163,27 @@ impl fmt::Debug for Message {
     }
 }
 
-/// Says that a message does not fit into the limits.
+/// The error for a message beyond the limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "a message with a head of {head_bytes} and a payload of {payload_bytes} bytes is longer than {HEAD_BYTES_MAX} and \
      {PAYLOAD_BYTES_MAX}: send it in parts"
 )]
 pub struct MessageTooLong {
-    /// Bytes of the head.
+    /// Length of the head in bytes.
     pub head_bytes: usize,
-    /// Bytes of the payload.
+    /// Length of the payload in bytes.
     pub payload_bytes: usize,
 }
 
 /// A message that has arrived.
 ///
-/// **N.B.** The peer's credit for it is held until this is dropped: drop it when the store has taken the bytes, so that
-/// the peer sends no faster than the store takes. The bytes themselves may outlive it.
+/// **N.B.** It holds the peer's credit until it is dropped. Drop it when the store has taken the bytes, so that the peer sends no
+/// faster than the store takes. The bytes themselves may outlive it.
 #[derive(Debug)]
 pub struct Delivery {
-    /// What has arrived.
+    /// The message that has arrived.
     pub message: Message,
-    /// What returns the credit when it is dropped. Keep it when the message is taken apart.
+    /// Returns the credit when it is dropped. Keep it when the message is taken apart.
     pub credit: Credit,
 }

@@ -1,4 +1,4 @@
-//! What a session has to send: queues by priority, what has been sent and not acknowledged, the peer's credit.
+//! The sending state of a session: queues by priority, unacknowledged messages, and the peer's credit.
 //!
 //! ```text
 //!   send() ─► queue per priority ─► take() by any connection ─► unacknowledged ─► acknowledge()
@@ -6,14 +6,14 @@
 //!                                        └──────── to be resent ◄─────┘
 //! ```
 //!
-//! The connections of a session pull from here, so each carries what it can. The most urgent priority goes first; what
-//! a lost connection carried goes before what has never been sent. A message gets its number when it is first taken, and
-//! keeps it: the peer delivers each number once, so sending one twice is always safe. It does no I/O.
+//! The connections of a session pull from here, so each carries what it can. The most urgent priority goes first, and the
+//! messages of a lost connection before new ones. A message gets its number when it is first taken, and keeps it. The peer
+//! delivers each number once, so sending one twice is always safe. This module does no I/O.
 //!
-//! A channel can be [boosted](PriorityBoost): what is less urgent than memory, and is queued on it or will be, goes before that. Its
-//! priority, and with it the credit that it uses, stays: what the peer keeps for long must not use up what a guest waits for.
+//! A channel can be [boosted](PriorityBoost): its messages which are less urgent than memory go before memory. They keep their
+//! priority and its credit: what the peer keeps for long must not use up the credit of a guest's requests.
 //!
-//! Guests' requests could fill a link for ever. They leave one part in [`OTHERS_SHARE`] of it to what is less urgent.
+//! Guests' requests could fill a link permanently. They leave one part in [`OTHERS_SHARE`] of it to less urgent messages.
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
@@ -22,17 +22,17 @@ use crate::frame::Acknowledgement;
 use crate::message::{ChannelId, Message, Order, PAYLOAD_BYTES_MAX, Priority, PriorityBoost};
 use crate::sequence_set::SPAN_MAX;
 
-/// Of so many bytes of guests' requests one is owed to what is less urgent, and waits.
+/// Guests' requests owe the waiting, less urgent messages one byte in this many.
 const OTHERS_SHARE: i64 = 8;
-/// The most that is owed: what has not waited has no claim to a link that was busy before.
+/// Limit of the debt: messages that did not wait have no claim to the time before.
 const OWED_MAX: i64 = 64 << 10;
-/// The most that is taken in advance: what was sent while no guest asked for anything is soon forgotten.
+/// Limit of the advance: what was sent while no guest made a request is soon forgotten.
 const ADVANCE_MAX: i64 = PAYLOAD_BYTES_MAX as i64;
 
-/// Names a connection of a session: a number that its dialler chose at random.
+/// Names a connection of a session: a random number that its dialler chose.
 pub(crate) type ConnectionId = u64;
 
-/// What a connection is to send.
+/// What a connection is to send next.
 #[derive(Clone, Debug)]
 pub(crate) enum Next {
     /// A message, from its beginning.
@@ -41,32 +41,31 @@ pub(crate) enum Next {
     GoOn(Priority),
 }
 
-/// The channels of the messages that a connection has begun and not sent to their end: one of each priority at most.
+/// The channels of the messages that a connection has sent in part: one of each priority at most.
 pub(crate) type UnderWay = [Option<ChannelId>; Priority::ALL.len()];
 
-/// A message that a connection is to send from its beginning.
 #[derive(Clone, Debug)]
 pub(crate) struct Taken {
     pub(crate) number: u64,
-    /// As in a frame: the ordered message before it, or `None` if it has no place in an order.
+    /// The ordered message before it, as in a frame; `None` if it has no place in an order.
     pub(crate) after: Option<u64>,
     pub(crate) message: Message,
-    /// Whether the queue of its priority fell below the mark by this.
+    /// Whether this made the queue of its priority fall below the mark.
     pub(crate) drained: bool,
 }
 
-/// What goes first, and before what.
+/// Position of messages in the order of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
     Of(Priority),
-    /// The less urgent messages of channels that are boosted.
+    /// The less urgent messages of boosted channels.
     Boosted,
 }
 
 impl Rank {
-    /// Those that nothing goes before, the most urgent first.
+    /// The ranks before all others, the most urgent first.
     const URGENT: [Self; 2] = [Self::Of(Priority::Control), Self::Of(Priority::Pulled)];
-    /// All others, the most urgent first.
+    /// The other ranks, the most urgent first.
     const OTHERS: [Self; Priority::ALL.len() - 1] = [
         Self::Of(Priority::Synchronous),
         Self::Boosted,
@@ -77,41 +76,41 @@ impl Rank {
 }
 
 pub(crate) struct Outgoing {
-    /// What has not been sent yet.
+    /// Messages not yet sent.
     queues: [VecDeque<Message>; Priority::ALL.len()],
-    /// What has not been sent yet and goes before memory, whatever its priority.
+    /// Messages not yet sent that go before memory, whatever their priority.
     boosted_queue: VecDeque<Message>,
-    /// The channels whose messages of little urgency belong there.
+    /// The channels whose less urgent messages belong there.
     boosted: HashSet<ChannelId>,
-    /// Bytes that have not been sent yet, by the messages' own priorities.
+    /// Bytes not yet sent, by the messages' own priorities.
     queued_bytes: [u64; Priority::ALL.len()],
-    /// Numbers that a lost connection carried; some may have been acknowledged since.
+    /// Numbers of a lost connection; some may have been acknowledged since.
     resend: [VecDeque<u64>; Priority::ALL.len()],
     unacknowledged: BTreeMap<u64, Sent>,
     unacknowledged_bytes: u64,
     /// The next number; the first is 1.
     next_number: u64,
-    /// For each ordered channel and priority the number of the last message, while that is not acknowledged.
+    /// Number of the last message of each ordered channel and priority, until it is acknowledged.
     last_ordered: HashMap<(ChannelId, Priority), u64>,
     /// Cost sent and granted since the beginning, by class.
     spent: [u64; CLASSES],
     granted: [u64; CLASSES],
-    /// A queue that falls below this many bytes is told to be drained.
+    /// A queue that falls below this many bytes is reported as drained.
     low_water_bytes: u64,
-    /// Bytes that guests' requests owe to what is less urgent; negative: it has had more than its share of late.
+    /// Bytes that guests' requests owe to less urgent messages; negative if those had more than their share.
     owed: i64,
-    /// Connections that send to its end what they have begun of what is less urgent: it was its turn.
+    /// Connections that finish a less urgent message, because it was its turn.
     favoured: HashSet<ConnectionId>,
 }
 
 struct Sent {
     message: Message,
     after: Option<u64>,
-    /// The connection that it was given to last; `None` while it waits to be sent again.
+    /// The connection that carries it; `None` while it waits to be sent again.
     carrier: Option<ConnectionId>,
 }
 
-/// Says that an acknowledgement speaks of frames that were never sent.
+/// The error for an acknowledgement of frames that were never sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an acknowledgement of frames that were never sent")]
 pub(crate) struct NeverSent;
@@ -145,10 +144,9 @@ impl Outgoing {
         queue.push_back(message);
     }
 
-    /// Changes how much of a hurry a channel is in.
     pub(crate) fn set_boost(&mut self, channel: ChannelId, boost: PriorityBoost) {
         match boost {
-            // What is in the boosted queue stays there: it must not be overtaken by what comes after it.
+            // Messages in the boosted queue stay there: later ones must not overtake them.
             PriorityBoost::Off => drop(self.boosted.remove(&channel)),
             PriorityBoost::AboveMemory => {
                 self.boosted.insert(channel);
@@ -175,8 +173,8 @@ impl Outgoing {
         self.unacknowledged_bytes
     }
 
-    /// Tells a connection what to send: the most urgent, of what is queued and of what it has begun; now and then what is less
-    /// urgent than guests' requests before these.
+    /// Returns what a connection is to send: the most urgent of the queued and begun messages. Now and then a less urgent message
+    /// goes before guests' requests.
     pub(crate) fn next(&mut self, connection: ConnectionId, begun: &UnderWay) -> Option<Next> {
         let [control, pulled] = Rank::URGENT;
         self.next_of(control, connection, begun)
@@ -185,7 +183,7 @@ impl Outgoing {
             .or_else(|| self.next_of_others(connection, begun))
     }
 
-    /// What goes before guests' requests because they owe it that.
+    /// Returns the less urgent message that goes before guests' requests, because they owe it that.
     fn next_in_turn(&mut self, connection: ConnectionId, begun: &UnderWay) -> Option<Next> {
         if self.favoured.remove(&connection) {
             let is_begun =
@@ -218,7 +216,7 @@ impl Outgoing {
             }
             Rank::Boosted => {
                 let first = self.boosted_queue.front()?.priority();
-                // Another channel's message is in its way.
+                // Another channel's message is unfinished.
                 let is_free = begun[first.index()].is_none();
                 if is_free {
                     self.take_new(connection, rank).map(Next::Begin)
@@ -229,7 +227,7 @@ impl Outgoing {
         }
     }
 
-    /// Notes that so much is sent of a priority.
+    /// Updates the debt when `cost` of a priority is sent.
     fn account(&mut self, priority: Priority, cost: u64) {
         let cost = i64::try_from(cost).unwrap_or(i64::MAX);
         self.owed = match priority {
@@ -280,7 +278,7 @@ impl Outgoing {
         Some(Taken { number, after, message, drained })
     }
 
-    /// Learns what the peer has delivered and how much it takes.
+    /// Processes what the peer has delivered and granted.
     pub(crate) fn acknowledge(&mut self, news: &Acknowledgement) -> Result<(), NeverSent> {
         let last = news.ranges.last().map_or(0, |&(_, last)| last);
         if news.floor > self.next_number || last >= self.next_number {
@@ -319,7 +317,7 @@ impl Outgoing {
         }
     }
 
-    /// Takes back what a lost connection carried, so that the others send it; says how many messages that were.
+    /// Takes back the messages of a lost connection, for the other ones to send. Returns how many there were.
     pub(crate) fn take_back(&mut self, connection: ConnectionId) -> usize {
         self.favoured.remove(&connection);
         let lost = self.unacknowledged.iter_mut().filter(|(_, sent)| sent.carrier == Some(connection));
@@ -332,7 +330,7 @@ impl Outgoing {
         count
     }
 
-    /// Forgets everything: it was for another life of the peer.
+    /// Forgets everything, for it belonged to another life of the peer.
     pub(crate) fn reset(&mut self) {
         *self = Self::new(self.low_water_bytes);
     }

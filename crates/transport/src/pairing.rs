@@ -1,9 +1,9 @@
-//! Which lives of a session belong together: two hosts agree on a pair of incarnations.
+//! Two hosts agree on a pair of incarnations: the two lives of a session that belong together.
 //!
-//! An incarnation is a random number that one side gives one life of a session: a process that is started again, and a
-//! session that is closed and opened again, have another. All numbers of frames and all credit belong to one *pair*.
-//! Whoever meets an unknown incarnation of the peer begins anew, **under a new incarnation of its own**: so a pair never
-//! comes back, whatever is delayed, and neither side can take old state for the other's new one.
+//! An incarnation is a random number that one side gives one life of a session. It changes when the process is restarted, and
+//! when the session is closed and opened again. All numbers of frames and all credit belong to one *pair*. A side that meets an
+//! unknown incarnation of the peer begins anew, **under a new incarnation of its own**. So a pair never comes back, whatever is
+//! delayed, and neither side can take old state for the other's new one.
 //!
 //! ```text
 //!   dialler                                    called
@@ -12,15 +12,15 @@
 //!        └──────── Ready ─────────────────►     settle()
 //! ```
 //!
-//! Several connections do this at once. Each change compares with the snapshot first: whoever finds that another
-//! connection has changed it meanwhile gives this connection up and dials again. *Ready* proves that the dialler lives:
-//! what a dead process left in a socket cannot end the life of its successor.
+//! Several connections do this at once. Each change compares with the snapshot first. If another connection has changed the pair
+//! meanwhile, this connection is given up and dialled again. *Ready* proves that the dialler lives: bytes that a dead process
+//! left in a socket cannot end the life of its successor.
 
 /// One life of one side of a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 
-/// The pair that a side is in, seen at one moment.
+/// The pair of a side at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     pub(crate) local: Incarnation,
@@ -30,21 +30,20 @@ pub(crate) struct Snapshot {
 /// What a handshake means for the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// The pair is the one there is: its frames go on where they were.
+    /// The pair is unchanged: its frames continue.
     Same,
-    /// This is the first pair: what is queued is for it.
+    /// This is the first pair: the queued messages are for it.
     First,
-    /// The peer's life is another one than before, `before`: everything of that is lost.
+    /// The peer has another life than `before`: everything of that one is lost.
     Restarted { before: Incarnation },
     /// Another connection has changed the pair meanwhile: give this one up.
     Superseded,
 }
 
-/// One side's view of the pair.
 #[derive(Debug)]
 pub(crate) struct Pairing {
     now: Snapshot,
-    /// What has been offered to a dialler in another life than the one known, so that all its connections get the same.
+    /// The dialler's new incarnation and the one offered to it, so that all its connections get the same.
     offered: Option<(Incarnation, Incarnation)>,
 }
 
@@ -57,7 +56,7 @@ impl Pairing {
         self.now
     }
 
-    /// Called side, at *Hello*: says under which incarnation the dialler gets a session. `fresh` is one nobody has.
+    /// Called side, at *Hello*: returns the incarnation under which the dialler gets a session. `fresh` is unused so far.
     pub(crate) fn offer(
         &mut self,
         dialler: Incarnation,
@@ -95,7 +94,7 @@ impl Pairing {
         self.become_pair(pair)
     }
 
-    /// Dialler, at *Welcome*: accepts the incarnation that was offered.
+    /// Dialler, at *Welcome*: accepts the offered incarnation.
     pub(crate) fn accept(&mut self, at_hello: Snapshot, offered: Incarnation) -> Outcome {
         if self.now.local != at_hello.local {
             return Outcome::Superseded;
@@ -172,7 +171,7 @@ mod tests {
         assert_eq!(dialler.accept(dialler.snapshot(), offered), Outcome::Same);
     }
 
-    /// One step of one of several handshakes between two hosts that may also be started again.
+    /// A step of one of several handshakes between two hosts that may be restarted.
     #[derive(Clone, Copy, Debug)]
     enum Step {
         Hello { connection: usize, from: usize },
@@ -197,7 +196,7 @@ mod tests {
     }
 
     proptest! {
-        /// A pair that a side has left never becomes its pair again: state of one life is never met by another.
+        /// A pair that a side has left never becomes its pair again: state of one life never meets another's.
         #[test]
         fn a_pair_never_comes_back(steps in steps()) {
             let mut next = 0;
@@ -218,7 +217,7 @@ mod tests {
                     }
                     Step::Advance { connection } => {
                         let Some((handshake, of)) = handshakes.remove(&connection) else { continue };
-                        // A process that is gone answers nothing; what it has sent may still be read.
+                        // A process that has ended answers nothing; bytes that it sent may still be read.
                         let alive = |side: usize| lives[side] == of[side];
                         match handshake {
                             Handshake::Greeted { from, hello } if alive(1 - from) => {

@@ -1,4 +1,4 @@
-//! Who is known: peers, the links that lead to them, and where they are looked up.
+//! Peers, the links that lead to them, and the list in which they are looked up.
 
 use std::net::IpAddr;
 
@@ -10,11 +10,11 @@ use crate::invitation::InvitationId;
 /// Another host that this one has been paired with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The digest of its public key: what is checked whenever a connection is made.
+    /// The digest of its public key, which is checked whenever a connection is made.
     pub id: HostId,
-    /// What people call it.
+    /// The display name of the host.
     pub name: String,
-    /// Where it listens. Without any it must call us.
+    /// The addresses that it listens on. If there are none, it must dial this host.
     pub links: Vec<Link>,
 }
 
@@ -23,13 +23,13 @@ pub struct Peer {
 pub struct Link {
     /// Host (name or address) and port, as in `10.0.0.2:7423` or `[fd00::2]:7423`.
     pub address: String,
-    /// Bits per second that the link carries, where somebody knows it. It only decides which links are paired with
-    /// which; how much a connection gets to carry is measured.
+    /// Bits per second that the link carries, if configured. It only decides how links are paired; the share of
+    /// each connection is measured.
     pub speed_bits_per_second: Option<u64>,
 }
 
 impl Link {
-    /// Makes a link whose speed nobody knows.
+    /// Makes a link of unknown speed.
     pub fn new(address: impl Into<String>) -> Self {
         Self { address: address.into(), speed_bits_per_second: None }
     }
@@ -37,19 +37,19 @@ impl Link {
 
 /// Looks peers up: the daemon's list of known hosts.
 ///
-/// It is asked at each handshake, so a peer that was removed is refused from then on. It is called on transport threads
-/// and must not block for long.
+/// It is called at each handshake, so a removed peer is refused from then on. The calls come on transport threads and must
+/// not block for long.
 pub trait Peers: Send + Sync {
     /// Finds a peer by its identifier; `None` refuses it.
     fn find(&self, id: HostId) -> Option<Peer>;
 
-    /// Tells whether a known host has a link at this address. It is asked when strangers have taken their places.
+    /// Returns whether a known host has a link at this address. It is called when strangers have taken their places.
     fn is_at(&self, address: IpAddr) -> bool;
 
-    /// Stores a host that has redeemed this invitation of ours, durably. The same one may do so again.
+    /// Stores a host that has redeemed this invitation, durably. The same host may do so again.
     ///
     /// # Errors
     ///
-    /// A reason, which the other host is told too: it is not paired then, and the invitation stays good.
+    /// The reason, which is sent to the other host too. It is not paired then, and the invitation stays valid.
     fn joined(&self, peer: &Peer, by: InvitationId) -> Result<(), String>;
 }

@@ -1,12 +1,11 @@
-//! TLS for the API: as between hosts both sides are known by their keys, and no authority is asked.
+//! TLS for the API: both sides are known by their keys, as between hosts, and no authority is involved.
 //!
 //! ```text
 //!   client                                     server
 //!     knows the server's key   ── TLS 1.3 ──►   knows the clients' keys
 //! ```
-//! Unlike between hosts (`tls.rs`), whose key it may be is judged *within* the handshake: who is not known gets an alert, and reaches
-//! nothing that reads requests. It knows nothing of what goes over a connection, and limits neither their number nor their time:
-//! that is the caller's.
+//! Unlike between hosts (`tls.rs`), the key is checked *within* the handshake: an unknown client gets an alert, and reaches
+//! nothing that reads requests. This module knows nothing of the requests. The caller limits the number and time of connections.
 
 mod token;
 
@@ -24,12 +23,12 @@ use crate::tls;
 
 pub use self::token::{AccessToken, GarbledAccessToken};
 
-/// The protocol's name in the handshake (ALPN): what clients of HTTP offer.
+/// The protocol's name in the handshake (ALPN), which HTTP clients offer.
 const PROTOCOL: &[u8] = b"http/1.1";
 
-/// A server's side of a connection.
+/// The server's side of a connection.
 pub type ServerStream<S> = tokio_rustls::server::TlsStream<S>;
-/// A client's side of a connection.
+/// The client's side of a connection.
 pub type ClientStream<S> = tokio_rustls::client::TlsStream<S>;
 
 /// Begins TLS with clients whose keys are known.
@@ -40,20 +39,20 @@ pub struct Acceptor(TlsAcceptor);
 #[derive(Clone)]
 pub struct Connector(TlsConnector);
 
-/// Why a client is not let in.
+/// Why a client is refused.
 #[derive(Debug, thiserror::Error)]
 #[error("{error}")]
 pub struct Refused<S> {
-    /// Whose key it has shown; `None`: none.
+    /// The key that it has shown, if any.
     pub key: Option<HostId>,
-    /// What was wrong.
+    /// The error of the handshake.
     pub error: io::Error,
-    /// The connection: who closes it while something is unread takes the alert away from the client.
+    /// The connection. Closing it while bytes are unread takes the alert away from the client.
     pub stream: S,
 }
 
 impl Acceptor {
-    /// Of a server that is `identity`, and lets in whose key `knows` says that it knows.
+    /// Makes the acceptor of the server `identity`, which accepts the keys for which `knows` returns `true`.
     ///
     /// # Errors
     /// The identity cannot be used for TLS.
@@ -67,10 +66,10 @@ impl Acceptor {
         Ok(Self(TlsAcceptor::from(Arc::new(config))))
     }
 
-    /// Lets a client in, and says whose key it has. The future may be dropped.
+    /// Accepts a client, and returns its key. The future may be dropped.
     ///
     /// # Errors
-    /// [`Refused`]; the client was told so.
+    /// [`Refused`], after the client was informed.
     pub async fn accept<S: AsyncRead + AsyncWrite + Unpin>(
         &self,
         stream: S,
@@ -80,7 +79,7 @@ impl Acceptor {
             accepted.map_err(|(error, stream)| Refused { key: refused_key(&error), error, stream })?;
         match tls::host_of(stream.get_ref().1.peer_certificates()) {
             Some(key) => Ok((stream, key)),
-            // The verifier has let nobody through without one.
+            // The verifier lets nobody through without a key.
             None => {
                 let error = io::ErrorKind::InvalidData.into();
                 Err(Refused { key: None, error, stream: stream.into_inner().0 })
@@ -90,7 +89,7 @@ impl Acceptor {
 }
 
 impl Connector {
-    /// Of a client that is `identity`, to the server that has the key `server`.
+    /// Makes the connector of the client `identity`, for the server that has the key `server`.
     ///
     /// # Errors
     /// The identity cannot be used for TLS.
@@ -101,7 +100,7 @@ impl Connector {
         Ok(Self(TlsConnector::from(Arc::new(config))))
     }
 
-    /// Begins TLS. Whether the server knows this client is told by the first read.
+    /// Begins TLS. The first read shows whether the server knows this client.
     ///
     /// # Errors
     /// The server has another key, or speaks no TLS.
@@ -111,7 +110,7 @@ impl Connector {
     }
 }
 
-/// Whether this is how a server says that it does not know the client's key.
+/// Returns whether the error means that the server does not know the client's key.
 #[must_use]
 pub fn is_refusal(error: &io::Error) -> bool {
     let error = error.get_ref().and_then(|cause| cause.downcast_ref::<Error>());
@@ -126,7 +125,7 @@ pub fn is_refusal(error: &io::Error) -> bool {
     )
 }
 
-/// Whose key the server has that was called, if it is not the one that was expected.
+/// Returns the key of the called server, if it is not the expected one.
 #[must_use]
 pub fn other_server(error: &io::Error) -> Option<HostId> {
     wrong_key(error).filter(|wrong| wrong.is_server).map(|wrong| wrong.key)
@@ -143,7 +142,7 @@ fn wrong_key(error: &io::Error) -> Option<&WrongKey> {
     }
 }
 
-/// Whose key the other side shows is not known, or not the one that was expected.
+/// The other side's key is not known, or not the expected one.
 #[derive(Debug)]
 struct WrongKey {
     key: HostId,
@@ -170,7 +169,7 @@ mod tests {
 
     use super::*;
 
-    /// What becomes of a client with `client` that expects `expected` of a server with `server`, which knows `known`.
+    /// Runs a handshake between `client`, which expects the key `expected`, and `server`, which knows `known`.
     async fn check(
         server: &Identity,
         known: HostId,

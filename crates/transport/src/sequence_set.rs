@@ -1,22 +1,22 @@
-//! Which of a run of numbered frames have been seen: everything below a floor, and a bitmap of what is above it.
+//! The set of frame numbers that have arrived: all below a floor, and a bitmap of those above it.
 //!
 //! ```text
-//!   1 2 3 4 5 6 │ 7 8 9 10 …       floor = 7: the lowest that has not been seen
-//!   all seen    │ . x x .          a bit each, for at most SPAN_MAX numbers
+//!   1 2 3 4 5 6 │ 7 8 9 10 …       floor = 7: the lowest that has not arrived
+//!   all there   │ . x x .          a bit each, for at most SPAN_MAX numbers
 //! ```
 //!
-//! It is what makes delivery exactly-once, so it never forgets: numbers below the floor count as seen for ever.
+//! Exactly-once delivery depends on it, so it never forgets a number: all below the floor count as arrived.
 
 use std::collections::VecDeque;
 
-/// Numbers that may lie between the lowest missing and the highest frame: 32 KiB of bits, and at the least cost of a
-/// frame as many as the largest window has room for. A sender that keeps within it is never refused.
+/// Limit of the numbers between the lowest missing and the highest frame: 32 KiB of bits. The largest window has room for this
+/// many frames of the least cost, so a sender that keeps within it is never refused.
 pub(crate) const SPAN_MAX: u64 = 1 << 18;
 
 /// A set of sequence numbers, which begin at 1.
 #[derive(Clone, Debug)]
 pub(crate) struct SequenceSet {
-    /// The lowest number that is not in the set; a multiple of 64 above it begins `bits`.
+    /// The lowest number that is not in the set.
     floor: u64,
     /// Bits of the numbers from `first` on.
     bits: VecDeque<u64>,
@@ -24,14 +24,12 @@ pub(crate) struct SequenceSet {
     first: u64,
 }
 
-/// What became of a number that was put in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Inserted {
-    /// It was not there before.
     New,
     /// It was there: the frame has been sent twice.
     Known,
-    /// It is too far from the lowest missing one, or zero: no sender that keeps the rules uses it.
+    /// It is zero or too far from the lowest missing one: no correct sender uses it.
     OutOfSpan,
 }
 
@@ -40,7 +38,6 @@ impl SequenceSet {
         Self { floor: 1, bits: VecDeque::new(), first: 0 }
     }
 
-    /// The lowest number that is missing.
     pub(crate) fn floor(&self) -> u64 {
         self.floor
     }
@@ -53,7 +50,6 @@ impl SequenceSet {
         self.bits.get(word).is_some_and(|word| word >> (number % 64) & 1 == 1)
     }
 
-    /// Whether a number may be put in at all.
     pub(crate) fn is_within_span(&self, number: u64) -> bool {
         number > 0 && number < self.floor.saturating_add(SPAN_MAX)
     }
@@ -76,7 +72,7 @@ impl SequenceSet {
         Inserted::New
     }
 
-    /// The runs above the floor, lowest first, each with its first and last number; at most `count_max` of them.
+    /// Returns the runs above the floor, lowest first, each with its first and last number; at most `count_max` of them.
     pub(crate) fn ranges(&self, count_max: usize) -> Vec<(u64, u64)> {
         let mut ranges: Vec<(u64, u64)> = Vec::new();
         for (place, word) in self.bits.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! A session: everything between this host and one peer, over however many connections there are at the moment.
+//! A session: everything between this host and one peer, over any number of connections.
 //!
 //! ```text
 //!   callers ── send() ──► Outgoing ──┬─► connection ═══ link ═══► …
@@ -6,9 +6,9 @@
 //!   Receiver ◄─ delivered() ─ Incoming ◄─┘  (dial.rs and accept.rs make them; they come and go)
 //! ```
 //!
-//! Two locks: `state` for a few instructions, and `gate` for what must not overlap: deliveries hold it to read, whatever
-//! changes the pair or the set of connections holds it to write. So *restarted* is never told while something of the
-//! earlier life is still being delivered, and after it nothing of that life follows.
+//! There are two locks. `state` is held for a few instructions. `gate` is for calls that must not overlap: deliveries hold it to
+//! read, changes of the pair or of the connections hold it to write. So *restarted* is never reported during a delivery of the
+//! earlier life, and no such delivery follows it.
 
 mod flow;
 mod handshake;
@@ -35,10 +35,10 @@ use crate::outgoing::{ConnectionId, NeverSent, Next, Outgoing, Taken, UnderWay};
 use crate::pairing::{Incarnation, Pairing};
 use crate::peer::Peer;
 
-/// How long a few deliveries may wait to be acknowledged: only the peer's memory hangs on it.
+/// Time for which a few deliveries may wait to be acknowledged: only the peer's memory depends on it.
 const ACKNOWLEDGE_WITHIN: Duration = Duration::from_millis(5);
 
-/// Lost connections that are remembered until the peer has been told not to deliver anything of them.
+/// Lost connections that are remembered until the peer knows that it must not deliver anything of them.
 const FENCED_MAX: usize = 64;
 
 /// Everything between this host and one peer. A handle: cheap to clone, usable from any thread.
@@ -50,66 +50,66 @@ pub struct Session {
 impl Session {
     /// Sends a message.
     ///
-    /// It never blocks, and a lost link is no failure: the message waits, and is delivered exactly once while both
-    /// processes live. It is dropped when the peer turns out to be another process (see
-    /// [`Receiver::restarted`](crate::Receiver::restarted)) or the session is closed. What is queued is bounded by the
-    /// callers alone: they watch [`Session::queued_bytes`] and wait for [`Receiver::drained`](crate::Receiver::drained).
+    /// It never blocks, and a lost link is no failure: the message waits, and is delivered exactly once while both processes
+    /// live. It is dropped when the peer has another process (see
+    /// [`Receiver::restarted`](crate::Receiver::restarted)) or the session is closed. Only the callers bound the queue: they
+    /// watch [`Session::queued_bytes`] and wait for [`Receiver::drained`](crate::Receiver::drained).
     pub fn send(&self, message: Message) {
         self.shared.send(message, None);
     }
 
     /// Sends a message to one life of the peer: drops it if the peer has another one by now.
     ///
-    /// For words that make sense to nobody else: a message of the earlier life's protocol never reaches the next.
+    /// It is for messages that make sense to that life alone: none of them reaches the next one.
     pub fn send_to(&self, incarnation: Incarnation, message: Message) {
         self.shared.send(message, Some(incarnation));
     }
 
-    /// Changes how much of a hurry a channel is in: of what is queued on it already, and of what will be.
+    /// Changes the boost of a channel, for messages queued already and for later ones.
     ///
-    /// It is forgotten when the peer's process is another one, as what is queued is.
+    /// It is forgotten when the peer's process is another one, as the queued messages are.
     pub fn set_boost(&self, channel: ChannelId, boost: PriorityBoost) {
         self.shared.lock().outgoing.set_boost(channel, boost);
     }
 
-    /// Bytes of a priority that no connection has begun to send yet.
+    /// Returns the bytes of a priority that no connection has begun to send yet.
     #[must_use]
     pub fn queued_bytes(&self, priority: Priority) -> u64 {
         self.shared.lock().outgoing.queued_bytes(priority)
     }
 
-    /// Bytes that have been sent and not been acknowledged. They are at most the peer's window.
+    /// Returns the bytes that have been sent and not acknowledged, at most the peer's window.
     #[must_use]
     pub fn unacknowledged_bytes(&self) -> u64 {
         self.shared.lock().outgoing.unacknowledged_bytes()
     }
 
-    /// The host at the other end.
+    /// Returns the host at the other end.
     #[must_use]
     pub fn peer(&self) -> HostId {
         self.shared.peer
     }
 
-    /// The life of the peer that the session is with; `None` before the first connection.
+    /// Returns the present life of the peer; `None` before the first connection.
     #[must_use]
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.shared.lock().pairing.snapshot().remote
     }
 
-    /// The version of the protocol that is spoken with the peer's present life; `None` before the first connection.
+    /// Returns the protocol version that is spoken with the peer's present life; `None` before the first connection.
     #[must_use]
     pub fn version(&self) -> Option<u16> {
         self.shared.lock().version
     }
 
-    /// Describes the session for people.
+    /// Describes the session for the status.
     #[must_use]
     pub fn status(&self) -> SessionStatus {
         status::describe(&self.shared)
     }
 }
 
-/// Whether both are handles of one session. Two sessions with one peer are not the same: the earlier one was closed.
+/// Compares whether both are handles of one session. Two sessions with one peer differ: the earlier one was closed.
 impl PartialEq for Session {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.shared, &other.shared)
@@ -124,7 +124,6 @@ impl std::fmt::Debug for Session {
     }
 }
 
-/// What all handles and connections of a session share.
 pub(crate) struct Shared {
     pub(crate) peer: HostId,
     receiver: Arc<dyn crate::Receiver>,
@@ -134,47 +133,45 @@ pub(crate) struct Shared {
     pub(crate) work: Notify,
     /// Wakes diallers that wait for a change of connections.
     pub(crate) changed: Notify,
-    /// Wakes whoever sees to it that acknowledgements do not wait too long.
+    /// Wakes the task that bounds how long acknowledgements wait.
     report_wanted: Arc<Notify>,
 }
 
 pub(crate) struct State {
     pairing: Pairing,
-    /// Counts pairs: credit of an earlier one is worth nothing.
+    /// Counts pairs: credit of an earlier one is worthless.
     generation: u64,
     outgoing: Outgoing,
     incoming: Incoming,
-    /// Of the protocol, as agreed on with the peer's present life; `None` before the first connection.
+    /// The protocol version agreed on with the peer's present life; `None` before the first connection.
     version: Option<u16>,
     window_bytes: u64,
     connections: BTreeMap<ConnectionId, Entry>,
-    /// Connections given up whose peer has not been told yet.
+    /// Connections given up that have not been reported to the peer yet.
     fenced: VecDeque<ConnectionId>,
-    /// Whether some connection should carry what [`Incoming`] has to report.
+    /// Whether a connection should carry the report of [`Incoming`].
     report_due: bool,
     is_closed: bool,
     /// The peer as it was dialled last, and the tasks that dial it.
     dialled: Option<Peer>,
     diallers: Vec<JoinHandle<()>>,
     reporter: Option<JoinHandle<()>>,
-    /// Pairs of links that are dialled, for people.
+    /// Pairs of links that are dialled, for the status.
     slots: Vec<Arc<Slot>>,
-    /// Since when there is a connection, or none.
+    /// Time since which there is a connection, or none.
     since: Instant,
     last_error: Option<String>,
 }
 
 struct Entry {
     counters: Arc<Counters>,
-    /// Ends the connection's task.
     stop: Arc<Notify>,
     is_inbound: bool,
-    /// Its heartbeats are not answered: nothing more is given to it while there are others.
+    /// Its heartbeats are not answered: it gets nothing more to send while there are others.
     is_suspected: bool,
 }
 
 impl State {
-    /// Whether a connection is given anything to send.
     fn may_carry(&self, connection: ConnectionId) -> bool {
         match self.connections.get(&connection) {
             None => false,
@@ -228,11 +225,11 @@ impl Shared {
         self.work.notify_one();
     }
 
-    /// Tells a connection that has begun so much what to send next.
+    /// Returns what a connection is to send next, given what it has begun.
     pub(crate) fn next(self: &Arc<Self>, connection: ConnectionId, begun: &UnderWay) -> Option<Next> {
         let mut state = self.lock();
         if !state.may_carry(connection) {
-            // What it has begun the peer leaves out; it ends soon.
+            // The peer drops the message that it has begun; it ends soon.
             let begun = Priority::ALL.into_iter().find(|priority| begun[priority.index()].is_some());
             return begun.map(Next::GoOn);
         }
@@ -244,7 +241,7 @@ impl Shared {
         next
     }
 
-    /// Gives a connection what the peer should be told, if it is due.
+    /// Returns the report that a connection should carry, if it is due.
     pub(crate) fn take_report(&self, connection: ConnectionId) -> Option<Acknowledgement> {
         let mut state = self.lock();
         if !state.report_due || !state.may_carry(connection) {
@@ -265,7 +262,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Judges a message by its first frame.
     pub(crate) fn begin(&self, connection: ConnectionId, start: &Start) -> Result<Begun, Fault> {
         let state = self.lock();
         if !state.connections.contains_key(&connection) {
@@ -274,7 +270,6 @@ impl Shared {
         Ok(state.incoming.begin(start)?)
     }
 
-    /// Delivers a whole message, unless it has been delivered before.
     pub(crate) fn arrived(
         self: &Arc<Self>,
         connection: ConnectionId,
@@ -284,7 +279,7 @@ impl Shared {
     ) -> Result<(), Fault> {
         let _gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.lock();
-        // The fence: what is read from a connection that has been given up is nobody's.
+        // The fence: bytes read from a connection that has been given up are ignored.
         if !state.connections.contains_key(&connection) {
             return Err(Fault::Fenced);
         }
@@ -337,7 +332,7 @@ impl Shared {
         }
     }
 
-    /// Sees to it that a few deliveries are acknowledged within a short time too.
+    /// Has a few deliveries acknowledged within a short time too.
     async fn report_in_time(shared: Weak<Self>) {
         while let Some(wanted) = shared.upgrade().map(|shared| Arc::clone(&shared.report_wanted)) {
             wanted.notified().await;
@@ -350,9 +345,9 @@ impl Shared {
         }
     }
 
-    /// Gives what a connection carries to the others, if there are any: its heartbeats are not answered.
+    /// Gives a connection's messages to the others, if there are any: its heartbeats are not answered.
     ///
-    /// It may be alive: what it delivers all the same is delivered once, and the others' copy dropped.
+    /// It may be alive: a message that it delivers anyway is delivered once, and the others' copy dropped.
     pub(crate) fn suspect(&self, connection: ConnectionId) {
         let mut state = self.lock();
         let has_others = state.connections.iter().any(|(id, other)| *id != connection && !other.is_suspected);
@@ -370,7 +365,7 @@ impl Shared {
         self.work.notify_waiters();
     }
 
-    /// Gives a connection work again: it answers.
+    /// Gives a connection work again, since it answers.
     pub(crate) fn trust(&self, connection: ConnectionId) {
         let mut state = self.lock();
         if let Some(entry) = state.connections.get_mut(&connection).filter(|entry| entry.is_suspected) {
@@ -380,7 +375,7 @@ impl Shared {
         }
     }
 
-    /// Forgets a connection: what it carried is sent by others, and what still comes from it is dropped.
+    /// Removes a connection: the others send its messages, and nothing more is taken from it.
     pub(crate) fn detach(&self, connection: ConnectionId, reason: &str) {
         let gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         self.detach_behind_gate(&gate, connection, reason);
@@ -411,7 +406,7 @@ impl Shared {
         }
     }
 
-    /// Whether this host should leave dialling to the peer: it does so already, and one of the two is enough.
+    /// Returns whether this host should leave dialling to the peer: it dials already, and one of the two is enough.
     pub(crate) fn leaves_dialling_to_peer(&self, own: HostId) -> bool {
         own > self.peer && self.lock().connections.values().any(|entry| entry.is_inbound)
     }
@@ -420,14 +415,14 @@ impl Shared {
         self.lock().connections.len()
     }
 
-    /// Replaces the tasks that dial the peer, if it is dialled otherwise than now.
+    /// Replaces the tasks that dial the peer, if it is dialled over other links than now.
     pub(crate) fn dial(&self, peer: &Peer, start: impl FnOnce() -> Vec<(Arc<Slot>, JoinHandle<()>)>) {
         let mut state = self.lock();
         if state.is_closed || state.dialled.as_ref().is_some_and(|dialled| dialled.links == peer.links) {
             return;
         }
         state.diallers.drain(..).for_each(|dialler| dialler.abort());
-        // Connections over links that it may not have any more; what they carry goes over the new ones.
+        // These connections may use links that the peer has lost. Their messages go over the new ones.
         let outbound = state.connections.values().filter(|entry| !entry.is_inbound);
         outbound.for_each(|entry| entry.stop.notify_one());
         state.dialled = Some(peer.clone());
@@ -455,7 +450,6 @@ impl Shared {
     }
 }
 
-/// Why a session gives a connection up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
     /// It has been given up already.

@@ -1,4 +1,4 @@
-//! What an endpoint is told when it is started: who it is, where it listens, and every limit with its reason.
+//! Settings of an endpoint: its identity, its addresses, and every limit with its reason.
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -7,27 +7,27 @@ use crate::compression::Compression;
 use crate::identity::Identity;
 use crate::peer::Link;
 
-/// What an endpoint is started with.
+/// The settings with which an endpoint is started.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// Who this host is.
+    /// The identity of this host.
     pub identity: Identity,
     /// Addresses to listen on. Without any, only this host can dial.
     pub listen: Vec<SocketAddr>,
-    /// This host's links as peers reach them: told to those who are paired with it, and paired with a peer's links by
-    /// speed. A connection over a link begins at the link's address, if that is an IP address. Without any, peers are
-    /// told the port, and find the address by themselves.
+    /// This host's links as peers reach them. They are sent to paired hosts, and paired with a peer's links by speed. A
+    /// connection over a link begins at the link's address, if that is an IP address. Without any, peers are sent the port, and
+    /// find the address by themselves.
     pub links: Vec<Link>,
-    /// What it may use.
+    /// The limits of the endpoint.
     pub limits: Limits,
     /// Whether payloads are packed.
     pub compression: Compression,
-    /// Versions of the protocol that are offered. Another than the default is for tests alone.
+    /// Versions of the protocol that are offered. Only tests change the default.
     pub versions: Versions,
 }
 
 impl Settings {
-    /// Settings with every limit at its default, listening nowhere.
+    /// Makes settings with every limit at its default, which listen nowhere.
     #[must_use]
     pub fn new(identity: Identity) -> Self {
         Self {
@@ -41,27 +41,27 @@ impl Settings {
     }
 }
 
-/// What an endpoint may use, and for how long it waits.
+/// What an endpoint may use, and how long it waits.
 #[derive(Clone, Debug)]
 pub struct Limits {
-    /// Bytes that a peer may have on their way to this host's stores. It must fill the longest link: 64 MiB is 180 ms
-    /// of 3 Gbit. At least [`WINDOW_BYTES_MIN`](crate::WINDOW_BYTES_MIN).
+    /// Bytes that a peer may have on their way to this host's stores. It must fill the longest link: 64 MiB is 180 ms of 3
+    /// Gbit. At least [`WINDOW_BYTES_MIN`](crate::WINDOW_BYTES_MIN).
     pub window_bytes: u64,
     /// A queue that falls below this many bytes is reported to [`Receiver::drained`](crate::Receiver::drained).
     pub low_water_bytes: u64,
-    /// Connections for each pair of links. More than one helps where the kernel's buffers are smaller than what a long
-    /// link holds, or where one core cannot encrypt as fast as the link sends.
+    /// Connections for each pair of links. More than one helps where the kernel's buffers are smaller than what a long link
+    /// holds, or where one core cannot encrypt as fast as the link sends.
     pub connections_per_pair: usize,
-    /// A connection on which nothing comes for so long is dead: four heartbeats in a row were missed.
+    /// Time without any bytes after which a connection is dead: sixteen heartbeats in a row were missed.
     pub silence_max: Duration,
-    /// How long connecting and the handshake may take together: TCP, TLS and two exchanges at 180 ms take a second.
+    /// Time for connecting and the handshake together: TCP, TLS and two exchanges at 180 ms take a second.
     pub handshake_max: Duration,
-    /// Connections that may be in their handshake, from anywhere and from one address. They cost memory and an
-    /// expensive signature each, and anybody can open them.
+    /// Connections that may be in their handshake. They cost memory and an expensive signature each, and anybody can open them.
     pub unauthenticated_max: usize,
-    /// Those of them that only addresses of known hosts have: strangers do not keep these out, from however many addresses.
+    /// Places among them for addresses of known hosts only: strangers do not keep these out, from any number of addresses.
     pub unauthenticated_reserved: usize,
-    /// Connections in their handshake from one address, or one IPv6 network: so one stranger does not keep all others out. The oldest gives way.
+    /// Connections in their handshake from one address, or one IPv6 network, so that one stranger does not keep all others out.
+    /// The oldest gives way.
     pub unauthenticated_per_address_max: usize,
     /// Connections that one peer may have.
     pub connections_per_peer_max: usize,
@@ -88,18 +88,19 @@ impl Default for Limits {
 
 /// The oldest version of the protocol that this program speaks.
 const OLDEST: u16 = 1;
-/// The newest one. What came with which: 2, calls on a volume's owner that bear its fence; 3, looks ahead that give no
-/// volume's identity away, calls on a volume's owner about any range of bytes, and words of the clients that are led there; 4, offers that say whose the
-/// content of their volumes was; 5, offers that say by which strategy they are copied; 6, volumes that come with blocks missing; 7, words of which program
-/// runs; 8, words of how large a volume is at its owner.
+/// The newest version that it speaks. Each version added: 2, calls on a volume's owner that bear its fence; 3, preflight checks
+/// that do not disclose a volume's identity, calls on a volume's owner about any range of bytes, and messages about clients that
+/// are forwarded; 4, offers that name the host to which their volumes' content belonged; 5, offers that name their copying
+/// strategy; 6, volumes that arrive with blocks missing; 7, messages that name the running program; 8, messages about a volume's
+/// size at its owner.
 const NEWEST: u16 = 8;
 
 /// Versions of the protocol, from the oldest to the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Versions {
-    /// The oldest.
+    /// The oldest version spoken.
     pub lowest: u16,
-    /// The newest.
+    /// The newest version spoken.
     pub highest: u16,
 }
 
@@ -110,7 +111,7 @@ impl Default for Versions {
 }
 
 impl Versions {
-    /// The newest version that both speak.
+    /// Returns the newest version that both speak.
     pub(crate) fn agree(self, other: Self) -> Option<u16> {
         let newest = self.highest.min(other.highest);
         (newest >= self.lowest && newest >= other.lowest).then_some(newest)

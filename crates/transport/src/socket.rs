@@ -1,12 +1,11 @@
-//! How a connection's TCP socket is set up.
+//! Sets up a connection's TCP socket.
 //!
 //! **Buffers.** At a round trip of 180 ms a gigabit link holds 22 MB. The kernel grows a socket's buffers by itself, to
-//! `tcp_wmem` and `tcp_rmem` (4 and 6 MB as a rule), unless somebody sets a size: then it stays at that size, cut to
-//! `wmem_max` and `rmem_max` (208 KiB as a rule; root may go beyond). So a size is set only where it ends up larger than
-//! what the kernel would grow to, and otherwise the kernel is left alone.
+//! `tcp_wmem` and `tcp_rmem` (4 and 6 MB as a rule). A size that is set stays fixed, and is cut to `wmem_max` and `rmem_max` (208
+//! KiB as a rule; root may exceed them). So a size is set only where it ends up larger than what the kernel would grow to.
 //!
-//! **Unsent bytes.** What the kernel has taken cannot be overtaken by a more urgent message. `TCP_NOTSENT_LOWAT` makes it
-//! take only a little more than it can send at once; how much is in flight is not limited by it.
+//! **Unsent bytes.** A more urgent message cannot overtake bytes that the kernel has taken. `TCP_NOTSENT_LOWAT` makes it take
+//! only a little more than it can send at once; it does not limit the bytes in flight.
 
 use std::fs;
 use std::io;
@@ -24,7 +23,7 @@ const NOT_SENT_BYTES: u32 = 128 << 10;
 /// Bytes of buffers where the system allows as much: 180 ms of 1.4 Gbit.
 const BUFFER_BYTES: usize = 32 << 20;
 
-/// Connects from an address of this host, or from whichever the kernel chooses.
+/// Connects from an address of this host, or from one that the kernel chooses.
 pub(crate) async fn connect(source: Option<IpAddr>, target: SocketAddr) -> io::Result<TcpStream> {
     let socket = if target.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
     if let Some(source) = source.filter(|source| source.is_ipv4() == target.is_ipv4()) {
@@ -34,7 +33,7 @@ pub(crate) async fn connect(source: Option<IpAddr>, target: SocketAddr) -> io::R
     socket.connect(target).await
 }
 
-/// Prepares a connection; `silence_max` is for how long it may stay without an answer.
+/// Prepares a connection; `silence_max` is how long it may stay without an answer.
 pub(crate) fn prepare(stream: &TcpStream, silence_max: Duration) -> io::Result<()> {
     let socket = SockRef::from(stream);
     socket.set_tcp_nodelay(true)?;
@@ -42,7 +41,7 @@ pub(crate) fn prepare(stream: &TcpStream, silence_max: Duration) -> io::Result<(
     socket.set_tcp_notsent_lowat(NOT_SENT_BYTES)
 }
 
-/// Listens; what is accepted has the listener's buffers.
+/// Listens; accepted connections have the listener's buffers.
 pub(crate) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     let domain = socket2::Domain::for_address(address);
     let socket = socket2::Socket::new(domain, socket2::Type::STREAM, Some(socket2::Protocol::TCP))?;
@@ -58,12 +57,12 @@ pub(crate) fn listen(address: SocketAddr) -> io::Result<std::net::TcpListener> {
     Ok(socket.into())
 }
 
-/// Connections that the kernel may hold for us before they are accepted.
+/// Connections that the kernel holds before they are accepted.
 const LISTEN_BACKLOG: i32 = 256;
 
 /// Sets buffers where that makes them larger than the kernel would by itself.
 ///
-/// Root may go beyond the limits of others (`SO_SNDBUFFORCE`). Where neither helps, the kernel's own sizes stay.
+/// Root may exceed the limits of others (`SO_SNDBUFFORCE`). Where neither helps, the kernel's own sizes stay.
 fn enlarge(descriptor: &impl AsFd) {
     let socket = SockRef::from(descriptor);
     let allows = |limit: &str| last_number(limit) >= Some(BUFFER_BYTES);

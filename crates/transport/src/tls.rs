@@ -1,9 +1,9 @@
-//! TLS between hosts: version 1.3 alone, certificates that sign for themselves, keys that are pinned by their digest.
+//! TLS between hosts: version 1.3 only, self-signed certificates, and keys that are pinned by their digest.
 //!
-//! The verifier here checks that the other side has a well-formed certificate and holds its private key; whose key that may be is
-//! what its judge says. Between hosts everybody's: *who* it is is judged right after the handshake, before a word is said
-//! (`greeting.rs`). Then both sides can say in words which host was expected and which came, where an alert of TLS would only say
-//! that something is wrong. The API's clients are judged within the handshake (`pinned.rs`).
+//! The verifier here checks that the other side has a well-formed certificate and holds its private key; its judge decides whose
+//! key is accepted. Between hosts it accepts every key: `greeting.rs` checks the identity right after the handshake, before any
+//! other exchange. Then both sides can report which host was expected and which answered, where a TLS alert would only say that
+//! something is wrong. The API's clients are checked within the handshake (`pinned.rs`).
 
 use std::fmt;
 use std::sync::Arc;
@@ -21,16 +21,15 @@ use rustls::{
 use crate::host_id::HostId;
 use crate::identity::Identity;
 
-/// The protocol's name in the handshake (ALPN): a TLS service of another kind is told apart at once.
+/// The protocol's name in the handshake (ALPN), which tells it from other TLS services at once.
 const PROTOCOL: &[u8] = b"sterna-transport";
 
-/// The name that is called: hosts have none that certificates could hold, so it is the same for all.
+/// The server name that is called: hosts have none that certificates could hold, so it is the same for all.
 const SERVER_NAME: &str = "sterna.invalid";
 
-/// Says whether the other side's key may be the one that it is.
+/// Decides whether the other side may have this key.
 pub(crate) type Judge = Box<dyn Fn(HostId) -> Result<(), Error> + Send + Sync>;
 
-/// TLS settings of both roles.
 #[derive(Clone)]
 pub(crate) struct Tls {
     pub(crate) client: Arc<ClientConfig>,
@@ -46,12 +45,11 @@ impl Tls {
     }
 }
 
-/// What is called of a server.
 pub(crate) fn server_name() -> Result<ServerName<'static>, rustls::pki_types::InvalidDnsNameError> {
     ServerName::try_from(SERVER_NAME)
 }
 
-/// A client that is `identity`, speaks `protocol`, and goes on with servers that `judge` takes.
+/// Makes the settings of the client `identity`, which speaks `protocol` and accepts servers by `judge`.
 pub(crate) fn client_config(
     identity: &Identity,
     protocol: &[u8],
@@ -71,7 +69,7 @@ pub(crate) fn client_config(
     Ok(config)
 }
 
-/// A server that is `identity`, speaks `protocol`, and goes on with clients that `judge` takes.
+/// Makes the settings of the server `identity`, which speaks `protocol` and accepts clients by `judge`.
 pub(crate) fn server_config(
     identity: &Identity,
     protocol: &[u8],
@@ -84,23 +82,23 @@ pub(crate) fn server_config(
         .with_client_cert_verifier(Arc::new(verifier))
         .with_single_cert(vec![identity.certificate().clone()], identity.key().clone_key())?;
     config.alpn_protocols = vec![protocol.to_vec()];
-    // Who is removed does not come back by what he was given before.
+    // A removed client must not come back with an earlier ticket.
     config.send_tls13_tickets = 0;
     Ok(config)
 }
 
-/// Whose certificate this is; `None` if it is none.
+/// Returns the host of a certificate; `None` if it is invalid.
 pub(crate) fn host_of(certificates: Option<&[CertificateDer<'_>]>) -> Option<HostId> {
     host_of_certificate(certificates?.first()?)
 }
 
-/// Whose certificate this is; `None` if it is none.
+/// Returns the host of a certificate; `None` if it is invalid.
 pub(crate) fn host_of_certificate(certificate: &CertificateDer<'_>) -> Option<HostId> {
     let parsed = ParsedCertificate::try_from(certificate).ok()?;
     Some(HostId::of_public_key(&parsed.subject_public_key_info()))
 }
 
-/// Checks that the other side holds the key of the certificate that it shows, and has it judged.
+/// Checks that the other side holds the key of its certificate, and has the key judged.
 struct HoldsItsKey {
     algorithms: WebPkiSupportedAlgorithms,
     judge: Judge,
@@ -111,7 +109,7 @@ impl HoldsItsKey {
         Self { algorithms: provider.signature_verification_algorithms, judge }
     }
 
-    /// N.B. the signature is checked after that, so who is judged may yet turn out not to hold the key.
+    /// N.B. The signature is checked later, so the judged side may yet turn out not to hold the key.
     fn check(&self, certificate: &CertificateDer<'_>, others: &[CertificateDer<'_>]) -> Result<(), Error> {
         let key = host_of_certificate(certificate).filter(|_| others.is_empty());
         (self.judge)(key.ok_or(CertificateError::BadEncoding)?)

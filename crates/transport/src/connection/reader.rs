@@ -1,4 +1,4 @@
-//! Reads a connection: takes frames out of the bytes, puts messages together, gives them to the session.
+//! Reads a connection: decodes frames, assembles messages, and gives them to the session.
 
 use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
@@ -12,7 +12,6 @@ use tokio_rustls::TlsStream;
 use super::{Connection, Ended};
 use crate::frame::{self, Assembly, Control, Frame};
 
-/// Bytes read at once.
 const READ_BYTES: usize = 256 << 10;
 
 pub(super) async fn run(
@@ -29,7 +28,7 @@ pub(super) async fn run(
         match stream.read_buf(&mut buffer).await {
             Ok(0) => return Ended::Closed,
             Ok(count) => connection.counters.received(count as u64),
-            // It ended without a farewell within TLS, as that of a killed process does.
+            // The stream ended without a TLS goodbye, as that of a killed process does.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ended::Closed,
             Err(error) => return error.into(),
         }

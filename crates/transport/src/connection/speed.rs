@@ -1,8 +1,7 @@
-//! How fast a link is, measured while it has enough to do.
+//! Measures how fast a link is while it has enough to send.
 //!
-//! Only what is sent back to back says anything: a heartbeat that took long was waiting for the processor, or for the
-//! peer's, and not for the link. One stall in the middle of a transfer is one measurement among several, of which the
-//! middle one counts.
+//! Only bytes sent back to back say anything about the link: a slow heartbeat may have waited for either processor. The median of
+//! several measurements counts, so one stall in the middle of a transfer has no effect.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -13,57 +12,54 @@ const MEASURED_BYTES: usize = 1 << 20;
 /// Fewer bytes are enough when they took this long, as they do on a slow link.
 const MEASURED_TIME: Duration = Duration::from_millis(100);
 
-/// Fewer than so many say nothing, however long they took.
+/// Fewer bytes than this say nothing, however long they took.
 const MEASURED_BYTES_MIN: usize = 64 << 10;
 
-/// Measurements of which the middle one counts: two stalls among them change nothing.
+/// Measurements of which the median counts: two stalls among them change nothing.
 const MEASUREMENTS: usize = 5;
 
-/// With fewer measurements than this there is no middle to trust: the fastest counts, for a stall only makes one slower.
+/// With fewer measurements than this the fastest counts, for a stall only makes one slower.
 const MEASUREMENTS_MIN: usize = 3;
 
-/// Measures the speed of one connection. The time is the caller's.
+/// Measures the speed of one connection. The caller supplies the time.
 #[derive(Debug, Default)]
 pub(super) struct Speed {
     burst: Option<Burst>,
-    /// The latest, oldest first.
+    /// The latest measurements, oldest first.
     measured: VecDeque<Measurement>,
 }
 
-/// What is being sent back to back.
 #[derive(Debug)]
 struct Burst {
     since: Instant,
     bytes: usize,
-    /// Of the time since, how much the link made us wait.
+    /// Time since then that was spent waiting for the link.
     waited: Duration,
 }
 
-/// What a link did at one time, or usually does.
+/// The speed of a link, measured once or as a median.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Measurement {
-    /// What the connection carried in a second.
+    /// Bytes that the connection carried in a second.
     pub(super) bytes_per_second: f64,
-    /// What a byte took on the link.
     pub(super) link_ns_per_byte: f64,
 }
 
 impl Speed {
-    /// There is something to send from now on, or still is.
     pub(super) fn busy(&mut self, now: Instant) {
         self.burst.get_or_insert(Burst { since: now, bytes: 0, waited: Duration::ZERO });
     }
 
-    /// There is nothing to send: time that passes says nothing about the link.
+    /// Notes that there is nothing to send: the time that passes says nothing about the link.
     pub(super) fn idle(&mut self) {
         self.burst = None;
     }
 
-    /// So many bytes were handed to the link, from `begun` to `now`. Returns what the link usually does, each time that this
-    /// is measured anew.
+    /// Notes that `bytes` were handed to the link, from `begun` to `now`. Returns the link's usual speed whenever it
+    /// has been measured anew.
     ///
-    /// While we pack, the link goes on sending: where it made us wait for a good part of the time it was never idle, and
-    /// carried all bytes in all of the time. Otherwise only the time that it made us wait says something.
+    /// The link still sends while this side packs. If this side waited for it during a good part of the time, the link was
+    /// never idle: it carried all bytes in all of the time. Otherwise only the waiting time counts.
     pub(super) fn sent(&mut self, bytes: usize, begun: Instant, now: Instant) -> Option<Measurement> {
         self.busy(begun);
         let burst = self.burst.as_mut()?;
@@ -88,7 +84,7 @@ impl Speed {
         Some(self.usual(measurement))
     }
 
-    /// The middle one of each figure, or the fastest while there are few.
+    /// Returns the median of each figure, or the fastest while there are few.
     fn usual(&self, latest: Measurement) -> Measurement {
         let middle = |figure: fn(&Measurement) -> f64| {
             let mut figures: Vec<f64> = self.measured.iter().map(figure).collect();
@@ -130,7 +126,7 @@ mod tests {
             self.known = measured.map(|measured| measured.bytes_per_second).or(self.known);
         }
 
-        /// Sends parts back to back, the last of which takes `last`; then there is nothing to send.
+        /// Sends parts back to back, of which the last takes `last`, and then is idle.
         fn transfer(&mut self, parts: usize, last: Duration) {
             self.speed.busy(self.now);
             for part in 1..=parts {

@@ -1,7 +1,7 @@
-//! Writes a connection: pulls from the session what is most urgent, a part at a time.
+//! Writes a connection: pulls the most urgent message from the session, one part at a time.
 //!
-//! A long message is sent in parts, and between two parts a more urgent message may go first: of another priority, so at
-//! most one message of each priority is unfinished. Small frames are gathered and sent together.
+//! A long message is sent in parts, and a more urgent one may be sent between two parts. Of each priority at most one message is
+//! unfinished. Small frames are gathered and sent together.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -18,19 +18,19 @@ use crate::frame::{self, Control, FRAME_BYTES_MAX, PART_BYTES_MAX, Start};
 use crate::message::{ChannelId, Priority};
 use crate::outgoing::{Next, Taken, UnderWay};
 
-/// Frames are gathered up to so many bytes: as many as TLS takes at once.
+/// Limit of the bytes gathered before sending: as many as TLS takes at once.
 const GATHERED_BYTES: usize = 64 << 10;
 
-/// A part from this length on is not copied to be gathered, but sent from where it is.
+/// A part of this length or more is sent from where it is, without a copy.
 const COPIED_BYTES_MAX: usize = 8 << 10;
 
-/// Bytes of a part: at least, so that frames do not cost more than they carry.
+/// Shortest part, so that a frame does not cost more than it carries.
 const PART_BYTES_MIN: usize = 16 << 10;
 
-/// How long a part may take on the link: a more urgent message waits for it.
+/// Time that a part may take on the link: a more urgent message waits for it.
 const PART_TIME: Duration = Duration::from_millis(2);
 
-/// How long the last words of a connection may take.
+/// Time limit for the goodbye.
 const GOODBYE_WITHIN: Duration = Duration::from_millis(500);
 
 type Stream = WriteHalf<TlsStream<TcpStream>>;
@@ -49,7 +49,7 @@ pub(super) async fn run(connection: &Connection, mut stream: Stream) -> Ended {
         let work = connection.session.work.notified();
         let wake = connection.heartbeat.wake.notified();
         tokio::pin!(work, wake);
-        // From here on a wake-up is not missed, whatever is looked at before it is waited for.
+        // From here on no wake-up is missed, whatever is checked before waiting for it.
         work.as_mut().enable();
         let round = async {
             let has_sent = writer.round(&mut stream).await?;
@@ -77,7 +77,7 @@ pub(super) async fn run(connection: &Connection, mut stream: Stream) -> Ended {
     }
 }
 
-/// Says goodbye, if the connection takes it: what was cut off before it is dropped by the peer with the connection.
+/// Says goodbye, if the connection takes it. The peer drops a message that was cut off, with the connection.
 async fn goodbye(stream: &mut Stream) {
     let mut bytes = BytesMut::new();
     frame::encode_control(&Control::Goodbye, &mut bytes);
@@ -91,10 +91,10 @@ async fn goodbye(stream: &mut Stream) {
 struct Writer<'a> {
     connection: &'a Connection,
     packer: Packer,
-    /// What has been begun and not been sent to its end.
+    /// The message of each priority that is sent in part.
     unfinished: [Option<Unfinished>; Priority::ALL.len()],
     gathered: BytesMut,
-    /// Whether a frame has been begun: nothing else can be said before it has ended.
+    /// Whether a frame is sent in part: no other can be sent before its end.
     is_amid_frame: bool,
     pings: u64,
     speed: Speed,
@@ -103,12 +103,12 @@ struct Writer<'a> {
 struct Unfinished {
     number: u64,
     channel: ChannelId,
-    /// What is left of the payload as it goes over the wire.
+    /// Rest of the payload, as it is sent.
     left: Bytes,
 }
 
 impl Writer<'_> {
-    /// Sends what there is, up to about a part; `false` if there was nothing.
+    /// Sends what there is, up to about a part. Returns `false` if there was nothing.
     async fn round(&mut self, stream: &mut Stream) -> std::io::Result<bool> {
         self.speed.busy(Instant::now());
         self.gather_control();
@@ -147,7 +147,7 @@ impl Writer<'_> {
         }
     }
 
-    /// Encodes the next part's frame, up to the part itself, which it gives back; `None` if there is nothing to send.
+    /// Encodes the next frame up to its part, which it returns. Returns `None` if there is nothing to send.
     fn next_part(&mut self) -> Option<Bytes> {
         let begun: UnderWay = self
             .unfinished
@@ -194,7 +194,7 @@ impl Writer<'_> {
         part
     }
 
-    /// Sends what was gathered, and a part behind it.
+    /// Sends the gathered bytes, and a part after them.
     async fn send(&mut self, stream: &mut Stream, part: Bytes) -> std::io::Result<()> {
         let bytes = self.gathered.len() + part.len();
         let begun = Instant::now();
@@ -213,7 +213,7 @@ impl Writer<'_> {
     }
 }
 
-/// How long a part may be, by how fast the link is.
+/// Returns how long a part may be, by the link's speed.
 fn part_bytes(packer: &Packer) -> usize {
     let bytes = packer.link_ns_per_byte().map(|cost| PART_TIME.as_nanos() as f64 / cost.max(0.001));
     bytes.map_or(PART_BYTES_MIN, |bytes| (bytes as usize).clamp(PART_BYTES_MIN, PART_BYTES_MAX))

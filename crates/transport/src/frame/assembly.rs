@@ -1,4 +1,4 @@
-//! Puts a connection's messages together from their parts: at most one unfinished message of each priority.
+//! Assembles a connection's messages from their parts: at most one unfinished message of each priority.
 
 use bytes::Bytes;
 
@@ -6,7 +6,7 @@ use super::{Malformed, Start};
 use crate::compression;
 use crate::message::{ChannelId, Message, Order, Priority};
 
-/// Messages of which parts are missing. They end with their connection: a message is sent again as a whole.
+/// Messages of which parts are missing. They end with their connection, for a message is resent as a whole.
 #[derive(Default)]
 pub(crate) struct Assembly {
     unfinished: [Option<Unfinished>; Priority::ALL.len()],
@@ -15,22 +15,21 @@ pub(crate) struct Assembly {
 struct Unfinished {
     start: Start,
     head: Bytes,
-    /// What is there of the payload; `None` for a message that is known already, whose bytes are only counted.
+    /// Received part of the payload; `None` for a message already delivered, whose bytes are only counted.
     payload: Option<Vec<u8>>,
-    /// Bytes of the payload that are still to come.
     missing_bytes: usize,
 }
 
-/// What to do with a message whose first frame is there.
+/// What to do with a message after its first frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
     Keep,
-    /// It has been delivered already: let its bytes pass by.
+    /// It has been delivered already: its bytes are dropped.
     Skip,
 }
 
 impl Assembly {
-    /// Takes a message's first frame; gives the message back if that is all of it.
+    /// Takes a message's first frame, and returns the message if it is complete.
     ///
     /// The caller has checked that there is credit for it: room for the whole payload is made here.
     pub(crate) fn first(
@@ -52,7 +51,7 @@ impl Assembly {
         self.add(start.priority, part)
     }
 
-    /// Takes a further part; gives the message back if it was the last.
+    /// Takes a further part, and returns the message if it was the last.
     pub(crate) fn next(&mut self, number: u64, part: &[u8]) -> Result<Option<(Start, Message)>, Malformed> {
         let unfinished =
             self.unfinished.iter().flatten().find(|unfinished| unfinished.start.number == number);

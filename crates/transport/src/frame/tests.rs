@@ -22,7 +22,6 @@ fn start(head: &[u8], part: &[u8]) -> Start {
     }
 }
 
-/// One frame of each kind, encoded.
 fn frames() -> Vec<Vec<u8>> {
     let mut frames = vec![BytesMut::new(), BytesMut::new(), BytesMut::new(), BytesMut::new()];
     encode_greeting(Greeting { lowest: 1, highest: 2, features: 3 }, &mut frames[0]);
@@ -62,7 +61,7 @@ fn every_changed_bit_is_noticed() {
         for bit in 0..frame.len() * 8 {
             let mut changed = frame.clone();
             changed[bit / 8] ^= 1 << (bit % 8);
-            // A longer length waits for bytes that never come; the watchdog sees to that.
+            // A longer length waits for bytes that never come, until the watchdog ends the connection.
             let is_noticed = !matches!(decode(&changed), Ok(Some(_)));
             assert!(is_noticed, "bit {bit} of {frame:?}");
         }

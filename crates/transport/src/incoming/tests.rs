@@ -1,4 +1,4 @@
-//! What arrives is delivered once, in order where that was asked for, and a peer that oversteps is noticed.
+//! Messages are delivered once, and in order where that was requested; a peer that breaks the rules is detected.
 
 use proptest::prelude::*;
 
@@ -11,7 +11,7 @@ fn message(priority: Priority, length: usize) -> Message {
     Message::new(ChannelId(1), priority, "", vec![0; length]).unwrap()
 }
 
-/// Lets one message arrive; gives the numbers that are delivered by that.
+/// Lets one message arrive, and returns the numbers delivered by that.
 fn arrive(incoming: &mut Incoming, number: u64, after: Option<u64>) -> Vec<u64> {
     let mut delivered = Vec::new();
     match incoming.arrive(number, after, message(Priority::Control, 0)).unwrap() {
@@ -37,7 +37,7 @@ fn a_sender_without_credit_is_noticed() {
         incoming.arrive(number, None, large.clone()).unwrap();
     }
     assert_eq!(incoming.arrive(room + 1, None, large.clone()).unwrap_err(), Violation::Credit);
-    // What is more urgent has credit of its own.
+    // More urgent messages have credit of their own.
     incoming.arrive(room + 2, None, message(Priority::Control, 100)).unwrap();
     incoming.release(class(Priority::Bulk), cost_of(&large));
     incoming.arrive(room + 1, None, large).unwrap();

@@ -1,11 +1,11 @@
-//! The invitations that a host has made: which are good, which are over, who has redeemed them. Kept in memory alone: an
+//! The invitations that a host has made: which are valid, which are over, who has redeemed them. They are kept in memory only: an
 //! invitation lives for minutes, and none outlives a restart.
 //!
 //! ```text
 //!   open ──redeem──► of one host ──end_of──► over
 //!     └────────── its time ─────────────────►┘
 //! ```
-//! A host that has redeemed one may do so again, for the answer may have been lost, until it is removed.
+//! A host may redeem its invitation again until it is removed, for the answer may have been lost.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime};
@@ -13,13 +13,11 @@ use std::time::{Duration, SystemTime};
 use crate::context::random;
 use crate::host_id::HostId;
 
-/// Invitations that may be remembered.
 const INVITATIONS_MAX: usize = 1000;
 
-/// How long an invitation is remembered after its time, so that it can be called expired or used.
+/// Time for which an invitation is remembered after it expires, so that it can be reported as expired or used.
 const REMEMBERED: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What a host knows of its invitations.
 #[derive(Default)]
 pub(crate) struct Book {
     invitations: HashMap<[u8; 16], Invitation>,
@@ -33,7 +31,7 @@ struct Invitation {
     is_over: bool,
 }
 
-/// What an invitation is worth.
+/// Whether an invitation is valid, or why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Judgement {
     Good { secret: [u8; 32] },
@@ -43,7 +41,7 @@ pub(crate) enum Judgement {
 }
 
 impl Book {
-    /// Makes an invitation: its name and secret. `None` if there are too many.
+    /// Makes an invitation, and returns its name and secret. Returns `None` if there are too many.
     pub(crate) fn add(&mut self, now: SystemTime, expires: SystemTime) -> Option<([u8; 16], [u8; 32])> {
         self.invitations.retain(|_, invitation| invitation.expires + REMEMBERED > now);
         if self.invitations.len() >= INVITATIONS_MAX {
@@ -54,7 +52,6 @@ impl Book {
         Some((name, secret))
     }
 
-    /// Judges an invitation that a host shows.
     pub(crate) fn judge(&self, name: &[u8; 16], by: HostId, now: SystemTime) -> Judgement {
         match self.invitations.get(name) {
             None => Judgement::Unknown,
@@ -66,14 +63,14 @@ impl Book {
         }
     }
 
-    /// Notes who has redeemed an invitation; the first one stays.
+    /// Notes who has redeemed an invitation; the first host stays.
     pub(crate) fn redeemed(&mut self, name: &[u8; 16], by: HostId) {
         if let Some(invitation) = self.invitations.get_mut(name) {
             invitation.redeemed_by.get_or_insert(by);
         }
     }
 
-    /// A host is removed: what it has redeemed is of no use to it any more.
+    /// Ends the invitations that a removed host has redeemed.
     pub(crate) fn end_of(&mut self, host: HostId) {
         let redeemed =
             self.invitations.values_mut().filter(|invitation| invitation.redeemed_by == Some(host));

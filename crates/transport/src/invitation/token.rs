@@ -9,13 +9,13 @@ use serde::{Deserialize, Serialize};
 use super::InvitationId;
 use crate::host_id::HostId;
 
-/// What every token begins with: what it is, and the version of what follows.
+/// Prefix of every token: its kind and the version of its content.
 const PREFIX: &str = "sterna-invitation-1-";
 
-/// Characters of a token: room for all the addresses that a host can have.
+/// Longest token, in characters: room for all the addresses of a host.
 const LENGTH_MAX: usize = 16 << 10;
 
-/// An invitation to be paired with a host: who that is, where it is, and a secret. Whoever has it may join once.
+/// An invitation to be paired with a host: the host's identity, its addresses, and a secret. It is redeemed by one host.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Token {
     pub(crate) inviter: HostId,
@@ -26,38 +26,37 @@ pub struct Token {
 }
 
 impl Token {
-    /// The host that invites.
+    /// Returns the host that invites.
     #[must_use]
     pub fn inviter(&self) -> HostId {
         self.inviter
     }
 
-    /// Where that host is called, in this order.
+    /// Returns the addresses of that host, in the order in which they are tried.
     #[must_use]
     pub fn addresses(&self) -> &[String] {
         &self.addresses
     }
 
-    /// Which invitation of that host it is.
+    /// Returns which invitation of that host it is.
     #[must_use]
     pub fn invitation(&self) -> InvitationId {
         InvitationId(self.invitation)
     }
 
-    /// Until when it is good.
+    /// Returns the time at which it expires.
     #[must_use]
     pub fn expires(&self) -> SystemTime {
         self.expires
     }
 
-    /// Has the host called at another address: where the one that it knows is not the one that others use.
+    /// Replaces the addresses by one, where the inviter does not know the address under which others reach it.
     #[must_use]
     pub fn at(self, address: impl Into<String>) -> Self {
         Self { addresses: vec![address.into()], ..self }
     }
 }
 
-/// What a token's digits hold.
 #[derive(Serialize, Deserialize)]
 struct Content {
     inviter: HostId,
@@ -111,13 +110,13 @@ impl FromStr for Token {
     }
 }
 
-/// Says that a text is no token.
+/// The error for a text which is not a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GarbledToken {
-    /// It does not begin as one.
+    /// The text lacks the prefix of a token.
     #[error("this is no invitation: copy the whole line that begins with {PREFIX}")]
     NoToken,
-    /// It begins as one, but what follows is not whole.
+    /// The text after the prefix is damaged.
     #[error("the invitation is damaged: copy the whole line again")]
     Damaged,
 }

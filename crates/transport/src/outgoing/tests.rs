@@ -1,4 +1,4 @@
-//! What is sent first, what is sent again, and what is not sent at all.
+//! Which messages are sent first, which are sent again, and which are not sent at all.
 
 use super::{NeverSent, Next, Outgoing, Taken, UnderWay};
 use crate::credit::{CLASSES, class, cost};
@@ -17,7 +17,7 @@ fn news(floor: u64, ranges: &[(u64, u64)], granted: u64) -> Acknowledgement {
     Acknowledgement { floor, ranges: ranges.to_vec(), granted: [granted; CLASSES] }
 }
 
-/// Queues with all the credit that there is, and a message of each of these priorities.
+/// Returns queues with all the credit, and a message of each of these priorities.
 fn with(priorities: &[Priority]) -> Outgoing {
     let mut outgoing = Outgoing::new(0);
     outgoing.acknowledge(&news(1, &[], u64::MAX / 2)).unwrap();
@@ -29,7 +29,7 @@ fn take(outgoing: &mut Outgoing, connection: u64) -> Option<(u64, Priority)> {
     begin(outgoing, connection).map(|taken| (taken.number, taken.message.priority()))
 }
 
-/// For a connection that has begun nothing.
+/// Takes the next message for a connection that has begun nothing.
 fn begin(outgoing: &mut Outgoing, connection: u64) -> Option<Taken> {
     match outgoing.next(connection, &UnderWay::default())? {
         Next::Begin(taken) => Some(taken),
@@ -37,7 +37,7 @@ fn begin(outgoing: &mut Outgoing, connection: u64) -> Option<Taken> {
     }
 }
 
-/// What a connection does next that has begun a message of this priority on the channel: begin another one, or go on.
+/// Returns what a connection does next that has begun a message of this priority on the channel: begin another one, or go on.
 fn amid(outgoing: &mut Outgoing, channel: ChannelId, priority: Priority) -> (&'static str, Priority) {
     let mut begun = UnderWay::default();
     begun[priority.index()] = Some(channel);
@@ -115,7 +115,7 @@ fn what_was_begun_before_its_channel_was_hastened_is_hastened_too() {
     let mut outgoing = with(&[Priority::Memory]);
     outgoing.set_boost(boosted, PriorityBoost::AboveMemory);
     assert_eq!(amid(&mut outgoing, boosted, Priority::Bulk), ("go on", Priority::Bulk));
-    // Of two messages of one priority a connection ends the first, whoever waits for it.
+    // Of two messages with one priority a connection ends the first, whatever waits for it.
     outgoing.push(message_on(boosted, Priority::Bulk, 10));
     assert_eq!(amid(&mut outgoing, other, Priority::Bulk), ("go on", Priority::Bulk));
     assert_eq!(amid(&mut outgoing, other, Priority::Asynchronous), ("begin", Priority::Bulk));

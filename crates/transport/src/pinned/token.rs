@@ -1,4 +1,4 @@
-//! An invitation to use a daemon's API, as a line of text: whose API it is, and a key that is good for bringing one's own.
+//! An invitation to use a daemon's API, as a line of text: the daemon's key, and a secret with which a client enrols its own key.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,24 +6,24 @@ use std::str::FromStr;
 use crate::host_id::HostId;
 use crate::identity::{Identity, IdentityError};
 
-/// What every token begins with: what it is, and the version of what follows.
+/// Prefix of every token: its kind and the version of its content.
 const PREFIX: &str = "sterna-access-1-";
 /// Bytes of a token: the daemon's key, the secret, and a checksum of both.
 const BYTES: usize = 32 + 32 + 4;
-/// What the certificate is called that goes with the secret.
+/// Name in the certificate that goes with the secret.
 const NAME: &str = "invitation";
 
-/// An invitation to use a daemon's API. Whoever has it may redeem it, once.
+/// An invitation to use a daemon's API. It can be redeemed once.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AccessToken {
-    /// The daemon's key: nobody else is told anything.
+    /// The daemon's key: no other server gets the secret.
     pub server: HostId,
-    /// What the key is made of by which the daemon knows whoever redeems it.
+    /// The secret from which the client's temporary key is derived.
     pub secret: [u8; 32],
 }
 
 impl AccessToken {
-    /// A new one, of the daemon that has this key.
+    /// Makes a new token of the daemon that has this key.
     #[must_use]
     pub fn new(server: HostId) -> Option<Self> {
         let mut secret = [0; 32];
@@ -31,7 +31,7 @@ impl AccessToken {
         Some(Self { server, secret })
     }
 
-    /// Who redeems it, until he has brought a key of his own.
+    /// Derives the identity of the client until it has enrolled its own key.
     ///
     /// # Errors
     /// The key cannot be made.
@@ -79,13 +79,13 @@ impl FromStr for AccessToken {
     }
 }
 
-/// Says that a text is no token.
+/// The error for a text which is not a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GarbledAccessToken {
-    /// It does not begin as one.
+    /// The text lacks the prefix of a token.
     #[error("this is no invitation to use a daemon: copy the whole line that begins with {PREFIX}")]
     NoToken,
-    /// It begins as one, but what follows is not whole.
+    /// The text after the prefix is damaged.
     #[error("the invitation is damaged: copy the whole line again")]
     Damaged,
 }

@@ -1,4 +1,4 @@
-//! How many bytes have gone over a connection in one direction, and how many go in a second at present.
+//! Counts the bytes of a connection in one direction, and its present rate.
 //!
 //! ```text
 //!   add ──► total
@@ -8,32 +8,29 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// How long a rate is measured for: short enough to be the present one, long enough to be steady.
+/// Time over which a rate is measured: short enough to be current, long enough to be steady.
 const WINDOW_MS: u64 = 1000;
-/// A window that has run for less says nothing.
+/// A window shorter than this says nothing.
 const WINDOW_MS_MIN: u64 = 100;
 
-/// What goes in one direction. The time is the caller's, in milliseconds since the connection began.
+/// The bytes in one direction. The caller supplies the time, in milliseconds since the connection began.
 #[derive(Debug, Default)]
 pub(crate) struct Flow {
     total: AtomicU64,
-    /// When the window began: looked at without the lock, for it is asked with every write.
+    /// Start of the window, read without the lock because every write needs it.
     began_ms: AtomicU64,
     window: Mutex<Window>,
 }
 
-/// A span of time in which bytes are counted.
 #[derive(Debug, Default)]
 struct Window {
     began_ms: u64,
-    /// The total when it began.
     total: u64,
-    /// Bytes in a second in the window before; `None`: this is the first.
+    /// Bytes per second in the window before; `None` in the first.
     before: Option<u64>,
 }
 
 impl Flow {
-    /// So many bytes more have gone.
     pub(crate) fn add(&self, bytes: u64, now_ms: u64) {
         // N.B. first, so that bytes after a pause are counted in the window that begins with them.
         if now_ms.saturating_sub(self.began_ms.load(Ordering::Relaxed)) >= WINDOW_MS {
@@ -42,12 +39,11 @@ impl Flow {
         self.total.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// All bytes that have gone.
     pub(crate) fn total(&self) -> u64 {
         self.total.load(Ordering::Relaxed)
     }
 
-    /// Bytes that go in a second at present; `None`: the connection is too new to say.
+    /// Returns the present bytes per second; `None` while the connection is too new.
     pub(crate) fn per_second(&self, now_ms: u64) -> Option<u64> {
         let window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let span_ms = now_ms.saturating_sub(window.began_ms);
@@ -63,7 +59,7 @@ impl Flow {
         let mut window = self.window.lock().unwrap_or_else(PoisonError::into_inner);
         let span_ms = now_ms.saturating_sub(window.began_ms);
         if span_ms < WINDOW_MS {
-            // Somebody else was faster.
+            // Another thread was faster.
             return;
         }
         let total = self.total();
@@ -88,7 +84,6 @@ mod tests {
         assert_eq!(flow.per_second(50), None);
         flow.add(1000, 100);
         assert_eq!(flow.per_second(200), Some(5000));
-        // 1,000 bytes in each tenth of a second, from there on.
         for tenth in 2..40 {
             flow.add(1000, tenth * 100);
         }
@@ -109,7 +104,7 @@ mod tests {
             flow.add(50, tenth * 100);
         }
         assert!(flow.per_second(61_500).unwrap() < 1000);
-        // A clock that stands still, or goes back, is no reason to stop.
+        // A clock that stands still, or goes back, must not stop it.
         flow.add(1, 0);
         assert!(flow.per_second(0).is_some());
     }

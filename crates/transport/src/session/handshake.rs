@@ -1,7 +1,7 @@
-//! A session's part in the handshake of a connection: what it says, and what it makes of the other side's words.
+//! A session's part in the handshake of a connection.
 //!
-//! Everything that was acknowledged on an earlier connection, and which earlier connections are given up, is exchanged
-//! here, before the first frame: this is the fence of a reconnect.
+//! The two sides exchange what was acknowledged on earlier connections, and which of these are given up, before the first frame.
+//! This is the fence of a reconnect.
 
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::incoming::Incoming;
 use crate::outgoing::ConnectionId;
 use crate::pairing::{Incarnation, Outcome, Snapshot};
 
-/// What the called side has offered, until the dialler says that it is there.
+/// The called side's offer, until the dialler is ready.
 pub(crate) struct Offer {
     at_hello: Snapshot,
     offered: Incarnation,
@@ -28,12 +28,12 @@ pub(crate) struct Joining {
     pub(crate) counters: Arc<Counters>,
     pub(crate) stop: Arc<Notify>,
     pub(crate) is_inbound: bool,
-    /// Of the protocol, as agreed on for this connection.
+    /// The protocol version agreed on for this connection.
     pub(crate) version: u16,
 }
 
 impl Shared {
-    /// Dialler: what it says first.
+    /// Dialler: makes its *Hello*.
     pub(crate) fn hello(&self, connection: ConnectionId) -> (Hello, Snapshot) {
         let state = self.lock();
         let snapshot = state.pairing.snapshot();
@@ -61,7 +61,7 @@ impl Shared {
         (welcome, Offer { at_hello, offered, hello, told })
     }
 
-    /// Dialler: joins the connection to the session, if the pair is still the one that was agreed on.
+    /// Dialler: joins the connection to the session, if the pair is still the agreed one.
     ///
     /// # Errors
     ///
@@ -75,11 +75,11 @@ impl Shared {
     ) -> Result<bool, Fault> {
         let offered = Incarnation(welcome.incarnation);
         let agree = |state: &mut State| state.pairing.accept(snapshot, offered);
-        // What the called side says of its deliveries is of the pair that it offers.
+        // The called side's acknowledgement belongs to the pair that it offers.
         self.join(agree, &hello.fenced, &welcome.fenced, Some(&welcome.acknowledgement), joining)
     }
 
-    /// Called side: joins the connection to the session, once the dialler is there.
+    /// Called side: joins the connection to the session, once the dialler is ready.
     ///
     /// # Errors
     ///
@@ -87,7 +87,7 @@ impl Shared {
     pub(crate) fn settle(self: &Arc<Self>, offer: &Offer, joining: Joining) -> Result<bool, Fault> {
         let dialler = Incarnation(offer.hello.incarnation);
         let agree = |state: &mut State| state.pairing.settle(offer.at_hello, offer.offered, dialler);
-        // What the dialler says of its deliveries is of the pair that it knew then: of this one, or of none yet.
+        // The dialler's acknowledgement belongs to the pair that it knew then: this one, or none yet.
         let is_of_pair = offer.hello.expected.is_none_or(|expected| expected == offer.offered.0);
         let acknowledgement = is_of_pair.then_some(&offer.hello.acknowledgement);
         self.join(agree, &offer.told, &offer.hello.fenced, acknowledgement, joining)
@@ -116,7 +116,7 @@ impl Shared {
         if let Some(acknowledgement) = acknowledgement {
             state.outgoing.acknowledge(acknowledgement)?;
         }
-        // Whatever this handshake carried to the peer is known there.
+        // The peer knows all that this handshake carried.
         state.fenced.retain(|connection| !told.contains(connection));
         let is_first = state.connections.is_empty();
         let Joining { connection, counters, stop, is_inbound, version } = joining;

@@ -1,4 +1,4 @@
-//! What people are told of a session: its connections, their links, how they do.
+//! The status of a session: its connections, their links and figures.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,14 +9,14 @@ use super::flow::Flow;
 use crate::host_id::HostId;
 use crate::message::Priority;
 
-/// A session as it is at one moment.
+/// A session at one moment.
 #[derive(Clone, Debug)]
 pub struct SessionStatus {
     /// The host at the other end.
     pub peer: HostId,
     /// Whether there is any connection.
     pub is_connected: bool,
-    /// For how long there has been one, or none.
+    /// Time for which there has been a connection, or none.
     pub since: Duration,
     /// Every connection, and every pair of links that is being dialled.
     pub connections: Vec<ConnectionStatus>,
@@ -39,27 +39,26 @@ pub struct ConnectionStatus {
     pub is_up: bool,
     /// Whether the peer has dialled it.
     pub is_inbound: bool,
-    /// For how long it has been up or down.
+    /// Time for which it has been up or down.
     pub since: Duration,
-    /// Bytes sent and received, as they were on the wire.
+    /// Bytes sent, as they were on the wire.
     pub bytes_sent: u64,
     /// Bytes received, as they were on the wire.
     pub bytes_received: u64,
-    /// Bytes sent in a second at present; `None`: there is no connection, or it has just begun.
+    /// Bytes sent per second at present; `None` without a connection, or when it has just begun.
     pub sent_per_second: Option<u64>,
-    /// Bytes received in a second at present; as above.
+    /// Bytes received per second at present; `None` as above.
     pub received_per_second: Option<u64>,
     /// The newest round trip; `None` before the first.
     pub round_trip: Option<Duration>,
-    /// Bytes that the connection carried in a second, when it had enough to do last; `None` before that.
+    /// Bytes per second that the connection carried when it last had enough to send; `None` before that.
     pub bytes_per_second: Option<u64>,
-    /// What packing left of the payloads, in thousandths; 1000 when nothing is packed.
+    /// Ratio of packed to plain payload bytes, in thousandths; 1000 when nothing is packed.
     pub packed_per_mille: u64,
-    /// Why there was no connection the last time.
+    /// Why the connection was lost, or not made, last.
     pub last_error: Option<String>,
 }
 
-/// What a connection counts.
 pub(crate) struct Counters {
     pub(crate) local: String,
     pub(crate) remote: String,
@@ -73,9 +72,9 @@ pub(crate) struct Counters {
     round_trip_us: AtomicU64,
     /// 0 before the first measurement.
     pub(crate) bytes_per_second: AtomicU64,
-    /// Milliseconds from `since` to when something was received last.
+    /// Milliseconds from `since` to the last received bytes.
     received_ms: AtomicU64,
-    /// Milliseconds from `since` to when a heartbeat was answered last.
+    /// Milliseconds from `since` to the last answered heartbeat.
     answered_ms: AtomicU64,
 }
 
@@ -111,7 +110,6 @@ impl Counters {
         self.since.elapsed().as_millis() as u64
     }
 
-    /// For how long nothing has been received.
     pub(crate) fn silence(&self) -> Duration {
         let received = Duration::from_millis(self.received_ms.load(Ordering::Relaxed));
         self.since.elapsed().saturating_sub(received)
@@ -121,13 +119,11 @@ impl Counters {
         self.answered_ms.store(self.since.elapsed().as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// For how long no heartbeat has been answered.
     pub(crate) fn unanswered(&self) -> Duration {
         let answered = Duration::from_millis(self.answered_ms.load(Ordering::Relaxed));
         self.since.elapsed().saturating_sub(answered)
     }
 
-    /// The newest round trip; none before the first.
     pub(crate) fn latest_round_trip(&self) -> Duration {
         Duration::from_micros(self.round_trip_us.load(Ordering::Relaxed))
     }
@@ -163,7 +159,6 @@ impl Counters {
     }
 }
 
-/// One pair of links that is dialled.
 pub(crate) struct Slot {
     local: String,
     remote: String,
@@ -171,7 +166,7 @@ pub(crate) struct Slot {
 }
 
 struct Down {
-    /// Since when there is no connection; `None` while there is one.
+    /// Time since which there is no connection; `None` while there is one.
     since: Option<Instant>,
     last_error: Option<String>,
 }
@@ -186,7 +181,7 @@ impl Slot {
         self.down.lock().unwrap_or_else(PoisonError::into_inner).since = None;
     }
 
-    /// It is left to the peer to dial: nothing is missing.
+    /// Notes that the peer is left to dial: no connection is missing.
     pub(crate) fn left_to_peer(&self) {
         self.up();
     }

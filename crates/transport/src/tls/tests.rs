@@ -11,7 +11,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
 
-/// Shows what it was made with, to everybody.
+/// Presents the same key to everybody.
 #[derive(Debug)]
 struct Shows(Arc<CertifiedKey>);
 
@@ -39,14 +39,14 @@ fn anybody() -> Judge {
     Box::new(|_| Ok(()))
 }
 
-/// Certificates, and whoever's key.
+/// Presents these certificates with the key of any identity.
 fn shows(certificates: &[&Identity], key: &Identity) -> Arc<Shows> {
     let key = ring::sign::any_supported_type(key.key()).unwrap();
     let certificates = certificates.iter().map(|of| of.certificate().clone()).collect();
     Arc::new(Shows(Arc::new(CertifiedKey::new(certificates, key))))
 }
 
-/// Whose key the server has seen, and what the client could read of it.
+/// Returns the key that the server saw, and what the client could read.
 async fn shake_hands(
     client: &Arc<ClientConfig>,
     server: &Arc<ServerConfig>,
@@ -65,7 +65,7 @@ async fn shake_hands(
     tokio::join!(serve, call)
 }
 
-/// A client and a server that take everybody's key, and whose they are.
+/// Returns a client and a server that accept every key, and the identity of one.
 fn both() -> (ClientConfig, ServerConfig, HostId) {
     let (client, server) = (identity("c"), identity("s"));
     let id = client.id();

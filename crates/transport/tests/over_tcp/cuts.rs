@@ -1,4 +1,4 @@
-//! Connections are cut, go silent, or go silent one way: every message is delivered all the same, and only once.
+//! Connections are cut, go silent, or go silent one way: every message is still delivered, and only once.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ const MESSAGES: usize = 100_000;
 struct Counting {
     seen: Vec<AtomicU32>,
     total: AtomicUsize,
-    /// The next of each ordered channel.
+    /// The next message of each ordered channel.
     next: [AtomicUsize; 3],
 }
 
@@ -44,7 +44,7 @@ impl Receiver for Counting {
     }
 }
 
-/// Mostly small messages, and some that are sent in parts.
+/// Returns a length: mostly small, and sometimes long enough for several parts.
 fn payload_bytes(number: usize) -> usize {
     if number % 500 == 499 { 300_000 } else { number % 3000 }
 }
@@ -87,13 +87,12 @@ fn a_hundred_thousand_messages_are_delivered_once_through_random_cuts() {
             let message = message.unwrap();
             session.send(if channel > 0 { message.ordered() } else { message });
             while session.queued_bytes(priority) > 1 << 20 {
-                // Only paces the sender; what is tested does not hang on it.
+                // This only paces the sender; the result does not depend on it.
                 std::thread::sleep(Duration::from_millis(1));
             }
         }
         let begun = Instant::now();
         while counting.total.load(Ordering::Relaxed) < MESSAGES && begun.elapsed() < PATIENCE {
-            // Only looks now and then.
             std::thread::sleep(Duration::from_millis(5));
         }
         is_over.store(true, Ordering::Relaxed);
@@ -105,7 +104,7 @@ fn a_hundred_thousand_messages_are_delivered_once_through_random_cuts() {
     target.endpoint.stop();
 }
 
-/// Cuts a connection every few milliseconds, one way or another.
+/// Cuts a connection every few milliseconds, in varying ways.
 fn cut_at_random(proxies: &[Proxy], is_over: &AtomicBool) {
     let mut random = 1u64;
     while !is_over.load(Ordering::Relaxed) {
@@ -117,7 +116,6 @@ fn cut_at_random(proxies: &[Proxy], is_over: &AtomicBool) {
             _ => Fate::Close,
         };
         proxies[number % proxies.len()].hit(number / 7, fate);
-        // Lets some bytes pass between two cuts.
         std::thread::sleep(Duration::from_millis(5 + (number % 64) as u64));
     }
 }
@@ -159,7 +157,7 @@ fn a_connection_that_is_silent_one_way_is_noticed_and_made_again() {
 
 #[test]
 fn one_lost_link_of_two_is_no_loss() {
-    // So long that the other link is not taken for lost as well, however busy the machine is.
+    // Long enough that the other link is not taken for lost as well on a busy machine.
     let (source, target) =
         two_hosts(|settings: &mut Settings| settings.limits.silence_max = Duration::from_secs(5));
     let proxies = [(); 2].map(|()| Proxy::start(target.endpoint.addresses()[0]));
@@ -177,7 +175,6 @@ fn one_lost_link_of_two_is_no_loss() {
     assert_eq!(source.inbox.try_wait(Duration::ZERO, disconnected), None);
 }
 
-/// Waits until a session has so many connections.
 fn wait_up(session: &Session, count: usize) {
     let is_up = || session.status().connections.iter().filter(|it| it.is_up).count() == count;
     wait_until(&format!("{count} connections are up"), is_up);
@@ -185,7 +182,7 @@ fn wait_up(session: &Session, count: usize) {
 
 #[test]
 fn what_a_silent_link_carries_goes_over_the_other_before_it_is_known_to_be_dead() {
-    // An eighth of it passes before the link is suspected; half of it is time enough on any machine.
+    // An eighth of it passes before the link is suspected; half of it is enough on any machine.
     let silence_max = Duration::from_secs(40);
     let (source, target) = two_hosts(|settings: &mut Settings| settings.limits.silence_max = silence_max);
     let proxies = [(); 2].map(|()| Proxy::start(target.endpoint.addresses()[0]));
@@ -203,19 +200,19 @@ fn what_a_silent_link_carries_goes_over_the_other_before_it_is_known_to_be_dead(
 
 #[test]
 fn a_stopped_endpoint_leaves_nothing_behind() {
-    // Heartbeats are rare: one that met the goodbye on its way would find the connection broken.
+    // Heartbeats are rare here: one that met the goodbye on its way would find the connection broken.
     let (source, target) =
         two_hosts(|settings: &mut Settings| settings.limits.silence_max = Duration::from_secs(100));
     let session = source.endpoint.session(&target.peer());
     session.send(message(Priority::Bulk, "", vec![1; 1 << 20]));
     drop(target.inbox.deliveries(1));
-    // So would an acknowledgement.
+    // An acknowledgement would, too.
     wait_until("all is acknowledged", || session.unacknowledged_bytes() == 0);
     drop(session);
     let Host { endpoint, inbox, known, .. } = source;
     endpoint.stop();
     drop(endpoint);
-    // Every thread, task, connection and session held these; a busy machine ends threads in its own time.
+    // Every thread, task, connection and session held these; a busy machine ends threads late.
     wait_until("nobody holds them", || (Arc::strong_count(&inbox), Arc::strong_count(&known)) == (1, 1));
     assert!(target.inbox.disconnected().contains("goodbye"));
 }

@@ -1,11 +1,11 @@
-//! Priorities and credit: who goes first, and how much may be on its way.
+//! Priorities and credit: which messages go first, and how much may be in flight.
 
 use std::time::Duration;
 
 use crate::support::{Event, message, two_hosts};
 use transport::{Priority, Settings, WINDOW_BYTES_MIN};
 
-/// What the smallest window has for messages in the background: half of it.
+/// Share of the smallest window for messages in the background: half of it.
 const BACKGROUND_BYTES: u64 = WINDOW_BYTES_MIN / 2;
 
 fn small_window(settings: &mut Settings) {
@@ -22,7 +22,7 @@ fn what_is_urgent_overtakes_what_is_queued() {
     for priority in [Priority::Memory, Priority::Control, Priority::Pulled] {
         session.send(message(priority, "urgent", vec![2; 100_000]));
     }
-    // Nothing is let go of, so most of the bulk cannot even be sent; what is urgent has credit of its own.
+    // All deliveries are held, so most of the bulk cannot be sent; urgent messages have credit of their own.
     let mut held = Vec::new();
     for _ in 0..3 {
         held.push(target.inbox.wait("what is urgent", |event| match event {

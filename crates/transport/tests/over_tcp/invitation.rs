@@ -1,4 +1,4 @@
-//! Pairing two hosts by an invitation, and every way in which that is refused.
+//! Pairs two hosts by an invitation, and checks every way in which that is refused.
 
 use std::time::Duration;
 
@@ -41,9 +41,9 @@ fn an_invitation_is_good_for_one_host() {
     assert_eq!(refusal(&other.endpoint.join(&token).unwrap_err()), RefusalReason::InvitationUsed);
 }
 
-/// The token of the same invitation with another secret, as somebody would write it who has seen all of it but that.
+/// Returns the token of the same invitation with another secret, as somebody would forge it.
 fn with_another_secret(token: &Token) -> Token {
-    /// What is before the digits, and where the secret is in what they say: behind the inviter and the invitation.
+    /// The text before the digits, and the offset of the secret in them: after the inviter and the invitation.
     const PREFIX: &str = "sterna-invitation-1-";
     const SECRET: std::ops::Range<usize> = 48..80;
     let text = token.to_string();
@@ -77,7 +77,6 @@ fn a_host_that_was_removed_does_not_come_back_by_the_invitation_that_it_has_rede
     joiner.endpoint.join(&token).unwrap();
     inviter.endpoint.end_invitations_of(joiner.identity.id());
     assert_eq!(refusal(&joiner.endpoint.join(&token).unwrap_err()), RefusalReason::InvitationUsed);
-    // Another one is another matter.
     joiner.endpoint.join(&inviter.endpoint.invite(HOUR).unwrap()).unwrap();
 }
 

@@ -1,4 +1,4 @@
-//! Endpoints over real TCP on loopback: what is promised of sessions, seen from outside.
+//! Endpoints over real TCP on loopback: tests the guarantees of sessions from outside.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "the whole file is tests and their support")]
 

@@ -31,7 +31,7 @@ fn messages_arrive_whole_in_both_directions() {
 
 #[test]
 fn a_process_that_is_started_again_is_another_life() {
-    // An address that no other test has: nobody is given the port while nobody listens on it.
+    // No other test uses this address, so the port stays free while nobody listens on it.
     let (source, target) = two_hosts(|settings| settings.listen = vec!["127.73.0.1:0".parse().unwrap()]);
     let session = source.endpoint.session(&target.peer());
     session.send(message(Priority::Control, "first", ""));

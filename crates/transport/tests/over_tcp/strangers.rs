@@ -1,4 +1,4 @@
-//! Those who are not who they should be, not known, not of this protocol, or far too many.
+//! Hosts with the wrong identity, unknown ones, other protocols, and far too many connections.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::support::{Host, message, two_hosts, wait_until};
 use transport::{Identity, Peer, Priority, Session, Settings, Versions};
 
-/// Waits until the session has an error to show that contains all of these.
+/// Waits until the session's status has an error that contains all of these.
 fn expect_error(session: &Session, parts: &[&str]) {
     wait_until(&format!("the session shows {parts:?}"), || {
         let mut errors = session.status().connections.into_iter().filter_map(|it| it.last_error);
@@ -15,7 +15,7 @@ fn expect_error(session: &Session, parts: &[&str]) {
     });
 }
 
-/// Waits until a host has refused somebody with these words.
+/// Waits until a host has refused a connection with these words.
 fn expect_refusal(host: &Host, parts: &[&str]) {
     wait_until(&format!("somebody is refused with {parts:?}"), || {
         host.endpoint.refused().iter().any(|text| parts.iter().all(|part| text.contains(part)))
@@ -32,7 +32,7 @@ fn a_wrong_key_is_named_on_both_sides() {
     expect_refusal(&target, &["expecting host", &expected, &came]);
 }
 
-/// Such as one whose data folder was lost: what is said of it is not that it has gone in order.
+/// As a host whose data folder was lost: the error must not say that it has stopped in order.
 #[test]
 fn a_host_that_called_and_has_another_key_since_is_called_and_found_out() {
     let (source, target) = (Host::start("source", |_| {}), Host::start("target", |_| {}));
@@ -56,7 +56,6 @@ fn a_host_that_is_not_known_is_refused_on_both_sides() {
     expect_refusal(&target, &["not known here", &source.identity.id().to_string()]);
 }
 
-/// Connects two hosts that speak different versions.
 fn check_versions(source: Versions, target: Versions) -> (Host, Host, Session) {
     let source = Host::start("source", |settings| settings.versions = source);
     let target = Host::start("target", |settings| settings.versions = target);
@@ -91,7 +90,7 @@ fn garbage_is_dropped_and_harms_nobody() {
     let garbage: [&[u8]; 4] = [b"", b"GET / HTTP/1.1\r\n\r\n", &[0; 5000], &[22, 3, 1, 255, 255, 1]];
     for bytes in garbage {
         let mut stream = TcpStream::connect(address).unwrap();
-        // Each step may find that the host has hung up already; whatever comes back, the connection ends.
+        // At each step the host may have hung up already; whatever comes back, the connection ends.
         let _hung_up = stream
             .write_all(bytes)
             .and_then(|()| stream.shutdown(std::net::Shutdown::Write))
@@ -130,7 +129,7 @@ fn strangers_who_take_all_places_do_not_keep_a_known_host_out() {
     let few = |settings: &mut Settings| {
         settings.limits.unauthenticated_max = 8;
         settings.limits.unauthenticated_reserved = 4;
-        // Nobody's place is free again while the test runs.
+        // No place becomes free again while the test runs.
         settings.limits.handshake_max = Duration::from_secs(600);
     };
     let (source, target) = (Host::start("source", |_| {}), Host::start("target", few));
@@ -139,7 +138,7 @@ fn strangers_who_take_all_places_do_not_keep_a_known_host_out() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let address = target.endpoint.addresses()[0];
     let _silent: Vec<TcpStream> = (0..4).map(|_| stranger(&runtime, address)).collect();
-    // Theirs are taken: one more is closed, and never gets at what is reserved.
+    // The strangers' places are taken: one more is closed, and never gets a reserved one.
     let mut one_more = stranger(&runtime, address);
     assert_eq!(one_more.read(&mut [0]).unwrap_or(0), 0);
     source.endpoint.session(&target.peer()).send(message(Priority::Control, "in", ""));
@@ -150,17 +149,16 @@ fn strangers_who_take_all_places_do_not_keep_a_known_host_out() {
 fn silent_connections_of_an_address_do_not_keep_a_known_host_out_that_comes_from_there() {
     let few = |settings: &mut Settings| {
         settings.limits.unauthenticated_per_address_max = 4;
-        // No place is free again by itself while the test runs.
+        // No place becomes free by itself while the test runs.
         settings.limits.handshake_max = Duration::from_secs(600);
     };
     let (source, target) = (Host::start("source", |_| {}), Host::start("target", few));
     source.knows(&target);
     target.known.add(source.peer());
     let address = target.endpoint.addresses()[0];
-    // From the address that the known host comes from.
+    // These come from the known host's address.
     let mut silent: Vec<TcpStream> = (0..4).map(|_| TcpStream::connect(address).unwrap()).collect();
     source.endpoint.session(&target.peer()).send(message(Priority::Control, "in", ""));
     assert_eq!(target.inbox.deliveries(1)[0].message.head(), "in");
-    // The oldest one gave its place up.
     assert_eq!(silent[0].read(&mut [0]).unwrap_or(0), 0);
 }

@@ -1,4 +1,4 @@
-//! Two hosts on loopback, a receiver that keeps what it is given, and a proxy that breaks connections.
+//! Two hosts on loopback, a receiver that keeps its events, and a proxy that breaks connections.
 
 pub(crate) mod proxy;
 
@@ -12,20 +12,17 @@ use transport::{
     Receiver, Session, Settings,
 };
 
-/// How long anything may take before a test gives up waiting for it. It only bounds a failure, so it is long.
+/// Time after which a test gives up waiting. It only bounds a failure, so it is long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Waits until something is so.
 pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
         assert!(begun.elapsed() < PATIENCE, "waited in vain: {what}");
-        // Only looks now and then.
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// The hosts that one host knows.
 #[derive(Default)]
 pub(crate) struct Known(Mutex<HashMap<HostId, Peer>>);
 
@@ -52,7 +49,7 @@ impl Peers for Known {
     }
 }
 
-/// What a receiver was told, in order.
+/// An event of a receiver.
 #[derive(Debug)]
 pub(crate) enum Event {
     Connected(Incarnation),
@@ -81,7 +78,7 @@ impl Inbox {
             .unwrap_or_else(|| panic!("waited in vain for {what}: {:?}", self.events))
     }
 
-    /// The same, but gives up after a time.
+    /// Waits like [`wait`](Self::wait), but gives up after a time.
     pub(crate) fn try_wait<T>(&self, time: Duration, pick: impl Fn(&Event) -> Option<T>) -> Option<T> {
         let events = self.events.lock().unwrap();
         let is_missing = |events: &mut Vec<Event>| !events.iter().any(|event| pick(event).is_some());
@@ -158,7 +155,7 @@ impl Host {
         Self::start_as(Identity::in_memory(name).unwrap(), Arc::default(), change)
     }
 
-    /// Starts a host that was there before: its identity and the hosts that it knows are given.
+    /// Starts a host again, with its earlier identity and known hosts.
     pub(crate) fn start_as(
         identity: Identity,
         known: Arc<Known>,
@@ -184,24 +181,21 @@ impl Host {
         Self { endpoint, known, inbox, identity }
     }
 
-    /// This host as another one knows it.
     pub(crate) fn peer(&self) -> Peer {
         self.peer_at(&self.endpoint.addresses())
     }
 
-    /// The same, called at other addresses.
     pub(crate) fn peer_at(&self, addresses: &[SocketAddr]) -> Peer {
         let links = addresses.iter().map(|address| Link::new(address.to_string())).collect();
         Peer { id: self.identity.id(), name: self.identity.name().to_owned(), links }
     }
 
-    /// Makes another host known to this one.
     pub(crate) fn knows(&self, other: &Self) {
         self.known.add(Peer { links: Vec::new(), ..other.peer() });
     }
 }
 
-/// Two hosts that know each other, with the same changes to their settings.
+/// Starts two hosts that know each other, with the same changes to their settings.
 pub(crate) fn two_hosts(change: impl Fn(&mut Settings)) -> (Host, Host) {
     let (source, target) = (Host::start("source", &change), Host::start("target", &change));
     source.knows(&target);

@@ -8,22 +8,20 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-/// What happens to the bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Pass,
-    /// They vanish, both ways; the connection stays open.
+    /// The bytes vanish, both ways; the connection stays open.
     BlackHole,
-    /// Those towards the target vanish.
+    /// Bytes towards the target vanish.
     HalfOpen,
-    /// The connection is closed.
     Close,
 }
 
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
     connections: Arc<Mutex<Vec<watch::Sender<Fate>>>>,
-    /// What new connections meet.
+    /// Fate of new connections.
     new: Arc<Mutex<Fate>>,
     _runtime: Runtime,
 }
@@ -49,7 +47,7 @@ impl Proxy {
         Self { address, connections, new, _runtime: runtime }
     }
 
-    /// Decides the fate of one of the live connections, chosen by a number; `false` if there is none.
+    /// Decides the fate of one live connection, chosen by a number. Returns `false` if there is none.
     pub(crate) fn hit(&self, number: usize, fate: Fate) -> bool {
         let mut connections = self.connections.lock().unwrap();
         connections.retain(|connection| connection.receiver_count() > 0);
@@ -60,7 +58,7 @@ impl Proxy {
         count > 0
     }
 
-    /// Decides the fate of all connections, and of those to come.
+    /// Decides the fate of all connections, and of later ones.
     pub(crate) fn hit_all(&self, fate: Fate, new: Fate) {
         *self.new.lock().unwrap() = new;
         for connection in self.connections.lock().unwrap().iter() {
@@ -84,7 +82,7 @@ async fn carry(near: TcpStream, far: TcpStream, mut fate: watch::Receiver<Fate>)
     }
 }
 
-/// Carries bytes one way, and lets them vanish while the fate is one of those given.
+/// Carries bytes one way, and drops them while the fate is one of those given.
 async fn pump(
     mut from: tokio::net::tcp::OwnedReadHalf,
     mut to: tokio::net::tcp::OwnedWriteHalf,
