@@ -33,49 +33,47 @@ use crate::output::{self, Format};
 use crate::remotes::{RemoteError, Remotes};
 use crate::tunnel::{HostAddress, Tunnel, TunnelError};
 
-/// When somebody who waits for the daemon is told so: most answers take some milliseconds, and nobody is patient with a
-/// program that says nothing.
+/// Time after which a command says that it waits for the daemon. Most answers take some milliseconds.
 const LATE: Duration = Duration::from_millis(1500);
 
 /// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
-    /// The daemon could not be asked, or refused.
+    /// The daemon cannot be reached, or has refused.
     #[error(transparent)]
     Client(#[from] ClientError),
-    /// The daemon has gone away while a migration was watched, and has not come back.
-    #[error("what has become of {id} is not known; when the daemon is back: sterna migration watch {id}")]
+    /// The daemon has ended while a migration was watched, and has not come back.
+    #[error("the outcome of {id} is unknown; when the daemon runs again: sterna migration watch {id}")]
     Lost {
         id: String,
-        /// Why the daemon could not be asked the last time.
+        /// The error of the last try.
         source: ClientError,
     },
-    /// The daemon is on another machine, which cannot be reached.
+    /// The daemon's machine cannot be reached by ssh.
     #[error(transparent)]
     Tunnel(#[from] TunnelError),
-    /// The machine is reached, and nobody answers there.
+    /// The machine is reached, but no daemon answers there.
     #[error(
         "no daemon answers at {address}: it does not run, its socket is elsewhere (ssh://HOST/PATH), or the user of this ssh may not use it"
     )]
     NoDaemonThere {
-        /// Where it was looked for.
         address: String,
         /// How the connection ended.
         source: ClientError,
     },
-    /// The daemon is asked over TLS, and cannot be.
+    /// The daemon cannot be reached over TLS.
     #[error(transparent)]
     Remote(#[from] RemoteError),
-    /// There is no configuration to serve by.
+    /// The configuration cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// There is no journal where one was looked for.
+    /// There is no journal at this path.
     #[error("there is no journal {path}; name the data folder of a daemon: sterna journal check PATH")]
     NoJournal { path: PathBuf },
     /// A journal cannot be read.
     #[error(transparent)]
     Journal(JournalError),
-    /// A journal was not put back.
+    /// A journal could not be restored.
     #[error(transparent)]
     Restore(#[from] daemon::RestoreError),
     /// The daemon could not start, or had to stop.
@@ -94,13 +92,13 @@ pub(crate) enum CommandError {
         /// What the system answered.
         source: std::io::Error,
     },
-    /// This program's own file cannot be found.
+    /// The path of this program's own file is unknown.
     #[error("the program cannot find itself")]
     Program(#[source] std::io::Error),
     /// There is no terminal to draw on.
     #[error("there is no terminal to draw on; print what it would show with: sterna top --once")]
     NoTerminal,
-    /// Ctrl-C cannot be waited for.
+    /// The handler of Ctrl-C cannot be installed.
     #[error("signals cannot be waited for")]
     Signals(#[source] std::io::Error),
     /// The result could not be printed.
@@ -166,7 +164,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
     let there = arguments.host.as_ref();
     let done = run_command(arguments.command, || client(there), format).await;
     match (done, there) {
-        // ssh has made a way to nobody.
+        // ssh is connected, but no daemon answers at the socket.
         (Err(CommandError::Client(source @ ClientError::Broken(_))), Some(HostAddress::Ssh(there))) => {
             Err(CommandError::NoDaemonThere { address: there.to_string(), source })
         }
@@ -202,7 +200,7 @@ async fn run_command(
     }
 }
 
-/// The daemon's current folder is not the caller's: paths are sent absolute.
+/// Returns an absolute path, because the daemon's current folder is another one.
 fn absolute(path: &Path) -> Result<String, CommandError> {
     let failed = |source| CommandError::Path { path: path.to_owned(), source };
     let absolute = std::path::absolute(path).map_err(failed)?;

@@ -1,4 +1,4 @@
-//! Exit codes: how a command went, for scripts. `docs/exit-codes.md` is the page for people.
+//! Exit codes for scripts. `docs/exit-codes.md` documents them for users.
 
 use std::process::ExitCode;
 
@@ -8,36 +8,35 @@ use daemon::JournalError;
 use crate::commands::CommandError;
 use crate::remotes::RemoteError;
 
-/// How a command went.
+/// The outcome of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
-    /// It did what it was asked for; of `migrate` and `migration watch`: the volume is at the target.
+    /// The command succeeded. `migrate` and `migration watch`: the volume is at the target.
     Success = 0,
-    /// Something happened that has no code of its own: an I/O error, a defect. Of `config check`, `journal check` and `store scan`:
-    /// something is wrong.
+    /// An error without a code of its own: an I/O error, a defect. `config check`, `journal check` and
+    /// `store scan`: there is a mistake.
     Unexpected = 1,
     /// The command line or the configuration is wrong; nothing was done. (clap uses the same number.)
     Usage = 2,
-    /// What was named does not exist.
+    /// A named object does not exist.
     NotFound = 3,
     /// The daemon refused; nothing has changed.
     Refused = 4,
-    /// The migration failed; what was printed says where the volume is.
+    /// The migration failed; the output says where the volume is.
     MigrationFailed = 5,
     /// The migration was cancelled; the volume is at the source.
     Cancelled = 6,
     Unreachable = 7,
     /// The daemon could not start, or had to stop.
     ServeFailed = 8,
-    /// This user may not ask the daemon, or the daemon may not read what was named.
+    /// This user may not use the daemon, or the daemon may not read a named file.
     NotPermitted = 9,
-    /// Of `health`: the daemon answers, but does not do all that it is to do.
+    /// `health`: the daemon has problems.
     NotReady = 10,
-    /// Interrupted a second time: nobody waited for the end.
+    /// Interrupted a second time before the end.
     Interrupted = 130,
 }
 
-/// What `--help` says about exit codes.
 pub(crate) const HELP: &str = "\
 Exit codes:
     0  success; of `migrate` and `migration watch`: the volume is at the target
@@ -54,7 +53,7 @@ Exit codes:
   130  interrupted a second time: nobody waited for the end";
 
 impl Exit {
-    /// The exit of a failed command.
+    /// Returns the code of a failed command.
     pub(crate) fn of(error: &CommandError) -> Self {
         match error {
             CommandError::Client(error) => Self::of_client(error),
@@ -85,13 +84,13 @@ impl Exit {
         }
     }
 
-    /// The exit of a command that waited for the end of `migration`.
+    /// Returns the code of a command that has waited for `migration`.
     pub(crate) fn of_migration(migration: &Migration) -> Self {
         match migration.state {
             MigrationState::Moved => Self::Success,
             MigrationState::Cancelled => Self::Cancelled,
             MigrationState::Failed | MigrationState::HandedBack => Self::MigrationFailed,
-            // Nobody waits for a migration and stops before its end, except on an interrupt.
+            // Only an interrupt ends the wait before the end of a migration.
             MigrationState::Queued | MigrationState::Running | MigrationState::Paused => Self::Interrupted,
         }
     }

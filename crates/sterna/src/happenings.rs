@@ -1,11 +1,11 @@
-//! What has happened on a host, told by what it looked like before and looks like now. It asks nobody.
+//! Derives events on a host from the difference of two overviews. It sends no requests.
 //!
 //! ```text
 //!   Overview ──► look ──┐
 //!   Migration ─► news_of ├──► [Happening] ──► a line of text, or of JSON
 //!   no answer ─► lose ──┘
 //! ```
-//! The daemon's restart is no gap: what was before it is compared with what is after it.
+//! After a restart of the daemon, the state before it is compared with the state after it.
 
 use std::collections::BTreeMap;
 
@@ -16,24 +16,23 @@ use crate::top::sheet::{vm_state, volume_place};
 use crate::top::words::{clean, latency, moment, place};
 use crate::units::{bytes, duration};
 
-/// Something that has happened.
+/// An event on the host.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Happening {
-    /// When it was seen, by the daemon's clock, in milliseconds since 1970; `None`: while the daemon was away.
+    /// Time of the event by the daemon's clock, in milliseconds since 1970; `None` while the daemon does not answer.
     pub(crate) time_unix_ms: Option<u64>,
-    /// What it is about.
+    /// Kind of the object.
     pub(crate) about: About,
-    /// Its name or number.
+    /// Name or number of the object.
     pub(crate) name: String,
     pub(crate) event: Event,
-    /// The same in words.
+    /// The event as text.
     pub(crate) message: String,
-    /// The migration, as it stands; of others `None`.
+    /// The migration with its state; `None` for other objects.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) migration: Option<Box<Migration>>,
 }
 
-/// What something is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum About {
@@ -48,36 +47,36 @@ pub(crate) enum About {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum Event {
-    /// It was there at the first look.
+    /// It existed at the start.
     Present,
-    /// It is there, and was not before.
+    /// It is new.
     Added,
     Removed,
-    /// It is in another state, phase or place.
+    /// Its state, phase or place has changed.
     Changed,
-    /// Of a migration: it has begun, or waits.
+    /// A migration has begun or is queued.
     Begun,
-    /// Of a migration: it has ended.
+    /// A migration has ended.
     Ended,
-    /// Of the daemon: it does not answer.
+    /// The daemon does not answer.
     Away,
-    /// Of the daemon: it answers again.
+    /// The daemon answers again.
     Back,
 }
 
-/// What was seen last.
+/// The state that was last seen.
 #[derive(Default)]
 pub(crate) struct Seen {
     latest: Option<Overview>,
     is_away: bool,
-    /// Migrations that were seen under way, and how each stood then; those that have ended are known by the look.
+    /// Migrations that were under way, with their state. The overview has the ended ones.
     migrations: BTreeMap<(String, u64), Migration>,
-    /// Identity and beginning of those whose end has been told.
+    /// Identity and start of migrations whose end has been reported.
     told: Vec<(String, u64)>,
 }
 
 impl Happening {
-    /// The line for people.
+    /// Returns the event as a line of text.
     pub(crate) fn line(&self) -> String {
         let when = self.time_unix_ms.map_or_else(|| format!("{:<20}", "-"), moment);
         let about = match self.about {
@@ -94,7 +93,7 @@ impl Happening {
 }
 
 impl Seen {
-    /// Takes what the daemon says; returns what is new.
+    /// Takes an overview and returns the events since the last one.
     pub(crate) fn look(&mut self, overview: Overview) -> Vec<Happening> {
         let time = overview.taken_unix_ms;
         let mut happened = Vec::new();
@@ -129,7 +128,7 @@ impl Seen {
         happened
     }
 
-    /// Takes how a migration stands at this moment; returns what is new.
+    /// Takes the state of a migration and returns the events since its last one.
     pub(crate) fn news_of(&mut self, migration: &Migration) -> Vec<Happening> {
         let time = migration
             .ended_unix_ms
@@ -137,7 +136,7 @@ impl Seen {
         self.migration_news(migration, Some(time))
     }
 
-    /// Notes that nobody answers.
+    /// Notes that the daemon does not answer.
     pub(crate) fn lose(&mut self, reason: &str) -> Vec<Happening> {
         if std::mem::replace(&mut self.is_away, true) {
             return Vec::new();
@@ -153,7 +152,7 @@ impl Seen {
         }]
     }
 
-    /// Migrations that wait or are under way, each with its latest change.
+    /// Returns the migrations that are queued or under way, each with its latest change.
     pub(crate) fn under_way(&self) -> Vec<(String, u64)> {
         self.migrations.values().map(|migration| (migration.id.clone(), migration.change)).collect()
     }
@@ -163,7 +162,7 @@ impl Seen {
         let (event, message) = match &self.latest {
             None => (Event::Present, format!("version {} has {}", host.version, what_there_is(overview))),
             Some(before) if before.host.started_unix_ms != host.started_unix_ms => {
-                // Changes are counted anew.
+                // A new daemon counts changes from the beginning.
                 for migration in self.migrations.values_mut() {
                     migration.change = 0;
                 }
@@ -183,7 +182,7 @@ impl Seen {
         });
     }
 
-    /// The first look: what is under way is told, what has ended is known.
+    /// Takes the first overview: migrations under way are reported, ended ones are only recorded.
     fn begin(&mut self, overview: &Overview, happened: &mut Vec<Happening>) {
         for told in &overview.migrations {
             let migration = &told.migration;
@@ -211,7 +210,7 @@ impl Seen {
             happened.push(of_migration(migration, Some(migration.started_unix_ms), Event::Begun, message));
         }
         let before = self.migrations.get(&key);
-        // A look may be older than what was told of a migration alone.
+        // An overview may be older than the latest state of a single migration.
         if before.is_some_and(|before| before.change > migration.change && migration.change != 0) {
             return happened;
         }
@@ -234,7 +233,7 @@ impl Seen {
         happened
     }
 
-    /// Forgets what the daemon has forgotten.
+    /// Forgets migrations that the daemon has forgotten.
     fn forget(&mut self, overview: &Overview) {
         let is_there = |(id, started): &(String, u64)| {
             overview
@@ -247,7 +246,7 @@ impl Seen {
     }
 }
 
-/// Compares two lists by what `describe` makes of each: its name, and its words.
+/// Compares two lists by the name and the text that `describe` returns for each item.
 fn differ<T>(
     about: About,
     before: &[T],
@@ -290,7 +289,7 @@ fn order(migration: &Migration) -> String {
     )
 }
 
-/// What of a migration is worth a line when it is another one.
+/// Returns the parts of a migration's state whose change is an event.
 fn standing_of(migration: &Migration) -> (api::MigrationState, api::Phase, u32, Option<&str>) {
     let attempt = migration.attempt.max(1);
     (migration.state, migration.phase, attempt, migration.suspended.as_deref())
@@ -336,7 +335,7 @@ fn volume_words(volume: &api::VolumeAtWork) -> String {
     let why = volume.message.as_ref().filter(|_| volume.state != VolumeState::Forwarding);
     let why = why.map(|why| format!(": {why}")).unwrap_or_default();
     match volume.state {
-        // It says itself where.
+        // The place names the host.
         VolumeState::Forwarding => format!("{} {place}", volume.state.name()),
         state => format!("{} in {place}, {}{why}", state.name(), bytes(volume.size_bytes)),
     }

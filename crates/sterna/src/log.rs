@@ -1,10 +1,10 @@
-//! The log: lines on standard error, as whoever reads them there wants them.
+//! Formats the log on standard error for a terminal, a file or systemd's journal.
 //!
 //! ```text
 //!   events ──► filter ──► Flood (limits lines of a kind) ──► format, each value cleaned ──► daemon::log ──► standard error
 //! ```
-//! A terminal gets colours, a file the time. systemd's journal knows the time and the program, and wants the level as a
-//! number in front: then `journalctl -p warning` shows what somebody should look at.
+//! A terminal gets colours, a file the time. systemd's journal adds the time and the program, and reads the level from a number
+//! in front of each line, so that `journalctl -p warning` works.
 
 mod fields;
 mod flood;
@@ -26,13 +26,13 @@ use self::fields::CleanFields;
 use self::flood::Flood;
 use crate::args::LogFormat;
 
-/// Names the stream that goes to the journal, as `DEVICE:INODE`.
+/// The variable that names the journal's stream as `DEVICE:INODE`.
 const JOURNAL_VARIABLE: &str = "JOURNAL_STREAM";
 
-/// Logs from here on what passes the filter, in this format; the log is to be flushed when the program ends.
+/// Starts logging with this filter and format. The caller flushes the log when the program ends.
 ///
 /// # Errors
-/// The system starts no thread.
+/// The thread of the log cannot be started.
 pub(crate) fn start(filter: EnvFilter, format: LogFormat) -> io::Result<Log> {
     let errors = io::stderr();
     let log = Log::start(io::stderr())?;
@@ -41,7 +41,6 @@ pub(crate) fn start(filter: EnvFilter, format: LogFormat) -> io::Result<Log> {
         || tracing_subscriber::fmt::layer().with_writer(Lines(log.clone())).log_internal_errors(false);
     let named = std::env::var(JOURNAL_VARIABLE);
     let written = if format == LogFormat::Json {
-        // Each object has its level.
         lines().json().boxed()
     } else if named.is_ok_and(|stream| is_stream(&errors, &stream)) {
         let line = tracing_subscriber::fmt::format().without_time().with_level(false).with_ansi(false);
@@ -54,7 +53,7 @@ pub(crate) fn start(filter: EnvFilter, format: LogFormat) -> io::Result<Log> {
     Ok(log)
 }
 
-/// Has panics written like lines of the log: the hook of the standard library would wait for whoever reads.
+/// Writes panics as lines of the log. The hook of the standard library would wait for the reader of standard error.
 fn report_panics(log: Log) {
     std::panic::set_hook(Box::new(move |panic| {
         use std::io::Write as _;
@@ -66,12 +65,12 @@ fn report_panics(log: Log) {
             _ => String::new(),
         };
         let name = words::clean(thread.name().unwrap_or("without a name"));
-        // It takes everything.
+        // Writing to the log cannot fail.
         let _ = write!(log.line(), "thread {name}: {said}\n{trace}");
     }));
 }
 
-/// Makes a line for each event.
+/// Writes a line for each event.
 struct Lines(Log);
 
 impl<'a> MakeWriter<'a> for Lines {
@@ -82,13 +81,13 @@ impl<'a> MakeWriter<'a> for Lines {
     }
 }
 
-/// Tells whether a descriptor is the stream of that name. A variable that was inherited may speak of another one.
+/// Returns whether a descriptor is the named stream. An inherited variable may name another one.
 fn is_stream(descriptor: impl AsFd, named: &str) -> bool {
     let status = rustix::fs::fstat(descriptor);
     status.is_ok_and(|status| format!("{}:{}", status.st_dev, status.st_ino) == named)
 }
 
-/// The number of a level, as syslog(3) has them.
+/// Returns the number of a level in syslog(3).
 fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,
@@ -98,7 +97,7 @@ fn priority(level: Level) -> u8 {
     }
 }
 
-/// Puts the level in front of each line, as sd-daemon(3) has it.
+/// Writes the level in front of each line, as in sd-daemon(3).
 struct ForJournal(Format<Full, ()>);
 
 impl<S, N> FormatEvent<S, N> for ForJournal

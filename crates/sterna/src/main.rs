@@ -1,6 +1,6 @@
-//! The program: reads the command line, runs one command, and ends with an exit code that says how it went.
+//! The program: parses the command line, runs one command, and ends with its exit code.
 //!
-//! What a command does is in [`commands`]; what the codes mean is in [`exit`] and `docs/exit-codes.md`.
+//! The commands are in [`commands`]; [`exit`] and `docs/exit-codes.md` describe the codes.
 
 mod args;
 mod commands;
@@ -37,11 +37,11 @@ fn main() -> ExitCode {
     }
 }
 
-/// Says what is wrong with the command line, or prints the help that it asks for.
+/// Prints what is wrong with the command line, or the help.
 fn not_understood(error: &clap::Error) -> ExitCode {
-    // Nothing was parsed, so nothing else tells for whom it is printed.
+    // Nothing was parsed, so the format must be found in the raw arguments.
     let is_for_programs = error.use_stderr() && std::env::args_os().any(|argument| argument == "--json");
-    // Standard output may be closed: the exit code says the same.
+    // Standard output may be closed; the exit code has the result as well.
     let _ = if is_for_programs { output::report_usage(error) } else { error.print() };
     u8::try_from(error.exit_code()).map_or(Exit::Usage.into(), ExitCode::from)
 }
@@ -67,7 +67,7 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
             Exit::of(&error)
         }
     };
-    // A read of standard input or of a hung disk that nobody waits for must not keep the process.
+    // An abandoned read of standard input or of a hung disk must not keep the process alive.
     runtime.shutdown_background();
     log.flush();
     Ok(exit)

@@ -1,4 +1,4 @@
-//! How results and errors are printed: tables and sentences for people, JSON for programs.
+//! Prints results and errors: tables and text for users, JSON for programs.
 
 pub(crate) mod access;
 pub(crate) mod hosts;
@@ -23,14 +23,13 @@ use crate::commands::CommandError;
 use crate::remotes::RemoteError;
 use crate::units::{bytes, duration, percent};
 
-/// For whom results are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     Text,
     Json,
 }
 
-/// Prints a result: as JSON, or as the text that `text` makes of it.
+/// Prints a result as JSON, or as the text that `text` returns.
 pub(crate) fn print<T: Serialize>(
     format: Format,
     value: &T,
@@ -46,19 +45,19 @@ pub(crate) fn print<T: Serialize>(
     }
 }
 
-/// Prints a text for people as it is, but for what a terminal would obey.
+/// Prints a text without characters that a terminal would obey.
 pub(crate) fn print_text(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     write!(out, "{}", words::printable(text))?;
     out.flush()
 }
 
-/// Says something besides the result, on standard error. If nobody reads there, the command goes on all the same.
+/// Prints a remark on standard error. Errors are ignored.
 pub(crate) fn say(text: &str) {
     let _ = writeln!(io::stderr(), "{}", words::printable(text));
 }
 
-/// Says something on standard error in the place of what was said so before; nothing, to take that away.
+/// Replaces the former remark of this function on standard error; an empty text removes it.
 pub(crate) fn say_in_place(text: &str) {
     let _ = write!(io::stderr(), "\r\x1b[K{}", words::printable(text));
 }
@@ -71,20 +70,20 @@ pub(crate) fn print_line(value: &impl Serialize) -> io::Result<()> {
     out.flush()
 }
 
-/// Prints a line of text at once: whoever reads it is told when it happens.
+/// Prints a line of text and flushes it.
 pub(crate) fn print_text_line(line: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     writeln!(out, "{}", words::printable(line))?;
     out.flush()
 }
 
-/// Prints why a command failed: on standard error for people, on standard output in JSON.
+/// Prints why a command failed: as text on standard error, or as JSON on standard output.
 pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<()> {
     let message = message(error) + advice(error);
     if format == Format::Text {
         return writeln!(io::stderr(), "sterna: {}", words::printable(&message));
     }
-    // The daemon's codes are those of the API; the others are documented with the exit codes.
+    // The daemon's codes are those of the API; docs/exit-codes.md has the others.
     let code = match error {
         CommandError::Client(ClientError::Refused(detail)) => serde_json::to_value(detail.code)?,
         CommandError::Client(ClientError::Unreachable { source, .. })
@@ -113,15 +112,15 @@ pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<(
     print_error(&code, &message)
 }
 
-/// Prints why a command line is not understood, with `--json` on it somewhere.
+/// Prints as JSON why a command line is invalid.
 pub(crate) fn report_usage(error: &clap::Error) -> io::Result<()> {
     let text = error.render().to_string();
-    // What follows the first paragraph is how to use the command, for people.
+    // The paragraphs after the first are the usage.
     let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").trim_end();
     print_error(&"invalid_command_line".into(), message)
 }
 
-/// Prints what is wrong with a value that was given.
+/// Prints why a given value is wrong.
 pub(crate) fn report_value(message: &str, format: Format) -> io::Result<()> {
     match format {
         Format::Text => writeln!(io::stderr(), "sterna: {message}"),
@@ -134,7 +133,7 @@ fn print_error(code: &serde_json::Value, message: &str) -> io::Result<()> {
     print(Format::Json, &body, |_| String::new())
 }
 
-/// The error and its causes; who may not ask is not told that nobody answers.
+/// Returns the error with its causes. A user without permission is not told that no daemon answers.
 fn message(error: &CommandError) -> String {
     match error {
         CommandError::Client(ClientError::Unreachable { address, source })
@@ -149,7 +148,7 @@ fn message(error: &CommandError) -> String {
     }
 }
 
-/// What to do about an error that does not say so itself.
+/// Returns advice for errors whose own text has none.
 fn advice(error: &CommandError) -> &'static str {
     match error {
         CommandError::Client(ClientError::Unreachable { address, source })
@@ -169,13 +168,13 @@ fn advice(error: &CommandError) -> &'static str {
     }
 }
 
-/// The stores as a table.
+/// Returns the stores as a table.
 pub(crate) fn stores(stores: &Vec<Store>) -> String {
     let header = ["STORE", "KIND", "FREE", "SIZE", "VOLUMES", "PROVISIONED", "WHERE"];
     let mut table = table(&header, &[2, 3, 4, 5]);
     for store in stores {
         let (free, total) = match &store.problem {
-            // An export says how large it is when it is opened.
+            // The size of an export is known only when it is opened.
             None if store.bytes_total > 0 => (bytes(store.bytes_free), bytes(store.bytes_total)),
             _ => (dash(), dash()),
         };
@@ -192,7 +191,7 @@ pub(crate) fn stores(stores: &Vec<Store>) -> String {
     lines(&table) + &warnings + &unknown_images(stores) + &disk_advice(stores)
 }
 
-/// What would serve guests better, once for all stores that it is said of.
+/// Returns each advice for faster guests once, with its stores.
 fn disk_advice(stores: &[Store]) -> String {
     let mut said: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for store in stores {
@@ -202,7 +201,7 @@ fn disk_advice(stores: &[Store]) -> String {
     lines.map(|(advice, stores)| format!("\n{}: {advice}\n", stores.join(", "))).collect()
 }
 
-/// What is to be known of a store whose volumes have more bytes than it, if it is one.
+/// Returns a warning if the volumes of a store have more bytes than the store.
 pub(crate) fn overcommitted(store: &Store) -> Option<String> {
     let is_over = store.kind == StoreKind::Folder
         && store.bytes_total > 0
@@ -218,7 +217,7 @@ pub(crate) fn overcommitted(store: &Store) -> Option<String> {
     })
 }
 
-/// Which stores are slowed down or fail on purpose; nothing if none is.
+/// Returns a line for each store that is slow or fails on purpose.
 fn impairments(stores: &[Store]) -> String {
     let impaired = stores.iter().filter_map(|store| Some((&store.name, store.impairment.as_ref()?)));
     let lines = impaired.map(|(name, impairment)| {
@@ -227,7 +226,7 @@ fn impairments(stores: &[Store]) -> String {
     lines.collect()
 }
 
-/// What is to be done about images that the daemon does not know; nothing if there are none.
+/// Returns advice about images that the daemon does not know, if there are any.
 pub(crate) fn unknown_images(stores: &[Store]) -> String {
     let mut text = String::new();
     for store in stores.iter().filter(|store| !store.unknown_images.is_empty()) {
@@ -244,7 +243,7 @@ pub(crate) fn unknown_images(stores: &[Store]) -> String {
     text
 }
 
-/// The migrations as a table.
+/// Returns the migrations as a table.
 pub(crate) fn migrations(migrations: &Vec<Migration>) -> String {
     if migrations.is_empty() {
         return "no migrations; begin one with: sterna migrate VOLUME --to STORE\n".to_owned();
@@ -270,21 +269,20 @@ pub(crate) fn migrations(migrations: &Vec<Migration>) -> String {
     lines(&table)
 }
 
-/// How far it is, or was; nobody remembers that of one that came to nothing before the daemon was started again.
+/// Returns the progress of a migration. It is forgotten for a migration that failed before the daemon's restart.
 fn done(migration: &Migration) -> String {
     let is_forgotten = migration.state.has_ended() && migration.fraction == 0.0;
     if is_forgotten || at_source(migration).is_some() { dash() } else { share(migration) }
 }
 
-/// How much of it is done, of one that this host counts; after a restart of it, what has followed of volumes that have left with blocks
-/// missing only their new owner knows.
+/// Returns the progress in percent. After a restart of the source of an incomplete volume, only the new owner knows it.
 pub(crate) fn share(migration: &Migration) -> String {
     let has_left = migration.guest == api::GuestLocation::Target && !migration.state.has_ended();
     let is_unknown = has_left && migration.bytes_missing.is_none();
     if is_unknown { "unknown".to_owned() } else { percent(migration.fraction) }
 }
 
-/// What the target still misses.
+/// Returns the bytes that the target still lacks.
 pub(crate) fn missing(migration: &Migration) -> String {
     migration.bytes_missing.map_or_else(|| "unknown".to_owned(), bytes)
 }
@@ -296,7 +294,7 @@ fn why(migration: &Migration) -> String {
     said.collect::<Vec<_>>().join("; ")
 }
 
-/// One migration, a line for each property: what it does while it is under way, what it cost once it has ended.
+/// Returns one migration as lines of properties: its progress while it is under way, its costs once it has ended.
 pub(crate) fn migration(migration: &Migration) -> String {
     let mut rows = vec![
         ("migration", migration.id.clone()),
@@ -329,13 +327,13 @@ pub(crate) fn migration(migration: &Migration) -> String {
     properties(&rows)
 }
 
-/// A strategy, and what the rounds of one that has some have left so far.
+/// Returns the strategy, with the result of its latest round if it has rounds.
 fn copied_by(strategy: api::Strategy, rounds: &[api::Round]) -> String {
     let Some(last) = rounds.last() else { return strategy.name().to_owned() };
     format!("{}, {} rounds; {} was written in the last", strategy.name(), rounds.len(), bytes(last.dirtied))
 }
 
-/// What is printed when a migration that was waited for has ended.
+/// Returns the text about the end of a migration.
 pub(crate) fn ended(migration: &Migration) -> String {
     let why = migration.message.as_deref().unwrap_or("no reason was recorded");
     let (volume, id) = (&migration.volume, &migration.id);
@@ -360,7 +358,7 @@ pub(crate) fn ended(migration: &Migration) -> String {
     first + &properties(&cost(migration))
 }
 
-/// What is printed when nobody waits for the end of a migration.
+/// Returns the text about a migration that was begun with `--detach`.
 pub(crate) fn begun(migration: &Migration) -> String {
     let id = &migration.id;
     match &migration.queue {
@@ -372,12 +370,12 @@ pub(crate) fn begun(migration: &Migration) -> String {
     }
 }
 
-/// A place in the queue, in words.
+/// Returns the place in the queue as text.
 pub(crate) fn turn(queue: &api::QueuePlace) -> String {
     format!("number {} of {}: {}", queue.place, queue.waiting, queue.reason)
 }
 
-/// When the copying will have ended, in words.
+/// Returns the expected time until the copying ends, as text.
 pub(crate) fn remaining(migration: &Migration) -> String {
     match migration.remaining_seconds {
         None => "time left unknown".to_owned(),
@@ -386,7 +384,7 @@ pub(crate) fn remaining(migration: &Migration) -> String {
     }
 }
 
-/// What it waits for, in words.
+/// Returns the reason of the wait, as text.
 pub(crate) fn waiting(migration: &Migration) -> Option<String> {
     let waiting = migration.waiting_for.as_ref()?;
     let limit = waiting.remaining_ms.map(|remaining_ms| duration(remaining_ms as f64 / 1000.0));
@@ -430,7 +428,7 @@ fn cost(migration: &Migration) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// What an old image at the other host was good for.
+/// Returns how much a kept image at the other host has saved.
 fn spared(migration: &Migration, replica: &api::ReplicaUsed) -> String {
     let sent = migration.bytes_moved;
     format!(
@@ -460,7 +458,7 @@ fn stood_still(downtime: &api::MachineDowntime) -> String {
     )
 }
 
-/// The host that a migration comes from, if it is another one: that counts what is copied, and knows how far it is.
+/// Returns the source host, if it is another one. Only that host knows the progress.
 fn at_source(migration: &Migration) -> Option<&str> {
     let source = &migration.source;
     source.image.is_empty().then_some(source.store.as_deref()).flatten()
@@ -470,7 +468,7 @@ fn place(location: &api::ImageLocation) -> String {
     location.store.clone().unwrap_or_else(|| "(in place)".to_owned())
 }
 
-/// The other host's images are that host's affair: their paths are not known here.
+/// Returns the place with the path. The paths of another host's images are not known here.
 fn place_and_image(location: &api::ImageLocation) -> String {
     format!("{}  {}", place(location), location.image).trim_end().to_owned()
 }
@@ -487,10 +485,10 @@ fn dash() -> String {
     "-".to_owned()
 }
 
-/// A table without lines; the columns `right` hold figures.
+/// Returns a table without lines; the columns `right` are aligned to the right.
 pub(crate) fn table(header: &[&str], right: &[usize]) -> Table {
     let mut table = Table::new();
-    // Lines are not wrapped: who wants to cut them has `cut` and `less -S`.
+    // Lines are not wrapped, so that `cut` and `less -S` can process them.
     table
         .load_preset(presets::NOTHING)
         .set_content_arrangement(ContentArrangement::Disabled)
@@ -509,19 +507,19 @@ fn properties(rows: &[(&str, String)]) -> String {
     rows.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect()
 }
 
-/// The table as text, without blanks at the ends of lines.
+/// Returns the table as text, without blanks at the ends of lines.
 pub(crate) fn lines(table: &Table) -> String {
     let text = table.to_string();
     text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
 }
 
-/// An error with what has caused it.
+/// Returns an error with its causes.
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
         let detail = error.to_string();
-        // Some errors have their cause's text in their own.
+        // Some errors contain the text of their cause.
         if !text.contains(&detail) {
             text = format!("{text}: {detail}");
         }

@@ -1,4 +1,4 @@
-//! Following a migration to its end: a bar on a terminal, a line now and then elsewhere.
+//! Follows a migration to its end, with a bar on a terminal, or with lines.
 
 use std::io::{IsTerminal as _, Write as _};
 use std::time::{Duration, Instant};
@@ -10,24 +10,24 @@ use crate::commands::CommandError;
 use crate::output::{self, Format, remaining, waiting};
 use crate::units::bytes;
 
-/// Time that a request for news stays with the daemon.
+/// Longest time that a request waits at the daemon for a change.
 const WAIT_MS: u64 = 5_000;
 /// Time between two lines where there is no terminal, unless the phase changes.
 const LINE_INTERVAL: Duration = Duration::from_secs(5);
-/// How long a daemon that has gone away is waited for: it may be restarting, and will know what became of it.
+/// Longest wait for a daemon that does not answer. It may be restarting, and then knows the outcome.
 const RESTART_WAIT: Duration = Duration::from_secs(20);
-/// Time between two attempts to reach a daemon that has gone away.
+/// Time between two attempts to reach such a daemon.
 const RESTART_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Cause of the failure of a migration that a restart has ended.
 const INTERRUPTED: &str = "daemon-stopped";
 
-/// How long something must have been waited for before that is worth a word: what takes less is the ordinary course.
+/// Waits that are shorter than this are not shown.
 const WORTH_A_WORD: Duration = Duration::from_secs(1);
 
-/// Follows the migration until it has ended and returns how it stands then.
+/// Follows the migration until it has ended, and returns its last state.
 ///
-/// Can be dropped at any moment; the migration goes on.
+/// Can be dropped at any moment; the migration continues.
 pub(crate) async fn follow(
     client: &Client,
     first: Migration,
@@ -53,7 +53,7 @@ pub(crate) async fn follow(
         } else if migration.state.has_ended() && !migration.goes_on {
             return Ok(migration);
         } else if migration.state.has_ended() {
-            // The next daemon is about to say by which number.
+            // The next daemon will report the number of the new migration.
             lost_since.get_or_insert_with(Instant::now);
             (migration.change, migration.state) = (0, api::MigrationState::Running);
             tokio::time::sleep(RESTART_INTERVAL).await;
@@ -70,7 +70,7 @@ pub(crate) async fn follow(
                     return Err(CommandError::Lost { id: migration.id, source: error });
                 }
                 shown.lost();
-                // Changes are counted anew by a daemon that has been restarted.
+                // A restarted daemon counts changes from the beginning.
                 migration.change = 0;
                 tokio::time::sleep(RESTART_INTERVAL).await;
             }
@@ -79,7 +79,7 @@ pub(crate) async fn follow(
     }
 }
 
-/// The migration that does once more what a restart in order has interrupted.
+/// Returns the migration that repeats one which an orderly restart has interrupted.
 fn next_of(migration: &Migration) -> Option<&str> {
     let is_interrupted = migration.state.has_ended()
         && migration.failure.as_deref() == Some(INTERRUPTED)
@@ -87,19 +87,18 @@ fn next_of(migration: &Migration) -> Option<&str> {
     migration.retried_as.as_deref().filter(|_| is_interrupted)
 }
 
-/// What a migration waits for, and since when.
+/// The reason of a migration's wait, with its beginning.
 #[derive(Default)]
 struct Wait {
     seen: Option<(String, Instant)>,
 }
 
 impl Wait {
-    /// Leaves out what has not been waited for long enough to be told. The next news may be long in coming, so it
-    /// is asked for soon then.
+    /// Removes the reason of a wait that is still short. Then the next request must follow soon.
     fn see(&mut self, migration: &mut Migration, now: Instant) {
         let is_worth_a_word =
             self.is_worth_a_word(migration.waiting_for.as_ref().map(|waiting| waiting.reason.as_str()), now);
-        // What waits for people, and not for a store or a host, is told at once.
+        // A wait for the administrator is shown at once.
         if migration.state == api::MigrationState::Running && !is_worth_a_word {
             migration.waiting_for = None;
         }
@@ -114,23 +113,23 @@ impl Wait {
         now.saturating_duration_since(since) >= WORTH_A_WORD
     }
 
-    /// How long the daemon may take to answer while nothing changes.
+    /// Returns how long the daemon may wait for a change before it answers.
     fn news_within_ms(&self) -> u64 {
         if self.seen.is_some() { WORTH_A_WORD.as_millis() as u64 } else { WAIT_MS }
     }
 }
 
-/// Where progress is shown.
+/// The display of progress.
 pub(crate) enum Display {
     /// A bar on the terminal behind standard error.
     Bar(ProgressBar),
     /// Lines on standard error.
     Lines {
-        /// When the latest was printed.
+        /// When the latest line was printed.
         printed: Option<Instant>,
-        /// The phase that it said.
+        /// The phase in the latest line.
         phase: Option<api::Phase>,
-        /// Whether the latest said that the daemon has gone away.
+        /// Whether the latest line reported that the daemon does not answer.
         gone: bool,
     },
     /// One line of JSON on standard output for each change.
@@ -139,7 +138,7 @@ pub(crate) enum Display {
 }
 
 impl Display {
-    /// The display of a command that follows a migration and says at the end how it went.
+    /// Returns the display for a command that prints the outcome itself.
     pub(crate) fn for_people(format: Format) -> Self {
         match format {
             Format::Json => Self::Nowhere,
@@ -155,7 +154,6 @@ impl Display {
         }
     }
 
-    /// Takes the bar away.
     pub(crate) fn close(&self) {
         if let Self::Bar(bar) = self {
             bar.finish_and_clear();
@@ -178,7 +176,7 @@ impl Display {
                 }
             }
             Self::Json => {
-                // Nobody reads any more: the command goes on, its exit code still says how it ended.
+                // If the output is closed, the command continues: its exit code is the outcome.
                 let _ = output::print_line(migration);
             }
             Self::Nowhere => {}
@@ -186,7 +184,7 @@ impl Display {
         let _ = std::io::stderr().flush();
     }
 
-    /// Says, once, that there is no news for the time being.
+    /// Reports once that the daemon does not answer.
     fn lost(&mut self) {
         const LOST: &str = "the daemon has gone away; waiting for it to come back";
         match self {

@@ -1,10 +1,10 @@
-//! Daemons that are asked over TLS: where they are, whose keys they have, and this user's own key.
+//! Daemons that this user reaches over TLS: their addresses and keys, and the user's own key.
 //!
 //! ```text
 //!   ~/.config/sterna/identity/      this user's key and certificate, made by the first `sterna remote add`
 //!   ~/.config/sterna/remotes.json   daemons, by their addresses, each with the key that it must have
 //! ```
-//! As of hosts among each other keys are pinned: no authority is asked, and names say nothing.
+//! As between hosts, keys are pinned: certificate authorities and names have no meaning.
 
 use std::fmt;
 use std::io;
@@ -24,26 +24,25 @@ use tokio::time::timeout;
 use transport::pinned::{self, Connector, GarbledAccessToken};
 use transport::{HostId, Identity, IdentityError};
 
-/// How the address of a daemon begins that is asked over TLS: what its clients speak is HTTP, and other programs call it so as well.
+/// Scheme of the addresses. Clients speak HTTP over TLS, as other programs write it.
 const SCHEME: &str = "https://";
-/// The port of a daemon whose address says none.
+/// Default port of a daemon.
 const PORT: u16 = 7425;
-/// Longest that a connection may take to be made: whoever waits for longer has the wrong address.
+/// Longest time for connecting. A longer wait means a wrong address.
 const CONNECT_WAIT_MAX: Duration = Duration::from_secs(10);
-/// Version of the file.
+/// Version of the file's format.
 const VERSION: u32 = 1;
-/// Name of the file in the folder, and of the folder of this user's key.
+/// Names of the file, and of the folder with this user's key.
 const FILE: &str = "remotes.json";
 const IDENTITY_FOLDER: &str = "identity";
 
-/// Where a daemon is that is asked over TLS: `https://HOST[:PORT]`.
+/// Address of a daemon over TLS: `https://HOST[:PORT]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RemoteAddress {
     host: String,
     port: u16,
 }
 
-/// Daemons that this user may ask over TLS.
 #[derive(Debug)]
 pub(crate) struct Remotes {
     folder: PathBuf,
@@ -56,13 +55,13 @@ pub(crate) struct Remote {
     pub(crate) key: String,
 }
 
-/// Why a daemon cannot be asked over TLS.
+/// Why a daemon cannot be used over TLS.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RemoteError {
-    /// There is no home.
+    /// There is no home folder.
     #[error("there is no folder for keys: set HOME")]
     NoHome,
-    /// It was not added.
+    /// The daemon was not added.
     #[error(
         "{0} is no daemon that this user has added; have an administrator there run: sterna access grant NAME --role ROLE; \
          then here: sterna remote add {0}"
@@ -74,10 +73,10 @@ pub(crate) enum RemoteError {
     /// This user's key cannot be used.
     #[error("this user's key cannot be used")]
     Identity(#[from] IdentityError),
-    /// What was given is no invitation.
+    /// The given text is no invitation.
     #[error(transparent)]
     Token(#[from] GarbledAccessToken),
-    /// What was given is no key.
+    /// The given text is no key.
     #[error("a key is written as 64 hexadecimal digits; sterna access list prints that of the daemon")]
     Key,
     /// The key cannot be used for TLS.
@@ -98,7 +97,7 @@ impl FromStr for RemoteAddress {
         let wrong = || format!("\"{text}\" names no daemon: write https://HOST or https://HOST:PORT");
         let rest = text.strip_prefix(SCHEME).ok_or_else(wrong)?;
         let rest = rest.strip_suffix('/').unwrap_or(rest);
-        // An IPv6 address is in brackets, and has colons of its own.
+        // An IPv6 address is in brackets, and contains colons.
         let after_address = rest.rfind(']').map_or(0, |bracket| bracket + 1);
         let (host, port) = match rest[after_address..].find(':') {
             Some(colon) => {
@@ -125,14 +124,14 @@ impl fmt::Display for RemoteAddress {
 }
 
 impl Remotes {
-    /// Those of the user that runs this process.
+    /// Returns the daemons of the user that runs this process.
     pub(crate) fn of_this_user() -> Result<Self, RemoteError> {
         let absolute = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
         let config = absolute("XDG_CONFIG_HOME").or_else(|| Some(absolute("HOME")?.join(".config")));
         Ok(Self { folder: config.ok_or(RemoteError::NoHome)?.join("sterna") })
     }
 
-    /// All of them, by address.
+    /// Returns all daemons, by address.
     pub(crate) fn list(&self) -> Result<Vec<Remote>, RemoteError> {
         let path = self.folder.join(FILE);
         let read = match std::fs::read(&path) {
@@ -150,7 +149,7 @@ impl Remotes {
         Ok(content.map_err(|source| RemoteError::File { path, source })?.remotes)
     }
 
-    /// Adds one, or replaces that of the same address.
+    /// Adds a daemon, or replaces the one at the same address.
     pub(crate) fn put(&self, address: &RemoteAddress, key: HostId) -> Result<Remote, RemoteError> {
         let mut remotes = self.list()?;
         let remote = Remote { address: address.to_string(), key: key.to_string() };
@@ -161,7 +160,7 @@ impl Remotes {
         Ok(remote)
     }
 
-    /// Forgets one; returns it.
+    /// Removes a daemon and returns it.
     pub(crate) fn remove(&self, address: &RemoteAddress) -> Result<Remote, RemoteError> {
         let mut remotes = self.list()?;
         let at = remotes.iter().position(|remote| remote.address == address.to_string());
@@ -170,7 +169,7 @@ impl Remotes {
         Ok(removed)
     }
 
-    /// This user's key, which is made if there is none.
+    /// Returns this user's key, which is made if there is none.
     pub(crate) fn own_identity(&self) -> Result<Identity, RemoteError> {
         let folder = self.folder.join(IDENTITY_FOLDER);
         if folder.exists() {
@@ -178,13 +177,13 @@ impl Remotes {
         }
         self.make_folder()?;
         match Identity::create(&folder, "sterna-client") {
-            // Another command was quicker.
+            // Another command has just made it.
             Err(IdentityError::Exists { .. }) => Ok(Identity::load(&folder)?),
             made => Ok(made?),
         }
     }
 
-    /// A client of a daemon that was added.
+    /// Returns a client of an added daemon.
     pub(crate) fn client(&self, address: &RemoteAddress) -> Result<Client, RemoteError> {
         let remote = self.list()?.into_iter().find(|remote| remote.address == address.to_string());
         let remote = remote.ok_or_else(|| RemoteError::Unknown(address.clone()))?;
@@ -205,7 +204,7 @@ impl Remotes {
     }
 }
 
-/// A client with this key, of the daemon there that has that one.
+/// Returns a client that shows `identity`, of the daemon that has the key `key`.
 pub(crate) fn client(
     address: &RemoteAddress,
     identity: &Identity,
@@ -221,7 +220,7 @@ fn replace(path: &Path, content: &Content) -> io::Result<()> {
     std::fs::rename(&begun, path)
 }
 
-/// How a daemon is reached over TLS.
+/// The connection to a daemon over TLS.
 struct Way {
     address: RemoteAddress,
     connector: Connector,
@@ -265,7 +264,8 @@ impl Way {
     }
 }
 
-/// A connection whose errors say if the daemon does not know this client: that is told only after it is made.
+/// A connection that turns the daemon's refusal of an unknown client into an error. TLS 1.3 reports it only
+/// after the connection is made.
 struct Judged<S>(S);
 
 fn judged(error: io::Error) -> io::Error {

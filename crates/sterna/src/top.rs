@@ -1,4 +1,4 @@
-//! The host in a terminal: what `sterna top` shows, and how. Where it comes from is the command's affair.
+//! The screen of `sterna top`. The command fetches the data.
 
 pub(crate) mod draw;
 pub(crate) mod sheet;

@@ -1,10 +1,10 @@
-//! A daemon on another machine, reached by the system's own ssh: `--host ssh://user@host`.
+//! Reaches a daemon on another machine by the system's own ssh: `--host ssh://user@host`.
 //!
 //! ```text
 //!   this program ──► socket in a folder of its own ──► ssh -L ══► sshd ──► socket of the daemon there
 //! ```
-//! Keys, agents, passwords, jump hosts and known hosts are ssh's business and that of its configuration. One ssh serves all requests
-//! of a command, and ends with it.
+//! ssh and its configuration handle keys, agents, passwords, jump hosts and known hosts. One ssh serves all requests of a
+//! command, and ends with it.
 
 use std::ffi::OsString;
 use std::io;
@@ -18,61 +18,61 @@ use api::{Address, AddressError};
 
 use crate::remotes::RemoteAddress;
 
-/// Where a daemon of a package listens.
+/// The socket of a daemon that was installed by a package.
 const SOCKET: &str = "/run/sterna/sterna.sock";
-/// Time between two looks for the socket that ssh makes once it is through. Whoever types a password takes seconds.
+/// Time between two checks for the socket that ssh makes once it is connected. Typing a password takes seconds.
 const LOOK_INTERVAL: Duration = Duration::from_millis(10);
-/// Folders that are tried, if there are some of that name.
+/// Number of folder names that are tried if some exist.
 const FOLDERS_TRIED: u32 = 100;
 
-/// Where a daemon is, as people write it.
+/// Address of a daemon, as users write it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum HostAddress {
     Here(Address),
-    /// On another one, by ssh.
+    /// A daemon on another machine, by ssh.
     Ssh(SshAddress),
-    /// On another one, over TLS.
+    /// A daemon on another machine, over TLS.
     Https(RemoteAddress),
 }
 
 /// A daemon on another machine: `ssh://[USER@]HOST[:PORT][/PATH]`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SshAddress {
-    /// What ssh is told: `USER@HOST`, or a host of its configuration.
+    /// Argument of ssh: `USER@HOST`, or a host of its configuration.
     destination: String,
     port: Option<u16>,
-    /// The daemon's socket there.
+    /// Path of the daemon's socket on that machine.
     socket: String,
 }
 
-/// Why a text says of no daemon where it is.
+/// Why a text is not an address of a daemon.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum HostAddressError {
-    /// It is none of this machine, and no other kind.
+    /// It is neither an address on this machine nor of another kind.
     #[error("{0}; for another machine: ssh://USER@HOST, or https://HOST:PORT")]
     Here(#[from] AddressError),
-    /// It begins with `ssh://`, and goes on otherwise.
+    /// It begins with `ssh://`, but the rest is wrong.
     #[error(
         "\"{0}\" names no machine: write ssh://USER@HOST, ssh://HOST:PORT or ssh://USER@HOST/PATH/OF/THE/SOCKET"
     )]
     Ssh(String),
-    /// It begins with `https://`, and goes on otherwise.
+    /// It begins with `https://`, but the rest is wrong.
     #[error("{0}")]
     Https(String),
 }
 
-/// Why another machine's daemon cannot be asked.
+/// Why the daemon of another machine cannot be reached.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum TunnelError {
-    /// There is no ssh, or no folder.
+    /// There is no ssh, or no folder can be made.
     #[error("ssh cannot be started; install the package openssh-client")]
     Start(#[source] io::Error),
-    /// ssh has ended before it was through.
+    /// ssh has ended before it was connected.
     #[error("ssh does not reach {destination} ({status}); try: ssh {destination} true")]
     Ended { destination: String, status: std::process::ExitStatus },
 }
 
-/// A way to a daemon on another machine; it ends when this is dropped.
+/// An ssh process that forwards to a daemon; it ends when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Tunnel {
     ssh: Child,
@@ -100,7 +100,7 @@ fn parse(text: &str) -> Option<SshAddress> {
         None => (text, ""),
     };
     let socket = if socket.len() > 1 { socket } else { SOCKET };
-    // An IPv6 address is in brackets, and has colons of its own.
+    // An IPv6 address is in brackets, and contains colons.
     let after_address = machine.rfind(']').map_or(0, |bracket| bracket + 1);
     let (destination, port) = match machine[after_address..].find(':') {
         Some(colon) => {
@@ -132,7 +132,7 @@ impl std::fmt::Display for SshAddress {
 }
 
 impl Tunnel {
-    /// Has ssh connect, and waits until it has: it asks for a password itself, and says itself what is wrong.
+    /// Starts ssh and waits until it is connected. ssh itself prompts for passwords and prints errors.
     pub(crate) async fn open(to: &SshAddress) -> Result<Self, TunnelError> {
         let folder = make_folder().map_err(TunnelError::Start)?;
         let socket = folder.join("daemon.sock");
@@ -144,7 +144,7 @@ impl Tunnel {
         let mut forwarding = OsString::from(&socket);
         forwarding.push(format!(":{}", to.socket));
         command.arg("-L").arg(forwarding).arg("--").arg(&to.destination);
-        // Standard input is the command's own: an invitation may come by it.
+        // Standard input belongs to the command, which may read an invitation from it.
         let started = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
         let address = Address::unix(&socket).map_err(|error| TunnelError::Start(io::Error::other(error)));
         let (ssh, address) = match (started, address) {
@@ -169,7 +169,7 @@ impl Tunnel {
         Ok(tunnel)
     }
 
-    /// What leads to the daemon on this machine.
+    /// Returns the local end of the forwarding.
     pub(crate) fn address(&self) -> &Address {
         &self.address
     }
@@ -184,7 +184,7 @@ impl Drop for Tunnel {
     }
 }
 
-/// Makes a folder that is this user's alone.
+/// Makes a folder that only this user can enter.
 fn make_folder() -> io::Result<PathBuf> {
     let parent = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|folder| folder.is_dir());
     let parent = parent.unwrap_or_else(std::env::temp_dir);
@@ -200,7 +200,7 @@ fn make_folder() -> io::Result<PathBuf> {
 }
 
 fn remove(folder: &Path) {
-    // What is left over is an empty folder that nobody else can use.
+    // At worst an empty folder is left, which only this user can use.
     let _ = std::fs::remove_dir_all(folder);
 }
 

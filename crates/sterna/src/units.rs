@@ -1,9 +1,9 @@
-//! Sizes, rates and durations as people write and read them.
+//! Parses and formats sizes, rates and durations.
 
 use std::time::Duration;
 
-/// Suffixes of sizes and what they multiply by. `K` to `T` mean powers of 1,024, as in qemu-img and fdisk; they, and those with an
-/// `i`, are read in small letters as well.
+/// Suffixes of sizes with their factors. `K` to `T` mean powers of 1,024, as in qemu-img and fdisk. They, and those with an `i`,
+/// may be lower case.
 const UNITS: [(&str, u64); 16] = [
     ("B", 1),
     ("KiB", 1 << 10),
@@ -22,18 +22,17 @@ const UNITS: [(&str, u64); 16] = [
     ("TB", 1_000_000_000_000),
     ("PiB", 1 << 50),
 ];
-/// Suffixes of rates that networks have, and their bits: powers of 1,000.
+/// Suffixes of network rates with their bits, in powers of 1,000.
 const BIT_UNITS: [(&str, u64); 5] =
     [("bit", 1), ("kbit", 1_000), ("Mbit", 1_000_000), ("Gbit", 1_000_000_000), ("Tbit", 1_000_000_000_000)];
-/// Bits of a byte.
 const BITS: u64 = 8;
-/// Digits behind the point: more than any sensible size has, and few enough for exact arithmetic.
+/// Largest number of digits after the point, few enough for exact arithmetic.
 const FRACTION_DIGITS_MAX: usize = 9;
 
-/// Suffixes of times, and their seconds.
+/// Suffixes of times with their seconds.
 const TIME_UNITS: [(&str, u64); 4] = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
 
-/// Reads a time: a whole number with a unit.
+/// Parses a time: a whole number with a unit.
 pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
     let read = TIME_UNITS.iter().find_map(|(unit, seconds)| {
         let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
@@ -43,13 +42,13 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| "write a number with s, m, h or d, for example 90s, 2h or 7d".to_owned())
 }
 
-/// Why a text is no size or rate.
+/// Why a text is not a size or a rate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UnitError {
     /// It does not begin with a number.
     #[error("it must begin with a number: write for example {example}")]
     Number {
-        /// How it could look.
+        /// An example of a valid text.
         example: &'static str,
     },
     /// The suffix is unknown.
@@ -57,7 +56,7 @@ pub(crate) enum UnitError {
         "\"{unit}\" is no unit: use B, KiB, MiB, GiB, TiB (or K, M, G, T) or kB, MB, GB, TB; for rates also Mbit, Gbit"
     )]
     Unit {
-        /// What stands behind the number.
+        /// The text after the number.
         unit: String,
     },
     /// The suffix may mean bits, or bytes.
@@ -79,12 +78,12 @@ pub(crate) enum UnitError {
     Zero,
 }
 
-/// Reads a size in bytes: a number and a unit, `4GiB` or `1.5 TiB`; without a unit: bytes.
+/// Parses a size: a number and a unit, `4GiB` or `1.5 TiB`; without a unit: bytes.
 pub(crate) fn parse_size(text: &str) -> Result<u64, UnitError> {
     parse(text.trim(), "4GiB", size_unit)
 }
 
-/// Reads a rate in bytes a second: `200MiB/s`, `1Gbit/s`.
+/// Parses a rate and returns bytes a second: `200MiB/s`, `1Gbit/s`.
 pub(crate) fn parse_rate(text: &str) -> Result<u64, UnitError> {
     let text = text.trim();
     match text.strip_suffix("/s") {
@@ -93,12 +92,12 @@ pub(crate) fn parse_rate(text: &str) -> Result<u64, UnitError> {
     }
 }
 
-/// A number of bytes for people: `4.0 GiB`.
+/// Formats a number of bytes: `4.0 GiB`.
 pub(crate) fn bytes(count: u64) -> String {
     api::Bytes(count).to_string()
 }
 
-/// A duration for people, of `seconds`.
+/// Formats a duration of `seconds`.
 pub(crate) fn duration(seconds: f64) -> String {
     if seconds < 10.0 {
         return format!("{seconds:.1} s");
@@ -111,12 +110,12 @@ pub(crate) fn duration(seconds: f64) -> String {
     }
 }
 
-/// A part of a whole, 0 to 1, as percent. It is rounded down: only what is complete is shown as 100 %.
+/// Formats a fraction, 0 to 1, as percent. It rounds down, so that only a complete migration shows 100 %.
 pub(crate) fn percent(fraction: f64) -> String {
     format!("{:.1} %", (fraction.clamp(0.0, 1.0) * 1000.0).floor() / 10.0)
 }
 
-/// What a unit of sizes multiplies by, and then divides by.
+/// Returns the factor and the divisor of a unit of sizes.
 fn size_unit(unit: &str) -> Result<(u64, u64), UnitError> {
     let unknown = || UnitError::Unit { unit: unit.to_owned() };
     let exact = UNITS.iter().find(|(name, _)| *name == unit);
@@ -132,7 +131,7 @@ fn size_unit(unit: &str) -> Result<(u64, u64), UnitError> {
     }
 }
 
-/// As [`size_unit`], of rates.
+/// Returns the factor and the divisor of a unit of rates.
 fn rate_unit(unit: &str) -> Result<(u64, u64), UnitError> {
     let bits = BIT_UNITS.iter().find(|(name, _)| *name == unit || name.to_lowercase() == unit);
     bits.map_or_else(|| size_unit(unit), |(_, bits)| Ok((*bits, BITS)))

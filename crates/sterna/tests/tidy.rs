@@ -1,8 +1,8 @@
-//! Tidy: what a reviewer should not have to look for, looked for by a test.
+//! Tidy: a test of rules that reviewers should not have to check.
 //!
-//! It reads the repository as text: manifests, sources, scripts and documents. It does not build anything, and it knows
-//! no more of Rust than comments, strings and words. Each rule is a function from text to findings, with a test that
-//! plants what it must find; the tests in this file apply the rules to the repository.
+//! It reads the repository as text: manifests, sources, scripts and documents. It builds nothing, and parses only comments,
+//! strings and words of Rust. Each rule is a function from text to findings, with a test that plants a violation. The tests in
+//! this file apply the rules to the repository.
 
 #![expect(clippy::unwrap_used, reason = "the whole file is tests and their support")]
 
@@ -78,7 +78,7 @@ fn commands_in_documents_exist() {
     expect_none(&commands::check(&Tree::read(), program));
 }
 
-/// Fails with every finding, one a line.
+/// Fails with all findings, one a line.
 fn expect_none(findings: &[Finding]) {
     let lines: Vec<String> = findings.iter().map(ToString::to_string).collect();
     assert!(lines.is_empty(), "{} findings:\n{}", lines.len(), lines.join("\n"));

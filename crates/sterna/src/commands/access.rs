@@ -1,4 +1,4 @@
-//! `sterna access …`: who may use the daemon over TLS.
+//! `sterna access …`: access to the daemon over TLS.
 
 use api::{Client, NewGrant, SetGrant};
 

@@ -1,4 +1,4 @@
-//! `sterna bench`: runs a benchmark, prints what it has measured, and writes its page.
+//! `sterna bench`: runs a benchmark, prints its figures, and writes its page.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -116,7 +116,7 @@ fn options(folder: Option<PathBuf>, size_bytes: u64, rounds: u32) -> Result<Benc
     Ok(BenchOptions { program, parent: folder, size_bytes, rounds })
 }
 
-/// A page that cannot be written should be known before minutes of measuring, not after.
+/// Checks before the measurement that the page can be written.
 fn check_page(path: Option<&Path>) -> Result<(), CommandError> {
     let Some(path) = path else { return Ok(()) };
     let failed = |source| CommandError::Page { path: path.to_owned(), source };
@@ -205,7 +205,6 @@ fn heading(environment: &Environment, size_bytes: u64, rounds: &str) -> String {
     format!("{machine}\n{programs}\nAn image of {size}, {rounds}: medians, and from the least to the most.\n")
 }
 
-/// A table of figures as text.
 fn lines(table: &Table) -> String {
     let figures: Vec<usize> = (1..table.header.len()).collect();
     let header: Vec<&str> = table.header.iter().map(String::as_str).collect();

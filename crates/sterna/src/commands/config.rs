@@ -1,4 +1,4 @@
-//! `sterna config …`
+//! `sterna config …`: checks configurations.
 
 use std::fmt::Write as _;
 
@@ -11,7 +11,7 @@ use crate::commands::CommandError;
 use crate::exit::Exit;
 use crate::output::{self, Format};
 
-/// What is said where no file was read.
+/// Name of the configuration if there is no file.
 const DEFAULTS: &str = "the configuration without a file";
 
 pub(super) fn run(command: ConfigCommand, format: Format) -> Result<Exit, CommandError> {
@@ -46,7 +46,7 @@ fn text(found: &ConfigCheck) -> String {
         (None, many) => format!("{file} has {many} problems, and no daemon would start by it\n"),
     };
     for found in &found.problems {
-        // A fault of syntax shows its line, on several lines.
+        // A syntax error has several lines.
         let problem = found.problem.replace('\n', "\n    ");
         // Writing to a string does not fail.
         let _ = write!(text, "\n  {problem}\n    → {}\n", found.advice);

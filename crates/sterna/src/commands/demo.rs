@@ -1,5 +1,5 @@
-//! `sterna demo`: the disk of a working guest moves from one store to another, or to another host and home, with or without
-//! the guest itself, and is judged.
+//! `sterna demo`: moves the disk of a working guest to another store, or to another host and back, with or without
+//! the guest, and verifies it.
 
 use std::path::PathBuf;
 
@@ -58,7 +58,6 @@ pub(super) async fn run(arguments: DemoArguments, format: Format) -> Result<Exit
     Ok(ended.exit)
 }
 
-/// What is left of a demo.
 struct Ended {
     text: String,
     json: serde_json::Result<String>,

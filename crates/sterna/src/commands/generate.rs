@@ -1,4 +1,4 @@
-//! `sterna generate`: manual pages and completions, made of the command line itself, for packages.
+//! `sterna generate`: writes manual pages and completions for packages.
 
 use std::io;
 use std::path::Path;
@@ -11,7 +11,6 @@ use crate::args::{Arguments, GenerateArguments};
 use crate::commands::CommandError;
 use crate::exit::Exit;
 
-/// The shells that complete.
 const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Zsh, Shell::Fish];
 
 pub(super) fn run(arguments: &GenerateArguments) -> Result<Exit, CommandError> {
@@ -26,7 +25,7 @@ pub(super) fn run(arguments: &GenerateArguments) -> Result<Exit, CommandError> {
     Ok(Exit::Success)
 }
 
-/// Writes a page for a command, and for each below it.
+/// Writes a page for a command, and for each of its subcommands.
 fn write_pages(command: &Command, folder: &Path) -> io::Result<()> {
     let source = format!("sterna {}", env!("CARGO_PKG_VERSION"));
     Man::new(command.clone()).source(source).manual("Sterna").generate_to(folder)?;

@@ -11,9 +11,9 @@ use crate::commands::CommandError;
 use crate::exit::Exit;
 use crate::output::{self, Format, hosts};
 
-/// Where an invitation may be, besides.
+/// The environment variable for an invitation.
 const INVITATION_VARIABLE: &str = "STERNA_INVITATION";
-/// Bytes of an invitation that are read: more than one has.
+/// Largest number of bytes that are read of an invitation, more than any has.
 const INVITATION_BYTES_MAX: u64 = 64 << 10;
 
 pub(super) async fn run(client: &Client, command: HostCommand, format: Format) -> Result<Exit, CommandError> {
@@ -53,7 +53,7 @@ pub(super) async fn run(client: &Client, command: HostCommand, format: Format) -
     Ok(Exit::Success)
 }
 
-/// The invitation that was given, wherever.
+/// Returns the invitation from the argument, the file, the environment or the prompt.
 pub(super) fn invitation(argument: Option<String>, file: Option<&Path>) -> Result<String, CommandError> {
     let unread = |path: &Path| {
         let path = path.to_owned();
@@ -74,13 +74,13 @@ pub(super) fn invitation(argument: Option<String>, file: Option<&Path>) -> Resul
     Ok(text.trim().to_owned())
 }
 
-/// Asks whoever types; of a pipe, what comes is it.
+/// Prompts on a terminal; from a pipe it reads everything.
 fn ask() -> io::Result<String> {
     let stdin = io::stdin();
     if !stdin.is_terminal() {
         return from_standard_input();
     }
-    // Nothing but the question itself is lost if it cannot be printed.
+    // A failure loses only the prompt itself.
     let _ = write!(io::stderr(), "invitation: ");
     let mut line = String::new();
     stdin.lock().take(INVITATION_BYTES_MAX).read_line(&mut line)?;
@@ -97,7 +97,7 @@ fn read_whole(from: impl Read) -> io::Result<String> {
     Ok(text)
 }
 
-/// The name that the system has, as far as a host can be called so.
+/// Returns the system's host name, without characters that a host's name cannot have.
 fn host_name() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     name.chars().map(|character| if character.is_ascii_alphanumeric() { character } else { '-' }).collect()

@@ -26,7 +26,7 @@ pub(super) fn run(command: JournalCommand, format: Format) -> Result<Exit, Comma
         JournalCommand::Export(which) => {
             let found = examine(which)?;
             output::print(Format::Json, &found.export(), |_| String::new())?;
-            // Whoever has sent the output into a file is told all the same.
+            // The output may go to a file, so the problem is printed on standard error as well.
             if let (Some(problem), Format::Text) = (&found.problem, format) {
                 output::say(&format!("the export ends where the journal cannot be read any more: {problem}"));
             }
@@ -66,13 +66,13 @@ fn restored(restored: &RestoredJournal) -> String {
     let mut text = format!("{path} is the journal of {age} ago\n");
     if let Some(replaced) = &restored.replaced {
         // Writing to a string does not fail.
-        let _ = writeln!(text, "what was there before is {}", replaced.display());
+        let _ = writeln!(text, "the former journal is {}", replaced.display());
     }
     let then = "\nThe daemon serves an unconfirmed volume when all other hosts have confirmed it. See: sterna volume list\n";
     text + &volumes(&restored.volumes) + then + &hosts(restored)
 }
 
-/// Says which hosts have to be asked, if that is not known.
+/// Returns advice about the hosts that must be asked, if the list of hosts is not known to be complete.
 fn hosts(restored: &RestoredJournal) -> String {
     if restored.hosts_known {
         return String::new();

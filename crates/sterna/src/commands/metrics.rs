@@ -7,10 +7,10 @@ use crate::commands::CommandError;
 use crate::exit::Exit;
 use crate::output::{self, Format};
 
-/// The figures, as programs that want JSON read them.
+/// The figures in a JSON document.
 #[derive(Serialize)]
 struct Metrics {
-    /// In Prometheus' text format.
+    /// The figures in Prometheus' text format.
     metrics: String,
 }
 

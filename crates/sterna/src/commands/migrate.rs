@@ -1,4 +1,4 @@
-//! `sterna migrate`: begins a migration and, unless told otherwise, waits for its end; or says what it would do.
+//! `sterna migrate`: begins a migration and, unless detached, waits for its end; or prints the preflight check.
 
 mod disks;
 
@@ -18,7 +18,7 @@ pub(super) async fn run(
     format: Format,
 ) -> Result<Exit, CommandError> {
     let mut names = order.names.into_iter();
-    // There is one: the command line wants it.
+    // The command line requires at least one.
     let (named, name) = named(&names.next().unwrap_or_default());
     let request = MigrateVolume {
         to: order.to,
@@ -63,14 +63,14 @@ pub(super) async fn run(
     see_through(client, begun, order.detach, format).await
 }
 
-/// What a name is of that may say so: `vm:NAME`, `volume:NAME`.
+/// Splits a name from its optional prefix: `vm:NAME`, `volume:NAME`.
 fn named(text: &str) -> (Named, String) {
     let prefixed = [("vm:", Named::Vm), ("volume:", Named::Volume)].into_iter();
     let found = prefixed.filter_map(|(prefix, named)| Some((named, text.strip_prefix(prefix)?))).next();
     found.map_or_else(|| (Named::Any, text.to_owned()), |(named, name)| (named, name.to_owned()))
 }
 
-/// Begins once more what a migration did not come to.
+/// Repeats a failed or cancelled migration.
 pub(super) async fn retry(
     client: &Client,
     order: &RetryArguments,
@@ -80,14 +80,14 @@ pub(super) async fn retry(
     see_through(client, begun, order.detach, format).await
 }
 
-/// Begins a migration and waits for its end, unless it is only to be begun.
+/// Begins a migration and waits for its end, unless it is detached.
 async fn see_through(
     client: &Client,
     begun: impl Future<Output = Result<Migration, ClientError>>,
     is_detached: bool,
     format: Format,
 ) -> Result<Exit, CommandError> {
-    // From here on Ctrl-C does not end the program before it has said what becomes of the migration.
+    // From here on Ctrl-C cancels the migration before it ends the program.
     let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::Signals)?;
     let migration = begun.await?;
     if is_detached {
@@ -132,7 +132,7 @@ async fn wait(
     }
 }
 
-/// What is said when nobody waits for the end any more.
+/// Returns the text for a migration whose end the command does not wait for.
 pub(super) fn unwatched(id: &str) -> String {
     format!("{id} goes on without being watched; see: sterna migration show {id}")
 }

@@ -1,4 +1,4 @@
-//! `sterna remote …`: the daemons that this user asks over TLS.
+//! `sterna remote …`: the daemons that this user reaches over TLS.
 
 use api::{ClientError, Grant, RedeemGrant};
 use serde::Serialize;
@@ -11,16 +11,16 @@ use crate::exit::Exit;
 use crate::output::{self, Format, access};
 use crate::remotes::{self, Remote, RemoteAddress, RemoteError, Remotes};
 
-/// What has come of adding a daemon.
+/// The result of adding a daemon.
 #[derive(Serialize)]
 struct Added {
     #[serde(flatten)]
     remote: Remote,
-    /// What its administrator has granted; `None`: that was before.
+    /// The grant of this user; `None` if the daemon knew the key already.
     grant: Option<Grant>,
 }
 
-/// This user's key.
+/// The digest of this user's key.
 #[derive(Serialize)]
 struct Key {
     key: String,
@@ -71,7 +71,7 @@ async fn add(remotes: &Remotes, order: AddRemoteArguments) -> Result<Added, Comm
     Ok(Added { remote: remotes.put(&address, server)?, grant })
 }
 
-/// Has the daemon know this user's own key; `None`: it does already.
+/// Registers this user's own key with the daemon; `None`: the daemon knew it already.
 async fn redeem(
     address: &RemoteAddress,
     token: &AccessToken,
@@ -81,7 +81,7 @@ async fn redeem(
     let redeemed = invited.redeem_access(&RedeemGrant { key: own.id().to_string() }).await;
     match redeemed {
         Ok(grant) => Ok(Some(grant)),
-        // It may have been redeemed, and the answer lost.
+        // The token may have been redeemed before, with a lost answer.
         Err(error @ (ClientError::Unreachable { .. } | ClientError::Broken(_) | ClientError::Refused(_))) => {
             match remotes::client(address, &own, token.server)?.host().await {
                 Ok(_) => Ok(None),

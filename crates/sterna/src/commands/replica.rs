@@ -23,11 +23,11 @@ pub(super) async fn run(
     Ok(Exit::Success)
 }
 
-/// Deletes all that was kept of a volume. One that cannot be deleted keeps none of the others; why, is said in the end.
+/// Deletes all kept images of a volume. A failure does not stop the others, and is reported at the end.
 async fn drop_all(client: &Client, volume: &str, format: Format) -> Result<Exit, CommandError> {
     let kept = client.replicas().await?.into_iter().filter(|kept| kept.volume == volume);
     let migrations: Vec<Option<String>> = kept.map(|kept| Some(kept.migration)).collect();
-    // Of nothing the daemon says best that there is nothing.
+    // If there are none, the daemon's own refusal is the best message.
     let migrations = if migrations.is_empty() { vec![None] } else { migrations };
     let (mut dropped, mut refused) = (Vec::new(), None);
     for migration in migrations {

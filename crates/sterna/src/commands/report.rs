@@ -1,4 +1,4 @@
-//! `sterna migration report`: a migration as a page for people.
+//! `sterna migration report`: writes a migration as an HTML page.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use crate::commands::CommandError;
 use crate::exit::Exit;
 use crate::output::{self, Format};
 
-/// The name of a file that means the standard output.
+/// The file name that means standard output.
 const STANDARD_OUTPUT: &str = "-";
 
 pub(super) async fn run(
@@ -19,7 +19,7 @@ pub(super) async fn run(
     format: Format,
 ) -> Result<Exit, CommandError> {
     let history = client.migration_history(&arguments.id).await?;
-    // What the daemon calls it, not what was typed: the name of a file is made of it.
+    // The file's name uses the daemon's identity of the migration, not the typed text.
     let usual = || PathBuf::from(format!("{}.html", history.migration.id));
     let path = arguments.output.clone().unwrap_or_else(usual);
     if path == Path::new(STANDARD_OUTPUT) {
@@ -34,7 +34,7 @@ pub(super) async fn run(
     Ok(Exit::Success)
 }
 
-/// Writes the page of a migration to a file; one that is there is replaced.
+/// Writes the page of a migration to a file, and replaces an existing one.
 pub(super) fn write(path: &Path, history: &MigrationHistory) -> Result<(), CommandError> {
     let written = std::fs::write(path, report::page(history));
     written.map_err(|source| CommandError::Report { path: path.to_owned(), source })

@@ -1,4 +1,4 @@
-//! `sterna serve`: the daemon, until it is told to stop.
+//! `sterna serve`: runs the daemon until a signal stops it.
 
 use std::sync::Arc;
 

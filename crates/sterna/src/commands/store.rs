@@ -7,7 +7,7 @@ use crate::commands::{CommandError, volume};
 use crate::exit::Exit;
 use crate::output::{self, Format, store_content};
 
-/// Endings of files that are no part of a volume's name.
+/// Endings of files that are left out of a volume's name.
 const ENDINGS: [&str; 4] = [".img", ".raw", ".qcow2", ".qcow"];
 
 pub(super) async fn run(
@@ -34,7 +34,7 @@ pub(super) async fn run(
     Ok(Exit::Success)
 }
 
-/// A store that cannot be looked at hides none of the others, and is a failure all the same.
+/// Lists files of stores. An unreadable store does not stop the others, but makes the command fail.
 async fn scan(client: &Client, name: Option<String>, format: Format) -> Result<Exit, CommandError> {
     let names = match name {
         Some(name) => vec![name],

@@ -1,4 +1,4 @@
-//! `sterna top`: the host on the screen, again and again; or once, as text or JSON.
+//! `sterna top`: shows the host on the screen, or prints it once as text or JSON.
 
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
@@ -20,11 +20,11 @@ use crate::top::sheet::{self, Cell, Sheet, Side};
 use crate::top::words::clean;
 use crate::top::{Next, Top, draw};
 
-/// Time between two questions.
+/// Time between two requests.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// How long an answer may take: a daemon that takes longer is as good as away.
+/// Longest time for an answer. A slower daemon counts as not answering.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// Answers that wait to be shown.
+/// Largest number of answers that wait to be drawn.
 const ANSWERS_MAX: usize = 2;
 
 pub(super) async fn run(client: &Client, order: &TopArguments, format: Format) -> Result<Exit, CommandError> {
@@ -36,10 +36,10 @@ pub(super) async fn run(client: &Client, order: &TopArguments, format: Format) -
     if !std::io::stdout().is_terminal() || !std::io::stdin().is_terminal() {
         return Err(CommandError::NoTerminal);
     }
-    // What a client says of late answers would be in the middle of the screen.
+    // The client's remarks about late answers would disturb the screen.
     let client = client.never_late();
     let mut top = Top::new();
-    // A first answer that says that this can never be is told as every command does.
+    // A permanent error of the first request is printed as by other commands.
     match ask(&client).await {
         Ok(overview) => top.see(overview),
         Err(error) if is_for_good(&error) => return Err(error.into()),
@@ -47,7 +47,7 @@ pub(super) async fn run(client: &Client, order: &TopArguments, format: Format) -
     }
     let mut terminal = ratatui::try_init().inspect_err(|_| ratatui::restore())?;
     let shown = watch(&mut terminal, client, &mut top).await;
-    // Some terminals keep lines of a screen that was resized; then these are empty.
+    // Some terminals keep lines of a resized screen; this clears them.
     let _ = crossterm::execute!(std::io::stdout(), Clear(ClearType::All), MoveTo(0, 0));
     let restored = ratatui::try_restore();
     shown?;
@@ -55,7 +55,7 @@ pub(super) async fn run(client: &Client, order: &TopArguments, format: Format) -
     Ok(Exit::Success)
 }
 
-/// Shows the host until the user or the system wants that to end.
+/// Shows the host until the user or a signal ends it.
 async fn watch(
     terminal: &mut ratatui::DefaultTerminal,
     client: Client,
@@ -91,9 +91,9 @@ async fn watch(
             },
             event = events.next() => match event {
                 Some(Ok(Event::Key(key))) => if top.press(key) == Next::Quit { break Ok(()) },
-                // Drawing measures the screen itself.
+                // The next drawing uses the new size.
                 Some(Ok(_)) => {}
-                // The terminal is gone.
+                // The terminal was closed.
                 Some(Err(_)) | None => break Ok(()),
             },
             _ = terminate.recv() => break Ok(()),
@@ -112,7 +112,7 @@ async fn ask(client: &Client) -> Result<Overview, ClientError> {
     })
 }
 
-/// What guests do is the difference of two looks: if nobody has looked a moment ago, this looks twice.
+/// Returns an overview with rates. Rates need two overviews, so it asks twice if there is no recent one.
 async fn seen_twice(client: &Client) -> Result<Overview, ClientError> {
     let first = client.overview().await?;
     let is_told = |overview: &Overview| {
@@ -126,18 +126,18 @@ async fn seen_twice(client: &Client) -> Result<Overview, ClientError> {
     client.overview().await
 }
 
-/// Whether asking again would not help.
+/// Returns whether the error is permanent.
 fn is_for_good(error: &ClientError) -> bool {
     match error {
         ClientError::Unreachable { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,
-        // A daemon that is too old, or no daemon.
+        // The daemon is too old, or it is another program.
         ClientError::Malformed { .. } | ClientError::TooLarge => true,
         ClientError::Refused(detail) => detail.code != api::ErrorCode::ShuttingDown,
         ClientError::Broken(_) => false,
     }
 }
 
-/// All that there is, one table below the other.
+/// Returns everything, one table below the other.
 fn as_text(overview: &Overview) -> String {
     let mut volumes: Vec<_> = overview.volumes.iter().collect();
     sheet::sort(&mut volumes, sheet::Order::Name, false);

@@ -14,7 +14,7 @@ use crate::exit::Exit;
 use crate::output::{self, Format};
 use crate::units::{bytes, percent};
 
-/// Time between two looks at how far a creation has come.
+/// Time between two checks of a creation's progress.
 const CREATION_INTERVAL: Duration = Duration::from_millis(250);
 
 pub(super) async fn run(
@@ -47,7 +47,7 @@ pub(super) async fn run(
         }
         VolumeCommand::List => {
             let volumes = client.volumes().await?;
-            // Only people need to be told here: programs read it in the list of stores.
+            // Only for text output; programs find this in the list of stores.
             let unknown = match format {
                 Format::Text => output::unknown_images(&client.stores().await?),
                 Format::Json => String::new(),
@@ -56,7 +56,7 @@ pub(super) async fn run(
         }
         VolumeCommand::Show(volume) => {
             let shown = client.volume(&volume.name).await?;
-            // As with the list: programs ask for the replicas themselves.
+            // Only for text output; programs ask for the replicas.
             let kept = match format {
                 Format::Text => client.replicas().await?,
                 Format::Json => Vec::new(),
@@ -108,7 +108,7 @@ pub(super) async fn run(
     Ok(Exit::Success)
 }
 
-/// Why an image was kept, and what to do with it.
+/// Returns why an image was kept, and what to do with it.
 fn kept_because(why: KeptBecause) -> &'static str {
     match why {
         KeptBecause::Given => ": what is in it was yours before Sterna served it",
@@ -142,17 +142,17 @@ pub(super) async fn make(client: &Client, volume: NewVolume, format: Format) -> 
     Ok(())
 }
 
-/// Says that the store of a volume has promised more than it has. Programs read it in the list of stores.
+/// Warns if the volumes of the store exceed it. Programs find this in the list of stores.
 async fn warn_of_overcommitment(client: &Client, volume: &Volume, format: Format) {
     let (Format::Text, Some(name)) = (format, &volume.store) else { return };
-    // The volume is there: what cannot be learnt is not said.
+    // The volume exists, so an error here is ignored.
     let Ok(stores) = client.stores().await else { return };
     if let Some(warning) = stores.iter().find(|store| store.name == *name).and_then(output::overcommitted) {
         output::say(&format!("warning: {warning}"));
     }
 }
 
-/// Shows how far the copying has come; what cannot be learnt is not shown.
+/// Shows the progress of the copying; errors are ignored.
 async fn show_creation(client: &Client, name: &str) {
     let Ok(volume) = client.volume(name).await else { return };
     if let Some(creation) = volume.creation.filter(|creation| creation.bytes_total > 0) {

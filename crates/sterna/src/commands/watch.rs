@@ -1,4 +1,4 @@
-//! `sterna watch`: what happens on the host, a line each, until somebody ends it.
+//! `sterna watch`: prints a line for each event on the host.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -14,22 +14,23 @@ use crate::exit::Exit;
 use crate::happenings::{Happening, Seen};
 use crate::output::{self, Format, with_causes};
 
-/// Time between two looks at the host.
+/// Time between two overviews.
 const INTERVAL: Duration = Duration::from_millis(1000);
-/// How long a daemon may take to answer.
+/// Longest time for an answer of the daemon.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// Time that a request for news of a migration stays with the daemon.
+/// Longest time that a request waits at the daemon for a change of a migration.
 const WAIT_MS: u64 = 5_000;
-/// Migrations that are followed each by itself, so that none of their phases is missed; of more, what a look shows is told.
+/// Largest number of migrations that are followed individually, so that none of their phases is missed. For
+/// others the overview is used.
 const FOLLOWED_MAX: usize = 16;
-/// News that wait to be printed.
+/// Largest number of events that wait to be printed.
 const NEWS_MAX: usize = 64;
 
 pub(super) async fn run(client: &Client, format: Format) -> Result<Exit, CommandError> {
-    // A pipe that nobody reads any more is an error of a write, and Ctrl-C is waited for.
+    // Ctrl-C ends the command in order. A closed pipe is an error of the next write.
     let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::Signals)?;
     let mut terminate = signal(SignalKind::terminate()).map_err(CommandError::Signals)?;
-    // That an answer is late is one of the things that happen.
+    // Late answers are reported as events instead.
     let client = client.never_late();
     let watched = tokio::select! {
         watched = watch(&client, format) => watched,
@@ -37,7 +38,7 @@ pub(super) async fn run(client: &Client, format: Format) -> Result<Exit, Command
         _ = terminate.recv() => Ok(()),
     };
     match watched {
-        // Whoever has read what it wanted, as `head` does, has not been failed.
+        // A reader such as `head` may close the pipe; that is no failure.
         Err(CommandError::Unwritten(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Success),
         Err(error) => Err(error),
         Ok(()) => Ok(Exit::Success),
@@ -48,7 +49,7 @@ async fn watch(client: &Client, format: Format) -> Result<(), CommandError> {
     let mut seen = Seen::default();
     let (news, mut told) = mpsc::channel(NEWS_MAX);
     let mut followed = Followed { client: client.clone(), news, tasks: BTreeMap::new() };
-    // Who asks for a daemon that is not there learns it at once; one that goes away later is waited for.
+    // If no daemon answers at the start, the command fails. Later it waits for the daemon.
     print(&seen.look(client.overview().await?), format)?;
     let mut turns = tokio::time::interval(INTERVAL);
     turns.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -70,7 +71,7 @@ async fn watch(client: &Client, format: Format) -> Result<(), CommandError> {
     }
 }
 
-/// Those that ask for news of one migration each.
+/// The tasks that follow one migration each.
 struct Followed {
     client: Client,
     news: mpsc::Sender<Migration>,
@@ -78,7 +79,7 @@ struct Followed {
 }
 
 impl Followed {
-    /// Follows these, and nothing else.
+    /// Follows exactly these migrations.
     fn follow(&mut self, under_way: &[(String, u64)]) {
         self.tasks.retain(|id, task| {
             let is_wanted = under_way.iter().any(|(wanted, _)| wanted == id);
@@ -105,7 +106,7 @@ impl Drop for Followed {
     }
 }
 
-/// Tells each change of a migration, until it has ended or the daemon has gone: then the next look tells more.
+/// Sends each change of a migration until it has ended or the daemon does not answer.
 async fn follow(client: Client, id: String, change: u64, news: mpsc::Sender<Migration>) {
     let mut after = change;
     loop {
@@ -126,7 +127,7 @@ fn print(happened: &[Happening], format: Format) -> io::Result<()> {
     })
 }
 
-/// Whether asking again would not help.
+/// Returns whether the error is permanent.
 fn is_for_good(error: &ClientError) -> bool {
     match error {
         ClientError::Unreachable { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,

@@ -1,4 +1,4 @@
-//! What is told of a host that changes from look to look.
+//! Tests of the events between overviews.
 
 use api::Overview;
 use serde_json::Value;
@@ -6,7 +6,7 @@ use serde_json::Value;
 use super::*;
 use crate::top::tests::{host, migration, volume};
 
-/// What is told of each look, without its time.
+/// Returns the events of each overview, without their times.
 fn told(looks: impl IntoIterator<Item = Overview>) -> Vec<String> {
     let mut seen = Seen::default();
     let happened = looks.into_iter().flat_map(|look| seen.look(look)).collect::<Vec<_>>();
@@ -24,7 +24,7 @@ fn volumes_come_and_go_and_change_their_state() {
     failed["message"] = "its image is gone".into();
     let lines = told([
         host(1, &[volume("a", 1.0)], &[]),
-        // That a guest does something else is no news.
+        // A changed load of a guest is no event.
         host(2, &[volume("a", 900.0), volume("b", 1.0)], &[]),
         host(3, &[failed], &[]),
     ]);
@@ -82,7 +82,7 @@ fn news_of_one_migration_and_looks_tell_the_same_once_whatever_comes_first() {
     let mut closing = of(&migration("m1", "running", "closing"));
     closing.change = 9;
     assert_eq!(seen.news_of(&closing).len(), 1);
-    // The look was taken before.
+    // This overview is older.
     assert_eq!(seen.look(host(2, &[], &[migration("m1", "running", "copying")])), []);
     let ended = of(&migration("m1", "moved", "ended"));
     assert_eq!(seen.news_of(&Migration { change: 12, ..ended }).len(), 1);

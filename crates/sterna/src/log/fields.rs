@@ -1,4 +1,4 @@
-//! Writes the fields of an event as text, each value cleaned: a value of somebody's cannot begin a line or reach the terminal.
+//! Writes the fields of an event as text. Each value is cleaned, so that it cannot begin a line or control the terminal.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use tracing_subscriber::fmt::format::Writer;
 /// The field that is written without its name.
 const MESSAGE: &str = "message";
 
-/// The message, then each other field as `name=value`.
+/// Writes the message, then each other field as `name=value`.
 pub(super) struct CleanFields;
 
 impl<'writer> FormatFields<'writer> for CleanFields {

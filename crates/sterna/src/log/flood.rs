@@ -1,6 +1,6 @@
 //! Limits how many lines one place of the program writes about one host, address or client, and how many about all of them.
 //!
-//! The budgets are generous: what a busy host does in order passes. What is suppressed is counted, and told of once a second.
+//! The budgets suffice for a busy host without faults. Suppressed lines are counted, and reported once a second.
 
 use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -13,25 +13,25 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::layer::Context;
 use words::{Budget, Limiter, Suppressed, Verdict};
 
-/// Lines of one place about one host, address or client.
+/// Budget of one place about one host, address or client.
 const OF_ONE: Budget = Budget { burst: 50, per_s: 2 };
-/// Lines about one host, address or client, of all places.
+/// Budget of all places about one host, address or client.
 const ABOUT_ONE: Budget = Budget { burst: 200, per_s: 10 };
-/// Lines of one place, about all.
+/// Budget of one place about all hosts.
 const OF_PLACE: Budget = Budget { burst: 500, per_s: 20 };
-/// Kinds that are told apart.
+/// Largest number of budgets that are kept.
 const KINDS_MAX: usize = 1024;
-/// Fields that say whom a line is about, by the first that it has.
+/// Fields that name the subject of a line; the first one counts.
 const ABOUT: [&str; 5] = ["peer", "host", "from", "address", "remote"];
-/// How often it is told what was suppressed.
+/// Interval of the reports about suppressed lines.
 const TELL_INTERVAL: Duration = Duration::from_secs(1);
-/// Where lines come from that tell of others: they are not limited.
+/// Target of these reports, which are not limited.
 const OWN_TARGET: &str = "sterna::log";
 
-/// A place in the program: where it is, and whether its lines are warnings.
+/// A place in the program, and whether its lines are warnings.
 type Place = (&'static str, bool);
 
-/// The limits, as a layer that keeps events from those after it.
+/// A layer that stops events beyond the limits.
 pub(super) struct Flood {
     shared: Arc<Shared>,
 }
@@ -49,7 +49,7 @@ struct Limiters {
 }
 
 impl Flood {
-    /// Makes the limits, and the thread that tells what was suppressed.
+    /// Makes the layer, and starts the thread that reports suppressed lines.
     pub(super) fn start() -> io::Result<Self> {
         let shared = Arc::new(Shared::new());
         let teller = Arc::clone(&shared);
@@ -84,7 +84,7 @@ impl Shared {
         Self { began: Instant::now(), limiters: Mutex::new(limiters), owes: Condvar::new() }
     }
 
-    /// Whether a line is written.
+    /// Returns whether a line is written.
     fn pass(&self, place: Place, about: Option<(usize, String)>) -> bool {
         let now = self.began.elapsed();
         let mut limiters = self.lock();
@@ -93,7 +93,7 @@ impl Shared {
             passes = limiters.of_one.ask(now, &(place, about.clone())) == Verdict::Pass
                 && limiters.about_one.ask(now, &about) == Verdict::Pass;
         }
-        // A line that is suppressed already takes nothing from others of its place.
+        // A suppressed line does not use the budget of its place.
         passes = passes && limiters.of_place.ask(now, &place) == Verdict::Pass;
         if !passes {
             self.owes.notify_one();
@@ -111,7 +111,7 @@ impl Limiters {
         self.of_one.owes() || self.about_one.owes() || self.of_place.owes()
     }
 
-    /// What was suppressed: of which place, about whom, and how much.
+    /// Returns the number of suppressed lines for each place and subject.
     fn drain(&mut self) -> Vec<(Option<Place>, Option<String>, u64)> {
         let mut told = Vec::new();
         for Suppressed { kind, count } in self.of_one.drain() {
@@ -124,7 +124,7 @@ impl Limiters {
     }
 }
 
-/// Tells once a second what was suppressed, for ever.
+/// Reports suppressed lines once a second, for ever.
 fn tell(shared: &Shared) {
     loop {
         let mut limiters = shared.lock();
@@ -149,7 +149,7 @@ fn place(metadata: &'static Metadata<'static>) -> Place {
     (metadata.name(), *metadata.level() <= Level::WARN)
 }
 
-/// Finds whom an event is about.
+/// Finds the subject of an event.
 #[derive(Default)]
 struct About {
     /// The position of its field in [`ABOUT`], and its value.
@@ -165,7 +165,8 @@ impl Visit for About {
     }
 }
 
-/// An address without its port: each connection of a stranger has another one. With IPv6 a host has a whole network.
+/// Returns an address without its port, which differs for each connection. For IPv6 it returns the network, because a host can
+/// have all of its addresses.
 fn without_port(value: &str) -> String {
     match value.parse::<std::net::SocketAddr>() {
         Ok(address) => transport::network(address.ip()).to_string(),

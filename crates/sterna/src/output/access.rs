@@ -1,4 +1,4 @@
-//! How it is printed for people who may use a daemon over TLS, and which daemons this user may ask.
+//! Text output of `sterna access` and `sterna remote`.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,7 @@ use api::{Access, Grant, NewlyGranted};
 use super::{dash, table};
 use crate::remotes::Remote;
 
-/// Who may use the daemon over TLS.
+/// Returns the grants as a table.
 pub(crate) fn list(access: &Access) -> String {
     let mut text = match (&access.problem, &access.listen, &access.key) {
         (Some(problem), ..) => format!("nobody is let in: {problem}\n"),
@@ -25,7 +25,7 @@ pub(crate) fn list(access: &Access) -> String {
     text
 }
 
-/// What was granted, with the command to type elsewhere.
+/// Returns a new grant, with the command for the user's machine.
 pub(crate) fn granted(granted: &NewlyGranted) -> String {
     let NewlyGranted { grant, token, listen } = granted;
     let port = listen.as_deref().and_then(|listen| listen.rsplit(':').next()).unwrap_or("PORT");
@@ -41,7 +41,7 @@ pub(crate) fn granted(granted: &NewlyGranted) -> String {
     )
 }
 
-/// The daemons that this user has added.
+/// Returns this user's daemons as a table.
 pub(crate) fn remotes(remotes: &[Remote]) -> String {
     let mut table = table(&["DAEMON", "KEY"], &[]);
     for remote in remotes {

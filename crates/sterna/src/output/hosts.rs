@@ -1,4 +1,4 @@
-//! How this host and others are printed for people.
+//! Text output of `sterna host`.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,10 +7,10 @@ use api::{Identity, Invitation, Peer, PeerConnection};
 use super::{dash, lines, properties, table};
 use crate::units::{bytes, duration};
 
-/// Digits of an identifier that tell hosts apart in a table.
+/// Digits of an identifier that are shown in a table.
 const SHORT_DIGITS: usize = 12;
 
-/// This host as others see it, a line for each property.
+/// Returns this host's identity as lines of properties.
 pub(crate) fn identity(identity: &Identity) -> String {
     let listening = match identity.listening.as_slice() {
         [] if identity.problem.is_some() => dash(),
@@ -25,7 +25,7 @@ pub(crate) fn identity(identity: &Identity) -> String {
     properties(&rows)
 }
 
-/// An invitation, as the command to type on the other host.
+/// Returns an invitation, with the command for the other host.
 pub(crate) fn invitation(invitation: &Invitation) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     let left = Duration::from_millis(invitation.expires_unix_ms).saturating_sub(now);
@@ -37,7 +37,7 @@ pub(crate) fn invitation(invitation: &Invitation) -> String {
     )
 }
 
-/// What was reached by joining.
+/// Returns the result of joining.
 pub(crate) fn joined(peer: &Peer) -> String {
     let mut text = format!("{} ({}) and this host know each other\n", peer.name, short(&peer.id));
     if let Some(name) = &peer.calls_itself {
@@ -50,7 +50,7 @@ pub(crate) fn joined(peer: &Peer) -> String {
     text
 }
 
-/// What another host is trusted with.
+/// Returns the permissions of another host.
 pub(crate) fn trust(peer: &Peer) -> String {
     match peer.machines {
         true => format!("{} may bring VMs, which run here\n", peer.name),
@@ -60,7 +60,7 @@ pub(crate) fn trust(peer: &Peer) -> String {
     }
 }
 
-/// The other hosts as a table.
+/// Returns the other hosts as a table.
 pub(crate) fn peers(peers: &Vec<Peer>) -> String {
     if peers.is_empty() {
         return "no other hosts; on both of two: sterna host init; then on one of them: sterna host invite\n"
@@ -88,7 +88,7 @@ pub(crate) fn peers(peers: &Vec<Peer>) -> String {
     lines(&table)
 }
 
-/// Another host, a line for each property, and a table of connections.
+/// Returns another host as lines of properties, with a table of connections.
 pub(crate) fn peer(peer: &Peer) -> String {
     let speed = |speed: u64| format!(" ({} Mbit/s)", speed / 1_000_000);
     let links = peer

@@ -1,11 +1,11 @@
-//! How a dry run is printed for people.
+//! Text output of a dry run.
 
 use api::{MigrationPlan, PlannedVolume};
 
 use super::{dash, lines, place, properties, table, turn};
 use crate::units::{bytes, duration};
 
-/// What a migration would do, and what is in its way.
+/// Returns the effects of a migration, and its obstacles.
 pub(crate) fn plan(plan: &MigrationPlan) -> String {
     let mut table = table(&["VOLUME", "SIZE", "HOLDS", "FROM", "TO", "FREE THERE"], &[1, 2, 5]);
     for volume in &plan.volumes {

@@ -1,4 +1,4 @@
-//! How images that migrations left are printed for people.
+//! Text output of `sterna replica`.
 
 use std::time::{Duration, SystemTime};
 
@@ -7,7 +7,7 @@ use api::{ImageKind, Replica};
 use super::{dash, lines, table};
 use crate::units::{bytes, duration};
 
-/// The images as a table.
+/// Returns the kept images as a table.
 pub(crate) fn list(replicas: &Vec<Replica>) -> String {
     if replicas.is_empty() {
         return "no images were kept; sterna migrate VOLUME --to … --keep-source keeps one\n".to_owned();
@@ -30,7 +30,7 @@ pub(crate) fn list(replicas: &Vec<Replica>) -> String {
     lines(&table)
 }
 
-/// What has been deleted.
+/// Returns the text about a deleted image.
 pub(crate) fn dropped(replica: &Replica) -> String {
     let (image, migration) = (&replica.image, &replica.migration);
     match (replica.kind, replica.allocated_bytes) {
@@ -42,7 +42,7 @@ pub(crate) fn dropped(replica: &Replica) -> String {
     }
 }
 
-/// How long ago that was.
+/// Returns the age of an instant as text.
 pub(crate) fn age(unix_ms: u64) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     duration(now.saturating_sub(Duration::from_millis(unix_ms)).as_secs_f64())

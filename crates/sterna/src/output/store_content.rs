@@ -1,4 +1,4 @@
-//! How what lies in stores is printed for people.
+//! Text output of `sterna store scan`.
 
 use std::fmt::Write as _;
 
@@ -8,7 +8,7 @@ use super::replicas::age;
 use super::{dash, lines, table};
 use crate::units::bytes;
 
-/// What lies in stores, as a table; below it what is to be done about some of it.
+/// Returns the files of stores as a table, with advice below it.
 pub(crate) fn list(stores: &Vec<StoreContent>) -> String {
     let header = ["FILE", "WHAT", "VOLUME", "MIGRATION", "SIZE", "USED", "FORMAT", "MODIFIED", "NOTE"];
     let mut table = table(&header, &[4, 5]);
@@ -43,13 +43,13 @@ pub(crate) fn list(stores: &Vec<StoreContent>) -> String {
     text + &advice(stores)
 }
 
-/// What has been deleted.
+/// Returns the text about a deleted file.
 pub(crate) fn dropped(file: &StoreFile) -> String {
     let freed = file.allocated_bytes.map(|freed| format!("; {} are free again", bytes(freed)));
     format!("{} is deleted{}\n", words::clean(&file.name), freed.unwrap_or_default())
 }
 
-/// The first of each kind that somebody can do something about.
+/// Returns advice for the first file of each role that needs an action.
 fn advice(stores: &[StoreContent]) -> String {
     let first = |role| {
         let mut all = stores.iter().filter(|store| store.kind == StoreKind::Folder).flat_map(|store| {
@@ -72,7 +72,7 @@ fn advice(stores: &[StoreContent]) -> String {
     text
 }
 
-/// The file as commands take it.
+/// Returns the file's name as commands accept it.
 fn spelled(store: &StoreContent, file: &StoreFile) -> String {
     match store.kind {
         StoreKind::Folder => format!("{}/{}", store.store, words::clean(&file.name)),

@@ -1,10 +1,10 @@
-//! How VMs are printed for people.
+//! Text output of `sterna vm`.
 
 use api::{RemovedVm, Vm, VmState, WholeMove};
 
 use super::{dash, lines, properties, table};
 
-/// The VMs as a table.
+/// Returns the VMs as a table.
 pub(crate) fn list(vms: &Vec<Vm>) -> String {
     if vms.is_empty() {
         return "no VMs; add one with: sterna vm add NAME --definition FILE\n".to_owned();
@@ -19,7 +19,7 @@ pub(crate) fn list(vms: &Vec<Vm>) -> String {
     lines(&table)
 }
 
-/// One VM, a line for each property.
+/// Returns a VM as lines of properties.
 pub(crate) fn show(vm: &Vm) -> String {
     let mut rows = vec![("vm", vm.name.clone()), ("state", state(vm.state).to_owned())];
     rows.extend(vm.message.clone().map(|message| ("why", message)));
@@ -42,25 +42,25 @@ pub(crate) fn show(vm: &Vm) -> String {
     properties(&rows)
 }
 
-/// That a VM was added, and what may be wrong with it.
+/// Returns the text about an added VM, with warnings.
 pub(crate) fn added(vm: &Vm) -> String {
     let warning = vm.message.as_ref().map(|message| format!("warning: {message}\n")).unwrap_or_default();
     format!("{} is added; start it: sterna vm start {}\n{warning}", vm.name, vm.name)
 }
 
-/// That a VM was started.
+/// Returns the text about a started VM.
 pub(crate) fn started(vm: &Vm) -> String {
     let process = vm.process.map(|process| format!(" (process {process})")).unwrap_or_default();
     format!("{} is {}{process}\n", vm.name, state(vm.state))
 }
 
-/// That a VM was stopped, and how if that is worth a word.
+/// Returns the text about a stopped VM.
 pub(crate) fn stopped(vm: &Vm) -> String {
     let how = vm.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
     format!("{} is stopped{how}\n", vm.name)
 }
 
-/// That a VM's disks were adopted.
+/// Returns the text about adopted disks.
 pub(crate) fn adopted(vm: &Vm) -> String {
     let mut text = format!("{} goes on; its disks are served as: {}\n", vm.name, volumes(&vm.volumes));
     if vm.libvirt_domain.is_some() {
@@ -80,17 +80,17 @@ pub(crate) fn adopted(vm: &Vm) -> String {
     text
 }
 
-/// That a VM has its disks back.
+/// Returns the text about released disks.
 pub(crate) fn released(vm: &Vm) -> String {
     let message = vm.message.as_ref().map(|message| format!("; {message}")).unwrap_or_default();
     match vm.state {
-        // There is no such VM any more: nobody was given anything.
+        // The VM has ended, so its disks were not given back.
         VmState::Unknown => format!("{} is no longer known here{message}\n", vm.name),
         _ => format!("{} has its disks back{message}\n", vm.name),
     }
 }
 
-/// What has become of a VM.
+/// Returns the text about a removed VM.
 pub(crate) fn removed(removed: &RemovedVm) -> String {
     match removed.volumes.as_slice() {
         [] => format!("{} is no longer known here\n", removed.name),

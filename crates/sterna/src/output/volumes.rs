@@ -1,11 +1,11 @@
-//! Volumes, as people see them.
+//! Text output of `sterna volume`.
 
 use api::{Replica, Volume, VolumeFilling};
 
 use super::{dash, lines, properties, table};
 use crate::units::bytes;
 
-/// The volumes as a table.
+/// Returns the volumes as a table.
 pub(crate) fn volumes(volumes: &Vec<Volume>) -> String {
     if volumes.is_empty() {
         return "no volumes; make one with: sterna volume create NAME --size 4GiB\n".to_owned();
@@ -30,7 +30,7 @@ pub(crate) fn volumes(volumes: &Vec<Volume>) -> String {
     lines(&table)
 }
 
-/// What a volume does, in a word, and what it lacks.
+/// Returns the state of a volume in one word, with the missing bytes.
 fn state(volume: &Volume) -> String {
     match &volume.filling {
         None => volume.state.name().to_owned(),
@@ -41,7 +41,7 @@ fn state(volume: &Volume) -> String {
     }
 }
 
-/// What a volume lacks, and what comes of it.
+/// Returns what an incomplete volume lacks, with its progress.
 pub(crate) fn filling(filling: &VolumeFilling) -> String {
     if filling.is_given_up {
         return format!(
@@ -78,7 +78,7 @@ pub(crate) fn filling(filling: &VolumeFilling) -> String {
     text + &filling.waits_for.as_ref().map(|awaited| format!("; it waits for {awaited}")).unwrap_or_default()
 }
 
-/// One volume, a line for each property, and what migrations left of it, if it is among what was `kept`.
+/// Returns a volume as lines of properties, with its images among `kept`.
 pub(crate) fn volume(volume: &Volume, kept: &[Replica]) -> String {
     let mut rows = vec![
         ("volume", volume.name.clone()),
@@ -125,7 +125,7 @@ pub(crate) fn volume(volume: &Volume, kept: &[Replica]) -> String {
     properties(&rows)
 }
 
-/// Where the volume is; `None`: in no store.
+/// Returns the volume's store; `None` for an image that is served in place.
 fn store(volume: &Volume) -> Option<String> {
     let elsewhere = volume.host.as_ref().map(|host| format!("at {host}"));
     elsewhere.or_else(|| volume.store.clone())

@@ -1,4 +1,4 @@
-//! Draws what `sterna top` knows.
+//! Draws the screen of `sterna top`.
 //!
 //! ```text
 //!   Sterna rack3-a  ready                                  0.1.0, up 3 min 12 s
@@ -24,17 +24,14 @@ use super::words::{self, clean, counted_at, latency, line, place, rate, state};
 use crate::output;
 use crate::units::{bytes, duration};
 
-/// Lines of a migration.
 const MIGRATION_LINES: u16 = 2;
-/// Blanks between two columns.
 const GAP: usize = 2;
-/// Longest word that is shown whole, in columns: names may have 64 letters, and other columns are wanted as well.
+/// Largest width of a column. Names may have 64 letters, but other columns need room as well.
 const WIDTH_MAX: usize = 28;
-/// The smallest screen that anything fits on.
+/// The smallest screen that is drawn on.
 const LEAST: (u16, u16) = (30, 8);
-/// The shortest line of figures that says something.
+/// The shortest useful line of figures.
 const LINE_WIDTH_MIN: usize = 8;
-/// Width of a bar of progress.
 const BAR_WIDTH: usize = 16;
 
 pub(crate) fn draw(frame: &mut Frame<'_>, top: &mut Top, now: Instant) {
@@ -144,7 +141,7 @@ fn draw_migrations(frame: &mut Frame<'_>, area: Rect, top: &Top, overview: &Over
     let mut lines =
         vec![rule(&format!("{} under way{more}", count(migrations.len(), "migration")), area.width)];
     for told in &migrations[..shown] {
-        // What guests felt in the last second is told of volumes; of several that move as one the first is taken.
+        // The latencies of the last second are known for volumes. Of several volumes of a migration, the first counts.
         let volume =
             overview.volumes.iter().find(|volume| volume.migration.as_ref() == Some(&told.migration.id));
         let activity = volume.and_then(|volume| volume.activity.as_ref());
@@ -239,7 +236,7 @@ fn draw_sheet(frame: &mut Frame<'_>, area: Rect, top: &mut Top, overview: &Overv
     let room = usize::from(body.height).saturating_sub(1);
     top.first_row = top.first_row.min(shown.rows.len().saturating_sub(room));
     let used: usize = chosen.iter().map(|(_, width)| width + GAP).sum();
-    // What is left over shows what volumes did.
+    // The rest of the line shows the volume's requests over time.
     let drawn = if top.view == View::Volumes { width.saturating_sub(used + 1).min(60) } else { 0 };
     let drawn = if drawn < LINE_WIDTH_MIN { 0 } else { drawn };
     let titles = chosen.iter().map(|&(index, width)| {
@@ -264,12 +261,12 @@ fn draw_sheet(frame: &mut Frame<'_>, area: Rect, top: &mut Top, overview: &Overv
     frame.render_widget(Paragraph::new(lines), body);
 }
 
-/// The columns that fit, by index, each with its width: those of the lowest ranks, in their order.
+/// Returns the columns that fit, by index, with their widths. Columns of the lowest ranks come first.
 fn fitting(columns: &[Column], rows: &[Vec<Cell>], room: usize) -> Vec<(usize, usize)> {
     let width_of = |index: usize| {
         let words = rows.iter().map(|row| clean(&row[index].text).width());
         let most = words.chain([columns[index].title.width()]).max().unwrap_or(0);
-        // A remark has what is left.
+        // A remark gets the remaining width.
         if columns[index].title.is_empty() { most } else { most.min(WIDTH_MAX) }
     };
     let mut by_rank: Vec<usize> = (0..columns.len()).collect();
@@ -283,7 +280,7 @@ fn fitting(columns: &[Column], rows: &[Vec<Cell>], room: usize) -> Vec<(usize, u
         let is_remark = columns[index].title.is_empty();
         let given = if is_remark { width.min(left.saturating_sub(GAP)) } else { width };
         if given + GAP > left || (is_remark && given < width.min(12)) {
-            // A column of a higher rank in its place would be a surprise.
+            // A column of a higher rank must not replace it.
             break;
         }
         left -= given + GAP;
@@ -380,7 +377,7 @@ fn count(number: usize, what: &str) -> String {
     if number == 1 { format!("1 {what}") } else { format!("{number} {what}s") }
 }
 
-/// A text in so many columns, and the gap behind it.
+/// Returns a text aligned to `width` columns, with the gap after it.
 fn aligned(text: &str, side: Side, width: usize) -> String {
     let shown = cut(text, width);
     let blanks = " ".repeat(width.saturating_sub(shown.width()));
@@ -391,7 +388,7 @@ fn aligned(text: &str, side: Side, width: usize) -> String {
     }
 }
 
-/// As much of a text as fits.
+/// Returns the part of a text that fits.
 fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();
@@ -410,7 +407,7 @@ fn cut(text: &str, width: usize) -> String {
     shown
 }
 
-/// Colours are those of the terminal's own sixteen: they suit its ground.
+/// Uses only the terminal's own sixteen colours, which suit its background.
 fn style(tone: Tone) -> Style {
     match tone {
         Tone::Plain => Style::new(),

@@ -1,4 +1,4 @@
-//! What there is as sheets of words: the screen shows as much of them as fits, `--once` all of it.
+//! Tables of cells: the screen shows the part that fits, `--once` everything.
 
 use api::{MigrationAtWork, Overview, PeerAtWork, Store, StoreKind, Vm, VmState, VolumeAtWork, VolumeState};
 
@@ -8,49 +8,49 @@ use crate::units::{bytes, duration, percent};
 
 pub(crate) struct Sheet {
     pub(crate) columns: Vec<Column>,
-    /// Its rows: a cell for each column.
+    /// The rows, with a cell for each column.
     pub(crate) rows: Vec<Vec<Cell>>,
-    /// What is said in its place if it has no rows.
+    /// The text that is shown if there are no rows.
     pub(crate) when_empty: &'static str,
 }
 
 pub(crate) struct Column {
     pub(crate) title: &'static str,
     pub(crate) side: Side,
-    /// Where there is not enough room, columns of a higher rank are left out first.
+    /// If the screen is too narrow, columns of a higher rank are left out first.
     pub(crate) rank: u8,
 }
 
-/// Where the words of a column are.
+/// Alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Left,
     Right,
 }
 
-/// Words, and how they are meant.
+/// A text with its meaning.
 pub(crate) struct Cell {
     pub(crate) text: String,
     pub(crate) tone: Tone,
 }
 
-/// How words are meant.
+/// The meaning of a text, which decides its colour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
     Plain,
-    /// What a row is about.
+    /// The subject of a row.
     Name,
     Quiet,
-    /// As it should be.
+    /// The normal state.
     Good,
-    /// Something is under way.
+    /// An operation is under way.
     Busy,
     Warm,
-    /// Somebody should do something.
+    /// The administrator should act.
     Bad,
 }
 
-/// What volumes are sorted by.
+/// The order of volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Name,
@@ -65,7 +65,6 @@ impl Order {
     pub(crate) const ALL: [Self; 6] =
         [Self::Name, Self::Requests, Self::Read, Self::Written, Self::Latency, Self::Used];
 
-    /// The word for it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Name => "name",
@@ -91,7 +90,7 @@ impl Order {
     }
 }
 
-/// Sorts volumes: by name, or the highest first.
+/// Sorts volumes by name, or by a figure with the highest first.
 pub(crate) fn sort(volumes: &mut [&VolumeAtWork], order: Order, is_reversed: bool) {
     volumes.sort_by(|one, other| {
         let by = order.of(other).total_cmp(&order.of(one)).then_with(|| one.name.cmp(&other.name));
@@ -99,7 +98,7 @@ pub(crate) fn sort(volumes: &mut [&VolumeAtWork], order: Order, is_reversed: boo
     });
 }
 
-/// The volumes, in the order in which they are given.
+/// Returns the volumes in the given order.
 pub(crate) fn volumes(volumes: &[&VolumeAtWork]) -> Sheet {
     let rows = volumes.iter().map(|volume| {
         let activity = volume.activity.as_ref();
@@ -201,7 +200,7 @@ pub(crate) fn stores(stores: &[&Store]) -> Sheet {
     }
 }
 
-/// The other hosts, a row for each connection.
+/// Returns the other hosts, with a row for each connection.
 pub(crate) fn hosts(peers: &[&PeerAtWork]) -> Sheet {
     let mut rows = Vec::new();
     for PeerAtWork { peer, connections } in peers {
@@ -250,7 +249,7 @@ pub(crate) fn hosts(peers: &[&PeerAtWork]) -> Sheet {
     }
 }
 
-/// Migrations: those under way, or those that have ended.
+/// Returns a table of the given migrations.
 pub(crate) fn migrations(migrations: &[&MigrationAtWork]) -> Sheet {
     let rows = migrations.iter().map(|MigrationAtWork { migration, .. }| {
         let (word, tone) = super::words::state(migration);
@@ -290,12 +289,12 @@ pub(crate) fn migrations(migrations: &[&MigrationAtWork]) -> Sheet {
     }
 }
 
-/// Migrations that have ended, the latest first.
+/// Returns the ended migrations, the latest first.
 pub(crate) fn ended(overview: &Overview) -> Vec<&MigrationAtWork> {
     overview.migrations.iter().rev().filter(|told| told.migration.state.has_ended()).collect()
 }
 
-/// Migrations that wait or are under way: those that do something first.
+/// Returns the migrations that are queued or under way, the active ones first.
 pub(crate) fn under_way(overview: &Overview) -> Vec<&MigrationAtWork> {
     let mut found: Vec<_> =
         overview.migrations.iter().filter(|told| !told.migration.state.has_ended()).collect();
@@ -319,7 +318,6 @@ fn volume_state(volume: &VolumeAtWork) -> Cell {
     Cell { text: text.to_owned(), tone }
 }
 
-/// Where a volume is.
 pub(crate) fn volume_place(volume: &VolumeAtWork) -> String {
     match (&volume.host, &volume.store) {
         (Some(host), _) => format!("at {host}"),
@@ -350,7 +348,7 @@ fn clients(volume: &VolumeAtWork) -> String {
     }
 }
 
-/// What a VM does, in a word.
+/// Returns the state of a VM in one word.
 pub(crate) fn vm_state(state: VmState) -> (&'static str, Tone) {
     match state {
         VmState::Running => ("running", Tone::Good),

@@ -1,4 +1,4 @@
-//! What `sterna top` knows: what it was told last, what was before, and what the user wants to see of it.
+//! The state of `sterna top`: the latest overview, the history of figures, and the user's view.
 //!
 //! ```text
 //!   told ──► see ──┐                       ┌─► draw
@@ -14,42 +14,41 @@ use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::sheet::{self, Order, Sheet};
 
-/// Looks that a line of figures is made of: as many as a wide screen has room for.
+/// Largest number of figures in a line: the width of a wide screen.
 const LOOKS_MAX: usize = 240;
-/// Letters of a filter: more than any name has.
+/// Largest length of a filter, longer than any name.
 const FILTER_MAX: usize = 64;
 
-/// All that is shown.
+/// Everything that the screen shows.
 pub(crate) struct Top {
-    /// What was told last; `None`: nothing yet.
+    /// The latest overview; `None`: there is none yet.
     pub(crate) latest: Option<Overview>,
-    /// Since when nobody answers, and why; `None` while somebody does.
+    /// Since when the daemon does not answer, and why; `None` while it does.
     pub(crate) away: Option<(Instant, String)>,
-    /// What all guests did at the latest looks.
+    /// Figures of all guests together.
     pub(crate) totals: Totals,
     /// Requests a second of each volume.
     volumes: BTreeMap<String, Figures>,
-    /// How fast each migration under way copied.
+    /// Copy rate of each migration under way.
     migrations: BTreeMap<String, Figures>,
-    /// What each of them waited for at the latest two looks.
+    /// The reason of each migration's wait in the latest two overviews.
     waits: BTreeMap<String, [Option<String>; 2]>,
-    /// What the lower part shows.
+    /// The table in the lower part.
     pub(crate) view: View,
-    /// What volumes are sorted by.
     pub(crate) order: Order,
-    /// Whether they are sorted the other way round.
+    /// Whether the order is reversed.
     pub(crate) is_reversed: bool,
-    /// What must be in a row for it to be shown.
+    /// The text that a row must contain to be shown.
     pub(crate) filter: String,
     pub(crate) keys: Keys,
-    /// The first row that is shown.
+    /// Index of the first visible row.
     pub(crate) first_row: usize,
 }
 
-/// What is drawn as a line.
+/// Figures that are drawn as a line.
 pub(crate) type Figures = VecDeque<Option<f64>>;
 
-/// What all guests did, at the latest looks.
+/// Figures of all guests together over time.
 #[derive(Default)]
 pub(crate) struct Totals {
     pub(crate) requests: Figures,
@@ -59,7 +58,7 @@ pub(crate) struct Totals {
     pub(crate) written: Figures,
 }
 
-/// What the lower part shows.
+/// The table in the lower part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum View {
     Volumes,
@@ -72,13 +71,13 @@ pub(crate) enum View {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Keys {
     Commands,
-    /// Letters of the filter.
+    /// Keys are letters of the filter.
     Filter,
-    /// Whatever is pressed closes the help.
+    /// Any key closes the help.
     Help,
 }
 
-/// What is to be done after a key.
+/// What follows after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
     GoOn,
@@ -88,7 +87,6 @@ pub(crate) enum Next {
 impl View {
     pub(crate) const ALL: [Self; 5] = [Self::Volumes, Self::Vms, Self::Stores, Self::Hosts, Self::History];
 
-    /// The word for it.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Volumes => "volumes",
@@ -118,10 +116,10 @@ impl Top {
         }
     }
 
-    /// Takes what the daemon says.
+    /// Takes an overview of the daemon.
     pub(crate) fn see(&mut self, overview: Overview) {
         self.away = None;
-        // What was told before already counts once.
+        // The same overview must not count twice.
         if self.latest.as_ref().is_some_and(|latest| latest.taken_unix_ms == overview.taken_unix_ms) {
             return;
         }
@@ -153,12 +151,12 @@ impl Top {
         self.latest = Some(overview);
     }
 
-    /// Whether a migration has waited for the same at two looks: what takes less is the ordinary course.
+    /// Returns whether a migration has the same wait in two overviews. Shorter waits are normal.
     pub(crate) fn has_waited(&self, id: &str) -> bool {
         self.waits.get(id).is_some_and(|[before, now]| now.is_some() && before == now)
     }
 
-    /// Notes that nobody has answered.
+    /// Notes that the daemon has not answered.
     pub(crate) fn lose(&mut self, reason: String, now: Instant) {
         let since = self.away.as_ref().map_or(now, |(since, _)| *since);
         if self.away.replace((since, reason)).is_none() {
@@ -168,7 +166,7 @@ impl Top {
         }
     }
 
-    /// Does what a key says.
+    /// Handles a key.
     pub(crate) fn press(&mut self, key: KeyEvent) -> Next {
         if key.kind == KeyEventKind::Release {
             return Next::GoOn;
@@ -185,17 +183,17 @@ impl Top {
         Next::GoOn
     }
 
-    /// How fast a migration copied.
+    /// Returns the copy rates of a migration.
     pub(crate) fn of_migration(&self, id: &str) -> impl DoubleEndedIterator<Item = Option<f64>> + Clone + '_ {
         self.migrations.get(id).into_iter().flatten().copied()
     }
 
-    /// Requests a second of a volume.
+    /// Returns the requests a second of a volume.
     pub(crate) fn of_volume(&self, name: &str) -> impl DoubleEndedIterator<Item = Option<f64>> + Clone + '_ {
         self.volumes.get(name).into_iter().flatten().copied()
     }
 
-    /// What the lower part shows, as much of it as passes the filter.
+    /// Returns the table of the lower part, after the filter.
     pub(crate) fn sheet(&self, overview: &Overview) -> Sheet {
         let mut shown = match self.view {
             View::Volumes => sheet::volumes(&self.volumes_in_order(overview)),
@@ -244,7 +242,7 @@ impl Top {
             KeyCode::PageDown | KeyCode::Char(' ') => self.first_row += 10,
             KeyCode::PageUp => self.first_row = self.first_row.saturating_sub(10),
             KeyCode::Home | KeyCode::Char('g') => self.first_row = 0,
-            // The drawing knows where the end is.
+            // The drawing limits this to the last page.
             KeyCode::End | KeyCode::Char('G') => self.first_row = usize::MAX / 2,
             _ => {}
         }
@@ -272,7 +270,7 @@ impl Top {
     }
 }
 
-/// The one after `now`, or the first.
+/// Returns the item after `now`, or the first.
 fn following<T: Copy + PartialEq>(all: &[T], now: T) -> T {
     let index = all.iter().position(|one| *one == now).map_or(0, |index| (index + 1) % all.len());
     all[index]
@@ -285,7 +283,7 @@ fn push(figures: &mut Figures, figure: Option<f64>) {
     }
 }
 
-/// Adds a figure to each of those that there are, and forgets the others.
+/// Adds a figure for each reported name, and forgets the other names.
 fn remember(known: &mut BTreeMap<String, Figures>, told: Vec<(String, Option<f64>)>) {
     known.retain(|name, _| told.iter().any(|(present, _)| present == name));
     for (name, figure) in told {

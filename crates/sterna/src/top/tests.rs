@@ -1,4 +1,4 @@
-//! What the screen shows, drawn without a terminal.
+//! Tests of the screen, drawn without a terminal.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ use super::{Next, Top, draw};
 
 const STARTED_MS: u64 = 1_795_573_340_000;
 
-/// A volume that has so many requests a second.
+/// Returns a volume with `requests` a second.
 pub(crate) fn volume(name: &str, requests: f64) -> Value {
     json!({
         "name": name, "size_bytes": 4_u64 << 30, "allocated_bytes": 1_u64 << 30, "store": "fast", "host": null,
@@ -26,7 +26,7 @@ pub(crate) fn volume(name: &str, requests: f64) -> Value {
     })
 }
 
-/// A migration of `web1`, in that state and phase.
+/// Returns a migration of `web1` in this state and phase.
 pub(crate) fn migration(id: &str, state: &str, phase: &str) -> Value {
     let place = |store: &str| json!({ "store": store, "image": format!("/srv/{store}/web1.img") });
     let ended = !matches!(state, "running" | "queued" | "paused");
@@ -46,7 +46,7 @@ pub(crate) fn migration(id: &str, state: &str, phase: &str) -> Value {
     })
 }
 
-/// A host at a look so many seconds after its start.
+/// Returns an overview `second` seconds after the daemon's start.
 pub(crate) fn host(second: u64, volumes: &[Value], migrations: &[Value]) -> Overview {
     let ended = migrations.iter().filter(|told| told["migration"]["ended_unix_ms"].is_u64()).count();
     let told = json!({
@@ -88,7 +88,7 @@ fn press(top: &mut Top, keys: &str) {
     }
 }
 
-/// The names in the first column of the sheet, from the top.
+/// Returns the names in the first column of the table, from the top.
 fn names(screen: &str) -> Vec<&str> {
     let rows = screen.lines().skip_while(|line| !line.starts_with("VOLUME")).skip(1);
     rows.filter_map(|line| line.split_whitespace().next()).take_while(|word| *word != "q").collect()
@@ -129,7 +129,7 @@ fn every_view_fits_a_small_screen_a_large_one_and_one_that_is_too_small() {
     assert_eq!(top.view, View::Volumes);
     let screen = drawn_at(&mut top, 80, 24);
     assert!(screen.contains("50 migrations under way, 46 more"), "{screen}");
-    // The end of a list is as far as it can be scrolled.
+    // Scrolling stops at the end of the list.
     press(&mut top, "G");
     assert!(drawn(&mut top).contains("volume-199"), "{}", drawn(&mut top));
 }
@@ -145,7 +145,7 @@ fn volumes_are_sorted_and_filtered_by_keys() {
     assert_eq!(names(&drawn(&mut top)), ["a", "c", "b"]);
     press(&mut top, "/C\n");
     assert_eq!(names(&drawn(&mut top)), ["c"]);
-    // A letter of a filter is no command.
+    // In a filter a letter is not a command.
     press(&mut top, "/q");
     assert!(drawn(&mut top).contains("nothing has that in it"));
     press(&mut top, "\u{1b}");
@@ -168,7 +168,7 @@ fn a_daemon_that_is_away_is_said_and_what_was_told_before_stays() {
     top.lose("connection refused".to_owned(), since);
     let screen = drawn(&mut top);
     assert!(screen.contains("does not answer") && names(&screen) == ["a"], "{screen}");
-    // Its figures are not those of now.
+    // The last figures are not shown as present.
     assert!(screen.contains("requests -"), "{screen}");
 }
 

@@ -1,4 +1,4 @@
-//! Figures and states as short words, for the screen and for lines.
+//! Formats figures and states as short words.
 
 pub(crate) use ::words::clean;
 use api::{Activity, ImageLocation, Migration, MigrationState};
@@ -7,16 +7,16 @@ use super::sheet::Tone;
 use crate::output;
 use crate::units::bytes;
 
-/// What stands where nothing is known.
+/// The text for unknown values.
 pub(crate) const DASH: &str = "-";
-/// Heights of a line of figures; the highest leaves a gap to the row above.
+/// The heights of a line of figures. The highest leaves a gap to the row above.
 const LEVELS: [char; 7] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇'];
 
 pub(crate) fn requests(activity: Option<&Activity>) -> String {
     activity.map_or_else(|| DASH.to_owned(), |activity| whole(activity.requests_per_second()))
 }
 
-/// A number with its thousands apart: `1,760`. Below ten it has a digit behind the point, unless that is a zero.
+/// Formats a number with separated thousands: `1,760`. Below ten it has a digit after the point, unless that is zero.
 pub(crate) fn whole(number: f64) -> String {
     if number < 9.95 {
         let short = format!("{number:.1}");
@@ -37,7 +37,7 @@ pub(crate) fn rate(per_second: Option<f64>) -> String {
     per_second.map_or_else(|| DASH.to_owned(), |rate| format!("{}/s", bytes(rate.max(0.0) as u64)))
 }
 
-/// A latency of some microseconds: `140 µs`, `1.63 ms`.
+/// Formats a latency: `140 µs`, `1.63 ms`.
 pub(crate) fn latency(micros: Option<u64>) -> String {
     let Some(micros) = micros else { return DASH.to_owned() };
     let three = |value: f64| match value {
@@ -52,7 +52,7 @@ pub(crate) fn latency(micros: Option<u64>) -> String {
     }
 }
 
-/// An instant, in milliseconds since 1970, as the log has it: `2026-11-25T02:06:51Z`.
+/// Formats an instant, in milliseconds since 1970, as in the log: `2026-11-25T02:06:51Z`.
 pub(crate) fn moment(unix_ms: u64) -> String {
     let seconds = unix_ms / 1000;
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
@@ -68,18 +68,16 @@ pub(crate) fn moment(unix_ms: u64) -> String {
     format!("{year}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
 }
 
-/// Where an image is.
 pub(crate) fn place(location: &ImageLocation) -> String {
     location.store.clone().unwrap_or_else(|| "(in place)".to_owned())
 }
 
-/// The host that counts what is copied, if that is another one.
+/// Returns the source host, which counts the copied bytes, if it is another one.
 pub(crate) fn counted_at(migration: &Migration) -> Option<&str> {
     let source = &migration.source;
     source.image.is_empty().then_some(source.store.as_deref()).flatten()
 }
 
-/// How far a migration is.
 pub(crate) fn done(migration: &Migration) -> String {
     if counted_at(migration).is_some() && !migration.state.has_ended() {
         return DASH.to_owned();
@@ -87,7 +85,7 @@ pub(crate) fn done(migration: &Migration) -> String {
     output::share(migration)
 }
 
-/// What a migration does, in a word.
+/// Returns the state of a migration in one word.
 pub(crate) fn state(migration: &Migration) -> (&'static str, Tone) {
     match migration.state {
         MigrationState::Running => (migration.phase.name(), Tone::Busy),
@@ -98,7 +96,7 @@ pub(crate) fn state(migration: &Migration) -> (&'static str, Tone) {
     }
 }
 
-/// What is to be said of a migration besides: why it ended so, or what it waits for.
+/// Returns the remark about a migration: the reason of its outcome or of its wait.
 pub(crate) fn course(migration: &Migration) -> String {
     if migration.state.has_ended() {
         return migration.message.clone().unwrap_or_default();
@@ -106,7 +104,7 @@ pub(crate) fn course(migration: &Migration) -> String {
     if let Some(queue) = &migration.queue {
         return output::turn(queue);
     }
-    // A limit that is near is always near.
+    // Waits with a short limit are normal.
     let is_near = migration
         .waiting_for
         .as_ref()
@@ -119,7 +117,7 @@ pub(crate) fn course(migration: &Migration) -> String {
     [suspended, waits].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
-/// Figures as a line of so many characters, the latest at its end; nothing where nothing is known.
+/// Draws figures as a line of `width` characters, the latest at the end; unknown figures are blank.
 pub(crate) fn line(figures: impl DoubleEndedIterator<Item = Option<f64>> + Clone, width: usize) -> String {
     let most = figures.clone().flatten().fold(0.0, f64::max);
     let level = |figure: f64| {

@@ -1,6 +1,6 @@
 //! The daemon is killed at every step of a migration, under a guest that writes: after the restart the volume is
-//! served at the same socket from exactly one store, nothing that was acknowledged is lost, and nothing half-made is
-//! left.
+//! served at the same socket from exactly one store, nothing that was acknowledged is lost,
+//! and nothing half-made is left.
 
 use serde_json::Value;
 

@@ -5,8 +5,8 @@ use serde_json::Value;
 
 use crate::scene::{Scene, code};
 
-/// A daemon whose volume `v` has gone from `a` to `b` as m0, from there to `a` as m1, and to `b` as m2; images are kept at
-/// the first two.
+/// A daemon whose volume `v` has gone from `a` to `b` as m0, from there to `a` as m1, and to `b` as m2; images are
+/// kept at the first two.
 fn travelled() -> Scene {
     let scene = Scene::started();
     std::fs::write(scene.path("image"), vec![7; 1 << 20]).unwrap();

@@ -1,4 +1,4 @@
-//! Which crate may use which: the drawing in ARCHITECTURE.md and the manifests say the same.
+//! Checks that the drawing of crates in ARCHITECTURE.md and the manifests agree.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,19 +8,19 @@ const DRAWING: &str = "ARCHITECTURE.md";
 /// The heading below which the first code block is the drawing.
 const HEADING: &str = "## Crates and arrows";
 
-/// Crates that hold decisions alone, and the only outside crates that they may use: no runtime, socket, file, clock or
-/// randomness can come in by one of these.
+/// Crates that only decide, with the outside crates that they may use. None of these brings a runtime,
+/// socket, file, clock or randomness.
 const PURE: [(&str, &[&str]); 2] = [
     ("chronicle", &["crc32c", "serde", "thiserror"]),
     ("migration", &["crc32c", "postcard", "serde", "thiserror"]),
 ];
 
-/// The data plane runs on its own executor; what belongs to the control plane has no place in it.
+/// Crates of the data plane, which runs on its own executor and must not use crates of the control plane.
 const DATA_PLANE: [&str; 3] = ["block", "export", "lane"];
 const CONTROL_PLANE_ONLY: [&str; 8] =
     ["anyhow", "axum", "clap", "hyper", "hyper-util", "reqwest", "tokio", "tracing-subscriber"];
 
-/// Compares the drawing with the manifests, and looks for arrows that point upwards.
+/// Compares the drawing with the manifests, and finds arrows that point upwards.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let drawn = match drawn(tree) {
         Ok(drawn) => drawn,
@@ -64,7 +64,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Looks for outside crates where they must not be.
+/// Finds forbidden outside crates.
 pub(crate) fn check_outside(tree: &Tree) -> Vec<Finding> {
     let manifests = manifests(tree);
     let mut findings = Vec::new();
@@ -89,14 +89,14 @@ pub(crate) fn check_outside(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// What one crate uses.
+/// The dependencies of one crate.
 #[derive(Default)]
 struct Manifest {
-    /// Where its manifest is.
+    /// Path of its manifest.
     path: String,
-    /// In its library or program, and to build it.
+    /// Dependencies of its library or program, and of its build.
     uses: BTreeSet<String>,
-    /// In its tests and benchmarks.
+    /// Dependencies of its tests and benchmarks.
     tests_use: BTreeSet<String>,
 }
 
@@ -117,7 +117,7 @@ fn manifests(tree: &Tree) -> BTreeMap<String, Manifest> {
     manifests
 }
 
-/// Reads the dependencies' names: the first word of each line of such a section, or the last of its heading.
+/// Reads the names of dependencies: the first word of each line of such a section, or the last of its heading.
 fn read_manifest(text: &str) -> Manifest {
     let mut manifest = Manifest::default();
     let mut section = String::new();
@@ -146,7 +146,7 @@ fn add(manifest: &mut Manifest, section: &str, name: &str) {
     uses.insert(name.to_owned());
 }
 
-/// The drawing: each crate and what it uses, from top to bottom.
+/// Returns the crates of the drawing with their dependencies, from top to bottom.
 fn drawn(tree: &Tree) -> Result<Vec<(String, Vec<String>)>, Finding> {
     let missing =
         |what: &str| Finding::in_file(DRAWING, format!("{what}: the arrows between crates are drawn there"));

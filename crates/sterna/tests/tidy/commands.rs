@@ -1,6 +1,6 @@
-//! The commands that documents tell people to type exist, with the options that they are told to use.
+//! Checks that commands and options in documents exist.
 //!
-//! A command stands in a block that begins with "```sh", one a line. What is neither ours nor cargo's is not checked.
+//! Commands are in blocks that begin with "```sh", one a line. Only commands of Sterna, make and cargo are checked.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -25,7 +25,7 @@ pub(crate) fn check(tree: &Tree, program: &Path) -> Vec<Finding> {
     findings
 }
 
-/// The commands of a document as lists of words, each with its line, counted from zero.
+/// Returns the commands of a document as lists of words, each with its line, counted from zero.
 fn commands(text: &str) -> Vec<(usize, Vec<String>)> {
     let mut commands = Vec::new();
     let mut is_shell = false;
@@ -47,8 +47,8 @@ fn commands(text: &str) -> Vec<(usize, Vec<String>)> {
     commands
 }
 
-/// Splits a line at pipes, `&&`, `;` and `$(`, and each part at spaces; drops comments, quotes, redirections, `sudo` and
-/// settings of variables.
+/// Splits a line at pipes, `&&`, `;` and `$(`, and each part at spaces; drops comments, quotes, redirections,
+/// `sudo` and settings of variables.
 fn split(line: &str) -> Vec<Vec<String>> {
     let line = line.split(" #").next().unwrap();
     let line = if line.starts_with('#') { "" } else { line };
@@ -87,7 +87,7 @@ fn check_target(tree: &Tree, target: &str) -> Result<(), String> {
     }
 }
 
-/// Checks what cargo is told to find: packages, tests, benchmarks, examples and features.
+/// Checks packages, tests, benchmarks, examples and features of a cargo command.
 fn check_cargo(tree: &Tree, arguments: &[String]) -> Result<(), String> {
     for pair in arguments.windows(2) {
         let [option, name] = pair else { continue };
@@ -122,7 +122,7 @@ fn check_feature(tree: &Tree, name: &str) -> Result<(), String> {
     }
 }
 
-/// Asks the program: with `--help` at the end it does nothing, but refuses words that it does not know before that.
+/// Runs the command with `--help` at the end, which changes nothing, but refuses unknown words.
 fn check_sterna(program: &Path, arguments: &[String]) -> Result<(), String> {
     let output = Command::new(program).args(arguments).arg("--help").output().unwrap();
     let refusal = String::from_utf8_lossy(&output.stderr);

@@ -1,13 +1,13 @@
-//! Images are deleted, renamed, sized and put into others' places in one module of the daemon.
+//! Checks that only one module of the daemon deletes, renames, sizes and replaces images.
 
 use crate::tree::{Finding, RustFile, Tree};
 
 /// Where the daemon's sources are.
 const DAEMON: &str = "crates/daemon/src/";
-/// The modules that may do it to images: they ask who uses them.
+/// The modules that may change images, because they check all claims.
 const CUSTODY: [&str; 2] = ["crates/daemon/src/custody.rs", "crates/daemon/src/custody/"];
 
-/// What changes a file, or takes its name away.
+/// Calls that change a file or its name.
 const CALLS: [&str; 10] = [
     "fs::remove_file(",
     "fs::rename(",
@@ -21,7 +21,7 @@ const CALLS: [&str; 10] = [
     "remove_dir_all(",
 ];
 
-/// Files, and folders, that do so to what is no image, and what that is.
+/// Files and folders that change other files than images, with the kind of these files.
 const OTHERS: [(&str, &str); 22] = [
     ("audit/writer.rs", "its log"),
     ("files/lock.rs", "its lock file"),
@@ -47,12 +47,12 @@ const OTHERS: [(&str, &str); 22] = [
     ("volumes/chronicles/presence.rs", "records in the data folder"),
 ];
 
-/// Finds what changes files outside of custody, in code that is no test.
+/// Finds calls that change files outside of custody, except in tests.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     tree.rust().filter(|file| other_of(&file.path).is_none()).flat_map(|file| calls(&file)).collect()
 }
 
-/// Finds exceptions that nothing needs any more.
+/// Finds unneeded exceptions.
 pub(crate) fn check_exceptions(tree: &Tree) -> Vec<Finding> {
     let is_needed =
         |name: &str| tree.rust().any(|file| is_under(&file.path, name) && !calls(&file).is_empty());
@@ -68,7 +68,7 @@ fn other_of(path: &str) -> Option<&'static str> {
     OTHERS.iter().find(|(name, _)| is_under(path, name)).map(|(_, what)| *what)
 }
 
-/// Whether a file of the daemon is this one, or in this folder.
+/// Returns whether a file of the daemon is this one, or in this folder.
 fn is_under(path: &str, name: &str) -> bool {
     path.strip_prefix(DAEMON)
         .is_some_and(|rest| rest == name || name.ends_with('/') && rest.starts_with(name))

@@ -1,4 +1,4 @@
-//! What documents point at: links, files and names in backticks exist.
+//! Checks that links, files and names in backticks in documents exist.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +12,7 @@ const FILE_ENDINGS: [&str; 4] = [".rs", ".md", ".toml", ".py"];
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let mut known = BTreeSet::new();
     for file in tree.files().filter(|file| is_code(&file.path)) {
-        // A variant is written in snake case where it is sent or stored.
+        // Variants are sent and stored in snake case.
         known.extend(words(&file.text).flat_map(|word| [word.to_owned(), snake(word)]));
     }
     tree.files()
@@ -48,7 +48,7 @@ fn check_one(tree: &Tree, known: &BTreeSet<String>, file: &File) -> Vec<Finding>
     findings
 }
 
-/// What stands in `](…)`.
+/// Returns the targets in `](…)`.
 fn links(line: &str) -> impl Iterator<Item = &str> {
     line.split("](").skip(1).filter_map(|rest| rest.split(')').next())
 }
@@ -69,18 +69,19 @@ fn leads_somewhere(tree: &Tree, from: &str, link: &str) -> bool {
     tree.has(&parts.join("/"))
 }
 
-/// A name such as `lane/src/thread.rs` or `thread.rs`; no pattern and no example of the user's files.
+/// Returns whether it is a name such as `lane/src/thread.rs` or `thread.rs`, not a pattern or an example of a user's file.
 fn is_file_name(name: &str) -> bool {
     let is_plain = name.chars().all(|c| c.is_alphanumeric() || "_-./".contains(c));
     is_plain && !name.starts_with(['/', '.']) && FILE_ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Files are named from the root, from `crates/`, or by so much of their path as tells them apart.
+/// Returns whether a file exists. Files are named from the root, from `crates/`, or by the end of their path.
 fn is_there(tree: &Tree, name: &str) -> bool {
     tree.files().any(|file| file.path == name || file.path.ends_with(&format!("/{name}")))
 }
 
-/// A name such as `Copy::advance()`, `advance()` or `a_test_that_proves_something`; a single word may be anything.
+/// Returns whether it is a name such as `Copy::advance()`, `advance()` or `a_test_that_proves_something`. A
+/// single word may be anything.
 fn is_identifier(name: &str) -> bool {
     let bare = name.trim_end_matches("()");
     let is_plain = bare.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == ':');
@@ -89,7 +90,7 @@ fn is_identifier(name: &str) -> bool {
     is_plain && (is_path || is_call || bare.matches('_').count() >= 2)
 }
 
-/// `VolumeNotFound` as `volume_not_found`.
+/// Converts `VolumeNotFound` to `volume_not_found`.
 fn snake(word: &str) -> String {
     let mut snake = String::new();
     for character in word.chars() {

@@ -1,9 +1,8 @@
-//! Tells code from comments and strings, and no more.
+//! Separates code from comments and strings.
 
-/// A file three times over, each as long as the file, line by line and column by column: what belongs to another layer
-/// is blank.
+/// Copies of a file with the same lines and columns. In each copy the other layers are blank.
 pub(crate) struct Layers {
-    /// Without comments and without what is in strings and characters.
+    /// The code, without comments and without the content of strings and characters.
     pub(crate) code: String,
     pub(crate) comments: String,
 }
@@ -25,7 +24,7 @@ pub(crate) fn split(text: &str) -> Layers {
     layers
 }
 
-/// The words of a line of code: identifiers, keywords and numbers.
+/// Returns the words of a line of code: identifiers, keywords and numbers.
 pub(crate) fn words(code: &str) -> impl Iterator<Item = &str> {
     code.split(|character: char| !character.is_alphanumeric() && character != '_')
         .filter(|word| !word.is_empty())
@@ -38,7 +37,7 @@ enum Kind {
     Literal,
 }
 
-/// What begins at `at`, and how many characters it has.
+/// Returns the kind and the length of the token at `at`.
 fn next(text: &[char], at: usize) -> (Kind, usize) {
     let rest = &text[at..];
     let begins_word = at == 0 || !(text[at - 1].is_alphanumeric() || text[at - 1] == '_');
@@ -83,7 +82,7 @@ fn quoted(rest: &[char], opening: usize) -> usize {
     rest.len()
 }
 
-/// A raw string, or a raw identifier, which is code.
+/// Returns a raw string, or a raw identifier, which is code.
 fn raw_string(rest: &[char], opening: usize) -> (Kind, usize) {
     let hashes = rest[opening..].iter().take_while(|&&c| c == '#').count();
     if rest.get(opening + hashes) != Some(&'"') {

@@ -1,4 +1,4 @@
-//! Dead files: Rust files that no module names, and files beside them that nothing reads.
+//! Finds dead files: Rust files that no module names, and files beside them that nothing reads.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use crate::tree::{Finding, RustFile, Tree, in_package};
 /// Files that cargo, clippy and readers find by themselves.
 const KNOWN_NAMES: [&str; 3] = ["Cargo.toml", "clippy.toml", "README.md"];
 
-/// Finds what is dead in packages and below `scripts/`.
+/// Finds dead files in packages and below `scripts/`.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let alive = alive(tree);
     let mut findings = Vec::new();
@@ -34,7 +34,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The Rust files that cargo compiles: from its roots along `mod name;`.
+/// Returns the Rust files that cargo compiles, from its roots along `mod name;`.
 fn alive(tree: &Tree) -> BTreeSet<String> {
     let mut alive = BTreeSet::new();
     let mut next: Vec<String> =
@@ -50,7 +50,7 @@ fn alive(tree: &Tree) -> BTreeSet<String> {
     alive
 }
 
-/// Tells whether cargo makes a target of this file by itself.
+/// Returns whether cargo makes a target of this file by itself.
 fn is_root(path: &str) -> bool {
     let Some((_, path)) = in_package(path) else { return false };
     match path.split('/').collect::<Vec<_>>()[..] {
@@ -61,7 +61,7 @@ fn is_root(path: &str) -> bool {
     }
 }
 
-/// The paths that a file's `mod name;` lines may mean.
+/// Returns the possible paths of a file's `mod name;` lines.
 fn declared_modules(file: &RustFile) -> Vec<String> {
     let folder = file.path.rsplit_once('/').map_or("", |(folder, _)| folder);
     let stem = file.name().trim_end_matches(".rs");
@@ -72,7 +72,7 @@ fn declared_modules(file: &RustFile) -> Vec<String> {
     for (code, text) in file.layers.code.lines().zip(file.text.lines()) {
         let line = code.trim();
         if line.starts_with("#[path") {
-            // The layer of code has no strings, so the name is taken from the text.
+            // The code layer has no strings, so the name comes from the text.
             given = text.split('"').nth(1).map(|path| normal(&format!("{folder}/{path}")));
         } else if let Some(name) = module_name(line) {
             match given.take() {
@@ -84,7 +84,7 @@ fn declared_modules(file: &RustFile) -> Vec<String> {
     paths
 }
 
-/// The name in `mod name;`, with whatever visibility.
+/// Returns the name in `mod name;`, with any visibility.
 fn module_name(line: &str) -> Option<&str> {
     let rest = line.strip_suffix(';')?;
     let (visibility, name) = rest.rsplit_once("mod ")?;
@@ -105,7 +105,7 @@ fn normal(path: &str) -> String {
     parts.join("/")
 }
 
-/// Tells whether another file of code, a script or the Makefile says this name.
+/// Returns whether another source file, a script or the Makefile has this name.
 fn is_named(tree: &Tree, path: &str, name: &str) -> bool {
     let is_reader = |path: &str| {
         path.ends_with(".rs")
@@ -116,7 +116,7 @@ fn is_named(tree: &Tree, path: &str, name: &str) -> bool {
     tree.files().any(|file| file.path != path && is_reader(&file.path) && file.text.contains(name))
 }
 
-/// Tells whether a test names the folder of data that a file, by its path in its package, is in: it reads all of it.
+/// Returns whether a test names the folder of data that contains a file, and so reads all of it.
 fn is_read_with_folder(tree: &Tree, own: &str) -> bool {
     let mut parts = own.splitn(3, '/');
     let (Some("tests"), Some(folder), Some(_)) = (parts.next(), parts.next(), parts.next()) else {

@@ -1,17 +1,17 @@
-//! What comments and documents refer to by a number exists: laws and sections of the design, and decisions.
+//! Checks that numbered laws, sections of the design and decisions in comments and documents exist.
 
 use std::collections::BTreeSet;
 
 use crate::tree::{Finding, Tree};
 
-/// Where the laws are.
+/// The document of the laws.
 const DESIGN: &str = "docs/design.md";
-/// Where the decisions are, each in a file that begins with its number.
+/// The folder of the decisions, each in a file that begins with its number.
 const DECISIONS: &str = "docs/decisions/";
-/// The section of the laws; each law is an item of its lists.
+/// The section of the laws, whose list items are the laws.
 const LAWS: &str = "5";
 
-/// Checks every file that people read.
+/// Checks every source and document.
 pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     let design = tree.file(DESIGN).map_or("", |file| &file.text);
     let (sections, laws) = (numbers(design, "## "), numbers(design, ""));
@@ -20,7 +20,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
         .filter_map(|file| file.path.strip_prefix(DECISIONS)?.split('-').next()?.parse().ok())
         .collect();
     let mut findings = Vec::new();
-    // The tests of these rules refer to what does not exist.
+    // The tests of these rules refer to numbers that do not exist.
     let is_read = |path: &str| (path.ends_with(".rs") || path.ends_with(".md")) && !path.contains("/tidy/");
     for file in tree.files().filter(|file| is_read(&file.path)) {
         for (index, line) in file.text.lines().enumerate() {
@@ -44,12 +44,12 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The numbers that begin lines after `prefix`: `## 5. The laws`, `9. A store is locked`.
+/// Returns the numbers that begin lines after `prefix`: `## 5. The laws`, `9. A store is locked`.
 fn numbers(text: &str, prefix: &str) -> BTreeSet<u32> {
     text.lines().filter_map(|line| line.strip_prefix(prefix)?.split_once(". ")?.0.parse().ok()).collect()
 }
 
-/// The number, perhaps with a second one after a point, that follows each `marker`.
+/// Returns the number after each `marker`, perhaps with a second one after a point.
 fn after<'a>(line: &'a str, marker: &'a str) -> impl Iterator<Item = &'a str> {
     line.split(marker).skip(1).map(|rest| {
         let end = rest.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(rest.len());

@@ -1,15 +1,15 @@
-//! Rules for single Rust files: their opening, their length, their words.
+//! Rules for single Rust files: opening, length and words.
 
 use crate::lexer::words;
 use crate::tree::{Finding, RustFile, Tree};
 
-/// A file that is longer does not fit a reader's head; most should be half as long.
+/// Largest number of lines of a file. Most files should be half as long.
 const LINES_MAX: usize = 600;
 
-/// Names of modules that say nothing about what is in them.
+/// Names of modules that say nothing about their content.
 const EMPTY_NAMES: [&str; 8] = ["util", "utils", "helper", "helpers", "misc", "common", "base", "stuff"];
 
-/// Words by which tests say that they have tested nothing.
+/// Words of tests that report an omission.
 const OMISSIONS: [&str; 4] = ["not tested", "left out", "skipping", "skipped"];
 
 /// Crates that a daemon links.
@@ -29,7 +29,7 @@ const PRINT_NOTHING: [&str; 13] = [
     "words",
 ];
 
-/// Files that may break a rule: the file, the rule, and why.
+/// Exceptions: a file, a rule, and the reason.
 const EXCEPTIONS: [(&str, Rule, &str); 1] = [(
     "crates/block/src/engine/helpers.rs",
     Rule::Name,
@@ -133,7 +133,7 @@ fn ignore_without_reason(file: &RustFile) -> Vec<Finding> {
     bare.map(|(index, _)| Finding::in_line(&file.path, index, message)).collect()
 }
 
-/// In tests, a call that sleeps needs a comment on its line or on the line above.
+/// Finds calls that sleep in tests without a comment on their line or on the line above.
 fn sleep_without_reason(file: &RustFile) -> Vec<Finding> {
     let is_test_file = file.path.contains("/tests/") || file.name() == "tests.rs";
     let mut is_test = is_test_file;
@@ -141,7 +141,7 @@ fn sleep_without_reason(file: &RustFile) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (index, (code, comment)) in file.layers.code.lines().zip(file.layers.comments.lines()).enumerate() {
         is_test |= code.trim() == "mod tests {";
-        // Documentation says what a test proves, not why it sleeps.
+        // Documentation of the test is not a reason for the sleep.
         let has_comment = comment.trim().starts_with("// ");
         if is_test && calls_sleep(code) && !has_comment && !above_is_comment {
             let message =
@@ -153,7 +153,7 @@ fn sleep_without_reason(file: &RustFile) -> Vec<Finding> {
     findings
 }
 
-/// What a test that succeeds prints nobody sees: that it has tested nothing is told another way.
+/// Finds omissions that tests only print. Cargo hides the output of tests that succeed.
 fn silent_omission(file: &RustFile) -> Vec<Finding> {
     let message = "cargo hides this: say it by omission::machine_lacks() or omission::kernel_lacks()";
     let is_about = |text: &str| OMISSIONS.iter().any(|words| text.to_lowercase().contains(words));
@@ -162,9 +162,8 @@ fn silent_omission(file: &RustFile) -> Vec<Finding> {
     silent.map(|(index, _)| Finding::in_line(&file.path, index, message)).collect()
 }
 
-/// A method of that name is the executor's, and cancelled when its future is dropped: that is what such tests are about.
-/// What a daemon links prints nothing: the macros panic where nothing takes it, and in a `Drop` that ends the process. The program's
-/// commands print by `output.rs`, which cleans what they print and goes on where nobody reads.
+/// Finds printing macros in crates that a daemon links. They panic if the output is closed, and a panic in a `Drop` ends the
+/// process. Commands print by `output.rs`, which cleans the text.
 fn prints(file: &RustFile) -> Vec<Finding> {
     let is_linked = PRINT_NOTHING.iter().any(|name| file.path.starts_with(&format!("crates/{name}/src/")));
     let tight = |code: &str| {

@@ -1,11 +1,11 @@
-//! The repository's files, as text, and what can be found wrong with them.
+//! The repository's files as text, and findings in them.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
 
 use crate::lexer::{self, Layers};
 
-/// Folders that hold nothing of ours.
+/// Folders without own files.
 const SKIPPED: [&str; 3] = [".git", "target", "node_modules"];
 
 /// All text files of the repository.
@@ -14,26 +14,26 @@ pub(crate) struct Tree {
 }
 
 pub(crate) struct File {
-    /// Its path from the root of the repository, with slashes.
+    /// Path from the root of the repository, with slashes.
     pub(crate) path: String,
-    /// What is in it; lossy where it is no UTF-8.
+    /// The content, with replacements for bytes that are not UTF-8.
     pub(crate) text: String,
 }
 
-/// One Rust file, and its code and comments apart.
+/// A Rust file with separated code and comments.
 pub(crate) struct RustFile {
     pub(crate) path: String,
     pub(crate) text: String,
     pub(crate) layers: Layers,
 }
 
-/// Something that is not as it should be.
+/// A violation of a rule.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     path: String,
-    /// Counted from one; none if the whole file is meant.
+    /// Line counted from one; `None` for the whole file.
     line: Option<usize>,
-    /// What was found, and what to do instead.
+    /// The violation, and what to do instead.
     message: String,
 }
 
@@ -47,7 +47,7 @@ impl Tree {
         Self { files }
     }
 
-    /// A tree of files that are given: for the tests of rules.
+    /// Returns a tree of given files, for the tests of rules.
     pub(crate) fn of(files: &[(&str, &str)]) -> Self {
         let file = |(path, text): &(&str, &str)| File { path: (*path).to_owned(), text: (*text).to_owned() };
         Self { files: files.iter().map(file).collect() }
@@ -61,7 +61,7 @@ impl Tree {
         self.files.iter().find(|file| file.path == path)
     }
 
-    /// Tells whether there is a file, or a folder with files, of this path.
+    /// Returns whether a file, or a folder with files, has this path.
     pub(crate) fn has(&self, path: &str) -> bool {
         let path = path.trim_end_matches('/');
         let is_below = |file: &File| file.path.strip_prefix(path).is_some_and(|rest| rest.starts_with('/'));
@@ -81,7 +81,7 @@ impl RustFile {
         Self { path: path.to_owned(), text: text.to_owned(), layers: lexer::split(text) }
     }
 
-    /// The file's name without its folder.
+    /// Returns the file's name without its folder.
     pub(crate) fn name(&self) -> &str {
         self.path.rsplit('/').next().unwrap()
     }
@@ -92,7 +92,7 @@ impl Finding {
         Self { path: path.to_owned(), line: None, message: message.into() }
     }
 
-    /// `index` counts lines from zero, as `enumerate` does.
+    /// Returns a finding in a line. `index` counts lines from zero.
     pub(crate) fn in_line(path: &str, index: usize, message: impl Into<String>) -> Self {
         Self { path: path.to_owned(), line: Some(index + 1), message: message.into() }
     }
@@ -107,7 +107,7 @@ impl fmt::Display for Finding {
     }
 }
 
-/// The package that a file belongs to, and its path from there: packages are below `crates/`, but for `e2e`.
+/// Returns a file's package and the path in it. All packages but `e2e` are below `crates/`.
 pub(crate) fn in_package(path: &str) -> Option<(&str, &str)> {
     path.strip_prefix("crates/").unwrap_or(path).split_once('/').filter(|(name, _)| {
         let is_end_to_end = *name == "e2e" && path.starts_with("e2e/");
@@ -115,7 +115,7 @@ pub(crate) fn in_package(path: &str) -> Option<(&str, &str)> {
     })
 }
 
-/// The root of the repository.
+/// Returns the root of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }
@@ -130,7 +130,7 @@ fn read_folder(root: &Path, folder: &Path, files: &mut Vec<File>) {
         if path.is_dir() {
             read_folder(root, &path, files);
         } else if let Ok(bytes) = std::fs::read(&path) {
-            // Other tests make files and delete them meanwhile; one that is gone by then is no file of ours.
+            // Other tests make and delete files meanwhile; a file that has disappeared is ignored.
             let path = path.strip_prefix(root).unwrap().to_string_lossy().into_owned();
             files.push(File { path, text: String::from_utf8_lossy(&bytes).into_owned() });
         }

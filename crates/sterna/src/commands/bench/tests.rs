@@ -1,4 +1,4 @@
-//! The tables of benchmarks, as they are printed.
+//! Tests of the printed tables of benchmarks.
 
 use lab::bench::Summary;
 use lab::bench::link::{CopyFigures, CopyReport, GuestFigures, GuestReport};

@@ -1,5 +1,4 @@
-//! `sterna migrate VM --to STORE`: all disks of a VM move to another store of its host, one after the other. The VM works
-//! meanwhile, and stays where it is.
+//! `sterna migrate VM --to STORE`: moves all disks of a running VM to another store of its host, one after the other.
 
 use api::{Client, ClientError, ErrorCode, MigrateVolume, Named};
 use tokio::signal::unix::{SignalKind, signal};
@@ -10,18 +9,18 @@ use crate::exit::Exit;
 use crate::output::{self, Format};
 use crate::progress::Display;
 
-/// What becomes of the disks.
+/// How the disks are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Course {
-    /// It is only said what would.
+    /// Only the preflight checks are printed.
     Look,
-    /// They are ordered, and the daemon lets as many move at a time as it does otherwise.
+    /// All moves are ordered, and the daemon queues them.
     Order,
-    /// They move, and each is waited for.
+    /// Each move is awaited before the next one.
     Wait,
 }
 
-/// The disks of a VM that are in another store than the one that is named; `None`: it is no VM that is meant, or no store.
+/// Returns the disks of a VM that are not in the named store; `None` if the names are not those of a VM and a store.
 ///
 /// # Errors
 /// [`CommandError::Client`].
@@ -49,7 +48,7 @@ pub(super) async fn of_vm(
     Ok(Some(disks))
 }
 
-/// Moves them. The first that does not get there ends it: what has moved stays there.
+/// Moves the disks. The first failure ends the command; disks that have moved stay there.
 ///
 /// # Errors
 /// [`CommandError`].
@@ -125,7 +124,7 @@ async fn follow_all(
     Ok(exit)
 }
 
-/// What there is; `None` if there is none of that name.
+/// Returns the result, or `None` if nothing has this name.
 fn known<T>(asked: Result<T, ClientError>) -> Result<Option<T>, ClientError> {
     match asked {
         Err(error) if matches!(error.code(), Some(ErrorCode::VmNotFound | ErrorCode::VolumeNotFound)) => {
