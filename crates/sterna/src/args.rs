@@ -72,7 +72,7 @@ pub(crate) struct Arguments {
 /// Format of the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LogFormat {
-    /// Lines of text.
+    /// Lines of text, for users.
     Text,
     /// One JSON object a line.
     Json,
@@ -83,7 +83,7 @@ pub(crate) enum Command {
     /// Run the daemon: serve volumes to guests, and the API to the other commands.
     #[command(after_help = SERVE_HELP)]
     Serve(ServeArguments),
-    /// Check the configuration.
+    /// Check a configuration file.
     #[command(subcommand)]
     Config(ConfigCommand),
     /// Check, export and restore the journal, which records the owner of each volume.
@@ -157,7 +157,7 @@ impl Command {
 
 #[derive(Debug, Args)]
 pub(crate) struct ServeArguments {
-    /// The configuration file.
+    /// Path of the configuration file.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
     /// The folder of the journal, and of the store if none is configured.
@@ -180,7 +180,7 @@ pub(crate) enum VolumeCommand {
     /// Serve an existing image in place: a file, a block device, or the export of an NBD server. `volume remove` leaves it.
     #[command(after_help = ADD_HELP)]
     Add(AddArguments),
-    /// List the volumes.
+    /// List the volumes of the host.
     #[command(visible_alias = "ls", after_help = "Example:\n  sterna volume list")]
     List,
     /// Show one volume: its image, its address for clients, its load.

@@ -90,7 +90,7 @@ impl Exit {
             MigrationState::Moved => Self::Success,
             MigrationState::Cancelled => Self::Cancelled,
             MigrationState::Failed | MigrationState::HandedBack => Self::MigrationFailed,
-            // Only an interrupt ends the wait before the end of a migration.
+            // The wait ends before the end of a migration only by an interrupt.
             MigrationState::Queued | MigrationState::Running | MigrationState::Paused => Self::Interrupted,
         }
     }

@@ -49,7 +49,7 @@ pub(crate) enum About {
 pub(crate) enum Event {
     /// It existed at the start.
     Present,
-    /// It is new.
+    /// It is new on the host.
     Added,
     Removed,
     /// Its state, phase or place has changed.

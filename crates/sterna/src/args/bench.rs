@@ -48,7 +48,7 @@ pub(crate) struct BenchArguments {
     /// Where the temporary folder is made, on the disk to measure; by default where temporary files are.
     #[arg(long, value_name = "DIR")]
     pub(crate) folder: Option<PathBuf>,
-    /// Also write a page with plots to this file.
+    /// Write a page with plots to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
 }
@@ -81,7 +81,7 @@ pub(crate) struct BenchMirrorArguments {
     pub(crate) seconds: u32,
     #[command(flatten)]
     pub(crate) bench: BenchArguments,
-    /// Measure this alone.
+    /// Measure only this part.
     #[arg(long, value_name = "PART")]
     pub(crate) only: Option<BenchPart>,
     /// Requests a second of the guest under load; by default as many as it can.
@@ -118,7 +118,7 @@ pub(crate) struct BenchReturnArguments {
     /// Where the temporary folder is made; by default where temporary files are.
     #[arg(long, value_name = "DIR")]
     pub(crate) folder: Option<PathBuf>,
-    /// Also write a page to this file.
+    /// Write a page to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
     /// Measure this load alone; may be given several times.
@@ -127,7 +127,6 @@ pub(crate) struct BenchReturnArguments {
 }
 
 impl BenchReturnArguments {
-    /// What is measured: what was asked for in the usual order, or everything.
     pub(crate) fn loads(&self) -> Vec<Load> {
         wanted(Load::ALL, &self.only)
     }
@@ -150,7 +149,6 @@ pub(crate) struct BenchMachineArguments {
 }
 
 impl BenchLinkArguments {
-    /// What is measured: what was asked for in the usual order, or everything.
     pub(crate) fn parts(&self) -> Vec<LinkPart> {
         wanted(LinkPart::ALL, &self.only)
     }
@@ -166,7 +164,6 @@ pub(crate) enum BenchPart {
 }
 
 impl BenchMirrorArguments {
-    /// What is measured: what was asked for, or everything.
     pub(crate) fn parts(&self) -> Vec<Part> {
         match self.only {
             Some(BenchPart::Idle) => vec![Part::Idle],
@@ -177,7 +174,6 @@ impl BenchMirrorArguments {
 }
 
 impl BenchNbdArguments {
-    /// What is measured: what was asked for in the usual order, or everything.
     pub(crate) fn workloads(&self) -> Vec<Workload> {
         wanted(Workload::ALL, &self.only)
     }

@@ -8,13 +8,13 @@ pub(crate) struct StrategyArguments {
     /// How volumes are copied while their guests write.
     #[arg(long, value_enum, default_value_t = Strategy::Mirror)]
     pub(crate) strategy: Strategy,
-    /// With three-phase: largest number of rounds before the handover [default: 4].
+    /// Largest number of rounds before the handover with three-phase [default: 4].
     #[arg(long, value_name = "N")]
     pub(crate) rounds: Option<u32>,
     /// With tracking, for comparison: also copy blocks again that were written before a round has reached them.
     #[arg(long)]
     pub(crate) no_incremental: bool,
-    /// For comparison: do not put off blocks that are written again and again.
+    /// Do not put off blocks that are written again and again; for comparison.
     #[arg(long)]
     pub(crate) ignore_hot_blocks: bool,
 }
@@ -28,7 +28,7 @@ pub(crate) enum Strategy {
     Tracking,
     /// To another host: a few rounds, then the handover; missing blocks follow. It always ends.
     ThreePhase,
-    /// To another host: the handover at once; the disk follows.
+    /// The handover to another host at once; the disk follows.
     PostCopy,
 }
 

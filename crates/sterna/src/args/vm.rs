@@ -24,7 +24,7 @@ pub(crate) enum VmCommand {
     /// Resume a VM that was paused by an error of a disk, by a failed move or adoption, or by hand.
     #[command(after_help = "Example:\n  sterna vm resume web1")]
     Resume(VmArguments),
-    /// List the VMs.
+    /// List the VMs of the host.
     #[command(visible_alias = "ls", after_help = "Example:\n  sterna vm list")]
     List,
     /// Show one VM: its state, its disks, its process.

@@ -47,7 +47,7 @@ pub(super) async fn run(
         }
         VolumeCommand::List => {
             let volumes = client.volumes().await?;
-            // Only for text output; programs find this in the list of stores.
+            // Text output only: programs find this in the list of stores.
             let unknown = match format {
                 Format::Text => output::unknown_images(&client.stores().await?),
                 Format::Json => String::new(),
@@ -56,7 +56,7 @@ pub(super) async fn run(
         }
         VolumeCommand::Show(volume) => {
             let shown = client.volume(&volume.name).await?;
-            // Only for text output; programs ask for the replicas.
+            // Text output only: programs ask for the replicas.
             let kept = match format {
                 Format::Text => client.replicas().await?,
                 Format::Json => Vec::new(),

@@ -41,7 +41,7 @@ pub(crate) enum Tone {
     /// The subject of a row.
     Name,
     Quiet,
-    /// The normal state.
+    /// The state is as expected.
     Good,
     /// An operation is under way.
     Busy,

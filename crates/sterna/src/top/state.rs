@@ -166,7 +166,6 @@ impl Top {
         }
     }
 
-    /// Handles a key.
     pub(crate) fn press(&mut self, key: KeyEvent) -> Next {
         if key.kind == KeyEventKind::Release {
             return Next::GoOn;

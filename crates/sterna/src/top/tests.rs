@@ -145,7 +145,7 @@ fn volumes_are_sorted_and_filtered_by_keys() {
     assert_eq!(names(&drawn(&mut top)), ["a", "c", "b"]);
     press(&mut top, "/C\n");
     assert_eq!(names(&drawn(&mut top)), ["c"]);
-    // In a filter a letter is not a command.
+    // A letter in a filter is not a command.
     press(&mut top, "/q");
     assert!(drawn(&mut top).contains("nothing has that in it"));
     press(&mut top, "\u{1b}");

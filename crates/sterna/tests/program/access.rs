@@ -1,4 +1,4 @@
-//! The API over TLS: what each role may, and what becomes of strangers. Their clients are curl and openssl, or bytes.
+//! Tests of the API over TLS: the rights of each role, and strangers. The clients are curl, openssl, and raw bytes.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -12,7 +12,7 @@ use transport::pinned::{AccessToken, Connector};
 
 use crate::scene::{DEADLINE, Outcome, Scene, code};
 
-/// Handshakes that may be under way of one network, and in all; see `crates/daemon/src/http/remote.rs`.
+/// Limits of handshakes under way, for one network and in total; see `crates/daemon/src/http/remote.rs`.
 const OF_ONE_NETWORK: usize = 16;
 const IN_ALL: usize = 64;
 
@@ -22,7 +22,7 @@ struct Served {
     port: u16,
 }
 
-/// Somebody with a home of his own, who asks it over TLS.
+/// A user with a home folder, who uses the daemon over TLS.
 struct User {
     home: tempfile::TempDir,
     address: String,
@@ -71,7 +71,7 @@ impl Served {
         granted["token"].as_str().unwrap().to_owned()
     }
 
-    /// A user of that name who has redeemed his invitation.
+    /// Returns a user who has redeemed an invitation.
     fn user(&self, name: &str, role: &str) -> User {
         let (user, token) = (User::new(self), self.invite(name, role));
         let added = user.redeem(&token);
@@ -79,7 +79,7 @@ impl Served {
         user
     }
 
-    /// What curl says of a path, with these options besides.
+    /// Requests a path by curl with these options.
     fn curl(&self, path: &str, options: &[&str]) -> Outcome {
         let mut curl = Command::new("curl");
         curl.args([
@@ -138,7 +138,7 @@ impl User {
         self.home.path().join("sterna/identity").join(name)
     }
 
-    /// How curl proves to be this user.
+    /// Returns curl's options for this user's key.
     fn as_options(&self) -> Vec<String> {
         let text = |name| self.file(name).display().to_string();
         vec!["--cert".to_owned(), text("certificate.pem"), "--key".to_owned(), text("key.pem")]
@@ -150,7 +150,7 @@ impl User {
     }
 }
 
-/// A certificate that somebody has made with openssl; returns options of curl, and the digest of its key.
+/// Makes a certificate with openssl. Returns options of curl, and the digest of its key.
 fn openssl_certificate(scene: &Scene, name: &str) -> (Vec<String>, String) {
     let [key, certificate] =
         ["key", "pem"].map(|end| scene.path(&format!("{name}.{end}")).display().to_string());
@@ -164,7 +164,7 @@ fn openssl_certificate(scene: &Scene, name: &str) -> (Vec<String>, String) {
     (vec!["--cert".to_owned(), certificate, "--key".to_owned(), key], digest)
 }
 
-/// Whether the daemon has ended a connection by itself, without a word of HTTP.
+/// Returns whether the daemon has closed a connection without an HTTP answer.
 fn is_ended_without_http(mut stream: TcpStream) -> bool {
     let mut answer = Vec::new();
     match stream.read_to_end(&mut answer) {
@@ -221,7 +221,7 @@ fn each_role_may_do_what_it_is_for_and_is_told_what_more_would_take() {
 
     assert_eq!(exit(&operator, &["migrate", "v", "--to", "b"]), 0);
     assert_eq!(exit(&operator, &["volume", "resize", "v", "64MiB"]), 0);
-    // Permitted, and then it is the daemon that says why not.
+    // The role permits it; the daemon then refuses for another reason.
     assert_eq!(exit(&operator, &["migration", "cancel", "m0"]), 4);
     assert_eq!(exit(&admin, &["volume", "create", "w", "--size", "8MiB", "--store", "a"]), 0);
     assert_eq!(exit(&admin, &["volume", "remove", "w"]), 0);
@@ -246,7 +246,7 @@ fn who_is_revoked_is_let_in_no_more_on_a_connection_that_he_has_neither_and_othe
     let [ann, bob] = ["ann", "bob"].map(|name| served.user(name, "admin"));
     served.begin_again();
     assert_eq!(ann.run(&served, &["volume", "list"]).code, 0, "the list outlasts the daemon");
-    // Two requests on one connection: by the first he revokes what he has.
+    // Two requests on one connection: the first one revokes the user's own grant.
     let mut curl = Command::new("curl");
     for (number, (method, path)) in
         [("DELETE", "/v1/access/ann"), ("GET", "/v1/host")].into_iter().enumerate()
@@ -275,7 +275,7 @@ fn who_is_revoked_is_let_in_no_more_on_a_connection_that_he_has_neither_and_othe
         refused.stderr.contains("does not know this user's key") && refused.stderr.contains("access grant"),
         "{refused:?}"
     );
-    // By hand, and read again.
+    // The file is changed by hand, and read again.
     assert_eq!(bob.run(&served, &["volume", "list"]).code, 0);
     let file = served.scene.path("data/access.json");
     let text = std::fs::read_to_string(&file).unwrap().replace("\"admin\"", "\"read\"");
@@ -304,7 +304,7 @@ fn an_invitation_is_good_for_one_and_for_nothing_else() {
     let served = Served::start();
     let token = served.invite("ann", "admin");
     let parsed: AccessToken = token.parse().unwrap();
-    // Its key can do nothing but bring another one.
+    // The token's key can only register another one.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let answer = runtime.block_on(async {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
@@ -318,12 +318,12 @@ fn an_invitation_is_good_for_one_and_for_nothing_else() {
         ] {
             stream.write_all(request.as_bytes()).await.unwrap();
         }
-        // An end without TLS's own is one, too.
+        // The connection may end without TLS's close notice.
         let _ = stream.read_to_string(&mut answer).await;
         answer
     });
     assert_eq!(answer.matches("HTTP/1.1 403").count(), 2, "{answer}");
-    // Of two that redeem it at once one is let in.
+    // Two users redeem it at the same time: one succeeds.
     let users = [User::new(&served), User::new(&served)];
     let running = users
         .each_ref()
@@ -381,7 +381,7 @@ fn strangers_are_refused_before_anything_reads_a_request() {
         let refused = ask(&options, &[]);
         assert!(refused.code != 0 && refused.stdout.ends_with("000"), "{who}: {refused:?}");
     }
-    // The page, and what a page asks for, are not there.
+    // The page and its data are not served here.
     let page = served.curl("/web/", &known.iter().map(String::as_str).collect::<Vec<_>>());
     assert!(page.stdout.ends_with("404"), "{page:?}");
     for garbage in [
@@ -391,7 +391,7 @@ fn strangers_are_refused_before_anything_reads_a_request() {
         b"\x16\x03\x01\x00\x05\x01\x00\x00\x01\x00",
     ] {
         let mut stream = served.connect();
-        // It may have been refused after the first bytes.
+        // The daemon may have refused it after the first bytes.
         let _ = stream.write_all(garbage);
         let _ = stream.shutdown(std::net::Shutdown::Write);
         assert!(is_ended_without_http(stream));
@@ -406,7 +406,7 @@ fn strangers_who_take_all_places_keep_nobody_out_and_wait_for_a_while_only() {
     let ann = served.user("ann", "read");
     let before = served.scene.resident_bytes().unwrap();
     let begun = Instant::now();
-    // Each from five addresses of its own, more than there are places.
+    // More silent connections than places, from five addresses.
     let silent: Vec<TcpStream> = (0..5)
         .flat_map(|network| (0..OF_ONE_NETWORK).map(move |_| Ipv4Addr::new(127, 0, 1, network)))
         .map(|address| served.connect_from(address))
@@ -414,7 +414,7 @@ fn strangers_who_take_all_places_keep_nobody_out_and_wait_for_a_while_only() {
     assert!(silent.len() > IN_ALL);
     let listed = ann.run(&served, &["volume", "list"]);
     assert_eq!(listed.code, 0, "{listed:?}");
-    // One more from an address that has as many as it may have closes the oldest of them at once; the others when their time is over.
+    // A further connection from a full address closes the oldest of it at once; the others end when their time is over.
     let mut dribbling = served.connect_from(Ipv4Addr::new(127, 0, 2, 1));
     dribbling.write_all(&[0x16, 3, 1]).unwrap();
     let flooded = Ipv4Addr::new(127, 0, 3, 1);
@@ -427,7 +427,7 @@ fn strangers_who_take_all_places_keep_nobody_out_and_wait_for_a_while_only() {
     );
     assert!(is_ended_without_http(dribbling));
     assert!(silent.into_iter().chain(flood).all(is_ended_without_http));
-    // A thousand that only connect.
+    // A thousand clients that only connect.
     for number in 0..1000_u32 {
         let [_, _, high, low] = number.to_be_bytes();
         drop(served.connect_from(Ipv4Addr::new(127, 1, high, low)));
@@ -448,7 +448,7 @@ fn who_is_known_may_not_dawdle_or_send_without_end_either() {
     std::fs::write(&file, vec![b'x'; 1 << 20]).unwrap();
     let body = ann.curl(&served, "/v1/volumes", &["--data-binary", &format!("@{}", file.display())]);
     assert!(body.stdout.ends_with("413"), "{body:?}");
-    // A head that is not sent to its end.
+    // A request with an incomplete head.
     let mut slow = Command::new("openssl");
     slow.args(["s_client", "-quiet", "-connect", &format!("127.0.0.1:{}", served.port)]);
     slow.arg("-cert").arg(ann.file("certificate.pem")).arg("-key").arg(ann.file("key.pem"));
@@ -475,7 +475,7 @@ fn another_daemon_at_the_address_is_told_nothing() {
     assert!(refused.stderr.contains("it is somebody else"), "{refused:?}");
 }
 
-/// What the client in Python says of volumes: their number, or the error.
+/// A script of the client in Python that prints the number of volumes, or the error.
 const IN_PYTHON: &str = "
 import sterna, sys
 try:

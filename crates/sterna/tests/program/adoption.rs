@@ -1,4 +1,4 @@
-//! Disks of VMs that somebody else has started: adopted, moved, and given back as plain files.
+//! Tests of disks of VMs that were started by hand: adopted, moved, and released as plain files.
 
 use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -17,8 +17,8 @@ pub(crate) struct Machine {
 }
 
 impl Machine {
-    /// Starts a VM on a raw image; `words` say how it is attached, with the image's path for `IMAGE`. `None` if there
-    /// is no QEMU, which is told.
+    /// Starts a VM on a raw image. `words` are the options that attach it, with `IMAGE` for its path. Without QEMU it reports the
+    /// omission and returns `None`.
     pub(crate) fn start(scene: &Scene, words: &[&str]) -> Option<Self> {
         let image = scene.path("disk.raw");
         let content: Vec<u8> = (0..DISK_BYTES / 4).flat_map(|number| (number as u32).to_le_bytes()).collect();
@@ -36,7 +36,7 @@ impl Machine {
         };
         let machine = Self { qemu, image };
         let began = Instant::now();
-        // The socket is there a moment before anybody listens on it.
+        // The socket exists a moment before QEMU listens on it.
         while UnixStream::connect(&monitor).is_err() {
             assert!(began.elapsed() < DEADLINE, "QEMU makes no monitor");
             std::thread::yield_now();
@@ -64,7 +64,7 @@ pub(crate) fn adopt(scene: &Scene) -> String {
     scene.succeed(&["vm", "adopt", "m", "--qmp", scene.path("m.qmp").to_str().unwrap()])
 }
 
-/// Adopts a VM's disk, moves it to a store, gives it back, and compares what the VM has then with what it had.
+/// Adopts a VM's disk, moves it to a store, releases it, and compares the VM's options before and after.
 fn check(words: &[&str]) {
     let scene = Scene::started();
     let Some(machine) = Machine::start(&scene, words) else { return };
@@ -121,7 +121,7 @@ fn a_vm_that_is_a_client_of_a_volume_is_bound_to_it_and_nothing_moves_under_it()
     let (state, volumes) = (&vm["state"], &vm["volumes"]);
     assert_eq!((state, volumes), (&"running".into(), &serde_json::json!(["v"])), "{vm}");
     assert_eq!(vm["process"], machine.qemu.id(), "{vm}");
-    // It has never been led anywhere, and has connected once.
+    // It has never reconnected.
     let (_, volume) = scene.json(&["volume", "show", "v"]);
     assert_eq!(
         (&volume["statistics"]["connections"], &volume["generation"]),
@@ -130,7 +130,7 @@ fn a_vm_that_is_a_client_of_a_volume_is_bound_to_it_and_nothing_moves_under_it()
     );
     assert_eq!(code(&scene.json(&["volume", "remove", "v", "--force"]).1), "vm_wrong_state");
     scene.succeed(&["migrate", "v", "--to", "b"]);
-    // Nobody else has it as well.
+    // It cannot be adopted twice.
     let other = ["vm", "adopt", "other", "--qmp", scene.path("m.qmp").to_str().unwrap()].map(str::to_owned);
     assert_eq!(code(&scene.json(&other.each_ref().map(String::as_str)).1), "volume_in_use");
     scene.succeed(&["vm", "release", "m"]);
@@ -150,7 +150,7 @@ fn a_monitor_whose_process_is_no_client_of_a_volume_is_not_believed_that_it_is()
     let (_, volume) = scene.json(&["volume", "show", "v"]);
     let drive = format!("file={},if=virtio,format=raw", volume["uri"].as_str().unwrap());
     let Some(_machine) = Machine::start(&scene, &["-drive", &drive]) else { return };
-    // What is said there is what the QEMU says that has the volume: but this process says it.
+    // This process relays the answers of the QEMU that uses the volume.
     let (liar, told) = (scene.path("liar.qmp"), scene.path("m.qmp"));
     let listener = UnixListener::bind(&liar).unwrap();
     let lying = std::thread::spawn(move || {
@@ -170,7 +170,7 @@ fn a_monitor_whose_process_is_no_client_of_a_volume_is_not_believed_that_it_is()
     assert!(refused.to_string().contains("has no connection to that volume's socket"), "{refused}");
     assert_eq!(scene.json(&["vm", "list"]).1, serde_json::json!([]));
     lying.join().unwrap();
-    // QEMU itself is believed.
+    // The answers of QEMU itself are accepted.
     assert!(adopt(&scene).contains("are served as: v"));
 }
 
@@ -185,7 +185,7 @@ fn disk_that_is_not_moved_is_released_where_it_was_also_after_the_daemon_was_kil
     scene.start(None);
     scene.succeed(&["vm", "release", "m"]);
     assert!(machine.has_open(&machine.image));
-    // And again, as if nothing had been.
+    // The same again succeeds.
     adopt(&scene);
     scene.succeed(&["vm", "release", "m"]);
     assert!(machine.has_open(&machine.image));

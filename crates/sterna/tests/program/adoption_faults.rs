@@ -1,4 +1,4 @@
-//! What can go wrong while disks are adopted or given back: the VM runs in the end, on its disk, and the next command works.
+//! Tests of faults while disks are adopted or released. In the end the VM runs on its disk, and the next command works.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -13,7 +13,7 @@ use crate::scene::{DEADLINE, Scene, code};
 
 const DRIVE: [&str; 2] = ["-drive", "file=IMAGE,if=virtio,format=raw"];
 
-/// Has QEMU do something, as whoever has its monitor.
+/// Sends a command to QEMU's monitor.
 fn tell(scene: &Scene, command: &str, arguments: &Value) -> Value {
     let mut stream = UnixStream::connect(scene.path("m.qmp")).unwrap();
     let mut lines = BufReader::new(stream.try_clone().unwrap()).lines();
@@ -42,7 +42,7 @@ fn notes(scene: &Scene) -> Value {
     serde_json::from_slice::<Value>(&text).unwrap()["paused"].clone()
 }
 
-/// The commands' order, with a daemon that kills itself at a step; then another one, and what it makes of it.
+/// Runs a command with a daemon that kills itself at a step, then starts another daemon and checks the result.
 fn kill_at(scene: &mut Scene, machine: &Machine, command: &[&str], point: &str) {
     scene.stop();
     scene.start(Some(point));
@@ -89,7 +89,7 @@ fn killed_at_each_step_of_an_adoption_and_of_a_release_the_machine_runs_on_its_d
     assert!(before == expected, "the image is another one");
 }
 
-/// Refused without a trace: the VM runs on its file, and nothing of it is known.
+/// Checks that an adoption is refused without a trace: the VM runs on its file, and the daemon does not know it.
 fn check_refused(scene: &Scene, machine: &Machine, file: &Path, expected: &str) {
     let monitor = scene.path("m.qmp");
     let (_, refused) = scene.json(&["vm", "adopt", "m", "--qmp", monitor.to_str().unwrap()]);
@@ -124,7 +124,7 @@ fn an_image_that_was_renamed_or_replaced_is_not_taken_for_the_one_that_qemu_has(
     let scene = Scene::started();
     let Some(machine) = Machine::start(&scene, &DRIVE) else { return };
     let aside = scene.path("aside.raw");
-    // It has opened its image when it answers.
+    // When it answers, it has opened its image.
     assert!(runs(&scene));
     std::fs::rename(&machine.image, &aside).unwrap();
     check_refused(&scene, &machine, &aside, "does not have the file open");
@@ -144,7 +144,7 @@ fn a_machine_that_is_paused_is_let_run() {
     assert_eq!(scene.json(&["vm", "show", "m"]).1["state"], "paused");
     let resumed = scene.json(&["vm", "resume", "m"]).1;
     assert_eq!(resumed["state"], "running", "{resumed}");
-    // One that runs is left so; one that was paused by hand stays paused when it is given its disk back.
+    // A running VM keeps running. A VM that was paused by hand stays paused after the release.
     scene.succeed(&["vm", "resume", "m"]);
     tell(&scene, "stop", &json!({}));
     scene.succeed(&["vm", "release", "m"]);

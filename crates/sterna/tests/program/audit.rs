@@ -1,4 +1,4 @@
-//! The audit log: who ordered what, of orders that were carried out, refused, garbled and abandoned; and no secrets.
+//! Tests of the audit log: orders that were carried out, refused, malformed and abandoned, without secrets.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 use crate::hosts::{host, init, wait_connected};
 use crate::scene::{DEADLINE, Scene, code};
 
-/// The log, once it has so many entries as are looked for.
+/// Returns the log once it has `count` matching entries.
 fn entries(scene: &Scene, is_looked_for: impl Fn(&Value) -> bool, count: usize) -> Vec<Value> {
     let begun = Instant::now();
     loop {
-        // The file comes with its first entry.
+        // The first entry creates the file.
         let text = std::fs::read_to_string(scene.path("data/audit.log")).unwrap_or_default();
         let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
         let found: Vec<Value> = lines.filter(&is_looked_for).collect();
@@ -82,7 +82,7 @@ fn orders_are_written_down_with_who_gave_them_and_what_came_of_them() {
     let mode = std::fs::metadata(scene.path("data/audit.log")).unwrap().permissions().mode();
     assert_eq!(mode & 0o777, 0o600);
 
-    // What was ordered last is in it when the daemon has ended, and what comes after that is behind it.
+    // The last order is in the log when the daemon has ended, and later orders follow it.
     send(&scene, &order("DELETE", "/v1/volumes/last", ""));
     scene.stop();
     let whole = std::fs::read_to_string(scene.path("data/audit.log")).unwrap();
@@ -110,7 +110,7 @@ fn what_other_hosts_do_is_written_down_and_no_log_has_an_invitation() {
     let id_of_two = init(&two, "two");
     let (_, invitation) = one.json(&["host", "invite"]);
     let token = invitation["token"].as_str().unwrap();
-    // Where somebody may put it by mistake.
+    // A place where a user may put it by mistake.
     assert_ne!(two.run(&["host", "remove", token]).code, 0);
     assert_eq!(send(&two, &order("POST", &format!("/v1/{token}"), "")), "404");
     assert_eq!(two.json(&["vm", "start", token]).0, 3);
@@ -124,7 +124,7 @@ fn what_other_hosts_do_is_written_down_and_no_log_has_an_invitation() {
     let ordered = entries(&two, |entry| entry["path"] == "/v1/hosts", 1);
     assert_eq!(ordered[0]["details"], json!({"address": address}));
 
-    // Offers, one of which is taken.
+    // One of these offers is accepted.
     two.create_volume();
     let (exit, refused) = two.json(&["migrate", "v", "--to", "one:nowhere"]);
     assert!(exit != 0, "{refused}");

@@ -1,6 +1,5 @@
-//! The benchmarks, far too short for figures: their shape, what they say when a program is missing, and that nothing is
-//! left behind. fio and qemu-storage-daemon are needed; their absence fails the tests. Links need root as well; without it
-//! their benchmark is left out.
+//! Tests of short benchmarks: the shape of their output, the errors for missing programs, and that nothing is left behind. They
+//! need fio and qemu-storage-daemon. The benchmark of links needs root, and is left out without it.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -11,7 +10,7 @@ use serde_json::Value;
 
 use crate::scene::{Outcome, PROGRAM};
 
-/// A short benchmark below `folder`.
+/// Returns the command of a short benchmark below `folder`.
 fn bench(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.arg("bench").args(arguments).args(["--rounds", "1", "--size", "64MiB", "--folder"]).arg(folder);
@@ -24,14 +23,14 @@ fn expect_empty(folder: &Path) {
     assert!(left.is_empty(), "left behind: {left:?}");
 }
 
-/// A folder of its own, and a file in it.
+/// Makes a folder, and returns it with a path in it.
 fn page() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("page.html").to_str().unwrap().to_owned();
     (folder, page)
 }
 
-/// A figure of which one sample was taken.
+/// Checks a figure with one sample.
 fn expect_figure(figure: &Value) {
     let median = figure["median"].as_f64().unwrap_or_else(|| panic!("no figure: {figure}"));
     assert!(median.is_finite(), "{figure}");
@@ -106,7 +105,7 @@ fn bench_mirror_compares_every_copy_and_leaves_nothing_behind() {
     let (pages, page) = page();
     let outcome = Outcome::of(bench(folder.path(), &["mirror", "--seconds", "1", "--json", "--html", &page]));
     assert_eq!(outcome.code, 0, "{outcome:?}");
-    // One of copies, three of migrations, and one for each of those who migrated.
+    // One chart of copies, three of migrations, and one for each contender.
     assert_eq!(std::fs::read_to_string(&page).unwrap().matches("<svg ").count(), 7);
     drop(pages);
     expect_empty(folder.path());
@@ -156,7 +155,7 @@ fn bench_link_measures_everybody_and_leaves_nothing_behind() {
         ["link", "--only", "near", "--only", "two-links", "--only", "guest", "--seconds", "1", "--json"];
     let outcome = Outcome::of(bench(folder.path(), &[&arguments[..], &["--html", &page]].concat()));
     assert_eq!(outcome.code, 0, "{outcome:?}");
-    // One for each of the copies, two of guests, and one for each of those who moved one.
+    // One chart for each copy, two of guests, and one for each contender with a guest.
     assert_eq!(std::fs::read_to_string(&page).unwrap().matches("<svg ").count(), 8);
     drop(pages);
     expect_empty(folder.path());
@@ -168,7 +167,7 @@ fn bench_link_measures_everybody_and_leaves_nothing_behind() {
         for (index, contender) in contenders.iter().enumerate() {
             expect_figure(&contender["seconds"]);
             expect_figure(&contender["bytes_per_second"]);
-            // Nobody is faster than the links: then something else was measured.
+            // No contender can be faster than its link.
             let megabits_seen = contender["bytes_per_second"]["median"].as_f64().unwrap() * 8.0 / 1e6;
             assert!(megabits_seen < megabits, "{contender}");
             match index {
@@ -259,13 +258,13 @@ fn bench_return_brings_a_volume_there_and_home_and_compares_it() {
     };
     let points = |line: usize| figure["series"][line]["points"].as_array().unwrap();
     let seconds = |point: &Value| point["x"].as_f64().unwrap();
-    // Before, there, away, home and after: from a second before the order to one after the guest is home.
+    // All phases: from a second before the order to a second after the return.
     let (there, home) = (points(1), points(2));
     assert!(seconds(&there[0]).abs() < 0.001 && seconds(&home[0]) > seconds(&there[1]), "{figure}");
     let life = points(0);
     assert!(seconds(&life[0]) < 0.0 && seconds(life.last().unwrap()) > seconds(&home[1]) - 0.5, "{figure}");
     let moved = |way: &str| load[way]["bytes_moved"]["median"].as_f64().unwrap();
-    // N.B. no speed: only what was written goes home.
+    // N.B. This is no speed: the return sends only the later writes.
     assert!(moved("there") >= f64::from(64 << 20) && moved("home") < moved("there") / 2.0, "{load}");
 }
 

@@ -1,4 +1,4 @@
-//! `migrate --keep-chain`: only the top of a qcow2 chain moves, and stands on the same base afterwards.
+//! Tests of `migrate --keep-chain`: only the top of a qcow2 chain moves, and keeps its backing file.
 
 use std::process::Command;
 
@@ -58,7 +58,7 @@ fn only_the_top_of_a_chain_moves_and_stands_on_the_same_base() {
     scene.succeed(&["volume", "add", "v", "--image", &top]);
     scene.succeed(&["migrate", "v", "--to", "a", "--keep-chain"]);
     let there = scene.path("a/v.qcow2").display().to_string();
-    // It can go on like this, from store to store.
+    // It can move again in the same way.
     scene.succeed(&["migrate", "v", "--to", "b", "--keep-chain"]);
     assert!(std::fs::metadata(&there).is_err());
     let moved = scene.path("b/v.qcow2").display().to_string();
@@ -70,7 +70,7 @@ fn only_the_top_of_a_chain_moves_and_stands_on_the_same_base() {
     assert!(told.contains(&format!("backing file: {}", middle.display())), "{told}");
     assert!(told.contains("base.raw"), "{told}");
     let after = allocated(&moved);
-    // What was compressed is not any more: 1 MiB. All of it would be 32 MiB.
+    // 1 MiB was decompressed. The whole disk would be 32 MiB.
     assert!(after <= before + (3 << 19) + (1 << 20), "{after} of {before}");
 }
 
@@ -111,12 +111,12 @@ fn chain_that_cannot_be_kept_is_refused_with_the_reason() {
     refused(&["w", "--to", "a", "--keep-chain"], "is not qcow2");
     scene.succeed(&["volume", "create", "x", "--store", "b", "--size", "1MiB", "--format", "qcow2"]);
     refused(&["x", "--to", "a", "--keep-chain"], "stands on no backing file");
-    // Served, and its base has been put elsewhere since.
+    // It is served, and its backing file was moved since.
     std::fs::rename(scene.path("chain/middle.qcow2"), scene.path("chain/elsewhere.qcow2")).unwrap();
     let (exit, value) = scene.json(&["migrate", "v", "--to", "a", "--keep-chain"]);
     assert_eq!((exit, code(&value)), (4, "image_unsuitable"), "{value}");
     assert!(value["error"]["message"].as_str().unwrap().contains("middle.qcow2"), "{value}");
     assert!(scene.images("a").is_empty());
-    // Flattened it can move.
+    // It can move when it is flattened.
     scene.succeed(&["migrate", "v", "--to", "a"]);
 }

@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use crate::scene::{Scene, stop_and_verify};
 
-/// How a migration stands after a crash and a restart: its state, and the store that the volume is in.
+/// Expected state of a migration after a crash and a restart, with the volume's store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Expected {
-    /// The journal never heard of it; the volume is in `a`.
+    /// It is not in the journal; the volume is in `a`.
     NeverBegan,
     /// It failed; the volume is in `a`.
     Stayed,
@@ -142,10 +142,10 @@ fn lane_that_ends_by_a_defect_is_started_again_and_its_migration_is_ended() {
         assert!(scene.wait_for_log("serving volume=v"), "{point}");
         let process = scene.process();
         stop_and_verify(guest);
-        // Of what had just begun nothing was kept: it is looked, and it ends.
+        // The migration had just begun, so nothing of its copy was kept; it ends.
         scene.run(&["migration", "watch", "m0"]);
         check_end(&scene, point, expected);
-        // Nothing is left of the migration that would stand in the way of the next one.
+        // Nothing is left that would prevent the next migration.
         let other = if expected == Expected::Moved { "a" } else { "b" };
         scene.succeed(&["migrate", "v", "--to", other]);
         assert_eq!(scene.process(), process);
@@ -170,7 +170,7 @@ fn check_move(point: &str, expected: Expected) {
     scene.start(None);
     stop_and_verify(guest);
     check_end(&scene, point, expected);
-    // It can be moved as if nothing had been.
+    // It can be moved again.
     let other = if expected == Expected::Moved { "a" } else { "b" };
     scene.succeed(&["migrate", "v", "--to", other]);
 }
@@ -214,7 +214,7 @@ fn check_end(scene: &Scene, points: &str, expected: Expected) {
     assert_eq!(scene.store_of_volume(), store, "{points}");
     let other = if store == "a" { "b" } else { "a" };
     assert_eq!((scene.images(store), scene.images(other)), (vec!["v.img".to_owned()], vec![]), "{points}");
-    // Nothing says of a whole image that it is half-made: at once after a start, otherwise soon.
+    // No complete image is marked as half-made, at the latest soon after the start.
     for store in ["a", "b"] {
         let mark = scene.path(store).join(".v.img.partial");
         testbed::until(&format!("{points}: the mark goes"), || Ok((!mark.exists()).then_some(()))).unwrap();

@@ -7,10 +7,10 @@ use crate::scene::{DISK_BYTES, Scene, code, read_at, stop_and_verify};
 
 /// Bytes of the device: more than the volume's, as logical volumes are.
 const DEVICE_BYTES: u64 = DISK_BYTES + (1 << 20);
-/// What the device holds before anybody uses it.
+/// The former content of the device.
 const DIRT: u8 = 0xD1;
 
-/// A loop device over a file full of dirt.
+/// A loop device over a file with other content.
 struct Device {
     path: PathBuf,
     file: PathBuf,
@@ -103,7 +103,7 @@ fn device_that_a_volume_has_left_is_fenced_until_somebody_says_otherwise() {
     scene.succeed(&["store", "release", "d"]);
     scene.succeed(&["migrate", "v", "--to", "d"]);
     scene.succeed(&["migrate", "v", "--to", "a"]);
-    // Without the store it is a device that somebody could take for a disk.
+    // The store is not configured, so a user could mistake the device for a disk.
     scene.stop();
     scene.configure("");
     scene.start(None);

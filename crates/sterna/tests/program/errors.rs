@@ -1,4 +1,4 @@
-//! What bad input gets: an exit code, a code in JSON, and a sentence that says what to do; and nothing changes.
+//! Tests of bad input: it gets an exit code, a code in JSON and a message with advice, and changes nothing.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;

@@ -48,7 +48,7 @@ fn store_that_becomes_full_during_the_copy_fails_the_migration_and_not_the_guest
     assert_eq!(migration["guest"], "source");
     assert_eq!((scene.store_of_volume().as_str(), scene.images("b")), ("a", vec!["filler".to_owned()]));
     stop_and_verify(guest);
-    // With room it works.
+    // It works once there is space.
     std::fs::remove_file(scene.path("b/filler")).unwrap();
     scene.succeed(&["migrate", "v", "--to", "b"]);
 }

@@ -7,7 +7,7 @@ use testbed::own_address;
 
 use crate::scene::{DEADLINE, Scene, code};
 
-/// A daemon that listens for others at an address that nobody has.
+/// A daemon that listens for others at an address that does not exist.
 pub(crate) fn host() -> (Scene, String) {
     let mut scene = Scene::new();
     let address = own_address().unwrap().to_string();
@@ -100,7 +100,7 @@ fn a_host_tells_its_version_and_what_goes_over_its_links() {
     let sum: u64 = of_connections.filter_map(|connection| connection["bytes_sent_per_second"].as_u64()).sum();
     assert_eq!(sum, rate(&sends, "bytes_sent_per_second"), "{sends}");
     one.run(&["migration", "watch", "m0"]);
-    // What is idle says so.
+    // An idle connection reports no rate.
     until(&one, "two", "that nothing is sent any more", &|peer| {
         rate(peer, "bytes_sent_per_second") < 64 << 10
     });

@@ -1,4 +1,4 @@
-//! The journal as an administrator looks at it: with the daemon and without, whole, torn and damaged.
+//! Tests of `sterna journal` with and without a daemon, for intact, torn and damaged journals.
 
 use std::os::unix::fs::FileExt as _;
 
@@ -78,7 +78,7 @@ fn what_a_daemon_would_refuse_is_refused_and_told_up_to_there() {
     let (exit, torn) = check(&scene, &data);
     assert_eq!((exit, &torn["torn_bytes"], &torn["entries"]), (0, &7.into(), &sound["entries"]), "{torn}");
     assert!(scene.succeed(&["journal", "check", &data]).contains("nobody was told that it is durable"));
-    // Somebody was told of what lies in the middle, and more lies behind it.
+    // The damaged record was acknowledged, and later records follow it.
     let mut byte = [0];
     file.read_exact_at(&mut byte, end / 2).unwrap();
     file.write_all_at(&[!byte[0]], end / 2).unwrap();

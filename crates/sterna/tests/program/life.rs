@@ -1,4 +1,4 @@
-//! A daemon's life: it is alone, it waits for ghosts, it drains, and it finds everything again.
+//! Tests of a daemon's life: it is the only one, waits for a killed daemon's locks, drains, and finds everything again.
 
 use std::io::{BufRead as _, BufReader};
 use std::os::unix::fs::PermissionsExt as _;
@@ -75,7 +75,7 @@ fn stopping_in_the_middle_of_a_migration_leaves_it_to_the_next_daemon() {
         scene.create_volume();
         let guest = scene.start_guest();
         scene.succeed(&["migrate", "v", "--to", "b", "--bandwidth", "64KiB/s", "--detach"]);
-        // Of a copy of nothing nothing is kept: that one is begun anew.
+        // An empty copy is not kept: the migration begins anew.
         let has_copied = || {
             let copied = scene.json(&["migration", "show", "m0"]).1["bytes_copied"].as_u64();
             Ok(copied.is_some_and(|bytes| bytes > 0).then_some(()))
@@ -233,7 +233,7 @@ fn an_image_that_was_somebodys_stays_when_its_volume_is_removed_wherever_it_has_
     assert_eq!((&removed["image_fate"], &removed["kept_because"]), (&"kept".into(), &"given".into()));
     assert_eq!(removed["image"], image.display().to_string());
     assert_eq!(std::fs::read(&image).unwrap(), [7; 8192]);
-    // What is served in place is never deleted; what is in a store is, when somebody asks for that.
+    // An image that is served in place is never deleted; an image in a store is, by order.
     scene.succeed(&["volume", "add", "w", "--image", &image.display().to_string()]);
     let refused = scene.run(&["volume", "remove", "w", "--delete-image"]);
     assert!(refused.code == 2 && refused.stderr.contains("in no folder of a store"), "{refused:?}");

@@ -1,4 +1,4 @@
-//! A daemon whose log nobody takes: a closed pipe, a full disk, a reader that stands still.
+//! Tests of a daemon whose log cannot be written: a closed pipe, a full disk, a reader that does not read.
 
 use std::fs::File;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! VMs through the program: added, refused, started on a volume, seen, stopped; and the daemon's death.
+//! Tests of VMs by the program: added, refused, started on a volume, shown, stopped, and found again after a killed daemon.
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ impl Drop for Stage {
     }
 }
 
-/// A daemon with the volume `v`; `None` if there is no QEMU, which is told.
+/// Starts a daemon with the volume `v`. Without QEMU it reports the omission and returns `None`.
 fn scene() -> Option<Stage> {
     const QEMU: &str = "qemu-system-x86_64";
     if std::process::Command::new(QEMU).arg("--version").output().is_err() {
@@ -75,7 +75,7 @@ fn show(scene: &Scene) -> Value {
     scene.json(&["vm", "show", "m"]).1
 }
 
-/// Waits until the VM does what `state` says.
+/// Waits until the VM is in this state.
 fn wait_for(scene: &Scene, state: &str) -> Value {
     let began = Instant::now();
     loop {

@@ -1,6 +1,6 @@
-//! The program as users, scripts and crashes meet it: every test drives the real binary.
+//! Tests of the real binary, as users, scripts and crashes use it.
 //!
-//! One test program for all of them: what they share is compiled, and checked for what is unused, once.
+//! They are one test program, so that shared code is compiled, and checked for unused items, once.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 

@@ -1,4 +1,4 @@
-//! What Prometheus reads: understood by the parser of its own project, and true.
+//! Tests of the metrics: Prometheus' own parser accepts them, and they are true.
 
 use std::time::Instant;
 

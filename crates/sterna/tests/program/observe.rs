@@ -1,4 +1,4 @@
-//! What watches daemons: whether they are ready, and what they log of a migration.
+//! Tests of readiness, and of the log about a migration.
 
 use serde_json::Value;
 

@@ -1,4 +1,4 @@
-//! What operators meet: the next command after a move, links that come late, limits, and what outlasts a restart.
+//! Tests of operation: the next command after a move, late links, limits, and restarts.
 
 use std::net::TcpListener;
 use std::time::Instant;
@@ -11,7 +11,7 @@ use crate::hosts::{host, init, wait_connected};
 
 use crate::scene::{DEADLINE, Scene, code};
 
-/// Moves to and fro, each ordered when the one before has been reported to have ended.
+/// Number of moves to and fro, each ordered when the one before has ended.
 const MOVES: usize = 12;
 /// A disk that takes ten minutes at 16 KiB/s, and a moment without a limit.
 const SLOW_BYTES: usize = 8 << 20;
@@ -32,7 +32,7 @@ pub(crate) fn pair() -> (Scene, Scene) {
     (one, two)
 }
 
-/// Looks at something until it is as it must be.
+/// Checks a condition until it holds.
 fn wait_until(look: impl Fn() -> Value, is_so: impl Fn(&Value) -> bool) -> Value {
     let begun = Instant::now();
     loop {
@@ -51,7 +51,7 @@ fn a_move_that_has_ended_is_followed_by_the_next_one_at_once() {
         let (at, to) = if turn % 2 == 0 { (&one, "two:a") } else { (&two, "one:a") };
         at.succeed(&["migrate", "v", "--to", to]);
     }
-    // Also what is not a move.
+    // The same holds for other commands.
     two.json(&["volume", "list"]);
     one.succeed(&["migrate", "v", "--to", "two:a"]);
     two.succeed(&["volume", "remove", "v"]);
@@ -183,7 +183,7 @@ fn an_order_that_cannot_wait_on_after_a_restart_is_listed_with_its_reason() {
     assert!(ended["message"].as_str().unwrap().contains("after a restart"), "{ended}");
     assert_eq!(ended["volume"], "w", "{ended}");
     assert!(scene.succeed(&["migration", "list"]).contains("m1"));
-    // What was under way goes on.
+    // The migration under way continues.
     assert_eq!(scene.json(&["migration", "show", "m0"]).1["state"], "running");
     scene.succeed(&["migration", "cancel", "m0"]);
     scene.succeed(&["migrate", "w", "--to", "b"]);

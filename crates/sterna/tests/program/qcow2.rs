@@ -48,7 +48,7 @@ fn guest_keeps_its_disk_while_it_moves_from_format_to_format() {
     qemu_img(&["check", "-q", &image]);
 }
 
-/// Nobody uses the disk meanwhile: what a guest discards is free again, in a thick image too.
+/// The disk is idle. A guest's discards free space, also in a thick image.
 #[test]
 fn thick_target_takes_the_whole_size_in_either_format() {
     let scene = Scene::started();
@@ -75,7 +75,7 @@ fn image_with_a_backing_file_is_served_and_comes_out_flat() {
     qemu_img(&["check", "-q", &moved]);
     qemu_img(&["compare", "-q", "-f", "qcow2", "-F", "raw", &moved, &raw]);
     assert!(!qemu_img(&["info", &moved]).contains("backing file"));
-    // What was there is kept, and still stands on its base.
+    // The former image is kept, with its backing file.
     qemu_img(&["check", "-q", &format!("{top}.moved-m0")]);
     // Copied in, it is what it was, in either format.
     for (name, format) in [("w", "raw"), ("x", "qcow2")] {
@@ -95,7 +95,7 @@ fn guest_that_writes_a_header_into_its_raw_disk_changes_nothing() {
     let path = raw.display().to_string();
     scene.succeed(&["volume", "add", "v", "--image", &path]);
     scene.stop();
-    // As if the guest had written it: a header that names a file of the host as its backing file.
+    // A guest could write this header, which names a file of the host as its backing file.
     let trap = scene.path("trap.qcow2").display().to_string();
     qemu_img(&["create", "-q", "-f", "qcow2", "-b", "/etc/passwd", "-F", "raw", &trap]);
     let mut bytes = std::fs::read(&trap).unwrap();
@@ -140,7 +140,7 @@ fn killed_on_the_way_to_another_format_the_volume_is_in_one_place() {
         scene.run(&["migrate", "v", "--to", "b", "--format", "qcow2", "--detach"]);
         scene.wait_for_death();
         scene.start(None);
-        // One that is not known, or has failed, has ended; asking the daemon takes long enough to be no busy loop.
+        // An unknown or failed volume has ended. Each request takes long enough to avoid a busy loop.
         let began = Instant::now();
         while scene.json(&["migration", "show", "m0"]).1["state"] == "running" {
             assert!(began.elapsed() < DEADLINE, "{point}");

@@ -1,12 +1,12 @@
-//! QEMU's own NBD client, with `reconnect-delay`, keeps its disk while the daemon is killed and started again, and
-//! while the volume moves. `qemu-img` is what is needed; its absence fails the tests.
+//! Tests of QEMU's NBD client: with `reconnect-delay` it keeps its disk while the daemon is killed and restarted, and while the
+//! volume moves. They need `qemu-img`.
 
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use crate::scene::Scene;
 
-/// Requests that the writer would make: it is to be at work until it is killed, however quick it is.
+/// Requests of the writer, enough to keep it at work until it is killed.
 const REQUESTS: &str = "1000000000";
 
 /// Lets `qemu-img bench` write to the volume `v`.
@@ -14,7 +14,7 @@ fn start_writer(scene: &Scene) -> Child {
     start_patient_writer(scene, 120)
 }
 
-/// As [`start_writer`]; its requests wait so many seconds for a daemon that is away.
+/// Starts a writer as [`start_writer`], whose requests wait `seconds` for an absent daemon.
 fn start_patient_writer(scene: &Scene, reconnect_s: u32) -> Child {
     let socket = scene.path("run/volumes/v.sock");
     let image = format!(
@@ -32,7 +32,7 @@ fn writes(scene: &Scene) -> u64 {
     scene.json(&["volume", "show", "v"]).1["statistics"]["writes"].as_u64().unwrap_or(0)
 }
 
-/// Waits until the writer has written so much more.
+/// Waits until the writer has made `count` more writes.
 fn wait_for_writes(scene: &Scene, before: u64) {
     while writes(scene) < before + 100 {}
 }

@@ -1,5 +1,4 @@
-//! Migrations beyond a limit wait for their turn, are seen, cancelled, and there again after a restart; what came to nothing
-//! is done once more.
+//! Tests of the queue: migrations beyond a limit wait, are shown, cancelled, and survive a restart; failed ones are repeated.
 
 use serde_json::Value;
 
@@ -68,7 +67,7 @@ fn what_is_beyond_the_limit_waits_in_order_and_begins_by_itself() {
         let (exit, refused) = scene.json(command);
         assert_eq!((exit, code(&refused)), (4, expected), "{command:?}");
     }
-    // One that is cancelled while it waits has ended at once; the next one has its place.
+    // A cancelled queued migration ends at once, and the next one gets its place.
     let cancelled = scene.json(&["migration", "cancel", "m1"]).1;
     assert_eq!((&cancelled["state"], &cancelled["bytes_moved"]), (&"cancelled".into(), &0.into()));
     assert_eq!(scene.run(&["migration", "watch", "m1"]).code, 6);
@@ -105,7 +104,7 @@ fn what_waited_waits_again_after_a_restart_and_has_its_turn() {
         order(&scene, "x", "b");
         ends(&mut scene);
         scene.start(None);
-        // The first one goes on, or was ended by that if it had just begun, and makes room.
+        // The first one resumes, or has ended by the restart if it had just begun, and frees its place.
         scene.run(&["migration", "set", "m0", "--bandwidth", "none"]);
         for id in ["m1", "m2"] {
             moves(&scene, id);

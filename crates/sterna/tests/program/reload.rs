@@ -1,4 +1,4 @@
-//! SIGHUP: what of the configuration changes while the daemon serves.
+//! Tests of SIGHUP: the parts of the configuration that change while the daemon serves.
 
 use rustix::process::Signal;
 
@@ -40,7 +40,7 @@ fn stores_and_limits_are_read_again_and_what_takes_a_restart_is_named() {
     assert!(named.contains("[nbd], [stores.c]"), "a store stays until a restart: {named}");
     scene.succeed(&["migrate", "w", "--to", "d"]);
 
-    // What is wrong changes nothing.
+    // A wrong configuration changes nothing.
     scene.configure("[limits]\nmigrations_per_host = 'many'\n");
     scene.signal(Signal::HUP).unwrap();
     assert!(scene.wait_for_log("the configuration cannot be read again"));

@@ -2,7 +2,7 @@
 
 use crate::scene::{DISK_BYTES, Scene, code, stop_and_verify};
 
-/// What the export holds before anybody uses it.
+/// The former content of the export.
 const DIRT: u8 = 0xD1;
 
 /// A scene with the store `r`, and the scene of the daemon that serves it: the volume `v` there, full of dirt.
@@ -36,7 +36,7 @@ fn volume_moves_to_another_server_that_held_something_else_and_back() {
     assert_eq!(back["state"], "moved", "{back}");
     assert!(back["message"].as_str().unwrap().contains("still holds the old copy"), "{back}");
     stop_and_verify(guest);
-    // What was left there is whole, and is not served by mistake.
+    // The old copy there is complete, and is not served by mistake.
     let at_last = std::fs::read(scene.path("b/v.img")).unwrap();
     assert_eq!(at_last.len() as u64, DISK_BYTES);
     scene.stop();

@@ -1,4 +1,4 @@
-//! Images that migrations left and that were kept: listed, dropped, and never half forgotten.
+//! Tests of kept images of migrations: listed, and dropped completely.
 
 use rustix::fs::{FlockOperation, flock};
 use serde_json::Value;
@@ -76,7 +76,7 @@ fn an_image_that_somebody_uses_is_not_dropped() {
     assert_eq!((exit, code(&refused)), (4, "image_in_use"), "{refused}");
     assert!(refused["error"]["message"].as_str().unwrap().contains("the volume \"w\""), "{refused}");
     assert!(kept.exists());
-    // What was somebody's before it was served in place is listed, and is theirs to delete.
+    // An image that a user had before is listed, but only the user may delete it.
     scene.succeed(&["migrate", "w", "--to", "b"]);
     let (exit, refused) = scene.json(&["replica", "drop", "w"]);
     assert_eq!((exit, code(&refused)), (2, "invalid_request"), "{refused}");

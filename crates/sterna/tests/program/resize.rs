@@ -1,4 +1,4 @@
-//! Volumes that become larger: idle and in use, of every kind, while they move, and killed on the way.
+//! Tests of volumes that grow: idle and in use, of every kind, while they move, and while the daemon is killed.
 
 use std::process::Command;
 
@@ -151,7 +151,7 @@ fn volume_on_a_device_grows_as_far_as_the_device_does() {
     let reason = refused(&scene, LARGER, "cannot_grow");
     let room = format!("has room for {} bytes: make the device larger first", DISK_BYTES + MIB);
     assert!(reason.ends_with(&room), "{reason}");
-    // As a logical volume is extended: what is new on it was somebody else's.
+    // A logical volume is extended, so its new part has foreign content.
     let mut longer = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
     std::io::Write::write_all(&mut longer, &vec![0xD2; usize::try_from(16 * MIB).unwrap()]).unwrap();
     device.take_note();

@@ -1,4 +1,4 @@
-//! A journal that is put back from a backup: nothing of it is served before other hosts, or people, have said whose it is.
+//! Tests of a restored journal: none of its volumes is served before other hosts, or an administrator, have confirmed it.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use crate::hosts::{host, init, wait_connected};
 use crate::scene::{DEADLINE, Scene, code};
 
-/// Waits until a volume is as it is to be.
+/// Waits until a volume has the expected state.
 fn wait_for(scene: &Scene, name: &str, state: &str, words: &str) -> Value {
     let begun = Instant::now();
     loop {
@@ -70,7 +70,7 @@ fn what_another_host_has_is_not_served_and_what_all_confirm_is() {
     // It comes home as any other.
     two.succeed(&["migrate", "moves", "--to", "one:b"]);
     wait_for(&one, "moves", "serving", "");
-    // What was confirmed is so after the next start as well.
+    // A confirmed volume stays so after the next start.
     one.kill();
     one.start(None);
     wait_for(&one, "stays", "serving", "");

@@ -1,4 +1,4 @@
-//! A host whose daemon is the program under test, driven as a user would. What does not work fails the test.
+//! A host whose daemon is the program under test. Every failure fails the test.
 
 use std::ops::{Deref, DerefMut};
 use std::os::unix::process::ExitStatusExt as _;
@@ -14,11 +14,10 @@ use testbed::{Host, KILLED};
 
 pub(crate) use testbed::DEADLINE;
 
-/// The program under test.
 pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_sterna");
 /// Size of the disk that guests work on, in bytes.
 pub(crate) const DISK_BYTES: u64 = 32 << 20;
-/// How much of it they fill at first.
+/// Bytes that they fill at first.
 const FILL_BYTES: u64 = 8 << 20;
 
 /// A host with stores `a` and `b`, and a daemon if one was started.
@@ -26,17 +25,15 @@ pub(crate) struct Scene {
     host: Host,
 }
 
-/// How a command ended.
 #[derive(Debug)]
 pub(crate) struct Outcome {
     pub(crate) code: i32,
     pub(crate) stdout: String,
-    /// What it said besides.
+    /// Its standard error.
     pub(crate) stderr: String,
 }
 
 impl Scene {
-    /// A host without a daemon.
     pub(crate) fn new() -> Self {
         Self { host: Host::new(PROGRAM.into()).unwrap() }
     }
@@ -99,7 +96,6 @@ impl Scene {
         self.host.kill().unwrap();
     }
 
-    /// Process number of the daemon.
     pub(crate) fn process(&self) -> u32 {
         self.daemon().unwrap().process_id()
     }
@@ -214,7 +210,6 @@ pub(crate) fn stop_and_verify(guest: Guest) {
     assert!(stopped.content.blocks_written() > 0);
 }
 
-/// The code of an error in JSON.
 pub(crate) fn code(value: &Value) -> &str {
     value["error"]["code"].as_str().unwrap_or_else(|| panic!("no error: {value}"))
 }

@@ -1,4 +1,4 @@
-//! What lies in stores: told, made volumes of, and deleted only if it is half-made.
+//! Tests of files in stores: listed, imported as volumes, and deleted only if they are half-made.
 
 use serde_json::Value;
 
@@ -62,7 +62,7 @@ fn a_target_is_marked_until_it_is_complete_and_a_lost_journal_takes_none_for_a_d
     scene.succeed(&["store", "import", "a/v.img"]);
     assert_eq!((role(&scene, "a", "v.img").unwrap(), scene.store_of_volume()), ("volume".into(), "a".into()));
     scene.succeed(&["migrate", "v", "--to", "b"]);
-    // What was somebody's stays.
+    // An image that a user had before stays.
     let said = scene.succeed(&["volume", "remove", "v"]);
     assert!(said.contains("its image stays at"), "{said}");
     assert_eq!(

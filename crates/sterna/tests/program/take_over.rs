@@ -1,4 +1,4 @@
-//! `sterna serve --take-over`: another daemon goes on with the clients of the one that runs.
+//! Tests of `sterna serve --take-over`: another daemon takes over the clients of the running one.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -12,7 +12,7 @@ use testbed::own_address;
 use crate::operations::pair;
 use crate::scene::{Outcome, PROGRAM, Scene, code, stop_and_verify};
 
-/// How often daemons take over in a row.
+/// Number of take-overs in a row.
 const TIMES: u32 = 20;
 
 #[test]
@@ -22,7 +22,7 @@ fn twenty_daemons_in_a_row_break_no_connection_and_lose_nothing() {
     let guest = scene.start_guest_without_reconnects();
     let before = guest.mark();
     for number in 0..TIMES {
-        // From then on each interrupts a migration between two stores, which goes on.
+        // From then on each take-over interrupts a migration between two stores, which resumes.
         if number == TIMES / 2 {
             scene.succeed(&["migrate", "v", "--to", "b", "--bandwidth", "1MiB/s", "--detach"]);
         }

@@ -1,4 +1,4 @@
-//! The data folders that daemons of version 0.1 left when they were killed at work (`tests/version_0_1/`) are gone on with.
+//! Tests that this version continues with data folders of killed daemons of version 0.1 (`tests/version_0_1/`).
 //!
 //! ```text
 //!   one   raw: a ─m0─► b       left: a ─m1─► two:a       came: two:a ─m2─► b       qcow2: a
@@ -30,7 +30,7 @@ const IMAGES: [(&str, &str, u8); 7] = [
     ("one", "b/came.img", 2),
     ("one", "a/slow.img", 3),
     ("two", "a/left.img", 4),
-    // What was kept differs, so that nobody takes it for the volume.
+    // The kept image differs, so that the test can distinguish it from the volume.
     ("one", "a/raw.img.moved-m0", 5),
     ("one", "a/left.img.moved-m1", 6),
     ("two", "a/came.img.moved-m1", 7),
@@ -90,7 +90,7 @@ fn data_folder_of_version_0_1_says_what_it_said() {
     let images: Vec<_> =
         kept.as_array().unwrap().iter().map(|kept| kept["image"].as_str().unwrap()).collect();
     assert_eq!(images, ["/mnt/a/left.img.moved-m1", "/mnt/a/raw.img.moved-m0"]);
-    // What was half made is gone.
+    // The half-made image was deleted.
     assert_eq!(one.images("b"), ["came.img", "queued.img", "raw.img"]);
 }
 
@@ -151,7 +151,7 @@ fn hosts() -> Option<[Scene; 2]> {
     }))
 }
 
-/// Copies a folder; like the daemon's own, nobody else may read the files.
+/// Copies a folder, with files that only their owner can read.
 fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {

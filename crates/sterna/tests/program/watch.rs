@@ -1,4 +1,4 @@
-//! `sterna watch`: what happens is told, across restarts of the daemon, and nobody has to be there to the end.
+//! Tests of `sterna watch`: it prints events across restarts of the daemon, and its reader may end early.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Command, Stdio};
@@ -25,7 +25,7 @@ impl Watch {
         let (told, lines) = channel();
         let printed = BufReader::new(child.stdout.take().unwrap());
         std::thread::spawn(move || {
-            // Nobody hears it any more: what it prints then breaks.
+            // The pipe is closed, so its next line fails.
             let _ = printed.lines().map_while(Result::ok).try_for_each(|line| told.send(line));
         });
         Self { child, lines }
@@ -35,7 +35,7 @@ impl Watch {
         self.lines.recv_timeout(DEADLINE).unwrap()
     }
 
-    /// The first of the next lines that is so.
+    /// Returns the first of the next lines that matches.
     fn until(&mut self, is_so: impl Fn(&Value) -> bool) -> Value {
         loop {
             let told: Value = serde_json::from_str(&self.next_line()).unwrap();
@@ -45,7 +45,7 @@ impl Watch {
         }
     }
 
-    /// Waits until each of these has been told, in whatever order.
+    /// Waits until each of these events was printed, in any order.
     fn until_all(&mut self, mut wanted: Vec<Box<dyn Fn(&Value) -> bool>>) {
         while !wanted.is_empty() {
             let told: Value = serde_json::from_str(&self.next_line()).unwrap();
@@ -103,10 +103,10 @@ fn lines_for_people_have_the_time_and_who_reads_no_more_ends_it_well() {
     let mut watch = Watch::start(&scene, &[]);
     let line = watch.next_line();
     assert!(line.contains("Z  daemon ") && line.contains(" has 0 volumes, 0 VMs, 2 stores"), "{line}");
-    // As `head -1` does.
+    // This is what `head -1` does.
     let Watch { mut child, lines } = watch;
     drop(lines);
-    // What is printed after that has nobody to go to, and soon no pipe.
+    // Later lines have no reader.
     let begun = Instant::now();
     let ended = loop {
         scene.succeed(&["volume", "create", "w", "--store", "a", "--size", "1MiB"]);

@@ -52,7 +52,7 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     tree.rust().filter(|file| other_of(&file.path).is_none()).flat_map(|file| calls(&file)).collect()
 }
 
-/// Finds unneeded exceptions.
+/// Finds exceptions that are not needed.
 pub(crate) fn check_exceptions(tree: &Tree) -> Vec<Finding> {
     let is_needed =
         |name: &str| tree.rust().any(|file| is_under(&file.path, name) && !calls(&file).is_empty());

@@ -54,7 +54,7 @@ pub(crate) fn check(file: &RustFile) -> Vec<Finding> {
     broken(file).into_iter().filter(|(rule, _)| !is_excepted(*rule)).map(|(_, finding)| finding).collect()
 }
 
-/// Finds exceptions that nothing needs any more.
+/// Finds exceptions that are not needed.
 pub(crate) fn check_exceptions(tree: &Tree) -> Vec<Finding> {
     let is_needed = |path: &str, rule: Rule| {
         let file = tree.file(path).map(|file| RustFile::new(&file.path, &file.text));

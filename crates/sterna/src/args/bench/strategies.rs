@@ -48,7 +48,7 @@ pub(crate) struct BenchStrategiesArguments {
     /// Where the temporary folder is made, on the disk to measure; by default where temporary files are.
     #[arg(long, value_name = "DIR")]
     pub(crate) folder: Option<PathBuf>,
-    /// Also write a page with plots to this file.
+    /// Write a page with plots to this file.
     #[arg(long, value_name = "FILE")]
     pub(crate) html: Option<PathBuf>,
     /// Measure this alone; may be given several times.
@@ -68,7 +68,6 @@ pub(crate) enum BenchScale {
 }
 
 impl BenchStrategiesArguments {
-    /// What is measured: what was asked for in the usual order, or everything.
     pub(crate) fn experiments(&self) -> Vec<Experiment> {
         wanted(Experiment::ALL, &self.only)
     }

@@ -12,7 +12,7 @@ use crate::progress::Display;
 /// How the disks are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Course {
-    /// Only the preflight checks are printed.
+    /// The preflight checks are printed, and nothing moves.
     Look,
     /// All moves are ordered, and the daemon queues them.
     Order,
