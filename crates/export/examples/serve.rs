@@ -1,5 +1,5 @@
-//! Serves an image file, or memory, at a unix socket, for measuring and for trying clients by hand:
-//! `serve SOCKET ring|threads IMAGE`, or `serve SOCKET ring|threads BYTES` for a disk in memory.
+//! Serves an image file or memory at a unix socket, for measurements and manual trials of clients. Call it as `serve SOCKET
+//! ring|threads IMAGE`, or as `serve SOCKET ring|threads BYTES` for a disk in memory.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;

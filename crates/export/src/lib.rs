@@ -1,6 +1,6 @@
-//! What a guest talks to: the NBD server.
+//! The NBD server that guests connect to.
 //!
-//! A guest's disk is a [`block::BlockDevice`]; this crate puts it on a socket. It holds no policy of migrations: the
-//! device behind an export may change its ways (gate, mirror, pull), its clients notice nothing.
+//! A guest's disk is a [`block::BlockDevice`]; this crate serves it on a socket. It contains no migration policy: the device
+//! behind an export may begin to gate, mirror or pull, and its clients notice nothing.
 
 pub mod nbd;

@@ -9,11 +9,10 @@
 //!                     sans-IO: byte slices in, values out        └── at most `Limits` of them
 //! ```
 //!
-//! Everything that a peer sends passes through the sans-IO decoders, which never panic, check a length against its
-//! limit before they allocate, and are fuzzed. What a connection may hold in memory is bounded by [`Limits`].
+//! All bytes from a peer pass through the sans-IO decoders. These never panic, check a length against its limit before they
+//! allocate, and are fuzzed. [`Limits`] bounds the memory of a connection.
 //!
-//! Below the bytes that move there is TLS, if a listener has it and the client begins it: `stream`. What is supported,
-//! command by command, is in `docs/nbd.md`.
+//! `stream` adds TLS if the listener has it and the client begins it. `docs/nbd.md` lists the supported commands.
 
 mod budget;
 mod caller;

@@ -1,4 +1,4 @@
-//! Real clients, told apart by nothing but what they do: libnbd's tools and Python binding, QEMU's, fio's.
+//! Tests with real clients: libnbd's tools and Python binding, QEMU's, fio's.
 
 mod support;
 

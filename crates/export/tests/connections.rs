@@ -1,4 +1,4 @@
-//! What connections do when clients are good, bad, slow, many, or gone.
+//! Connections whose clients are correct, incorrect, slow, many, or gone.
 
 mod support;
 
@@ -182,7 +182,7 @@ fn garbage_ends_its_own_connection_only() {
     });
 }
 
-/// A request that may be in order, with more or less payload than it says, or anything at all.
+/// A request that may be valid, with more or less payload than it announces, or any bytes at all.
 fn hostile_bytes() -> impl Strategy<Value = Vec<u8>> {
     let request = (0_u16..9, 0_u16..32, any::<u64>(), 0..2 * SIZE, 0_u32..200_000, 0_usize..3).prop_map(
         |(command, flags, cookie, offset, length, payload)| {
@@ -290,7 +290,7 @@ fn requests_beyond_the_limits_wait_in_the_socket_and_all_are_answered() {
     });
 }
 
-/// The requests that the next so many replies are to, which come in any order; all of them succeeded.
+/// Returns the cookies of the next replies, in order of arrival; all of them must be successes.
 #[expect(clippy::panic, reason = "a test fails by panicking")]
 fn succeeded(client: &mut RawClient, replies: usize) -> Vec<u64> {
     let reply = |_| match client.reply() {
@@ -308,7 +308,7 @@ fn a_client_that_hoards_the_common_limit_starves_nobody() {
         let limits = Limits { payload_in_flight_total_max: 64 << 10, ..Limits::STANDARD };
         let server = Running::start(choice, limits);
         let mut hoarder = RawClient::connect(&server, "disk", Style::Simple);
-        // The header of a large write whose payload never comes.
+        // This is the header of a large write whose payload never comes.
         hoarder.request(command::WRITE, 0, 1, 0, 1 << 20, &[0; 10]);
         let mut other = RawClient::connect(&server, "disk", Style::Simple);
         for cookie in 0..10 {
@@ -468,8 +468,8 @@ fn announced_writes_hold_no_more_memory_than_the_limit_and_stalled_ones_give_way
             guest.request(command::WRITE, 0, cookie, 0, 32 << 10, &vec![2; 32 << 10]);
             assert_eq!(guest.error_of(cookie), 0, "an allowance is there whatever others do");
         }
-        // Two at a time hold all there is, do nothing with it, and are cut off for those behind them. The last two keep
-        // nobody waiting.
+        // Two at a time hold the whole budget, do nothing with it, and are cut off for those behind them. The last
+        // two keep nobody waiting.
         server.wait_for("the stalled to be cut off", |connections| connections.len() == 3);
         let large = vec![3; 4 << 20];
         guest.request(command::WRITE, 0, 100, 0, 4 << 20, &large);
@@ -483,11 +483,11 @@ fn an_idle_client_stays_when_the_time_to_negotiate_is_over() {
     on_each_engine(|choice| {
         let limits = Limits { negotiation_timeout: Duration::from_millis(30), ..Limits::STANDARD };
         let server = Running::start(choice, limits);
-        // On a busy machine it may be too late itself.
+        // On a busy machine this client may be too late itself.
         let Some(mut idle) = (0..20).find_map(|_| RawClient::connect_in_time(&server, "disk")) else {
             panic!("no client negotiates within 30 ms")
         };
-        // The end of one that came later shows that the time is over.
+        // The end of a later connection shows that the time is over.
         let mut silent = RawClient::try_connect(&server).unwrap();
         assert!(silent.is_closed());
         idle.request(command::FLUSH, 0, 1, 0, 0, &[]);

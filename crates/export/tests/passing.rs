@@ -1,4 +1,4 @@
-//! Connections that one server passes on to another: not a byte is lost, and none comes twice.
+//! Connections that one server passes on to another: no byte is lost, and none is repeated.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -17,7 +17,6 @@ use support::{PATIENCE, PassedOn, Running, on_each_engine};
 const EINVAL: u32 = 22;
 const ENOSPC: u32 = 28;
 
-/// A request with a fixed header.
 fn request(kind: u16, cookie: u64, offset: u64, length: usize, data: &[u8]) -> Vec<u8> {
     let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
     bytes.extend(0_u16.to_be_bytes());
@@ -45,7 +44,7 @@ fn a_stream_of_requests_is_cut_anywhere_and_each_is_answered_once() {
     on_each_engine(|choice| {
         let server = Running::start(choice, Limits::STANDARD);
         let client = RawClient::connect(&server, "disk", Style::Simple);
-        // N.B. `client` stays: the connection is there when the last reply has come.
+        // N.B. `client` is kept: the connection exists when the last reply has come.
         let (mut sending, mut receiving) =
             (client.stream.try_clone().unwrap(), client.stream.try_clone().unwrap());
         let (credit, granted) = channel::<()>();
@@ -64,7 +63,7 @@ fn a_stream_of_requests_is_cut_anywhere_and_each_is_answered_once() {
                         length,
                         &vec![byte; length],
                     ));
-                    // Pieces end anywhere in requests: the lengths have nothing in common with theirs.
+                    // The lengths of pieces and requests have nothing in common, so pieces end anywhere in requests.
                     while stream.len() > 4999 {
                         sending.write_all(&stream[..4999]).unwrap();
                         stream.drain(..4999);
@@ -116,9 +115,9 @@ fn a_request_is_cut_in_each_of_its_parts() {
         let large = PAYLOAD_LENGTH_MAX as usize;
         let cases = [
             (request(command::WRITE, 1, 4096, 8192, &[5; 8192]), 0),
-            // Received where it belongs.
+            // Received directly into its buffer.
             (request(command::WRITE, 1, 1 << 20, large, &vec![6; large]), 0),
-            // Thrown away, and then refused.
+            // Dropped, and then refused.
             (request(command::WRITE, 1, 1 << 40, 1 << 20, &vec![7; 1 << 20]), ENOSPC),
             (request(command::FLUSH, 1, 0, 0, &[]), 0),
             (request(command::READ, 1, 1, large + 1, &[]), EINVAL),
@@ -131,7 +130,7 @@ fn a_request_is_cut_in_each_of_its_parts() {
                 }
                 let mut client = RawClient::connect(&server, "disk", Style::Simple);
                 client.stream.write_all(&bytes[..cut]).unwrap();
-                // Twice: what has been passed on and not been finished is passed on again.
+                // Twice: a request that was passed on unfinished is passed on again.
                 let first = pass_on(&server);
                 let second = pass_on(&server);
                 all_done(&first);
@@ -237,7 +236,7 @@ fn whoever_is_negotiating_is_done_in_time_or_has_to_connect_again() {
         let passing = server.pass_on(PATIENCE);
         assert!(silent.is_closed());
         assert_eq!(passing.recv_timeout(PATIENCE).unwrap().unread, []);
-        // The listeners are the next server's.
+        // The listeners belong to the next server.
         let mut next = RawClient::connect(&server, "", Style::Structured);
         next.stream.write_all(&request(command::FLUSH, 1, 0, 0, &[])).unwrap();
         assert_eq!(next.reply(), RawReply::Simple(0, 1));

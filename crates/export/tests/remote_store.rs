@@ -1,5 +1,5 @@
-//! Our server and our client of it: a remote store on an export keeps the contract of a device, also when its server is
-//! shut down and started again under it.
+//! Sterna's server and its client of it: a remote store on an export keeps the contract of a device, even when its
+//! server is restarted meanwhile.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -22,7 +22,6 @@ use export::nbd::{Access, Export, Exports, Limits, Server};
 use futures_channel::oneshot;
 use futures_util::future::{join, join_all};
 
-/// A server of an image, in a thread of its own.
 struct Running {
     socket: PathBuf,
     image: PathBuf,
@@ -31,7 +30,6 @@ struct Running {
 }
 
 impl Running {
-    /// Makes an image of `size` bytes in `folder` and serves it.
     fn start(folder: &Path, size: u64) -> Self {
         let (socket, image) = (folder.join("socket"), folder.join("image"));
         drop(Image::create(&image, size).unwrap());
@@ -41,7 +39,7 @@ impl Running {
     }
 
     fn serve(&mut self) {
-        // Bound here, so that whoever connects from now on is heard.
+        // Bound here, so that clients can connect from now on.
         let listener = Arc::new(OwnedFd::from(UnixListener::bind(&self.socket).unwrap()));
         let path = self.image.clone();
         let (stop, stopped) = oneshot::channel();
@@ -135,7 +133,7 @@ fn nothing_is_lost_when_our_server_is_started_again_in_the_middle() {
             let writes = (0..BLOCKS).map(|block| {
                 store.write(block * 65_536, Buffer::copy_of(&[round; 65_536]), Durability::Volatile)
             });
-            // Polled in turn: the writes are on their way when the server goes.
+            // Polled in turn: the writes are in flight when the server stops.
             let restart = async { server.restart() };
             let (written, ()) = join(join_all(writes), restart).await;
             assert!(written.iter().all(Result::is_ok), "round {round}: {written:?}");

@@ -1,7 +1,7 @@
-//! The rules of the protocol for requests, one by one: what a server answers to a request that keeps or breaks each, and
-//! that the connection lives on where the protocol lets it.
+//! The rules of the protocol for requests, one by one: the server's answer to a request that keeps or breaks each, and
+//! whether the connection continues.
 //!
-//! The rules of negotiation are tried without sockets, in `negotiation/tests.rs`.
+//! The rules of negotiation are tested without sockets, in `negotiation/tests.rs`.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -28,18 +28,18 @@ const EVERY: &[Style] = &[Simple, Structured, Extended];
 
 /// A flag that no command has.
 const UNKNOWN_FLAG: u16 = 1 << 9;
-/// Beyond every limit on a payload, and within the disk.
+/// A length beyond every limit on a payload, and within the disk.
 const LONG: u64 = PAYLOAD_LENGTH_MAX as u64 + 512;
 
 #[derive(Clone, Copy)]
 enum Answer {
     Success,
     Error(u32),
-    /// Nothing: the connection ends.
+    /// There is no answer: the connection ends.
     Closed,
 }
 
-/// A rule, and a request that shows it.
+/// A rule, and a request that tests it.
 struct Rule {
     says: &'static str,
     styles: &'static [Style],
@@ -51,7 +51,7 @@ struct Rule {
     answer: Answer,
 }
 
-/// A rule about a request to the writable export `disk`.
+/// Makes a rule about a request to the writable export `disk`.
 const fn rule(
     says: &'static str,
     styles: &'static [Style],
@@ -63,7 +63,7 @@ const fn rule(
     Rule { says, styles, export: "disk", command, flags, offset, length, answer }
 }
 
-/// The same about the read-only export `frozen`.
+/// Makes a rule about a request to the read-only export `frozen`.
 const fn frozen(says: &'static str, command: u16, flags: u16, answer: Answer) -> Rule {
     Rule { says, styles: EVERY, export: "frozen", command, flags, offset: 0, length: 512, answer }
 }
@@ -171,7 +171,7 @@ fn check(server: &Running, rule: &Rule, style: Style) {
 fn send(client: &mut RawClient, rule: &Rule, style: Style) {
     let Rule { command, flags, offset, length, .. } = *rule;
     let brings_payload = command == WRITE || flags & PAYLOAD_LEN != 0 && style == Extended;
-    // What is too long is announced only: the server has closed before it could all be sent.
+    // A payload that is too long is only announced: the server has closed before all of it could be sent.
     let payload = vec![0x55; if brings_payload && length < LONG { length as usize } else { 0 }];
     if style == Extended {
         client.extended_request(command, flags, 7, offset, length, &payload);
@@ -180,7 +180,7 @@ fn send(client: &mut RawClient, rule: &Rule, style: Style) {
     }
 }
 
-/// Shows that the stream is still in step.
+/// Checks that the stream is still in step.
 fn flush(client: &mut RawClient, style: Style, scene: &str) {
     match style {
         Extended => client.extended_request(FLUSH, 0, 8, 0, 0, &[]),
@@ -238,7 +238,7 @@ fn extended_replies_repeat_the_offset_and_describe_more_than_four_gibibytes_can_
         |offset, payload| RawReply::ExtendedChunk(chunk::DONE, chunk::BLOCK_STATUS_EXT, 3, offset, payload);
     client.extended_request(STATUS, 0, 3, 4096, SIZE - 4096, &[]);
     assert_eq!(client.reply(), status(4096, expected.clone()));
-    // The same, asked for by naming the context.
+    // The same request, which names the context.
     let named = [&(SIZE - 4096).to_be_bytes()[..], &allocation::ID.to_be_bytes()].concat();
     client.extended_request(STATUS, PAYLOAD_LEN, 3, 4096, 12, &named);
     assert_eq!(client.reply(), status(4096, expected));

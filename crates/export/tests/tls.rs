@@ -25,7 +25,7 @@ fn start(encryption: Encryption) -> Running {
     Running::start_encrypted(EngineChoice::Threads, Limits::STANDARD, encryption)
 }
 
-/// An address for clients that verify the server with what is in `certificates`.
+/// Returns an address for clients that verify the server by the files in `certificates`.
 fn uri(server: &Running, certificates: &Path) -> String {
     format!("nbds://{}/disk?tls-certificates={}", server.address, certificates.display())
 }
@@ -131,7 +131,7 @@ fn clients_are_known_by_their_certificates_where_these_are_asked_for() {
     let ca = authority.path().join("ca-cert.pem");
     let files = |clients| CredentialFiles { clients, ..authority.files() };
     let bare = authority.without_client_certificate();
-    // What the other authority has signed, held by a client that trusts ours.
+    // This client trusts our authority, and has a certificate of the other.
     let stranger = authority.without_client_certificate();
     for file in ["client-cert.pem", "client-key.pem"] {
         std::fs::copy(other.path().join(file), stranger.path().join(file)).unwrap();
@@ -143,7 +143,7 @@ fn clients_are_known_by_their_certificates_where_these_are_asked_for() {
     let server = start(required(&files(ClientCertificates::Optional(ca))));
     assert_connects(&uri(&server, authority.path()));
     assert_connects(&uri(&server, bare.path()));
-    // A client that is asked for what our authority has signed keeps to itself what another has.
+    // A client that is asked for certificates of our authority does not show one of another.
     let server = start(required(&files(ClientCertificates::NotAsked)));
     assert_connects(&uri(&server, stranger.path()));
     assert_refused(&uri(&server, other.path()));
@@ -154,7 +154,7 @@ fn a_new_certificate_is_used_for_new_connections_and_old_ones_live_on() {
     let (old, new) = (Authority::new(), Authority::new());
     let credentials = Credentials::load(&old.files()).unwrap();
     let server = start(Encryption::Required(credentials.clone()));
-    // It reads until it is told to stop, or for about a minute.
+    // It reads until it is stopped, or for about a minute.
     let script = format!(
         "import os\n\
          h = nbd.NBD()\nh.connect_uri(uri('disk'))\nh.pwrite(b'x' * 4096, 0)\n\
@@ -198,7 +198,7 @@ fn credentials_that_cannot_be_used_are_named_and_those_in_use_stay() {
     assert_connects(&uri(&server, authority.path()));
 }
 
-/// Connects over TCP and asks for TLS, with `more` in the same breath; the reply to that has been read.
+/// Connects over TCP and requests TLS, sending `more` at once. The reply to the request has been read.
 fn ask_for_tls(server: &Running, more: &[u8]) -> TcpStream {
     let mut stream = TcpStream::connect(server.address).unwrap();
     stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -216,7 +216,6 @@ fn acknowledged(stream: &mut TcpStream) -> bool {
     stream.read_exact(&mut reply).is_ok() && reply[12..16] == option_reply::ACK.to_be_bytes()
 }
 
-/// Reads to the end, which comes when the server closes.
 fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
     // A reset is an end, too.
@@ -256,12 +255,12 @@ fn a_handshake_that_is_none_is_answered_by_an_alert_and_the_end() {
 #[test]
 fn a_handshake_that_never_ends_loses_its_place() {
     on_each_engine(|choice| {
-        // Time enough for the options before it, also on a busy machine.
+        // Long enough for the earlier options, also on a busy machine.
         let limits = Limits { negotiation_timeout: Duration::from_secs(3), ..Limits::STANDARD };
         let server = Running::start_encrypted(choice, limits, required(&Authority::new().files()));
         let mut stream = ask_for_tls(&server, &[]);
         assert!(acknowledged(&mut stream));
-        // The head of a record that does not come.
+        // This is the head of a record whose rest never comes.
         stream.write_all(&[22, 3, 1, 2, 0]).unwrap();
         assert_eq!(rest(&mut stream), []);
     });

@@ -1,8 +1,8 @@
-//! Where an export is, as people write it: `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`.
+//! Addresses of exports, as people write them: `nbd://HOST[:PORT]/EXPORT` and `nbd+unix:///EXPORT?socket=PATH`.
 //!
 //! The form is that of the NBD project's URI specification, which `qemu`, `nbdkit` and `libnbd` read as well. `nbds` and
-//! `nbds+unix` (TLS) are understood, so that who cannot do TLS says so; parameters of the query that are not known are
-//! passed over, as that specification asks.
+//! `nbds+unix` (TLS) are parsed, so that a caller without TLS can say so. Unknown parameters of the query are ignored,
+//! as that specification requires.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -10,13 +10,13 @@ use std::str::FromStr;
 
 use crate::STRING_LENGTH_MAX;
 
-/// Where servers listen if the address does not say.
+/// The port of a server whose address has none.
 pub const DEFAULT_PORT: u16 = 10_809;
 
 /// Longest path of a unix socket in bytes: `sun_path` has 108, one is for the terminating zero.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// An export of a server.
+/// The address of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NbdUri {
     /// Where the server listens.
@@ -27,16 +27,16 @@ pub struct NbdUri {
     pub export: String,
 }
 
-/// Where a server listens.
+/// The socket of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Server {
-    /// On a unix socket.
+    /// Path of a unix socket.
     Unix(PathBuf),
-    /// On TCP.
+    /// Host and port of TCP.
     Tcp {
         /// A name, or an address without brackets.
         host: String,
-        /// The port.
+        /// The port of the server.
         port: u16,
     },
 }
@@ -44,31 +44,31 @@ pub enum Server {
 /// Whether a connection is encrypted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Security {
-    /// It is not.
+    /// The connection is not encrypted.
     Plain,
-    /// By TLS, which is required.
+    /// The connection must use TLS.
     Tls,
 }
 
-/// Why a text is no address of an export.
+/// Why a text is not the address of an export.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "\"{text}\" is no address of an NBD export: {reason}; write nbd://HOST/EXPORT or nbd+unix:///EXPORT?socket=PATH"
 )]
 pub struct UriError {
-    /// What was given.
+    /// The text that was given.
     pub text: String,
-    /// What is wrong with it.
+    /// The reason, for the message.
     pub reason: &'static str,
 }
 
 impl NbdUri {
-    /// The address of `export` on a unix socket.
+    /// Makes the address of `export` on a unix socket.
     pub fn unix(socket: impl Into<PathBuf>, export: impl Into<String>) -> Self {
         Self { server: Server::Unix(socket.into()), security: Security::Plain, export: export.into() }
     }
 
-    /// The address of `export` on TCP.
+    /// Makes the address of `export` on TCP.
     pub fn tcp(host: impl Into<String>, port: u16, export: impl Into<String>) -> Self {
         let server = Server::Tcp { host: host.into(), port };
         Self { server, security: Security::Plain, export: export.into() }
@@ -95,7 +95,7 @@ impl fmt::Display for NbdUri {
                 write!(f, "{scheme}+unix:///{export}?socket={}", Encoded(&socket.to_string_lossy()))
             }
             Server::Tcp { host, port } => {
-                // An address of IPv6 has colons of its own.
+                // An IPv6 address contains colons.
                 let (open, close) = if host.contains(':') { ("[", "]") } else { ("", "") };
                 write!(f, "{scheme}://{open}{host}{close}")?;
                 if *port != DEFAULT_PORT {

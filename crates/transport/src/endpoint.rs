@@ -198,7 +198,7 @@ impl PendingJoin {
     ///
     /// # Errors
     ///
-    /// As [`Endpoint::join`].
+    /// The same as those of [`Endpoint::join`].
     pub fn wait(self) -> Result<Peer, JoinError> {
         // The task ends without an answer only when the endpoint is stopped.
         self.answered.recv().unwrap_or(Err(JoinError::Stopped))

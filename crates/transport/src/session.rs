@@ -48,7 +48,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Sends a message.
+    /// Sends a message to the peer.
     ///
     /// It never blocks, and a lost link is no failure: the message waits, and is delivered exactly once while both processes
     /// live. It is dropped when the peer has another process (see

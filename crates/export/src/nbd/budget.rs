@@ -1,8 +1,8 @@
-//! How much payload the connections of a server hold, against the limits on it.
+//! Bounds the payload that the connections of a server hold.
 //!
 //! ```text
-//!   a connection's payload:  ├── allowance: its own ──┼── beyond: out of what all have in common ──┤
-//!                                                      who finds too little there waits in line
+//!   a connection's payload:  ├── allowance: its own ──┼── beyond: from the common budget ─────┤
+//!                                                      if that is too little, it waits in line
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -12,27 +12,26 @@ use std::task::Waker;
 
 use crate::nbd::intake::Admission;
 
-/// What all connections hold together.
 pub(super) struct Budget {
-    /// Bytes that are held at most beyond allowances.
+    /// Limit of the bytes that are held beyond allowances.
     bytes_max: usize,
-    /// Bytes that each share may hold without asking.
+    /// Bytes that each share may hold without using the budget.
     allowance: usize,
     /// Bytes held beyond allowances.
     bytes_held: Cell<usize>,
-    /// Shares that were refused, in the order in which they came; the first one is served first.
+    /// Refused shares in order of arrival; the first one is served first.
     line: RefCell<VecDeque<Waiting>>,
     shares_made: Cell<u64>,
 }
 
 struct Waiting {
     share: u64,
-    /// What it needs beyond its allowance.
+    /// Bytes that it needs beyond its allowance.
     bytes: usize,
     waker: Waker,
 }
 
-/// What one connection holds; given back when it is dropped.
+/// The payload of one connection, released when this is dropped.
 pub(super) struct Share {
     budget: Rc<Budget>,
     number: u64,
@@ -47,7 +46,7 @@ impl Budget {
         Rc::new(Self { bytes_max, allowance, bytes_held, line: RefCell::default(), shares_made })
     }
 
-    /// A share that is limited by itself, too.
+    /// Makes a share with a limit of its own.
     pub(super) fn share(self: &Rc<Self>, bytes_max: usize) -> Share {
         let number = self.shares_made.get();
         self.shares_made.set(number + 1);
@@ -58,7 +57,7 @@ impl Budget {
         bytes.saturating_sub(self.allowance)
     }
 
-    /// Tells whether this many bytes are there for a share, which may be in the line or not.
+    /// Returns whether this many bytes are available for a share, in line or not.
     fn has_for(&self, share: u64, bytes: usize) -> bool {
         let is_first = self.line.borrow().front().is_none_or(|first| first.share == share);
         is_first && self.has(bytes)
@@ -66,7 +65,7 @@ impl Budget {
 
     fn has(&self, bytes: usize) -> bool {
         let held = self.bytes_held.get();
-        // What is larger than everything goes through alone.
+        // A request larger than the whole budget goes through alone.
         held == 0 || held.saturating_add(bytes) <= self.bytes_max
     }
 
@@ -83,7 +82,7 @@ impl Budget {
 
     fn leave_line(&self, share: u64) {
         self.line.borrow_mut().retain(|waiting| waiting.share != share);
-        // What was too little for that one may be enough for the next.
+        // Too few bytes for that share may be enough for the next.
         self.wake_first();
     }
 
@@ -95,10 +94,10 @@ impl Budget {
 }
 
 impl Share {
-    /// Reserves so many bytes, if that is within both limits or the share is empty.
+    /// Reserves `bytes`, if that is within both limits or the share is empty.
     ///
-    /// If it is the common limit that refuses, `waker` is woken when there is room again; if it is the share's own,
-    /// who holds it knows when it releases.
+    /// If the common limit refuses, `waker` is woken when there is room again. If the share's own limit refuses, its owner
+    /// knows when it releases.
     pub(super) fn reserve(&mut self, bytes: usize, waker: &Waker) -> Admission {
         let held = self.bytes_held.saturating_add(bytes);
         if self.bytes_held > 0 && held > self.bytes_max {
@@ -121,7 +120,6 @@ impl Share {
         Admission::Granted
     }
 
-    /// Gives back so many of the reserved bytes.
     pub(super) fn release(&mut self, bytes: usize) {
         let budget = &self.budget;
         let left = self.bytes_held.saturating_sub(bytes);
@@ -133,24 +131,22 @@ impl Share {
         }
     }
 
-    /// Bytes that are reserved.
     pub(super) fn bytes_held(&self) -> usize {
         self.bytes_held
     }
 
-    /// Says that nothing more is reserved: others need not wait behind it.
+    /// Leaves the line: nothing more will be reserved, and others need not wait behind it.
     pub(super) fn close(&mut self) {
         if std::mem::take(&mut self.is_in_line) {
             self.budget.leave_line(self.number);
         }
     }
 
-    /// Tells whether it holds more than its allowance.
     pub(super) fn is_beyond_allowance(&self) -> bool {
         self.budget.beyond_allowance(self.bytes_held) > 0
     }
 
-    /// Tells whether another share waits for room, and there is none.
+    /// Returns whether another share waits for room, and there is none.
     pub(super) fn keeps_others_waiting(&self) -> bool {
         let line = self.budget.line.borrow();
         let is_short = line.front().is_some_and(|first| !self.budget.has(first.bytes));

@@ -1,4 +1,4 @@
-//! Whoever is at the other end of a connection, as whoever serves its requests sees it: there, or gone.
+//! The client of a connection, as the device behind an export sees it: present, or gone.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -17,13 +17,13 @@ impl Caller {
         Self { socket }
     }
 
-    /// Tells whether the client has hung up, as the kernel knows at this moment: also if what it sent before has not been
-    /// read yet. One system call, which does not wait.
+    /// Returns whether the client has hung up, as the kernel knows at this moment, even if earlier bytes have not been read yet.
+    /// This is one system call, which does not wait.
     ///
-    /// A client of another host is gone when the word of that has arrived here, and no sooner.
+    /// A client on another host is gone only when the news of that has arrived here.
     pub fn has_left(&self) -> bool {
         let mut asked = [PollFd::new(&*self.socket, PollFlags::RDHUP)];
-        // Whatever is wrong with the socket: nobody can be answered on it.
+        // Whatever is wrong with the socket, no reply can be sent on it.
         match poll(&mut asked, Some(&Timespec::default())) {
             Ok(_) => asked[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR),
             Err(error) => error != rustix::io::Errno::INTR,
@@ -62,7 +62,7 @@ mod tests {
         let caller = Caller::new(Arc::new(listener.accept().unwrap().0.into()));
         assert!(!caller.has_left());
         client.shutdown(Shutdown::Write).unwrap();
-        // Over the loopback the word of it arrives within the call.
+        // Over loopback the news arrives within the call.
         assert!(caller.has_left());
     }
 }

@@ -1,4 +1,4 @@
-//! Who is at the other end of a connection, as far as its socket tells.
+//! The client of a connection, as far as its socket shows.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -11,23 +11,23 @@ use rustix::net::sockopt;
 
 use crate::nbd::limits::Limits;
 
-/// A network connection on which nothing has been heard for so long is asked whether the client is still there: it may
-/// be idle for days, but a host that has lost its power must not keep a place for ever.
+/// Silence on a network connection after which it is probed. A client may be idle for days, but a host that has lost power must
+/// not keep a place.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
-/// Time between such questions.
+/// Time between two probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// Questions without an answer after which the client is gone.
+/// Unanswered probes after which the client is gone.
 const KEEPALIVE_COUNT: u32 = 6;
 
 /// Groups of 16 bits of an IPv6 address that name its network.
 const NETWORK_SEGMENTS: usize = 4;
 
-/// Who is at the other end of a connection.
+/// The kind of a connection's client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Client {
     /// A process of this host, over a unix socket.
     Local,
-    /// A host, over TCP.
+    /// A host, connected over TCP.
     Host(IpAddr),
 }
 
@@ -35,13 +35,13 @@ impl Client {
     pub(super) fn of(socket: &OwnedFd) -> Self {
         let peer = rustix::net::getpeername(socket).ok().flatten();
         match peer.map(SocketAddr::try_from) {
-            // One host is one client, whichever way it wrote its address.
+            // One host is one client, in whichever form its address came.
             Some(Ok(address)) => Self::Host(address.ip().to_canonical()),
             _ => Self::Local,
         }
     }
 
-    /// Tells whether two addresses count as one client: with IPv6 a host has as many as it likes in its network.
+    /// Returns whether two addresses count as one client: with IPv6 a host can have any number of addresses in its network.
     pub(super) fn counts_as(self, other: Self) -> bool {
         match (self, other) {
             (Self::Host(IpAddr::V6(one)), Self::Host(IpAddr::V6(other))) => {
@@ -51,15 +51,15 @@ impl Client {
         }
     }
 
-    /// Tells whether two clients take places from each other: processes of this host and other hosts are counted apart, so
-    /// that strangers on the network never keep a guest of this host out.
+    /// Returns whether two clients compete for places. Local processes and other hosts are counted separately, so that strangers
+    /// on the network never keep a guest of this host out.
     pub(super) fn shares_places_with(self, other: Self) -> bool {
         (self == Self::Local) == (other == Self::Local)
     }
 
-    /// Tells whether this client may have one more connection than those that `count` finds.
+    /// Returns whether this client may have one more connection than those that `count` finds.
     ///
-    /// Who may open a unix socket is trusted by its mode, so its clients have a common limit only.
+    /// A unix socket's mode decides who may open it, so its clients have a common limit only.
     pub(super) fn may_have_another(self, limits: &Limits, count: impl FnOnce() -> usize) -> bool {
         match self {
             Self::Local => true,
@@ -67,12 +67,12 @@ impl Client {
         }
     }
 
-    /// Sets up a socket for this client. What the system refuses is no reason to refuse the client.
+    /// Sets up a socket for this client. If the system refuses an option, the client is served all the same.
     pub(super) fn prepare(self, socket: &OwnedFd) {
         if self == Self::Local {
             return;
         }
-        // Replies go out whole, so there is nothing to wait for.
+        // Replies are sent whole, so there is nothing to wait for.
         let _ = sockopt::set_tcp_nodelay(socket, true);
         let _ = sockopt::set_socket_keepalive(socket, true);
         let _ = sockopt::set_tcp_keepidle(socket, KEEPALIVE_IDLE);
@@ -81,21 +81,21 @@ impl Client {
     }
 }
 
-/// A process of this host that has connected by a unix socket, as the kernel says.
+/// A process of this host that has connected by a unix socket, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClientProcess {
-    /// Its number when it connected. **N.B.** A number is given again: compare the user as well.
+    /// Its process id when it connected. **N.B.** Ids are reused: compare the user as well.
     pub id: i32,
     /// The user that it ran as then.
     pub user: u32,
 }
 
 impl ClientProcess {
-    /// Asks the kernel; `None`: it came over the network, or from a name space whose processes have no numbers here.
+    /// Gets it from the kernel. Returns `None` for a network connection, or for a process of a name space that has no ids here.
     ///
-    /// That is of the socket, and stays true of one that another server has passed on.
+    /// It belongs to the socket, and stays true of one that another server has passed on.
     pub(super) fn of(socket: &OwnedFd) -> Option<Self> {
-        // Not by rustix: its number of a process cannot be the 0 that the kernel says of one that cannot be seen.
+        // rustix cannot be used: its process id cannot be the 0 that the kernel reports for an invisible process.
         let told = getsockopt(socket, PeerCredentials).ok()?;
         (told.pid() > 0).then(|| Self { id: told.pid(), user: told.uid() })
     }

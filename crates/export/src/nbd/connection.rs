@@ -23,10 +23,9 @@ use crate::nbd::server::{ConnectionPhase, Member, Shared, Stage};
 use crate::nbd::stream::{Stream, TlsFailure};
 use crate::nbd::tls::Encryption;
 
-/// How long a client may take to end its negotiation when connections are passed on: guests wait meanwhile.
+/// Time to end a negotiation when connections are passed on: guests wait meanwhile.
 const PASSING_WAIT: Duration = Duration::from_millis(50);
 
-/// Serves one connection to its end.
 pub(super) async fn run(
     server: &Rc<Shared>,
     member: &Rc<Member>,
@@ -47,7 +46,7 @@ pub(super) async fn run(
     close(socket);
 }
 
-/// Goes on with a connection that another server has passed on, to its end.
+/// Continues a connection that another server has passed on, and serves it to its end.
 pub(super) async fn take_up(
     server: &Rc<Shared>,
     member: &Rc<Member>,
@@ -68,7 +67,7 @@ pub(super) async fn take_up(
     }
 }
 
-/// Lets a client use an export, until it ends that or is passed on.
+/// Serves an export to a client, until the client ends that or is passed on.
 async fn use_export(
     server: &Rc<Shared>,
     member: &Rc<Member>,
@@ -97,20 +96,18 @@ async fn use_export(
     close(socket);
 }
 
-/// Ends what is under way on the socket, so that its memory is freed; the peer may have done so before.
+/// Ends all operations on the socket, so that their memory is freed; the peer may have done so before.
 fn close(socket: &OwnedFd) {
     let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
 }
 
-/// What a negotiation has led to.
 struct Negotiated {
     agreement: Agreement,
     stream: Stream,
-    /// What the client has sent after it.
+    /// Bytes of the client after the negotiation.
     first_bytes: Vec<u8>,
 }
 
-/// Why a negotiation failed.
 #[derive(Debug, thiserror::Error)]
 enum NegotiationFailure {
     #[error("the connection broke: {0}")]
@@ -125,7 +122,7 @@ enum NegotiationFailure {
     TimedOut,
 }
 
-/// Negotiates, unless the deadline or the server's end comes first; `None` if client or server has taken its leave.
+/// Negotiates, unless the deadline or the server's end comes first. Returns `None` if client or server has ended it.
 async fn negotiate_in_time(
     server: &Shared,
     member: &Member,
@@ -139,7 +136,7 @@ async fn negotiate_in_time(
         member.wake_on_stage(context);
         match server.stage() {
             Stage::Serving => {}
-            // Most are done in a moment, and then another server goes on with them.
+            // Most negotiations end in a moment, and then another server continues.
             Stage::Passing => {
                 let passing = passing.get_or_insert_with(|| Box::pin(server.handle.sleep(PASSING_WAIT)));
                 if passing.as_mut().poll(context).is_ready() {
@@ -181,7 +178,7 @@ async fn negotiate(
         match step {
             Step::Continue => {}
             Step::NeedBytes => {
-                // What is kept never needs to grow beyond `INPUT_LENGTH_MAX`.
+                // `input` never needs to grow beyond `INPUT_LENGTH_MAX`.
                 let room = INPUT_LENGTH_MAX.saturating_sub(input.len()).max(1);
                 let buffer = server.engine.buffers().take(room);
                 let (buffer, count) = stream.receive(buffer).await.map_err(Broken)?;
@@ -195,7 +192,7 @@ async fn negotiate(
                 else {
                     return Err(Tls(TlsFailure::Begun));
                 };
-                // N.B. bytes that came before the handshake may be anybody's, and must not count as encrypted.
+                // N.B. Bytes from before the handshake may be anybody's, and must not count as encrypted.
                 if !input.is_empty() {
                     return Err(EarlyBytes);
                 }
@@ -220,7 +217,7 @@ async fn negotiate(
     }
 }
 
-/// Ends an encrypted stream in order; a client that does not read keeps its place only so long.
+/// Ends an encrypted stream in order; a client that does not read keeps its place for a limited time.
 async fn say_goodbye(server: &Shared, member: &Member, stream: &Stream) {
     if !stream.is_encrypted() {
         return;

@@ -1,11 +1,11 @@
-//! The closed set of errors that NBD has on the wire, and what a device's failures become in it.
+//! The closed set of NBD errors, and the mapping of a device's failures to them.
 
 use block::IoError;
 use rustix::io::Errno;
 
 use crate::nbd::protocol::error;
 
-/// An error as the client sees it; the number is what goes over the wire, whatever the system's own numbers are.
+/// An error as the client sees it. The number is that of the protocol, whatever the system's own numbers are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ErrorCode {
@@ -19,21 +19,21 @@ pub enum ErrorCode {
     Invalid = error::EINVAL,
     /// ENOSPC: the store is full, or a write lies beyond the end.
     NoSpace = error::ENOSPC,
-    /// EOVERFLOW: a read too large for one piece; the protocol has it for nothing else.
+    /// EOVERFLOW: a read too large for one piece; the protocol has no other use for it.
     Overflow = error::EOVERFLOW,
-    /// ENOTSUP: zeroing would not be fast; the protocol has it for nothing else.
+    /// ENOTSUP: zeroing would not be fast; the protocol has no other use for it.
     Unsupported = error::ENOTSUP,
     /// ESHUTDOWN: the device is being closed.
     Shutdown = error::ESHUTDOWN,
 }
 
 impl ErrorCode {
-    /// The number on the wire.
+    /// Returns the number in the protocol.
     pub const fn wire(self) -> u32 {
         self as u32
     }
 
-    /// What the client reads, where it reads messages.
+    /// Returns the text for clients that read messages.
     pub const fn message(self) -> &'static str {
         match self {
             Self::NotPermitted => "the export is read-only",

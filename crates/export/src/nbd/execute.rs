@@ -1,4 +1,4 @@
-//! Carries one request out on a device.
+//! Carries out one request on a device.
 
 use std::rc::Rc;
 
@@ -10,18 +10,18 @@ use crate::nbd::export::ReplyStyle;
 use crate::nbd::reply::{Body, EXTENTS_MAX, Reply, encode_extents};
 use crate::nbd::transmission::{Command, Effort, ExtentCount};
 
-/// Bytes that a device is asked to describe for one request: a store may have to look at every extent of it, and a
-/// shorter answer than asked for is always allowed. A multiple of every alignment.
+/// Limit of the bytes to describe for one request. A store may have to read every extent of them, and a shorter answer is always
+/// allowed. It is a multiple of every alignment.
 const DESCRIBE_LENGTH_MAX: u64 = 1 << 30;
-/// The same for clients that can be told of more than 4 GiB at a time, and ask in order to see all of a disk.
+/// The same for clients that accept more than 4 GiB at a time, in order to map a whole disk.
 const DESCRIBE_LENGTH_EXTENDED_MAX: u64 = 64 << 30;
-/// The same at first if only the first extent is wanted: most of what lies behind it would be looked up in vain. As
-/// long as everything is alike, twice as much is looked at next.
+/// First step if only the first extent is wanted: most of the map behind it would be read in vain. The step doubles as long as
+/// all of it is alike.
 const DESCRIBE_ONE_LENGTH: u64 = 128 << 20;
 
-/// Carries out `command` and says what the client is to be told.
+/// Carries out `command` and returns the reply for the client.
 ///
-/// `buffer` is the data of a write, or what a read fills. Dropping the future leaves it open whether the request is
+/// `buffer` is the data of a write, or the memory that a read fills. Dropping the future leaves it open whether the request is
 /// carried out, as [`BlockDevice`] has it.
 pub(super) async fn execute(
     device: Rc<dyn BlockDevice>,
@@ -42,7 +42,7 @@ pub(super) async fn execute(
     Reply { cookie, offset, reserved, body }
 }
 
-/// What a client is told of a failure. `ENOTSUP` means to it that zeroes would have to be written, and nothing else.
+/// Returns the code for a failure. `ENOTSUP` tells a client that zeroes would have to be written, and nothing else.
 fn code_of(error: IoError, command: Command) -> ErrorCode {
     match (ErrorCode::from(error), command) {
         (ErrorCode::Unsupported, Command::WriteZeroes(_, _, Effort::Fast, _)) => ErrorCode::Unsupported,
@@ -90,13 +90,13 @@ async fn carry_out(
             };
             return Ok(Body::Extents(Buffer::copy_of(&encode_extents(range, &extents, count, style))));
         }
-        // Announced reads gain nothing: stores bypass the page cache. A disconnect is the connection's own affair.
+        // Announced reads gain nothing: stores bypass the page cache. The connection handles a disconnect.
         Command::Cache(_) | Command::Disconnect => {}
     }
     Ok(Body::Done)
 }
 
-/// Describes a range as far as a reply may tell of it.
+/// Describes a range as far as one reply can.
 async fn describe_many(
     device: &dyn BlockDevice,
     range: ByteRange,
@@ -112,7 +112,7 @@ async fn describe_many(
     Ok((described, extents))
 }
 
-/// Describes a range only as far as it takes to know its first extent; says how far that was.
+/// Describes a range until its first extent is known, and returns how far that was.
 async fn describe_one(
     device: &dyn BlockDevice,
     range: ByteRange,
@@ -142,7 +142,7 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    /// The lengths of the extents that a client is told of, after a write at 20 GiB.
+    /// Returns the lengths of the described extents, after a write at 20 GiB.
     fn told(style: ReplyStyle, count: ExtentCount) -> Vec<u64> {
         let store = Rc::new(MemoryStore::new(100 * GIB));
         let written = store.write(20 * GIB, Buffer::copy_of(&[1; 4096]), Durability::Volatile);

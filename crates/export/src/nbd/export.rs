@@ -1,4 +1,4 @@
-//! What can be connected to: a device under a name.
+//! Exports: devices under names that clients connect to.
 
 use std::rc::Rc;
 
@@ -15,33 +15,32 @@ pub struct Export {
     pub name: String,
     /// Text for people; may be empty.
     pub description: String,
-    /// Where requests go: a flush covers the writes of all connections.
+    /// The device for requests: a flush covers the writes of all connections.
     pub device: Rc<dyn BlockDevice>,
-    /// Makes the way that one connection takes to `device`; `None`: all take the same.
+    /// Makes the device for one connection; `None`: all use `device`.
     pub connect: Option<Connect>,
     /// What clients may do.
     pub access: Access,
 }
 
-/// Makes the way to a device for one connection, from whoever calls.
+/// Makes the device for one connection, given its client.
 pub type Connect = Box<dyn Fn(Caller) -> Rc<dyn BlockDevice>>;
 
 /// What the clients of an export may do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Read only, whatever the device could.
+    /// Clients may only read, whatever the device supports.
     ReadOnly,
-    /// Read, and write if the device can.
+    /// Clients may read, and write if the device can.
     ReadWrite,
 }
 
 impl Export {
-    /// Where the requests of a new connection go.
     pub(crate) fn device_for(&self, caller: Caller) -> Rc<dyn BlockDevice> {
         self.connect.as_ref().map_or_else(|| Rc::clone(&self.device), |connect| connect(caller))
     }
 
-    /// Describes the export to a client that wants its requests answered like this.
+    /// Describes the export to a client that wants this reply style.
     pub fn offer(&self, replies: ReplyStyle) -> Offer {
         let geometry = self.device.geometry();
         Offer::new(&geometry, self.access, replies)
@@ -53,18 +52,18 @@ impl Export {
 pub enum ReplyStyle {
     /// A fixed header, and the data of a read.
     Simple,
-    /// Chunks that say what they are, for everything that has a payload.
+    /// Chunks with a type, for everything that has a payload.
     Structured,
-    /// The same chunks, under headers with 64 bits for lengths; requests have such headers, too.
+    /// The same chunks, with headers that have 64 bits for lengths; requests have such headers, too.
     Extended,
 }
 
-/// What a client is told of an export, and what its requests are judged by.
+/// Description of an export for a client, by which its requests are checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Size in bytes, when the export was described; requests are judged by the size at that time.
+    /// Size in bytes, when the export was described; requests are checked against the size at that time.
     pub size: u64,
-    /// Transmission flags.
+    /// Transmission flags of the export.
     pub flags: u16,
     /// Requests are multiples of this many bytes.
     pub block_size_minimum: u32,
@@ -80,14 +79,14 @@ pub struct Offer {
 const PREFERRED_BLOCK_SIZE: u32 = 4096;
 
 impl Offer {
-    /// Says what is offered of a device. Nothing is advertised that would then be refused.
+    /// Makes the offer for a device. Nothing is advertised that would then be refused.
     pub fn new(geometry: &Geometry, access: Access, replies: ReplyStyle) -> Self {
         use transmission_flag::*;
         let mut flags = HAS_FLAGS | SEND_FLUSH | SEND_FUA | CAN_MULTI_CONN | SEND_CACHE;
         if access == Access::ReadOnly || geometry.read_only {
             flags |= READ_ONLY;
         } else {
-            // Whether zeroing is fast is asked of the device at each request: a volume may move to another store.
+            // The device decides at each request whether zeroing is fast: a volume may move to another store.
             flags |= SEND_WRITE_ZEROES | SEND_FAST_ZERO;
             if geometry.discards {
                 flags |= SEND_TRIM;
@@ -107,13 +106,13 @@ impl Offer {
         }
     }
 
-    /// The offer to a client that may name contexts in the payload of `BLOCK_STATUS`.
+    /// Returns the offer for a client that may name contexts in the payload of `BLOCK_STATUS`.
     #[must_use]
     pub fn with_status_payload(self) -> Self {
         Self { flags: self.flags | transmission_flag::BLOCK_STATUS_PAYLOAD, ..self }
     }
 
-    /// Tells whether all of `flags` are offered.
+    /// Returns whether all of `flags` are offered.
     pub fn has(&self, flags: u16) -> bool {
         self.flags & flags == flags
     }
@@ -122,12 +121,12 @@ impl Offer {
 /// The exports of one server.
 #[derive(Default)]
 pub struct Exports {
-    /// The first is what the empty name stands for.
+    /// The first is also found by the empty name.
     list: Vec<Rc<Export>>,
 }
 
 impl Exports {
-    /// Makes a set of exports; the first is the default, which the empty name asks for.
+    /// Makes a set of exports. The first is the default, which the empty name selects.
     ///
     /// Names and descriptions longer than the protocol allows are cut at a character boundary.
     pub fn new(exports: impl IntoIterator<Item = Export>) -> Self {
@@ -148,7 +147,7 @@ impl Exports {
         named.or_else(|| if name.is_empty() { self.list.first() } else { None })
     }
 
-    /// All exports, the default first.
+    /// Returns all exports, the default first.
     pub fn iter(&self) -> impl Iterator<Item = &Rc<Export>> {
         self.list.iter()
     }

@@ -1,16 +1,16 @@
-//! Cuts the byte stream of a client into requests, without I/O.
+//! Splits the byte stream of a client into requests, without I/O.
 //!
 //! ```text
 //!            ┌──────────────────── Taken::Request, Taken::Refused ───────────────────┐
 //!            ▼                                                                       │
 //!   Header (0–31 bytes kept) ─► Admission ─► Payload (filled from read-ahead, ───────┤
 //!            │        │      ▲      │          or straight from the socket)          │
-//!            │        │      │      └─ Taken::NoRoom: asked again later              │
-//!            │        └─► Contexts (12 bytes that say what to describe)              │
+//!            │        │      │      └─ Taken::NoRoom: retried later                  │
+//!            │        └─► Contexts (12 bytes: range and context)                     │
 //!            └─ refused, with payload ─► Skip ───────────────────────────────────────┘
 //! ```
 //!
-//! Nothing is allocated before `admit` has said that there is room for it.
+//! Nothing is allocated before `admit` has granted room for it.
 
 use block::{Buffer, BufferPool};
 
@@ -20,11 +20,11 @@ use crate::nbd::transmission::{
     decode_request, header_length, judge, narrow,
 };
 
-/// Where in the stream of requests a connection is.
+/// Position of a connection in its stream of requests.
 #[derive(Default)]
 pub struct Intake {
     stage: Stage,
-    /// What has been used of a request that is not whole, but for its payload.
+    /// Used bytes of an incomplete request, except its payload.
     begun: Begun,
 }
 
@@ -36,51 +36,51 @@ struct Begun {
 }
 
 enum Stage {
-    /// At a request; its first `length` bytes are in `bytes`.
+    /// The next request: its first `length` bytes are in `bytes`.
     Header { bytes: [u8; HEADER_LENGTH_MAX], length: usize },
     /// The payload of a request for allocation arrives.
     Contexts { header: RequestHeader, bytes: [u8; STATUS_PAYLOAD_LENGTH], length: usize },
-    /// A good request waits until there is room for it.
+    /// A valid request waits until there is room for it.
     Admission { cookie: u64, command: Command },
     /// A write's payload arrives.
     Payload { cookie: u64, command: Command, payload: Buffer, filled: usize },
-    /// As before, and the payload has been lent by [`Intake::lend_payload`].
+    /// The same, while the payload is lent by [`Intake::lend_payload`].
     Lent { cookie: u64, command: Command, filled: usize, length: usize },
-    /// The payload of a refused write is thrown away.
+    /// The payload of a refused write is dropped.
     Skip { cookie: u64, offset: u64, refusal: Refusal, remaining: usize },
 }
 
-/// What was found in the stream.
+/// The next item of the stream.
 pub enum Taken {
     /// The input is used up.
     NeedBytes,
-    /// `admit` has refused; the next call asks again.
+    /// `admit` has refused; the next call retries.
     NoRoom,
     /// A request to execute.
     Request {
-        /// What the reply must bear.
+        /// The cookie for the reply.
         cookie: u64,
-        /// What to do.
+        /// The command to carry out.
         command: Command,
-        /// For a write the data; for a read memory to fill; else empty.
+        /// The data of a write, or memory for a read; else empty.
         buffer: Option<Buffer>,
     },
     /// A request to answer with an error.
     Refused {
-        /// What the reply must bear.
+        /// The cookie for the reply.
         cookie: u64,
-        /// Offset of the request, which an extended reply must bear.
+        /// Offset of the request, which an extended reply repeats.
         offset: u64,
-        /// The error.
+        /// The error to answer with.
         refusal: Refusal,
     },
 }
 
 impl Intake {
-    /// Takes the next request off `input`, which is shortened by what was used.
+    /// Takes the next request off `input`, which is shortened by the used bytes.
     ///
-    /// `admit` is asked for room for a request of so many bytes of payload, in memory from `pool`; it must have
-    /// reserved them when it says yes.
+    /// `admit` is called with the bytes of payload that a request needs from `pool`; if it grants them, it
+    /// must have reserved them.
     ///
     /// # Errors
     /// [`Violation`]: the rest of the stream is meaningless.
@@ -160,10 +160,10 @@ impl Intake {
         }
     }
 
-    /// The bytes of the request that is not whole, from its first one: whoever takes them in again, and then what follows in
-    /// the stream, is where this one is. `None` while a payload is lent.
+    /// Returns the bytes of the incomplete request, from its first one. An intake that takes them again, and then the rest of the
+    /// stream, is in the same state. Returns `None` while a payload is lent.
     ///
-    /// Of a payload that is thrown away the length is right, and the bytes are zeroes.
+    /// The bytes of a dropped payload are replaced by as many zeroes.
     pub fn unfinished(&self, style: ReplyStyle) -> Option<Vec<u8>> {
         let begun = &self.begun.bytes[..self.begun.length];
         match &self.stage {
@@ -182,12 +182,12 @@ impl Intake {
         }
     }
 
-    /// Tells whether a part of a payload for which memory is held has not arrived.
+    /// Returns whether a part of a payload for which memory is held has not arrived.
     pub fn awaits_payload(&self) -> bool {
         matches!(self.stage, Stage::Payload { .. } | Stage::Lent { .. })
     }
 
-    /// Lends the part of a payload that has not arrived, if it has at least `minimum` bytes, for receiving into.
+    /// Lends the missing part of a payload to receive into, if it has at least `minimum` bytes.
     ///
     /// It must come back by [`Self::return_payload`].
     pub fn lend_payload(&mut self, minimum: usize) -> Option<Buffer> {
@@ -205,7 +205,7 @@ impl Intake {
         }
     }
 
-    /// Takes back what [`Self::lend_payload`] lent, with `received` more bytes at its start.
+    /// Takes back the buffer from [`Self::lend_payload`], with `received` more bytes at its start.
     pub fn return_payload(&mut self, mut payload: Buffer, received: usize) {
         if let Stage::Lent { cookie, command, filled, length } = self.stage {
             payload.move_window(0, length);
@@ -218,14 +218,13 @@ impl Intake {
 /// Whether there is room for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admission {
-    /// Yes, and it is reserved.
+    /// There is room, and it is reserved.
     Granted,
-    /// Not now.
+    /// There is no room at present.
     Refused,
 }
 
 impl Stage {
-    /// What comes after a header.
     fn judged(header: &RequestHeader, judged: Result<Command, Refusal>) -> Self {
         let RequestHeader { cookie, offset, .. } = *header;
         match judged {
@@ -241,7 +240,7 @@ impl Begun {
         self.add(bytes);
     }
 
-    /// Callers add a header, and after it at most what says which contexts are meant.
+    /// Adds bytes: callers add a header, and after it at most the one that names contexts.
     fn add(&mut self, bytes: &[u8]) {
         let end = self.length + bytes.len();
         if let Some(room) = self.bytes.get_mut(self.length..end) {
@@ -263,7 +262,7 @@ impl Default for Stage {
     }
 }
 
-/// Copies from `input` to `target` behind the `filled` bytes that are there, and takes what was copied off `input`.
+/// Copies from `input` to `target` after its `filled` bytes, and takes the copied bytes off `input`.
 fn fill(target: &mut [u8], filled: &mut usize, input: &mut &[u8]) {
     let count = input.len().min(target.len() - *filled);
     let (taken, rest) = input.split_at(count);

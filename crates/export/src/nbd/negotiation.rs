@@ -1,15 +1,15 @@
-//! The negotiation of a connection, without I/O: bytes of the client in, bytes of the server and a verdict out.
+//! The negotiation of a connection, without I/O: bytes of the client in, bytes of the server and a result out.
 //!
 //! ```text
 //!   greeting ─► ClientFlags ─► Options ◄──────┐
 //!                                │  every option is answered, good or bad
-//!                                ├────────────┘      Skip: data too long to look at
+//!                                ├────────────┘      Skip: data too long to decode
 //!                                ├─ STARTTLS ────────► StartTls: begins anew, encrypted
 //!                                ├─ GO, EXPORT_NAME ─► Agreed
 //!                                └─ ABORT ───────────► Aborted
 //! ```
 //!
-//! Of what a client sends at most [`INPUT_LENGTH_MAX`] bytes need to be kept at a time. The deadline is the caller's.
+//! At most [`INPUT_LENGTH_MAX`] bytes of a client need to be kept at a time. The caller enforces the deadline.
 
 mod encode;
 mod option;
@@ -26,8 +26,7 @@ use encode::{Encoder, Padding, encode_export_name_reply};
 pub use option::{InfoRequest, Malformed, MetaContextRequest, OptionHeader, OptionRequest};
 pub use option::{decode_header, decode_option};
 
-/// The longest option data that is looked at, in bytes: two strings of the longest kind that the protocol knows, and
-/// room for lists.
+/// The longest option data that is decoded, in bytes: two of the protocol's longest strings, and room for lists.
 pub const OPTION_LENGTH_MAX: u32 = 16 << 10;
 /// The longest option data that is skipped, in bytes; a client that sends more is not worth reading.
 pub const OPTION_SKIP_MAX: u32 = 1 << 20;
@@ -36,11 +35,11 @@ pub const INPUT_LENGTH_MAX: usize = OPTION_HEADER_LENGTH + OPTION_LENGTH_MAX as 
 /// Options of one connection. A tool that describes every export of a large host needs a few per export.
 pub const OPTIONS_MAX: u32 = 10_000;
 
-/// Negotiates one connection.
+/// The state of one connection's negotiation.
 pub struct Negotiation {
     stage: Stage,
     tls: TlsMode,
-    /// How the client wants its requests answered, as far as is known.
+    /// The reply style that the client has chosen so far.
     replies: ReplyStyle,
     padding: Padding,
     /// Canonical name of the export for which `base:allocation` was chosen last.
@@ -48,27 +47,26 @@ pub struct Negotiation {
     options_seen: u32,
 }
 
-/// What a client can do about TLS.
+/// Whether a client can or must begin TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TlsMode {
-    /// Nothing: there is none.
+    /// There is no TLS.
     Off,
-    /// It may begin it.
+    /// The client may begin TLS.
     Offered,
-    /// It must begin it before anything else.
+    /// The client must begin TLS before anything else.
     Required,
-    /// It has begun it.
+    /// The client has begun TLS.
     Begun,
 }
 
-/// What is expected from the client next.
 enum Stage {
     ClientFlags,
     Options {
         /// Whether options may fail: a client that does not know of errors may only choose an export.
         newstyle: Newstyle,
     },
-    /// The rest of an option's data is thrown away, then the option is answered.
+    /// The rest of an option's data is dropped, then the option is answered.
     Skip {
         newstyle: Newstyle,
         option: u32,
@@ -83,88 +81,87 @@ enum Newstyle {
     Fixed,
 }
 
-/// Why an export is described.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Inquiry {
-    /// The client looks around.
+    /// The client only inspects it.
     Info,
-    /// The client uses it.
+    /// The client uses it from now on.
     Go,
 }
 
-/// What came of the bytes given to [`Negotiation::advance`].
+/// What [`Negotiation::advance`] made of the bytes.
 pub enum Step {
     /// More bytes are needed.
     NeedBytes,
     /// A message was handled; there may be another one in the rest of the input.
     Continue,
-    /// Negotiation is over: what follows are requests.
+    /// The negotiation is over: requests follow.
     Agreed(Agreement),
-    /// The client has taken its leave.
+    /// The client has ended the session.
     Aborted,
-    /// What follows is TLS, in which negotiation goes on after [`Negotiation::begin_tls`]. Nothing may have been
-    /// received beyond this message: it would be as if it had been encrypted.
+    /// TLS follows, in which the negotiation continues after [`Negotiation::begin_tls`]. Bytes received beyond this message must
+    /// be refused: they would count as encrypted.
     StartTls,
 }
 
-/// What was agreed on.
+/// The result of a negotiation.
 pub struct Agreement {
     /// The export that the client chose.
     pub export: Rc<Export>,
-    /// What it was told of it.
+    /// The description that the client got.
     pub offer: Offer,
-    /// Whether it may ask for `base:allocation`.
+    /// Whether it may request `base:allocation`.
     pub allocation: AllocationContext,
 }
 
 /// Whether the metadata context `base:allocation` was chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AllocationContext {
-    /// `BLOCK_STATUS` is answered.
+    /// `BLOCK_STATUS` is answered with extents.
     Chosen,
-    /// `BLOCK_STATUS` is refused.
+    /// `BLOCK_STATUS` is refused as invalid.
     NotChosen,
 }
 
 /// A breach of the protocol that ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// Flags that this server did not offer.
+    /// The client set flags that this server did not offer.
     #[error("the client set unknown flags {flags:#x}")]
     ClientFlags {
-        /// All its flags.
+        /// All flags of the client.
         flags: u32,
     },
-    /// No option where one must be.
+    /// The bytes are not an option.
     #[error("an option opens with {magic:#x}")]
     OptionMagic {
-        /// What was there.
+        /// The bytes in place of the magic number.
         magic: u64,
     },
-    /// More option data than is read.
+    /// The option has more data than is read.
     #[error("option {option} brings {length} bytes")]
     OptionTooLong {
-        /// Its number.
+        /// Number of the option.
         option: u32,
         /// Length of its data in bytes.
         length: u32,
     },
-    /// The connection never gets to an end.
+    /// The client never gets to an end.
     #[error("the client sent more than {OPTIONS_MAX} options")]
     TooManyOptions,
     /// `EXPORT_NAME` cannot be answered with an error, so the session must end.
     #[error("the client asked for an export that does not exist, by an option that has no error reply")]
     UnknownExport,
-    /// As before, and the server does not say whether there is such an export.
+    /// The same before TLS; the server does not disclose whether there is such an export.
     #[error("the client chose an export before TLS, by an option that has no error reply")]
     ExportNameBeforeTls,
-    /// Extended headers end in `GO`.
+    /// An export was chosen by an option other than `GO`, after extended headers.
     #[error("the client chose an export by an option that does not go with extended headers")]
     ExportNameAfterExtendedHeaders,
     /// A client that did not agree to fixed newstyle sent an option that needs it.
     #[error("option {option} without fixed newstyle")]
     NotFixed {
-        /// Its number.
+        /// Number of the option.
         option: u32,
     },
 }
@@ -181,7 +178,7 @@ impl Negotiation {
         Self::with_tls(TlsMode::Off)
     }
 
-    /// The same where TLS may be had.
+    /// Begins with this mode of TLS.
     pub fn with_tls(tls: TlsMode) -> Self {
         Self {
             stage: Stage::ClientFlags,
@@ -193,17 +190,17 @@ impl Negotiation {
         }
     }
 
-    /// Goes on in TLS. Whatever was agreed on before is forgotten: somebody else may have said it.
+    /// Continues in TLS. All that was agreed on before is forgotten: somebody else may have sent it.
     pub fn begin_tls(&mut self) {
         let Self { options_seen, padding, .. } = *self;
         let stage = Stage::Options { newstyle: Newstyle::Fixed };
         *self = Self { stage, options_seen, padding, ..Self::with_tls(TlsMode::Begun) };
     }
 
-    /// Handles the first message of `input`: says how many bytes it took, and appends the answer to `output`.
+    /// Handles the first message of `input`. Returns how many bytes it used, and appends the answer to `output`.
     ///
     /// # Errors
-    /// A [`Violation`] ends the connection; what is in `output` need not be sent.
+    /// A [`Violation`] ends the connection; `output` need not be sent.
     pub fn advance(
         &mut self,
         input: &[u8],
@@ -375,10 +372,10 @@ impl Negotiation {
         self.allocation_of.as_ref() == Some(&export.name)
     }
 
-    /// N.B. what `GO` tells is what requests are judged by.
+    /// N.B. Requests are checked against the reply to `GO`.
     fn offer(&self, export: &Export, inquiry: Inquiry) -> Offer {
         let offer = export.offer(self.replies);
-        // A client that is still looking around may want to know; one that has chosen nothing has nothing to name.
+        // An inspecting client may want to know it; one that has chosen no context cannot name any.
         let may_name_contexts = inquiry == Inquiry::Info || self.has_context_of(export);
         if self.replies == ReplyStyle::Extended && may_name_contexts {
             offer.with_status_payload()
@@ -387,7 +384,7 @@ impl Negotiation {
         }
     }
 
-    /// Answers `INFO` and `GO`; the export is given back if there is one.
+    /// Answers `INFO` and `GO`, and returns the export if there is one.
     fn describe<'a>(
         &self,
         request: &InfoRequest<'_>,
@@ -423,13 +420,13 @@ impl Negotiation {
         }
         let listed = |query: &&str| [allocation::NAME, allocation::NAMESPACE].contains(query);
         if request.queries.is_empty() || request.queries.iter().any(listed) {
-            // The id means nothing in a list.
+            // The id has no meaning in a list.
             encoder.meta_context(0, allocation::NAME);
         }
         encoder.acknowledge();
     }
 
-    /// Replaces what was chosen before, also when it fails.
+    /// Replaces the earlier choice, also when it fails.
     fn set_contexts(
         &mut self,
         request: &MetaContextRequest<'_>,
@@ -451,7 +448,7 @@ impl Negotiation {
     }
 }
 
-/// What a client may say where TLS is required and has not begun.
+/// Returns whether a client may send this option where TLS is required and has not begun.
 const fn may_come_before_tls(option: u32) -> bool {
     matches!(option, number::STARTTLS | number::ABORT)
 }

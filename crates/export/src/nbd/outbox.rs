@@ -1,4 +1,4 @@
-//! Replies that wait to be sent, and how they are gathered: a few go out in one send.
+//! Replies that wait to be sent, a few in one send.
 
 use std::collections::VecDeque;
 
@@ -10,14 +10,13 @@ use crate::nbd::reply::{CHUNKS_MAX, Headers, Reply, Segment, encode_reply};
 
 /// Bytes of headers in one batch: two hundred replies.
 const HEADERS_LENGTH: usize = 8192;
-/// Replies in one send. A client that gets many at once deals with all of them before it asks for more, and meanwhile
-/// the disk has nothing to do; a send of its own for each would cost more than that gains.
+/// Replies in one send. A client that gets many at once handles all of them before its next request, and meanwhile the disk is
+/// idle. A separate send for each would cost more than that gains.
 const REPLIES_MAX: usize = 4;
-/// Segments from which on no further reply is added to a batch: each may be two pieces, one more reply may bring
+/// Segments from which on no further reply is added to a batch. Each may be two pieces, and one more reply may add
 /// [`CHUNKS_MAX`] segments.
 const SEGMENTS_MAX: usize = SEND_PIECES_MAX / 2 - CHUNKS_MAX;
 
-/// Replies of one connection.
 pub(super) struct Outbox {
     style: ReplyStyle,
     queue: VecDeque<Reply>,
@@ -27,19 +26,16 @@ pub(super) struct Outbox {
     segments: Vec<Segment>,
 }
 
-/// What goes out in one send.
 pub(super) struct Batch {
     /// Headers and data, in order.
     pub(super) pieces: Vec<Buffer>,
-    /// What it is made of.
     pub(super) weight: Weight,
 }
 
-/// What can be given back once replies have been sent.
+/// Reservations that are released once replies have been sent.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Weight {
     pub(super) replies: usize,
-    /// Bytes of payload reserved for them.
     pub(super) reserved: usize,
 }
 
@@ -52,7 +48,7 @@ impl Outbox {
         self.queue.push_back(reply);
     }
 
-    /// Throws everything away and says what that was.
+    /// Drops all replies, and returns their reservations.
     pub(super) fn clear(&mut self) -> Weight {
         let reserved = self.queue.iter().map(|reply| reply.reserved).sum();
         let weight = Weight { replies: self.queue.len(), reserved };
@@ -60,7 +56,6 @@ impl Outbox {
         weight
     }
 
-    /// Gathers the replies that are there; `None` if there are none.
     pub(super) fn next_batch(&mut self, pool: &BufferPool) -> Option<Batch> {
         if self.queue.is_empty() {
             return None;

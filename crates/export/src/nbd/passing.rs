@@ -1,11 +1,11 @@
-//! What one server needs to go on with a connection of another: the socket, what was agreed on, and the bytes between.
+//! The state with which one server continues a connection of another: the socket, the agreement, and the unread bytes.
 //!
 //! ```text
-//!   one server   ── requests answered ──┤ cut ├── unread: received, and not taken on ──┤── in the socket ──►
-//!   the next one                                └────────────── goes on here ──────────────────────────►
+//!   one server   ── requests answered ──┤ cut ├── unread: received, and not accepted ──┤── in the socket ──►
+//!   the next one                                └────────────── continues here ──────────────────────►
 //! ```
-//! At the cut no request is in flight and no part of a reply is unsent. How this travels is the caller's; nothing here is
-//! encrypted, for the keys of a TLS session stay where they are.
+//! At the cut no request is in flight and no part of a reply is unsent. The caller transfers this state. No encrypted connection
+//! is passed on, for the keys of a TLS session stay where they are.
 
 use std::os::fd::OwnedFd;
 use std::rc::Rc;
@@ -17,29 +17,29 @@ use crate::nbd::protocol::transmission_flag;
 
 /// A connection that is left open for another server.
 pub struct PassedConnection {
-    /// Its socket.
+    /// The socket of the connection.
     pub socket: OwnedFd,
-    /// How far it has come; `None`: nothing has been said on it.
+    /// The state of the session; `None`: nothing has been exchanged on it.
     pub session: Option<PassedSession>,
 }
 
 impl PassedConnection {
-    /// Tells whether its client is a process of this host that came by a unix socket.
+    /// Returns whether its client is a process of this host that came by a unix socket.
     pub fn is_local(&self) -> bool {
         Client::of(&self.socket) == Client::Local
     }
 }
 
-/// How far a connection has come.
+/// The state of a session that is passed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PassedSession {
     /// Name of the export that its client uses.
     pub export: String,
-    /// What the client was told of it.
+    /// The description of it that the client got.
     pub offer: Offer,
-    /// Whether the client may ask for `base:allocation`.
+    /// Whether the client may request `base:allocation`.
     pub allocation: AllocationContext,
-    /// What the client has sent and nobody has taken on: it begins with a request.
+    /// Bytes of the client that were not accepted; they begin with a request.
     pub unread: Vec<u8>,
     /// Requests that were answered since the connection was made.
     pub requests_answered: u64,
@@ -48,13 +48,13 @@ pub struct PassedSession {
 /// Why a client has to connect again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CannotGoOn {
-    /// There is none of that name.
+    /// There is no export of that name.
     #[error("what it used is not exported")]
     NoExport,
-    /// It could ask for what is no longer there.
+    /// The client could request something that the export does not offer.
     #[error("the export offers less than it was told, or in another way")]
     OffersLess,
-    /// It could ask for bytes that are not there.
+    /// The client could request bytes beyond the end.
     #[error("the export is smaller than it was told")]
     Smaller,
 }
@@ -66,10 +66,10 @@ impl PassedSession {
         Self { export: export.name.clone(), offer, allocation, unread, requests_answered }
     }
 
-    /// Agrees with the client as it was agreed before, and gives back the bytes that come first.
+    /// Repeats the agreement with the client, and returns the bytes that come first.
     ///
     /// # Errors
-    /// [`CannotGoOn`]: what it was told is not true any more.
+    /// [`CannotGoOn`] if the export differs from the client's description of it.
     pub(super) fn agree_again(self, exports: &Exports) -> Result<(Agreement, Vec<u8>), CannotGoOn> {
         let named = |export: &&Rc<Export>| export.name == self.export;
         let export = exports.iter().find(named).ok_or(CannotGoOn::NoExport)?;
@@ -88,9 +88,9 @@ impl PassedSession {
     }
 }
 
-/// Tells whether whatever a client may do that was told of `promised` can be done with `present`.
+/// Returns whether `present` allows everything that `promised` does.
 fn keeps(present: &Offer, promised: &Offer) -> bool {
-    // N.B. a client that was told of a read-only export has its caches accordingly: it may not find another one.
+    // N.B. A client of a read-only export caches accordingly: the export must not become writable.
     present.has(promised.flags)
         && present.has(transmission_flag::READ_ONLY) == promised.has(transmission_flag::READ_ONLY)
         && present.block_size_minimum <= promised.block_size_minimum

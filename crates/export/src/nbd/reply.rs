@@ -13,66 +13,66 @@ use crate::nbd::protocol::{
 };
 use crate::nbd::transmission::{ExtentCount, Framing};
 
-/// Chunks that the data of one read is cut into at most.
+/// Limit of the chunks that the data of one read is cut into.
 pub const CHUNKS_MAX: usize = 32;
-/// Runs of zeroes are looked for in steps of this many bytes, in reads that are longer. A shorter read is sent whole
-/// or, if all of it is zero, as a hole: it is either over quickly or saves the whole copy.
+/// Step in which longer reads are searched for runs of zeroes. A shorter read is sent whole or, if all of it is zero, as a hole:
+/// the search ends quickly or saves the whole copy.
 pub const ZERO_STEP: usize = 64 << 10;
 /// The longest text of an error, in bytes.
 pub const MESSAGE_LENGTH_MAX: usize = 256;
 /// Header bytes that one reply needs at most.
 pub const HEADERS_LENGTH_MAX: usize = CHUNKS_MAX * (EXTENDED_CHUNK_HEADER_LENGTH + 12) + MESSAGE_LENGTH_MAX;
-/// Extents in one reply: 64 or 128 KiB of them; the client asks again behind the last.
+/// Extents in one reply: 64 or 128 KiB of them; the client asks again after the last.
 pub const EXTENTS_MAX: usize = 8192;
 
-/// What a request is answered with.
+/// A reply to one request.
 #[derive(Debug)]
 pub struct Reply {
-    /// The request's cookie.
+    /// The request's own cookie, repeated.
     pub cookie: u64,
-    /// The request's offset.
+    /// The request's own offset, repeated.
     pub offset: u64,
     /// Bytes of payload that were reserved for the request.
     pub reserved: usize,
-    /// The answer.
+    /// The content of the reply.
     pub body: Body,
 }
 
-/// The answer to a request.
+/// The content of a reply.
 #[derive(Debug)]
 pub enum Body {
-    /// It has been carried out.
+    /// The request was carried out.
     Done,
-    /// It failed.
+    /// The request failed or was refused.
     Failed {
-        /// The error.
+        /// The error in the protocol.
         code: ErrorCode,
         /// Text for people; not sent in simple replies.
         message: &'static str,
     },
-    /// It was a read.
+    /// The data of a read.
     Data {
-        /// Offset on the export.
+        /// Offset on the export, in bytes.
         offset: u64,
-        /// What was read.
+        /// The bytes that were read.
         data: Buffer,
         /// Whether it may be cut into chunks.
         framing: Framing,
     },
-    /// It asked for allocation: what [`encode_extents`] made of the answer.
+    /// The described extents, as [`encode_extents`] made them.
     Extents(Buffer),
 }
 
-/// Header bytes, and the data that goes out behind them.
+/// Header bytes, and the data that is sent after them.
 #[derive(Debug)]
 pub struct Segment {
-    /// Where its header ends in the batch's headers; it begins where that of the segment before it ends.
+    /// End of its header in the batch's headers; it begins where the segment before it ends.
     pub headers_end: usize,
-    /// Data after the header.
+    /// Data after the header, if any.
     pub data: Option<Buffer>,
 }
 
-/// Where a batch's headers are written.
+/// The memory that a batch's headers are written to.
 pub struct Headers<'a> {
     bytes: &'a mut [u8],
     filled: usize,
@@ -84,7 +84,7 @@ impl<'a> Headers<'a> {
         Self { bytes, filled: 0 }
     }
 
-    /// Tells whether there is room for another reply.
+    /// Returns whether there is room for another reply.
     pub fn has_room(&self) -> bool {
         self.bytes.len() - self.filled >= HEADERS_LENGTH_MAX
     }
@@ -115,14 +115,13 @@ impl<'a> Headers<'a> {
             self.put(&header);
         } else {
             header[..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
-            // At most `PAYLOAD_LENGTH_MAX` and an offset.
+            // The length is at most `PAYLOAD_LENGTH_MAX` and an offset.
             header[16..20].copy_from_slice(&(payload_length as u32).to_be_bytes());
             self.put(&header[..CHUNK_HEADER_LENGTH]);
         }
     }
 }
 
-/// What every header of a reply repeats.
 #[derive(Clone, Copy)]
 struct ReplyTo {
     cookie: u64,
@@ -130,7 +129,7 @@ struct ReplyTo {
     style: ReplyStyle,
 }
 
-/// Encodes one reply: headers to `headers`, which must have room, and what belongs behind them to `segments`.
+/// Encodes one reply: its headers to `headers`, which must have room, and the data after them to `segments`.
 pub fn encode_reply(reply: Reply, style: ReplyStyle, headers: &mut Headers<'_>, segments: &mut Vec<Segment>) {
     let Reply { cookie, offset, body, .. } = reply;
     let to = ReplyTo { cookie, offset, style };
@@ -175,7 +174,7 @@ pub fn encode_reply(reply: Reply, style: ReplyStyle, headers: &mut Headers<'_>, 
     segments.push(Segment { headers_end: headers.filled, data });
 }
 
-/// Encodes the data of a read; runs of zeroes travel as a length.
+/// Encodes the data of a read; runs of zeroes are sent as a length.
 fn encode_chunks(
     to: ReplyTo,
     offset: u64,
@@ -224,8 +223,8 @@ fn step_is_zero(data: &Buffer, start: usize, step: usize) -> bool {
     is_zero(&bytes[start..(start + step).min(bytes.len())])
 }
 
-/// Encodes what a device says of `range` as the payload of a block status chunk: neighbours that are alike become
-/// one, and the list ends after [`EXTENTS_MAX`].
+/// Encodes a device's description of `range` as the payload of a block status chunk. Neighbours of the same kind become one, and
+/// the list ends after [`EXTENTS_MAX`].
 ///
 /// `range` is not empty, and without extended headers at most 4 GiB − 1 long.
 pub fn encode_extents(
@@ -241,7 +240,7 @@ pub fn encode_extents(
     let mut runs: Vec<(u64, u32)> = Vec::new();
     let mut position = range.offset;
     for extent in extents {
-        // What lies before or behind the range is of no concern to the client.
+        // Parts before or after the range do not concern the client.
         let length = extent.range.end().min(range.end()).saturating_sub(position);
         if length == 0 {
             continue;
@@ -256,7 +255,7 @@ pub fn encode_extents(
         }
     }
     if runs.is_empty() {
-        // A device that says nothing: everything may hold data.
+        // The device described nothing: everything may hold data.
         runs.push((range.length, state_of(ExtentKind::Data)));
     }
     let mut payload = Vec::with_capacity(8 + 16 * runs.len());

@@ -1,8 +1,8 @@
 //! The requests of one connection that are being executed, polled by the connection's own task.
 //!
-//! A slot's memory and waker are reused by later requests, so a request costs no allocation here and no task of its
-//! own; a completion polls only the request that it belongs to. (`FuturesUnordered` would allocate for each request,
-//! and makes its task run once more after each round of new ones: at depth 1 one more system call a request.)
+//! A slot's memory and waker are reused by later requests, so a request needs no allocation here and no task of its own. A
+//! completion polls only its own request. (`FuturesUnordered` would allocate for each request, and makes its task run once more
+//! after each round of new ones: at depth 1 one more system call a request.)
 
 use std::future::Future;
 use std::pin::Pin;
@@ -25,7 +25,7 @@ struct Slot<F> {
     waker: Waker,
 }
 
-/// Which slots want to be polled; set by wakers, on any thread.
+/// Slots to be polled; set by wakers, on any thread.
 struct Woken {
     /// One bit for each slot.
     words: Box<[AtomicU64]>,
@@ -45,14 +45,13 @@ impl<F: Future> RequestSet<F> {
         Self { slots: Vec::new(), free: Vec::new(), woken }
     }
 
-    /// Tells whether no future is left.
     pub(super) fn is_empty(&self) -> bool {
         self.free.len() == self.slots.len()
     }
 
-    /// Adds a future and says in which slot; it is polled first by the next [`Self::poll`], which the caller must let follow.
+    /// Adds a future and returns its slot. The next [`Self::poll`], which the caller must make, polls it first.
     ///
-    /// The caller keeps to the capacity.
+    /// The caller keeps within the capacity.
     pub(super) fn insert(&mut self, future: F) -> usize {
         let slot = self.free.pop().unwrap_or_else(|| {
             let slot = self.slots.len();
@@ -66,7 +65,7 @@ impl<F: Future> RequestSet<F> {
         slot
     }
 
-    /// Polls the futures that were woken, each once; `done` gets the slots of the finished ones, and what they return.
+    /// Polls the futures that were woken, each once; `done` gets the slots of the finished ones, and their results.
     ///
     /// The task of `context` is woken when there is more to poll.
     pub(super) fn poll(&mut self, context: &Context<'_>, mut done: impl FnMut(usize, F::Output)) {
@@ -86,7 +85,7 @@ impl<F: Future> RequestSet<F> {
 
     fn poll_slot(&mut self, slot: usize) -> Option<F::Output> {
         let Slot { future, waker } = self.slots.get_mut(slot)?;
-        // A late wake-up may find the slot free, or another request in it: polling that once too often is harmless.
+        // A late wake-up may find the slot free, or another request in it: polling that once more is harmless.
         let request = future.as_mut().as_pin_mut()?;
         match request.poll(&mut Context::from_waker(waker)) {
             Poll::Ready(output) => {
@@ -99,7 +98,7 @@ impl<F: Future> RequestSet<F> {
 }
 
 impl Woken {
-    /// Marks a slot; tells whether it was marked before.
+    /// Marks a slot, and returns whether it was marked before.
     fn mark(&self, slot: usize) -> bool {
         let bit = 1 << (slot % 64);
         self.words[slot / 64].fetch_or(bit, Ordering::AcqRel) & bit != 0
@@ -112,7 +111,7 @@ impl Wake for SlotWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // Who marked it before has woken the task, or is its `poll`.
+        // The one that marked it before has woken the task, or is its `poll`.
         if !self.woken.mark(self.slot) {
             self.woken.task.wake();
         }

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   Serving ──┬─ shutdown ──► Draining ──┬── all gone, or the deadline ──► Closed
-//!             │               │ nothing is accepted and no request is taken on;
-//!             │               └ what is in flight ends and is answered
+//!             │               │ no connection and no request is accepted;
+//!             │               └ requests in flight end and are answered
 //!             └─ pass ──────► Passing ───┘
-//!                             as Draining, and plain connections stay open, for another server
+//!                             as Draining, but plain connections stay open for another server
 //! ```
 
 use std::cell::{Cell, RefCell};
@@ -29,8 +29,8 @@ use crate::nbd::limits::Limits;
 use crate::nbd::passing::{PassedConnection, PassedSession};
 use crate::nbd::tls::Encryption;
 
-/// Pause after a failed accept: the cause is most often that the process has no descriptors left, and trying again
-/// at once would keep the lane from its guests.
+/// Pause after a failed accept. Most often the process has no descriptors left, and an immediate retry would keep the
+/// lane from its guests.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
 /// Serves exports on sockets. A clone is another handle to the same server.
@@ -41,33 +41,34 @@ pub struct Server {
     shared: Rc<Shared>,
 }
 
-/// One connection, for people.
+/// One connection, for the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConnectionInfo {
-    /// What it is doing.
+    /// The phase that it is in.
     pub phase: ConnectionPhase,
-    /// Who is at its other end.
+    /// The client at its other end.
     pub client: Client,
-    /// Which process that is, if it is one of this host and the kernel tells.
+    /// The client's process, if it is one of this host and the kernel reports it.
     pub process: Option<ClientProcess>,
     /// Whether an export is used over TLS.
     pub encrypted: bool,
     /// Requests whose replies have not been sent.
     pub requests_in_flight: usize,
-    /// Bytes of memory reserved for what they read and write.
+    /// Bytes of memory reserved for their payload.
     pub payload_in_flight: usize,
-    /// Requests that were answered since the connection was made, or would have been if the client were there.
+    /// Requests that were answered since the connection was made, including replies that were dropped because
+    /// the client was gone.
     pub requests_answered: u64,
 }
 
-/// What a connection is doing.
+/// The phase of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConnectionPhase {
     /// The client has not chosen an export.
     Negotiating,
     /// The client uses the export of this name.
     Serving(String),
-    /// No request is taken on; what is in flight ends.
+    /// No request is accepted; those in flight end.
     Draining(String),
 }
 
@@ -98,12 +99,12 @@ impl Server {
 
     /// Accepts connections on `listener`, a listening stream socket, until the server shuts down.
     ///
-    /// May be called for several listeners. Returns at once.
+    /// It may be called for several listeners, and returns at once.
     pub fn serve(&self, listener: Arc<OwnedFd>) {
         self.serve_encrypted(listener, Encryption::Off);
     }
 
-    /// The same for a listener whose clients may or must encrypt.
+    /// Does the same for a listener whose clients may or must encrypt.
     pub fn serve_encrypted(&self, listener: Arc<OwnedFd>, encryption: Encryption) {
         let shared = Rc::clone(&self.shared);
         self.shared.handle.spawn(async move { accept(&shared, &listener, &encryption).await });
@@ -114,29 +115,29 @@ impl Server {
         admit(&self.shared, socket, &Encryption::Off, None);
     }
 
-    /// Goes on with a connection that another server has passed on; if it cannot, the connection is closed.
+    /// Continues a connection that another server has passed on. If it cannot, it closes the connection.
     ///
-    /// `encryption` is for a client that has not said anything yet.
+    /// `encryption` is for a client that has not sent anything yet.
     pub fn take_up(&self, connection: PassedConnection, encryption: &Encryption) {
         let PassedConnection { socket, session } = connection;
         admit(&self.shared, socket, encryption, session);
     }
 
-    /// The connections there are.
+    /// Returns the present connections, for the status.
     pub fn connections(&self) -> Vec<ConnectionInfo> {
         self.shared.members.borrow().iter().map(|(_, member)| member.info()).collect()
     }
 
-    /// Shuts down: stops accepting and reading, lets what is in flight end and sends the replies, closes.
+    /// Shuts down: stops accepting and reading, finishes the requests in flight, sends the replies, and closes.
     ///
-    /// Connections that are not done `deadline` from now are cut. Requests that had not been taken on get no reply:
-    /// a client that reconnects sends them again. When this returns, no connection is left.
+    /// Connections that are not done `deadline` from now are cut. Requests that had not been accepted get no reply: a client that
+    /// reconnects sends them again. When this returns, no connection is left.
     pub async fn shutdown(&self, deadline: Duration) -> Drained {
         self.end(Stage::Draining, deadline).await
     }
 
-    /// Shuts down like [`Server::shutdown`], and leaves connections open that another server can go on with: all but those
-    /// that are encrypted, and those that are not done `deadline` from now.
+    /// Shuts down like [`Server::shutdown`], but leaves connections open for another server. Those that are encrypted, and those
+    /// that are not done `deadline` from now, are closed.
     pub async fn pass(&self, deadline: Duration) -> (Drained, Vec<PassedConnection>) {
         let drained = self.end(Stage::Passing, deadline).await;
         (drained, self.shared.passed.take())
@@ -161,17 +162,15 @@ impl Server {
     }
 }
 
-/// How far the server is from its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stage {
     Serving,
     Draining,
-    /// As before, and another server goes on with connections.
+    /// As before, and another server continues the connections.
     Passing,
     Closed,
 }
 
-/// What a server's tasks share.
 pub(super) struct Shared {
     pub(super) handle: Handle,
     pub(super) engine: Rc<dyn Engine>,
@@ -209,7 +208,7 @@ impl Shared {
         }
     }
 
-    /// Ready when `reached` says so; it is asked when the stage changes and when a connection leaves.
+    /// Ready when `reached` returns `true`; it is called when the stage changes and when a connection leaves.
     fn watch_until(&self, context: &Context<'_>, reached: impl Fn() -> bool) -> Poll<()> {
         if reached() {
             return Poll::Ready(());
@@ -222,7 +221,7 @@ impl Shared {
     }
 }
 
-/// What others may know of a connection, and how they wake it.
+/// State of a connection that others may read, and its waker.
 pub(super) struct Member {
     pub(super) phase: RefCell<ConnectionPhase>,
     pub(super) encrypted: Cell<bool>,
@@ -235,7 +234,7 @@ pub(super) struct Member {
 }
 
 impl Member {
-    /// Remembers whom to wake when the server's stage changes.
+    /// Registers the task to wake when the server's stage changes.
     pub(super) fn wake_on_stage(&self, context: &Context<'_>) {
         let mut waker = self.waker.borrow_mut();
         if !waker.as_ref().is_some_and(|waker| waker.will_wake(context.waker())) {
@@ -256,7 +255,7 @@ impl Member {
     }
 }
 
-/// A connection's place among the members; leaves it when dropped.
+/// A connection's place among the members, which it leaves when this is dropped.
 struct Membership {
     shared: Rc<Shared>,
     key: usize,
@@ -281,7 +280,7 @@ async fn accept(shared: &Rc<Shared>, listener: &Arc<OwnedFd>, encryption: &Encry
         .await;
         match accepted {
             Ok(None) | Err(IoError::Closed) => return,
-            // It came in the last moment, and has not been told anything.
+            // It came in the last moment, and nothing has been sent to it.
             Ok(Some(socket)) if shared.stage() == Stage::Passing => {
                 shared.passed.borrow_mut().push(PassedConnection { socket, session: None });
             }
@@ -294,7 +293,7 @@ async fn accept(shared: &Rc<Shared>, listener: &Arc<OwnedFd>, encryption: &Encry
     }
 }
 
-/// Gives a connection a place and a task, or closes it if there is none. `session` is how far it has come elsewhere.
+/// Gives a connection a place and a task, or closes it if there is none. `session` is its state from another server.
 fn admit(shared: &Rc<Shared>, socket: OwnedFd, encryption: &Encryption, session: Option<PassedSession>) {
     let client = Client::of(&socket);
     let mut members = shared.members.borrow_mut();

@@ -3,8 +3,8 @@
 //! ```text
 //!   negotiation, exchange
 //!        │ receive, send
-//!   Stream::Plain ──────────────► engine       as if this layer were not there
-//!   Stream::Tls ──► Session ────► engine       encrypts and decrypts between the two
+//!   Stream::Plain ──────────────► engine       passes bytes through
+//!   Stream::Tls ──► Session ────► engine       encrypts and decrypts
 //! ```
 
 mod tls;
@@ -20,17 +20,16 @@ use rustls::ServerConnection;
 use tls::Session;
 pub(super) use tls::TlsFailure;
 
-/// The bytes of one connection.
 #[derive(Clone)]
 pub(super) enum Stream {
-    /// As they are on the socket.
+    /// The bytes are unchanged on the socket.
     Plain(Rc<dyn Engine>, Arc<OwnedFd>),
-    /// Encrypted on the socket.
+    /// The bytes are encrypted on the socket.
     Tls(Rc<Session>),
 }
 
 impl Stream {
-    /// Receives what is there, at most the length of `buffer`; the count is 0 at the end of the stream.
+    /// Receives the available bytes, at most the length of `buffer`; the count is 0 at the end of the stream.
     pub(super) fn receive(&self, buffer: Buffer) -> IoFuture<'static, (Buffer, usize)> {
         match self {
             Self::Plain(engine, socket) => engine.receive(socket, buffer),
@@ -41,7 +40,7 @@ impl Stream {
         }
     }
 
-    /// The same, and on a plain stream only until `interrupt` is raised: [`Engine::receive_unless`].
+    /// Receives, on a plain stream only until `interrupt` is raised: [`Engine::receive_unless`].
     pub(super) fn receive_unless(
         &self,
         interrupt: &Interrupt,
@@ -56,7 +55,7 @@ impl Stream {
         }
     }
 
-    /// Sends all of `pieces`, in order, and only one after the other: the next when this has ended.
+    /// Sends all of `pieces`, in order. The next send must begin only after this has ended.
     pub(super) fn send(&self, pieces: Vec<Buffer>) -> IoFuture<'static, ()> {
         match self {
             Self::Plain(engine, socket) => engine.send(socket, pieces),
@@ -75,7 +74,7 @@ impl Stream {
         Ok(Self::Tls(Rc::new(session)))
     }
 
-    /// Tells the client that nothing follows, where that can be told apart from a connection that was cut.
+    /// Tells the client that nothing follows, where that differs from a cut connection.
     pub(super) async fn end(&self) -> Result<(), IoError> {
         match self {
             Self::Plain(..) => Ok(()),

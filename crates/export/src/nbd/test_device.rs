@@ -66,7 +66,6 @@ impl BlockDevice for TestDevice {
     }
 }
 
-/// An export of `device` under `name`.
 pub(super) fn export(name: &str, device: &Rc<TestDevice>) -> Export {
     Export {
         name: name.into(),

@@ -1,14 +1,13 @@
-//! Where the time of a connection's requests goes, for those who look for it.
+//! Measures where the time of a connection's requests is spent.
 //!
 //! ```text
-//!   received ──► taken on ──► finished ──► given to a send ──► sent
+//!   received ──► accepted ──► finished ──► given to a send ──► sent
 //!            intake       device       outbox             send
 //! ```
 //!
-//! Off unless the log shows this module at the level `trace` when a client begins to use an export; then it costs a look at
-//! the clock for each step, and the histograms are logged once, at the connection's end. Whether a request waits for
-//! the disk or for the ring to be entered, both of which are `device`, is what the ring itself can tell
-//! (`block::engine::ring::timing`).
+//! It is off unless the log shows this module at the level `trace` when a client begins to use an export. Then it reads the clock
+//! for each step, and logs the histograms once, at the connection's end. `device` includes the wait for the disk and the wait for
+//! entering the ring; the ring itself can separate the two (`block::engine::ring::timing`).
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -16,26 +15,24 @@ use std::time::{Duration, Instant};
 use block::latency::Latencies;
 use tracing::Level;
 
-/// The time line of one connection.
 pub(super) struct Timeline {
-    /// When what is being taken on was received.
+    /// When the bytes of the next request were received.
     received: Instant,
-    /// Marks of the requests being executed, by their slots in the request set.
+    /// Times of the requests being executed, by their slots in the request set.
     executing: Vec<Option<Marks>>,
     executing_count: usize,
-    /// Of the replies that wait for a send, in their order.
+    /// Times of the replies that wait for a send, in their order.
     waiting: VecDeque<Option<Marks>>,
-    /// Of the replies in the send under way, and when that began.
+    /// Times of the replies in the current send, and when that began.
     sending: Vec<Option<Marks>>,
     send_began: Instant,
-    /// Since when the device has had nothing to do; `None` while it has.
+    /// Since when the device is idle; `None` while it is busy.
     device_idle_since: Option<Instant>,
     /// Since when the client has had all its replies; `None` while it has not.
     answered_since: Option<Instant>,
     times: [Latencies; STAGES.len()],
 }
 
-/// When a request took its steps.
 #[derive(Clone, Copy)]
 struct Marks {
     received: Instant,
@@ -54,10 +51,10 @@ enum Stage {
     ClientIdle,
 }
 
-/// All stages in the order of [`Stage`], as they are called in the log.
+/// All stages in the order of [`Stage`], with their names in the log.
 ///
-/// `whole` is from received to sent. `device-idle` is a time without a request below the export, `client-idle` one
-/// without any that has not been answered; neither is part of a request.
+/// `whole` is from received to sent. `device-idle` is time without a request below the export, `client-idle` time without an
+/// unanswered one; neither is part of a request.
 const STAGES: [(Stage, &str); 7] = [
     (Stage::Intake, "intake"),
     (Stage::Device, "device"),
@@ -69,7 +66,7 @@ const STAGES: [(Stage, &str); 7] = [
 ];
 
 impl Timeline {
-    /// A time line if somebody wants one.
+    /// Makes a time line if the log shows it.
     pub(super) fn if_wanted() -> Option<Box<Self>> {
         tracing::enabled!(Level::TRACE).then(|| Box::new(Self::new(Instant::now())))
     }
@@ -88,12 +85,11 @@ impl Timeline {
         }
     }
 
-    /// Notes that bytes of the client have come.
     pub(super) fn received(&mut self, now: Instant) {
         self.received = now;
     }
 
-    /// Notes that a request has been taken on, into this slot of the request set.
+    /// Notes that a request has been accepted, into this slot of the request set.
     pub(super) fn taken(&mut self, slot: usize, now: Instant) {
         if let Some(since) = self.device_idle_since.take() {
             self.note(Stage::DeviceIdle, now - since);
@@ -122,13 +118,12 @@ impl Timeline {
         self.waiting.push_back(None);
     }
 
-    /// Notes that so many of the replies that wait, the oldest, are given to a send.
+    /// Notes that the oldest `replies` that wait are given to a send.
     pub(super) fn send_begins(&mut self, replies: usize, now: Instant) {
         self.send_began = now;
         self.sending.extend(self.waiting.drain(..replies.min(self.waiting.len())));
     }
 
-    /// Notes that the send under way has ended.
     pub(super) fn sent(&mut self, now: Instant) {
         for marks in std::mem::take(&mut self.sending).into_iter().flatten() {
             self.note(Stage::Intake, marks.taken.saturating_duration_since(marks.received));
@@ -142,7 +137,6 @@ impl Timeline {
         }
     }
 
-    /// Logs what has been measured, stage by stage.
     pub(super) fn log(&self, export: &str) {
         let us = |time: Duration| time.as_secs_f64() * 1e6;
         for ((_, stage), times) in STAGES.iter().zip(&self.times) {
@@ -153,7 +147,7 @@ impl Timeline {
         }
     }
 
-    /// The client's rest ends when the bytes of its next request come, not when they are decoded.
+    /// Ends the client's idle time when the bytes of its next request come, not when they are decoded.
     fn end_client_idle(&mut self) {
         if let Some(since) = self.answered_since.take() {
             self.note(Stage::ClientIdle, self.received.saturating_duration_since(since));

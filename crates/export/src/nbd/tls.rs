@@ -1,5 +1,5 @@
-//! What TLS needs to be known: whether a listener's clients encrypt, and by which certificates both sides know each
-//! other. The bytes are in `stream/tls.rs`.
+//! The settings of TLS: whether a listener's clients encrypt, and the certificates of both sides. The bytes
+//! are handled in `stream/tls.rs`.
 //!
 //! Files are read on a control thread, because that may sleep; lanes share the result.
 
@@ -15,92 +15,92 @@ use rustls::{RootCertStore, ServerConfig, ServerConnection};
 /// Whether the clients of a listener encrypt.
 #[derive(Clone, Default)]
 pub enum Encryption {
-    /// They cannot.
+    /// Clients cannot encrypt their connections.
     #[default]
     Off,
-    /// They may.
+    /// Clients may encrypt their connections.
     Offered(Credentials),
-    /// They must: until TLS has begun nothing is told or served.
+    /// Clients must encrypt: before TLS has begun nothing is disclosed or served.
     Required(Credentials),
 }
 
-/// What a server proves its identity with, and what it asks of clients. A clone shares what is replaced later.
+/// A server's certificate and key, and its demands on clients. A clone shares later replacements.
 #[derive(Clone)]
 pub struct Credentials {
     current: Arc<Mutex<Arc<ServerConfig>>>,
 }
 
-/// Where credentials are, as PEM.
+/// Paths of the credentials, as PEM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CredentialFiles {
     /// The server's certificate, and those between it and an authority that clients trust.
     pub certificate: PathBuf,
-    /// Its private key.
+    /// The server's private key.
     pub key: PathBuf,
-    /// What is asked of clients.
+    /// The demands on clients' certificates.
     pub clients: ClientCertificates,
 }
 
 /// Whether clients prove their identity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientCertificates {
-    /// They are not asked.
+    /// Clients need no certificate.
     NotAsked,
-    /// One that is shown must be signed by an authority in this file.
+    /// A certificate that is shown must be signed by an authority in this file.
     Optional(PathBuf),
-    /// One must be shown, and be signed by an authority in this file.
+    /// A certificate must be shown, and be signed by an authority in this file.
     Required(PathBuf),
 }
 
 /// Why credentials cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
-    /// A file is not there, may not be read, or is no PEM of this kind.
+    /// A file does not exist, may not be read, or is not PEM of this kind.
     #[error("read the {content} in {path}")]
     Read {
-        /// What it should hold.
+        /// The content that it should have.
         content: &'static str,
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error that reading reported.
         source: pem::Error,
     },
-    /// A file is there and holds nothing of use.
+    /// A file exists but holds no certificate.
     #[error("{path} holds no certificate: it must be PEM")]
     Empty {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
     },
-    /// Certificate and key do not belong together, or are of a kind that is not known.
+    /// Certificate and key do not belong together, or are of an unknown kind.
     #[error("use the certificate in {certificate} with the key in {key}")]
     Unusable {
         /// File of the certificate.
         certificate: PathBuf,
         /// File of the key.
         key: PathBuf,
-        /// What is wrong with them.
+        /// The error that TLS reported.
         source: rustls::Error,
     },
-    /// An authority's certificate is none.
+    /// An authority's certificate is invalid.
     #[error("trust the authority in {path}")]
     Authority {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error that TLS reported.
         source: rustls::Error,
     },
     /// Clients cannot be checked against these authorities.
     #[error("check clients against the authority in {path}")]
     Verifier {
-        /// The file.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error that the verifier reported.
         source: VerifierBuilderError,
     },
 }
 
 impl Credentials {
-    /// Reads credentials. May sleep.
+    /// Reads credentials. It may sleep.
     ///
     /// # Errors
     /// [`CredentialsError`].
@@ -108,17 +108,16 @@ impl Credentials {
         Ok(Self { current: Arc::new(Mutex::new(read(files)?)) })
     }
 
-    /// Reads credentials again, for connections that begin TLS from now on. May sleep.
+    /// Reads credentials again, for connections that begin TLS from now on. It may sleep.
     ///
     /// # Errors
-    /// [`CredentialsError`]; what was used before goes on being used.
+    /// [`CredentialsError`]; then the earlier credentials stay in use.
     pub fn reload(&self, files: &CredentialFiles) -> Result<(), CredentialsError> {
         let new = read(files)?;
         *self.current.lock().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(())
     }
 
-    /// Begins TLS on one connection.
     pub(super) fn accept(&self) -> Result<ServerConnection, rustls::Error> {
         let current = Arc::clone(&self.current.lock().unwrap_or_else(PoisonError::into_inner));
         ServerConnection::new(current)

@@ -1,7 +1,7 @@
 //! Decodes requests, without I/O: from 28 or 32 bytes to a typed command that may be executed, or to the error it gets.
 //!
-//! Two kinds of fault are kept apart. A [`Violation`] leaves no way to find the next request in the stream, so the
-//! connection ends. A [`Refusal`] is answered, and the connection lives on.
+//! There are two kinds of fault. After a [`Violation`] the next request in the stream cannot be found, so the connection ends. A
+//! [`Refusal`] is answered, and the connection continues.
 
 use block::device::check_range;
 use block::{ByteRange, Durability, Geometry, IoError, ZeroMode};
@@ -14,25 +14,25 @@ use crate::nbd::protocol::{
     allocation, command, command_flag, transmission_flag,
 };
 
-/// A request as it stands on the wire.
+/// A request as it was sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
     /// Flags of the command.
     pub flags: u16,
     /// Number of the command.
     pub command: u16,
-    /// What the reply must bear.
+    /// The cookie for the reply.
     pub cookie: u64,
-    /// First byte.
+    /// Offset of its first byte.
     pub offset: u64,
-    /// Number of bytes that it is about, or that follow.
+    /// Length in bytes of its range, or of its payload.
     pub length: u64,
     /// Bytes that follow the header: at most [`PAYLOAD_LENGTH_MAX`].
     pub payload_length: u32,
 }
 
 impl RequestHeader {
-    /// Tells whether the payload says which range to describe in which contexts; see [`narrow`].
+    /// Returns whether the payload names the range and context to describe; see [`narrow`].
     pub fn brings_contexts(&self, terms: &Terms) -> bool {
         self.command == command::BLOCK_STATUS
             && self.payload_length as usize == STATUS_PAYLOAD_LENGTH
@@ -40,17 +40,17 @@ impl RequestHeader {
     }
 }
 
-/// Bytes reserved for a request for allocation: whoever writes every other block of a disk makes its store answer with
-/// 65,536 extents of 24 bytes, of which 128 KiB are sent.
+/// Bytes reserved for a request for allocation. If every other block of a disk is written, its store answers with 65,536 extents
+/// of 24 bytes, of which 128 KiB are sent.
 const DESCRIBE_MEMORY: usize = 2 << 20;
 
-/// Bytes of a payload of `BLOCK_STATUS` that names one context: the length of the range, and the context's id. There
-/// is one context only, and naming it twice, or none, is an error.
+/// Bytes of a payload of `BLOCK_STATUS` that names one context: the length of the range, and the context's id. There is one
+/// context only; naming it twice, or none, is an error.
 pub const STATUS_PAYLOAD_LENGTH: usize = 12;
 /// Bytes of the longest header of a request.
 pub const HEADER_LENGTH_MAX: usize = EXTENDED_REQUEST_LENGTH;
 
-/// Bytes of a request's header.
+/// Returns the bytes of a request's header.
 pub const fn header_length(style: ReplyStyle) -> usize {
     match style {
         ReplyStyle::Simple | ReplyStyle::Structured => REQUEST_LENGTH,
@@ -58,16 +58,16 @@ pub const fn header_length(style: ReplyStyle) -> usize {
     }
 }
 
-/// What a client may ask of the export that it chose.
+/// What a client may request of the export that it chose.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// What it was told of the export.
+    /// The description that the client got.
     pub offer: Offer,
-    /// Whether it may ask for allocation.
+    /// Whether it may request allocation.
     pub allocation: AllocationContext,
 }
 
-/// A request that is in order: its range lies within the export and is aligned.
+/// A valid request: its range lies within the export and is aligned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Reads the range; at most [`PAYLOAD_LENGTH_MAX`] bytes.
@@ -76,20 +76,20 @@ pub enum Command {
     Write(ByteRange, Durability),
     /// Makes completed writes durable.
     Flush,
-    /// Gives the range back.
+    /// Deallocates the given range.
     Discard(ByteRange, Durability),
     /// Announces reads of the range.
     Cache(ByteRange),
-    /// Zeroes the range.
+    /// Zeroes the given range.
     WriteZeroes(ByteRange, ZeroMode, Effort, Durability),
     /// Describes the range; it is not empty.
     Describe(ByteRange, ExtentCount),
-    /// Ends the session.
+    /// Ends the client's session.
     Disconnect,
 }
 
 impl Command {
-    /// Bytes of memory that the request holds while it is executed.
+    /// Returns the bytes of memory that the request holds while it is executed.
     pub fn payload_length(&self) -> usize {
         match self {
             // Bounded by `PAYLOAD_LENGTH_MAX`.
@@ -99,7 +99,7 @@ impl Command {
         }
     }
 
-    /// The offset that the request was sent with.
+    /// Returns the offset that the request was sent with.
     pub fn offset(&self) -> u64 {
         match self {
             Self::Read(range, _)
@@ -113,55 +113,55 @@ impl Command {
     }
 }
 
-/// What zeroing may take.
+/// How long zeroing may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Effort {
-    /// As long as it takes.
+    /// Zeroing may take any time.
     Any,
-    /// Less than writing zeroes would, or it is refused.
+    /// Zeroing must be faster than writing zeroes, or is refused.
     Fast,
 }
 
 /// Whether the data of a read may come in several chunks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Framing {
-    /// One piece of data.
+    /// The data must come in one piece.
     Whole,
-    /// Data and zeroes as they come.
+    /// Data and zeroes may be separate chunks.
     Chunks,
 }
 
-/// How many extents a client wants to hear of.
+/// How many extents a client requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExtentCount {
-    /// The first.
+    /// The first extent alone.
     One,
-    /// As many as fit.
+    /// All extents that fit.
     Many,
 }
 
 /// A request that is answered with an error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// The error.
+    /// The error in the protocol.
     pub code: ErrorCode,
-    /// What is wrong, for people.
+    /// The reason, for people to read.
     pub reason: &'static str,
 }
 
 /// A breach of the protocol that ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
-    /// No request where one must be.
+    /// The bytes are not a request.
     #[error("a request opens with {magic:#x}")]
     RequestMagic {
-        /// What was there.
+        /// The bytes in place of the magic number.
         magic: u32,
     },
-    /// More payload than is read.
+    /// The payload is longer than is read.
     #[error("a request brings {length} bytes, more than {PAYLOAD_LENGTH_MAX}")]
     PayloadTooLong {
-        /// Its length in bytes.
+        /// Length of the payload in bytes.
         length: u64,
     },
 }
@@ -187,7 +187,7 @@ pub fn decode_request(
         }
         ReplyStyle::Extended => {
             let length = u64::from_be_bytes([*l0, *l1, *l2, *l3, *l4, *l5, *l6, *l7]);
-            // QEMU leaves the flag out of its writes, which bring a payload all the same.
+            // QEMU omits the flag in its writes, which still have a payload.
             let has_payload = command == command::WRITE || flags & command_flag::PAYLOAD_LEN != 0;
             (EXTENDED_REQUEST_MAGIC, length, has_payload)
         }
@@ -210,7 +210,7 @@ pub fn decode_request(
     })
 }
 
-/// Takes over what the payload of `BLOCK_STATUS` says: the request as it would be without one.
+/// Applies the payload of `BLOCK_STATUS`, and returns the equivalent request without one.
 ///
 /// # Errors
 /// A [`Refusal`] if it names a context that was not chosen.
@@ -230,10 +230,10 @@ pub fn narrow(
     })
 }
 
-/// Judges a request by what was agreed on with the client.
+/// Checks a request against the agreement with the client.
 ///
 /// # Errors
-/// The [`Refusal`] that the client is to be told; its payload, if any, is still in the stream.
+/// The [`Refusal`] to answer with; the request's payload, if any, is still in the stream.
 pub fn judge(header: &RequestHeader, terms: &Terms) -> Result<Command, Refusal> {
     use command_flag::{DF, FAST_ZERO, FUA, NO_HOLE, PAYLOAD_LEN, REQ_ONE};
     let RequestHeader { flags, length, .. } = *header;
@@ -310,7 +310,7 @@ pub fn judge(header: &RequestHeader, terms: &Terms) -> Result<Command, Refusal> 
     }
 }
 
-/// What a range beyond the end of the export is: the protocol has it differ by command.
+/// Error for a range beyond the end of the export, which differs by command in the protocol.
 #[derive(Clone, Copy)]
 enum BeyondEnd {
     Invalid,
@@ -328,7 +328,7 @@ fn check_writable(offer: &Offer) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// FUA may come with every command once it is offered; clients are known to do so.
+/// Checks the flags. FUA is allowed with every command once it is offered, since clients send it so.
 fn check_flags(flags: u16, allowed: u16, offer: &Offer) -> Result<(), Refusal> {
     let fua = if offer.has(transmission_flag::SEND_FUA) { command_flag::FUA } else { 0 };
     if flags & !(allowed | fua) != 0 {

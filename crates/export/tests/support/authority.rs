@@ -8,13 +8,11 @@ use rcgen::{
     KeyUsagePurpose,
 };
 
-/// An authority, and where its certificates are.
 pub(crate) struct Authority {
     directory: tempfile::TempDir,
     issuer: Issuer<'static, KeyPair>,
 }
 
-/// What a certificate is for.
 #[derive(Clone, Copy)]
 pub(crate) enum Role {
     Server,
@@ -48,7 +46,7 @@ impl Authority {
         let names = ["localhost", "127.0.0.1"].map(String::from);
         let mut parameters = CertificateParams::new(names).unwrap();
         parameters.distinguished_name.push(DnType::CommonName, name);
-        // QEMU wants the second as well.
+        // QEMU requires the second as well.
         parameters.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
         parameters.extended_key_usages = vec![purpose];
         let certificate = parameters.signed_by(&key, &self.issuer).unwrap();
@@ -56,19 +54,18 @@ impl Authority {
         std::fs::write(self.path().join(format!("{name}-key.pem")), key.serialize_pem()).unwrap();
     }
 
-    /// The directory of its certificates.
     pub(crate) fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    /// A directory of a client that trusts it, and has nothing to show.
+    /// Makes a directory for a client that trusts the authority and has no certificate.
     pub(crate) fn without_client_certificate(&self) -> tempfile::TempDir {
         let directory = tempfile::tempdir().unwrap();
         std::fs::copy(self.path().join("ca-cert.pem"), directory.path().join("ca-cert.pem")).unwrap();
         directory
     }
 
-    /// The server's files; clients are not asked for a certificate.
+    /// Returns the server's files; clients need no certificate.
     pub(crate) fn files(&self) -> CredentialFiles {
         CredentialFiles {
             certificate: self.path().join("server-cert.pem"),

@@ -1,11 +1,11 @@
-//! Runs real clients, and makes what they copy.
+//! Runs real clients, and makes the images that they copy.
 
 use std::path::Path;
 use std::process::{Command, Output};
 
 use super::SIZE;
 
-/// Runs a client, which must succeed, and returns what it printed.
+/// Runs a client, which must succeed, and returns its output.
 #[track_caller]
 pub(crate) fn run(program: &str, package: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();
@@ -14,8 +14,7 @@ pub(crate) fn run(program: &str, package: &str, arguments: &[&str]) -> String {
     check(program, &output)
 }
 
-/// Runs a script with `nbd` imported, and `uri(NAME)` telling where an export is, as the Python expression `address`
-/// says.
+/// Runs a script with `nbd` imported. Its `uri(NAME)` returns an export's address by the Python expression `address`.
 #[track_caller]
 pub(crate) fn run_python(address: &str, script: &str) {
     // The binding belongs to the system's own interpreter, whatever else is on the path.
@@ -38,7 +37,7 @@ fn check(program: &str, output: &Output) -> String {
     out.into_owned()
 }
 
-/// An image of the size of the disk: data at the start, in the middle and at the end.
+/// Writes an image of the size of the disk: data at the start, in the middle and at the end.
 pub(crate) fn write_sparse_image(path: &Path) {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::create(path).unwrap();

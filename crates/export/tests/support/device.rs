@@ -1,4 +1,4 @@
-//! A disk in memory that can be held, and that remembers what was asked of it.
+//! A disk in memory that can hold requests, and that records them.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,7 +10,6 @@ use block::{
 };
 use rustix::io::Errno;
 
-/// A memory store behind a gate.
 pub(crate) struct TestDevice {
     store: MemoryStore,
     probe: Probe,
@@ -38,7 +37,7 @@ struct State {
 }
 
 impl Probe {
-    /// From now on reads and writes wait.
+    /// Makes reads and writes wait from now on.
     pub(crate) fn hold(&self) {
         self.state().held = true;
     }
@@ -49,17 +48,17 @@ impl Probe {
         state.wakers.drain(..).for_each(Waker::wake);
     }
 
-    /// From now on reads and writes fail.
+    /// Makes reads and writes fail from now on.
     pub(crate) fn fail_with(&self, errno: Errno) {
         self.state().failing = Some(errno);
     }
 
-    /// From now on the disk has this many bytes: at most twice as many as at first.
+    /// Grows the disk to this many bytes: at most twice the first size.
     pub(crate) fn grow(&self, size: u64) {
         self.state().size = size;
     }
 
-    /// From now on zeroing takes as long as writing zeroes.
+    /// Makes zeroing take as long as writing zeroes from now on.
     pub(crate) fn zero_slowly(&self) {
         self.state().zeroes_slowly = true;
     }
@@ -72,17 +71,16 @@ impl Probe {
         self.state().waiting
     }
 
-    /// The most that have waited at a time.
+    /// Returns the most requests that have waited at a time.
     pub(crate) fn waiting_max(&self) -> usize {
         self.state().waiting_max
     }
 
-    /// Writes that have been carried out.
     pub(crate) fn writes(&self) -> Vec<(ByteRange, Durability)> {
         self.state().writes.clone()
     }
 
-    /// Bytes that a power cut would take.
+    /// Returns the bytes that a power cut would lose.
     pub(crate) fn bytes_volatile(&self) -> u64 {
         self.state().bytes_volatile
     }
@@ -163,7 +161,6 @@ impl BlockDevice for TestDevice {
         self.store.flush()
     }
 
-    /// As the test wants it.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.probe.zeroes_fast() && self.store.zeroes_fast(mode)
     }

@@ -1,4 +1,4 @@
-//! A server in a thread of its own, on a unix socket, over a device that a test can hold and look into.
+//! A server in a thread of its own, on a unix socket, over a device that a test can hold and inspect.
 
 #![expect(dead_code, reason = "each test binary uses a part of it")]
 #![expect(
@@ -32,13 +32,12 @@ use futures_util::StreamExt;
 
 use device::{Probe, TestDevice};
 
-/// How long a test waits for what must happen soon. It only bounds a failure, so it is long.
+/// Time that a test waits for an expected event. It only bounds a failure, so it is long.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Size of the disks that tests serve, in bytes.
 pub(crate) const SIZE: u64 = 64 << 20;
 
-/// Runs a test on each engine that this system has; the threads it always has.
+/// Runs a test on each engine that this system has; it always has the threads.
 pub(crate) fn on_each_engine(test: impl Fn(EngineChoice)) {
     test(EngineChoice::Threads);
     match block::engine::open(EngineChoice::Ring) {
@@ -50,9 +49,8 @@ pub(crate) fn on_each_engine(test: impl Fn(EngineChoice)) {
 /// A running server with the exports `disk` (the default) and `frozen`, which is read-only; both are one device.
 pub(crate) struct Running {
     directory: tempfile::TempDir,
-    /// Where it listens besides its unix socket, over the loopback interface.
+    /// Address of its TCP listener on the loopback interface.
     pub(crate) address: SocketAddr,
-    /// What happens to the device.
     pub(crate) probe: Probe,
     questions: mpsc::UnboundedSender<Question>,
     thread: Option<JoinHandle<()>>,
@@ -65,11 +63,11 @@ enum Question {
     Leave,
 }
 
-/// What one server has passed on to the next.
+/// The connections that one server has passed on to the next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PassedOn {
     pub(crate) drained: Drained,
-    /// Bytes of each connection that had been received and not been taken on; `None`: nothing had been said on it.
+    /// Bytes of each connection that had been received and not accepted; `None`: nothing had been exchanged on it.
     pub(crate) unread: Vec<Option<usize>>,
 }
 
@@ -78,7 +76,7 @@ impl Running {
         Self::start_encrypted(choice, limits, Encryption::Off)
     }
 
-    /// The same with encryption for those who come over TCP.
+    /// Starts a server that encrypts connections over TCP.
     pub(crate) fn start_encrypted(choice: EngineChoice, limits: Limits, encryption: Encryption) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let local = UnixListener::bind(directory.path().join("socket")).unwrap();
@@ -96,17 +94,16 @@ impl Running {
         self.directory.path().join("socket")
     }
 
-    /// What a client connects to.
     pub(crate) fn uri(&self, export: &str) -> String {
         format!("nbd+unix:///{export}?socket={}", self.socket().display())
     }
 
-    /// The same as a Python expression about `name`.
+    /// Returns the same as a Python expression about `name`.
     pub(crate) fn socket_uri_in_python(&self) -> String {
         format!("'nbd+unix:///' + name + '?socket={}'", self.socket().display())
     }
 
-    /// A place for files, gone with the server.
+    /// Returns the path of a file that is deleted with the server.
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
@@ -117,21 +114,21 @@ impl Running {
         answered.recv_timeout(PATIENCE).expect("the server answers")
     }
 
-    /// Begins to shut down; the answer comes when that is over.
+    /// Begins to shut down; the result is sent when that is over.
     pub(crate) fn shutdown(&self, deadline: Duration) -> thread_channel::Receiver<Drained> {
         let (answer, answered) = thread_channel::channel();
         self.questions.unbounded_send(Question::Shutdown(deadline, answer)).unwrap();
         answered
     }
 
-    /// Another server goes on with the same device, sockets, and connections; the answer comes when that is so.
+    /// Has another server continue with the same device, sockets, and connections; the result is sent when that is done.
     pub(crate) fn pass_on(&self, deadline: Duration) -> thread_channel::Receiver<PassedOn> {
         let (answer, answered) = thread_channel::channel();
         self.questions.unbounded_send(Question::PassOn(deadline, answer)).unwrap();
         answered
     }
 
-    /// Waits until the connections are as `reached` wants them.
+    /// Waits until `reached` accepts the connections.
     pub(crate) fn wait_for(&self, what: &str, reached: impl Fn(&[ConnectionInfo]) -> bool) {
         let begun = Instant::now();
         while !reached(&self.connections()) {
@@ -190,7 +187,7 @@ fn serve(
                 Question::Shutdown(deadline, answer) => {
                     let server = server.clone();
                     handle.spawn(async move {
-                        // The test may have ended without asking.
+                        // The test may have ended without waiting.
                         let _ = answer.send(server.shutdown(deadline).await);
                     });
                 }

@@ -1,4 +1,4 @@
-//! A client that sends exactly what a test wants, good or bad.
+//! A client that sends exactly what a test wants, valid or not.
 
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -14,17 +14,16 @@ pub(crate) struct RawClient {
     pub(crate) stream: UnixStream,
 }
 
-/// A reply, or one chunk of it.
 #[derive(Debug, PartialEq)]
 pub(crate) enum RawReply {
     Simple(u32, u64),
     /// Flags, kind, cookie and payload.
     Chunk(u16, u16, u64, Vec<u8>),
-    /// The same under an extended header; the offset is in between.
+    /// The same with an extended header, which has the offset before the payload.
     ExtendedChunk(u16, u16, u64, u64, Vec<u8>),
 }
 
-/// How far a new client goes by itself.
+/// The options that a new client negotiates by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
     Simple,
@@ -33,7 +32,7 @@ pub(crate) enum Style {
 }
 
 impl RawClient {
-    /// Connects and reads the greeting; `None` if the server closes instead.
+    /// Connects and reads the greeting. Returns `None` if the server closes instead.
     pub(crate) fn try_connect(server: &Running) -> Option<Self> {
         let stream = UnixStream::connect(server.socket()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -50,7 +49,7 @@ impl RawClient {
         Some(client)
     }
 
-    /// Connects and chooses an export by its name; `None` if the server has closed the connection meanwhile.
+    /// Connects and chooses an export by its name. Returns `None` if the server has closed the connection meanwhile.
     pub(crate) fn connect_in_time(server: &Running, export: &str) -> Option<Self> {
         let mut client = Self::try_connect(server)?;
         client.stream.write_all(&3_u32.to_be_bytes()).ok()?;
@@ -60,7 +59,6 @@ impl RawClient {
         Some(client)
     }
 
-    /// Connects and chooses an export.
     pub(crate) fn connect(server: &Running, export: &str, style: Style) -> Self {
         let mut client = Self::try_connect(server).expect("a greeting");
         client.stream.write_all(&3_u32.to_be_bytes()).unwrap();
@@ -105,7 +103,7 @@ impl RawClient {
         }
     }
 
-    /// Chooses an export by the option that has no reply to fail with.
+    /// Chooses an export by the option that has no error reply.
     pub(crate) fn choose_by_name(&mut self, export: &str) -> Option<()> {
         let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
         bytes.extend(option::EXPORT_NAME.to_be_bytes());
@@ -114,7 +112,7 @@ impl RawClient {
         self.stream.write_all(&bytes).ok()
     }
 
-    /// Sends a request; for a write with as many bytes as it says.
+    /// Sends a request; a write has as many bytes as its length says.
     pub(crate) fn request(
         &mut self,
         command: u16,
@@ -134,7 +132,7 @@ impl RawClient {
         self.stream.write_all(&bytes).unwrap();
     }
 
-    /// Sends a request with an extended header, and what is to follow it.
+    /// Sends a request with an extended header, and a payload.
     pub(crate) fn extended_request(
         &mut self,
         command: u16,
@@ -191,7 +189,7 @@ impl RawClient {
         }
     }
 
-    /// Tells whether the server closes the connection without another byte.
+    /// Returns whether the server closes the connection without another byte.
     pub(crate) fn is_closed(&mut self) -> bool {
         match self.stream.read(&mut [0]) {
             Ok(0) => true,

@@ -120,7 +120,7 @@ impl SourceHandle {
         self.send(Event::TargetRestarted(volume));
     }
 
-    /// Notes that the target's host cannot be reached: guest writes are no more mirrored, and no request fails.
+    /// Notes that the target's host cannot be reached: guest writes are not mirrored, and no request fails.
     pub fn link_lost(&self) {
         self.send(Event::Copying(VolumeEvent::LinkLost));
     }

@@ -83,7 +83,7 @@ impl Shared {
     ///
     /// # Errors
     ///
-    /// As [`Shared::accept`].
+    /// The same as those of [`Shared::accept`].
     pub(crate) fn settle(self: &Arc<Self>, offer: &Offer, joining: Joining) -> Result<bool, Fault> {
         let dialler = Incarnation(offer.hello.incarnation);
         let agree = |state: &mut State| state.pairing.settle(offer.at_hello, offer.offered, dialler);

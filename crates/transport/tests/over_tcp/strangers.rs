@@ -32,7 +32,7 @@ fn a_wrong_key_is_named_on_both_sides() {
     expect_refusal(&target, &["expecting host", &expected, &came]);
 }
 
-/// As a host whose data folder was lost: the error must not say that it has stopped in order.
+/// This is a host whose data folder was lost: the error must not say that it has stopped in order.
 #[test]
 fn a_host_that_called_and_has_another_key_since_is_called_and_found_out() {
     let (source, target) = (Host::start("source", |_| {}), Host::start("target", |_| {}));

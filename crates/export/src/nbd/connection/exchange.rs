@@ -1,20 +1,19 @@
 //! The exchange of requests and replies on one connection.
 //!
-//! All of it happens in the connection's task, which is polled when a receive, a send or a request has ended:
+//! It runs in the connection's task, which is polled when a receive, a send or a request has ended:
 //!
 //! ```text
 //!        ┌────────────── one turn ───────────────┐
-//!   receive ─► intake ─► request set ─► outbox ─► send        at most one receive and one send are under way
-//!      ▲         │ no room: the socket is not read on
+//!   receive ─► intake ─► request set ─► outbox ─► send        at most one receive and one send at a time
+//!      ▲         │ no room: the socket is not read
 //!      └─────────┘
 //! ```
 //!
-//! The intake ends when the client says goodbye, vanishes, breaks the protocol, or the server shuts down. What has
-//! been taken on is carried to its end all the same: a write is executed whole or never started. Replies are sent as
-//! long as the socket takes them.
+//! The intake ends when the client says goodbye, vanishes, breaks the protocol, or the server shuts down. Accepted requests are
+//! still carried out: a write is executed whole or never started. Replies are sent as long as the socket takes them.
 //!
-//! If the server passes its connections on, the receive under way is interrupted, which loses nothing, and what has been
-//! received and not been taken on goes along: the cut is at a byte of either direction that both sides know.
+//! If the server passes its connections on, the current receive is interrupted, which loses nothing. Bytes that were received and
+//! not accepted are passed on too. So the cut is at a byte of either direction that both servers know.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -42,17 +41,17 @@ use crate::nbd::transmission::{Command, Terms, Violation};
 
 /// Bytes received at a time: sixteen requests of 8 KiB with their payload.
 const READ_AHEAD: usize = 256 << 10;
-/// From so many missing bytes on a payload is received where it belongs; fewer are copied out of the read-ahead,
-/// which costs less than a receive of their own, and may bring the next requests along.
+/// Missing bytes from which on a payload is received directly into its buffer. Fewer are copied out of the read-ahead: that costs
+/// less than a separate receive, and may bring the next requests.
 const DIRECT_RECEIVE_MIN: usize = 64 << 10;
-/// Turns of one poll: a client that never pauses must not keep the lane from others.
+/// Turns of one poll: a client that never pauses must not block the lane.
 const TURNS_MAX: usize = 16;
 
-/// How long a client may take to read its last replies before its connection is passed on: guests of other volumes wait
-/// meanwhile. Who does not read for so long has to connect again.
+/// Time to read the last replies before a connection is passed on: guests of other volumes wait meanwhile. A slower client
+/// has to connect again.
 const PASSING_LINGER: Duration = Duration::from_millis(100);
 
-/// Executes requests until the connection is over; says why, or `None` if the server cut it.
+/// Executes requests until the connection is over. Returns the reason, or `None` if the server cut it.
 pub(super) async fn exchange(
     server: &Rc<Shared>,
     member: &Rc<Member>,
@@ -77,28 +76,25 @@ pub(super) async fn exchange(
     exchange.ending
 }
 
-/// Why no more requests are taken on.
+/// Why no more requests are accepted.
 #[derive(Debug)]
 pub(super) enum Ending {
-    /// The client said so.
     Disconnected,
     Vanished,
     Broken(#[expect(dead_code, reason = "shown in the log")] IoError),
-    /// What followed made no sense.
     Violation(#[expect(dead_code, reason = "shown in the log")] Violation),
-    /// The server shuts down.
     ServerShutdown,
-    /// Another server goes on with it, from these bytes of the client.
+    /// Another server continues, beginning with these bytes of the client.
     PassedOn(Unread),
-    /// Another server was to go on with it, but a request or a reply was in the way.
+    /// Another server was to continue, but a request or a reply was unfinished.
     NotPassedOn,
-    /// Another server was to go on with it, but has not the keys.
+    /// Another server was to continue, but does not have the keys.
     NotPassedOnEncrypted,
     /// Others waited too long for the memory that it holds.
     Stalled,
 }
 
-/// What a client has sent and nobody has taken on.
+/// Bytes of a client that no request was accepted from.
 pub(super) struct Unread(pub(super) Vec<u8>);
 
 impl fmt::Debug for Unread {
@@ -113,62 +109,58 @@ struct Exchange {
     member: Rc<Member>,
     engine: Rc<dyn Engine>,
     stream: Stream,
-    /// Where the size is asked for again before requests are judged: it may have grown.
+    /// Asked for the size before requests are checked: it may have grown.
     device: Rc<dyn BlockDevice>,
     terms: Terms,
     intake: Intake,
     read_ahead: ReadAhead,
-    /// Ends the receive under way when the connection is passed on.
+    /// Ends the current receive when the connection is passed on.
     interrupt: Interrupt,
     receiving: Option<Receiving>,
     outbox: Outbox,
     sending: Option<(IoFuture<'static, ()>, Weight)>,
-    /// Payload memory of the requests in flight.
     share: Share,
-    /// Requests taken on whose replies have not been sent.
+    /// Accepted requests whose replies have not been sent.
     requests_in_flight: usize,
-    /// `None` as long as requests are taken on.
+    /// `None` as long as requests are accepted.
     ending: Option<Ending>,
     outlet: Outlet,
-    /// Runs from when only sending is left.
+    /// Runs once only sending is left.
     linger: Option<Pin<Box<Sleep>>>,
-    /// Runs while more than the allowance is held and it is the client's turn; begins anew with each thing it does.
+    /// Runs while more than the allowance is held and the client has to act; restarted by each of its actions.
     stall: Option<Pin<Box<Sleep>>>,
-    /// `None` unless somebody wants to know where the time goes.
+    /// `None` unless the log shows these times.
     timeline: Option<Box<Timeline>>,
 }
 
-/// Whether replies can be sent.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Outlet {
     Open,
-    /// Nobody is there to read them: they are thrown away.
+    /// Nobody is there to read replies: they are dropped.
     Broken,
 }
 
-/// Bytes that have been received and not been used.
+/// Received bytes that have not been used.
 #[derive(Default)]
 struct ReadAhead {
-    /// `None` while it is being received into, and before the first time.
+    /// `None` before the first receive, and during one.
     buffer: Option<Buffer>,
     start: usize,
     end: usize,
 }
 
-/// A receive under way.
 struct Receiving {
     future: IoFuture<'static, Received>,
     into: ReceiveInto,
 }
 
-/// Where received bytes go.
 #[derive(Clone, Copy)]
 enum ReceiveInto {
     ReadAhead,
     Payload,
 }
 
-/// Whether a step has changed anything that lets another one go on.
+/// Whether a step has changed anything that lets another one continue.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Progress {
     Made,
@@ -207,7 +199,7 @@ impl Exchange {
         }
     }
 
-    /// Does everything that can be done now; ready when the connection is over.
+    /// Does everything that can be done now. Ready when the connection is over.
     fn poll<F: Future<Output = Reply>>(
         &mut self,
         context: &mut Context<'_>,
@@ -244,7 +236,7 @@ impl Exchange {
         if over { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Takes requests on from what has been received, and receives more.
+    /// Accepts requests from the received bytes, and receives more.
     fn receive<F: Future<Output = Reply>>(
         &mut self,
         context: &mut Context<'_>,
@@ -278,7 +270,7 @@ impl Exchange {
         self.go_on_receiving(context)
     }
 
-    /// Takes what the receive under way has brought, if it has ended.
+    /// Takes the result of the current receive, if it has ended.
     fn go_on_receiving(&mut self, context: &mut Context<'_>) -> Progress {
         let Some(Receiving { future, into }) = &mut self.receiving else { return Progress::None };
         let Poll::Ready(result) = future.as_mut().poll(context) else { return Progress::None };
@@ -304,7 +296,7 @@ impl Exchange {
         Progress::Made
     }
 
-    /// Receives no more. When that is so, what has been received and not been taken on is what another server begins with.
+    /// Stops receiving. Afterwards another server begins with the bytes that were received and not accepted.
     fn stop_receiving(&mut self, context: &mut Context<'_>) -> Progress {
         self.interrupt.raise();
         if self.receiving.is_some() {
@@ -320,7 +312,7 @@ impl Exchange {
         Progress::Made
     }
 
-    /// Starts what the read-ahead holds. No progress means that there is no room, so nothing must be received.
+    /// Starts the requests in the read-ahead. No progress means that there is no room, so nothing must be received.
     fn take_requests<F: Future<Output = Reply>>(
         &mut self,
         context: &Context<'_>,
@@ -381,7 +373,6 @@ impl Exchange {
         Receiving { future, into: ReceiveInto::ReadAhead }
     }
 
-    /// Collects the replies of requests that have ended.
     fn complete<F: Future<Output = Reply>>(&mut self, context: &Context<'_>, requests: &mut RequestSet<F>) {
         requests.poll(context, |slot, reply| {
             self.outbox.push(reply);
@@ -391,7 +382,7 @@ impl Exchange {
         });
     }
 
-    /// Sends what is there, a few replies at a time, each as soon as the send before it has ended.
+    /// Sends replies, a few at a time, each batch as soon as the send before it has ended.
     fn send(&mut self, context: &mut Context<'_>) -> Progress {
         let mut progress = Progress::None;
         loop {
@@ -422,7 +413,7 @@ impl Exchange {
         }
     }
 
-    /// Gives back what answered requests have held.
+    /// Releases the reservations of answered requests.
     fn settle(&mut self, weight: Weight) {
         self.requests_in_flight -= weight.replies;
         self.stall = None;
@@ -431,7 +422,7 @@ impl Exchange {
         answered.set(answered.get() + weight.replies as u64);
     }
 
-    /// Takes on no more requests. The first reason is the one that counts.
+    /// Accepts no more requests. The first reason counts.
     fn end_intake(&mut self, ending: Ending) {
         if self.ending.is_some() {
             return;
@@ -449,7 +440,7 @@ impl Exchange {
         });
     }
 
-    /// Cuts a client off that does nothing for too long with memory for which others wait.
+    /// Cuts off a client that does nothing for too long with memory for which others wait.
     fn cut_off_if_stalled(&mut self, context: &mut Context<'_>) -> Progress {
         let is_clients_turn = self.sending.is_some() || self.intake.awaits_payload();
         if !is_clients_turn || !self.share.is_beyond_allowance() {
@@ -475,7 +466,7 @@ impl Exchange {
         Progress::Made
     }
 
-    /// Tells whether no reply is left to send; waits for a client that does not read only so long.
+    /// Returns whether no reply is left to send; a client that does not read is waited for a limited time.
     fn is_sent(&mut self, context: &mut Context<'_>) -> bool {
         if self.sending.is_none() {
             return true;

@@ -33,7 +33,7 @@ fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
     bytes
 }
 
-/// What was found: cookie and command or error, with the length of the buffer and its content.
+/// Cookie and command or error, with the length of the buffer and its content.
 #[derive(Debug, PartialEq)]
 enum Found {
     Request(u64, Command, Vec<u8>),

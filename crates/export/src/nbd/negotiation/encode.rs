@@ -1,4 +1,4 @@
-//! Encodes what the server says during negotiation.
+//! Encodes the server's messages of the negotiation.
 
 use crate::nbd::export::{Export, Offer};
 use crate::nbd::protocol::{
@@ -28,7 +28,6 @@ pub(super) enum Padding {
     Left,
 }
 
-/// Appends replies to one option.
 pub(super) struct Encoder<'a> {
     output: &'a mut Vec<u8>,
     option: u32,
@@ -39,7 +38,7 @@ impl<'a> Encoder<'a> {
         Self { output, option }
     }
 
-    /// A reply whose data is `parts`, one after the other.
+    /// Appends a reply whose data is `parts`, one after the other.
     pub(super) fn reply(&mut self, kind: u32, parts: &[&[u8]]) {
         // Parts are numbers and strings of at most `STRING_LENGTH_MAX` bytes.
         let length: usize = parts.iter().map(|part| part.len()).sum();
@@ -52,19 +51,18 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    /// Granted, or the end of a list.
+    /// Grants the option, or ends a list.
     pub(super) fn acknowledge(&mut self) {
         self.reply(option_reply::ACK, &[]);
     }
 
-    /// One export of a list.
+    /// Appends one export of a list.
     pub(super) fn server(&mut self, export: &Export) {
         let name = export.name.as_bytes();
         let length = (name.len() as u32).to_be_bytes();
         self.reply(option_reply::SERVER, &[&length, name, export.description.as_bytes()]);
     }
 
-    /// Size and transmission flags.
     pub(super) fn info_export(&mut self, offer: &Offer) {
         let (size, flags) = (offer.size.to_be_bytes(), offer.flags.to_be_bytes());
         self.reply(option_reply::INFO, &[&info::EXPORT.to_be_bytes(), &size, &flags]);

@@ -1,9 +1,9 @@
-//! Decodes options.
+//! Decodes the options of the negotiation.
 
 use super::Violation;
 use crate::nbd::protocol::{OPTION_HEADER_LENGTH, OPTION_MAGIC, STRING_LENGTH_MAX, option as number};
 
-/// What stands before an option's data.
+/// The header before an option's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionHeader {
     /// Number of the option.
@@ -17,29 +17,29 @@ pub struct OptionHeader {
 pub enum OptionRequest<'a> {
     /// Serve this export; there is no error reply.
     ExportName(&'a str),
-    /// End the session.
+    /// End the session at once.
     Abort,
-    /// List the exports.
+    /// List all the exports.
     List,
-    /// Begin TLS.
+    /// Begin TLS on the connection.
     StartTls,
-    /// Describe an export.
+    /// Describe an export only.
     Info(InfoRequest<'a>),
     /// Describe an export and serve it.
     Go(InfoRequest<'a>),
-    /// Reply in chunks.
+    /// Reply in structured chunks.
     StructuredReply,
     /// List the contexts that match.
     ListMetaContext(MetaContextRequest<'a>),
     /// Choose the contexts that match.
     SetMetaContext(MetaContextRequest<'a>),
-    /// Ask and reply with extended headers.
+    /// Use extended headers in both directions.
     ExtendedHeaders,
-    /// Not known to this server.
+    /// The option is not known here.
     Unknown,
 }
 
-/// Which facts a client wants to know of which export.
+/// The facts that a client requests about an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InfoRequest<'a> {
     /// Name of the export.
@@ -49,13 +49,13 @@ pub struct InfoRequest<'a> {
 }
 
 impl InfoRequest<'_> {
-    /// Tells whether the client asked for this fact.
+    /// Returns whether the client requested this fact.
     pub fn wants(&self, fact: u16) -> bool {
         self.facts.chunks_exact(2).any(|bytes| bytes == fact.to_be_bytes())
     }
 }
 
-/// Which contexts a client looks for in which export.
+/// The contexts that a client requests for an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetaContextRequest<'a> {
     /// Name of the export.
@@ -64,11 +64,11 @@ pub struct MetaContextRequest<'a> {
     pub queries: Vec<&'a str>,
 }
 
-/// The data of an option does not have the form that the option asks for.
+/// The data of an option does not have the required form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// Decodes the header of an option; `None` if there are not enough bytes yet.
+/// Decodes the header of an option. Returns `None` if there are not enough bytes yet.
 ///
 /// # Errors
 /// [`Violation::OptionMagic`].
@@ -86,16 +86,16 @@ pub fn decode_header(input: &[u8]) -> Result<Option<OptionHeader>, Violation> {
     Ok(Some(OptionHeader { option, length }))
 }
 
-/// Decodes an option of which all data is there.
+/// Decodes an option whose data is complete.
 ///
 /// # Errors
-/// [`Malformed`] if the data is shorter or longer than its own fields say, or text is no text.
+/// [`Malformed`] if the data is shorter or longer than its own fields say, or a string is not text.
 pub fn decode_option(option: u32, data: &[u8]) -> Result<OptionRequest<'_>, Malformed> {
     let mut fields = Fields(data);
     let request = match option {
         number::EXPORT_NAME => OptionRequest::ExportName(fields.rest_as_text()?),
         number::ABORT => {
-            // Data that comes with it is to be ignored.
+            // Its data is ignored, as the protocol requires.
             fields = Fields(&[]);
             OptionRequest::Abort
         }
@@ -122,7 +122,7 @@ fn decode_info<'a>(fields: &mut Fields<'a>) -> Result<InfoRequest<'a>, Malformed
 fn decode_meta_context<'a>(fields: &mut Fields<'a>) -> Result<MetaContextRequest<'a>, Malformed> {
     let export = fields.text()?;
     let count = fields.u32()? as usize;
-    // Each query takes four bytes at least, so the data at hand bounds what a hostile count can reserve.
+    // Each query takes four bytes at least, so the length of the data bounds what a hostile count can reserve.
     if count > fields.0.len() / 4 {
         return Err(Malformed);
     }
@@ -133,7 +133,6 @@ fn decode_meta_context<'a>(fields: &mut Fields<'a>) -> Result<MetaContextRequest
     Ok(MetaContextRequest { export, queries })
 }
 
-/// The part of an option's data that has not been decoded.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -161,7 +160,6 @@ impl<'a> Fields<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// A string after its length.
     fn text(&mut self) -> Result<&'a str, Malformed> {
         let length = self.u32()? as usize;
         as_text(self.bytes(length)?)
@@ -172,7 +170,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// Strings of the protocol are UTF-8 without NUL, and bounded.
+/// Checks a string: the protocol's strings are UTF-8 without NUL, and bounded.
 fn as_text(bytes: &[u8]) -> Result<&str, Malformed> {
     if bytes.len() > STRING_LENGTH_MAX || bytes.contains(&0) {
         return Err(Malformed);

@@ -1,4 +1,4 @@
-//! What a client gets for what it sends.
+//! The server's answers to what clients send in the negotiation.
 
 use proptest::prelude::*;
 
@@ -36,7 +36,6 @@ impl Client {
     }
 }
 
-/// What came of a negotiation.
 struct Outcome {
     replies: Vec<u8>,
     end: Result<Option<Agreement>, Violation>,
@@ -44,7 +43,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Option, kind and data of every reply.
+    /// Returns option, kind and data of every reply.
     fn replies(&self) -> Vec<(u32, u32, Vec<u8>)> {
         let mut rest = &self.replies[..];
         let mut replies = Vec::new();
@@ -76,7 +75,7 @@ fn negotiate(bytes: &[u8], step: usize) -> Outcome {
     negotiate_where(TlsMode::Off, bytes, step)
 }
 
-/// The same where TLS may be had; what follows its beginning counts as encrypted.
+/// Feeds them with this mode of TLS; bytes after its beginning count as encrypted.
 fn negotiate_where(tls: TlsMode, bytes: &[u8], step: usize) -> Outcome {
     let exports = exports();
     let mut machine = Negotiation::with_tls(tls);
@@ -257,7 +256,7 @@ fn where_tls_is_offered_what_was_agreed_on_before_it_is_forgotten() {
     let agreement = outcome.agreement();
     assert_eq!(agreement.offer.replies, ReplyStyle::Simple);
     assert_eq!(agreement.allocation, AllocationContext::NotChosen);
-    // Who does not want it goes on without.
+    // A client that does not want it continues without.
     let outcome = Client::new(FIXED).option(number::EXPORT_NAME, b"second").talk_where(TlsMode::Offered);
     assert_eq!(outcome.agreement().export.name, "second");
 }

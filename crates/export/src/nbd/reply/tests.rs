@@ -1,10 +1,10 @@
-//! Encoded replies, read back.
+//! Encoded replies are decoded again.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Encodes one reply and returns its bytes as they go over the wire.
+/// Encodes one reply and returns its bytes as they are sent.
 fn wire(reply: Reply, style: ReplyStyle) -> Vec<u8> {
     let mut memory = vec![0; HEADERS_LENGTH_MAX];
     let mut segments = Vec::new();
@@ -26,7 +26,7 @@ fn read_reply(data: Buffer, framing: Framing) -> Reply {
     Reply { cookie: 0x0102, offset: 0x0304, reserved: 0, body: Body::Data { offset: 4096, data, framing } }
 }
 
-/// Puts the chunks of a read together again; says how many there were and how many bytes travelled as data.
+/// Reassembles the chunks of a read. Returns how many there were and how many bytes were sent as data.
 fn reassemble(mut bytes: &[u8], length: usize) -> (Vec<u8>, usize, usize) {
     let mut content = vec![0xee; length];
     let (mut chunks, mut data_bytes) = (0, 0);

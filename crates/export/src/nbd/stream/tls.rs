@@ -1,14 +1,14 @@
 //! TLS between a connection and its socket.
 //!
-//! The protocol is rustls's, which does no I/O; this moves its bytes. One receive and one send may be under way at a
-//! time. Both belong to the connection's task, so the state is never borrowed while one of them waits.
+//! rustls implements the protocol without I/O; this module moves its bytes. One receive and one send may run at a time. Both
+//! belong to the connection's task, so the state is never borrowed while one of them waits.
 //!
 //! ```text
 //!   receive ◄─ plaintext ◄─ rustls ◄─ ciphertext (at most one buffer of it) ◄─ engine.receive
 //!   send    ─► in steps  ─► rustls ─► ciphertext (of one step)              ─► engine.send
 //! ```
 //!
-//! What rustls wants to say of its own accord (a new key, an alert) goes out before the next data.
+//! The messages of rustls itself (a new key, an alert) are sent before the next data.
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
@@ -28,23 +28,19 @@ const SEND_STEP: usize = 256 << 10;
 /// Bytes of ciphertext sent at a time: a step, and 22 bytes for each of its sixteen records.
 const SEND_LENGTH: usize = SEND_STEP + (4 << 10);
 
-/// Why TLS could not begin.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::nbd) enum TlsFailure {
     #[error("the connection broke: {0}")]
     Broken(#[from] IoError),
-    /// The client went away.
     #[error("the client left during the TLS handshake")]
     Vanished,
-    /// What the client sent or showed is not accepted.
+    /// The client's messages or certificate are not accepted.
     #[error("the TLS handshake failed: {0}")]
     Refused(#[from] rustls::Error),
-    /// It has begun already.
     #[error("TLS has begun already")]
     Begun,
 }
 
-/// TLS on one socket.
 pub(in crate::nbd) struct Session {
     engine: Rc<dyn Engine>,
     socket: Arc<OwnedFd>,
@@ -53,9 +49,9 @@ pub(in crate::nbd) struct Session {
 
 struct State {
     connection: ServerConnection,
-    /// What was received last; `None` while it is being received into, and before the first time.
+    /// The last received bytes; `None` before the first receive, and during one.
     ciphertext: Option<Buffer>,
-    /// The part of it that has not been used.
+    /// Start of the unused part of it.
     start: usize,
     end: usize,
 }
@@ -66,13 +62,13 @@ impl Session {
         socket: Arc<OwnedFd>,
         mut connection: ServerConnection,
     ) -> Self {
-        // What is encrypted at a time is limited here; a write that is cut short would only complicate that.
+        // The steps limit what is encrypted at a time; a shortened write would only complicate that.
         connection.set_buffer_limit(None);
         let state = State { connection, ciphertext: None, start: 0, end: 0 };
         Self { engine, socket, state: RefCell::new(state) }
     }
 
-    /// Carries out the handshake. A client that is refused is told why.
+    /// Carries out the handshake. A client that is refused is sent the reason.
     pub(super) async fn handshake(&self) -> Result<(), TlsFailure> {
         loop {
             self.flush().await?;
@@ -84,18 +80,18 @@ impl Session {
             }
             let accepted = self.state.borrow_mut().advance_handshake();
             if let Err(error) = accepted {
-                // The alert. The client may be gone, and the reason is more telling than that.
+                // This sends the alert. The client may be gone, and the reason says more than that.
                 let _ = self.flush().await;
                 return Err(error.into());
             }
         }
     }
 
-    /// Receives what is there; the count is 0 at the end of the stream, whether the client has announced it or not:
-    /// requests say how long they are, so one that was cut off is noticed.
+    /// Receives the available bytes. The count is 0 at the end of the stream, announced or not: requests contain their length, so
+    /// an incomplete one is noticed.
     pub(super) async fn receive(&self, mut buffer: Buffer) -> Result<(Buffer, usize), IoError> {
         loop {
-            // Whoever receives has the only handle to the memory.
+            // The receiver has the only handle to the memory.
             let target = buffer.as_mut_slice().unwrap_or_default();
             let decrypted = self.state.borrow_mut().decrypt_into(target);
             match decrypted {
@@ -132,13 +128,12 @@ impl Session {
         self.flush().await
     }
 
-    /// Announces the end of what is sent.
     pub(super) async fn end(&self) -> Result<(), IoError> {
         self.state.borrow_mut().connection.send_close_notify();
         self.flush().await
     }
 
-    /// Sends what has been encrypted, and what rustls has to say itself.
+    /// Sends the encrypted bytes, and the messages of rustls itself.
     async fn flush(&self) -> Result<(), IoError> {
         loop {
             if !self.state.borrow().connection.wants_write() {
@@ -152,7 +147,7 @@ impl Session {
         }
     }
 
-    /// Receives ciphertext after all that was there has been used; `false` at the end of the stream.
+    /// Receives ciphertext after all earlier bytes have been used. Returns `false` at the end of the stream.
     async fn receive_ciphertext(&self) -> Result<bool, IoError> {
         let kept = self.state.borrow_mut().ciphertext.take().filter(Buffer::is_unique);
         let buffer = kept.unwrap_or_else(|| self.engine.buffers().take(RECEIVE_LENGTH));
@@ -164,7 +159,7 @@ impl Session {
 }
 
 impl State {
-    /// Uses ciphertext until the handshake is over, or more is needed. What follows the handshake is left.
+    /// Uses ciphertext until the handshake is over, or more is needed. Later bytes are left.
     fn advance_handshake(&mut self) -> Result<(), rustls::Error> {
         while self.start < self.end && self.connection.is_handshaking() {
             if self.use_ciphertext()? == 0 {
@@ -174,7 +169,7 @@ impl State {
         Ok(())
     }
 
-    /// Decrypts as much as fits into `target`; `None` if that is nothing because more ciphertext is needed, 0 at the
+    /// Decrypts as much as fits into `target`. Returns `None` if that is nothing because more ciphertext is needed, 0 at the
     /// end of the stream.
     fn decrypt_into(&mut self, target: &mut [u8]) -> Result<Option<usize>, rustls::Error> {
         let mut filled = 0;
@@ -186,7 +181,7 @@ impl State {
                     continue;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                // Only an end of the stream that nobody has announced, and that is not told to rustls.
+                // This is only an unannounced end of the stream, and rustls is never given that.
                 Err(_) => return Ok(Some(filled)),
             }
             if self.start == self.end || self.use_ciphertext()? == 0 {
@@ -199,7 +194,7 @@ impl State {
     fn use_ciphertext(&mut self) -> Result<usize, rustls::Error> {
         let Some(ciphertext) = &self.ciphertext else { return Ok(0) };
         let mut rest = &ciphertext.as_slice()[self.start..self.end];
-        // It refuses only when plaintext has not been read, which callers see to.
+        // It refuses only while plaintext is unread, which the callers exclude.
         let used = self.connection.read_tls(&mut rest).unwrap_or(0);
         self.start += used;
         self.connection.process_new_packets()?;

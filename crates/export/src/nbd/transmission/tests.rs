@@ -1,4 +1,4 @@
-//! What requests are judged to be.
+//! How requests are decoded and checked.
 
 use proptest::prelude::*;
 
