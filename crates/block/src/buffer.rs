@@ -178,7 +178,6 @@ pub struct BufferPool {
     free: Arc<FreeLists>,
 }
 
-/// Free memory by its power-of-two number of pages. Locked only for a push or a pop, because a helper thread may drop a buffer.
 #[derive(Default)]
 struct FreeLists {
     by_order: Mutex<[FreeList; POOLED_PAGES_MAX.ilog2() as usize + 1]>,

@@ -56,7 +56,6 @@ pub struct Handle {
 }
 
 struct Inner {
-    /// Time at the start of the current turn, so that one turn has one time.
     now: std::cell::Cell<Duration>,
     tasks: RefCell<Slab<TaskSlot>>,
     timers: RefCell<BTreeMap<TimerKey, Waker>>,
@@ -227,7 +226,6 @@ impl Handle {
 pub struct Sleep {
     handle: Handle,
     deadline: Duration,
-    /// Its timer, which may have fired; `None` before the first poll.
     timer: Option<TimerKey>,
 }
 

@@ -9,7 +9,6 @@ use std::time::Duration;
 
 /// Buckets for each doubling, as a power of two: a percentile is at most an eighth too high.
 const BUCKETS_LOG: u32 = 3;
-/// Number of buckets; the last ones hold 67 seconds and more, which no disk takes.
 const BUCKETS: usize = (24 << BUCKETS_LOG) as usize;
 
 /// Counted latencies, in the order of their buckets.

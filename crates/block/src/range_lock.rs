@@ -35,7 +35,6 @@ pub enum Claim {
 #[derive(Default)]
 struct Claims {
     entries: Slab<Entry>,
-    /// Number of the next claim: smaller ones were made earlier.
     next: u64,
     exclusive: usize,
 }

@@ -16,14 +16,11 @@ use block::{
     Access, BlockDevice, Buffer, Durability, Executor, FileStore, Handle, Image, IoFuture, MemoryStore,
 };
 
-/// A folder on the build's disk.
 const ON_DISK: &str = env!("CARGO_TARGET_TMPDIR");
 const ON_TMPFS: &str = "/dev/shm";
 
-/// More than the suite has cases for one size.
 const CASES: usize = 16;
 
-/// Runs the suite on devices from `make`, which gets size, engine and executor.
 fn check(
     name: &str,
     choice: EngineChoice,

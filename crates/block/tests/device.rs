@@ -27,7 +27,6 @@ struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Makes a device of `size` bytes; `None` if these tests are left out.
     fn new(size: u64, options: &[&str]) -> Option<Self> {
         if !rustix::process::geteuid().is_root() {
             omission::machine_lacks("root, which loop devices need");
@@ -73,7 +72,6 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Runs a test on each available engine, with a device of its own.
 fn on_both<F: Future<Output = ()> + 'static>(
     size: u64,
     options: &[&str],

@@ -22,7 +22,6 @@ use futures_util::future::{Either, join, join_all, select};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
-/// Runs a test body on each available engine; the threads are always available.
 fn on_each_engine<F: Future<Output = ()> + 'static>(body: impl Fn(Handle, Rc<dyn Engine>) -> F) {
     for choice in [EngineChoice::Ring, EngineChoice::Threads] {
         let Ok((driver, engine)) = engine::open(choice) else {

@@ -130,7 +130,6 @@ impl FakeVm {
     }
 }
 
-/// Sends a VM's memory, pauses it, and sends the rest on request.
 async fn send(
     state: &watch::Sender<State>,
     stream: &Path,
@@ -147,7 +146,6 @@ async fn send(
     Ok(())
 }
 
-/// Receives a VM's memory from the next connection.
 async fn receive(state: &watch::Sender<State>, listener: UnixListener) -> std::io::Result<()> {
     let (mut stream, _) = listener.accept().await?;
     let mut all = [0; MEMORY.len() + DEVICES.len()];

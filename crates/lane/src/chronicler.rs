@@ -113,7 +113,6 @@ pub struct Chronicler {
     /// `None` if the chronicle ends with the daemon.
     keeping: Option<Keeping>,
     waits: Cell<u64>,
-    /// Failed flushes that copies have not learned of.
     untold: Untold,
 }
 
@@ -397,7 +396,7 @@ impl Chronicler {
                 }
             }
         });
-        // The askers are told in both cases.
+        // The askers get an answer in both cases.
         let _ = select(durably, handle.sleep(*wait_max)).await;
     }
 

@@ -37,7 +37,6 @@ pub struct Clients {
     /// The latest report of each way by which another host forwards clients.
     ways: RefCell<BTreeMap<u64, (HostId, ByHost)>>,
     next_way: Cell<u64>,
-    /// When the wait for the report of the volume's former host began.
     awaits_word: Cell<Option<Duration>>,
     changed: Signal,
 }
@@ -76,7 +75,6 @@ impl ByHost {
         postcard::to_stdvec(&list).unwrap_or_default()
     }
 
-    /// Decodes a report of another host; `None` if the bytes are no list.
     pub(crate) fn decode(bytes: &[u8], speaker: HostId) -> Option<Self> {
         let (list, rest) = postcard::take_from_bytes::<Vec<Entry>>(bytes).ok()?;
         let fits = rest.is_empty() && list.len() <= HOSTS_MAX;
@@ -108,7 +106,6 @@ impl Clients {
         ByHost(all)
     }
 
-    /// Returns all clients, for the next host towards the owner.
     pub(crate) fn everywhere(&self) -> ByHost {
         let mut all = self.elsewhere();
         all.0.insert(SPEAKER, self.here.get());
@@ -125,7 +122,6 @@ impl Clients {
         self.here.get()
     }
 
-    /// Begins the wait for the report of the volume's former host.
     pub(crate) fn expect_word(&self, now: Duration) {
         self.awaits_word.set(Some(now));
     }
@@ -163,7 +159,6 @@ impl Clients {
 }
 
 impl Way {
-    /// Takes the other host's report. Reports are numbered, and an older one is ignored.
     pub(crate) fn says(&mut self, number: u64, clients: ByHost) {
         if number < self.said {
             return;

@@ -144,7 +144,6 @@ impl Learner {
         self.news.notify();
     }
 
-    /// Resolves when the other host has sent all sets, had the time to, or cannot send them.
     pub(crate) async fn has_learnt(&self, handle: &Handle, rpc: &RpcChannel) {
         if rpc.capabilities() < Capabilities::Copies {
             return;

@@ -38,7 +38,6 @@ pub struct VolumeCopy {
     buffers: BufferPool,
     machine: RefCell<Copying>,
     next_write: Cell<u64>,
-    /// Writes that wait for the strategy's decision.
     tickets: RefCell<BTreeMap<WriteId, Rc<TicketState>>>,
     notices: mpsc::UnboundedSender<Event>,
     timer: Timer,
@@ -52,7 +51,6 @@ struct TicketState {
     waiter: Cell<Option<Waker>>,
 }
 
-/// The strategy's deadline, and the timer task that sleeps until it.
 #[derive(Default)]
 struct Timer {
     /// The time for which the task is set to wake up; `None` while it sleeps without a deadline.
@@ -69,7 +67,6 @@ struct Behind {
     changed: Signal,
 }
 
-/// A guest write, from its arrival until it has ended.
 pub(crate) struct Ticket<'a> {
     copy: &'a VolumeCopy,
     id: WriteId,
@@ -171,7 +168,6 @@ impl VolumeCopy {
         &self.buffers
     }
 
-    /// Calls `look` with the strategy, for progress.
     pub(crate) fn with_machine<T>(&self, look: impl FnOnce(&mut Copying) -> T) -> T {
         look(&mut self.machine.borrow_mut())
     }
@@ -190,7 +186,6 @@ impl VolumeCopy {
         self.event(VolumeEvent::TargetWritten { write, result });
     }
 
-    /// Passes an event to the strategy, and carries out its actions.
     pub(crate) fn event(&self, event: VolumeEvent) {
         self.machine.borrow_mut().handle_event(self.handle.now(), event);
         self.drain();
@@ -337,7 +332,6 @@ impl Ticket<'_> {
         self.id
     }
 
-    /// Waits for the strategy's decision on the write's route.
     pub(crate) fn route(&self) -> impl Future<Output = Route> + '_ {
         self.state.wait_for(|state| state.route.take())
     }

@@ -90,7 +90,6 @@ impl LocalDriver {
     }
 }
 
-/// The target's half, and the parts for the source's half.
 struct TargetSide {
     driver: TargetDriver,
     source_plan: SourcePlan,
@@ -162,7 +161,6 @@ async fn flush(store: &Rc<dyn BlockDevice>) -> FlushResult {
     }
 }
 
-/// Waits for all of `work`, and returns a text of the failures.
 async fn left_over(work: Vec<LaneFuture<Result<(), ControlFault>>>) -> String {
     let mut faults = Vec::new();
     for done in work {

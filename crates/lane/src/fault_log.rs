@@ -31,7 +31,6 @@ impl FaultLog {
         tracing::warn!(volume = %self.volume, offset, length, %error, unsaid, "a guest's request failed in its store");
     }
 
-    /// Returns whether a line is due, and how many further faults it stands for.
     fn due(&self, now: Duration) -> Option<u64> {
         if self.said.get().is_some_and(|said| now.saturating_sub(said) < INTERVAL) {
             self.unsaid.set(self.unsaid.get() + 1);

@@ -32,7 +32,6 @@ use serde::{Deserialize, Serialize};
 pub struct FencingToken {
     /// The lane that raised it: no two lanes of any hosts have the same.
     life: u64,
-    /// Grows each time that the token is raised.
     number: u64,
 }
 
@@ -43,7 +42,6 @@ impl FencingToken {
     }
 }
 
-/// The result of a change that bears a fencing token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Changed {
     Done,
@@ -58,7 +56,6 @@ pub trait Presence {
     fn is_there(&self) -> bool;
 }
 
-/// A client that never leaves.
 pub(crate) struct Always;
 
 impl Presence for Always {
@@ -90,13 +87,11 @@ impl FencingTokens {
         self.life.set(life);
     }
 
-    /// Returns the present token, for another host.
     pub(crate) fn tell(&self) -> FencingToken {
         self.is_told.set(true);
         FencingToken::new(self.life.get(), self.number.get())
     }
 
-    /// Returns whether a change with this token may be made.
     pub(crate) fn admits(&self, fence: FencingToken) -> bool {
         let is_present = self.is_told.get() && fence == FencingToken::new(self.life.get(), self.number.get());
         is_present || broken(Bug::FenceNotChecked)
@@ -140,17 +135,14 @@ impl FencingTokens {
         self.arrivals.get()
     }
 
-    /// Counts a change of a local client until the entry is dropped.
     pub(crate) fn enter_own(&self) -> Entry {
         self.own.enter()
     }
 
-    /// Counts a forwarded change of a local client until the entry is dropped.
     pub(crate) fn enter_sent_on(&self) -> Entry {
         self.sent_on.enter()
     }
 
-    /// Counts a change of another host's client until the entry is dropped.
     pub(crate) fn enter_forwarded(&self) -> Entry {
         self.forwarded.enter()
     }
@@ -165,7 +157,6 @@ struct Ledger {
     ended: Rc<Signal>,
 }
 
-/// A change in flight, until this is dropped.
 pub(crate) struct Entry {
     count: Rc<Cell<usize>>,
     ended: Rc<Signal>,

@@ -58,7 +58,6 @@ pub struct FillingStore {
     /// The longest wait of a read for a reservoir that does not answer; `None`: no limit.
     wait_max: Cell<Option<Duration>>,
     next_request: Cell<u64>,
-    /// Guests' requests that wait for the core's decision.
     tickets: RefCell<BTreeMap<RequestId, Rc<TicketState>>>,
     /// Fetched data that is not stored yet, with its offset.
     fetched: RefCell<BTreeMap<FetchId, (u64, Buffer)>>,
@@ -81,7 +80,6 @@ enum State {
     Left,
 }
 
-/// The core's deadline, and the timer task that sleeps until it.
 #[derive(Default)]
 struct Timer {
     armed: Cell<Option<Duration>>,
@@ -441,7 +439,6 @@ impl FillingStore {
         }
     }
 
-    /// Calls the core at its deadlines, while the store exists.
     async fn run_timer(me: Weak<Self>, timer: Rc<Timer>, handle: Handle) {
         while !timer.stopped.get() {
             let armed = timer.armed.get();

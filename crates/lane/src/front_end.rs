@@ -26,9 +26,7 @@ pub use nbd::{
     CredentialsError, Encryption, Offer, PassedConnection, PassedSession, ReplyStyle,
 };
 
-/// Accepts the guests of one volume, on the volume's thread.
 pub(crate) trait FrontEnd {
-    /// Returns how many clients are connected.
     fn clients(&self) -> usize;
 
     /// Returns the processes of this host that use the volume, one for each connection, as the kernel reports them.
@@ -43,14 +41,12 @@ pub(crate) trait FrontEnd {
     fn pass(&self, deadline: Duration) -> LaneFuture<(usize, Vec<PassedConnection>)>;
 }
 
-/// What happens to the clients of a lane that ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ClientsAtEnd {
     Closed,
     PassedOn,
 }
 
-/// Begins to accept the guests of a volume, with one front end for each kind of socket.
 pub(crate) fn begin(
     handle: &Handle,
     engine: &Rc<dyn Engine>,

@@ -113,7 +113,6 @@ impl Growing<'_> {
         target.into_iter().chain([(StoreRole::Owner, self.volume.store())]).collect()
     }
 
-    /// Returns the copying, unless its migration has been abandoned since.
     fn target(&self) -> Option<&Rc<VolumeCopy>> {
         let now = self.volume.copy()?;
         self.copy.as_ref().filter(|copy| Rc::ptr_eq(copy, &now))

@@ -63,7 +63,6 @@ pub struct PeerChannel {
     pub events: ChannelEvents,
 }
 
-/// The sending end of a channel to an unknown host.
 struct Nowhere;
 
 impl Channel for Nowhere {
@@ -221,7 +220,6 @@ struct PendingRequest {
     _permit: Option<Permit>,
 }
 
-/// The answer to a call: its decoded head, and its payload.
 pub(crate) struct Answer {
     pub(crate) answered: Answered,
     pub(crate) payload: Bytes,
@@ -237,7 +235,6 @@ pub struct RpcChannel {
     news: Rc<News>,
 }
 
-/// Changes of the peer's state, for tasks that wait for one.
 #[derive(Default)]
 struct News {
     heard: Signal,
@@ -257,7 +254,6 @@ impl News {
 pub(crate) struct Question {
     pub(crate) address: Address,
     pub(crate) operation: Operation,
-    /// `None`: without a token.
     pub(crate) fence: Option<FencingToken>,
 }
 
@@ -369,7 +365,6 @@ impl RpcChannel {
         async move { answered.await.unwrap_or(Err(IoError::Closed)) }
     }
 
-    /// Returns what the peer's present process understands.
     pub(crate) fn capabilities(&self) -> Capabilities {
         self.channel.capabilities()
     }

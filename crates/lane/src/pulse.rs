@@ -47,7 +47,6 @@ pub(crate) struct Pulse {
     /// When the open window began, and when it is to be closed.
     began: Cell<Duration>,
     ends: Cell<Duration>,
-    /// The counters when it began.
     base: RefCell<Window>,
     past: RefCell<VecDeque<Window>>,
 }
@@ -93,7 +92,6 @@ impl Pulse {
         window
     }
 
-    /// Lets windows close by time again.
     pub(crate) fn end_taking(&self) {
         self.ends.set(self.began.get() + WINDOW);
     }

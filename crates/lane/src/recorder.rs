@@ -41,7 +41,6 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Begins to record, with the last few seconds.
     pub(crate) fn begin(
         below: Rc<dyn Control>,
         handle: Handle,
@@ -78,7 +77,6 @@ impl Recorder {
         self.end();
     }
 
-    /// Ends the recording, if it has not ended yet.
     pub(crate) fn end(&self) {
         if !self.ended.replace(true) {
             self.pulse.end_taking();

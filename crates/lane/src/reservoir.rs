@@ -24,7 +24,6 @@ pub struct Reservoir {
     open: RefCell<Option<(MigrationId, Rc<dyn BlockDevice>)>>,
     /// Whether the volume has left: the target keeps what it reads from then on.
     has_left: Cell<bool>,
-    /// Bytes that were read since then.
     served: Cell<Served>,
     /// The limit of background reads in bytes a second; `None`: no limit.
     rate: Cell<Option<u64>>,
@@ -39,7 +38,6 @@ pub struct Reservoir {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Served {
     pub(crate) bytes: u64,
-    /// The part that guests waited for.
     pub(crate) pulled: u64,
 }
 
@@ -76,7 +74,6 @@ impl Reservoir {
         open.as_ref().filter(|(of, _)| *of == migration).map(|(_, store)| Rc::clone(store))
     }
 
-    /// Drops the store: late requests find nothing.
     pub(crate) fn close(&self) {
         self.open.replace(None);
     }
@@ -136,7 +133,6 @@ impl Reservoir {
         Rc::new(ReservoirStore { reservoir: Rc::clone(self), migration, geometry, paced_by })
     }
 
-    /// Waits until `bytes` more may be read in the background.
     async fn take_turn(&self, handle: &Handle, bytes: u64) {
         self.changed.wait_for(|| (!self.rests.get()).then_some(())).await;
         let Some(rate) = self.rate.get() else { return };

@@ -161,7 +161,6 @@ struct Opened {
     filling: Option<Rc<FillingStore>>,
 }
 
-/// The state of a lane on its thread.
 struct Lane {
     handle: Handle,
     engine: Rc<dyn Engine>,
@@ -183,7 +182,6 @@ struct Lane {
     is_growing: Cell<bool>,
 }
 
-/// The migration in progress, if there is one.
 #[derive(Default)]
 struct CurrentMigration {
     driver: RefCell<Option<SourceHandle>>,

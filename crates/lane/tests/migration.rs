@@ -22,7 +22,6 @@ use migration::{CommitFault, MigrationId, PacingSettings, VolumeId};
 
 const SIZE: u64 = 64 << 20;
 
-/// A control plane that remembers its orders.
 #[derive(Default)]
 struct Remembering {
     records: RefCell<Vec<Record>>,

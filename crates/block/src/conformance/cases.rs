@@ -19,7 +19,6 @@ const SECTOR: usize = 512;
 
 const DROPPED: u64 = 20;
 
-/// A new device, and its name in failures.
 pub(super) struct Subject {
     pub(super) device: Rc<dyn BlockDevice>,
     pub(super) scene: String,
@@ -73,7 +72,6 @@ impl Subject {
         }
     }
 
-    /// Checks that requests out of range or misaligned fail with that error, and change nothing.
     pub(super) async fn refusals(&self) {
         let (size, step) = (self.size(), self.step());
         let mut model = Model::new(size);
@@ -95,7 +93,6 @@ impl Subject {
         self.assert_is(&model).await;
     }
 
-    /// Checks that a write after another's completion wins.
     pub(super) async fn overlaps_in_sequence(&self) {
         let mut model = Model::new(self.size());
         let mut random = Random::new(3);
@@ -127,7 +124,6 @@ impl Subject {
         assert_eq!(flushes, [Ok(()); 5], "{}: flushes at once", self.scene);
     }
 
-    /// Checks that among concurrent writes to one place, each sector is one of them.
     pub(super) async fn overlaps_in_flight(&self) {
         let size = self.size() as usize;
         let write = |fill| self.device.write(0, Buffer::copy_of(&vec![fill; size]), Durability::Volatile);
@@ -167,7 +163,6 @@ impl Subject {
     pub(super) async fn dropped_futures(&self) {
         let mut model = Model::new(self.size());
         let pieces = self.pieces();
-        // Dropped requests touch every other piece; those in between must not change.
         let (touched, kept): (Vec<_>, Vec<_>) = pieces.iter().zip(0..).partition(|(_, index)| index % 2 == 0);
         for (range, index) in &kept {
             self.write(&mut model, range.offset, &pattern(*index + 1, range.length), Durability::Volatile)
@@ -199,7 +194,6 @@ impl Subject {
         assert_eq!(self.device.flush().await, Ok(()), "{}", self.scene);
     }
 
-    /// Compares random operations, one after the other, with the model.
     pub(super) async fn random(&self, seed: u64, operations: usize) {
         let mut model = Model::new(self.size());
         let mut random = Random::new(seed);
@@ -303,7 +297,6 @@ impl Subject {
         ByteRange::new(first * step, end - first * step)
     }
 
-    /// Returns the device in aligned pieces, with few enough that a small device is split, too.
     fn pieces(&self) -> Vec<ByteRange> {
         let (size, step) = (self.size(), self.step());
         let length = (size / 64).next_multiple_of(step).max(step.max(SECTOR as u64));
@@ -374,7 +367,6 @@ pub(super) async fn check_read_only(name: &str, device: &dyn BlockDevice) {
     assert_eq!(device.flush().await, Ok(()), "{name}: nothing to flush is no error");
 }
 
-/// Returns bytes that identify their writer, none of them zero.
 fn pattern(number: u64, length: u64) -> Vec<u8> {
     (0..length).map(|index| ((number.wrapping_mul(31) + index / SECTOR as u64) % 255 + 1) as u8).collect()
 }

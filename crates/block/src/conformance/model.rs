@@ -20,7 +20,6 @@ impl Model {
         self.slice_mut(range).fill(0);
     }
 
-    /// Asserts that the device holds `bytes` from `offset` on.
     pub(super) fn assert_same(&self, scene: &str, offset: u64, bytes: &[u8]) {
         let expected = self.slice(ByteRange::new(offset, bytes.len() as u64));
         if let Some(index) = (0..bytes.len()).find(|index| bytes[*index] != expected[*index]) {
@@ -30,7 +29,6 @@ impl Model {
         }
     }
 
-    /// Asserts that extents cover `range`, and that their zeroes are zeroes.
     pub(super) fn assert_allocation(&self, scene: &str, range: ByteRange, extents: &[Extent]) {
         assert_covers(extents, range);
         for extent in extents.iter().filter(|extent| extent.kind != ExtentKind::Data) {

@@ -16,10 +16,8 @@ use crate::error::IoError;
 
 pub(super) type Work = Box<dyn FnOnce() + Send>;
 
-/// A pool of helper threads, grown on demand.
 pub(super) struct Helpers {
     shared: Arc<Shared>,
-    /// Name of the threads, as `top` shows it.
     name: &'static str,
     threads_max: usize,
 }

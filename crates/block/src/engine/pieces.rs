@@ -39,7 +39,6 @@ pub(super) fn send_now(socket: &OwnedFd, pieces: &[IoSlice<'_>]) -> Result<usize
     rustix::net::sendmsg(socket, pieces, &mut SendAncillaryBuffer::default(), flags)
 }
 
-/// Returns the part of `pieces` after the first `sent` bytes.
 pub(super) fn unsent(pieces: &[Buffer], mut sent: usize) -> Vec<IoSlice<'_>> {
     let mut rest = Vec::with_capacity(pieces.len());
     for piece in pieces {

@@ -158,7 +158,6 @@ fn wake_in_time() {
     }
 }
 
-/// Keeps a read on the eventfd in flight.
 fn arm(queue: &mut Queue, wakeup: &Arc<Wakeup>, read: &mut Option<usize>) {
     let is_over = read.is_none_or(|key| queue.take(key, Waker::noop()).is_some());
     if is_over {

@@ -101,7 +101,6 @@ impl ThreadsEngine {
         Box::pin(async move { files.submit(work)?.await.map_err(|_| IoError::Closed)? })
     }
 
-    /// Repeats a non-blocking socket operation until it has a result.
     fn on_socket<T: 'static>(
         &self,
         operation: &'static str,

@@ -22,7 +22,6 @@ const AWAKE: u8 = 0;
 const WAITING: u8 = 1;
 const NOTIFIED: u8 = 2;
 
-/// The part of a driver that other threads use.
 pub(super) struct Wakeup {
     state: AtomicU8,
     /// Blocking: a read on a ring waits for it, instead of failing with EAGAIN.
@@ -30,10 +29,6 @@ pub(super) struct Wakeup {
 }
 
 impl Wakeup {
-    /// Makes the wake-up of a driver that is awake.
-    ///
-    /// # Errors
-    /// The system's error when it has no more descriptors.
     pub(super) fn new() -> rustix::io::Result<Arc<Self>> {
         let eventfd = Arc::new(eventfd(0, EventfdFlags::CLOEXEC)?);
         Ok(Arc::new(Self { state: AtomicU8::new(AWAKE), eventfd }))

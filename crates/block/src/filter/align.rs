@@ -56,7 +56,6 @@ impl Aligner {
 
 struct Shared {
     inner: Rc<dyn BlockDevice>,
-    /// Alignment of the device below, in bytes.
     alignment: u64,
     buffers: BufferPool,
     writes: Rc<RangeLock>,
@@ -164,7 +163,6 @@ impl BlockDevice for Align {
 }
 
 impl Shared {
-    /// The geometry as seen from above, with an alignment of 1 and the present size.
     fn geometry(&self) -> Geometry {
         Geometry { alignment: 1, ..self.inner.geometry() }
     }
@@ -188,7 +186,6 @@ impl Shared {
         Ok(self.blocks_around(range))
     }
 
-    /// Returns the whole blocks within a range, perhaps none.
     fn blocks_within(&self, range: ByteRange) -> ByteRange {
         let start = range.offset.next_multiple_of(self.alignment).min(self.geometry().size);
         let end = if range.end() == self.geometry().size {
@@ -231,7 +228,6 @@ impl Shared {
         self.inner.write(blocks.offset, whole, durability).await
     }
 
-    /// Reads the first block, if `range` begins or ends within it.
     async fn first_edge(&self, blocks: ByteRange, range: ByteRange) -> Result<Option<Buffer>, IoError> {
         let first = ByteRange::new(blocks.offset, self.alignment.min(blocks.length));
         if range.offset == first.offset && range.end() >= first.end() {
@@ -240,7 +236,6 @@ impl Shared {
         self.inner.read(first.offset, self.take(first)).await.map(Some)
     }
 
-    /// Reads the last block, if it is not the first and `range` ends within it.
     async fn last_edge(&self, blocks: ByteRange, range: ByteRange) -> Result<Option<Buffer>, IoError> {
         let start = (blocks.end() - 1) - (blocks.end() - 1) % self.alignment;
         if start == blocks.offset || range.end() == blocks.end() {
@@ -270,7 +265,6 @@ impl Shared {
     }
 }
 
-/// Returns the parts of the extents within a range.
 fn cut(mut extents: Vec<Extent>, range: ByteRange) -> Vec<Extent> {
     for extent in &mut extents {
         let (start, end) = (extent.range.offset.max(range.offset), extent.range.end().min(range.end()));

@@ -90,7 +90,6 @@ impl Delay {
     }
 }
 
-/// Counts a request while it hangs, even if it is dropped.
 struct Hanging<'a> {
     switch: &'a DelaySwitch,
 }
@@ -240,7 +239,6 @@ impl State {
         }
     }
 
-    /// Returns when a request of `length` bytes that came at `now` may continue.
     fn through_at(&mut self, now: Duration, operation: Operation, length: u64) -> Duration {
         let after_latency = now.saturating_add(self.latency[operation as usize]);
         let rates = [(&mut self.rate, length), (&mut self.request_rate, 1)];

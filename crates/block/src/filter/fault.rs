@@ -176,7 +176,6 @@ impl BlockDevice for Fault {
 }
 
 impl State {
-    /// Returns the error and the effect, if the request fails.
     fn verdict(&mut self, operation: Operation, range: Option<ByteRange>) -> Option<(IoError, Effect)> {
         let random = &mut self.random;
         let rule = self.rules.iter_mut().find_map(|rule| {

@@ -123,7 +123,6 @@ impl Debt {
         }
     }
 
-    /// Returns the error that the writer has not learned of.
     fn owed(&self) -> Option<IoError> {
         self.error.get().filter(|_| self.failures.get() > self.told.get())
     }
@@ -245,7 +244,6 @@ mod tests {
 
     const LOST: IoError = IoError::Os { operation: "flush", errno: Errno::IO };
 
-    /// A store whose flushes end when the test says so.
     struct Slow {
         inner: MemoryStore,
         ends: RefCell<VecDeque<oneshot::Receiver<Result<(), IoError>>>>,

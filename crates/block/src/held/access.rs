@@ -19,7 +19,6 @@ pub struct User {
     pub groups: Vec<u32>,
 }
 
-/// Owner, group and mode of each folder above a file.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Passable(Vec<(u32, u32, u32)>);
 

@@ -173,7 +173,6 @@ impl AsFd for Folder {
     }
 }
 
-/// Checks that a name leads to an entry of its folder and nowhere else.
 fn one_name(name: &OsStr) -> io::Result<&OsStr> {
     let is_one = Path::new(name).components().count() == 1
         && Path::new(name).file_name() == Some(name)

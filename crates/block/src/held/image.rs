@@ -52,7 +52,6 @@ impl Held {
         self.status.st_uid
     }
 
-    /// Its owner, in its group alone.
     fn owner_and_group(&self) -> User {
         User { user: self.owner(), groups: vec![self.status.st_gid] }
     }

@@ -13,11 +13,9 @@ use rustix::io::Errno;
 use super::access::Passable;
 use super::{Held, Reach, Unfit};
 
-/// The limit of links in one path, as in the kernel.
 const LINKS_MAX: usize = 40;
 /// Holds an entry of any type without opening it: no pipe is waited for, and no device wakes.
 const HOLD: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// The bits that let users other than the owner write.
 const OTHERS_WRITE: u32 = 0o022;
 /// Entries of a folder belong to their owners only.
 const STICKY: u32 = 0o1000;
@@ -28,7 +26,6 @@ pub(super) enum Last {
     Itself,
 }
 
-/// A folder on the way, with its name in the one above.
 struct Step {
     name: OsString,
     descriptor: OwnedFd,
@@ -36,7 +33,6 @@ struct Step {
     reach: Reach,
 }
 
-/// The folders from the root down to the present position.
 struct Way {
     steps: Vec<Step>,
     left: VecDeque<OsString>,
@@ -107,7 +103,6 @@ impl Way {
         Ok(Step { name, descriptor, status, reach })
     }
 
-    /// Continues at the target of a link.
     fn follow(&mut self, link: &Step) -> io::Result<()> {
         if link.reach == Reach::Others || !is_own_user(link.status.st_uid) {
             return Err(Unfit::Link { link: self.path().join(&link.name) }.into());

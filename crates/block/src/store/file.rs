@@ -118,7 +118,6 @@ impl FileStore {
         Ok(())
     }
 
-    /// Returns the bytes of a request in the body, and the tail's description if some are not.
     fn cut(&self, offset: u64, length: usize) -> (usize, Option<&Arc<OwnedFd>>) {
         let body_end = self.image.body_end(offset + length as u64);
         let in_body = body_end.saturating_sub(offset).min(length as u64) as usize;
@@ -139,7 +138,6 @@ impl FileStore {
         }
     }
 
-    /// Zeroes a range of the image, whether or not it is shown.
     async fn zero_checked(&self, range: ByteRange, mode: ZeroMode) -> Result<(), IoError> {
         if range.length == 0 {
             return Ok(());
@@ -271,7 +269,6 @@ impl Drop for FileStore {
     }
 }
 
-/// Describes a range by the file system's data and holes. May sleep.
 fn extents_of(file: &OwnedFd, range: ByteRange) -> Result<Vec<Extent>, IoError> {
     let mut extents = Vec::new();
     let mut position = range.offset;

@@ -83,7 +83,6 @@ struct Probed {
     size: u64,
     /// `None` if all I/O goes through the page cache.
     direct: Option<Demands>,
-    /// Whether a discard frees space.
     gives_space_back: bool,
 }
 
@@ -253,7 +252,6 @@ impl Image {
         }
     }
 
-    /// Returns the description of all aligned I/O.
     pub(super) fn file(&self) -> &Arc<OwnedFd> {
         &self.file
     }
@@ -293,7 +291,6 @@ impl Image {
         self.io_alignment
     }
 
-    /// Switches to the page cache, for formats whose units are smaller than those of direct I/O.
     pub(super) fn go_buffered(&mut self) -> std::io::Result<()> {
         let flags = rustix::fs::fcntl_getfl(&self.file)?;
         rustix::fs::fcntl_setfl(&self.file, flags - OFlags::DIRECT)?;

@@ -55,10 +55,8 @@ impl fmt::Display for Holder {
     }
 }
 
-/// The result of an attempt to lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Locked {
-    /// The lock is held now.
     Yes,
     /// Another Sterna holds it, or a program that locks whole files.
     ByFlock,

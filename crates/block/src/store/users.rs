@@ -21,7 +21,6 @@ use super::lock::{self, Holder, Locked};
 
 /// The request for a `loop_info64` of `linux/loop.h`, which begins with the device and the inode of the file.
 const LOOP_GET_STATUS64: libc::Ioctl = 0x4C05;
-/// The size of that structure: 232 bytes.
 const LOOP_STATUS_WORDS: usize = 29;
 const BLOCK_DEVICES: &str = "/sys/block";
 
@@ -131,7 +130,6 @@ fn loops_over(devices: &Path, wanted: &rustix::fs::Stat) -> io::Result<Vec<Strin
     Ok(found)
 }
 
-/// Returns device number and inode of the file behind a loop device.
 fn file_behind(device: &str) -> io::Result<(u64, u64)> {
     let device = File::open(device)?;
     let mut status = [0_u64; LOOP_STATUS_WORDS];

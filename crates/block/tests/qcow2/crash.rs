@@ -19,7 +19,6 @@ use crate::tools::{
 
 pub(crate) const SIZE: u64 = 8 << 20;
 const BLOCK: u64 = 4096;
-/// Batches between two flushes.
 pub(crate) const FLUSH_EVERY: u64 = 3;
 /// How many batches the child may be ahead of its last reported flush.
 const AHEAD_MAX: u64 = 4 * FLUSH_EVERY;
@@ -40,7 +39,6 @@ impl Step {
     }
 }
 
-/// Returns the requests of a batch, which do not overlap.
 fn batch(seed: u64, number: u64) -> Vec<Step> {
     let mut random = Random::new(seed * 1_000_003 + number);
     let mut steps: Vec<Step> = Vec::new();
@@ -97,7 +95,6 @@ pub(crate) async fn run_batch(device: &Rc<Qcow2Store>, seed: u64, number: u64) {
     assert!(join_all(requests.collect::<Vec<_>>()).await.iter().all(Result::is_ok));
 }
 
-/// Flushes during the next batches, and reports the acknowledgement.
 fn flush_beside(lane: &Lane, device: &Rc<Qcow2Store>, number: u64) {
     let device = Rc::clone(device);
     lane.handle.spawn(async move {
@@ -136,7 +133,6 @@ fn kill_after(mut writer: Child, flushes: u64) -> u64 {
 
 #[derive(Clone, Debug)]
 struct Allowed {
-    /// The content before the writer began.
     old: bool,
     /// Bytes that requests of the writer fill it with.
     fills: BTreeSet<u8>,
@@ -176,7 +172,6 @@ async fn content(lane: &Lane, path: &Path) -> Vec<u8> {
     bytes
 }
 
-/// Kills writers of one image again and again.
 fn check_kills(cluster_size: u64, rounds: u64) {
     let folder = folder();
     let path = path_in(&folder, "disk.qcow2");

@@ -175,7 +175,6 @@ fn make_varied(path: &Path) {
     run("qemu-io", &["-f", "qcow2", "-c", "write -P 2 300k 64k", text(path)]);
 }
 
-/// Changes one place, mostly where tables are.
 fn damage(bytes: &mut Vec<u8>, random: &mut Random) {
     let length = bytes.len() as u64;
     let entry = (random.below(length.min(1 << 17)) & !7) as usize;
@@ -193,7 +192,6 @@ fn damage(bytes: &mut Vec<u8>, random: &mut Random) {
     bytes.resize(bytes.len().max(1 << 17), 0);
 }
 
-/// Returns how many requests failed.
 async fn use_everything(device: &dyn BlockDevice, access: Access, size: u64, random: &mut Random) -> usize {
     let mut failed = 0;
     let mut count = |is_ok: bool| failed += usize::from(!is_ok);

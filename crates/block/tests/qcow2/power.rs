@@ -195,7 +195,6 @@ enum Start {
 }
 
 impl Start {
-    /// Makes the image; returns its content.
     fn make(self, path: &Path) -> Vec<u8> {
         if let Self::Empty { cluster_size } = self {
             drop(Qcow2Image::create(path, SIZE, &alone(cluster_size)).unwrap());
@@ -219,7 +218,6 @@ impl Start {
     }
 }
 
-/// Works on an image, then cuts the power at many moments, in many ways.
 async fn cut_power(lane: Lane, start: Start, batches: u64, cuts: u64) {
     let folder = folder();
     let path = path_in(&folder, "disk.qcow2");
@@ -255,7 +253,6 @@ async fn cut_power(lane: Lane, start: Start, batches: u64, cuts: u64) {
     }
 }
 
-/// Returns an image's content as QEMU reads it.
 fn content(path: &Path) -> Vec<u8> {
     let raw = path.with_extension("raw");
     run("qemu-img", &["convert", "-f", "qcow2", "-O", "raw", text(path), text(&raw)]);

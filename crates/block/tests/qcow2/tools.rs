@@ -39,7 +39,6 @@ impl Lane {
     }
 }
 
-/// Runs a test body on each available engine; the threads are always available.
 pub(crate) fn on_each_engine<F: Future<Output = ()> + 'static>(body: impl Fn(Lane) -> F) {
     for choice in [EngineChoice::Ring, EngineChoice::Threads] {
         if !on_engine(choice, &body) {
@@ -49,7 +48,6 @@ pub(crate) fn on_each_engine<F: Future<Output = ()> + 'static>(body: impl Fn(Lan
     }
 }
 
-/// Runs a test body on one engine, or reports that it is not available.
 pub(crate) fn on_engine<F: Future<Output = ()> + 'static>(
     choice: EngineChoice,
     body: impl Fn(Lane) -> F,
@@ -80,7 +78,6 @@ pub(crate) fn when_free<T>(mut attempt: impl FnMut() -> Result<T, Qcow2Error>) -
     attempt()
 }
 
-/// Returns whether an image, or one of its chain, is held.
 fn is_held(error: &Qcow2Error) -> bool {
     match error {
         Qcow2Error::Image(error) => matches!(error, ImageError::Locked { .. }),
@@ -148,7 +145,6 @@ pub(crate) fn text(path: &Path) -> &str {
     path.to_str().unwrap()
 }
 
-/// Makes a folder for images on the build's disk.
 pub(crate) fn folder() -> tempfile::TempDir {
     tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap()
 }
@@ -170,7 +166,6 @@ pub(crate) async fn read(device: &dyn BlockDevice, offset: u64, length: usize) -
     device.read(offset, dirty).await.unwrap().as_slice().to_vec()
 }
 
-/// Reproducible pseudo-random numbers.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -208,7 +203,6 @@ pub(crate) async fn work(device: &dyn BlockDevice, model: &mut [u8], seed: u64, 
     }
 }
 
-/// Makes one request; a read expects `before`.
 async fn request(device: &dyn BlockDevice, kind: u64, fill: u8, range: ByteRange, before: Vec<u8>) {
     let data = || Buffer::copy_of(&vec![fill; range.length as usize]);
     let answer = match kind {

@@ -12,7 +12,6 @@ use block::{
 
 use crate::server::{OPTIONS, Server, on_both, store};
 
-/// Runs the suite over servers of a given size from `start`.
 fn check(name: &'static str, sizes: &'static [u64], start: impl Fn(u64) -> Server + Clone + 'static) {
     on_both(move |engine, handle| {
         let start = start.clone();
@@ -31,7 +30,6 @@ fn check(name: &'static str, sizes: &'static [u64], start: impl Fn(u64) -> Serve
     });
 }
 
-/// One block, many, and an end within a block.
 const SIZES: &[u64] = &[4096, 256 << 10, (256 << 10) + 512];
 /// Ends that only a server with a minimum block size of one byte has.
 const ODD_SIZES: &[u64] = &[4095, (96 << 10) + 1];

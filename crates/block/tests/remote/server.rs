@@ -10,7 +10,6 @@ use block::store::remote::{NbdUri, RemoteError, RemoteImage, RemoteOptions};
 use block::{Access, Executor, Handle, RemoteStore};
 use rustix::process::Signal;
 
-/// How long a server may take to start on a busy machine.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Options of tests that do not test waiting.
@@ -29,13 +28,11 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Starts `nbdkit` with these arguments; `{folder}` in them is replaced.
     pub(crate) fn nbdkit(arguments: &[&str]) -> Self {
         let command = ["nbdkit", "--foreground", "--exit-with-parent", "--unix", "{folder}/socket"];
         Self::start(&[&command, arguments].concat())
     }
 
-    /// Starts `qemu-nbd` for a new file in `format`.
     pub(crate) fn qemu_nbd(format: &str, size: u64, arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let disk = folder.path().join("disk");
@@ -90,7 +87,6 @@ impl Server {
         let _ = std::fs::remove_file(self.folder.path().join("socket"));
     }
 
-    /// Replaces an argument for the next start.
     pub(crate) fn change_argument(&mut self, from: &str, to: &str) {
         let argument = self.command.iter_mut().find(|argument| *argument == from).unwrap();
         to.clone_into(argument);
@@ -115,7 +111,6 @@ impl Server {
         }
     }
 
-    /// Continues it after [`Server::hang`].
     pub(crate) fn go_on(&self) {
         self.signal(Signal::CONT);
     }
@@ -171,7 +166,6 @@ fn spawn(command: &[String], folder: &Path) -> Child {
     process.spawn().unwrap_or_else(|error| panic!("install {}: {error}", command[0]))
 }
 
-/// Runs a test on each available engine.
 pub(crate) fn on_both<F: Future<Output = ()> + 'static>(body: impl Fn(Rc<dyn Engine>, Handle) -> F) {
     for choice in [EngineChoice::Ring, EngineChoice::Threads] {
         let Ok((driver, engine)) = engine::open(choice) else {

@@ -16,14 +16,11 @@ use super::xdr::{Decoder, Encoder};
 
 /// libvirt's main program, and the one for calls of its QEMU driver.
 pub(super) const REMOTE: u32 = 0x2000_8086;
-/// See [`REMOTE`].
 pub(super) const QEMU: u32 = 0x2000_8087;
 const VERSION: u32 = 1;
 const CALL: u32 = 0;
 const REPLY: u32 = 1;
-/// The status of a successful call; any other one means an error.
 const OK: u32 = 0;
-/// Bytes before the arguments, with the length.
 const HEADER_BYTES: usize = 28;
 /// The largest message: libvirt's own limit (`VIR_NET_MESSAGE_MAX`, 32 MiB).
 const MESSAGE_BYTES_MAX: usize = 32 << 20;
@@ -34,7 +31,6 @@ const ANSWER_DEADLINE: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Connection {
     socket: PathBuf,
-    /// Absent after an unanswered call: its late answer would be mistaken for another one.
     stream: Mutex<Option<Open>>,
 }
 
@@ -60,10 +56,6 @@ impl Connection {
         &self.socket
     }
 
-    /// Calls a procedure and returns the answer's body.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub(super) async fn call(
         &self,
         program: u32,
@@ -121,7 +113,6 @@ impl Open {
     }
 }
 
-/// Reads libvirt's error; the rest of the message repeats it.
 fn read_error(body: &[u8]) -> LibvirtError {
     let mut decoder = Decoder::new(body);
     let mut read = || {

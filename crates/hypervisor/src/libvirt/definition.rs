@@ -199,7 +199,6 @@ fn read_disk(disk: Node<'_, '_>) -> Option<Disk> {
     })
 }
 
-/// Reads a disk's backing files. libvirt ends a chain that it knows with an empty `<backingStore/>`.
 fn read_chain(disk: Node<'_, '_>) -> Option<Vec<DiskSource>> {
     let mut chain = Vec::new();
     let mut below = child(disk, "backingStore")?;

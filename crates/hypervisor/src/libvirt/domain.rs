@@ -38,7 +38,6 @@ const URI: &str = "qemu:///system";
 const SOCKETS: [&str; 2] = ["/run/libvirt/virtqemud-sock", "/run/libvirt/libvirt-sock"];
 /// `REMOTE_AUTH_NONE`, `REMOTE_AUTH_SASL` and `REMOTE_AUTH_POLKIT`.
 const AUTH_NONE: u32 = 0;
-/// See [`AUTH_NONE`].
 const AUTH_POLKIT: u32 = 2;
 /// The limit of authentication methods in an answer; libvirt has three.
 const AUTH_TYPES_MAX: u32 = 20;
@@ -349,7 +348,6 @@ async fn authenticate(connection: &Connection) -> Result<(), LibvirtError> {
     asked.map(drop)
 }
 
-/// Returns the first arguments of a call about a domain.
 fn about(domain: &Domain) -> Encoder {
     Encoder::default().string(&domain.name).fixed(&domain.uuid).int(domain.id)
 }

@@ -60,7 +60,6 @@ impl LibvirtError {
         matches!(self, Self::Refused { code: NO_DOMAIN, .. })
     }
 
-    /// Returns whether this libvirt does not know the call.
     pub(super) fn is_unsupported(&self) -> bool {
         matches!(self, Self::Refused { code: NO_SUPPORT | NO_PROCEDURE, .. })
     }

@@ -4,7 +4,6 @@ use super::error::LibvirtError;
 
 /// Longest string that is read: libvirt's own limit (`REMOTE_STRING_MAX`, 4 MiB).
 const STRING_BYTES_MAX: usize = 4 << 20;
-/// All fields are padded to a multiple of this.
 const UNIT: usize = 4;
 
 #[derive(Debug, Default)]
@@ -84,7 +83,6 @@ impl<'a> Decoder<'a> {
         Ok(String::from_utf8_lossy(text).into_owned())
     }
 
-    /// Reads a string that may be absent.
     pub(super) fn optional_string(&mut self) -> Result<Option<String>, LibvirtError> {
         if self.unsigned()? == 0 { Ok(None) } else { self.string().map(Some) }
     }

@@ -86,7 +86,6 @@ impl FakeMonitor {
     }
 }
 
-/// Returns whether the connection continues.
 async fn act(stream: &mut BufReader<UnixStream>, reply: Reply, identity: &Value) -> bool {
     let message = match reply {
         Reply::Return(value) => json!({ "return": value, "id": identity }),

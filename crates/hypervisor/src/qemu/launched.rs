@@ -112,7 +112,6 @@ impl Launched {
     }
 }
 
-/// Parses the access of a descriptor; `None`: it cannot be read.
 fn use_told(told: &str) -> Option<Use> {
     let flags = told.lines().find_map(|line| line.strip_prefix("flags:"))?;
     let flags = u32::from_str_radix(flags.trim(), 8).ok()?;

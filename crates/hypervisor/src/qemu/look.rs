@@ -121,7 +121,6 @@ impl Qemu {
         Ok(Look { state, devices, drives, works })
     }
 
-    /// Returns the jobs that are running, or have ended and are not dismissed.
     async fn jobs(&self) -> Result<Vec<String>, HypervisorError> {
         let block_jobs = list(self.ask("query-block-jobs").await?, "query-block-jobs")?;
         let jobs = list(self.ask("query-jobs").await?, "query-jobs")?;
@@ -238,7 +237,6 @@ fn leaf(driver: &str, file: &str) -> Leaf {
     }
 }
 
-/// Returns QEMU's value of a setting in the form of a command.
 fn told(setting: &str, value: &Value) -> Option<String> {
     match (setting, value.as_u64()) {
         // A place on a bus: eight functions in each slot.
@@ -256,7 +254,6 @@ fn file_name(file: &str) -> String {
         .unwrap_or_else(|| file.to_owned())
 }
 
-/// Returns the unix socket and the name of an export, in either spelling.
 pub(crate) fn export(file: &str) -> Option<(PathBuf, String)> {
     if let Some(rest) = file.strip_prefix("nbd+unix://") {
         let (name, query) = rest.trim_start_matches('/').split_once("?socket=")?;

@@ -39,7 +39,6 @@ const THROTTLE_MOST_PERCENT: u8 = 99;
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
 impl Qemu {
-    /// Returns the progress; `None` if QEMU does not answer in time.
     async fn migration_within(&self, deadline: Duration) -> Result<Option<MemoryProgress>, HypervisorError> {
         let deadline = deadline.min(ANSWER_DEADLINE);
         match self.qmp().execute("query-migrate", json!({}), deadline).await {
@@ -69,7 +68,6 @@ struct PathError {
     reason: &'static str,
 }
 
-/// Returns QEMU's name of a stream through a unix socket.
 pub(super) fn address(socket: &Path) -> Result<String, HypervisorError> {
     let refuse = |reason| HypervisorError::Other(PathError { path: socket.to_owned(), reason }.into());
     let path = socket.to_str().ok_or_else(|| refuse("it is not UTF-8"))?;

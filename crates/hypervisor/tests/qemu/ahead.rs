@@ -52,7 +52,6 @@ async fn offer(source: Started, target: Started, relay: Option<&Path>) -> Option
     Some((source, target))
 }
 
-/// Returns the arguments of a VM with memory other than zeroes: a page of those takes nine bytes.
 fn loaded(scene: &Scene) -> [String; 2] {
     let content = scene.path("content");
     std::fs::write(&content, vec![0x5a; CONTENT_BYTES]).unwrap();

@@ -9,7 +9,6 @@ use hypervisor::{
 
 use crate::scene::{DEADLINE, Scene};
 
-/// Brings a transfer to the point where the source waits for the switch-over.
 async fn offer(source: &dyn Hypervisor, target: &dyn Hypervisor, socket: &Path) {
     target.expect_memory(socket, MemoryTransfer::default()).await.unwrap();
     let options = MemoryOptions::for_downtime(DEADLINE);

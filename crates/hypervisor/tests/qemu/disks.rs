@@ -50,7 +50,6 @@ impl Server {
         }
     }
 
-    /// Ends it in order, so that pending writes are completed.
     async fn end(mut self) {
         let process = self.process.id().unwrap().to_string();
         let told = std::process::Command::new("kill").arg(process).status().unwrap();
@@ -59,7 +58,6 @@ impl Server {
 }
 
 impl Started {
-    /// Makes QEMU write to the disk as the guest would.
     async fn write(&self, step: u8) {
         let device = &self.disk().await.device;
         let start = usize::from(step) * STEP_BYTES;

@@ -9,17 +9,14 @@ use hypervisor::{MemoryOptions, MemoryTransfer, MigrationStatus, RunState};
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-/// Longer than any step takes on a busy host.
 pub(super) const DEADLINE: Duration = Duration::from_secs(120);
 pub(super) const DISK_BYTES: u64 = 1 << 20;
 const QEMU: &str = "qemu-system-x86_64";
 
-/// A folder with a disk that all its VMs share.
 pub(super) struct Scene {
     folder: TempDir,
 }
 
-/// A VM and its process, which is killed when this is dropped.
 pub(super) struct Started {
     pub(super) process: Child,
     pub(super) qemu: Qemu,
@@ -77,7 +74,6 @@ impl Scene {
         (source, target)
     }
 
-    /// Brings a transfer to the point where the source waits for the switch-over.
     pub(super) async fn offer(&self, source: &Started, target: &Started) {
         target.qemu.expect_memory(&target.memory, MemoryTransfer::default()).await.unwrap();
         let options = MemoryOptions::for_downtime(Duration::from_millis(300));

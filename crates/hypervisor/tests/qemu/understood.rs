@@ -77,7 +77,6 @@ impl Scene {
         }
     }
 
-    /// Returns the value that Sterna fills into a place.
     fn fill(&self, place: &Variable) -> String {
         match (place.kind.as_str(), place.name.as_str()) {
             ("qmp", _) => self.path("qmp").display().to_string(),
@@ -104,7 +103,6 @@ impl Drop for Scene {
     }
 }
 
-/// The objects of a VM on its host and within itself.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Has {
     /// Drivers that reach something, with its address.
@@ -113,7 +111,6 @@ struct Has {
     character_devices: BTreeSet<String>,
     listens: BTreeSet<String>,
     connections: usize,
-    /// The number of sockets in a network of this host.
     on_networks: usize,
     devices: BTreeSet<String>,
     devices_without_name: usize,
@@ -174,7 +171,6 @@ fn nodes(scene: &Scene, argument: &Argument, has: &mut Has) {
     }
 }
 
-/// Returns the objects of a real QEMU.
 fn real(scene: &Scene, process: u32) -> Has {
     let mut monitor = Monitor::connect(&scene.path("qmp"));
     let mut has = Has::default();

@@ -214,7 +214,6 @@ impl TargetParticipant {
     }
 }
 
-/// Returns the last position of `volumes` volumes.
 fn last_of(volumes: usize) -> VolumeIndex {
     VolumeIndex::all(volumes).last().unwrap_or(VolumeIndex(0))
 }

@@ -163,7 +163,6 @@ pub struct IncomingVolume {
 }
 
 impl Plan {
-    /// Splits the plan into its halves.
     pub(super) fn halves(self) -> (SourcePlan, TargetPlan) {
         let (migration, trial_max) = (self.migration, self.limits.mirror_wait_max);
         let (leaving, coming) = self.volumes.into_iter().map(PlannedVolume::halves).unzip();

@@ -12,7 +12,6 @@ use super::participant::SourceParticipant;
 use crate::REPORT_INTERVAL;
 use crate::control::Report;
 
-/// The limit of the fraction while a volume is incomplete.
 const NEARLY: f64 = 0.999;
 
 impl SourceDriver {
@@ -77,7 +76,6 @@ impl SourceDriver {
             (progress.bytes_missing, progress.fraction) =
                 followed(following, bytes_missing, progress.bytes_synchronised);
         }
-        // Before and after the handover the progress is measured differently.
         progress.fraction = progress.fraction.max(self.fraction.get());
         self.fraction.set(progress.fraction);
         let costs = self.costs();

@@ -71,12 +71,10 @@ pub(crate) enum Event {
     /// A volume's copying has learned of that; its later notices are valid.
     RestartHeard(VolumeIndex),
     SetBandwidth(Option<u64>),
-    /// An event for the copying of every volume.
     Copying(VolumeEvent),
     /// The progress of a volume on another lane.
     Told(VolumeIndex, Box<VolumeProgress>),
     PartGone(VolumeIndex),
-    /// The progress is to be reported at once.
     ReportWanted,
 }
 
@@ -262,7 +260,6 @@ impl SourceDriver {
         }
     }
 
-    /// Handles one event, or a deadline if there was none in time.
     fn step(&mut self, event: Option<Event>) {
         let now = self.handle.now();
         self.source.set_costs(self.costs());

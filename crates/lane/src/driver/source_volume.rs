@@ -33,12 +33,10 @@ use crate::reservoir::Served;
 use crate::shared_storage::HeldLease;
 use crate::stack::{GateMode, Home, Volume};
 
-/// An order of the driver to a volume of its migration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum SourceOrder {
     /// Hold its requests. Report when none is in flight, and when one waits.
     CloseGate(Attempt),
-    /// Release its held requests.
     OpenGate,
     /// Give copied and mirrored data priority over a VM's memory, or not. While the gate is closed they always have priority.
     ShareLink(PriorityBoost),
@@ -70,11 +68,8 @@ pub(crate) struct SourceVolume {
     leaving: OutgoingVolume,
     /// The source's store, for a hand-back; `None` once the image is deleted or renamed.
     source: RefCell<Option<Rc<dyn BlockDevice>>>,
-    /// `None` if the copying has ended.
     copy: RefCell<Option<Rc<VolumeCopy>>>,
-    /// Costs of the copying that has ended.
     costs: RefCell<Costs>,
-    /// Whether the target owns the volume.
     has_left: Cell<bool>,
     rounds: RefCell<Vec<Round>>,
     events: mpsc::UnboundedSender<Event>,
@@ -282,12 +277,10 @@ impl SourceVolume {
         }
     }
 
-    /// Notes the peer's restart, as learned by the volume's own channel, before any later request to the store has ended.
     pub(crate) fn peer_restarted(&self) {
         self.tell_copy(VolumeEvent::TargetRestarted);
     }
 
-    /// Takes the orders of a driver on another lane until it has ended, and reports the progress regularly.
     pub(crate) async fn follow(self: Rc<Self>, mut orders: mpsc::UnboundedReceiver<SourceOrder>) {
         // Dropped even by a panic.
         let _gone = Gone { index: self.index, events: self.events.clone() };
@@ -392,7 +385,6 @@ async fn give_back(lease: Option<Rc<HeldLease>>) -> FlushResult {
     }
 }
 
-/// Reports on drop that a part has ended.
 struct Gone {
     index: VolumeIndex,
     events: mpsc::UnboundedSender<Event>,

@@ -28,7 +28,6 @@ use crate::stack::{GateMode, Home};
 /// Bytes read from the target's store as a trial, before writes are let through.
 const TRIAL_BYTES: u64 = 4096;
 
-/// An order of the driver to a volume of its migration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TargetOrder {
     /// Flush its store before it is promised. A leased image is taken back first.
@@ -53,7 +52,6 @@ pub(crate) enum TargetOrder {
 pub(crate) enum Heard {
     Target(TargetEvent),
     VmDoesNotRun(String),
-    /// The number of changes that were let through before the gate closed.
     Changes(VolumeIndex, u64),
 }
 
@@ -62,7 +60,6 @@ pub(crate) struct TargetVolume {
     handle: Handle,
     buffers: BufferPool,
     coming: IncomingVolume,
-    /// The longest time for its store to answer the first read.
     trial_max: Duration,
     service: Option<Rc<Service>>,
     /// Changes that the gate had let through when it was last opened.
@@ -234,7 +231,6 @@ impl TargetVolume {
     }
 }
 
-/// Opens a leased image as soon as the source's host has closed it.
 async fn take_back(leased: Option<Rc<LeasedImage>>) -> Result<(), IoError> {
     match leased {
         None => Ok(()),
@@ -242,7 +238,6 @@ async fn take_back(leased: Option<Rc<LeasedImage>>) -> Result<(), IoError> {
     }
 }
 
-/// Reports on drop that a part has ended.
 struct Gone {
     index: VolumeIndex,
     events: mpsc::UnboundedSender<Heard>,

@@ -22,7 +22,6 @@ pub(super) struct TicketState {
     pub(super) waiter: Cell<Option<Waker>>,
 }
 
-/// The core's decision on a request.
 #[derive(Clone, Copy)]
 pub(super) enum Word {
     Admitted,
@@ -33,7 +32,6 @@ pub(super) enum Word {
     Flushed(Result<(), StoreFault>),
 }
 
-/// A guest's request, from its arrival until the core's decision.
 struct Ticket<'a> {
     filling: &'a FillingStore,
     id: RequestId,

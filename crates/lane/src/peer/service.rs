@@ -51,9 +51,7 @@ pub struct Service {
     devices: RefCell<BTreeMap<Address, Offered>>,
     /// The peer's reports of the clients that it forwards to volumes here.
     ways: RefCell<BTreeMap<Address, Way>>,
-    /// The devices that may be leased.
     leased: RefCell<BTreeMap<Address, Rc<LeasedImage>>>,
-    /// The devices that may be handed over incomplete.
     filling: RefCell<BTreeMap<Address, Rc<FillingStore>>>,
     /// The receivers of missing sets of copies, for volumes that come from the peer.
     learners: RefCell<BTreeMap<Address, Rc<Learner>>>,
@@ -183,7 +181,6 @@ impl Service {
         Ok(Answered::Done)
     }
 
-    /// Returns the calls of former processes, which a new call has to wait for.
     fn left_behind(&self) -> Vec<Rc<Cell<usize>>> {
         let mut left_behind = self.left_behind.borrow_mut();
         left_behind.retain(|calls| calls.get() > 0);
@@ -438,7 +435,6 @@ fn keeps_promises() -> bool {
     !bugs.into_iter().any(broken)
 }
 
-/// The resource that a call in progress holds.
 enum Held {
     Credit { _credit: Box<dyn Any + Send> },
     Room { held: Rc<Cell<u64>>, bytes: u64 },
@@ -470,7 +466,6 @@ fn origin(question: Question, capabilities: Capabilities) -> Origin<'static> {
     }
 }
 
-/// Checks a range from a peer, which may be anything.
 fn range(offset: u64, length: u64) -> Result<ByteRange, IoError> {
     match offset.checked_add(length) {
         Some(_) => Ok(ByteRange::new(offset, length)),

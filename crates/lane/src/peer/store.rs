@@ -40,7 +40,6 @@ impl PeerStore {
         Self { channel, address, geometry, priority }
     }
 
-    /// Returns the range of a change, and the operations that make it at the peer.
     fn questions(&self, change: Change) -> (ByteRange, Vec<(Operation, Bytes)>) {
         match change {
             Change::Write(offset, data, durability) => {
@@ -204,7 +203,6 @@ pub(super) fn pieces(length: usize) -> impl Iterator<Item = (usize, usize)> {
     starts.map(move |start| (start, PAYLOAD_BYTES_MAX.min(length - start)))
 }
 
-/// The error for an answer that does not fit the call.
 pub(super) fn nonsense() -> IoError {
     IoError::os("understand the other host's answer", rustix::io::Errno::PROTO)
 }

@@ -57,12 +57,9 @@ pub struct PeerVolume {
     told: Cell<u64>,
 }
 
-/// The originator of a change.
 #[derive(Clone)]
 enum Asker {
-    /// A client of this host.
     Client(Rc<dyn Presence>),
-    /// Another host, with the fencing token that it was given.
     Host(FencingToken),
 }
 
@@ -131,7 +128,6 @@ impl PeerVolume {
         }
     }
 
-    /// Sets the size that is offered from here on.
     pub(crate) fn show_size(&self, size: u64) {
         let geometry = self.geometry.get();
         self.geometry.set(Geometry { size: geometry.size.max(size), ..geometry });

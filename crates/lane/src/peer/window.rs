@@ -38,14 +38,12 @@ pub(crate) struct Permit {
     bytes: u64,
 }
 
-/// A place in the queue.
 struct Place<'a> {
     state: &'a State,
     number: u64,
 }
 
 impl Window {
-    /// Waits until the window has room for a piece of `bytes`.
     pub(super) async fn enter(&self, bytes: usize) -> Permit {
         let (state, bytes) = (&self.state, (bytes as u64).clamp(PIECE_BYTES_MIN, WINDOW_BYTES));
         let has_room = || state.used.get() + bytes <= WINDOW_BYTES;

@@ -77,7 +77,6 @@ fn the_end_is_told_once_however_the_recording_ends() {
     }
 }
 
-/// A meter's pulse, and a control plane that remembers.
 struct Scene {
     handle: Handle,
     pulse: Rc<Pulse>,
@@ -161,7 +160,6 @@ fn ended() -> Report {
     Report::Ended { migration: MIGRATION, outcome: Outcome::Cancelled, summary: Summary::default() }
 }
 
-/// Runs a test; returns the recorded reports.
 fn play<F: Future<Output = ()> + 'static>(test: impl FnOnce(Scene) -> F) -> Vec<Recorded> {
     let mut executor = Executor::new(JumpingClock::default());
     let handle = executor.handle();

@@ -124,7 +124,6 @@ impl HeldLease {
         flushed
     }
 
-    /// Closes the image for good: later requests fail.
     pub(crate) fn close(&self) {
         self.enter(State::Closed);
         self.lost.replace(None);

@@ -194,7 +194,6 @@ impl LeasedImage {
         Ok(device)
     }
 
-    /// Opens and locks it, as soon as no other process has it.
     async fn open_while(&self, is_wanted: impl Fn() -> bool) -> Result<Image, IoError> {
         let deadline = self.handle.now() + TAKE_MAX;
         loop {

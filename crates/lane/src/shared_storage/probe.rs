@@ -118,7 +118,6 @@ fn remove(path: &Path) {
     }
 }
 
-/// Removes the files of killed hosts.
 fn sweep(folder: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let entry = entry?;

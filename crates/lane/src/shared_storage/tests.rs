@@ -152,7 +152,6 @@ fn nothing_is_written_when_the_copying_has_ended() {
     });
 }
 
-/// Two ends of a line; the far one has an image that may be leased.
 struct Scene {
     folder: PathBuf,
     handle: Handle,

@@ -26,7 +26,6 @@ use crate::stack::{Access, Again, GateMode, Volume};
 /// to write zeroes takes a second or two for it.
 const CHANGE_STEP_BYTES: u64 = 256 << 20;
 
-/// The origin of a change.
 #[derive(Clone, Copy)]
 pub(crate) enum Origin<'a> {
     Client(&'a LocalClient),
@@ -71,7 +70,6 @@ impl LocalClient {
     }
 }
 
-/// The way by which a client reaches the volume.
 #[derive(Clone, Copy)]
 pub(crate) enum Route<'a> {
     Here(&'a dyn Presence),
@@ -121,13 +119,11 @@ impl Volume {
         gate.look(async |device| device.read(offset, buffer.take()).await, there).await
     }
 
-    /// Flushes, under the same conditions.
     pub(crate) async fn flush(&self, client: &LocalClient) -> Result<(), IoError> {
         let there = async |owner: &PeerVolume| owner.while_there(&*client.presence, owner.flush()).await;
         self.gate().look(async |device| device.flush().await, there).await
     }
 
-    /// Describes a range, under the same conditions.
     pub(crate) async fn allocation(
         &self,
         client: &LocalClient,

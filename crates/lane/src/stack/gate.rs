@@ -53,7 +53,6 @@ struct Below {
     device: Rc<dyn BlockDevice>,
     /// The same device, if it is the volume's owner on another host.
     owner: Option<Rc<PeerVolume>>,
-    /// Requests in this stack that have not ended.
     requests: Rc<Cell<usize>>,
 }
 
@@ -67,10 +66,8 @@ pub(crate) struct Pass {
 /// A request that waits at the gate, until this is dropped.
 struct Waits(Rc<Cell<usize>>);
 
-/// The kinds of requests at the gate.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Access {
-    /// A read or a flush.
     Read,
     Change,
     /// The announcement of a client: admitted like a change, but not counted as one.
@@ -231,7 +228,6 @@ impl Gate {
 }
 
 impl BlockDevice for Gate {
-    /// Returns the geometry of the present stack.
     fn geometry(&self) -> Geometry {
         self.below.borrow().device.geometry()
     }
@@ -255,7 +251,6 @@ impl BlockDevice for Gate {
         Box::pin(self.look(async |device| device.flush().await, async |owner| owner.flush().await))
     }
 
-    /// Returns the answer of the present stack.
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {
         self.below.borrow().device.zeroes_fast(mode)
     }
@@ -289,7 +284,6 @@ impl Below {
 }
 
 impl Pass {
-    /// Returns the top of the stack below.
     pub(crate) fn device(&self) -> &dyn BlockDevice {
         &*self.below.device
     }

@@ -34,7 +34,6 @@ pub struct Counters {
     pub in_flight: Cell<usize>,
 }
 
-/// The meter of one connection; the counters are its volume's.
 pub(crate) struct Meter {
     below: ClientSession,
     counters: Rc<Counters>,

@@ -292,7 +292,6 @@ impl Volume {
         self.gate.holds_a_request()
     }
 
-    /// Admits reads, and holds changes.
     pub(crate) fn open_for_reading(&self) {
         self.gate.set_mode(GateMode::ReadsOnly);
     }

@@ -16,7 +16,6 @@ use crate::handle::{FillingStoreOrder, LaneSettings};
 use crate::peer::head::Address;
 use crate::peer::{CallsOnly, PeerChannel, RpcChannel, Service};
 
-/// Opens the store of an incomplete volume of this host, and continues to fill it.
 pub(super) async fn reopen(
     order: FillingStoreOrder,
     settings: &LaneSettings,

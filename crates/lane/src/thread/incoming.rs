@@ -189,7 +189,6 @@ impl Lane {
         Ok(target)
     }
 
-    /// Lets the volume take part with the driver on another lane.
     fn join_incoming(
         self: &Rc<Self>,
         order: &IncomingOrder,
@@ -250,7 +249,6 @@ impl Lane {
     }
 }
 
-/// Returns a sender to the source's half.
 fn to_source(remote: MigrationId, rpc: &Rc<RpcChannel>) -> SendMessage<ToSource> {
     let rpc = Rc::clone(rpc);
     Box::new(move |message| {

@@ -18,7 +18,6 @@ use crate::resuming::{self, Rhythm};
 const REPORT_TAKES: Duration = Duration::from_millis(1);
 
 impl Lane {
-    /// Begins or continues a migration between two stores of this host.
     pub(super) async fn migrate(
         self: &Rc<Self>,
         order: &MigrationOrder,

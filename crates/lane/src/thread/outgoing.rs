@@ -40,7 +40,6 @@ const VM_WAIT_MAX: Duration = Duration::from_millis(50);
 const BUFFER_BYTES_MAX: u64 = 64 << 20;
 
 impl Lane {
-    /// Begins or continues a migration to another host.
     pub(super) fn leave(
         self: &Rc<Self>,
         order: &OutgoingOrder,
@@ -114,7 +113,6 @@ impl Lane {
         Ok(source)
     }
 
-    /// Lets the volume take part with the driver on another lane.
     fn join_outgoing(
         &self,
         order: &OutgoingOrder,
@@ -267,7 +265,6 @@ fn pacing(near: &PacingSettings, order: &OutgoingOrder) -> PacingSettings {
     }
 }
 
-/// Returns a sender to the target's half.
 fn to_target(migration: MigrationId, rpc: &Rc<RpcChannel>) -> SendMessage<ToTarget> {
     let rpc = Rc::clone(rpc);
     Box::new(move |message| match wire::encode(&Message::ToTarget { migration, message }) {

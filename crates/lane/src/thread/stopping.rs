@@ -70,7 +70,6 @@ impl Lane {
         }
     }
 
-    /// Waits for a handover in progress.
     async fn let_handover_end(&self, deadline: Duration) {
         let undecided =
             self.migration.driver.borrow().as_ref().is_some_and(|driver| !driver.phase().can_be_cancelled());

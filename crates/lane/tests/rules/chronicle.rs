@@ -24,7 +24,6 @@ const GENERATION: Generation = Generation(3);
 const COPY: ReplicaOf = ReplicaOf::Host { host: [1; 32], departure: 3 };
 const MIB: u64 = 1 << 20;
 
-/// A data folder in memory.
 struct Folder {
     handle: Handle,
     kept: RefCell<Option<Kept>>,
@@ -35,7 +34,6 @@ struct Folder {
     doubts: RefCell<u32>,
 }
 
-/// The duration of each operation there.
 const TAKES: Duration = Duration::from_millis(3);
 /// The longest wait of a write for its mark.
 const WAIT_MAX: Duration = Duration::from_secs(1);
@@ -51,14 +49,12 @@ impl Folder {
         })
     }
 
-    /// Returns what a restart finds.
     fn found(&self) -> Option<Kept> {
         let marks = self.marks.borrow().clone();
         self.kept.borrow().clone().map(|kept| kept.with_marks(marks))
     }
 }
 
-/// The folder as a volume's keeper.
 struct FolderKeeper(Rc<Folder>);
 
 impl Keeper for FolderKeeper {
@@ -127,7 +123,6 @@ fn keeps_no_presence() -> LaneFuture<Result<(), NotDurable>> {
     Box::pin(async { Err(NotDurable { detail: "keeps no presence".to_owned() }) })
 }
 
-/// Returns the volume after a start of its daemon.
 fn start(folder: &Rc<Folder>) -> Rc<Volume> {
     start_over(folder, Rc::new(MemoryStore::new(SIZE)))
 }
@@ -148,7 +143,6 @@ fn start_over(folder: &Rc<Folder>, store: Rc<dyn BlockDevice>) -> Rc<Volume> {
     Volume::with_chronicler(VOLUME, chronicler, GENERATION, home, aligner)
 }
 
-/// Writes a block, and returns how long that took.
 async fn write(scene: &Scene, volume: &Volume, offset: u64) -> Duration {
     let began = scene.handle.now();
     let block = Buffer::copy_of(&[7; 4096]);

@@ -10,11 +10,9 @@ use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Growth, Ha
 #[derive(Default)]
 pub(crate) struct GrowthSwitch {
     pub(crate) capacity: Option<u64>,
-    /// The error of preparing, if any.
     pub(crate) fails: Option<IoError>,
     /// The clock and the duration of preparing; `None`: no time.
     pub(crate) takes: Option<(Handle, Duration)>,
-    /// How often a preparation was undone.
     pub(crate) undone: usize,
 }
 

@@ -20,7 +20,6 @@ const ELSEWHERE: HostId = HostId([2; 32]);
 /// Longer than anything here takes that does not wait.
 const MOMENT: Duration = Duration::from_millis(50);
 
-/// A client, and its path into the volume.
 struct Client {
     presence: Rc<Connection>,
     device: Rc<dyn BlockDevice>,
@@ -70,7 +69,6 @@ impl Client {
     }
 }
 
-/// The volume at its owner, and at a host that forwards clients to the owner.
 struct Hosts {
     ends: Ends,
     owner: Rc<Volume>,

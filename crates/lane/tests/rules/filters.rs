@@ -18,7 +18,6 @@ use migration::journal::{Outcome, Record};
 use migration::{VolumeId, VolumeIndex};
 use rustix::io::Errno;
 
-/// A memory store that remembers the durability of each write, and counts flushes.
 struct Durable {
     memory: Rc<MemoryStore>,
     writes: RefCell<Vec<Durability>>,

@@ -38,7 +38,6 @@ struct ComingHome {
     driver: TargetHandle,
     told: Rc<RefCell<Vec<ToSource>>>,
     volume: Rc<Volume>,
-    /// The service for its source.
     service: Rc<Service>,
 }
 
@@ -104,7 +103,6 @@ impl ComingHome {
         self.driver.deliver(ToTarget::Commit { attempt: ATTEMPT, generations });
     }
 
-    /// Writes a block as a client; the cell holds whether that was answered.
     fn write(&self, scene: &Scene, stamp: u8) -> Rc<RefCell<bool>> {
         let (device, answered) = (self.volume.device(), Rc::<RefCell<bool>>::default());
         let done = Rc::clone(&answered);
@@ -159,7 +157,6 @@ async fn source_changes(scene: &Scene, home: &ComingHome) {
     source_asks(scene, home, Operation::Write { offset: 0, durable: false }).await;
 }
 
-/// Sends a call of the source's half over its line.
 async fn source_asks(scene: &Scene, home: &ComingHome, operation: Operation) {
     let (to_service, arrivals) = mpsc::unbounded();
     let channel = RpcChannel::new(Box::new(ToNobody));
@@ -198,7 +195,6 @@ fn a_copy_that_its_source_has_begun_to_change_is_not_promoted_by_force() {
     }
 }
 
-/// Returns the journal's state of the scene's volume once it is promised.
 fn promised(volume: VolumeId) -> MigrationState {
     let migration = MigrationId(1);
     let record = VolumeRecord {

@@ -109,7 +109,6 @@ impl Wire {
     }
 }
 
-/// The events that an end received.
 #[derive(Default)]
 struct Heard(RefCell<Vec<String>>);
 
@@ -173,7 +172,6 @@ impl Ends {
         }
     }
 
-    /// Returns a volume of the far end.
     pub(crate) fn volume(&self, handle: &Handle, volume: VolumeId) -> Rc<PeerVolume> {
         let geometry = self.memory.geometry();
         PeerVolume::new(Rc::clone(&self.near), volume, geometry, handle.clone(), BufferPool::new())
@@ -187,7 +185,6 @@ impl Ends {
         }
     }
 
-    /// Limits the bytes of payload that either end may hold.
     fn limit_to(&self, bytes: usize) {
         self.line.window.set(bytes);
         self.line_back.window.set(bytes);

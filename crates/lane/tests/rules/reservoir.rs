@@ -16,7 +16,6 @@ const BLOCK: usize = 4096;
 /// Longer than any read takes here.
 const MOMENT: Duration = Duration::from_secs(60);
 
-/// Returns the devices for guests' reads and for background reads.
 fn devices(
     scene: &Scene,
     reservoir: &Rc<Reservoir>,
@@ -31,7 +30,6 @@ async fn read(device: &Rc<dyn BlockDevice>) -> Result<(), IoError> {
     device.read(0, BufferPool::new().take(BLOCK)).await.map(drop)
 }
 
-/// Begins to read; the cell holds whether the read has ended.
 fn begin_to_read(scene: &Scene, device: &Rc<dyn BlockDevice>) -> Rc<Cell<bool>> {
     let (is_read, device) = (Rc::<Cell<bool>>::default(), Rc::clone(device));
     let done = Rc::clone(&is_read);

@@ -27,16 +27,13 @@ use migration::strategy::Strategy;
 use migration::{CommitFault, MigrationId, PacingSettings, Phase, Progress, VolumeId};
 
 pub(crate) const SIZE: u64 = 8 << 20;
-/// The generation that the volume begins with.
 pub(crate) const GENERATION: Generation = Generation(3);
-/// Limits of the tests' migrations.
 pub(crate) const LIMITS: TimeLimits = TimeLimits {
     mirror_wait_max: Duration::from_secs(1),
     switch_over_max: Duration::from_millis(500),
     no_progress_max: Duration::from_secs(300),
 };
 
-/// A store that can be made to fail or to hang.
 pub(crate) struct Store {
     pub(crate) device: Rc<dyn BlockDevice>,
     pub(crate) memory: Rc<MemoryStore>,
@@ -55,7 +52,6 @@ pub(crate) struct Scene {
     pub(crate) volume: Rc<Volume>,
 }
 
-/// A control plane that remembers its orders.
 #[derive(Default)]
 pub(crate) struct Remembering {
     pub(crate) records: RefCell<Vec<Record>>,
@@ -63,7 +59,6 @@ pub(crate) struct Remembering {
     pub(crate) retired: RefCell<Vec<ImageLocation>>,
     pub(crate) discarded: RefCell<Vec<ImageLocation>>,
     pub(crate) commits_take: Cell<Duration>,
-    /// The clock of these commits.
     clock: RefCell<Option<Handle>>,
 }
 
@@ -149,7 +144,6 @@ impl Scene {
         }
     }
 
-    /// Waits until a migration has reached a phase, or passed it.
     pub(crate) async fn reach(&self, driver: &SourceHandle, phase: Phase) {
         // Most phases begin and end at one instant of this clock, which moves only when all tasks are idle.
         const LOOKS: u32 = 1000;
@@ -197,7 +191,6 @@ impl Store {
         self.memory.geometry().size
     }
 
-    /// Returns all bytes of the store, past its filters.
     pub(crate) async fn content(&self) -> Vec<u8> {
         let buffer = Buffer::zeroed(usize::try_from(self.memory_size()).unwrap());
         self.memory.read(0, buffer).await.unwrap().as_slice().to_vec()

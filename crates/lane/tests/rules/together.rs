@@ -104,7 +104,6 @@ impl Together {
         (Self { driver: source, told, boosts }, follows)
     }
 
-    /// Waits until the target is asked to prepare; returns the attempt.
     async fn asked(&self, scene: &Scene) -> Attempt {
         loop {
             let found = self.told.borrow().iter().rev().find_map(|message| match message {

@@ -35,7 +35,6 @@ impl FileTable {
         Self { slots, used: 0, accepts: true }
     }
 
-    /// Returns the kernel's name of `file`; registers it if there is room.
     pub(super) fn reference(&mut self, file: &Arc<OwnedFd>, submitter: &Submitter<'_>) -> FileReference {
         if let Some(slot) = self.slot_of(file) {
             return FileReference::Slot(slot as u32);

@@ -41,17 +41,13 @@ const WAKE_UP_MIN: Duration = Duration::from_micros(8);
 /// or nothing to gain.
 const BURST_TIME: Range<Duration> = Duration::from_micros(50)..Duration::from_millis(1);
 
-/// The measurements of a lane's bursts and looks.
 pub(super) struct Looking {
     client: Account,
     disk: Account,
-    /// The recent mean time until the first operation of a burst ended.
     burst_time: Duration,
-    /// The recent mean time for waking up.
     wake_up: Duration,
 }
 
-/// The budget of one kind of look.
 struct Account {
     credit: Duration,
     earned: Duration,
@@ -59,7 +55,6 @@ struct Account {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Expected {
-    /// A client that has all its replies.
     Client,
     Disk,
 }
@@ -71,7 +66,6 @@ pub(super) enum Seen {
     Awake,
 }
 
-/// A wait with a look: sleep first, then poll, then sleep until an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) expected: Expected,
@@ -113,12 +107,10 @@ impl Looking {
         }
     }
 
-    /// Notes how late an uninterrupted sleep ended.
     pub(super) fn woke_up(&mut self, late: Duration) {
         self.wake_up = follow(self.wake_up, late.min(WAKE_UP_MAX));
     }
 
-    /// Notes how long a look took, and whether it found anything.
     pub(super) fn looked(&mut self, expected: Expected, time: Duration, found: bool) {
         let paid = found && self.wake_up >= WAKE_UP_MIN;
         match expected {
@@ -170,7 +162,6 @@ mod tests {
         Duration::from_micros(time)
     }
 
-    /// Returns a lane with full credit, on a disk whose bursts take `burst_time`.
     fn busy(burst_time: Duration) -> Looking {
         let mut looking = Looking::default();
         (0..100).for_each(|_| looking.ended(16, 16, burst_time, Seen::Awake));

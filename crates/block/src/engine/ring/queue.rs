@@ -57,7 +57,6 @@ pub(super) struct Queue {
     /// When the operations in flight began, or when one last ended, if that is later.
     busy_since: Duration,
     closed: bool,
-    /// The last logged failure of `io_uring_enter`.
     complained: Option<i32>,
     /// `None` unless timing was requested.
     timing: Option<Box<Timing>>,
@@ -112,10 +111,6 @@ impl Queue {
         }
     }
 
-    /// Queues an operation and returns its key.
-    ///
-    /// # Errors
-    /// [`IoError::Closed`] once the ring is closed, or the fault of the request.
     pub(super) fn start(&mut self, request: Request, waker: Waker) -> Result<usize, IoError> {
         if self.closed {
             return Err(IoError::Closed);
@@ -365,7 +360,6 @@ impl Queue {
         }
     }
 
-    /// Makes the entry of an operation's remaining work.
     fn entry(&mut self, key: usize) -> Result<squeue::Entry, IoError> {
         let operation = self.operations.get_mut(key).ok_or(IoError::Closed)?;
         let request = operation.request.as_mut().ok_or(IoError::Closed)?;

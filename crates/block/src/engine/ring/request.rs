@@ -33,7 +33,6 @@ pub(super) struct Request {
     file: Arc<OwnedFd>,
     done: usize,
     retries: u32,
-    /// Whether the entry in flight is a poll for readiness, not the operation itself.
     polling: bool,
 }
 
@@ -49,7 +48,6 @@ enum Kind {
     Over,
 }
 
-/// The kernel's `sendmsg` structure: boxed, because the slab of operations moves when it grows.
 struct Message {
     header: libc::msghdr,
     pieces: Vec<libc::iovec>,
@@ -57,7 +55,6 @@ struct Message {
 
 pub(super) enum Outcome {
     Done,
-    /// A buffer, and how many bytes of it were filled.
     Filled(Buffer, usize),
     Connection(OwnedFd),
     /// Cancelled before anything was received or accepted; the buffer, if it had one.
@@ -100,13 +97,11 @@ impl Request {
         Self::new(file, Kind::Receive { buffer })
     }
 
-    /// Makes a send of the part of `pieces` after the first `sent` bytes.
     pub(super) fn send_rest(file: Arc<OwnedFd>, pieces: Vec<Buffer>, sent: usize) -> Self {
         let length = pieces.iter().map(Buffer::len).sum();
         Self { done: sent, ..Self::new(file, Kind::Send { pieces, length, message: None }) }
     }
 
-    /// Makes the read of the eventfd by which other threads end a wait.
     pub(super) fn wakeup(file: Arc<OwnedFd>) -> Self {
         Self::new(file, Kind::Wakeup { count: Box::new([0; 8]) })
     }
@@ -185,7 +180,6 @@ impl Request {
         Ok(entry)
     }
 
-    /// Takes a completion's result; returns the next step.
     pub(super) fn advance(&mut self, result: i32) -> Step {
         let result = match u32::try_from(result) {
             Ok(count) => Ok(count),
@@ -294,7 +288,6 @@ fn transfer_length(length: usize) -> u32 {
 }
 
 impl Message {
-    /// Describes the part of `pieces` after the first `skipped` bytes.
     fn fill(&mut self, pieces: &[Buffer], mut skipped: usize) -> &Self {
         self.pieces.clear();
         for piece in pieces {

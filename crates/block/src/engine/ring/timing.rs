@@ -37,9 +37,7 @@ pub(super) enum Stage {
     Disk,
     /// From then until the future takes the result.
     HandedBack,
-    /// The thread waits for a completion in the kernel.
     Asleep,
-    /// The thread polls for a completion.
     Looking,
 }
 
@@ -103,7 +101,6 @@ impl Timing {
         self.times[stage as usize].add(time);
     }
 
-    /// Logs the histograms, stage by stage; nothing if no file was used.
     pub(super) fn log(&self) {
         if self.times[Stage::Disk as usize].count() == 0 {
             return;

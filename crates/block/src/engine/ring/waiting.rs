@@ -12,7 +12,6 @@ const PAUSES: u32 = 10;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wait {
-    /// Submit, and collect what is there.
     No,
     Forever,
     /// Until one arrives, at most this long.

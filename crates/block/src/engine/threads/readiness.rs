@@ -32,7 +32,6 @@ pub(super) enum Direction {
     Out,
 }
 
-/// An epoll descriptor, and the waiters of each socket.
 pub(super) struct Poller {
     epoll: OwnedFd,
     eventfd: Arc<OwnedFd>,
@@ -50,10 +49,6 @@ struct Waiter {
 }
 
 impl Poller {
-    /// Makes a poller that `eventfd` can wake.
-    ///
-    /// # Errors
-    /// The system's error when it has no more descriptors.
     pub(super) fn new(eventfd: &Arc<OwnedFd>) -> rustix::io::Result<Self> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, eventfd, token(eventfd.as_raw_fd()), epoll::EventFlags::IN)?;
@@ -124,7 +119,6 @@ impl Poller {
         }
     }
 
-    /// Updates the waker of a waiter; `false` if it has been woken.
     fn still_waits(&mut self, descriptor: RawFd, number: u64, waker: &Waker) -> bool {
         let waiters = self.sockets.get_mut(&descriptor).map(Vec::as_mut_slice).unwrap_or_default();
         match waiters.iter_mut().find(|waiter| waiter.number == number) {
@@ -155,7 +149,6 @@ impl Direction {
     }
 }
 
-/// Resolves when a socket is ready, or broken.
 pub(super) struct Ready {
     poller: Rc<RefCell<Poller>>,
     socket: Arc<OwnedFd>,

@@ -101,7 +101,6 @@ fn lengthen(file: &OwnedFd, present: u64, size: u64) -> Result<(), IoError> {
     })
 }
 
-/// Durably cuts a longer file to `size` bytes. May sleep.
 fn cut_off(file: &OwnedFd, size: u64) -> Result<(), IoError> {
     let fail = |errno| IoError::os("set the size", errno);
     let length = rustix::fs::fstat(file).map_err(fail)?.st_size;

@@ -30,7 +30,6 @@ fn a_file_system_without_direct_io_serves_as_well() {
     });
 }
 
-/// Makes a store on a file system without `fallocate` modes.
 fn without_fallocate(image: Image, engine: &Rc<dyn Engine>) -> FileStore {
     let store = FileStore::new(image, Rc::clone(engine));
     store.punch_hole.set(Ability::Missing);

@@ -101,7 +101,6 @@ fn number_of_device(path: &Path) -> Option<u64> {
     metadata.file_type().is_block_device().then(|| metadata.rdev())
 }
 
-/// The attributes of a device in sysfs.
 struct Attributes {
     folder: PathBuf,
 }
@@ -163,7 +162,6 @@ impl Mount {
     }
 }
 
-/// Resolves the escapes of `mountinfo`: `\040` for a space.
 fn unescape(text: &str) -> String {
     let mut parts = text.split('\\');
     let mut plain = parts.next().unwrap_or_default().to_owned();

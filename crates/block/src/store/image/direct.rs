@@ -9,9 +9,7 @@ use crate::device::ALIGNMENT;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Demands {
-    /// The alignment of offsets and lengths.
     pub(super) io_alignment: u32,
-    /// The alignment of memory addresses.
     pub(super) memory_alignment: u32,
 }
 

@@ -38,7 +38,6 @@ fn punches_hole_at(file: &OwnedFd, offset: u64) -> bool {
     rustix::fs::fallocate(file, flags, offset, u64::from(ALIGNMENT)).is_ok()
 }
 
-/// Makes a file in the same file system that vanishes when it is closed.
 fn nameless_beside(file: &OwnedFd, path: &Path) -> Option<OwnedFd> {
     let found = held::find(path).ok()?;
     let folder = Folder::open(found.path().parent()?).ok()?;

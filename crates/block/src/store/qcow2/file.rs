@@ -36,7 +36,6 @@ use crate::store::image::Image;
 /// Writes that begin below this many bytes are of the header.
 const HEADER_LENGTH: u64 = V3_LENGTH as u64;
 
-/// An open file of a lane.
 pub(super) struct LaneFile {
     kind: Kind,
     engine: Rc<dyn Engine>,
@@ -51,20 +50,16 @@ enum Kind {
     Growing(Growing),
 }
 
-/// A file that is written, and grows by that.
 struct Growing {
     image: Image,
     /// Its end: data behind it reads as zeroes. A multiple of direct I/O's alignment.
     end: Cell<u64>,
-    /// The number of completed changes.
     completed: Cell<u64>,
-    /// How many of them are durable.
     durable: Cell<u64>,
     /// Held during a sync, so that other waiters need not sync.
     syncing: Mutex<()>,
     /// Bytes of a cluster: more than direct I/O's alignment of a write.
     cluster_size: u64,
-    /// The place of the first-level table.
     l1: RefCell<Range<u64>>,
     /// The size of the disk for the header, if imago knows a larger one.
     size_to_say: Cell<Option<u64>>,
@@ -100,7 +95,6 @@ impl LaneFile {
         Self { kind: Kind::Growing(growing), engine: Rc::clone(engine) }
     }
 
-    /// Sets the tables to be written before the first-level table.
     pub(super) fn set_tables(&self, tables: &Rc<Tables>) {
         if let Kind::Growing(growing) = &self.kind {
             *growing.tables.borrow_mut() = Rc::downgrade(tables);
@@ -128,7 +122,6 @@ impl LaneFile {
         }
     }
 
-    /// Returns the alignment of writes, in bytes.
     pub(super) fn alignment(&self) -> u32 {
         match &self.kind {
             Kind::Fixed(_) | Kind::Raw(_) => 1,
@@ -293,7 +286,6 @@ impl LaneFile {
         self.sync().await
     }
 
-    /// Returns the alignment of reads, in bytes.
     fn read_alignment(&self) -> u64 {
         match &self.kind {
             Kind::Fixed(_) | Kind::Raw(_) => ALIGNMENT.into(),
@@ -346,7 +338,6 @@ impl Growing {
         (*self.l1.borrow() != l1).then_some(l1)
     }
 
-    /// Counts a completed change that ended at `end`.
     fn changed(&self, end: u64) {
         self.completed.set(self.completed.get() + 1);
         self.end.set(self.end.get().max(end));

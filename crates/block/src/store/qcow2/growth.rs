@@ -23,7 +23,6 @@ use rustix::io::Errno;
 const _: () = assert!(L1_BYTES_MAX < TABLE_MEMORY_MAX / 4);
 
 impl Shared {
-    /// Returns the largest disk that this image can hold.
     pub(super) fn size_max(&self) -> u64 {
         let entries = L1_BYTES_MAX / 8;
         let bytes = entries.saturating_mul(bytes_per_l2(self.cluster_size.trailing_zeros()));
@@ -82,7 +81,6 @@ impl Shared {
         self.tables.top().write_table(0, header).await
     }
 
-    /// Reads the first block of direct I/O.
     async fn first_block(&self) -> Result<Buffer, IoError> {
         let length = self.cluster_size.min(u64::from(ALIGNMENT));
         self.tables.top().read(0, self.engine.buffers().take(length as usize)).await

@@ -217,12 +217,10 @@ impl Header {
     }
 }
 
-/// Returns the first-level entries of a disk of `size` bytes.
 pub(super) fn l1_entries_for(size: u64, cluster_bits: u32) -> u64 {
     size.div_ceil(bytes_per_l2(cluster_bits))
 }
 
-/// Returns the bytes of the disk that one second-level table describes.
 pub(super) fn bytes_per_l2(cluster_bits: u32) -> u64 {
     1 << (2 * cluster_bits - 3)
 }
@@ -279,7 +277,6 @@ fn check_version_3(fields: &Fields<'_>, cluster_bits: u32) -> Result<usize, Head
     Ok(length as usize)
 }
 
-/// Checks the incompatible features of an image.
 fn check_features(features: u64) -> Result<(), HeaderError> {
     const CONVERT: &str = "copy it with `qemu-img convert -O qcow2` first";
     const KNOWN: [(u64, &str, &str); 5] = [

@@ -297,7 +297,6 @@ impl Qcow2Image {
         Ok(())
     }
 
-    /// Returns the most memory that the tables of the chain can take, in bytes.
     fn table_memory(&self) -> u64 {
         let headers = self.backing.iter().filter_map(|layer| layer.header.as_ref());
         let of_image = |header: &Header| {

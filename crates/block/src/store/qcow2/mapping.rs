@@ -142,7 +142,6 @@ impl Tables {
         Ok((says, range.offset + length.min(range.length)))
     }
 
-    /// Reads a compressed range through imago.
     pub(super) async fn unpack(&self, range: ByteRange, mut buffer: Buffer) -> Result<Buffer, IoError> {
         let target = buffer.as_mut_slice().ok_or(IoError::os("read", Errno::INVAL))?;
         let read = self.access.read(target, range.offset).await;
@@ -163,7 +162,6 @@ impl Tables {
 }
 
 impl Piece {
-    /// Returns whether `next` lies behind it on the disk and in the file.
     fn goes_on_with(&self, next: &Self) -> bool {
         let length = self.range.length;
         match (&self.place, &next.place) {

@@ -24,7 +24,6 @@ pub enum Format {
     Other(String),
 }
 
-/// The first bytes of known formats.
 const BEGINNINGS: [(&[u8], &str); 6] = [
     (b"KDMV", "vmdk"),
     (b"# Disk DescriptorFile", "vmdk"),

@@ -233,7 +233,6 @@ impl Growth for Qcow2Store {
 }
 
 impl Shared {
-    /// Fills `buffer`, the disk's content from `start` on, with pieces that cover it.
     pub(super) async fn read_pieces(
         &self,
         pieces: &[Piece],

@@ -37,7 +37,6 @@ const REQUESTS_MAX: usize = 128;
 const RECEIVE_LENGTH: usize = 128 << 10;
 /// Whatever room the start of a head leaves, the rest of it can be received.
 const _: () = assert!(RECEIVE_LENGTH > HEAD_LENGTH_MAX);
-/// Memory for the headers of one batch, in bytes.
 const HEADERS_LENGTH: usize = 4096;
 /// How long a server may take to close a connection after a goodbye.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -47,7 +46,6 @@ pub(super) struct Connection {
     terms: Terms,
     link: Weak<Link>,
     state: RefCell<State>,
-    /// Notified when there is something to send, an answer, or the end.
     changed: Signal,
 }
 
@@ -110,14 +108,12 @@ impl Connection {
         receiver
     }
 
-    /// Returns how many requests wait because of the connection's limit; `None` if it takes no more.
     pub(super) fn load(&self) -> Option<usize> {
         let state = self.state.borrow();
         let load = state.in_flight.len();
         (state.phase == Phase::Open && load < REQUESTS_MAX).then_some(load)
     }
 
-    /// Returns whether block status is supported.
     pub(super) fn describes(&self) -> bool {
         self.terms.allocation.is_some()
     }
@@ -148,7 +144,6 @@ impl Connection {
         }
     }
 
-    /// Sends everything in the queue, then a goodbye, and ends.
     pub(super) fn close(self: Rc<Self>, handle: &Handle) {
         let mut state = self.state.borrow_mut();
         if state.phase != Phase::Open {

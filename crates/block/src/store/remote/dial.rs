@@ -25,7 +25,6 @@ const FURTHER_TIMEOUT: Duration = Duration::from_secs(1);
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 /// How long a TCP connection is idle before it is probed, and between probes.
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
-/// The limit of unanswered probes.
 const PROBES_MAX: u32 = 2;
 
 /// The address and options of an export, for the first and for later connections.
@@ -41,7 +40,6 @@ pub(super) struct Line {
     pub(super) terms: Terms,
 }
 
-/// Connections to one server, all with the same terms.
 pub(super) struct Lines {
     pub(super) first: Line,
     pub(super) further: Vec<Line>,
@@ -119,7 +117,6 @@ fn connect_tcp(host: &str, port: u16, deadline: Instant) -> io::Result<TcpStream
     Err(last)
 }
 
-/// Lets the system notice that the other end is gone.
 fn watch(stream: &TcpStream) -> io::Result<()> {
     let socket = stream.as_fd();
     sockopt::set_socket_keepalive(socket, true)?;
@@ -144,7 +141,6 @@ enum Stream {
 }
 
 impl Stream {
-    /// Returns the bare socket, without the time limits of the negotiation.
     fn into_socket(self) -> io::Result<OwnedFd> {
         self.set_timeouts(None)?;
         Ok(match self {

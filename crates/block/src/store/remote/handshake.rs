@@ -46,7 +46,6 @@ struct Reply {
 }
 
 impl<S: Read + Write> Talk<'_, S> {
-    /// Returns how many zeroes end the reply to `EXPORT_NAME`.
     fn greet(&mut self) -> Result<usize, RemoteError> {
         let greeting: [u8; GREETING_LENGTH] = self.receive()?;
         let mut fields = Fields(&greeting);

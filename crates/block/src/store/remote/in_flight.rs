@@ -15,7 +15,6 @@ const EXTENT_LENGTH: usize = 8;
 #[derive(Debug)]
 pub(super) enum Answer {
     Done,
-    /// The data of a read, complete.
     Data(Buffer),
     /// Extents from the start of the range on: at least one, none of them empty. They may end before or behind the range.
     Extents(Vec<Extent>),
@@ -36,11 +35,9 @@ pub(super) enum Failure {
 
 pub(super) type AnswerSender = oneshot::Sender<Result<Answer, Failure>>;
 
-/// A request with its answer.
 pub(super) struct Completed {
     pub(super) sender: AnswerSender,
     pub(super) result: Result<Answer, Failure>,
-    /// The change, if it was made.
     pub(super) change: Option<Change>,
 }
 
@@ -55,7 +52,6 @@ struct Pending {
     cookie: u64,
     wanted: Wanted,
     change: Option<Change>,
-    /// The first error in the answer.
     error: Option<u32>,
     sender: AnswerSender,
 }
@@ -100,7 +96,6 @@ impl InFlight {
             Request::Change(change) => (Wanted::Nothing, Some(change.clone())),
         };
         let entry = self.pending.vacant_entry();
-        // There are never more than a few hundred entries.
         let cookie = u64::from(self.next) << 32 | entry.key() as u64;
         self.next = self.next.wrapping_add(1);
         entry.insert(Pending { cookie, wanted, change, error: None, sender });
@@ -149,7 +144,6 @@ impl InFlight {
         Ok(position)
     }
 
-    /// Verifies that extents of `context` were requested.
     pub(super) fn announce_extents(&mut self, cookie: u64, context: u32) -> Result<(), Violation> {
         match &mut self.find(cookie)?.wanted {
             Wanted::Extents { context: wanted, begun, .. } if *wanted == context && !*begun => {
@@ -161,7 +155,6 @@ impl InFlight {
         }
     }
 
-    /// Returns the buffer for announced data.
     pub(super) fn data(
         &mut self,
         cookie: u64,
@@ -190,7 +183,6 @@ impl InFlight {
         }
     }
 
-    /// Keeps bytes of announced extents, up to the limit.
     pub(super) fn extents(&mut self, cookie: u64, arrived: &[u8]) -> Result<(), Violation> {
         if let Wanted::Extents { bytes, .. } = &mut self.find(cookie)?.wanted {
             let room = EXTENTS_MAX * EXTENT_LENGTH - bytes.len();
@@ -199,7 +191,6 @@ impl InFlight {
         Ok(())
     }
 
-    /// Ends a request whose answer is complete.
     pub(super) fn finish(&mut self, cookie: u64) -> Result<Completed, Violation> {
         self.find(cookie)?;
         let Pending { wanted, change, error, sender, .. } = self.pending.remove(key_of(cookie));

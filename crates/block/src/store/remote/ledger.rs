@@ -39,7 +39,6 @@ impl Ledger {
         self.entries.push_back(change);
     }
 
-    /// Returns the place behind all present entries.
     pub(super) fn mark(&self) -> Mark {
         Mark(self.first + self.entries.len() as u64)
     }

@@ -60,9 +60,7 @@ pub(super) struct Link {
     flushes_failed: Cell<u64>,
     connected_at: Cell<Duration>,
     pause: Cell<Duration>,
-    /// Whether the task that flushes a full ledger is running.
     relieving: Cell<bool>,
-    /// Notified of a connection, an answer, room in the ledger, or the end.
     changed: Signal,
 }
 
@@ -86,7 +84,6 @@ impl Fate {
 }
 
 impl Link {
-    /// Starts a session on dialled connections.
     pub(super) fn start(dialer: Dialer, lines: Lines, handle: &Handle, engine: &Rc<dyn Engine>) -> Rc<Self> {
         let link = Rc::new_cyclic(|own| Self {
             dialer,
@@ -409,7 +406,6 @@ impl Link {
     }
 }
 
-/// Splits a range into pieces of at most `length` bytes.
 pub(super) fn pieces(range: ByteRange, length: u64) -> impl Iterator<Item = ByteRange> {
     let mut offset = range.offset;
     std::iter::from_fn(move || {

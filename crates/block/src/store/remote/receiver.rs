@@ -17,7 +17,6 @@ const DIRECT_LENGTH_MIN: usize = 32 << 10;
 
 pub(super) struct Receiver {
     state: State,
-    /// Whether replies come in chunks.
     structured: bool,
 }
 
@@ -40,10 +39,8 @@ enum Sink {
 
 /// A part of a read's buffer that is received into.
 pub(super) struct Loan {
-    /// Its window is the part.
     pub(super) buffer: Buffer,
     cookie: u64,
-    /// The window of the whole buffer.
     whole: (usize, usize),
 }
 
@@ -112,7 +109,6 @@ impl Receiver {
         }
     }
 
-    /// Takes the memory back, whose first `length` bytes have arrived.
     pub(super) fn give_back(&mut self, mut loan: Loan, length: usize, in_flight: &mut InFlight) {
         loan.buffer.move_window(loan.whole.0, loan.whole.1);
         in_flight.give_back(loan.cookie, loan.buffer);

@@ -14,18 +14,14 @@ pub(super) const HEAD_LENGTH_MAX: usize = CHUNK_HEADER_LENGTH + 12;
 
 /// Longest accepted list of extents, in bytes; a million of them is more than any server sends.
 const EXTENTS_LENGTH_MAX: u32 = 8 << 20;
-/// Longest message of an error with its offset, in bytes.
 const ERROR_REST_MAX: u32 = STRING_LENGTH_MAX as u32 + 8;
 
-/// A violation of the protocol. It ends the connection.
 pub(super) type Violation = &'static str;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
-    /// The request that is answered.
     pub(super) cookie: u64,
     pub(super) body: Body,
-    /// Whether this completes the request.
     pub(super) is_last: bool,
 }
 
@@ -127,7 +123,6 @@ mod tests {
         bytes
     }
 
-    /// Checks that every shorter start is incomplete, and the whole gives `expected`.
     fn check(bytes: &[u8], head_length: usize, expected: Head) {
         for length in 0..head_length {
             assert_eq!(decode_head(&bytes[..length]), Ok(None), "{length} bytes of {expected:?}");

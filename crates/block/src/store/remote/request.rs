@@ -16,14 +16,12 @@ const ZERO_LENGTH_MAX: u32 = 64 << 20;
 /// Longest range that a server is asked to describe at a time, in bytes. Larger ones are split.
 pub(super) const DESCRIBE_LENGTH_MAX: u32 = 1 << 30;
 
-/// One request, short enough for one command.
 #[derive(Clone, Debug)]
 pub(super) enum Request {
     /// Reads a range; at most [`Terms::payload_max`] bytes.
     Read(ByteRange),
     /// Describes the allocation of a range; at most [`DESCRIBE_LENGTH_MAX`] bytes.
     Describe(ByteRange),
-    /// Makes all answered changes durable.
     Flush,
     /// Changes the content: bytes of at most [`Terms::payload_max`], or at most [`zero_length_max`] zeroes. It can be repeated.
     Change(Change),

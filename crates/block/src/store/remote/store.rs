@@ -39,7 +39,6 @@ use crate::growth::{GrowingGeometry, Growth};
 use crate::range_lock::{Claim, RangeLock};
 use crate::store::image::Access;
 
-/// Pieces of one request that are in flight at the same time.
 const PIECES_IN_FLIGHT_MAX: usize = 8;
 
 /// Extents described one by one; the rest is reported as data, which is always allowed. Bounds the memory of an answer, and
@@ -55,7 +54,6 @@ pub struct RemoteStore {
     answer_deadline: std::time::Duration,
     link: Rc<Link>,
     changes: RangeLock,
-    /// Cleared if the server cannot zero after all.
     zeroes: Cell<bool>,
 }
 
@@ -152,7 +150,6 @@ impl RemoteStore {
         self.zero_checked(range, mode, durability).await
     }
 
-    /// Zeroes a range of the export, whether or not it is shown.
     async fn zero_checked(
         &self,
         range: ByteRange,
@@ -238,7 +235,6 @@ impl RemoteStore {
     }
 }
 
-/// Returns the kind for the bits of an extent. Unallocated ranges with any content count as data.
 fn kind_of(state: u32) -> ExtentKind {
     match (state & allocation::HOLE != 0, state & allocation::ZERO != 0) {
         (true, true) => ExtentKind::Hole,

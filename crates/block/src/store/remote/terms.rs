@@ -12,7 +12,6 @@ pub(super) struct Offer {
     pub(super) flags: u16,
     /// `None`: the server did not say.
     pub(super) block_sizes: Option<BlockSizes>,
-    /// Whether replies come in chunks.
     pub(super) structured: bool,
     /// The number of the allocation context; `None`: there is none.
     pub(super) allocation: Option<u32>,
@@ -25,7 +24,6 @@ pub(super) struct BlockSizes {
     pub(super) maximum: u32,
 }
 
-/// An offer that was accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Terms {
     /// Size in bytes; a multiple of the server's minimum block size.
@@ -36,9 +34,7 @@ pub(super) struct Terms {
     pub(super) minimum_block_size: u32,
     /// Longest read or write in bytes; a multiple of [`ALIGNMENT`].
     pub(super) payload_max: u32,
-    /// Whether replies come in chunks.
     pub(super) structured: bool,
-    /// The number of the allocation context; `None`: there is none.
     pub(super) allocation: Option<u32>,
 }
 

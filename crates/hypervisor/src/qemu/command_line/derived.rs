@@ -265,12 +265,10 @@ impl<'a> Maker<'a> {
         self.derived.command.extend([option.to_owned(), value.to_owned()]);
     }
 
-    /// Records a part that does not go along.
     fn leave(&mut self, what: impl Into<String>) {
         self.derived.left_behind.push(what.into());
     }
 
-    /// Returns a place for a socket or a log in the VM's own folder.
     fn own_place(&mut self, wanted: &str) -> String {
         let number = self.own_places;
         self.own_places += 1;
@@ -278,7 +276,6 @@ impl<'a> Maker<'a> {
         if is_name { format!("{{path:{wanted}}}") } else { format!("{{path:own{number}}}") }
     }
 
-    /// Adds a file that goes along, and returns its place.
     fn file(&mut self, what: &str, path: &str) -> Result<String, Unmovable> {
         let found = self.process.resolve(Path::new(path));
         let found = found.ok_or_else(|| {
@@ -305,7 +302,6 @@ fn refuse(what: String, reason: &'static str) -> Unmovable {
     Unmovable { what, reason }
 }
 
-/// Returns the name by which another host finds the program.
 fn program(file: &Path) -> Result<String, Unmovable> {
     let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
     let name = name.strip_suffix(DELETED).unwrap_or(name);

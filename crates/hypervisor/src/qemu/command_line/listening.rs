@@ -13,9 +13,7 @@ use std::path::{Path, PathBuf};
 
 use super::parser::{Values, parse};
 
-/// The first port of VNC: that of display 0.
 const VNC_PORT: u16 = 5900;
-/// The first port of VNC over WebSocket.
 const VNC_WEBSOCKET_PORT: u16 = 5700;
 const DEBUGGER_PORT: u16 = 1234;
 const ANYWHERE: &str = "0.0.0.0";

@@ -27,7 +27,6 @@ const OPTIONS: [(&str, &str); 8] = [
     ("-usbdevice", "may be a device of this host: use -device with an emulated one"),
 ];
 
-/// Prefixes of devices' names.
 const DEVICES: [(&str, &str); 8] = [
     ("vfio-", "is a device of this host: detach it before, or use an emulated one"),
     ("usb-host", "is a device of this host: detach it before, or use an emulated one"),
@@ -95,7 +94,6 @@ pub fn check(command: &[String]) -> Result<(), Unmovable> {
     Ok(())
 }
 
-/// Checks that a TPM is one that Sterna starts.
 fn check_tpm(command: &[String]) -> Result<(), Unmovable> {
     let arguments = parse(command.get(1..).unwrap_or_default());
     let of = |option: &str| {
@@ -116,7 +114,6 @@ fn check_tpm(command: &[String]) -> Result<(), Unmovable> {
     Ok(())
 }
 
-/// Returns the path of an image that would be left behind.
 fn local_image(values: &Values, option: &str) -> Option<String> {
     let is_read_only = values.is_on("readonly") || values.is_on("read-only");
     // In -blockdev, `file` is the name of a node.

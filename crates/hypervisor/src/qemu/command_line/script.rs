@@ -84,7 +84,6 @@ fn over_image(option: &str, value: &str, images: &[GivenBack]) -> Option<String>
     Some(values.write())
 }
 
-/// Quotes a word for a shell.
 fn quoted(word: &str) -> String {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_./:=,+@%".contains(&byte);
     if !word.is_empty() && word.bytes().all(is_plain) {

@@ -189,7 +189,6 @@ impl Understood {
         self.arguments.iter().any(|argument| argument.option == option)
     }
 
-    /// Checks that the VM has the monitor by which Sterna controls it.
     fn check_monitor(&self) -> Result<(), NotAllowed> {
         if self.has("-qmp") { Ok(()) } else { Err(NotAllowed::malformed("-qmp", "", "is missing")) }
     }
@@ -334,7 +333,6 @@ impl Argument {
     }
 }
 
-/// Checks that a program is one of this host's QEMUs, found by name.
 fn check_program(program: &str) -> Result<(), NotAllowed> {
     let machine = program.strip_prefix(PROGRAM).unwrap_or_default();
     let is_sign = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';

@@ -116,7 +116,6 @@ impl Qemu {
         }
     }
 
-    /// Replaces the child of a named format node.
     async fn reopen(&self, disk: &LocalDisk, node: &str) -> Result<LocalDisk, HypervisorError> {
         let before = format_options(disk, disk.file_node.as_deref().unwrap_or_default());
         let after = format_options(disk, node);
@@ -129,7 +128,6 @@ impl Qemu {
         Ok(led)
     }
 
-    /// Gives the device another format node, which is named from then on.
     async fn set_drive(
         &self,
         disk: &LocalDisk,
@@ -138,7 +136,7 @@ impl Qemu {
     ) -> Result<LocalDisk, HypervisorError> {
         let ours = [FORMAT_NODE, OTHER_FORMAT_NODE].map(|begin| format!("{begin}{number}"));
         let names = below.name.into_iter().chain(ours.iter().map(String::as_str));
-        // One of the two own names is free.
+        // Either own name is free.
         let format_node = names.into_iter().find(|name| *name != disk.node).unwrap_or_default().to_owned();
         let led = LocalDisk {
             node: format_node.clone(),
@@ -166,7 +164,6 @@ impl Qemu {
         Ok(led)
     }
 
-    /// Reads back QEMU's result for a disk's options.
     async fn check(&self, disk: &LocalDisk) -> Result<(), HypervisorError> {
         const COMMAND: &str = "query-named-block-nodes";
         let nodes = self.ask(COMMAND).await?;

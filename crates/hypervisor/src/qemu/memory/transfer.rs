@@ -13,7 +13,6 @@ pub(super) fn channels(transfer: MemoryTransfer) -> u8 {
     transfer.side_streams().max(1)
 }
 
-/// Returns the capabilities for a transfer, on or off.
 pub(super) fn capabilities(transfer: MemoryTransfer) -> impl Iterator<Item = (&'static str, bool)> {
     [(CHANNELS, transfer.side_streams() > 0), (POST_COPY, transfer.mode == MemoryMode::PostCopy)].into_iter()
 }

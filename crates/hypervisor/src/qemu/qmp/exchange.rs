@@ -33,7 +33,6 @@ pub(in crate::qemu) enum Garbled {
     IsSkipped,
 }
 
-/// An exchange of commands and answers. Dropping it ends it.
 #[derive(Debug)]
 pub(in crate::qemu) struct Exchange {
     pub(super) shared: Arc<Shared>,
@@ -132,7 +131,6 @@ impl Drop for Exchange {
     }
 }
 
-/// A command that waits for an answer. Dropping it ends the wait.
 struct Waiting<'a> {
     shared: &'a Shared,
     identity: u64,

@@ -33,7 +33,6 @@ pub(super) struct Refusal {
     pub(super) description: String,
 }
 
-/// A line that is no JSON object.
 #[derive(Debug, thiserror::Error)]
 #[error("it sent a line that is no object of the protocol")]
 pub(super) struct Garbled;

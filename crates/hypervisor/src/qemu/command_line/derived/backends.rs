@@ -31,7 +31,6 @@ const INHERITED: &str = "is an open descriptor that whoever started the VM (such
     has none like it";
 const HOST_DEVICE: &str = "is a device of this host: use a socket";
 
-/// Returns the character devices that only monitors use.
 pub(super) fn of_monitors(arguments: &[Argument]) -> BTreeSet<String> {
     let mut monitors = BTreeSet::new();
     let mut others = BTreeSet::new();
@@ -159,7 +158,6 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// Takes an option that may have its content in a file.
     fn with_file(&mut self, option: &str, value: &str) -> Result<(), Unmovable> {
         let mut values = Values::read(value);
         check_inherited(option, &values)?;

@@ -30,7 +30,6 @@ const OF_DRIVES: [&str; 18] = [
     "snapshot",
     "aio-max-batch",
 ];
-/// Prefixes of further such keys.
 const OF_DRIVES_BELOW: [&str; 4] = ["cache.", "throttling", "bps", "iops"];
 
 #[derive(Default)]
@@ -61,7 +60,6 @@ impl Nodes {
         found
     }
 
-    /// Returns a node and all nodes below it.
     fn below(&self, name: &str) -> BTreeSet<String> {
         let mut below = BTreeSet::from([name.to_owned()]);
         let mut next = vec![name.to_owned()];
@@ -78,7 +76,6 @@ impl Nodes {
 }
 
 impl Maker<'_> {
-    /// Takes a drive, or a short form of one.
     pub(super) fn drive(&mut self, option: &str, value: &str) -> Result<(), Unmovable> {
         let mut values = match option {
             "-drive" => Values::read(value),
@@ -210,7 +207,6 @@ impl Maker<'_> {
         export
     }
 
-    /// Returns whether a path in the command means this file.
     fn is_at(&self, path: &str, file: &Path) -> bool {
         let path = Path::new(path);
         // QEMU has closed it since, and may have changed its folder.

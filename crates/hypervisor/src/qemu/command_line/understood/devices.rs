@@ -43,7 +43,6 @@ pub(super) fn is_known(driver: &str) -> bool {
     DRIVERS.iter().flat_map(|drivers| drivers.split(' ')).any(|known| known == driver)
 }
 
-/// Returns the kind of a device's property; `None`: it is outside of the closed set.
 pub(super) fn property(name: &str) -> Option<Key> {
     let typed = TYPED.iter().find(|(known, _)| *known == name).copied();
     let listed = LISTED.iter().find_map(|(names, kind)| {

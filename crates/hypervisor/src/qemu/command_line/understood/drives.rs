@@ -48,7 +48,6 @@ const OF_FORMATS: &[Key] = &[("file", Of(Node)), ("offset", Size), ("size", Size
 const OF_THROTTLES: &[Key] = &[("throttle-group", Of(Object)), ("file", Of(Node))];
 const OF_NOTHING: &[Key] = &[("size", Size), ("read-zeroes", Switch)];
 
-/// Keys of a drive about its device and its use.
 const OF_DRIVES: &[Key] = &[
     ("if", Words(&["none", "virtio", "ide", "scsi", "sd", "mtd", "floppy", "pflash"])),
     ("bus", Number(255)),
@@ -224,7 +223,6 @@ fn check_export(option: &str, above: &str, said: &Said) -> Result<(), NotAllowed
     ))
 }
 
-/// Checks that a file of this host is only read.
 fn check_read_only(option: &str, file: &str, read_only: &str, said: &Said) -> Result<(), NotAllowed> {
     let Some(Value::Path(path)) = said.get(file) else { return Ok(()) };
     let is_cdrom = matches!(said.get("media"), Some(Value::Word(media)) if media == "cdrom");

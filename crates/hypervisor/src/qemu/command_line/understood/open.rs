@@ -51,7 +51,6 @@ pub(super) fn read<'a>(
     value(option, text, allowed)?.ok_or_else(|| NotAllowed::option(option, lead(text), None))
 }
 
-/// Reads the value of an option; `None`: it is not allowed.
 pub(super) fn value(option: &str, text: &str, allowed: Allowed<'_>) -> Result<Option<Argument>, NotAllowed> {
     let parts = lexer::cut(text).map_err(|fault| NotAllowed::malformed(option, text, &fault))?;
     let pairs: Vec<(String, Option<String>)> = parts

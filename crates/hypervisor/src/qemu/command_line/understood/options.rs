@@ -8,7 +8,6 @@ use super::value::Kind::{
     Switch, SwitchOrAuto, Text, Uuid, Words,
 };
 
-/// A key, and the kind of its value.
 pub(super) type Key = (&'static str, Kind);
 
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +19,6 @@ pub(super) enum Shape {
         implied: &'static str,
         keys: &'static [Key],
     },
-    /// Keys, depending on the word of the first.
     Forms {
         first: &'static str,
         naming: Naming,
@@ -32,7 +30,6 @@ pub(super) enum Shape {
     Processor,
     Property,
     Port,
-    /// The monitor by which Sterna controls the VM.
     Monitor,
 }
 
@@ -382,7 +379,6 @@ const NETWORKS: &[Form] = &[
     Form { words: &["tap"], keys: TAP },
     Form { words: &["hubport"], keys: &[("id", New(Network)), ("hubid", NUMBER), ("netdev", Of(Network))] },
 ];
-/// QEMU's default networks only.
 const OLD_NETWORKS: &[Form] = &[
     Form { words: &["nic"], keys: &[("model", Name), ("macaddr", Mac)] },
     Form { words: &["user"], keys: &[("restrict", Switch)] },

@@ -119,7 +119,6 @@ fn read_keys(
     Ok(said)
 }
 
-/// Returns the word of an option's first key, and its other parts.
 fn formed(option: &str, first: &str, implied: &str, text: &str) -> Result<(String, Vec<Part>), NotAllowed> {
     let mut parts = lexer::cut(text).map_err(|fault| NotAllowed::malformed(option, text, &fault))?;
     let is_first = |(number, part): (usize, &Part)| match part {

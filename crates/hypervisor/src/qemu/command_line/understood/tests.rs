@@ -17,7 +17,6 @@ fn read(text: &str, allowed: Allowed<'_>) -> Result<Understood, NotAllowed> {
     Understood::read(&words(&(monitor.to_owned() + text)), allowed)
 }
 
-/// Returns the written form of these words.
 fn written(text: &str) -> String {
     let understood = read(text, Allowed::default()).unwrap_or_else(|refused| panic!("{text}: {refused}"));
     let written = understood.write();

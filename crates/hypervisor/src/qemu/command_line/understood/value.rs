@@ -10,7 +10,6 @@ use crate::qemu::command_line::template::{Template, Variable};
 
 const NAME_BYTES_MAX: usize = 127;
 
-/// The required kind of a value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Switch,
@@ -37,7 +36,6 @@ pub(super) enum Kind {
     Range,
     /// A keyboard layout: `de`, `en-us`. **N.B.** QEMU would open a file of that name.
     Keyboard,
-    /// A name that is defined here.
     New(Class),
     /// A name that the command defines elsewhere.
     Of(Class),
@@ -177,7 +175,6 @@ impl Kind {
     }
 }
 
-/// Parses a switch in any of QEMU's forms.
 pub(super) fn switch(text: &str) -> Option<bool> {
     match text {
         "on" | "yes" | "true" | "y" => Some(true),
@@ -262,7 +259,6 @@ fn only_place(text: &str, kinds: &[&str]) -> Result<Value, Fault> {
     }
 }
 
-/// Checks that a file of this host may be named.
 pub(super) fn path(text: &str, allowed: Allowed<'_>) -> Result<Value, Fault> {
     // Some of QEMU's parsers accept more than a path: protocols, lists, patterns.
     let is_sign = |sign: char| sign.is_alphanumeric() || "/._-+@~ ".contains(sign);
